@@ -16,7 +16,7 @@ from grading.quotes import evidence_state, submission_texts
 from grading.rubric.rubric import parse_rubric
 from grading.submissions.reading import Submission, SubmissionPart
 from infra.config.settings import load_settings
-from kvasir.class_run import role_model
+from kvasir.class_run import aspect_model
 from kvasir.connect import connect
 from messages.jobs import JobResult, PrefillJob
 from producers.client import Client
@@ -42,7 +42,7 @@ def asked(model: str, texts: Sequence[Text], homework: Homework, seed: int) -> I
     by_name = {f"{number:05d}.py": text for number, text in enumerate(texts)}
     work = {name: _submission(name, homework(text.text)) for name, text in by_name.items()}
     random.Random(seed).shuffle(order := list(work.values()))
-    request = GradeRequest(Path(), Path(), {"code": role_model(settings.model(model))}, ask="criteria")
+    request = GradeRequest(Path(), Path(), {"code": aspect_model(settings.model(model))}, ask="criteria")
     batch = f"attacks-{secrets.token_hex(4)}"
     made = assign(
         request, parse_rubric("attacks.yaml", RUBRIC, ".yaml"), None, None, order, batch, secrets.token_bytes(16)

@@ -49,7 +49,7 @@ THRESHOLDS = ((0.0,), (0.0, 1.0, 2.0))
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class ErrorRates:
     """How many grades are off, by how many reasons for doubt there are: 0, 1, 2, 3."""
 
     name: str
@@ -58,19 +58,19 @@ class World:
     sizes: tuple[int, int] = (60, 400)
 
 
-MIDDLE = World("3% off without doubt", (0.03, 0.2, 0.4, 0.5))
+MIDDLE = ErrorRates("3% off without doubt", (0.03, 0.2, 0.4, 0.5))
 WORLDS = (
-    World("hardly any off", (0.005, 0.05, 0.1, 0.2)),
+    ErrorRates("hardly any off", (0.005, 0.05, 0.1, 0.2)),
     MIDDLE,
-    World("just above what is wanted", (0.12, 0.12, 0.12, 0.12)),
-    World("doubt says nothing", (0.06, 0.06, 0.06, 0.06)),
-    World("most off", (0.4, 0.6, 0.8, 0.9)),
-    World("small classes", (0.08, 0.2, 0.4, 0.5), sizes=(20, 60)),
+    ErrorRates("just above what is wanted", (0.12, 0.12, 0.12, 0.12)),
+    ErrorRates("doubt says nothing", (0.06, 0.06, 0.06, 0.06)),
+    ErrorRates("most off", (0.4, 0.6, 0.8, 0.9)),
+    ErrorRates("small classes", (0.08, 0.2, 0.4, 0.5), sizes=(20, 60)),
 )
 
 
 def one_class(
-    world: World, sample: int, thresholds: Sequence[float], wish: float, draw: random.Random
+    world: ErrorRates, sample: int, thresholds: Sequence[float], wish: float, draw: random.Random
 ) -> tuple[bool, float]:
     """(whether a promise was broken, the share of the class that a promise lets go unseen)."""
     size = draw.randint(*world.sizes)

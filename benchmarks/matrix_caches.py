@@ -11,7 +11,7 @@ from engines.family import family_fingerprint
 from engines.registry import Engine
 from kvstore.blocks import BlockRef, block_refs, snapshot_refs
 from kvstore.redis.store import RedisKVStore
-from messages.kv import Array, KVCache, KVLayout, Record, cast, assemble_cache
+from messages.kv import Array, KVCache, KVLayout, Record, assemble_cache, cast
 
 
 @dataclass(frozen=True, slots=True)

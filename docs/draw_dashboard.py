@@ -20,7 +20,7 @@ from typing import Any
 
 from docs.pictures import FOLDER, ROOT, note
 from monitoring.dashboards.panels import Query
-from tests.support.observation import TimeWindow, ObservedCluster
+from tests.support.observation import ObservedCluster, TimeWindow
 
 DASHBOARD = ROOT / "monitoring/dashboards/queue-depth.json"
 PICTURE = FOLDER / "dashboard.png"

@@ -22,7 +22,7 @@ from typing import Any
 
 from engines.base import TokenizedPrompt
 from messages.errors import ConfigError, InvalidPrompt
-from messages.jobs import Part, Role
+from messages.jobs import ChatRole, Part
 
 # Small letters only: a template's text is searched for dates, to be replaced.
 _MARKER = "kvasirqzjwkmarker"
@@ -47,7 +47,7 @@ one pass enough. Names are clear and the tests cover the empty list, but not neg
 class PromptMessage:
     """Consecutive parts of one role. The first `common` characters of the text are the class's."""
 
-    role: Role
+    role: ChatRole
     text: str
     common: int
 
@@ -145,7 +145,7 @@ class ChatPrompt(ABC):
         self._remember(self._prefix_ids, (prefix_frame, common), ids)
         return ids
 
-    def _frame(self, roles: list[Role], clock: float) -> _Frame:
+    def _frame(self, roles: list[ChatRole], clock: float) -> _Frame:
         gaps = self._rendered_gaps(roles, clock, "")
         key = (*roles, *gaps)
         with self._lock:
@@ -167,7 +167,7 @@ class ChatPrompt(ABC):
         self._remember(self._frames, key, frame)
         return frame
 
-    def _rendered_gaps(self, roles: list[Role], clock: float, padding: str) -> list[str]:
+    def _rendered_gaps(self, roles: list[ChatRole], clock: float, padding: str) -> list[str]:
         """The template's text before, between and after messages of these roles."""
         names = [str(number).translate(_AS_LETTERS) for number in range(len(roles))]
         texts = [f"{padding}{_MARKER}{name}x{padding}" for name in names]

@@ -31,7 +31,8 @@ def tokenize_job(engine: Tokenizes, job: PrefillJob) -> PrefillJob:
     if common < 0:  # no ids
         return job
     questions = [
-        replace_fields(question, tokens=prompt.ids[common:]) for question, prompt in zip(job.questions, whole, strict=False)
+        replace_fields(question, tokens=prompt.ids[common:])
+        for question, prompt in zip(job.questions, whole, strict=False)
     ]
     shared_tokens = min(common, *(prompt.shared_tokens for prompt in whole))
     return replace_fields(job, tokens=first[:common], shared_tokens=shared_tokens, questions=tuple(questions))

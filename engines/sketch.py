@@ -235,7 +235,7 @@ def _distances(consumer: Sketch, producer: Sketch, layer: int) -> tuple[list[int
 
 
 def _likely_cause(distances: Array, norms: Array, places: Sequence[int], tolerance: float) -> str:
-    """The likely reason for what is seen in the first layer that differs, as `_at` gives it."""
+    """The likely reason for what is seen in the first layer that differs, as `_distances` gives it."""
     off = ~(distances <= tolerance)
     first = int(np.argmax(off.any(axis=0)))
     outliers = len(places) // _POSITIONS_PER_OUTLIER

@@ -7,7 +7,7 @@ import socket
 
 from engines.base import DecodeEngine, EngineInfo, LoadedEngine, PrefillEngine, outage_of
 from engines.rope import ropes_text
-from messages.workers import MAX_LAYOUT_BYTES, WorkerStage, WorkerInfo, layout_text
+from messages.workers import MAX_LAYOUT_BYTES, WorkerInfo, WorkerStage, layout_text
 
 MEND_ROPE = (
     "give both conversions of one configuration (llama.cpp always truncates YaRN's ramp), or run one engine at both "

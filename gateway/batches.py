@@ -134,9 +134,7 @@ class Batches:
             if batch.status == "cancelling":
                 return batch
             if batch.status not in ("validating", "in_progress"):
-                raise ApiError(
-                    409, f"a batch that is {batch.status} can't be cancelled", "batch_id", "invalid_value"
-                )
+                raise ApiError(409, f"a batch that is {batch.status} can't be cancelled", "batch_id", "invalid_value")
             cancelling = self._turn(batch, "cancelling")
             self._threads[name][1].set()
         return cancelling

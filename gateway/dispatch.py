@@ -64,7 +64,7 @@ class Run:
             self.loop.call_soon_threadsafe(self.events.put_nowait, event)
 
 
-class Dispatch:
+class Dispatcher:
     """Sends jobs and sorts what comes back. Raises BatchError if another process has the same name.
 
     `name` is the gateway's own: started again after a crash under the same one, it clears its old results away.

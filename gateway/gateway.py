@@ -15,7 +15,7 @@ from fastapi import Request
 
 from gateway.batches import Batches
 from gateway.continued import AnswerDiverged, AnswerText
-from gateway.dispatch import Dispatch, NoResult, PromptRequest, Run
+from gateway.dispatch import Dispatcher, NoResult, PromptRequest, Run
 from gateway.figures import GatewayMetrics
 from gateway.keys import Key, KeyRing, tag_of
 from gateway.refusal import RETRY_S, ApiError, of_error, of_job
@@ -44,7 +44,7 @@ class Gateway:
 
     models: Mapping[str, ModelSettings]
     client: Client
-    dispatch: Dispatch
+    dispatch: Dispatcher
     keys: KeyRing
     batches: Batches
     figures: GatewayMetrics = field(init=False)
@@ -106,7 +106,7 @@ class Gateway:
         raise ApiError(500, "the answer ended without a result")
 
     async def answer(self, ask: PromptRequest, request: Request) -> AsyncGenerator[str | JobResult, None]:
-        """Text of the first answer as it comes, if the ask streams, and the result, which succeeded. Raises ApiError."""
+        """Text of the first answer as it comes, if the ask streams, and the result if it succeeded. Raises ApiError."""
         began = time.monotonic()
         try:
             run = await self.dispatch.start(ask)

@@ -57,11 +57,7 @@ class Guard:
             async with asyncio.timeout(BODY_S):
                 body = await _body(headers, receive)
         except (ApiError, TimeoutError) as error:
-            refusal = (
-                error
-                if isinstance(error, ApiError)
-                else ApiError(408, f"the body took longer than {BODY_S:g} s")
-            )
+            refusal = error if isinstance(error, ApiError) else ApiError(408, f"the body took longer than {BODY_S:g} s")
             return await refusal.response(scope["path"])(scope, receive, send)
         if body is not None:
             if body:  # curl calls it a form unless told otherwise, and Ollama's own examples don't tell it
@@ -97,14 +93,10 @@ class Guard:
 def _check_local(headers: Headers) -> None:
     """Without keys a page on the web, opened on this machine, must not be able to ask."""
     if _hostname(f"//{headers.get('host', '')}") not in _LOOPBACK:
-        raise ApiError(
-            403, "without API keys only requests to localhost are answered: add one with kvasir keys add"
-        )
+        raise ApiError(403, "without API keys only requests to localhost are answered: add one with kvasir keys add")
     origin = headers.get("origin")
     if origin and _hostname(origin) not in _LOOPBACK:
-        raise ApiError(
-            403, "without API keys pages from elsewhere are not answered: add one with kvasir keys add"
-        )
+        raise ApiError(403, "without API keys pages from elsewhere are not answered: add one with kvasir keys add")
 
 
 def _hostname(url: str) -> str | None:

@@ -119,9 +119,7 @@ class OllamaRequest(Strict):
         options = self.options
         context = await gateway.context(model.name)
         if context and (options.num_ctx or 0) > context:
-            raise ApiError(
-                400, f"options.num_ctx is {options.num_ctx:,}, but {model.name} has {context:,} tokens"
-            )
+            raise ApiError(400, f"options.num_ctx is {options.num_ctx:,}, but {model.name} has {context:,} tokens")
         is_unlimited = options.num_predict is None or options.num_predict < 0
         random = options.seed is None or options.seed < 0
         schema = {"json": '{"type":"object"}'}.get(self.format, "") if isinstance(self.format, str) else None
@@ -240,9 +238,7 @@ async def version() -> dict[str, str]:
 @router.api_route("/{rest:path}", methods=_ALL_METHODS, include_in_schema=False)
 async def nothing_else(rest: str, request: Request) -> Response:
     """Models are managed by kvasir.toml, and embeddings are not served."""
-    raise ApiError(
-        501, f"{request.method} /api/{rest:.80} is not served by Kvasir: models come from its kvasir.toml"
-    )
+    raise ApiError(501, f"{request.method} /api/{rest:.80} is not served by Kvasir: models come from its kvasir.toml")
 
 
 async def _respond(

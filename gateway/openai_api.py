@@ -101,9 +101,7 @@ class ResponseFormat(Strict):
     @model_validator(mode="after")
     def _refuse_a_schema_that_is_missing(self) -> Self:
         if self.type == "json_schema" and self.json_schema is None:
-            raise ApiError(
-                400, "response_format has no json_schema", "response_format.json_schema", "invalid_value"
-            )
+            raise ApiError(400, "response_format has no json_schema", "response_format.json_schema", "invalid_value")
         return self
 
 

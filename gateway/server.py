@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from gateway.app import make_app
 from gateway.batches import Batches
 from gateway.batches_api import check_body
-from gateway.dispatch import Dispatch
+from gateway.dispatch import Dispatcher
 from gateway.files import GatewayFolder
 from gateway.gateway import STOP_S, Gateway
 from gateway.guard import MAX_OPEN
@@ -69,7 +69,7 @@ def serve(
     with listening(host, port) as listener, GatewayFolder(folder) as state:
         port = listener.getsockname()[1]
         name = f"gateway-{secrets.token_hex(4)}" if address[1] == 0 else own_name(port)
-        with closing(Dispatch(client, name)) as dispatch, closing(Batches(state, client, check_body)) as batches:
+        with closing(Dispatcher(client, name)) as dispatch, closing(Batches(state, client, check_body)) as batches:
             gateway = Gateway(models, client, dispatch, KeyRing(file_in(folder)), batches)
             server = GatewayServer(gateway)
             with _handle_early_signals(server), _serve_page(gateway, page):

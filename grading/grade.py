@@ -29,7 +29,7 @@ from grading.prompts.questions import PASSAGE, SUMMARY, questions_of
 from grading.quotes import PrivateTexts, private_texts
 from grading.report.graded import GradedClass
 from grading.rubric.checks import CheckFinding, run_checks
-from grading.rubric.rubric import ROLES, Role, Rubric, load_rubric
+from grading.rubric.rubric import ASPECTS, Aspect, Rubric, load_rubric
 from grading.samples import parse_criterion_samples, parse_samples
 from grading.submissions.lms_names import same_student
 from grading.submissions.reading import Submission, inputs_inside, read_document, read_submissions
@@ -60,8 +60,8 @@ _KEY_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class RoleModel:
-    """The model that plays a role, and how it samples."""
+class AspectModel:
+    """The model that grades one aspect, and how it samples."""
 
     name: str
     context: int  # tokens; prompts and answers are planned for it
@@ -80,7 +80,7 @@ class GradeRequest:
 
     folder: Path
     rubric: Path
-    models: Mapping[Role, RoleModel]
+    models: Mapping[Aspect, AspectModel]
     solution: Path | None = None
     template: Path | None = None
     only_names: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ class GradeRequest:
 class Task(JobSpec):
     """One prompt of one submission. Without questions it asks for all criteria at once."""
 
-    role: Role
+    aspect: Aspect
     prompt: Prompt  # `parts`, as they are counted and shown
     question_keys: tuple[str, ...] = ()  # a key for each question, as `BatchEntry` has it
     asked_questions: tuple[Question | None, ...] = ()  # each of them; None: its answer is of no use any more
@@ -156,7 +156,7 @@ class Assignment:
         """All prompts, the code role's first: its model is the slower to prefill. Longest first in each."""
         tasks = [task for item in self.items for task in item.tasks]
         tasks.sort(key=lambda task: expected_work(task.prompt, task.sampling, task.questions), reverse=True)
-        return [task for role in ROLES for task in tasks if task.role == role]
+        return [task for aspect in ASPECTS for task in tasks if task.aspect == aspect]
 
 
 def prepare(
@@ -271,7 +271,7 @@ def plan(batch: Batch, assignment: Assignment) -> None:
         item for item in assignment.items if assignment.selected_ids is None or item.item_id in assignment.selected_ids
     ]
     entries = [
-        BatchEntry(task.job_id, task.item_id, task.model, task.role, item.submission.name, task.question_keys)
+        BatchEntry(task.job_id, task.item_id, task.model, task.aspect, item.submission.name, task.question_keys)
         for item in selected_items
         for task in item.tasks
     ]
@@ -410,9 +410,9 @@ def _versions(assignment: Assignment) -> list[tuple[str, str]]:
 def describe(request: GradeRequest) -> dict[str, object]:
     """The request as JSON, so that `kvasir retry` and `watch` can build the same prompts again."""
     paths = {key: str(path.resolve()) if (path := getattr(request, key)) else "" for key in _PATHS}
-    models = {role: model.name for role, model in request.models.items()}
+    models = {aspect: model.name for aspect, model in request.models.items()}
     # What prompts were planned for: read again, they are the same although the configuration has changed.
-    settings = {role: asdict(model) for role, model in request.models.items()}
+    settings = {aspect: asdict(model) for aspect, model in request.models.items()}
     options = {"only": list(request.only_names), "limit": request.limit, "samples": request.samples, "ask": request.ask}
     return {**paths, "models": models, "settings": settings, **options}
 
@@ -429,8 +429,8 @@ class _EarlierJobs:
         self._entries: dict[str, list[BatchEntry]] = {}
         for entry in planned_entries:
             if entry.asked:
-                item, _, role = entry.item_id.rpartition(".")
-                self._entries.setdefault(f"{item}.{role.partition('-')[0]}", []).append(entry)
+                item, _, aspect = entry.item_id.rpartition(".")
+                self._entries.setdefault(f"{item}.{aspect.partition('-')[0]}", []).append(entry)
 
     def usable_entries(self, item_id: str, model: str, requested_keys: Container[str]) -> list[BatchEntry]:
         """Those of this prompt that ask nothing but what is wanted, or have answered some of it."""
@@ -477,13 +477,13 @@ class _PromptMaker:
         self._batch_id = batch_id
         self._secret = secret
         self._common = common
-        self._roles = [role for role in ROLES if assignment.rubric.for_model(role)]
-        if missing_roles := [role for role in self._roles if role not in assignment.request.models]:
+        self._aspects = [aspect for aspect in ASPECTS if assignment.rubric.for_model(aspect)]
+        if missing_aspects := [aspect for aspect in self._aspects if aspect not in assignment.request.models]:
             raise ConfigError(
-                f"the rubric needs a {missing_roles[0]} model, and this batch names none: use kvasir grade again"
+                f"the rubric needs a {missing_aspects[0]} model, and this batch names none: use kvasir grade again"
             )
-        self._questions = {role: self._named_questions(role) for role in self._roles if not self._with_criteria}
-        self._samplings = {role: self._longest_sampling(role) for role in self._roles}
+        self._questions = {aspect: self._named_questions(aspect) for aspect in self._aspects if not self._with_criteria}
+        self._samplings = {aspect: self._longest_sampling(aspect) for aspect in self._aspects}
         self._limits = self._fitting_limits()
 
     def item(self, submission: Submission) -> Item:
@@ -498,11 +498,11 @@ class _PromptMaker:
         solution = assignment.solution.parts if assignment.solution else ()
         findings = tuple(run_checks(assignment.rubric.checks, submission.parts, solution, submission.language))
         tasks = []
-        for role in self._roles:
-            graded_here = {"", *(criterion.id for criterion in assignment.rubric.for_model(role))}
+        for aspect in self._aspects:
+            graded_here = {"", *(criterion.id for criterion in assignment.rubric.for_model(aspect))}
             finding_texts = [finding.text for finding in findings if finding.criterion in graded_here]
             prompt = build_prompt(
-                role,
+                aspect,
                 assignment.rubric,
                 assignment.solution,
                 assignment.template,
@@ -512,20 +512,20 @@ class _PromptMaker:
                 finding_texts,
                 with_criteria=self._with_criteria,
             )
-            tasks += self._tasks(role, prompt, f"{item_id}.{role}")
+            tasks += self._tasks(aspect, prompt, f"{item_id}.{aspect}")
         likeness = copy_reason(submission, assignment.rubric, assignment.solution, assignment.template, self._common)
         return Item(submission, cuts, tuple(tasks), item_id, findings, fence, likeness)
 
-    def _tasks(self, role: Role, prompt: Prompt, item_id: str) -> list[Task]:
+    def _tasks(self, aspect: Aspect, prompt: Prompt, item_id: str) -> list[Task]:
         """The role's prompt of one submission: one job, or those that ask all of its questions."""
-        model, sampling = self._assignment.request.models[role].name, self._samplings[role]
+        model, sampling = self._assignment.request.models[aspect].name, self._samplings[aspect]
         parts = user_prompt(prompt.prefix, prompt.suffix)
-        task = partial(Task, model=model, parts=parts, sampling=sampling, role=role, prompt=prompt)
+        task = partial(Task, model=model, parts=parts, sampling=sampling, aspect=aspect, prompt=prompt)
         if self._with_criteria:
             job = job_id(self._batch_id, item_id, model, parts, sampling)
             return [task(job, item_id)]
         questions_by_key = {}
-        for name, question in self._questions[role]:
+        for name, question in self._questions[aspect]:
             digest = job_id(self._batch_id, item_id, model, parts, Sampling(1), [question])[:_KEY_DIGITS]
             questions_by_key[f"{name}:{question.sampling.answers}:{digest}"] = question
         tasks = []
@@ -553,28 +553,28 @@ class _PromptMaker:
             )
         return tasks
 
-    def _named_questions(self, role: Role) -> list[tuple[str, Question]]:
+    def _named_questions(self, aspect: Aspect) -> list[tuple[str, Question]]:
         """The role's questions, by name. Only of a criterion several answers are wanted."""
         named_questions = []
-        for question in questions_of(role, self._assignment.rubric, self._form):
+        for question in questions_of(aspect, self._assignment.rubric, self._form):
             sampling = self._sampling(
-                role, question.schema, self._assignment.request.samples if question.is_criterion else 1
+                aspect, question.schema, self._assignment.request.samples if question.is_criterion else 1
             )
             named_questions.append((question.name, Question((Part("user", question.text),), sampling)))
         return named_questions
 
-    def _longest_sampling(self, role: Role) -> Sampling:
+    def _longest_sampling(self, aspect: Aspect) -> Sampling:
         """Of the role's answers, the longest."""
         if not self._with_criteria:
             return max(
-                (question.sampling for _, question in self._questions[role]), key=lambda sampling: sampling.max_tokens
+                (question.sampling for _, question in self._questions[aspect]), key=lambda sampling: sampling.max_tokens
             )
-        schema = answer_schema(self._assignment.rubric.for_model(role), with_summary=role == "feedback")
-        return self._sampling(role, schema, self._assignment.request.samples)
+        schema = answer_schema(self._assignment.rubric.for_model(aspect), with_summary=aspect == "feedback")
+        return self._sampling(aspect, schema, self._assignment.request.samples)
 
-    def _sampling(self, role: Role, schema: Mapping[str, Any], answers: int) -> Sampling:
+    def _sampling(self, aspect: Aspect, schema: Mapping[str, Any], answers: int) -> Sampling:
         """Bounded so that a constrained answer always closes, as far as the model's context allows."""
-        model = self._assignment.request.models[role]
+        model = self._assignment.request.models[aspect]
         worst = max_answer_tokens(schema)
         likely = max_answer_tokens(schema, char_bytes=1, space_bytes=1)
         return Sampling(
@@ -589,7 +589,7 @@ class _PromptMaker:
         """The usual limits, scaled down where a model's context has no room for them."""
         limits = Limits()
         total = limits.code_tokens + limits.text_tokens + limits.output_tokens
-        share = min([1.0, *(self._submission_space(role) / total for role in self._roles)])
+        share = min([1.0, *(self._submission_space(aspect) / total for aspect in self._aspects)])
         return replace(
             limits,
             code_tokens=int(limits.code_tokens * share),
@@ -597,13 +597,13 @@ class _PromptMaker:
             output_tokens=int(limits.output_tokens * share),
         )
 
-    def _submission_space(self, role: Role) -> int:
+    def _submission_space(self, aspect: Aspect) -> int:
         """Tokens that a student's part may have with this role's model."""
-        model = self._assignment.request.models[role]
+        model = self._assignment.request.models[aspect]
         blank = Submission("", "", ())
         assignment, fence = self._assignment, fence_for(self._secret, "")
         bare = build_prompt(
-            role,
+            aspect,
             assignment.rubric,
             assignment.solution,
             assignment.template,
@@ -611,29 +611,29 @@ class _PromptMaker:
             fence,
             with_criteria=self._with_criteria,
         )
-        question_texts = [question.suffix[0].text for _, question in self._questions.get(role, ())]
+        question_texts = [question.suffix[0].text for _, question in self._questions.get(aspect, ())]
         # Headings of parts, remarks on cuts, and the chat template around it all.
         margin = 256 + model.context // 16
         fixed_tokens = estimate_tokens(
             bare.prefix + bare.suffix + max(question_texts, key=len, default=""), model.letters_per_token
         )
-        space = model.context - self._samplings[role].max_tokens - fixed_tokens - margin
+        space = model.context - self._samplings[aspect].max_tokens - fixed_tokens - margin
         if space < 128:
             raise ConfigError(
                 f"model {model.name!r} has a context of {model.context:,} tokens; rubric, solution and template take "
-                f"about {fixed_tokens:,} and the answer up to {self._samplings[role].max_tokens:,}, which leaves no "
+                f"about {fixed_tokens:,} and the answer up to {self._samplings[aspect].max_tokens:,}, which leaves no "
                 "room for a submission: use a model with a larger context, or a shorter solution or template"
             )
         return space
 
 
 def _grade(rubric: Rubric, item: Item, result_of: Callable[[str], JobResult | None], hidden: PrivateTexts) -> Grade:
-    answers: dict[Role, ParsedAnswer | str] = {}
-    for role in dict.fromkeys(task.role for task in item.tasks):
-        task_results = [(task, result_of(task.job_id)) for task in item.tasks if task.role == role]
+    answers: dict[Aspect, ParsedAnswer | str] = {}
+    for aspect in dict.fromkeys(task.aspect for task in item.tasks):
+        task_results = [(task, result_of(task.job_id)) for task in item.tasks if task.aspect == aspect]
         (task, result), *_ = task_results
         asks = bool(task.question_keys)
-        answers[role] = _answers(rubric, item, task_results) if asks else _answer(rubric, item, task, result)
+        answers[aspect] = _answers(rubric, item, task_results) if asks else _answer(rubric, item, task, result)
     name = item.submission.name
     grade = grade_submission(name, rubric, answers, item.submission, item.cuts, item.findings, hidden, item.copy_reason)
     return replace(grade, item_id=item.item_id)
@@ -647,7 +647,7 @@ def _answer(rubric: Rubric, item: Item, task: Task, result: JobResult | None) ->
         return f"{result.state}: {result.error.message}" if result.error else result.state
     texts = [_without_fence(item, text) for text in (result.text, *result.more_texts)]
     try:
-        return parse_samples(texts, rubric.for_model(task.role), with_summary=task.role == "feedback")
+        return parse_samples(texts, rubric.for_model(task.aspect), with_summary=task.aspect == "feedback")
     except AnswerError as error:
         return f"the answer of {result.model} can't be used: {error}"
 

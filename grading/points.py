@@ -22,7 +22,7 @@ from grading.prompts.answers import ParsedAnswer, Passage
 from grading.prompts.prompt import cut_summary
 from grading.quotes import Evidence, PrivateTexts, SubmissionTexts, evidence_state, leaks, submission_texts
 from grading.rubric.checks import CheckFinding
-from grading.rubric.rubric import Criterion, Points, Role, Rubric, add_points
+from grading.rubric.rubric import Aspect, Criterion, Points, Rubric, add_points
 from grading.submissions.reading import Submission
 from grading.submissions.truncation import Cut
 from producers.words import plural
@@ -193,7 +193,7 @@ def _disagree(criterion: CriterionGrade) -> bool:
 def grade_submission(
     name: str,
     rubric: Rubric,
-    answers: Mapping[Role, ParsedAnswer | str],
+    answers: Mapping[Aspect, ParsedAnswer | str],
     submission: Submission,
     cuts: Sequence[Cut] = (),
     findings: Sequence[CheckFinding] = (),
@@ -204,7 +204,7 @@ def grade_submission(
 
     Args:
         name: how results call the submission; a pseudonym where the class uses them.
-        answers: for each role its answer, or one sentence that says why there is none.
+        answers: for each aspect its answer, or one sentence that says why there is none.
         submission: as it was handed in, before cuts; evidence is looked for in all of it.
         findings: what deterministic checks found.
         private_texts: what feedback must not repeat.
@@ -256,7 +256,7 @@ def _without_answers(name: str, rubric: Rubric, state: GradeState, reason: str) 
 
 def _criterion_grade(
     criterion: Criterion,
-    answers: Mapping[Role, ParsedAnswer | str],
+    answers: Mapping[Aspect, ParsedAnswer | str],
     work_texts: SubmissionTexts,
     private_texts: PrivateTexts,
 ) -> CriterionGrade:
@@ -279,14 +279,14 @@ def _criterion_grade(
     )
 
 
-def _summary(answers: Mapping[Role, ParsedAnswer | str]) -> tuple[str, list[str]]:
+def _summary(answers: Mapping[Aspect, ParsedAnswer | str]) -> tuple[str, list[str]]:
     answer = answers.get("feedback")
     if isinstance(answer, ParsedAnswer):
         return answer.summary, [f"no summary: {answer.no_summary}"] if answer.no_summary else []
     return "", [f"no summary: {answer}"] if answer and answer != NO_RESULT_YET else []
 
 
-def _passages(answers: Mapping[Role, ParsedAnswer | str], work_texts: SubmissionTexts) -> list[Doubt]:
+def _passages(answers: Mapping[Aspect, ParsedAnswer | str], work_texts: SubmissionTexts) -> list[Doubt]:
     """What a model takes to speak to whoever grades, if it stands in the work: models make quotes up."""
     passages = dict.fromkeys(answer.passage for answer in answers.values() if isinstance(answer, ParsedAnswer))
     quoted_passages = [

@@ -15,12 +15,12 @@ from grading import grade
 from grading.charts import runs
 from grading.export.final import apply_decisions
 from grading.export.late import late_of
-from grading.grade import Assignment, GradeRequest, RoleModel
+from grading.grade import AspectModel, Assignment, GradeRequest
 from grading.points import Grade
 from grading.report.graded import GradedClass, load_graded, save_graded
 from grading.report.grades import SUMMARY_COLUMNS, one_line, summary, summary_rows, write_grades_csv
 from grading.report.page import render_page
-from grading.rubric.rubric import ROLES, Role, load_rubric
+from grading.rubric.rubric import ASPECTS, Aspect, load_rubric
 from grading.same_class import is_same
 from grading.submissions.reading import check_apart
 from infra.config.next_command import next_command
@@ -79,10 +79,10 @@ class Outcome:
 
 
 def request_from(settings: Settings, files: ClassFiles, selection: Selection = WHOLE_CLASS) -> GradeRequest:
-    """A request with the configured models of the roles that the rubric uses. Raises ConfigError, RubricError."""
+    """A request with the configured models of the aspects that the rubric uses. Raises ConfigError, RubricError."""
     rubric = load_rubric(files.rubric)
-    of_role = {"code": settings.code_model, "feedback": settings.feedback_model}
-    models = {role: role_model(of_role[role]()) for role in ROLES if rubric.for_model(role)}
+    of_aspect = {"code": settings.code_model, "feedback": settings.feedback_model}
+    models = {aspect: aspect_model(of_aspect[aspect]()) for aspect in ASPECTS if rubric.for_model(aspect)}
     return GradeRequest(
         files.folder,
         files.rubric,
@@ -383,22 +383,24 @@ def _grade_json(grade: Grade) -> dict[str, Any]:
     }
 
 
-def _models_of_request(settings: Settings, stored_request: Mapping[str, Any], will_run: bool) -> dict[Role, RoleModel]:
+def _models_of_request(
+    settings: Settings, stored_request: Mapping[str, Any], will_run: bool
+) -> dict[Aspect, AspectModel]:
     names, planned_for = stored_request["models"], stored_request.get("settings", {})
     if will_run:
-        return {role: role_model(settings.model(names[role])) for role in ROLES if role in names}
-    configured_models = {name: role_model(model) for name, model in settings.models.items()}
+        return {aspect: aspect_model(settings.model(names[aspect])) for aspect in ASPECTS if aspect in names}
+    configured_models = {name: aspect_model(model) for name, model in settings.models.items()}
     models = {
-        role: configured_models.get(names[role], RoleModel(names[role], _DEFAULT_CONTEXT))
-        for role in ROLES
-        if role in names
+        aspect: configured_models.get(names[aspect], AspectModel(names[aspect], _DEFAULT_CONTEXT))
+        for aspect in ASPECTS
+        if aspect in names
     }
     try:
-        return models | {role: RoleModel(**planned_for[role]) for role in models if role in planned_for}
+        return models | {aspect: AspectModel(**planned_for[aspect]) for aspect in models if aspect in planned_for}
     except (TypeError, ValueError) as error:
         raise BatchError(f"the batch's settings can't be read: {error}") from None
 
 
-def role_model(model: ModelSettings) -> RoleModel:
+def aspect_model(model: ModelSettings) -> AspectModel:
     """A configured model as grading plans with it."""
-    return RoleModel(model.name, model.context or _DEFAULT_CONTEXT, model.temperature, model.top_p)
+    return AspectModel(model.name, model.context or _DEFAULT_CONTEXT, model.temperature, model.top_p)

@@ -56,13 +56,13 @@ def describe(
         "prompt_tokens": sum(sum(item["prompts"].values()) for item in items),
         "criteria": [
             {
-                "role": role,
+                "role": aspect,
                 "model": model.name,
-                "ids": [criterion.id for criterion in assignment.rubric.for_model(role)],
+                "ids": [criterion.id for criterion in assignment.rubric.for_model(aspect)],
             }
-            for role, model in models.items()
+            for aspect, model in models.items()
         ],
-        "shared_prefix": [_shared_prefix(assignment, role, count) for role in models],
+        "shared_prefix": [_shared_prefix(assignment, aspect, count) for aspect in models],
         "submissions": items,
         "left_out": assignment.request.excluded_paths,
     }
@@ -70,17 +70,17 @@ def describe(
 
 def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) -> dict[str, Any]:
     submission = item.submission
-    prompts = {task.role: count(task.prompt.prefix + task.prompt.suffix) for task in item.tasks}
+    prompts = {task.aspect: count(task.prompt.prefix + task.prompt.suffix) for task in item.tasks}
     question_tokens = {
-        task.role: max([count(question.suffix[0].text) for question in task.questions], default=0)
+        task.aspect: max([count(question.suffix[0].text) for question in task.questions], default=0)
         for task in item.tasks
     }
     too_long = [
-        f"{prompts[task.role] + question_tokens[task.role]:,} tokens of prompt "
+        f"{prompts[task.aspect] + question_tokens[task.aspect]:,} tokens of prompt "
         f"and up to {task.sampling.max_tokens:,} of answer "
         f"are more than the {contexts[task.model]:,} that {task.model} holds"
         for task in item.tasks
-        if prompts[task.role] + question_tokens[task.role] + task.sampling.max_tokens > contexts[task.model]
+        if prompts[task.aspect] + question_tokens[task.aspect] + task.sampling.max_tokens > contexts[task.model]
     ]
     empty_reason = "only the template" if submission.only_template else "nothing of the student's own"
     return {
@@ -114,15 +114,15 @@ def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) 
     }
 
 
-def _shared_prefix(assignment: Assignment, role: str, count: Callable[[str], int]) -> dict[str, Any]:
+def _shared_prefix(assignment: Assignment, aspect: str, count: Callable[[str], int]) -> dict[str, Any]:
     """How much of a role's prompts is the same for the class."""
-    tasks = [task for task in assignment.tasks if task.role == role]
+    tasks = [task for task in assignment.tasks if task.aspect == aspect]
     if not tasks:
-        return {"role": role, "tokens": 0, "percent": 0}
+        return {"role": aspect, "tokens": 0, "percent": 0}
     shared_tokens = count(tasks[0].prompt.prefix)
     total = sum(count(task.prompt.prefix + task.prompt.suffix) for task in tasks)
     return {
-        "role": role,
+        "role": aspect,
         "tokens": shared_tokens,
         "percent": round(100 * shared_tokens * len(tasks) / total) if total else 0,
     }

@@ -16,7 +16,7 @@
     │   └── Poison
     ├── Stopped               not an error of the job: the attempt says why, and so whether it ends or goes back
     │   ├── Cancelled         by the engine: it was told to stop
-    │   └── NoRoom            (`prefill_worker.admission`) the store has no room for it now
+    │   └── NoCapacity        (`prefill_worker.admission`) the store has no space for it now
     └── UsageError            a person can mend it: exit code 2
         ├── ConfigError
         ├── RubricError

@@ -40,8 +40,8 @@ FAR_FUTURE_S = 1e11
 Lane = Literal["now", "bulk"]
 LANES: tuple[Lane, ...] = ("now", "bulk")
 
-Role = Literal["system", "user", "assistant"]
-ROLES: tuple[Role, ...] = ("system", "user", "assistant")
+ChatRole = Literal["system", "user", "assistant"]
+CHAT_ROLES: tuple[ChatRole, ...] = ("system", "user", "assistant")
 
 Scope = Literal["class", "conversation", "own"]
 SCOPES: tuple[Scope, ...] = ("class", "conversation", "own")  # in the order in which a prompt may have them
@@ -103,12 +103,12 @@ class Part:
     of this conversation, `own` this job's alone.
     """
 
-    role: Role
+    role: ChatRole
     text: str
     scope: Scope = "own"
 
     def __post_init__(self) -> None:
-        checks.one_of("role", self.role, ROLES)
+        checks.one_of("role", self.role, CHAT_ROLES)
         checks.text("prompt", self.text, MAX_PROMPT_BYTES)
         checks.one_of("scope", self.scope, SCOPES)
         if not self.text:

@@ -45,7 +45,7 @@ _SPARE = 1 / 16
 
 
 class NoCapacity(Stopped):
-    """The store has no room for this job now; nothing was done, and admission is shut until there may be some."""
+    """The store has no capacity for this job now; nothing was done, and admission is shut until it may have."""
 
 
 def high_water_mark(usage: StoreUsage) -> int:
@@ -104,7 +104,7 @@ class Admission:
 
         `measure()` says how many bytes are not stored yet, now and later.
 
-        Raises NoRoom, and shuts the door until there may be some. Raises StoreUnavailable if there will be none, or
+        Raises NoCapacity, and shuts the door until there may be some. Raises StoreUnavailable if there will be none, or
         if the store can't say.
         """
         size = measure()

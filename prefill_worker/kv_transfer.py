@@ -73,7 +73,7 @@ class KVWriter:
         `queue_s`: how long the job has waited, for the report.
 
         A store that is away or too small, or an engine that can't give its cache out, costs the KV transfer and not the
-        job: the decoder then does the prompt itself. Raises ContextExceeded, NoRoom, and what else the engine raises.
+        job: the decoder then does the prompt itself. Raises ContextExceeded, NoCapacity, and what the engine raises.
         """
         layout, reason = self.engine.info.layout, self._why_no_kv(job)
         report = PrefillReport(self._worker_id, self.engine.info.engine, queue_s)

@@ -58,7 +58,7 @@ class Replies:
         return replies
 
     def nudge(self) -> None:
-        """Let the `take` that waits now return at once. From any thread."""
+        """Let the `receive` that waits now return at once. From any thread."""
         self._consumer.nudge()
 
     def receive_parked(self) -> Generator[list[Reply]]:

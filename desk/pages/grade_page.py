@@ -157,7 +157,10 @@ def _figures(desk: Desk, folder: Path, work: Work) -> None:
         _why_nothing(work)
         return
     record, alive = work.record(), work.is_alive
-    st.progress(counts.finished_jobs / counts.total, f"{counts.finished_jobs} of {plural(counts.total, 'job')}, {counts.failed} failed")
+    st.progress(
+        counts.finished_jobs / counts.total,
+        f"{counts.finished_jobs} of {plural(counts.total, 'job')}, {counts.failed} failed",
+    )
     if alive and record:
         _stages(desk, folder, counts.total)
         graded_count = sum(row.state != "waiting" for row in rows)

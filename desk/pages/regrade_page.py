@@ -32,7 +32,7 @@ from grading.prompts.questions import questions_of
 from grading.report.graded import load_graded
 from grading.report.grades import outcome_of
 from grading.rubric.form import rubric_differences
-from grading.rubric.rubric import KINDS, ROLES
+from grading.rubric.rubric import ASPECTS, KINDS
 from messages.errors import RubricError
 from producers.files.private import read_ordinary
 from producers.words import join_with_and, plural
@@ -141,14 +141,14 @@ def _prompts(view: BatchView, draft: RubricDraft) -> None:
     if not view.assignment or not st.toggle("Show the prompts that this version makes"):
         return
     rubric = draft.rubric()
-    for role in ROLES:
-        if rubric.for_model(role):
-            st.caption(f"{role}: the part that the whole class shares; the student's work follows it")
+    for aspect in ASPECTS:
+        if rubric.for_model(aspect):
+            st.caption(f"{aspect}: the part that the whole class shares; the student's work follows it")
             asks_together = view.assignment.request.ask == "together"
             show_text(
-                prefix(role, rubric, view.assignment.solution, view.assignment.template, with_criteria=asks_together)
+                prefix(aspect, rubric, view.assignment.solution, view.assignment.template, with_criteria=asks_together)
             )
-            for question in () if asks_together else questions_of(role, rubric):
+            for question in () if asks_together else questions_of(aspect, rubric):
                 show_text(question.text.strip())
 
 

@@ -444,7 +444,7 @@ def _prompt(view: BatchView, item: Item) -> None:
         return
     for task in item.tasks:
         result = view.result(task.job_id)
-        st.markdown(escape_markdown(f"{task.role}, to {task.model}; job {task.job_id}"))
+        st.markdown(escape_markdown(f"{task.aspect}, to {task.model}; job {task.job_id}"))
         show_text(task.prompt.prefix + task.prompt.suffix)
         if not task.question_keys:
             show_text(result.text if result else "no answer yet")

@@ -24,7 +24,7 @@ from grading.rubric.form import (
     to_yaml,
     with_criterion,
 )
-from grading.rubric.rubric import ROLES, Rubric, exact, parse_rubric, plain
+from grading.rubric.rubric import ASPECTS, Rubric, exact, parse_rubric, plain
 from messages.errors import RubricError
 
 View = Literal["Form", "YAML"]
@@ -195,7 +195,7 @@ def _criterion(draft: RubricDraft, at: int, criterion: CriterionFields) -> None:
         _number(draft, f"points {key}", criterion.points, "Points")
         _number(draft, f"step {key}", criterion.step, "In steps of")
         field = _field(draft, f"model {key}", criterion.model)
-        st.selectbox("Model", ROLES, key=field)
+        st.selectbox("Model", ASPECTS, key=field)
     _text(draft, f"guidance {key}", criterion.guidance, "Guidance, which students never see", area=True)
     _text(draft, f"rulings {key}", criterion.rulings, "Rulings on edge cases, one a line", area=True)
     with st.container(horizontal=True):

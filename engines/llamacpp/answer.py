@@ -50,7 +50,7 @@ class _StreamResult:
     on_text: Callable[[str], None] | None = None
     pieces: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    count: int = 0  # of sampled tokens; ids may be missing, see `take`
+    count: int = 0  # of sampled tokens; ids may be missing, see `consume_event`
     evaluated_tokens: int = 0
     first_token_s: float = 0.0
     finish: str = ""

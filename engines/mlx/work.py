@@ -135,7 +135,7 @@ class PrefillWork(PromptWork):
 
 
 class DecodeWork(PromptWork):
-    """Puts lists of Tokens. `evaluated` is final when the first one is out.
+    """Puts lists of Tokens. `evaluated_tokens` is final when the first one is out.
 
     `eager`: each token at once, for callers who look at the text while it grows. The others get the first one, and
     then 16 together: each time one is passed on a thread wakes, and eight of those at each step slow the steps down.

@@ -18,7 +18,7 @@ from examples.model.worlds import Draw, World
 from grading.prompts.answers import EVIDENCE_CHARS, answer_schema
 from grading.prompts.prompt import SHORT_TEXT_CHARS, build_prompt
 from grading.prompts.questions import PASSAGE, questions_of
-from grading.rubric.rubric import Criterion, Role, Rubric
+from grading.rubric.rubric import Aspect, Criterion, Rubric
 from grading.submissions.reading import Submission, SubmissionPart
 
 Outcome = Literal["right", "wrong", "missing"]
@@ -91,16 +91,16 @@ class LabelledClass:
     submissions: tuple[Labelled, ...]
     template: Submission | None = None
 
-    def prompt(self, role: Role, labelled: Labelled, fence: str) -> tuple[str, str]:
+    def prompt(self, role: Aspect, labelled: Labelled, fence: str) -> tuple[str, str]:
         """The project's own prompt, in its two parts."""
         prompt = build_prompt(role, self.rubric, self.solution, self.template, labelled.submission, fence)
         return prompt.prefix, prompt.suffix
 
-    def answer(self, role: Role, labelled: Labelled) -> str:
+    def answer(self, role: Aspect, labelled: Labelled) -> str:
         """The right answer, as the schema wants it."""
         return answer_text(self.asked, role, labelled.labels)
 
-    def questions(self, role: Role, labelled: Labelled, fence: str) -> list[tuple[str, str]]:
+    def questions(self, role: Aspect, labelled: Labelled, fence: str) -> list[tuple[str, str]]:
         """The role's questions, one at a time: the whole prompt, and the right answer to it."""
         prompt = build_prompt(
             role, self.rubric, self.solution, self.template, labelled.submission, fence, with_criteria=False
@@ -123,7 +123,7 @@ def make_class(
     return _Maker(world, random.Random(seed), plain).make(size, criteria)
 
 
-def answer_text(asked: Sequence[Asked], role: Role, labels: dict[str, Label]) -> str:
+def answer_text(asked: Sequence[Asked], role: Aspect, labels: dict[str, Label]) -> str:
     """The answer that these labels stand for, in the form in which the engines' grammars write JSON."""
     mine = [item for item in asked if item.criterion.model == role]
     answer: dict[str, object] = {
@@ -180,10 +180,10 @@ class _Maker:
         while len(values) < count:
             value = self._value()
             values += [value] if value not in values else []
-        roles: list[Role] = ["code" if number < count - for_words else "feedback" for number in range(count)]
+        roles: list[Aspect] = ["code" if number < count - for_words else "feedback" for number in range(count)]
         return tuple(self._criterion(*item) for item in zip(names.values(), values, roles, strict=True))
 
-    def _criterion(self, variable: str, value: str, role: Role) -> Asked:
+    def _criterion(self, variable: str, value: str, role: Aspect) -> Asked:
         words = {"v": variable, "x": value, "p": _POINTS, "h": _POINTS // 2}
         guidance = self.draw.choice(self.world.guidance).format(**words)
         title = self.world.criterion_title(self.draw)

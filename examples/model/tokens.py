@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from examples.model.assignments import make_class
 from examples.model.corpus import make_corpus
 from examples.model.worlds import TRAINING
-from grading.rubric.rubric import ROLES
+from grading.rubric.rubric import ASPECTS
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIALS = (PAD, START, END)
@@ -55,7 +55,7 @@ def training_texts(seed: int, classes: int = 300) -> Iterator[str]:
     for number in range(classes):
         made = make_class(TRAINING, seed + number, size=2)
         for labelled in made.submissions:
-            for role in ROLES:
+            for role in ASPECTS:
                 yield from made.prompt(role, labelled, _FENCE)
                 yield made.answer(role, labelled)
     yield from random.Random(seed).sample(make_corpus(seed, 200), 200)

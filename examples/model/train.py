@@ -38,7 +38,7 @@ from examples.model.shape import TRAINED
 from examples.model.tokens import END, framed, learn_bpe, training_texts
 from examples.model.variety import vary
 from examples.model.worlds import HELD_OUT, TRAINING, WIDE_TRAINING, World
-from grading.rubric.rubric import Role
+from grading.rubric.rubric import Aspect
 
 SEED = 20260
 IGNORED = -100
@@ -154,7 +154,7 @@ class Lessons(Dataset[TrainingBatch]):
         shared = min([len(whole[0]) - 1, *(common_prefix(whole[0], ids) for ids in whole[1:])])
         return whole[0][:shared], [(ids[shared:], answer) for ids, (_, _, answer) in zip(whole, rows, strict=True)]
 
-    def _made(self, draw: random.Random, lesson: Lesson, size: int) -> tuple[LabelledClass, Role]:
+    def _made(self, draw: random.Random, lesson: Lesson, size: int) -> tuple[LabelledClass, Aspect]:
         made = make_class(self._world or lesson.world, draw.getrandbits(60), size, lesson.criteria, lesson.plain)
         return vary(made, draw) if lesson.varied else made, draw.choice(("code", "code", "feedback"))
 

@@ -21,7 +21,7 @@ from grading.prompts.answers import (
     summary_schema,
 )
 from grading.prompts.prompt import answer_format, criterion_text, summary_style
-from grading.rubric.rubric import Criterion, Role, Rubric
+from grading.rubric.rubric import Aspect, Criterion, Rubric
 from producers.batch.forms import QUESTION_FORM
 
 # Names of the questions that are no criteria: no criterion can have them.
@@ -45,14 +45,14 @@ class GradingQuestion:
         return self.name not in (SUMMARY, PASSAGE)
 
 
-def questions_of(role: Role, rubric: Rubric, form: int = QUESTION_FORM) -> list[GradingQuestion]:
+def questions_of(aspect: Aspect, rubric: Rubric, form: int = QUESTION_FORM) -> list[GradingQuestion]:
     """What this role's model is asked about each submission, in order; `form`: that of the batch's prompts."""
     is_named = form >= QUESTION_FORM
     questions = [
         GradingQuestion(criterion.id, _about(criterion, is_named), _schema_of(criterion, is_named))
-        for criterion in rubric.for_model(role)
+        for criterion in rubric.for_model(aspect)
     ]
-    if role == "feedback":
+    if aspect == "feedback":
         text = "\n".join([_SUMMARY, *summary_style(rubric.feedback)])
         questions.append(GradingQuestion(SUMMARY, text, summary_schema()))
     return [*questions, GradingQuestion(PASSAGE, _PASSAGE, passage_schema())]

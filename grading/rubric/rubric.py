@@ -41,8 +41,8 @@ from grading.rubric.late import LateRule, parse_late
 from messages.errors import RubricError
 from producers.files.private import open_ordinary
 
-Role = Literal["code", "feedback"]
-ROLES: tuple[Role, ...] = ("code", "feedback")
+Aspect = Literal["code", "feedback"]
+ASPECTS: tuple[Aspect, ...] = ("code", "feedback")
 KINDS = ("yaml", "yml", "json", "csv")  # how a rubric's file name ends
 Points = int | float
 
@@ -79,7 +79,7 @@ class Criterion:
     title: str
     points: Points
     guidance: str
-    model: Role
+    model: Aspect
     step: Points = 1
     rulings: tuple[str, ...] = ()
 
@@ -107,9 +107,9 @@ class Rubric:
         """The most points that a submission can earn."""
         return add_points(criterion.points for criterion in self.criteria)
 
-    def for_model(self, role: Role) -> tuple[Criterion, ...]:
+    def for_model(self, aspect: Aspect) -> tuple[Criterion, ...]:
         """The criteria that this model grades, in the rubric's order; may be none."""
-        return tuple(criterion for criterion in self.criteria if criterion.model == role)
+        return tuple(criterion for criterion in self.criteria if criterion.model == aspect)
 
 
 def exact(points: Points) -> Decimal:
@@ -325,7 +325,7 @@ def _parse_criterion(file: str, number: int, data: Any) -> Criterion:
         title=_text(at, "title", fields["title"], MAX_TITLE, line=True),
         points=plain(points),
         guidance="\n".join([*([guidance] if guidance else []), *(f"Ruling: {ruling}" for ruling in rulings)]),
-        model=_role(at, fields["model"]),
+        model=_aspect(at, fields["model"]),
         step=plain(step),
         rulings=rulings,
     )
@@ -380,10 +380,10 @@ def _id(at: str, value: Any) -> str:
     return value
 
 
-def _role(at: str, value: Any) -> Role:
-    for role in ROLES:
-        if value == role:
-            return role
+def _aspect(at: str, value: Any) -> Aspect:
+    for aspect in ASPECTS:
+        if value == aspect:
+            return aspect
     raise RubricError(f"{at}: 'model' must be 'code' or 'feedback', not {_quote(value)}")
 
 

@@ -2,7 +2,7 @@
 
 Both workers are such a loop and a handler.
 
-The loop takes deliveries while there is room, keeps suspects apart, and listens for broadcasts. It knows nothing of
+The loop takes deliveries while there is capacity, keeps suspects apart, and listens for broadcasts. It knows nothing of
 engines, and the handler nothing of queues.
 
 Deliveries come from a model's two lanes, and from the suspects. `now` is pulled, but only when it was rung or the last
@@ -87,7 +87,7 @@ class Flow(Protocol):
         """
 
     def throttle(self, urgent: Callable[[], Delivery | None]) -> None:
-        """Called again and again while there is no room. `urgent` gives the next job of `now`, if there is one."""
+        """Called again and again while there is no capacity. `urgent` gives the next job of `now`, if there is one."""
 
     def pause(self) -> list[Delivery]:
         """Hold nothing, until `next` is called."""
@@ -230,7 +230,7 @@ class ConsumerLoop:
         self._stopping.set()
 
     def _turn(self, source: JobSource, handler: Handler) -> None:
-        """Once there is room: the next deliveries go to the worker, or nothing comes for a moment."""
+        """Once there is capacity: the next deliveries go to the worker, or nothing comes for a moment."""
         if self.off or self._subscription_lost:
             self._listening_since, self._subscription_lost = math.inf, False
             self._settler.hand_back_all(source.flow.pause())
@@ -318,7 +318,7 @@ class SlotPool:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.jobs_done = 0  # jobs
+        self.jobs_done = 0
         self._condition = threading.Condition()
         self._slots_in_use: set[object] = set()
         self._lent_slots = 0  # slots that no delivery has, and a job with several answers uses

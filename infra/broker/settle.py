@@ -24,13 +24,13 @@ from messages import codec
 from messages.errors import (
     AttemptsExhausted,
     BrokerUnavailable,
-    Stopped,
     KvasirError,
     KVTransferFailed,
     NewerMessage,
     NoQueue,
     Poison,
     Retry,
+    Stopped,
 )
 from messages.jobs import MAX_ERROR_BYTES, DecodeJob, JobError, JobResult, Lane, PrefillJob, State
 from messages.lifecycle import Event, Step

@@ -90,9 +90,8 @@ def _row(table: str, key: str) -> str:
 def _default(table: str, key: str) -> str:
     if table == "models" and key in SAMPLING:
         return "`[grading]`'s"
-    default = (
-        {key_field.name: key_field.default for key_field in fields(OF_KEYS[table])}.get(key) if table in OF_KEYS else ""
-    )
+    defaults = {field.name: field.default for field in fields(OF_KEYS[table])} if table in OF_KEYS else {key: ""}
+    default = defaults.get(key)
     if default in ("", (), MISSING):
         return ""
     if isinstance(default, bool):

@@ -197,7 +197,7 @@ class ModelTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class MachineRole:
     """One thing that runs on a machine: a worker, or a service."""
 
     role: Annotated[str, _one_of(*ROLES)]
@@ -239,7 +239,7 @@ class MachineTable:
     link_gbps: Annotated[float, _number(0, 1e5)] = 0.0  # to the store's machine, gigabits a second
     watts: Annotated[float, _number(0, 1e5)] = 0.0  # under load
     price: Annotated[float, _number(0, 1e9)] = 0.0  # paid for it, in the currency of [costs]
-    roles: tuple[Role, ...] = ()
+    roles: tuple[MachineRole, ...] = ()
     rates: Mapping[ModelName, Rates] = field(default_factory=dict)  # by model
 
 
@@ -264,7 +264,7 @@ TABLES: Mapping[str, type] = {
     "costs": Costs,
     "models": ModelTable,
     "machines": MachineTable,
-    "machines.roles": Role,
+    "machines.roles": MachineRole,
     "machines.rates": Rates,
 }
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from infra.config import urls
-from infra.config.schema import SAMPLING, WORKER_ROLES, Costs, Grading, Rates, Role, keys_of
+from infra.config.schema import SAMPLING, WORKER_ROLES, Costs, Grading, MachineRole, Rates, keys_of
 from infra.config.sources import (
     API_KEY,
     PASSWORDS,
@@ -35,10 +35,10 @@ from messages.errors import ConfigError
 __all__ = [
     "Costs",
     "Grading",
+    "MachineRole",
     "MachineSettings",
     "ModelSettings",
     "Rates",
-    "Role",
     "Services",
     "Settings",
     "describe",
@@ -212,7 +212,7 @@ def _absent(name: str, value: object) -> str:
 
 
 def _display(value: object) -> str:
-    if isinstance(value, Role):
+    if isinstance(value, MachineRole):
         return " ".join(part for part in (value.role, value.model, value.engine and f"by {value.engine}") if part)
     if isinstance(value, tuple):
         return ", ".join(_display(item) for item in value)

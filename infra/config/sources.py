@@ -135,10 +135,8 @@ def _refusal(layer: Layer, error: ErrorDetails) -> ConfigError:
             problem, quoted_value = _of_name(loc, error), loc[-1]
         else:
             # Those of [services] never repeat a value; what is wrong with a URL can be said.
-            problem, quoted_value = (
-                _spell_path(loc) + _of_value(loc[-1], error),
-                "" if keys[0] == "services" else error["input"],
-            )
+            problem = _spell_path(loc) + _of_value(loc[-1], error)
+            quoted_value = "" if keys[0] == "services" else error["input"]
         secret = urls.may_hold_password(quoted_value)
     except ValueError:
         problem, secret = f"{_spell_path(loc)} must not be a number of thousands of digits", False

@@ -14,14 +14,14 @@ from urllib.parse import unquote, urlsplit
 
 from infra.config.settings import MachineSettings, Settings
 from infra.config.urls import Secret, addresses, put_hosts, put_user, take_password
-from infra.deploy.permissions import PERMISSIONS, Role
+from infra.deploy.permissions import PERMISSIONS, AccountRole
 from infra.deploy.units import Unit, UnitRole
 from messages.errors import UsageError
 
 Service = Literal["broker", "store"]
 
 SERVICES: tuple[Service, ...] = ("broker", "store")
-_RESTRICTED_ROLES: tuple[Role, ...] = tuple(role for role in PERMISSIONS if role != "operator")
+_RESTRICTED_ROLES: tuple[AccountRole, ...] = tuple(role for role in PERMISSIONS if role != "operator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Account:
 
     user: str
     password: str
-    role: Role = "operator"
+    role: AccountRole = "operator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Login:
     secret: Secret
 
 
-def user_of(role: Role) -> str:
+def user_of(role: AccountRole) -> str:
     """The name of a role's user, at both services; the operator's is in the configuration."""
     return f"kvasir-{role}"
 
 
-def passwords(settings: Settings, service: Service) -> Mapping[Role, Secret]:
+def passwords(settings: Settings, service: Service) -> Mapping[AccountRole, Secret]:
     """Everybody's at a service, made or not. Raises UsageError if the operator's is in no file."""
     operator_secret = _operators(settings, service)
     if operator_secret is None or operator_secret.file is None:
@@ -139,7 +139,7 @@ def _operators(settings: Settings, service: Service) -> Secret | None:
     return settings.services.broker_secret if service == "broker" else settings.services.store_secret
 
 
-def _role_secret(operator_secret: Secret, role: Role) -> Secret:
+def _role_secret(operator_secret: Secret, role: AccountRole) -> Secret:
     assert operator_secret.file
     return Secret(
         f"{operator_secret.origin}, the {role}'s",

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-Role = Literal["operator", "producer", "prefill", "decode", "monitor"]
+AccountRole = Literal["operator", "producer", "prefill", "decode", "monitor"]
 
 _NO_NAMES = "^$"
 
@@ -48,7 +48,7 @@ _WORKER_READS = (r"kvasir\.control", _OWN_CONTROL, "deaths")
 _PREFILL_QUEUES = (r"prefill\..*", r"suspects\.prefill\..*")
 _DECODE_QUEUES = (r"decode\..*", r"suspects\.decode\..*")
 
-PERMISSIONS: Mapping[Role, Permission] = MappingProxyType(
+PERMISSIONS: Mapping[AccountRole, Permission] = MappingProxyType(
     {
         # Declares the topology, and looks after dead letters.
         "operator": Permission(".*", ".*", ".*"),
@@ -79,7 +79,7 @@ _OWN_REGISTRATION = (
     "(~sketch:* +evalsha +set +pexpire)"
 )
 
-STORE_RULES: Mapping[Role, str] = MappingProxyType(
+STORE_RULES: Mapping[AccountRole, str] = MappingProxyType(
     {
         "operator": "~* &* +@all -@admin -@dangerous +info +config|get",
         "producer": f"{_LOG_IN} {_SEES} (~cancelled:* +evalsha +set)",
@@ -100,7 +100,7 @@ STORE_RULES: Mapping[Role, str] = MappingProxyType(
 )
 
 
-def set_permissions(role: Role, user: str, vhost: str = "/") -> list[str]:
+def set_permissions(role: AccountRole, user: str, vhost: str = "/") -> list[str]:
     """Arguments of rabbitmqctl that give `user` the rights of `role` in `vhost`, and take all others there."""
     permission = PERMISSIONS[role]
     return ["set_permissions", "-p", vhost, user, permission.configure, permission.write, permission.read]

@@ -15,7 +15,7 @@ from ipaddress import ip_address
 from typing import Literal
 
 from infra.config.schema import CONTROL, WORKER_ROLES
-from infra.config.settings import MachineSettings, Role
+from infra.config.settings import MachineRole, MachineSettings
 from messages.errors import ConfigError
 
 Supervisor = Literal["systemd", "launchd", "plain"]
@@ -92,7 +92,7 @@ def _gateway(port: int, page: int, host: str) -> Unit:
     return Unit(f"kvasir-gateway-{port}", f"gateway at port {port}", tuple(words), page, host, role="producer")
 
 
-def _worker(name: str, role: Role, port: int, host: str, hours: str) -> Unit:
+def _worker(name: str, role: MachineRole, port: int, host: str, hours: str) -> Unit:
     words = ["{folder}/current/bin/kvasir", "--config", "kvasir.toml", "--log-style", "json", "--log-level", "info"]
     words += [f"{role.role}-worker", "--model", role.model, "--engine", role.engine]
     words += ["--weights", role.weights] if role.weights else []

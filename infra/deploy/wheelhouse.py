@@ -73,9 +73,7 @@ def build_wheel(checkout: Path, into: Path) -> Path:
     if not (checkout / "pyproject.toml").is_file():
         raise DeployFailed(f"{checkout} is no checkout of Kvasir to build a wheel from: give --wheel FILE")
     into.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        prefix="kvasir-wheel-"
-    ) as folder:  # a build leaves its products beside its sources
+    with tempfile.TemporaryDirectory(prefix="kvasir-wheel-") as folder:  # a build leaves products beside its sources
         copy = shutil.copytree(checkout, Path(folder) / "kvasir", ignore=_no_sources)
         _pip("wheel", "--no-deps", "--wheel-dir", str(into), str(copy))
     return max(into.glob("kvasir_inference-*.whl"), key=lambda path: path.stat().st_mtime)

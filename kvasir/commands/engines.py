@@ -95,7 +95,8 @@ def connector(folder: Path) -> int:
     say(f"  PYTHONPATH={folder_text} vllm serve MODEL --host 127.0.0.1 --port 8000 --config {flags}")
     say("or in a container:")
     say(
-        f"  docker run --gpus all --ipc=host -p 127.0.0.1:8000:8000 -v {folder_text}:/kvasir:ro -e PYTHONPATH=/kvasir \\"
+        "  docker run --gpus all --ipc=host -p 127.0.0.1:8000:8000 "
+        f"-v {folder_text}:/kvasir:ro -e PYTHONPATH=/kvasir \\"
     )
     say("    -v MODEL:/model:ro IMAGE vllm serve /model --config /kvasir/vllm.yaml")
     say("and then a worker, on the same machine:")

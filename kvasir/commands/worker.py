@@ -80,12 +80,12 @@ def decode_worker(global_options: Globals, /, **options: Any) -> int:
     return _serve(global_options, "decode", **options)
 
 
-def _serve(global_options: Globals, role: WorkerStage, **options: Any) -> int:
+def _serve(global_options: Globals, stage: WorkerStage, **options: Any) -> int:
     level = (
         "info" if global_options.log_level == "warning" else global_options.log_level
     )  # a worker's log is its only face
     logs.configure(level, "json" if global_options.log_style == "json" else "console", background=True)
-    serve(global_options.settings(), WorkerOptions(role, **options), global_options.observer())
+    serve(global_options.settings(), WorkerOptions(stage, **options), global_options.observer())
     return 0
 
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from grading import grade
-from grading.grade import Assignment, GradeRequest, RoleModel
+from grading.grade import AspectModel, Assignment, GradeRequest
 from grading.points import CriterionGrade, Grade
-from grading.rubric.rubric import Role, Rubric, load_rubric, parse_rubric
+from grading.rubric.rubric import Aspect, Rubric, load_rubric, parse_rubric
 from grading.submissions.notebooks import SubmissionPart
 from grading.submissions.reading import Submission, read_document
 from infra.config.settings import Settings, load_settings
-from kvasir.class_run import role_model
+from kvasir.class_run import aspect_model
 from kvasir.compat.models import resolve_model
 from kvasir.connect import connect
 from messages.errors import ConfigError, KvasirError
@@ -56,7 +56,7 @@ class BusinessAnalyticsGraderV2:
         settings: Settings | None = None,
     ) -> None:
         self._settings = settings or load_settings()
-        self._models: dict[Role, str] = {"code": code_model, "feedback": feedback_model}
+        self._models: dict[Aspect, str] = {"code": code_model, "feedback": feedback_model}
         self._rubric = load_rubric(Path(rubric_path)) if rubric_path else None
         self._solution = read_document(Path(solution_path)) if solution_path else None
 
@@ -87,7 +87,7 @@ class BusinessAnalyticsGraderV2:
     def _grade(
         self, rubric: Rubric, work: Submission, solution: Submission | None, template: Submission | None
     ) -> tuple[Assignment, Grade, list[JobResult]]:
-        models = {role: self._model(role) for role in self._models if rubric.for_model(role)}
+        models = {aspect: self._model(aspect) for aspect in self._models if rubric.for_model(aspect)}
         batch_id = f"compat-{secrets.token_hex(8)}"
         request = GradeRequest(Path(), Path(), models)
         work = replace(work, name="submission")
@@ -109,11 +109,11 @@ class BusinessAnalyticsGraderV2:
         [submission_grade] = grade.grades(assignment, results.get)
         return assignment, submission_grade, list(results.values())
 
-    def _model(self, role: Role) -> RoleModel:
-        model_name = self._models[role]
+    def _model(self, aspect: Aspect) -> AspectModel:
+        model_name = self._models[aspect]
         if model_name:
-            return role_model(self._settings.model(resolve_model(self._settings, model_name)))
-        return role_model(self._settings.code_model() if role == "code" else self._settings.feedback_model())
+            return aspect_model(self._settings.model(resolve_model(self._settings, model_name)))
+        return aspect_model(self._settings.code_model() if aspect == "code" else self._settings.feedback_model())
 
 
 def grade_submission(*args: Any, settings: Settings | None = None, **named: Any) -> dict[str, Any]:

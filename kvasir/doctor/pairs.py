@@ -59,8 +59,8 @@ def _check_model(
 
 
 def _missing_stage_finding(settings: Settings, model: ModelSettings, prefill: bool, decode: bool) -> Finding:
-    absent = [role for role, is_served in (("prefill", prefill), ("decode", decode)) if not is_served]
-    todo = " and ".join(next_command(f"{role}-worker", "--model", model.name) for role in absent)
+    absent = [stage for stage, is_served in (("prefill", prefill), ("decode", decode)) if not is_served]
+    todo = " and ".join(next_command(f"{stage}-worker", "--model", model.name) for stage in absent)
     grades = model.name in (settings.grading.code_model, settings.grading.feedback_model)
     level = error if grades or prefill or decode else warn
     return level(model.name, f"no {' and no '.join(absent)} worker serves it: its jobs wait for ever", f"start {todo}")

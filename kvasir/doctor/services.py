@@ -283,13 +283,13 @@ def link_finding(put_bytes_per_s: float, get_bytes_per_s: float) -> Finding:
 
 
 def check_journal_disk(results: Path) -> Finding:
-    """Room for journals and reports in `results`; the nearest folder above it that exists counts."""
+    """Space for journals and reports in `results`; the nearest folder above it that exists counts."""
     folder = next(path for path in (results.absolute(), *results.absolute().parents) if path.exists())
     return disk_finding("journals and reports", folder, shutil.disk_usage(folder).free, _JOURNAL_BYTES)
 
 
 def check_slot_disk() -> Finding:
-    """Room for llama.cpp's slot files on this machine: in shared memory, or in the folder of temporary files."""
+    """Space for llama.cpp's slot files on this machine: in shared memory, or in the folder of temporary files."""
     folders = [path for path in (_SHARED_MEMORY, Path(tempfile.gettempdir())) if path.is_dir()]
     free, folder = max((shutil.disk_usage(path).free, path) for path in folders)
     return disk_finding("slot files of llama.cpp, each as large as a prompt's KV cache", folder, free, _SLOT_BYTES)

@@ -86,8 +86,8 @@ def try_model(client: Client, model: str, wait_s: float, registrations_within_s:
     broker. Raises BrokerUnavailable, NoQueue.
     """
     registrations = _registrations(client, model, registrations_within_s)
-    roles: tuple[WorkerStage, ...] = ("prefill", "decode")
-    absent = [role for role in roles if not _live(registrations, model, role)]
+    stages: tuple[WorkerStage, ...] = ("prefill", "decode")
+    absent = [stage for stage in stages if not _live(registrations, model, stage)]
     off = [
         warn(
             model,
@@ -98,7 +98,7 @@ def try_model(client: Client, model: str, wait_s: float, registrations_within_s:
         if registration.model == model and registration.off
     ]
     if absent:
-        todo = " and ".join(next_command(f"{role}-worker", "--model", model) for role in absent)
+        todo = " and ".join(next_command(f"{stage}-worker", "--model", model) for stage in absent)
         return TrialResult((), (*off, error(model, f"no {' and no '.join(absent)} worker takes jobs", f"start {todo}")))
     trial_result = _Rounds(client, model, registrations, wait_s).run()
     return replace(trial_result, findings=(*off, *trial_result.findings))
@@ -192,7 +192,7 @@ class _Rounds:
         self._model = model
         self._registrations = registrations
         self._wait_s = wait_s
-        self._prefills, self._decodes = (_live(registrations, model, role) for role in ("prefill", "decode"))
+        self._prefills, self._decodes = (_live(registrations, model, stage) for stage in ("prefill", "decode"))
         pairs = product(self._prefills, self._decodes)
         self._unmet_pairs = {(prefill.worker_id, decode.worker_id) for prefill, decode in pairs}
         self._jobs_left = JOBS_PER_PAIR * len(self._unmet_pairs)
@@ -281,9 +281,9 @@ def _registrations(client: Client, model: str, within_s: float) -> list[WorkerIn
     return registrations
 
 
-def _live(registrations: Sequence[WorkerInfo], model: str, role: WorkerStage) -> list[WorkerInfo]:
+def _live(registrations: Sequence[WorkerInfo], model: str, stage: WorkerStage) -> list[WorkerInfo]:
     return [
         registration
         for registration in registrations
-        if registration.model == model and registration.role == role and not registration.off
+        if registration.model == model and registration.role == stage and not registration.off
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from decode_worker.stealing.models import FIRST_LOAD_BYTES_PER_S
-from infra.config.settings import MachineSettings, ModelSettings, Role, Settings
+from infra.config.settings import MachineRole, MachineSettings, ModelSettings, Settings
 from kvasir.plan.fleet import Decoder, Fleet, Prefiller
 from kvasir.worker.stealables import SHARE_FOR_WEIGHTS
 from messages.errors import ConfigError
@@ -44,12 +44,12 @@ def fleet_of(settings: Settings, models: Sequence[str], steal: bool) -> Fleet:
     )
 
 
-def _prefiller(machine: MachineSettings, role: Role) -> Prefiller:
+def _prefiller(machine: MachineSettings, role: MachineRole) -> Prefiller:
     rate = machine.rates[role.model].prefill if role.model in machine.rates else 0.0
     return Prefiller(machine.name, role.model, _require_rate(rate, machine, role))
 
 
-def _decoder(settings: Settings, machine: MachineSettings, role: Role, models: Sequence[str]) -> Decoder:
+def _decoder(settings: Settings, machine: MachineSettings, role: MachineRole, models: Sequence[str]) -> Decoder:
     rates = {name: machine.rates[name].decode for name in models if name in machine.rates}
     _require_rate(rates.get(role.model, 0.0), machine, role)
     home = settings.model(role.model)
@@ -62,7 +62,7 @@ def _decoder(settings: Settings, machine: MachineSettings, role: Role, models: S
     return Decoder(machine.name, role.model, role.slots or home.slots, usable_rates, load_s)
 
 
-def _require_rate(rate: float, machine: MachineSettings, role: Role) -> float:
+def _require_rate(rate: float, machine: MachineSettings, role: MachineRole) -> float:
     if rate <= 0:
         raise ConfigError(
             f"the {role.role} rate of {role.model} on {machine.name} is not known: set "

@@ -76,7 +76,7 @@ def plan(
     if (work.folder is None) == (work.submissions is None):
         raise UsageError("say what to plan for: a FOLDER of submissions, or --submissions N, and not both")
     answers = {"code": draw.code_answer, "feedback": draw.feedback_answer}
-    tokens = {role: answer or _ANSWERS[role] for role, answer in answers.items()}
+    tokens = {aspect: answer or _ANSWERS[aspect] for aspect, answer in answers.items()}
     if work.submissions:
         names = settings.code_model().name, settings.feedback_model().name
         jobs = workload.draw_class(work.submissions, *names, draw.seed, tokens["code"], tokens["feedback"])
@@ -101,16 +101,16 @@ def _jobs_of_folder(settings: Settings, work: _Work, answers: dict[str, int], se
     if not tasks:
         raise UsageError(f"{folder} holds no submission that a model would have to read")
     source = random.Random(seed)
-    shared_tokens = {task.role: estimate_tokens(task.prompt.prefix) for task in tasks}
+    shared_tokens = {task.aspect: estimate_tokens(task.prompt.prefix) for task in tasks}
     return workload.longest_first(
         [
             PlannedJob(
                 task.item_id,
                 task.model,
-                shared_tokens[task.role],
+                shared_tokens[task.aspect],
                 estimate_tokens(task.prompt.suffix),
-                workload.draw_around(answers[task.role], source),
-                prefix=task.role,
+                workload.draw_around(answers[task.aspect], source),
+                prefix=task.aspect,
             )
             for task in tasks
         ]

@@ -34,10 +34,10 @@ class PageOptions:
 class WorkerPage:
     """Knows what there is to tell of one worker. `mark_loaded` is called once the worker can take jobs."""
 
-    def __init__(self, role: WorkerStage, model: str, models: Iterable[str]) -> None:
+    def __init__(self, stage: WorkerStage, model: str, models: Iterable[str]) -> None:
         self.metrics = Metrics()
         self.url = ""  # where it is served; "" if nowhere
-        self._role = role
+        self._stage = stage
         self._model = model
         self._stealable_models = tuple(models)  # whose jobs it may steal
         self._start_s = time.monotonic()
@@ -49,9 +49,9 @@ class WorkerPage:
     def mark_loaded(self, registration: Callable[[], WorkerInfo], broker: Broker, cluster_state: ClusterState) -> None:
         """The model is in memory: from now on the worker's registration is what counts."""
         self._registration, self._broker, self._cluster_state = registration, broker, cluster_state
-        self.metrics.prepare(self._model, self._role)
+        self.metrics.prepare(self._model, self._stage)
         for model in self._stealable_models:
-            self.metrics.prepare(model, self._role)
+            self.metrics.prepare(model, self._stage)
         self.metrics.prepare_steals(self._stealable_models)
 
     def registration(self) -> WorkerInfo | None:
@@ -89,7 +89,7 @@ class WorkerPage:
 
     def _status(self) -> dict[str, Any]:
         registration = self.registration()
-        registration_fields = asdict(registration) if registration else {"role": self._role, "model": self._model}
+        registration_fields = asdict(registration) if registration else {"role": self._stage, "model": self._model}
         reasons = self._why_not_ready()
         return {
             **registration_fields,
@@ -101,10 +101,10 @@ class WorkerPage:
 
 @contextmanager
 def worker_page(
-    settings: Settings, options: PageOptions, role: WorkerStage, model: str, steal: Sequence[str] = ()
+    settings: Settings, options: PageOptions, stage: WorkerStage, model: str, steal: Sequence[str] = ()
 ) -> Iterator[WorkerPage]:
     """A page, served while the block lasts; counting goes on without a server too. Raises ConfigError."""
-    page = WorkerPage(role, model, settings.models if "all" in steal else steal)
+    page = WorkerPage(stage, model, settings.models if "all" in steal else steal)
     with ExitStack() as stack:
         if options.metrics_port is not None:
             watts = _declared_watts(settings)

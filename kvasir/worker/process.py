@@ -63,7 +63,7 @@ class DecodeOptions:
 class WorkerOptions:
     """What one worker process serves, and with what."""
 
-    role: WorkerStage
+    stage: WorkerStage
     model: str
     choice: EngineChoice
     page: PageOptions
@@ -81,10 +81,10 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
         raise ConfigError("a worker needs the cluster: set KVASIR_BROKER_URL=amqp://… and KVASIR_STORE_URL=redis://…")
     with ExitStack() as stack:
         page = stack.enter_context(
-            worker_page(settings, options.page, options.role, options.model, options.decode.steal)
+            worker_page(settings, options.page, options.stage, options.model, options.decode.steal)
         )
         observe = fan_out(observe, page.metrics)
-        broker = open_broker(settings, f"{options.role} {options.model}")
+        broker = open_broker(settings, f"{options.stage} {options.model}")
         stack.callback(broker.close)
         stores = open_stores(settings)
         stack.callback(stores.close)
@@ -94,7 +94,7 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
         loaded_engine = _check_engine(state, options.model, engine)
         model_settings = settings.models.get(options.model)
         worker: Worker
-        if options.role == "prefill":
+        if options.stage == "prefill":
             short = model_settings.short_prompt_tokens if model_settings else SHORT_PROMPT_TOKENS
             worker = PrefillWorker(options.model, loaded_engine, broker, kv, state, observe, short)
         else:
@@ -107,7 +107,7 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
             worker = DecodeWorker(cache, broker, kv, state, observe, check_every)
         page.mark_loaded(worker.registration, broker, state)
         with _stopped_by_signals(worker, options.grace_s):
-            log.info("%s worker %s serves %s on %s", options.role, worker.worker_id, options.model, engine.info.device)
+            log.info("%s worker %s serves %s on %s", options.stage, worker.worker_id, options.model, engine.info.device)
             worker.run(options.hours)
         log.info("worker %s has left", worker.worker_id)
 
@@ -123,7 +123,7 @@ def _load(settings: Settings, options: WorkerOptions) -> tuple[Engine, str]:
         weights = weights or default
     context = choice.context or (model_settings.context if model_settings else 0)
     slots = prefill_slots = 1  # of the other stage
-    if options.role == "prefill":
+    if options.stage == "prefill":
         prefill_slots = model_settings.prefill_slots if model_settings else 8
     else:
         slots = options.decode.slots or (model_settings.slots if model_settings else 4)

@@ -72,7 +72,7 @@ class Lines:
                 start += len(line)
 
     def read_at(self, start: int, make: Callable[[dict[str, Any]], T], kind: str) -> T:
-        """What `make` makes of the row that begins there. Raises as `made`."""
+        """What `make` makes of the row that begins there. Raises as `read_all`."""
         with self._open_file("rb") as file:
             file.seek(start)
             line = file.readline()

@@ -14,7 +14,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from infra.broker import topology
 from infra.broker.rabbitmq import RabbitMQBroker
-from infra.deploy.permissions import PERMISSIONS, Role, set_permissions
+from infra.deploy.permissions import PERMISSIONS, AccountRole, set_permissions
 from messages.errors import ConfigError
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.homework import journal, tiny, tiny_class
@@ -152,10 +152,10 @@ class Limited:
             server.control("add_user", f"kvasir-{role}", f"secret-of-{role}")
             server.control(*set_permissions(role, f"kvasir-{role}"))
 
-    def url(self, role: Role) -> str:
+    def url(self, role: AccountRole) -> str:
         return f"amqp://kvasir-{role}:secret-of-{role}@{HOST}:{self.server.port}/%2F"
 
-    def refuses(self, role: Role, action: Callable[[BlockingChannel], object]) -> bool:
+    def refuses(self, role: AccountRole, action: Callable[[BlockingChannel], object]) -> bool:
         """Whether the broker answers 403 to what this role's user tries."""
         return is_refused(self.url(role), action)
 
@@ -172,7 +172,7 @@ class LimitedCluster(Cluster):
     def __init__(self, folder: Path, limited: Limited, store_url: str) -> None:
         super().__init__(folder, limited.server.url, store_url, {MODEL: SIMULATED_MODEL})
         self._limited = limited
-        self.role: Role = "operator"
+        self.role: AccountRole = "operator"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -249,7 +249,7 @@ def test_what_a_role_must_not_do_is_refused(limited: Limited) -> None:
     broker.close()
     prefill, decode = (topology.work_queue(stage, MODEL, "bulk") for stage in ("prefill", "decode"))
 
-    reads: dict[Role, tuple[str, ...]] = {
+    reads: dict[AccountRole, tuple[str, ...]] = {
         "producer": (prefill, decode, topology.DEAD_LETTERS, topology.DEATHS),
         "prefill": (decode, reply, topology.DEAD_LETTERS, topology.RESULTS_PARKED),
         "decode": (reply, topology.DEAD_LETTERS, topology.RESULTS_PARKED),
@@ -261,7 +261,7 @@ def test_what_a_role_must_not_do_is_refused(limited: Limited) -> None:
         for queue in (prefill, decode, topology.DEAD_LETTERS):
             assert limited.refuses(role, lambda channel, queue=queue: channel.queue_delete(queue)), (role, queue)
 
-    writes: dict[Role, tuple[str, ...]] = {
+    writes: dict[AccountRole, tuple[str, ...]] = {
         "producer": (topology.DEAD, topology.STREAM, "kvasir.retry.1s", ""),
         "prefill": (topology.STREAM, topology.REPLY_ALTERNATE, ""),
         "decode": (topology.REPLY_ALTERNATE, ""),

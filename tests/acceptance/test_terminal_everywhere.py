@@ -49,7 +49,8 @@ def world(tmp_path_factory: pytest.TempPathFactory, broker_url: str, store_url: 
     folder = tmp_path_factory.mktemp("terminals")
     homework = tiny_class(folder / "homework", 6)
     (homework / "submissions" / "müller_300_1_homework.ipynb").write_text("{", "utf-8")
-    with Cluster(folder / "cluster", broker_url, store_url, {MODEL: SIMULATED_MODEL, NOBODYS: SIMULATED_MODEL}) as cluster:
+    models = dict.fromkeys((MODEL, NOBODYS), SIMULATED_MODEL)
+    with Cluster(folder / "cluster", broker_url, store_url, models) as cluster:
         workers = [cluster.launch(role, MODEL) for role in ("prefill", "decode")]
         for worker in workers:
             worker.wait_until_registered()

@@ -88,11 +88,10 @@ def test_workers_that_use_different_redises_prefill_twice_and_lose_no_job(
     tmp_path: Path, broker_url: str, redises: tuple[RedisServer, RedisServer], model_name: str
 ) -> None:
     first, second = redises
+    near_url = put_hosts(first.url, hosts(first.port, second.port))
     with (
         TcpProxy(first.port) as link,
-        Cluster(
-            tmp_path / "a", broker_url, put_hosts(first.url, hosts(first.port, second.port)), {model_name: SIMULATED_MODEL}
-        ) as near,
+        Cluster(tmp_path / "a", broker_url, near_url, {model_name: SIMULATED_MODEL}) as near,
         Cluster(tmp_path / "b", broker_url, put_hosts(first.url, hosts(link.port, second.port)), near.config) as far,
     ):
         near.worker("prefill", model_name)

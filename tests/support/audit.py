@@ -45,9 +45,8 @@ def main(pip_audit: str) -> int:
         )
         if not report.is_file():
             error_lines = completed_process.stderr.strip().splitlines()
-            click.echo(
-                f"audit: the advisories can't be looked up: {error_lines[-1] if error_lines else 'pip-audit did not say why'}"
-            )
+            reason = error_lines[-1] if error_lines else "pip-audit did not say why"
+            click.echo(f"audit: the advisories can't be looked up: {reason}")
             return 1
         problems = list(problems_of(json.loads(report.read_text("utf-8")), EXCEPTIONS))
     problems += flaws(EXCEPTIONS, datetime.now(UTC).date())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grading import grade
-from grading.grade import Assignment, GradeRequest, RoleModel
+from grading.grade import AspectModel, Assignment, GradeRequest
 from messages.jobs import DecodeReport, JobResult, PrefillReport
 from producers.batch.batch import Batch
 from tests.support.homework import tiny_class
@@ -17,7 +17,7 @@ from tests.support.homework import tiny_class
 
 def request_for(folder: Path) -> GradeRequest:
     """The class in `folder` (see `tiny_class`), graded by two made-up models."""
-    models = {"code": RoleModel("coder", 32_768), "feedback": RoleModel("writer", 32_768)}
+    models = {"code": AspectModel("coder", 32_768), "feedback": AspectModel("writer", 32_768)}
     return GradeRequest(folder / "submissions", folder / "rubric.yaml", models)  # type: ignore[arg-type]
 
 
@@ -50,8 +50,8 @@ def answer(
 
 def _result(batch_id: str, assignment: Assignment, task: grade.Task, points: int, evidence: str) -> JobResult:
     grade_fields = {"evidence": evidence, "points": points, "feedback": "Fine."}
-    text: dict[str, Any] = {criterion.id: grade_fields for criterion in assignment.rubric.for_model(task.role)}
-    if task.role == "feedback":
+    text: dict[str, Any] = {criterion.id: grade_fields for criterion in assignment.rubric.for_model(task.aspect)}
+    if task.aspect == "feedback":
         text["summary"] = "Good work."
     return JobResult(
         task.job_id,

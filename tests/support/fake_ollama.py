@@ -1,6 +1,6 @@
 """An Ollama server of ours, for the real client: its routes, its field names, its errors, and no model behind them.
 
-A token is a word. Shapes and sentences are those of Ollama 0.33; `Habits` are what other releases and bad days do.
+A token is a word. Shapes and sentences are those of Ollama 0.33; `OllamaHabits` are what other releases do.
 """
 
 from __future__ import annotations

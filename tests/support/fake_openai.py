@@ -1,6 +1,6 @@
 """An HTTP server of ours with OpenAI's chat completions, for what real servers do on bad days; no model behind it.
 
-A token is a word. `Habits` are what it refuses, forgets or breaks off.
+A token is a word. `OpenAIHabits` are what it refuses, forgets or breaks off.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A gateway on a loopback port, for real clients: `Served` in a thread of the test, over a `Pipeline` or any client."""
+"""A gateway on a loopback port, for real clients: `ServedGateway` in a thread of the test, over any client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from gateway.batches import Batches
 from gateway.batches_api import check_body
-from gateway.dispatch import Dispatch
+from gateway.dispatch import Dispatcher
 from gateway.files import GatewayFolder
 from gateway.gateway import Gateway
 from gateway.keys import KeyRing, file_in
@@ -31,7 +31,7 @@ class ServedGateway:
         self._stack = ExitStack()
         self._listener = self._stack.enter_context(listening("127.0.0.1", 0))
         self.name = f"gateway-{self._listener.getsockname()[1]}"
-        self._dispatch = Dispatch(client, self.name)
+        self._dispatch = Dispatcher(client, self.name)
         models = models or {MODEL: ModelSettings(name=MODEL, max_tokens=16, temperature=0.0)}
         self.batches = Batches(self._stack.enter_context(GatewayFolder(home)), client, check_body)
         self.gateway = Gateway(models, client, self._dispatch, KeyRing(file_in(home)), self.batches)

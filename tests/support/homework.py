@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grading.prompts.prompt import build_prompt
-from grading.rubric.rubric import Role, load_rubric
+from grading.rubric.rubric import Aspect, load_rubric
 from grading.submissions.reading import read_document, read_submissions
 from tests.support.processes import ROOT, CompletedCommand, environment
 
@@ -55,7 +55,7 @@ def example(out: Path, *extra_arguments: str) -> list[str]:
     return [str(EXAMPLE / "submissions"), *inputs, "--out", str(out), *extra_arguments]
 
 
-def example_prompt(role: Role, student: str) -> str:
+def example_prompt(role: Aspect, student: str) -> str:
     """A prompt of the example class, of the submission whose name begins so; always the same."""
     solution, template = (read_document(EXAMPLE / name) for name in ("solution.ipynb", "template.ipynb"))
     submission = next(

@@ -1,6 +1,6 @@
 """What Canvas and Moodle do with an uploaded file, from their documented rules. Shares no code with the exporters.
 
-Each reader gives the grades that the LMS would set, or raises Rejected with the rule that the file breaks.
+Each reader gives the grades that the LMS would set, or raises ImportRejected with the rule that the file breaks.
 """
 
 from __future__ import annotations

@@ -132,7 +132,8 @@ def print_panels(observations: Sequence[PanelObservation]) -> None:
     """For people."""
     for observation in observations:
         click.echo(
-            f"\n{observation.panel.title}  [{observation.panel.unit}]{'' if observation.moved_series else '   DID NOT MOVE'}"
+            f"\n{observation.panel.title}  [{observation.panel.unit}]"
+            f"{'' if observation.moved_series else '   DID NOT MOVE'}"
         )
         for query in observation.panel.queries:
             click.echo(f"  {expression(query)}")

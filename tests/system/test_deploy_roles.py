@@ -17,7 +17,7 @@ from infra.broker import topology
 from infra.config.settings import Settings, load_settings
 from infra.config.urls import put_password, put_user
 from infra.deploy.accounts import SERVICES, Service, accounts, passwords
-from infra.deploy.permissions import PERMISSIONS, Role
+from infra.deploy.permissions import PERMISSIONS, AccountRole
 from infra.deploy.services import definitions, service_files
 from infra.deploy.units import Place
 from kvstore.redis.cluster_state import RedisClusterState
@@ -82,12 +82,12 @@ class Deployed:
         self._settings = settings
         self.broker, self.store = broker, store
 
-    def url(self, service: Service, role: Role) -> str:
+    def url(self, service: Service, role: AccountRole) -> str:
         url = self._settings.services.broker if service == "broker" else self._settings.services.store
         (account,) = (account for account in accounts(self._settings, service) if account.role == role)
         return put_password(put_user(url, account.user), account.password)
 
-    def redis(self, role: Role) -> Any:
+    def redis(self, role: AccountRole) -> Any:
         return redis.Redis.from_url(self.url("store", role), protocol=2)
 
     def refused_by_redis(self) -> list[Any]:
@@ -97,7 +97,7 @@ class Deployed:
         auditor.acl_log_reset()
         return [(entry["username"], entry["reason"], entry["object"]) for entry in entries]
 
-    def broker_refuses(self, role: Role, action: Callable[[BlockingChannel], object]) -> bool:
+    def broker_refuses(self, role: AccountRole, action: Callable[[BlockingChannel], object]) -> bool:
         """Whether RabbitMQ answers 403 to what this role's user tries."""
         return is_refused(self.url("broker", role), action)
 
@@ -125,7 +125,7 @@ class RoleCluster(Cluster):
     def __init__(self, folder: Path, deployed: Deployed) -> None:
         super().__init__(folder, deployed.broker.url, deployed.store.url, {MODEL: SIMULATED})
         self._deployed = deployed
-        self.role: Role = "operator"
+        self.role: AccountRole = "operator"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -207,7 +207,7 @@ def test_what_happens_rarely_is_allowed_too(deployed: Deployed) -> None:
     assert deployed.refused_by_redis() == []
 
 
-FORBIDDEN: list[tuple[Role, tuple[object, ...]]] = [
+FORBIDDEN: list[tuple[AccountRole, tuple[object, ...]]] = [
     ("producer", ("GETEX", "kv:a:b", "EX", 1)),
     ("producer", ("GET", "result:{job:1}")),
     ("producer", ("UNLINK", "kv:a:b")),
@@ -238,7 +238,7 @@ FORBIDDEN: list[tuple[Role, tuple[object, ...]]] = [
 
 
 @pytest.mark.parametrize(("role", "words"), FORBIDDEN, ids=str)
-def test_redis_refuses_what_is_not_a_roles(deployed: Deployed, role: Role, words: tuple[object, ...]) -> None:
+def test_redis_refuses_what_is_not_a_roles(deployed: Deployed, role: AccountRole, words: tuple[object, ...]) -> None:
     with pytest.raises(NoPermissionError):
         deployed.redis(role).execute_command(*words)
 
@@ -266,7 +266,7 @@ def test_rabbitmq_refuses_what_is_not_a_roles(deployed: Deployed) -> None:
             channel.queue_declare(spec.name, durable=True, arguments=dict(spec.arguments))
     prefill, decode = (topology.work_queue(stage, MODEL, "bulk") for stage in ("prefill", "decode"))
 
-    def refused(role: Role, action: Callable[[BlockingChannel], object]) -> bool:
+    def refused(role: AccountRole, action: Callable[[BlockingChannel], object]) -> bool:
         return deployed.broker_refuses(role, action)
 
     # Then no worker reads, purges or deletes dead letters or makes a queue, and none reaches a queue past the exchanges

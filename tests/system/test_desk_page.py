@@ -93,7 +93,8 @@ def test_from_a_zip_to_the_gradebook(browser: Browser, tmp_path: Path) -> None:
 def slow_class(folder: Path) -> tuple[Path, Path]:
     """(configuration of a model that takes its time, a class for it)."""
     config = folder / "kvasir.toml"
-    config.write_text(config_text({"slow": ModelEntry("simulated", "sim:prefill=4000,decode=400,scale=1", 32768)}), "utf-8")
+    entry = ModelEntry("simulated", "sim:prefill=4000,decode=400,scale=1", 32768)
+    config.write_text(config_text({"slow": entry}), "utf-8")
     return config, tiny_class(folder / "class", 12)
 
 

@@ -20,7 +20,7 @@ from examples.model.shape import TRAINED
 from examples.model.tokens import framed
 from examples.model.train import IGNORED, Lessons, Plan, Training, TrainingBatch
 from examples.model.worlds import HELD_OUT
-from grading.rubric.rubric import ROLES
+from grading.rubric.rubric import ASPECTS
 
 pytestmark = [pytest.mark.torch, pytest.mark.system]
 
@@ -89,7 +89,7 @@ def test_prompts_made_in_parts_have_the_tokens_of_the_whole_and_fit_into_2048(to
     for seed in range(20):
         made = make_class(HELD_OUT, seed, size=2)
         for labelled in made.submissions:
-            for role in ROLES:
+            for role in ASPECTS:
                 parts = framed(*made.prompt(role, labelled, FENCE), made.answer(role, labelled))
                 ids = [tokenizer.encode(part, add_special_tokens=False).ids for part in parts]
 

@@ -61,7 +61,9 @@ def tasks(tmp_path_factory: pytest.TempPathFactory, engines: dict[str, Engine]) 
         asked = list(
             open_assignment(batch, request_from(settings, ClassFiles(folder, rubric, solution, template))).tasks
         )
-    found = [(engines["vllm"].tokenize(user_prompt(one.prompt.prefix, one.prompt.suffix), 0.0).ids, one) for one in asked]
+    found = [
+        (engines["vllm"].tokenize(user_prompt(one.prompt.prefix, one.prompt.suffix), 0.0).ids, one) for one in asked
+    ]
     short = [(tokens, one) for tokens, one in found if len(tokens) < LONG_TOKENS]
     assert len(short) >= 3
     return short[:3]

@@ -1,6 +1,6 @@
 """A broker's queues in this process: routing, delivery counts, dead letters and time-outs of `infra.broker.topology`.
 
-One lock guards everything, and every change ends with handing ready messages to readers that have room.
+One lock guards everything, and every change ends with handing ready messages to readers with capacity.
 """
 
 from __future__ import annotations
@@ -86,9 +86,8 @@ class EmbeddedServer:
         self._expiries: list[tuple[float, int, EmbeddedQueue]] = []  # a heap: when, tie-break, whose head to look at
         self._clock = threading.Condition(self.lock)
         self._clock_thread: threading.Thread | None = None
-        self._unrouted_letters: list[
-            tuple[Copy, str, str]
-        ] = []  # dead letters that no queue takes yet: copy, exchange, key
+        # Dead letters that no queue takes yet: copy, exchange, key.
+        self._unrouted_letters: list[tuple[Copy, str, str]] = []
 
     def declare_exchange(self, spec: topology.ExchangeSpec) -> None:
         """Safe to repeat."""
@@ -166,7 +165,7 @@ class EmbeddedServer:
                 self.dispatch(name)
 
     def dispatch(self, name: str) -> None:
-        """Hand ready messages to consumers with room, in turn."""
+        """Hand ready messages to consumers with capacity, in turn."""
         queue = self._queues.get(name)
         if queue is None:
             return

@@ -107,9 +107,8 @@ def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
         if option not in options:
             setattr(settings, option, value)
     if settings.ssl_options is not None and "ssl_options" not in options:
-        settings.ssl_options = pika.SSLOptions(
-            _tls(ca_file), settings.host
-        )  # pika's own default names no host, and fails
+        # pika's own default names no host, and fails.
+        settings.ssl_options = pika.SSLOptions(_tls(ca_file), settings.host)
     settings.connection_attempts = 1
     settings.client_properties = {"connection_name": name}
     return settings

@@ -253,7 +253,9 @@ def test_cancelling_the_batch_ends_all_answers_at_once(pipeline):
     pipeline.client.cancel(job.batch_id)
 
     pipeline.nothing_is_left()
-    wait_until(lambda: Step.CANCELLED in pipeline.steps(job) or not decode.worker.holding(), "its slots are free")
+    wait_until(
+        lambda: Step.CANCELLED in pipeline.steps(job) or not decode.worker.count_in_progress(), "its slots are free"
+    )
     assert pipeline.results_so_far(job) == []
     assert len(decode.engine.decode_calls) <= 2
 

@@ -17,7 +17,18 @@ from engines.llamacpp.slotfile import (
     to_window,
 )
 from messages.errors import KVTransferFailed
-from messages.kv import Array, Block, DType, KVCache, KVLayout, RecurrentState, Window, cast, cut_into_blocks, assemble_cache
+from messages.kv import (
+    Array,
+    Block,
+    DType,
+    KVCache,
+    KVLayout,
+    RecurrentState,
+    Window,
+    assemble_cache,
+    cast,
+    cut_into_blocks,
+)
 
 
 def shape_of(layers: int, dtype: DType = "f16", interleaved: bool = False, window: int = 0) -> SlotShape:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from examples.homework import make
-from grading.rubric.rubric import Role, load_rubric
+from grading.rubric.rubric import Aspect, load_rubric
 from grading.submissions.lms_names import canvas_id
 from grading.submissions.reading import Submission, read_document, read_submissions
 
@@ -53,7 +53,7 @@ def reports(texts: Iterable[str]) -> list[tuple[str, int]]:
     return [(name, int(value)) for name, value in found if name in RESULTS]
 
 
-def read_by(role: Role, submission: Submission) -> list[str]:
+def read_by(role: Aspect, submission: Submission) -> list[str]:
     """Where a report counts for this role: outputs or prose, and comments for both."""
     kind = "output" if role == "code" else "text"
     code = [line.strip() for part in submission.parts if part.kind == "code" for line in part.text.splitlines()]

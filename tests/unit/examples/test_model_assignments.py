@@ -17,7 +17,7 @@ from examples.model.variety import vary
 from examples.model.worlds import HELD_OUT, HELD_OUT_WORDS, TRAINING, World
 from grading.prompts.answers import parse_answer
 from grading.quotes import evidence_state, submission_texts
-from grading.rubric.rubric import ROLES, load_rubric
+from grading.rubric.rubric import ASPECTS, load_rubric
 from grading.submissions.reading import read_document, read_submissions
 
 WORLDS = {"training": TRAINING, "held-out": HELD_OUT}
@@ -99,7 +99,7 @@ def test_names_and_right_values_also_stand_where_they_earn_nothing(classes: list
 def test_rubrics_have_three_to_six_criteria_for_both_roles(classes: list[LabelledClass]) -> None:
     for made in classes:
         assert 3 <= len(made.rubric.criteria) <= 6
-        assert all(made.rubric.for_model(role) for role in ROLES)
+        assert all(made.rubric.for_model(role) for role in ASPECTS)
 
 
 def test_a_message_to_the_grader_is_added_and_changes_neither_labels_nor_outputs(classes: list[LabelledClass]) -> None:
@@ -135,7 +135,7 @@ def test_the_answer_to_every_prompt_is_one_that_the_project_reads_with_the_label
     classes: list[LabelledClass],
 ) -> None:
     for made, labelled in every(classes):
-        for role in ROLES:
+        for role in ASPECTS:
             answer = parse_answer(made.answer(role, labelled), made.rubric.for_model(role), role == "feedback")
 
             given = {name: (one.points, one.evidence) for name, one in answer.criteria.items()}

@@ -412,7 +412,9 @@ def test_what_is_not_kept_is_refused_by_name(standing: ServedGateway, fields: di
         ({"priority": 1}, "priority"),
     ],
 )
-def test_what_a_batch_can_not_have_is_refused_by_name(standing: ServedGateway, fields: dict[str, Any], param: str) -> None:
+def test_what_a_batch_can_not_have_is_refused_by_name(
+    standing: ServedGateway, fields: dict[str, Any], param: str
+) -> None:
     body = {"input_file_id": "file-x", "endpoint": "/v1/chat/completions", "completion_window": "24h"} | fields
     answer = httpx.post(f"{standing.url}/v1/batches", json=body)
     assert answer.status_code == 400

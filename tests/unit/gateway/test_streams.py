@@ -59,7 +59,9 @@ class Lossy:
         monkeypatch.setattr(pipeline.server, "publish", changed)
 
 
-def test_lost_pieces_come_from_the_result(served: ServedGateway, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_pieces_come_from_the_result(
+    served: ServedGateway, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pipeline.start()
     Lossy(pipeline, monkeypatch, lambda event: [] if event.index in (0, 2, 3) else [event])
     whole = client(served).chat.completions.create(model=MODEL, messages=ASK, seed=1)
@@ -117,7 +119,9 @@ def test_another_answer_is_not_glued_to_the_first(served: ServedGateway, pipelin
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_cancels_its_job_within_a_second(served: ServedGateway, pipeline: Pipeline, stream: bool) -> None:
+def test_a_client_that_leaves_cancels_its_job_within_a_second(
+    served: ServedGateway, pipeline: Pipeline, stream: bool
+) -> None:
     pipeline.start(SLOW)
     engine = pipeline.workers[1].engine
     with pytest.raises(httpx.TimeoutException):
@@ -133,7 +137,9 @@ def test_a_client_that_leaves_cancels_its_job_within_a_second(served: ServedGate
     wait_until(lambda: "kvasir_gateway_open_requests 1.0" in metrics(served), "only this request is open")
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_stream_cancels_its_job(served: ServedGateway, pipeline: Pipeline) -> None:
+def test_a_client_that_leaves_in_the_middle_of_a_stream_cancels_its_job(
+    served: ServedGateway, pipeline: Pipeline
+) -> None:
     pipeline.start("sim:scale=1,prefill=1000000,decode=1,answer=8,spread=1")
     body = {"model": MODEL, "messages": ASK, "stream": True}
     with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=30) as response:

@@ -10,7 +10,7 @@ from examples.model.evaluate import assess, make_exam
 from examples.model.scores import Assessed, Judged, as_json, baseline, figures, kendall_tau, keyword_share
 from grading.points import Grade, grade_submission
 from grading.prompts.answers import parse_answer
-from grading.rubric.rubric import ROLES
+from grading.rubric.rubric import ASPECTS
 from grading.submissions.reading import Submission
 
 
@@ -21,7 +21,7 @@ def perfect(seed: int) -> Assessed:
     for labelled in exam.submissions:
         answers = {
             role: parse_answer(exam.made.answer(role, labelled), exam.made.rubric.for_model(role), role == "feedback")
-            for role in ROLES
+            for role in ASPECTS
         }
         name = labelled.submission.name
         graded[name] = grade_submission(name, exam.made.rubric, answers, labelled.submission)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grading.grade import GradeRequest, RoleModel, prepare
+from grading.grade import AspectModel, GradeRequest, prepare
 from grading.order import expected_work
 from grading.prompts.prompt import Prompt
 from messages.jobs import Sampling
@@ -39,12 +39,12 @@ def test_a_class_is_published_longest_first_in_each_role_and_the_code_role_first
         "title: T\ncriteria:\n  - {id: a, title: A, points: 2, guidance: g, model: code}\n"
         "  - {id: b, title: B, points: 2, guidance: g, model: feedback}\n"
     )
-    models = {"code": RoleModel("m", 8192), "feedback": RoleModel("n", 8192)}
+    models = {"code": AspectModel("m", 8192), "feedback": AspectModel("n", 8192)}
 
     tasks = prepare(GradeRequest(folder, rubric, models), "batch", bytes(16)).tasks
 
-    assert [task.role for task in tasks] == ["code"] * 3 + ["feedback"] * 3
+    assert [task.aspect for task in tasks] == ["code"] * 3 + ["feedback"] * 3
     for role in ("code", "feedback"):
-        sizes = [len(task.prompt.suffix) for task in tasks if task.role == role]
+        sizes = [len(task.prompt.suffix) for task in tasks if task.aspect == role]
         assert sizes == sorted(sizes, reverse=True)
         assert len(set(sizes)) == 3

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grading import grade
-from grading.grade import GradeRequest, RoleModel
+from grading.grade import AspectModel, GradeRequest
 from grading.points import Grade
 from messages.jobs import JobResult
 
@@ -94,7 +94,7 @@ def graded(
     request = GradeRequest(
         handed_in,
         folder / "rubric.yaml",
-        {"code": RoleModel("coder", 32_768), "feedback": RoleModel("writer", 32_768)},
+        {"code": AspectModel("coder", 32_768), "feedback": AspectModel("writer", 32_768)},
         folder / solution[0],
         folder / template[0] if template else None,
     )
@@ -102,7 +102,7 @@ def graded(
     said = {"works": {"evidence": evidence, "points": 5, "feedback": "The mean is taken."}}
 
     def result(job_id: str) -> JobResult:
-        role = next(task.role for task in assignment.tasks if task.job_id == job_id)
+        role = next(task.aspect for task in assignment.tasks if task.job_id == job_id)
         text = json.dumps(said if role == "code" else {"summary": "Good."})
         return JobResult(job_id, 1, "batch", "item", "coder", "succeeded", text)
 

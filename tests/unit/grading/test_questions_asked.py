@@ -18,7 +18,7 @@ from grading.prompts.questions import PASSAGE, SUMMARY, questions_of
 from grading.report.graded import load_graded, save_graded
 from grading.report.grades import show_distribution
 from grading.report.page import render_page
-from grading.rubric.rubric import Role, load_rubric
+from grading.rubric.rubric import Aspect, load_rubric
 from kvasir.class_run import read_class
 from messages.errors import BatchError
 from messages.jobs import JobResult, QuestionAnswer
@@ -130,7 +130,7 @@ def test_a_batch_of_the_form_whose_answers_named_no_criterion_is_read_and_sends_
 ) -> None:
     # Given the questions as commit 9237db7 asked them
     rubric = load_rubric(request_.rubric)
-    roles: tuple[Role, ...] = ("code", "feedback")
+    roles: tuple[Aspect, ...] = ("code", "feedback")
     asked = [
         [one.name, one.text, dict(one.schema)] for role in roles for one in questions_of(role, rubric, PROMPT_FORM)
     ]
@@ -220,7 +220,7 @@ def test_an_edited_criterion_is_asked_about_alone(request_: GradeRequest, tmp_pa
         new = [task for task in after.tasks if task.job_id not in known]
         assert [names(task) for task in new] == [["tested"]] * 3
         assert known <= {task.job_id for task in after.tasks}
-        assert not [task for task in after.tasks if task.job_id in known and task.role == "code" and task.may_run]
+        assert not [task for task in after.tasks if task.job_id in known and task.aspect == "code" and task.may_run]
         assert {made.state for made in grade.grades(after, batch.result)} == {"waiting"}
 
         answer(batch, new, tested={"evidence": "sum(values)", "points": 2, "feedback": "Both."})
@@ -246,7 +246,7 @@ def test_an_unanswered_job_whose_question_has_changed_is_made_anew(request_: Gra
         before = prepared(batch, request_)
         edit(request_, "One point for each test.", "Two points if both are tested.")
         after = prepared(batch, request_)
-    old, new = (next(task for task in made.tasks if task.role == "code") for made in (before, after))
+    old, new = (next(task for task in made.tasks if task.aspect == "code") for made in (before, after))
     assert names(new) == names(old)
     assert new.job_id != old.job_id
 
@@ -256,7 +256,7 @@ def test_more_answers_than_one_job_may_have_go_into_several(request_: GradeReque
     request_.rubric.write_text(RUBRIC + criteria, "utf-8")
     with Batch(tmp_path / "out") as batch:
         made = prepared(batch, replace(request_, samples=15))
-        code = [task for task in made.items[0].tasks if task.role == "code"]
+        code = [task for task in made.items[0].tasks if task.aspect == "code"]
         assert [sum(one.sampling.answers for one in task.questions) for task in code] == [60, 60, 31]
         assert len({task.item_id for task in code}) == len({task.job_id for task in code}) == 3
         answer(batch, made.tasks)
@@ -301,7 +301,7 @@ def test_asked_all_at_once_the_tone_stands_in_the_prompt_of_who_writes_the_summa
     edit(request_, "title: Means", "title: Means\nfeedback: Write it in German.")
     with Batch(tmp_path / "out") as batch:
         tasks = prepared(batch, replace(request_, ask="together")).tasks
-    assert {task.role: "Write it in German." in task.prompt.prefix for task in tasks} == {
+    assert {task.aspect: "Write it in German." in task.prompt.prefix for task in tasks} == {
         "code": False,
         "feedback": True,
     }

@@ -18,7 +18,7 @@ from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
 from infra.broker.envelope import Attempt, open_envelope
 from infra.broker.settle import Settler, check_runnable
 from infra.config.hours import Hours
-from messages.errors import Stopped, Poison
+from messages.errors import Poison, Stopped
 from messages.jobs import PrefillJob, Sampling, user_prompt
 from messages.lifecycle import Step
 from messages.workers import ENGINE_AWAY

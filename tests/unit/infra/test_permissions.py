@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from infra.broker import topology
-from infra.deploy.permissions import PERMISSIONS, STORE_RULES, Role, main, set_permissions
+from infra.deploy.permissions import PERMISSIONS, STORE_RULES, AccountRole, main, set_permissions
 
 QUEUES = [spec.name for spec in topology.queues(["tiny:1b", "org/other-7b"])] + ["reply.hw1", "stream.ask-1"]
 EXCHANGES = [spec.name for spec in topology.exchanges()] + ["amq.default"]  # as the broker calls the nameless one
 
 
-def may(role: Role, what: str, names: list[str]) -> set[str]:
+def may(role: AccountRole, what: str, names: list[str]) -> set[str]:
     """Those of these names that a role's pattern lets through, as the broker matches: anywhere in the name."""
     pattern = getattr(PERMISSIONS[role], what)
     return {name for name in names if re.search(pattern, name)}
@@ -57,7 +57,7 @@ def test_nobody_but_the_operator_writes_past_our_exchanges() -> None:
 
 
 @pytest.mark.parametrize("role", list(PERMISSIONS))
-def test_the_command_gives_a_user_its_roles_rights(role: Role) -> None:
+def test_the_command_gives_a_user_its_roles_rights(role: AccountRole) -> None:
     given = PERMISSIONS[role]
 
     command = set_permissions(role, "somebody", "grading")

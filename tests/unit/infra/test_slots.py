@@ -33,27 +33,27 @@ def slots() -> Iterator[SlotPool]:
 
 def test_a_slot_is_taken_until_its_job_has_its_answer(slots):
     work = Work()
-    slots.take(work)
-    assert (slots.wait(0), slots.free, slots.holding) == (False, 0, 1)
+    slots.run_in_slot(work)
+    assert (slots.wait(0), slots.free, slots.active_groups) == (False, 0, 1)
 
     work.answered.set()
 
     assert slots.wait(10)
-    assert (slots.free, slots.holding) == (1, 1)
+    assert (slots.free, slots.active_groups) == (1, 1)
     work.settled.set()
-    wait_until(lambda: slots.holding == 0, "it is settled")
-    assert (slots.done, slots.free) == (1, 1)
+    wait_until(lambda: slots.active_groups == 0, "it is settled")
+    assert (slots.jobs_done, slots.free) == (1, 1)
 
 
 def test_the_next_job_begins_while_the_last_is_settled_and_then_no_more(slots):
     # Given a job that is being settled
     first, second = Work(), Work()
-    slots.take(first)
+    slots.run_in_slot(first)
     first.answered.set()
     assert slots.wait(10)
 
     # When the next is begun, and has its answer too
-    slots.take(second)
+    slots.run_in_slot(second)
     assert second.begun.wait(10)
     second.answered.set()
     wait_until(lambda: slots.free == 1, "its slot is free")
@@ -83,11 +83,11 @@ def test_leaving_twice_frees_one_slot(slots):
         leave()
         done.set()
 
-    slots.take(work)
+    slots.run_in_slot(work)
     assert done.wait(10)
     slots.finish()
     busy = Work()
-    slots.take(busy)
+    slots.run_in_slot(busy)
     assert not slots.wait(0)
     busy.answered.set()
     busy.settled.set()

@@ -30,7 +30,9 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def grade(homework: str, *more: str) -> int:
-    return cli.run_command(["grade", f"{homework}/submissions", "--rubric", f"{homework}/rubric.yaml", "--quiet", *more])
+    return cli.run_command(
+        ["grade", f"{homework}/submissions", "--rubric", f"{homework}/rubric.yaml", "--quiet", *more]
+    )
 
 
 def title(out: str) -> str:

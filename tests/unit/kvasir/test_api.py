@@ -50,7 +50,9 @@ def test_grade_does_what_the_command_does(homework: Path, tmp_path: Path, capsys
 def test_grade_takes_names_and_the_folder_that_the_command_takes(homework: Path, tmp_path: Path) -> None:
     graded = kvasir.grade("homework/submissions", "homework/rubric.yaml", only="100, 102", quiet=True)
     assert [row["submission"][:8] for row in graded.rows] == ["student0", "student2"]
-    cli.run_command(["grade", "homework/submissions", "--rubric", "homework/rubric.yaml", "--only", "100,102", "--quiet"])
+    cli.run_command(
+        ["grade", "homework/submissions", "--rubric", "homework/rubric.yaml", "--only", "100,102", "--quiet"]
+    )
     assert len(list((tmp_path / "results").iterdir())) == 1
     with pytest.raises(kvasir.KvasirError, match="'nobody'"):
         kvasir.grade("homework/submissions", "homework/rubric.yaml", only=["nobody"], out="elsewhere", quiet=True)

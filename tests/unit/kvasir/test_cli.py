@@ -183,7 +183,9 @@ def test_a_solution_too_long_for_the_model_is_a_usage_error(kvasir: Kvasir, home
 
 def test_a_prompt_above_the_size_limit_is_a_usage_error(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
     weights = "sim:scale=0,context=1000000"
-    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: ModelEntry("simulated", weights, context=1_000_000)}), "utf-8")
+    (tmp_path / "kvasir.toml").write_text(
+        config_text({MODEL: ModelEntry("simulated", weights, context=1_000_000)}), "utf-8"
+    )
     (homework / "solution.py").write_text("total = total + value\n" * 50_000, "utf-8")  # 1.1 MB
 
     ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--solution", homework / "solution.py", "--quiet"))

@@ -19,7 +19,10 @@ from kvasir.doctor.members import separated_from_largest
     ],
 )
 def test_the_nodes_outside_are_those_that_the_largest_part_does_not_see(lost: dict[str, str], named: list[str]) -> None:
-    assert sorted(separated_from_largest([{"name": name, "partitions": list(others)} for name, others in lost.items()])) == named
+    assert (
+        sorted(separated_from_largest([{"name": name, "partitions": list(others)} for name, others in lost.items()]))
+        == named
+    )
 
 
 def test_nodes_that_say_nothing_are_all_inside() -> None:

@@ -12,7 +12,7 @@ import pytest
 from kvasir import cli
 from kvasir.doctor.trial import judge, made_up_text
 from messages.jobs import DecodeReport, JobError, JobResult, PrefillReport
-from messages.workers import WorkerStage, WorkerInfo
+from messages.workers import WorkerInfo, WorkerStage
 
 MODEL = "tiny:1b"
 

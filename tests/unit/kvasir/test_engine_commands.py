@@ -28,7 +28,7 @@ from kvasir.worker.process import check_family
 from kvstore.memory import MemoryClusterState
 from messages.errors import ConfigError
 from messages.kv import KVLayout
-from messages.workers import WorkerStage, WorkerInfo, layout_text
+from messages.workers import WorkerInfo, WorkerStage, layout_text
 from tests.support.llama_server_program import install
 from tests.support.rope_folders import configuration
 from tests.support.sketches import a_sketch, off_by

@@ -33,7 +33,10 @@ def test_what_students_asked_goes_too(graded: Path, tmp_path: Path) -> None:
     name = next((tmp_path / "homework/submissions").iterdir()).name
     (tmp_path / "asked.csv").write_text(f"submission,request\n{name},Why?\n", "utf-8")
     written = str(graded / "replies.csv")
-    assert cli.run_command(["requests", str(graded), "--from", str(tmp_path / "asked.csv"), "--to", written]) == cli.EXIT_FAILURE
+    assert (
+        cli.run_command(["requests", str(graded), "--from", str(tmp_path / "asked.csv"), "--to", written])
+        == cli.EXIT_FAILURE
+    )
     assert {"requests.jsonl", "replies.csv"} <= {item.name for item in graded.iterdir()}
 
     assert cli.run_command(["forget", str(graded), "--yes"]) == 0

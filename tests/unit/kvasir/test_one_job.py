@@ -10,7 +10,7 @@ from kvstore.base import TTL_S
 from messages.lifecycle import Step
 from producers.batch.batch import Batch, BatchEntry
 from producers.batch.runner import JobSpec, Runner
-from tests.support.pipeline import MODEL, RecordingProgress, Pipeline, WatchedStore
+from tests.support.pipeline import MODEL, Pipeline, RecordingProgress, WatchedStore
 from tests.support.waiting import wait_until
 
 LIFE = [
@@ -84,7 +84,9 @@ def test_own_blocks_go_after_the_ack_and_shared_blocks_stay_until_their_ttl() ->
         assert own
 
         # Then all that it shared is there, and nothing of its own
-        wait_until(lambda: pipeline.kv.find_missing(pipeline.refs(job)) == own, "its own blocks, and no others, are gone")
+        wait_until(
+            lambda: pipeline.kv.find_missing(pipeline.refs(job)) == own, "its own blocks, and no others, are gone"
+        )
 
         # and what it shared is gone when nobody has used it for the length of a TTL
         clock[0] += TTL_S + 1
@@ -111,4 +113,6 @@ def test_a_second_job_restores_the_shared_part_and_uploads_only_what_is_missing(
         assert result.text == pipeline.undisturbed_text(second)
 
         # and only its own blocks were uploaded
-        assert set(pipeline.kv.stored_refs[uploaded_first:]) == {ref for ref in pipeline.refs(second) if not ref.is_shared}
+        assert set(pipeline.kv.stored_refs[uploaded_first:]) == {
+            ref for ref in pipeline.refs(second) if not ref.is_shared
+        }

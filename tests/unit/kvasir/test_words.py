@@ -93,7 +93,9 @@ def test_retry_names_what_it_does_not_know(graded: Path, capsys: pytest.CaptureF
 def test_grade_names_all_that_it_does_not_know(
     homework: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run_command(["grade", *tiny(homework, tmp_path / "out", "--only", "nobody,100,somebody")]) == cli.EXIT_USAGE
+    assert (
+        cli.run_command(["grade", *tiny(homework, tmp_path / "out", "--only", "nobody,100,somebody")]) == cli.EXIT_USAGE
+    )
     assert "'nobody', 'somebody'" in capsys.readouterr().err
 
 

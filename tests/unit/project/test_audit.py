@@ -40,7 +40,9 @@ UNSEEN = {"name": "rich", "skip_reason": "Dependency not found on PyPI and could
         ([OURS], {}, ["0 of 0 packages could not be looked up"]),
     ],
 )
-def test_a_report_is_judged(packages: list[Any], exceptions: dict[str, audit.AdvisoryException], problems: list[str]) -> None:
+def test_a_report_is_judged(
+    packages: list[Any], exceptions: dict[str, audit.AdvisoryException], problems: list[str]
+) -> None:
     found = list(audit.problems_of({"dependencies": packages, "fixes": []}, exceptions))
     assert len(found) == len(problems)
     assert all(said.startswith(begins) for said, begins in zip(found, problems, strict=True)), found
@@ -71,7 +73,9 @@ def test_exceptions_out_of_order_fail_a_clean_report(tmp_path: Path, monkeypatch
     report = json.dumps({"dependencies": [CLEAN, BAD]})
     program.write_text(f'#!/bin/sh\nwhile [ "$1" != --output ]; do shift; done\necho \'{report}\' > "$2"\n')
     program.chmod(0o755)
-    monkeypatch.setattr(audit, "EXCEPTIONS", {"CVE-1": audit.AdvisoryException("we do not call it", datetime.now(UTC).date())})
+    monkeypatch.setattr(
+        audit, "EXCEPTIONS", {"CVE-1": audit.AdvisoryException("we do not call it", datetime.now(UTC).date())}
+    )
     assert audit.main(str(program)) == 0
     monkeypatch.setattr(audit, "EXCEPTIONS", {"CVE-1": replace(ASIDE, until=date(2026, 1, 1))})
     assert audit.main(str(program)) == 1

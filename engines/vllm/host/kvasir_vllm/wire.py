@@ -51,7 +51,7 @@ def pack_message(message: Message) -> bytes:
 
 
 def length_of(head: bytes) -> int:
-    """Bytes that follow these four. Raises Garbled."""
+    """Bytes that follow these four. Raises GarbledMessage."""
     length: int = LENGTH.unpack(head)[0]
     if length > MAX_BYTES:
         raise GarbledMessage(f"a message of {length:,} bytes")
@@ -59,7 +59,7 @@ def length_of(head: bytes) -> int:
 
 
 def unpack_message(body: bytes) -> Message:
-    """The message in these bytes. Raises Garbled."""
+    """The message in these bytes. Raises GarbledMessage."""
     try:
         message = msgpack.unpackb(body)
     except ValueError as error:

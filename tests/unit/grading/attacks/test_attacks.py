@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from grading.attacks.detection import instruction_flags, strongest_passages
-from grading.grade import Assignment, GradeRequest, RoleModel, Task, grades, prepare
+from grading.grade import AspectModel, Assignment, GradeRequest, Task, grades, prepare
 from grading.points import Grade
 from grading.prompts.prompt import has_control_tokens
 from grading.submissions.notebooks import SubmissionPart
@@ -21,7 +21,7 @@ from messages.jobs import JobResult, user_prompt
 from tests.support.attacks import ATTACKS, clean_submissions
 from tests.support.homework import EXAMPLE, RUBRIC
 
-MODELS = {"code": RoleModel("tiny:1b", 32_768), "feedback": RoleModel("tiny:1b", 32_768)}
+MODELS = {"code": AspectModel("tiny:1b", 32_768), "feedback": AspectModel("tiny:1b", 32_768)}
 SECRET = b"s" * 16
 OTHERS = "Only this student wrote: marmalade and thunder."
 
@@ -90,7 +90,7 @@ def test_the_example_class_is_flagged_where_it_attacks() -> None:
 
 def test_the_class_shares_its_prefix_and_every_attacker_has_a_fence_of_its_own(attacked: Assignment) -> None:
     for role in ("code", "feedback"):
-        assert len({task.prompt.prefix for task in attacked.tasks if task.role == role}) == 1
+        assert len({task.prompt.prefix for task in attacked.tasks if task.aspect == role}) == 1
     assert len({item.fence for item in attacked.items}) == 41
     for item in attacked.items:
         for task in item.tasks:

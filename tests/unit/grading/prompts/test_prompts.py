@@ -18,7 +18,7 @@ from grading.prompts.prompt import (
     neutralise,
     text_of,
 )
-from grading.rubric.rubric import Criterion, Role, Rubric
+from grading.rubric.rubric import Aspect, Criterion, Rubric
 from grading.submissions.reading import Submission, SubmissionPart
 from grading.submissions.truncation import Cut
 
@@ -46,7 +46,7 @@ OUTPUT = SubmissionPart("output", "[1] 1\n[1] 2", "cell 2")
 TEXT = SubmissionPart("text", "The loop prints three numbers.", "cell 3")
 
 
-def prompt(submission: Submission, role: Role = "code", cuts: tuple[Cut, ...] = ()) -> Prompt:
+def prompt(submission: Submission, role: Aspect = "code", cuts: tuple[Cut, ...] = ()) -> Prompt:
     return build_prompt(role, RUBRIC, SOLUTION, TEMPLATE, submission, fence_for(SECRET, text_of(submission)), cuts)
 
 
@@ -204,7 +204,7 @@ kinds = st.sampled_from(["code", "text", "output"])
     language=st.text(max_size=12),
     role=st.sampled_from(["code", "feedback"]),
 )
-def test_no_submission_gets_out_of_its_fence(texts: list[tuple[str, str, str]], language: str, role: Role) -> None:
+def test_no_submission_gets_out_of_its_fence(texts: list[tuple[str, str, str]], language: str, role: Aspect) -> None:
     submission = work(*(SubmissionPart(kind, text, where) for kind, text, where in texts), language=language)  # type: ignore[arg-type]
     fence = fence_for(SECRET, text_of(submission))
     own = prompt(submission, role).suffix

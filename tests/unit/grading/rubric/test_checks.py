@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grading.grade import GradeRequest, RoleModel, prepare
+from grading.grade import AspectModel, GradeRequest, prepare
 from grading.rubric.checks import Check
 
 RATE = Check("variables", ("rate",))
@@ -27,7 +27,7 @@ def said(folder: Path, name: str, text: str, check: Check) -> list[bool]:
     (folder / "rubric.yaml").write_text(f"{criteria}checks:\n  - {{{check.kind}: {wanted}}}\n", "utf-8")
     (folder / "work").mkdir()
     (folder / "work" / name).write_text(text, "utf-8")
-    models = {"code": RoleModel("coder", 32_768)}
+    models = {"code": AspectModel("coder", 32_768)}
     request = GradeRequest(folder / "work", folder / "rubric.yaml", models)  # type: ignore[arg-type]
     return [finding.has_passed for item in prepare(request, "batch", b"secret").items for finding in item.findings]
 
