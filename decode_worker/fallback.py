@@ -55,7 +55,7 @@ class Fallback:
             return
         try:
             capacity = self._slots - topology.jobs_waiting(self._broker, "decode", self._model)
-            while capacity > 0 and (delivery := self._take()):
+            while capacity > 0 and (delivery := self._pull_job()):
                 self._pass_on(delivery)
                 capacity -= 1
         except (BrokerUnavailable, NoQueue) as error:  # it reconnects, and declares, by itself
@@ -75,7 +75,7 @@ class Fallback:
         self._alone_since = self._alone_since or time.monotonic()
         return time.monotonic() - self._alone_since >= ALONE_FOR_SURE_S
 
-    def _take(self) -> Delivery | None:
+    def _pull_job(self) -> Delivery | None:
         return next((delivery for queue in self._queues if (delivery := self._broker.get(queue))), None)
 
     def _pass_on(self, delivery: Delivery) -> None:

@@ -173,7 +173,7 @@ def command(*words: str) -> bytes:
 
 
 class BulkConnection:
-    """One socket, logged in. Every method raises what redis-py raises, or OSError; only RedirectError leaves it usable."""
+    """One socket, logged in. Methods raise what redis-py raises, or OSError; only RedirectError leaves it usable."""
 
     def __init__(self, target: BulkTarget, timeout_s: float, index: int, glance: bool) -> None:
         self.index = index

@@ -151,9 +151,9 @@ class Batch:
 
         `passive_entries` belong to it too, but this process does not wait for them: they are neither open nor counted.
         """
-        passive_list = list(passive_entries)
-        self.entries = [*passive_list, *entries]
-        self._passive_ids = {entry.job_id for entry in passive_list}
+        passives = list(passive_entries)
+        self.entries = [*passives, *entries]
+        self._passive_ids = {entry.job_id for entry in passives}
         self.request = request
         self.prompt_form, self.may_publish = form_of(request), True
         self._save()

@@ -401,10 +401,10 @@ class Pipeline:
 
     def results_so_far(self, job: PrefillJob) -> list[JobResult]:
         """Every result that has arrived of a job's run."""
-        self._take()
+        self._receive_replies()
         return [result for result in self._results if (result.job_id, result.run) == (job.job_id, job.run)]
 
-    def _take(self) -> None:
+    def _receive_replies(self) -> None:
         for replies in self._replies.values():
             for reply in replies.receive(0):
                 self._results.append(reply.result)
