@@ -249,7 +249,7 @@ def batches(pair: Any, folder: Path, rounds: int, lines: int, large: int) -> tup
             started = time.monotonic()
             done = cluster.run("run", str(prompts), "--out", str(folder / f"run-{number}"), "--quiet", timeout_s=300)
             if done.code:
-                raise RuntimeError(done.err)
+                raise RuntimeError(done.stderr)
             by_run.append(lines / (time.monotonic() - started))
             print(f"lines a second: batch {by_gateway[-1]:.0f}, kvasir run {by_run[-1]:.0f}", flush=True)
         prompts.write_bytes(_lines(large, LINE_BYTES))

@@ -134,7 +134,7 @@ class OurPair:
     def _latency(self, replies: Any, job: PrefillJob) -> float:
         started = time.perf_counter()
         self._client.submit([job])
-        (reply,) = replies.take(PATIENCE_S)
+        (reply,) = replies.receive(PATIENCE_S)
         took = time.perf_counter() - started
         reply.delivery.ack()
         _check(reply.result, self._kv_transfer)

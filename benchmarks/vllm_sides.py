@@ -13,7 +13,7 @@ from typing import Any
 
 from engines.registry import EngineOptions
 from engines.vllm.engine import VLLMEngine, launch_for, open_engine
-from engines.vllm.process import host_environ
+from engines.vllm.process import vllm_environ
 
 _PROGRAM = Path(__file__).with_name("vllm_bare.py")
 _PATIENCE_S = 20.0
@@ -35,7 +35,7 @@ class Both:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
-                env=host_environ(dict(os.environ), launch.threads),
+                env=vllm_environ(dict(os.environ), launch.threads),
                 start_new_session=True,
             )
             stack.callback(self._end_bare)

@@ -109,12 +109,12 @@ def round_overrides(
     """
     if any(not override.reason.startswith(ROUND_REASON) for override in overrides.values()):
         return []
-    new_items = {item.id: item for item in new.criteria if item.points is not None}
+    scored_criteria = {item.id: item for item in new.criteria if item.points is not None}
     version = version_of(overrides.values())
     return [
         Override(old.item_id, item.id, new_item.points, new_item.feedback, reason, reviewer, version=version)
         for item in old.criteria
-        if (new_item := new_items.get(item.id)) and new_item.points <= item.max_points  # type: ignore[operator]
+        if (new_item := scored_criteria.get(item.id)) and new_item.points <= item.max_points  # type: ignore[operator]
         if new_item.points != (overrides.get(item.id) or item).points
     ]
 

@@ -13,6 +13,6 @@ def escape_markdown(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 
-def shorten(text: str, longest: int = SHOWN_CHARS) -> tuple[str, int]:
+def split_off_rest(text: str, longest: int = SHOWN_CHARS) -> tuple[str, int]:
     """(its beginning, how many characters are left out)."""
     return text[:longest], max(0, len(text) - longest)

@@ -155,13 +155,13 @@ def positions(layout: KVLayout, layer: int, tokens: int) -> list[int]:
     return sorted({*(place for k in range(POSITIONS - 1) if (place := 9 * k * k) < tokens), tokens - 1})
 
 
-def project(layer: int, vectors: Array) -> Array:
-    """(2, WIDTH + 1) of the vectors K and V, (2, size)."""
-    size = vectors.shape[1]
+def project(layer: int, kv_vectors: Array) -> Array:
+    """(2, WIDTH + 1) of the kv_vectors K and V, (2, size)."""
+    size = kv_vectors.shape[1]
     bits = np.unpackbits(np.frombuffer(random_bytes(f"signs/{layer}", 2 * size * WIDTH // 8), np.uint8))
     signs = bits.reshape(2, size, WIDTH).astype(np.float32) * 2 - 1
-    small = np.einsum("vs,vsw->vw", vectors, signs) / np.sqrt(WIDTH)
-    return np.concatenate([small, np.linalg.norm(vectors, axis=1, keepdims=True)], axis=1)
+    small = np.einsum("vs,vsw->vw", kv_vectors, signs) / np.sqrt(WIDTH)
+    return np.concatenate([small, np.linalg.norm(kv_vectors, axis=1, keepdims=True)], axis=1)
 
 
 def compare(consumer: Sketch, producer: Sketch) -> SketchAgreement:

@@ -229,7 +229,7 @@ def assign(
     return replace(assignment, items=tuple(maker.item(submission) for submission in work))
 
 
-def untouched_names(batch: Batch) -> tuple[str, ...] | Literal["all"]:
+def names_so_far(batch: Batch) -> tuple[str, ...] | Literal["all"]:
     """Who is in the batch's class already, as `GradeRequest.untouched_names` wants it."""
     stored_request = batch.request
     whole = stored_request and not (stored_request.get("only") or stored_request.get("limit"))

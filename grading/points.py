@@ -198,7 +198,7 @@ def grade_submission(
     cuts: Sequence[Cut] = (),
     findings: Sequence[CheckFinding] = (),
     private_texts: PrivateTexts = PrivateTexts(),  # noqa: B008  frozen
-    copy_reason: str = "",
+    copying_evidence: str = "",
 ) -> Grade:
     """The grade of one submission.
 
@@ -208,7 +208,7 @@ def grade_submission(
         submission: as it was handed in, before cuts; evidence is looked for in all of it.
         findings: what deterministic checks found.
         private_texts: what feedback must not repeat.
-        copy_reason: why it looks like a copy of the solution.
+        copying_evidence: why it looks like a copy of the solution.
     """
     if submission.problem:
         return _without_answers(name, rubric, "failed", submission.problem)
@@ -227,7 +227,9 @@ def grade_submission(
     summary_leaks = leaks(summary, private_texts, work_texts)
     state = "waiting" if NO_RESULT_YET in answers.values() else _state(criteria)
     passages = [] if state == "waiting" else _passages(answers, work_texts)
-    doubts = [] if state == "waiting" else _doubts(submission, criteria, findings, summary_leaks, copy_reason, cuts)
+    doubts = (
+        [] if state == "waiting" else _doubts(submission, criteria, findings, summary_leaks, copying_evidence, cuts)
+    )
     doubts = [*passages, *doubts]
     check_remarks = [f"check: {finding.text}" for finding in findings if not finding.has_passed]
     remarks = [*_submission_remarks(submission, cuts), *check_remarks, *no_summary]

@@ -22,10 +22,10 @@ def parse_samples(texts: Sequence[str], criteria: Sequence[Criterion], with_summ
     parsed_answers = _readable(texts, lambda text: parse_answer(text, criteria, with_summary))
     if len(parsed_answers) == 1:
         return parsed_answers[0]
-    medians = {
+    median_answers = {
         criterion.id: _median([answer.criteria[criterion.id] for answer in parsed_answers]) for criterion in criteria
     }
-    return ParsedAnswer(medians, parsed_answers[0].summary)
+    return ParsedAnswer(median_answers, parsed_answers[0].summary)
 
 
 def parse_criterion_samples(answers: Sequence[QuestionAnswer], criterion: Criterion) -> CriterionAnswer:

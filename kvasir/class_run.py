@@ -147,7 +147,7 @@ def open_assignment(batch: Batch, request: GradeRequest) -> Assignment:
 def read_class(batch: Batch, request: GradeRequest) -> Assignment:
     """The class's work, and what is to be asked about it beside what the batch has answers to."""
     if (request.only_names or request.limit) and not request.from_manifest:
-        request = replace(request, untouched_names=grade.untouched_names(batch))
+        request = replace(request, untouched_names=grade.names_so_far(batch))
     succeeded_ids = {job_id for job_id, state in batch.states.items() if state == "succeeded"}
     older = None if batch.may_publish else batch.prompt_form
     return grade.prepare(request, batch.batch_id, batch.secret, older, batch.entries, succeeded_ids)

@@ -303,8 +303,8 @@ def _press(points: int, field: str, args: tuple[Path, str, str, str]) -> None:
 def _enter_points(folder: Path, item_id: str, criterion: str, next_id: str) -> None:
     """Write what the field says into the sheet; where somebody has entered something else meanwhile, ask."""
     state, field = st.session_state, f"hand {item_id} {criterion}"
-    number = state.get(field)
-    points, sheet_values = "" if number is None else str(plain(exact(number))), state["hand seen"]
+    entered_points = state.get(field)
+    points, sheet_values = "" if entered_points is None else str(plain(exact(entered_points))), state["hand seen"]
     try:
         bounds.enter_points(folder, item_id, criterion, points, sheet_values.get(field, ""))
         sheet_values[field] = points

@@ -112,11 +112,11 @@ def _cells(row: Row, criteria: list[str]) -> dict[str, object]:
 def _pictures(desk: Desk, folder: Path) -> None:
     view, rows, _ = desk.rows(folder)
     rubric, stamp = view.rubric, desk.version(folder)
-    html = pictures(desk, ("class", folder), stamp, lambda: draw_class(rubric, rows)) if rubric else ""
-    if not html or not rubric:
+    charts_html = pictures(desk, ("class", folder), stamp, lambda: draw_class(rubric, rows)) if rubric else ""
+    if not charts_html or not rubric:
         return
     st.subheader("The class in pictures", anchor=False)
-    st.html(html)
+    st.html(charts_html)
     if st.toggle("Each criterion", key="criteria drawn"):
         st.html(pictures(desk, ("criteria", folder), stamp, lambda: draw_criteria(rubric, rows)))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from desk.pages.markup import Markup
 from desk.plots import Plot, plots
 from desk.tables import tables
-from desk.text import SHOWN_CHARS, shorten
+from desk.text import SHOWN_CHARS, split_off_rest
 from grading.quotes import quoted_lines
 from grading.submissions.figures import figures_of, place_of
 from grading.submissions.reading import Submission, SubmissionPart
@@ -50,7 +50,7 @@ def _picture(markup: Markup, plot: Plot) -> None:
 
 def _part(markup: Markup, part: SubmissionPart, language: str, quotes: Mapping[str, str], most_chars: int) -> int:
     """Draw it; how many characters that were."""
-    body, left_out = shorten(part.text, min(most_chars, SHOWN_CHARS))
+    body, left_out = split_off_rest(part.text, min(most_chars, SHOWN_CHARS))
     marks = _marks(body, quotes)
     markup.caption(
         part.location if place_of(part.location) and part.kind == "output" else f"{part.kind}, {part.location}"

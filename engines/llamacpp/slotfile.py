@@ -139,7 +139,7 @@ def to_window(file: SlotFile, shape: SlotShape) -> Window | None:
 
 def to_states(file: SlotFile, shape: SlotShape) -> list[RecurrentState]:
     """The states of the recurrent layers, at the end of the file's tokens."""
-    layout, states = shape.layout, []
+    layout, recurrent_states = shape.layout, []
     expected = (math.prod(layout.conv_shape), math.prod(layout.matrix_shape))
     for layer, (columns, matrix) in zip(layout.state_layers, file.states, strict=True):
         if (columns.size, matrix.size) != expected:
@@ -152,8 +152,8 @@ def to_states(file: SlotFile, shape: SlotShape) -> list[RecurrentState]:
             groups = (heads // shape.key_heads, shape.key_heads)
             columns, matrix = _regroup_heads(columns, matrix, layout, groups)
         numbers = np.concatenate([columns.reshape(-1), matrix.swapaxes(1, 2).reshape(-1)])
-        states.append(RecurrentState(len(file.tokens), layer, numbers))
-    return states
+        recurrent_states.append(RecurrentState(len(file.tokens), layer, numbers))
+    return recurrent_states
 
 
 def build(tokens: Sequence[int], cache: KVCache, shape: SlotShape, streams: int) -> bytes:

@@ -271,7 +271,7 @@ class VLLMEngine(FolderEngine):
     ) -> Answer:
         evaluated_tokens = 0
 
-        def read_ids() -> Iterator[int]:
+        def answer_token_ids() -> Iterator[int]:
             nonlocal evaluated_tokens
             for message in replies:
                 evaluated_tokens = int(message.get("evaluated", evaluated_tokens))
@@ -280,7 +280,7 @@ class VLLMEngine(FolderEngine):
                     if token not in self._prompt.end_ids:
                         yield token
 
-        answer = self._collect_answer(read_ids(), sampling, on_text, start)
+        answer = self._collect_answer(answer_token_ids(), sampling, on_text, start)
         return replace(answer, evaluated_tokens=evaluated_tokens)
 
     def _inject(self, stack: ExitStack, cache: KVCache | None) -> tuple[str, int] | None:

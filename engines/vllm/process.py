@@ -184,7 +184,7 @@ class HostProcess(Conversation):
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                env=host_environ(dict(os.environ), self.launch.threads),
+                env=vllm_environ(dict(os.environ), self.launch.threads),
                 start_new_session=True,  # so that its group holds vLLM's other processes, and Ctrl-C is ours to handle
             )
             return True
@@ -263,7 +263,7 @@ class HostProcess(Conversation):
         )
 
 
-def host_environ(environ: dict[str, str], threads: int) -> dict[str, str]:
+def vllm_environ(environ: dict[str, str], threads: int) -> dict[str, str]:
     """The host's environment variables: no secret of ours, no module of ours, nothing told to anybody outside."""
     variables = {name: value for name, value in environ.items() if not name.startswith(("KVASIR_", "PYTHON"))}
     variables |= {"PYTHONPATH": str(_PATH), "PYTHONUNBUFFERED": "1"}

@@ -156,7 +156,7 @@ def _read(data: bytes, assignment: str, title: str) -> _Gradebook:
     possible = next((i for i, row in enumerate(sheet.rows) if cell(row, 0).strip().casefold() == _POINTS_POSSIBLE), 0)
     if not possible:
         raise ExportError("the gradebook has no row 'Points Possible'; export it from Canvas anew")
-    assignment_column = _find_assignment(sheet.rows[0], last_fact, assignment, title)
+    assignment_column = _find_assignment_column(sheet.rows[0], last_fact, assignment, title)
     return _Gradebook(sheet, id_column, last_fact, assignment_column, possible, uses_decimal_comma(sheet))
 
 
@@ -178,7 +178,7 @@ def _takes_grades(name: str) -> bool:
     return bool(_ASSIGNMENT_COLUMN.match(name)) and "(read only)" not in name.casefold()
 
 
-def _find_assignment(header: Sequence[str], last_fact: int, assignment: str, title: str) -> int:
+def _find_assignment_column(header: Sequence[str], last_fact: int, assignment: str, title: str) -> int:
     """The column of the assignment: never by its place."""
     columns = {index: header[index] for index in range(last_fact + 1, len(header)) if _takes_grades(header[index])}
     is_ambiguous = not assignment and len(columns) > 1

@@ -37,11 +37,11 @@ def export_feedback(
     """
     graded_class, grades = final_grades(folder, include_unreviewed)
     data = io.BytesIO()
-    used_names: set[str] = set()
+    used_file_names: set[str] = set()
     with zipfile.ZipFile(data, "w") as archive:
         for final in grades:
             if final.points is not None:
-                place = zipfile.ZipInfo(_file_name(final.submission, kind, used_names), EPOCH)
+                place = zipfile.ZipInfo(_file_name(final.submission, kind, used_file_names), EPOCH)
                 archive.writestr(place, feedback_text(graded_class.title, final, kind), zipfile.ZIP_DEFLATED)
     blank = left_blank(grades, _withheld_note)
     return ExportFile(f"feedback-{kind}.zip", "application/zip", data.getvalue(), blank, asks=graded_class.alarms)

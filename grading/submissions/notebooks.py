@@ -360,8 +360,8 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _count_note(number: int, singular: str, plural: str, predicate: str) -> str:
-    return f"{number} {singular if number == 1 else plural} {predicate}" if number else ""
+def _count_note(number: int, singular: str, plural: str, sentence_end: str) -> str:
+    return f"{number} {singular if number == 1 else plural} {sentence_end}" if number else ""
 
 
 def html_to_text(markup: str) -> tuple[str, int]:

@@ -372,11 +372,11 @@ def _read_all(files: list[ArchiveEntry], labels: list[str]) -> tuple[list[tuple[
     documents, problems, bytes_read, bytes_scanned = [], [], 0, 0
     for label, entry in zip(labels, files, strict=True):
         try:
-            content = _load_entry(entry)
-            bytes_read += len(content)
-            suffix = _kind(entry.path, content)
-            data, cut = _slim(content, suffix)
-            del content
+            entry_bytes = _load_entry(entry)
+            bytes_read += len(entry_bytes)
+            suffix = _kind(entry.path, entry_bytes)
+            data, cut = _slim(entry_bytes, suffix)
+            del entry_bytes
             bytes_scanned += len(data) // (4 if suffix == ".ipynb" else 1)
             if bytes_scanned > MAX_FOLDER_BYTES:
                 raise Unreadable(f"left out, because the folder's text is longer than {MAX_FOLDER_BYTES // MIB} MiB")

@@ -136,13 +136,13 @@ def _model(entries: dict[Keys, SourcedValue], name: str, variable: str) -> Model
         _inherit(entries, ("models", name, key), ("grading", key))
     places = _values_below(entries, "models", name, "weights")
     weights = {engine: place for engine, place in places.items() if place}
-    values = _values_below(entries, "models", name) | {"name": name, "weights": MappingProxyType(weights)}
+    fields = _values_below(entries, "models", name) | {"name": name, "weights": MappingProxyType(weights)}
     file = entries.get(("models", name, "api_key_file"))
     if variable:
-        values["api_key"] = Secret(API_KEY, variable)
+        fields["api_key"] = Secret(API_KEY, variable)
     elif file and file.value:
-        values["api_key"] = Secret(file.origin, file=Path(file.value))
-    return ModelSettings(**values)
+        fields["api_key"] = Secret(file.origin, file=Path(file.value))
+    return ModelSettings(**fields)
 
 
 def _inherit(entries: dict[Keys, SourcedValue], model_keys: Keys, general: Keys) -> None:

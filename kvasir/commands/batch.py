@@ -51,7 +51,7 @@ _WAITS = ", or use kvasir grade, which waits"
 @group_options(files=ClassFiles, models=Models, place=BatchPlace, selection=Selection, output=Output)
 @click.pass_obj
 def grade(
-    options: Globals,
+    global_options: Globals,
     files: ClassFiles,
     models: Models,
     place: BatchPlace,
@@ -64,7 +64,7 @@ def grade(
 
     Run it again to go on where it stopped: what is graded is not graded twice.
     """
-    settings = options.settings(models)
+    settings = global_options.settings(models)
     if dry:
         request = class_run.request_from(settings, files, selection)
         class_run.place_of(request, place)  # a dry run says what the run would refuse
@@ -77,7 +77,7 @@ def grade(
         max_wait_s=output.max_wait,
         quiet=output.quiet,
         settings=settings,
-        observe=options.observer(),
+        observe=global_options.observer(),
     )
     return show_outcome(outcome, output.as_json)
 
@@ -89,7 +89,7 @@ def grade(
 @group_options(files=ClassFiles, models=Models, place=BatchPlace, selection=Selection)
 @click.pass_obj
 def submit(
-    options: Globals,
+    global_options: Globals,
     files: ClassFiles,
     models: Models,
     place: BatchPlace,
@@ -98,14 +98,14 @@ def submit(
     quiet: bool,
 ) -> int:
     """Queue the submissions in FOLDER on the cluster and leave; `kvasir watch` gathers the results."""
-    settings = options.settings(models)
+    settings = global_options.settings(models)
     request = class_run.request_from(settings, files, selection)
     require_cluster(settings, "submit", _WAITS)
     with (
         TerminalProgress(quiet) as progress,
         class_run.open_class(request, place, progress.say) as (batch, assignment),
     ):
-        job_count = class_run.submit(settings, batch, assignment, progress, options.observer(), deadline_s)
+        job_count = class_run.submit(settings, batch, assignment, progress, global_options.observer(), deadline_s)
     gather = next_command("watch", batch.folder)
     say(f"{plural(job_count, 'job')} queued as {batch.batch_id}; gather them with: {gather}")
     return 0
@@ -117,12 +117,12 @@ def submit(
 @quiet_option
 @wait_option
 @click.pass_obj
-def watch(options: Globals, batch: Path, as_json: bool, quiet: bool, max_wait: float | None) -> int:
+def watch(global_options: Globals, batch: Path, as_json: bool, quiet: bool, max_wait: float | None) -> int:
     """Wait for the results of the batch in folder BATCH, and write its report."""
-    settings = options.settings()
+    settings = global_options.settings()
     with _existing(batch) as owned_batch, TerminalProgress(quiet) as progress:
         assignment = class_run.open_assignment(owned_batch, class_run.request_of_batch(settings, owned_batch))
-        outcome = class_run.run_class(settings, owned_batch, assignment, progress, options.observer(), max_wait)
+        outcome = class_run.run_class(settings, owned_batch, assignment, progress, global_options.observer(), max_wait)
     return show_outcome(outcome, as_json)
 
 
@@ -130,9 +130,9 @@ def watch(options: Globals, batch: Path, as_json: bool, quiet: bool, max_wait: f
 @click.argument("batch", type=path)
 @json_option
 @click.pass_obj
-def results(options: Globals, batch: Path, as_json: bool) -> int:
+def results(global_options: Globals, batch: Path, as_json: bool) -> int:
     """Show what the batch in folder BATCH has so far, and write its report anew. Connects to nothing."""
-    settings = options.settings()
+    settings = global_options.settings()
     with _existing(batch) as owned_batch:
         outcome = class_run.look(settings, owned_batch)
     return show_outcome(outcome, as_json)
@@ -146,10 +146,10 @@ def results(options: Globals, batch: Path, as_json: bool) -> int:
 @wait_option
 @click.pass_obj
 def retry(
-    options: Globals, batch: Path, only: tuple[str, ...], as_json: bool, quiet: bool, max_wait: float | None
+    global_options: Globals, batch: Path, only: tuple[str, ...], as_json: bool, quiet: bool, max_wait: float | None
 ) -> int:
     """Run the failed, cancelled and expired jobs of the batch in folder BATCH once more."""
-    settings = options.settings()
+    settings = global_options.settings()
     with _existing(batch) as owned_batch, TerminalProgress(quiet) as progress:
         owned_batch.check_may_publish()
         request: GradeRequest = class_run.request_of_batch(settings, owned_batch)
@@ -158,20 +158,20 @@ def retry(
         retried_ids = _jobs_to_retry(owned_batch, runnable_ids, _names_in_batch(owned_batch, request, only))
         owned_batch.run_again(retried_ids)
         progress.say(f"{plural(len(retried_ids), 'job')} run again")
-        outcome = class_run.run_class(settings, owned_batch, assignment, progress, options.observer(), max_wait)
+        outcome = class_run.run_class(settings, owned_batch, assignment, progress, global_options.observer(), max_wait)
     return show_outcome(outcome, as_json)
 
 
 @click.command()
 @click.argument("batch", type=path)
 @click.pass_obj
-def cancel(options: Globals, batch: Path) -> int:
+def cancel(global_options: Globals, batch: Path) -> int:
     """Stop the batch in folder BATCH; every job without a result gets the result `cancelled`."""
-    settings = options.settings()
+    settings = global_options.settings()
     _check_exists(batch)
     require_cluster(settings, "cancel", "; without them nothing runs but kvasir grade itself, which ends at Ctrl-C")
     batch_id = batches.batch_id(batch)
-    with connect(settings, (), options.observer(), "cancel") as client:
+    with connect(settings, (), global_options.observer(), "cancel") as client:
         client.cancel(batch_id)
     if batches.is_owned(batch):
         say(f"{batch_id} is cancelled; the kvasir process that owns it writes the results")

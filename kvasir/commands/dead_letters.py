@@ -74,9 +74,9 @@ def dead() -> None:
 @filter_options
 @json_option
 @click.pass_obj
-def list_letters(options: Globals, filters: _Filters, as_json: bool) -> int:
+def list_letters(global_options: Globals, filters: _Filters, as_json: bool) -> int:
     """Show which jobs lie among the dead letters, and why."""
-    with _open_dead_letters(options) as (_, graveyard):
+    with _open_dead_letters(global_options) as (_, graveyard):
         letters = graveyard.matching(filters.letter_filter())
         if as_json:
             say_json([letter.facts() for letter in letters])
@@ -89,9 +89,9 @@ def list_letters(options: Globals, filters: _Filters, as_json: bool) -> int:
 @filter_options
 @json_option
 @click.pass_obj
-def show(options: Globals, filters: _Filters, as_json: bool) -> int:
+def show(global_options: Globals, filters: _Filters, as_json: bool) -> int:
     """Show everything about dead letters, prompts included."""
-    with _open_dead_letters(options) as (_, graveyard):
+    with _open_dead_letters(global_options) as (_, graveyard):
         letters = [readable(letter) for letter in graveyard.matching(filters.letter_filter())]
     if as_json:
         say_json(letters)
@@ -109,14 +109,14 @@ def show(options: Globals, filters: _Filters, as_json: bool) -> int:
 @all_option
 @json_option
 @click.pass_obj
-def replay(options: Globals, filters: _Filters, all_letters: bool, as_json: bool) -> int:
+def replay(global_options: Globals, filters: _Filters, all_letters: bool, as_json: bool) -> int:
     """Run the jobs of dead letters once more, each as its job's next run.
 
     The batch's owner takes the results: `kvasir watch FOLDER` fetches them. With --batch FOLDER the batch also waits
     for them.
     """
     letter_filter = filters.required_filter(all_letters)
-    with _open_dead_letters(options) as (client, graveyard), _own_batch(filters.batch) as owner:
+    with _open_dead_letters(global_options) as (client, graveyard), _own_batch(filters.batch) as owner:
         replay_result = graveyard.replay(graveyard.matching(letter_filter), client, owner)
     if as_json:
         left_letters = [letter.facts() | {"why": reason} for letter, reason in replay_result.refusals]
@@ -141,10 +141,10 @@ def replay(options: Globals, filters: _Filters, all_letters: bool, as_json: bool
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @json_option
 @click.pass_obj
-def drop(options: Globals, filters: _Filters, all_letters: bool, yes: bool, as_json: bool) -> int:
+def drop(global_options: Globals, filters: _Filters, all_letters: bool, yes: bool, as_json: bool) -> int:
     """Delete dead letters for good. Their jobs keep their failed results."""
     letter_filter = filters.required_filter(all_letters)
-    with _open_dead_letters(options) as (_, graveyard):
+    with _open_dead_letters(global_options) as (_, graveyard):
         letters = graveyard.matching(letter_filter)
         if letters and not yes:
             if not as_json:
@@ -162,10 +162,10 @@ def drop(options: Globals, filters: _Filters, all_letters: bool, yes: bool, as_j
 
 
 @contextmanager
-def _open_dead_letters(options: Globals) -> Iterator[tuple[Client, DeadLetters]]:
-    settings = options.settings()
+def _open_dead_letters(global_options: Globals) -> Iterator[tuple[Client, DeadLetters]]:
+    settings = global_options.settings()
     require_cluster(settings, "dead")
-    with connect(settings, (), options.observer(), "dead") as client, DeadLetters(client.broker) as graveyard:
+    with connect(settings, (), global_options.observer(), "dead") as client, DeadLetters(client.broker) as graveyard:
         yield client, graveyard
 
 

@@ -89,7 +89,7 @@ class Site:
 @click.option("--dry-run", is_flag=True, help="Print what would be done and written, and contact nobody.")
 @group_options(manner=Manner)
 @click.pass_obj
-def deploy(options: Globals, verb: str, names: tuple[str, ...], manner: Manner) -> int:
+def deploy(global_options: Globals, verb: str, names: tuple[str, ...], manner: Manner) -> int:
     """Install and start the workers of each machine in kvasir.toml.
 
     \b
@@ -97,9 +97,9 @@ def deploy(options: Globals, verb: str, names: tuple[str, ...], manner: Manner) 
     upgrade   the same with what is new here, one machine at a time; each worker finishes what it holds
     start, stop, restart, status
     """
-    settings = options.settings()
+    settings = global_options.settings()
     machines = _machines_for(settings, names, manner.services)
-    order = Order(verb, machines, _config_file(options), settings, manner)
+    order = Order(verb, machines, _config_file(global_options), settings, manner)
     installs = verb in ("install", "upgrade")
     if installs and manner.services:
         _prepare_passwords(order)
@@ -131,8 +131,8 @@ def _machines_for(settings: Settings, names: Sequence[str], services: bool) -> l
     return machines
 
 
-def _config_file(options: Globals) -> Path:
-    path = options.config or Path("kvasir.toml")
+def _config_file(global_options: Globals) -> Path:
+    path = global_options.config or Path("kvasir.toml")
     if not path.is_file():
         raise UsageError(f"{path}: deploy copies one configuration file to every machine; name it with --config")
     return path

@@ -156,15 +156,15 @@ def _entry_json(entry: EngineEntry) -> dict[str, Any]:
 )
 @json_option
 @click.pass_obj
-def doctor(options: Globals, model: str | None, wait_s: float, as_json: bool) -> int:
+def doctor(global_options: Globals, model: str | None, wait_s: float, as_json: bool) -> int:
     """Check configuration, broker, store and workers, and say what to do. Exit code 1 if there is an error.
 
     With --try: whether each pair of workers transfers KV, how fast, and what that took of the network. Exit code 1 if a
     KV transfer that should work did not.
     """
     if model is not None:
-        return _try(options.settings(), model, wait_s, as_json)
-    findings = list(examine(options.settings))
+        return _try(global_options.settings(), model, wait_s, as_json)
+    findings = list(examine(global_options.settings))
     levels = Counter(finding.level for finding in findings)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings]))

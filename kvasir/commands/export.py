@@ -62,7 +62,7 @@ class _Format:
 @group_options(export_format=_Format)
 @click.pass_obj
 def export(
-    options: Globals,
+    global_options: Globals,
     batch: Path,
     export_format: _Format,
     include_unreviewed: bool,
@@ -75,7 +75,7 @@ def export(
     What failed, is incomplete or needs a person's look is left blank, never 0, and listed. Grades that the LMS's file
     holds are replaced, and a class that raises an alarm is given out, only with --yes.
     """
-    _bring_up_to_date(options, batch)
+    _bring_up_to_date(global_options, batch)
     times = bytes_of(export_format.times)
     if times is not None:
         _keep_times(times, batch)
@@ -149,15 +149,15 @@ def _print_changes(since: SinceLast) -> None:
     stderr.print("\n".join([since.summary(), *since.lines()]), soft_wrap=True, markup=False, highlight=False)
 
 
-def _bring_up_to_date(options: Globals, batch: Path) -> None:
+def _bring_up_to_date(global_options: Globals, batch: Path) -> None:
     """Write grades.json from the journal as it is now, where that is newer and possible."""
     batches.batch_id(batch)  # says that there is none
     grades_file, journal = batch / "grades.json", batch / "results.jsonl"
     if grades_file.is_file() and journal.is_file() and grades_file.stat().st_mtime_ns > journal.stat().st_mtime_ns:
         return
     try:
-        with Batch(batch) as owned_batch:
-            note = class_run.look(options.settings(), owned_batch).note
+        with Batch(batch) as locked_batch:
+            note = class_run.look(global_options.settings(), locked_batch).note
         if note:
             stderr.print(note, soft_wrap=True, markup=False)
     except UsageError as error:

@@ -28,12 +28,12 @@ from producers.words import plural
 @click.argument("batch", type=path)
 @click.option("--yes", is_flag=True, help="Don't ask.")
 @click.pass_obj
-def forget(options: Globals, batch: Path, yes: bool) -> int:
+def forget(global_options: Globals, batch: Path, yes: bool) -> int:
     """Delete the batch in folder BATCH everywhere: queues, store, dead letters, and what kvasir wrote in the folder.
 
     With it go its regrades, and the submissions that were uploaded to the desk. Submissions elsewhere stay there.
     """
-    settings = options.settings()
+    settings = global_options.settings()
     if batch.is_symlink():
         raise BatchError(f"{batch} is a link; name the folder itself: {batch.resolve()}")
     is_batch = batches.exists(batch)
@@ -51,7 +51,7 @@ def forget(options: Globals, batch: Path, yes: bool) -> int:
                 raise BatchError(f"{folder} is worked on now; stop that first, or wait for it")
             job_ids |= stack.enter_context(Batch(folder)).every_job()  # nobody else works on it
         if is_batch and is_cluster(settings):
-            _forget_in_cluster(options, settings, name, job_ids)
+            _forget_in_cluster(global_options, settings, name, job_ids)
         number = _delete(batch)
     say(f"{name} is forgotten: {plural(len(job_ids), 'job')}, {plural(number, 'file')}")
     if batch.exists():
@@ -92,9 +92,9 @@ def _file_list(batch: Path) -> str:
     return ", ".join(name.replace("handed-in/ (", "handed-in/ (the uploaded submissions: ") for name in names)
 
 
-def _forget_in_cluster(options: Globals, settings: Settings, batch_id: str, job_ids: set[str]) -> None:
+def _forget_in_cluster(global_options: Globals, settings: Settings, batch_id: str, job_ids: set[str]) -> None:
     """Queues and store. What still waits for a worker is dropped by whoever takes it: the tombstone says so."""
-    with connect(settings, (), options.observer(), "forget") as client:
+    with connect(settings, (), global_options.observer(), "forget") as client:
         client.cancel(batch_id)
         say(f"results that nobody had fetched: {_discard_results(client, batch_id)}")
         with DeadLetters(client.broker) as graveyard:

@@ -27,7 +27,7 @@ LogMessage = tuple[str, list[str] | DeployFailed | None]
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on, until Ctrl-C.")
 @ssh_config_option
 @click.pass_obj
-def logs(options: Globals, machines: tuple[str, ...], lines: int, follow: bool, ssh_config: Path | None) -> int:
+def logs(global_options: Globals, machines: tuple[str, ...], lines: int, follow: bool, ssh_config: Path | None) -> int:
     """Show the last lines of each role's log on MACHINE, or on all machines of kvasir.toml; over ssh, all at once.
 
     Before each line stand its machine and role. A machine that can't be reached is named, and the others go on.
@@ -36,7 +36,7 @@ def logs(options: Globals, machines: tuple[str, ...], lines: int, follow: bool, 
     kvasir logs                      every role's last 20 lines
     kvasir logs mac1 -n 5 --follow   those of one machine, and what comes
     """
-    settings = options.settings()
+    settings = global_options.settings()
     selected_machines = select_machines(settings, machines)
     roles = [
         (machine, unit)

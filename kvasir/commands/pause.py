@@ -23,33 +23,33 @@ _HEARD_WITHIN_S = 30.0
 @click.command()
 @click.argument("worker")
 @click.pass_obj
-def pause(options: Globals, worker: str) -> int:
+def pause(global_options: Globals, worker: str) -> int:
     """Let WORKER take no more jobs; what it has begun goes on. Until `resume`, or until its process ends.
 
     WORKER is an id from `kvasir status`, or a host: all workers there.
     """
-    return _pause_or_resume(options, worker, should_pause=True)
+    return _pause_or_resume(global_options, worker, should_pause=True)
 
 
 @click.command()
 @click.argument("worker")
 @click.pass_obj
-def resume(options: Globals, worker: str) -> int:
+def resume(global_options: Globals, worker: str) -> int:
     """Let WORKER (see `pause`) take jobs again."""
-    return _pause_or_resume(options, worker, should_pause=False)
+    return _pause_or_resume(global_options, worker, should_pause=False)
 
 
 @click.command()
 @click.argument("worker")
 @click.option("--timeout", "timeout_s", type=Number(0), default=3600.0, show_default=True, metavar="SECONDS")
 @click.pass_obj
-def drain(options: Globals, worker: str, timeout_s: float) -> int:
+def drain(global_options: Globals, worker: str, timeout_s: float) -> int:
     """Pause WORKER (see `pause`), and wait until it holds no job: its machine can then be used or turned off."""
-    return _pause_or_resume(options, worker, should_pause=True, until_idle_s=timeout_s)
+    return _pause_or_resume(global_options, worker, should_pause=True, until_idle_s=timeout_s)
 
 
-def _pause_or_resume(options: Globals, worker: str, should_pause: bool, until_idle_s: float = 0.0) -> int:
-    settings = options.settings()
+def _pause_or_resume(global_options: Globals, worker: str, should_pause: bool, until_idle_s: float = 0.0) -> int:
+    settings = global_options.settings()
     if not is_cluster(settings):
         raise UsageError("no broker is configured, so there are no workers to speak to: set KVASIR_BROKER_URL")
     stores = open_stores(settings)

@@ -29,7 +29,7 @@ from producers.client import Client
 @click.option("--json", "as_json", is_flag=True, help="Print the whole result as JSON.")
 @click.pass_obj
 def ask(
-    options: Globals,
+    global_options: Globals,
     prompt: str,
     model: str,
     stream: bool,
@@ -39,11 +39,11 @@ def ask(
     as_json: bool,
 ) -> int:
     """Send one PROMPT, ahead of the bulk, and print the answer."""
-    settings = options.settings()
+    settings = global_options.settings()
     settings.model(model)
     # Where the locale has no UTF-8, its bytes come as surrogates, which no message can carry.
     prompt = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    with connect(settings, [model], options.observer(), "ask") as client:
+    with connect(settings, [model], global_options.observer(), "ask") as client:
         for name in client.unserved([model]):
             stderr.print(f"nobody serves {name} now; waiting for a worker")
         printer = _Printer(stream and not as_json)
@@ -103,9 +103,9 @@ class _Printer:
 @click.command()
 @json_option
 @click.pass_obj
-def status(options: Globals, as_json: bool) -> int:
+def status(global_options: Globals, as_json: bool) -> int:
     """Show the cluster: workers, queues, store, and results that nobody fetched."""
-    settings = options.settings()
+    settings = global_options.settings()
     if not is_cluster(settings):
         say("No broker is configured: kvasir runs everything in its own process, and nothing is running now.")
         return 0
@@ -197,9 +197,9 @@ _FIGURES = ("busy", "done", "tokens/s")
 @click.command()
 @json_option
 @click.pass_obj
-def config(options: Globals, as_json: bool) -> int:
+def config(global_options: Globals, as_json: bool) -> int:
     """Show every setting and where its value came from. Passwords are masked."""
-    rows = describe(options.settings())
+    rows = describe(global_options.settings())
     if as_json:
         click.echo(json.dumps([{"name": name, "value": value, "from": origin} for name, value, origin in rows]))
     else:

@@ -31,7 +31,7 @@ _NO_CHANGE_MESSAGE = "the grades stay as they are"
 @wait_option
 @click.pass_obj
 def regrade(
-    options: Globals,
+    global_options: Globals,
     batch: Path,
     criteria: tuple[str, ...],
     rubric: Path | None,
@@ -44,7 +44,7 @@ def regrade(
 
     Of a class graded with --ask criteria only changed criteria are asked about.
     """
-    regrading = Regrade(options.settings(), batch, criteria, rubric)
+    regrading = Regrade(global_options.settings(), batch, criteria, rubric)
     if not regrading.needed:
         say("Nothing has changed since the class was graded.")
         return 0
@@ -52,7 +52,7 @@ def regrade(
     if not (yes or regrading.cost.is_fully_answered) and not confirm("Ask?", _NO_CHANGE_MESSAGE):
         return 1
     with TerminalProgress(quiet) as progress:
-        outcome = regrading.run(progress, options.observer(), max_wait)
+        outcome = regrading.run(progress, global_options.observer(), max_wait)
     differences = regrading.differences
     if outcome.counts.open:
         open_jobs = plural(outcome.counts.open, "job", "is", "are")

@@ -35,7 +35,7 @@ from producers.words import plural
 @group_options(output=Output)
 @click.pass_obj
 def run(
-    options: Globals,
+    global_options: Globals,
     prompts: Path,
     model: str,
     max_tokens: int | None,
@@ -47,7 +47,7 @@ def run(
 
     Answers go to answers.jsonl in the batch's folder, failures to errors.jsonl. Run it again to go on where it stopped.
     """
-    settings = options.settings()
+    settings = global_options.settings()
     target = out or Path("results") / (prompts.stem or "prompts")
     with Batch(target) as batch, TerminalProgress(output.quiet) as progress:
         if "folder" in batch.request:
@@ -65,7 +65,7 @@ def run(
             batch.run_again(_failed_jobs(batch))
         if batch.open_jobs:
             models = sorted({entry.model for entry in batch.open_jobs.values()})
-            with connect(settings, models, options.observer(), f"run {batch.batch_id}") as client:
+            with connect(settings, models, global_options.observer(), f"run {batch.batch_id}") as client:
                 tasks = ReadAgain(lambda: (line.task for line in lines() if line.task))
                 Runner(batch, tasks, client, progress).run(output.max_wait)
         return _write_results(batch, output.as_json)

@@ -45,12 +45,14 @@ _state = click.option(
 @page_options
 @group_options(page=PageOptions)
 @click.pass_obj
-def serve(options: Globals, host: str, port: int, models: tuple[str, ...], folder: Path, page: PageOptions) -> None:
+def serve(
+    global_options: Globals, host: str, port: int, models: tuple[str, ...], folder: Path, page: PageOptions
+) -> None:
     """Answer OpenAI's and Ollama's clients over HTTP: they need another URL and nothing else.
 
     Without a broker the models run in this process. Ctrl-C ends it; streams under way have ten seconds.
     """
-    settings = options.settings()
+    settings = global_options.settings()
     if not all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "python_multipart")):
         raise ConfigError("kvasir serve needs FastAPI: pip install 'kvasir-inference[gateway]'")
     from gateway import server
@@ -61,7 +63,7 @@ def serve(options: Globals, host: str, port: int, models: tuple[str, ...], folde
     server.check_host(host, folder)  # before models are loaded
     if not is_cluster(settings):
         stderr.print(f"no broker is configured: loading {plural(len(served_models), 'model')} into this process")
-    with connect(settings, list(served_models), options.observer(), "serve") as client:
+    with connect(settings, list(served_models), global_options.observer(), "serve") as client:
         metrics_address = None if page.metrics_port is None else (page.metrics_host, page.metrics_port)
         server.serve(client, served_models, (host, port), folder, _print_address, metrics_address)
 
@@ -80,9 +82,9 @@ def keys() -> None:
 @click.option("--model", "models", metavar="M", multiple=True, help="A model that it may use [default: all].")
 @_state
 @click.pass_obj
-def add(options: Globals, name: str, models: tuple[str, ...], folder: Path) -> None:
+def add(global_options: Globals, name: str, models: tuple[str, ...], folder: Path) -> None:
     """Make an API key for NAME, and print it: it is shown this once."""
-    settings = options.settings()
+    settings = global_options.settings()
     for model in models:
         settings.model(model)
     click.echo(key_file.add_key(key_file.file_in(folder), name, models))
@@ -109,9 +111,9 @@ def list_keys(as_json: bool, folder: Path) -> None:
 @click.argument("name")
 @_state
 @click.pass_obj
-def revoke(options: Globals, name: str, folder: Path) -> None:
+def revoke(global_options: Globals, name: str, folder: Path) -> None:
     """Take the key of NAME away, and delete its conversations' KV caches; a running gateway sees it within a second."""
-    settings = options.settings()
+    settings = global_options.settings()
     revoked_key = key_file.revoke_key(key_file.file_in(folder), name)
     say(f"The key {name} opens nothing any more.")
     if is_cluster(settings):

@@ -37,12 +37,12 @@ _HEADINGS = ("model", *(f"{stage} {place}" for stage in ("prefill", "decode") fo
 @click.option("--once", is_flag=True, help="Print one frame and leave.")
 @click.option("--every", type=Number(0.2), default=2.0, show_default=True, help="Seconds between frames.")
 @click.pass_obj
-def top(options: Globals, folders: tuple[Path, ...], once: bool, every: float) -> int:
+def top(global_options: Globals, folders: tuple[Path, ...], once: bool, every: float) -> int:
     """Watch queues, workers, store, and the batches in FOLDERS [default: those in results/]. Ctrl-C leaves.
 
     Without a cluster the batches alone are shown: what grades them is in their own process.
     """
-    settings = options.settings()
+    settings = global_options.settings()
     watches = find_batches(folders)
     cluster = is_cluster(settings)
     with ExitStack() as stack:

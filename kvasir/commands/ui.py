@@ -14,7 +14,7 @@ from kvasir.options import Globals
 from kvasir.ui.configuration import DeskBackend
 from messages.errors import ConfigError
 
-_PAGE = Path(__file__).parents[1] / "desk" / "page.py"
+_SCRIPT = Path(__file__).parents[1] / "ui" / "script.py"
 _UPLOAD_MB = 1024
 
 
@@ -30,27 +30,27 @@ _UPLOAD_MB = 1024
 @click.option("--port", type=click.IntRange(0, 65535), default=8501, show_default=True)
 @click.option("--host", default="127.0.0.1", show_default=True, help="There is no login: think before you change this.")
 @click.pass_obj
-def ui(options: Globals, folders: tuple[Path, ...], home: Path, port: int, host: str) -> None:
+def ui(global_options: Globals, folders: tuple[Path, ...], home: Path, port: int, host: str) -> None:
     """Open the grading desk in a browser. FOLDERS are batches that were graded elsewhere and are shown too.
 
     Ctrl-C closes the desk; a grading that runs goes on without it.
     """
-    settings = options.settings()  # what is wrong with the configuration is said here, not in the browser
+    settings = global_options.settings()  # what is wrong with the configuration is said here, not in the browser
     if importlib.util.find_spec("streamlit") is None:
         raise ConfigError("kvasir ui needs Streamlit: install it with pip install 'kvasir-inference[ui]', or make ui")
     shown_folders = find_folders(home, folders)
     for folder in folders:
         if folder not in shown_folders:
             click.echo(f"{folder} holds no batch yet; it is shown when it does", err=True)
-    config = str(options.config.absolute()) if options.config else ""
+    config = str(global_options.config.absolute()) if global_options.config else ""
     extra_folders = [str(folder.absolute()) for folder in folders]
     arguments = [*_server(host, port), "--", str(home.absolute()), config, *extra_folders]
-    for folder, why_not in resume_interrupted(DeskBackend(settings, options.config, home)):
+    for folder, why_not in resume_interrupted(DeskBackend(settings, global_options.config, home)):
         consequence = f"it is not taken up by itself, because {why_not}" if why_not else "it goes on where it stopped"
         click.echo(f"the grading in {folder} was cut off; {consequence}", err=True)
     if sys.stdout:
         sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(_PAGE), *arguments])
+    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(_SCRIPT), *arguments])
 
 
 def _server(host: str, port: int) -> list[str]:

@@ -65,14 +65,14 @@ class _Draw:
 @group_options(work=_Work, models=Models, draw=_Draw)
 @click.pass_obj
 def plan(
-    options: Globals, work: _Work, models: Models, draw: _Draw, no_steal: bool, chart: Path | None, as_json: bool
+    global_options: Globals, work: _Work, models: Models, draw: _Draw, no_steal: bool, chart: Path | None, as_json: bool
 ) -> int:
     """Predict makespan, busy shares, energy and cost of grading FOLDER, or --submissions N, and what limits it.
 
     Simulates the pipeline on the machines of kvasir.toml with the workers' own rules, calls no model, and ends with the
     team's targets, each met or missed.
     """
-    settings = options.settings(models)
+    settings = global_options.settings(models)
     if (work.folder is None) == (work.submissions is None):
         raise UsageError("say what to plan for: a FOLDER of submissions, or --submissions N, and not both")
     answers = {"code": draw.code_answer, "feedback": draw.feedback_answer}

@@ -114,7 +114,9 @@ def forecast(settings: Settings, fleet: Fleet, jobs: Sequence[PlannedJob], submi
         limit=_limit(fleet, run, jobs),
         busy=_busy_shares(fleet, run),
         link_share=_link_s(fleet, jobs) / makespan_s if any(fleet.kv_transfer_s.values()) else None,
-        lone=tuple(_lone_request(fleet, [job for job in jobs if job.model == model]) for model in models_of(jobs)),
+        lone=tuple(
+            _lone_request_latency(fleet, [job for job in jobs if job.model == model]) for model in models_of(jobs)
+        ),
         what_if=tuple(_what_if(fleet, jobs, name, makespan_s) for name in fleet.machines()),
         energy_kwh=energy_kwh,
         electricity=energy_kwh * price if energy_kwh is not None and price else None,
@@ -150,7 +152,7 @@ def _link_s(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
     return own_s + len(fleet.decoders) * sum(shared_s.values())
 
 
-def _lone_request(fleet: Fleet, jobs: Sequence[PlannedJob]) -> LoneRequest:
+def _lone_request_latency(fleet: Fleet, jobs: Sequence[PlannedJob]) -> LoneRequest:
     model = jobs[0].model
     own_tokens = statistics.median(job.own_tokens for job in jobs)
     answer = statistics.median(job.answer_tokens for job in jobs)

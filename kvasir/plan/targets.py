@@ -90,12 +90,15 @@ def _why_latency(requests: Sequence[LoneRequest]) -> str:
 
 def _why_rate(forecast: Forecast, fleet: Fleet) -> str:
     """The arithmetic: what 10 requests a second need, and what all slots at their best can do."""
-    answer_tokens, computed_tokens = forecast.answer_tokens / forecast.jobs, forecast.computed_tokens / forecast.jobs
+    answer_tokens_per_job, computed_tokens = (
+        forecast.answer_tokens / forecast.jobs,
+        forecast.computed_tokens / forecast.jobs,
+    )
     decode = sum(worker.slots * max(worker.tokens_per_s.values()) for worker in fleet.decoders)
     prefill = sum(worker.tokens_per_s for worker in fleet.prefillers)
-    required_tokens, required_prompt_tokens = REQUESTS_PER_S * answer_tokens, REQUESTS_PER_S * computed_tokens
+    required_tokens, required_prompt_tokens = REQUESTS_PER_S * answer_tokens_per_job, REQUESTS_PER_S * computed_tokens
     return (
-        f"10 requests/s of {answer_tokens:,.0f} answer tokens are {required_tokens:,.0f} tokens/s, "
+        f"10 requests/s of {answer_tokens_per_job:,.0f} answer tokens are {required_tokens:,.0f} tokens/s, "
         f"{required_tokens / decode:.0f} times the "
         f"{decode:,.0f} that all slots decode at best; their {computed_tokens:,.0f} computed prompt tokens are "
         f"{required_prompt_tokens:,.0f}/s, {required_prompt_tokens / prefill:.0f} times the {prefill:,.0f} of prefill"

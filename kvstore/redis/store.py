@@ -120,9 +120,9 @@ class RedisKVStore(KVStore):
                 self._free_shared(target_options, -(-size_bytes // len(primaries))) for target_options in primaries
             )
 
-    def _free_shared(self, target_options: Mapping[str, Any], size_bytes: int) -> int:
+    def _free_shared(self, primary_selector: Mapping[str, Any], size_bytes: int) -> int:
         freed_bytes = 0
-        keys = self._least_recent_shared(target_options)
+        keys = self._least_recent_shared(primary_selector)
         for start in range(0, len(keys), DELETES_AT_ONCE):
             if freed_bytes >= size_bytes:
                 break

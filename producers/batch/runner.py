@@ -245,9 +245,9 @@ class Runner:
         self._quiet_looks, self._lost_jobs = 0, set()
         self._client.broker.declare(self._client.models)  # somebody may have deleted a queue
         if count := self.submit():
-            message = f"the broker had confirmed {plural(count, 'job')} and lost them: published again"
-            log.error(message)
-            self._progress.say(message)
+            notice = f"the broker had confirmed {plural(count, 'job')} and lost them: published again"
+            log.error(notice)
+            self._progress.say(notice)
 
     def _all_idle(self) -> bool:
         workers = self._client.workers()

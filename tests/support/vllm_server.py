@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from engines.vllm import environment
-from engines.vllm.process import host_environ
+from engines.vllm.process import vllm_environ
 from tests.support.servers import free_port
 from tests.support.waiting import wait_until
 
@@ -34,7 +34,7 @@ class VLLMServer:
             *("--config", self._folder / "connector" / environment.FLAGS, "--host", "127.0.0.1"),
             *("--port", str(self.port), "--enforce-eager", "--block-size", "32", *flags),
         ]
-        environ = host_environ(dict(os.environ), 1)
+        environ = vllm_environ(dict(os.environ), 1)
         environ |= {"PYTHONPATH": str(self._folder / "connector"), "VLLM_CPU_KVCACHE_SPACE": "1"}
         with open(self._folder / "vllm.log", "ab") as log:
             self._process = subprocess.Popen(

@@ -18,7 +18,7 @@ from engines.registry import EngineOptions, open_engine
 from engines.vllm import environment
 from engines.vllm.engine import gapless_replies, launch_for, write_cache
 from engines.vllm.host.kvasir_vllm import wire
-from engines.vllm.process import host_environ
+from engines.vllm.process import vllm_environ
 from kvasir import cli
 from messages.errors import ConfigError, EngineUnavailable
 from messages.kv import Block, KVCache, KVLayout, Window
@@ -149,7 +149,7 @@ def test_another_release_than_the_tested_one_is_said(a_release: Path, capsys: py
 
 def test_the_host_gets_no_secret_and_tells_nobody_anything() -> None:
     environ = {"KVASIR_BROKER_PASSWORD": "hidden", "KVASIR_API_KEY": "k", "PYTHONPATH": "/ours", "HOME": "/home/ada"}
-    given = host_environ(environ, 3)
+    given = vllm_environ(environ, 3)
     assert "hidden" not in given.values()
     assert not [name for name in given if name.startswith("KVASIR_")]
     assert given["HOME"] == "/home/ada"

@@ -230,8 +230,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Of what could not be put in: vLLM ends these requests, and no other. It asks this of one group only."""
-        blocks, self._spoiled_blocks = self._spoiled_blocks, set()
-        return blocks
+        spoiled_block_ids, self._spoiled_blocks = self._spoiled_blocks, set()
+        return spoiled_block_ids
 
     @property
     def _step(self) -> TransferPlan:
