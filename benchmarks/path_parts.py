@@ -20,8 +20,8 @@ ENGINES = ("engines/",)
 
 # With all that they call: they look now and then whether something else is to be done, and run without a job too.
 POLLING = (
-    "infra/broker/consume.py:JobSource.urgent",  # the lane of people who wait
-    "infra/broker/consume.py:JobSource._suspect",
+    "infra/worker_loop.py:JobSource.urgent",  # the lane of people who wait
+    "infra/worker_loop.py:JobSource._suspect",
     "kvstore/cluster_state.py:BestEffortClusterState.registrations",  # of the other workers, read again once a second
     "producers/batch/runner.py:Runner._look_around",
 )
@@ -33,5 +33,5 @@ SHARED = (
     "infra/broker/topology.py",  # names of queues
     "infra/broker/trace.py",  # the traceparent header
     "kvstore/cluster_state.py",  # the interface of the cluster state again, with an answer while the store is away
-    "producers/files/private.py",  # modes and folders
+    "producers/storage/private.py",  # modes and folders
 )

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from threading import Thread
 
 from engines.base import Answer
-from infra.broker.consume import SlotPool
 from infra.broker.failpoints import failpoint
+from infra.worker_loop import SlotPool
 from kvstore.base import ClusterState
 from messages import codec
 from messages.errors import InvalidMessage, NewerMessage

@@ -18,8 +18,8 @@ from decode_worker.stealing.forecast import LONG_S
 from decode_worker.stealing.policy import leave_to_faster
 from decode_worker.stealing.thief import QueueChoice
 from infra.broker.base import Broker, Delivery
-from infra.broker.consume import SlotPool, adaptive_prefetch, receive_group
 from infra.broker.topology import model_of, work_queue
+from infra.worker_loop import SlotPool, adaptive_prefetch, receive_group
 from kvstore.base import KVStore
 from messages.errors import BrokerUnavailable, NoQueue
 
@@ -32,7 +32,7 @@ _FULL_S = 1.0
 
 
 class DecodeFlow:
-    """See infra.broker.consume.Flow."""
+    """See infra.worker_loop.Flow."""
 
     def __init__(
         self,

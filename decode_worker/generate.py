@@ -28,10 +28,10 @@ from engines.questions import tokenize_job
 from engines.sketch import SketchAgreement
 from infra.broker import topology
 from infra.broker.base import Address, Broker, Delivery, Message
-from infra.broker.consume import SlotPool
 from infra.broker.envelope import Attempt
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import prefill_helps
+from infra.worker_loop import SlotPool
 from kvstore.base import ClusterState, KVStore, Run
 from kvstore.blocks import BlockRef, block_refs, snapshot_refs
 from messages import codec

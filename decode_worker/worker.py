@@ -22,12 +22,12 @@ from decode_worker.stealing.thief import QueueChoice
 from engines.base import outage_of
 from engines.worker_info import engine_registration
 from infra.broker.base import Broker, Delivery
-from infra.broker.consume import GROUP_PATIENCE_S, HELD_IF_INSTANT, ConsumerLoop, SlotPool
 from infra.broker.envelope import StopReason
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import GroupCommit, Settler, check_runnable, replying
 from infra.broker.topology import model_of
 from infra.config.hours import ALL_HOURS, Hours
+from infra.worker_loop import GROUP_PATIENCE_S, HELD_IF_INSTANT, ConsumerLoop, SlotPool
 from kvstore.base import ClusterState, KVStore
 from kvstore.blocks import BlockRef, snapshot_refs
 from kvstore.cluster_state import BestEffortClusterState
@@ -86,9 +86,9 @@ class DecodeWorker:
         self._running_jobs = RunningJobs()
         self._flow: DecodeFlow | None = None
         model = model_cache.home.model
-        self._why_away = partial(outage_of, model_cache.home.loaded_model.engine)
+        self._find_outage = partial(outage_of, model_cache.home.loaded_model.engine)
         self._loop = ConsumerLoop(
-            broker, self._settler, "decode", model, self.worker_id, self._open_flow, self._why_away
+            broker, self._settler, "decode", model, self.worker_id, self._open_flow, self._find_outage
         )
         self._tombstones = Tombstones(self._cluster_state)
         self._outgoing = GroupCommit("answers", self._settle, HELD_IF_INSTANT)
@@ -124,7 +124,7 @@ class DecodeWorker:
         self, deliveries: list[Delivery], ahead: Future[FetchedCache | None] | None, leave_slot: Callable[[], None]
     ) -> None:
         """Deliveries of one model, from arrival to answers on their way out, one after the other in a slot's thread."""
-        if self._aborting or self._why_away():
+        if self._aborting or self._find_outage():
             return self._settler.hand_back_all(deliveries)
         attempts: list[DecodeAttempt] = []
         num_begun = 0
@@ -141,7 +141,7 @@ class DecodeWorker:
                 for attempt in attempts:
                     attempt.ahead = ahead  # of the only one: a job that was fetched ahead comes alone
                     slow = num_begun and time.monotonic() - began > GROUP_PATIENCE_S
-                    if self._aborting or slow or self._why_away():
+                    if self._aborting or slow or self._find_outage():
                         attempt.stop_for("not now")  # those behind a slow one go back: the engine stops at once
                     num_begun += 1
                     self._decode(attempt)
@@ -293,7 +293,7 @@ class DecodeWorker:
         for attempt in self._running_jobs.snapshot():
             if attempt.job.job.deadline and now > attempt.job.job.deadline:
                 attempt.stop_for("expired")
-        if not self._loop.off:
+        if not self._loop.idle_reason:
             self._fallback.look()
 
     def registration(self) -> WorkerInfo:
@@ -312,7 +312,7 @@ class DecodeWorker:
             busy=min(len(job_ids), self._slots.count),  # one that is being settled is in no slot any more
             done=self._slots.jobs_done,
             tokens_per_s=throughput.of(home.model).tokens_per_s,
-            off=self._loop.off,
+            off=self._loop.idle_reason,
             notes=engine.notes or next(iter(endings.values()), ""),
             refuses=tuple(name for name, _ in refusals),
             refuses_because=tuple(reason for _, reason in refusals),

@@ -21,8 +21,8 @@ from grading.submissions.reading import read_document
 from infra.config.ownership import why_not_ours
 from messages.errors import BatchError, KvasirError, RubricError, SubmissionError, UsageError
 from producers.batch import batch as batches
-from producers.files.private import make_folder, read_ordinary, write_atomically
-from producers.files.shapes import from_json, parse_as
+from producers.storage.private import make_folder, read_ordinary, write_atomically
+from producers.storage.shapes import from_json, parse_as
 from producers.words import as_names
 
 FILE = "desk.json"

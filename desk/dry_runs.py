@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from desk.assignments import dry_run_work
-from producers.files.private import read_ordinary
-from producers.files.shapes import from_json
+from producers.storage.private import read_ordinary
+from producers.storage.shapes import from_json
 
 
 def read_findings(folder: Path) -> dict[str, Any]:

@@ -25,9 +25,9 @@ from messages.jobs import JobResult
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
 from producers.batch.forms import form_of
-from producers.files.journal import Lines
-from producers.files.private import make_folder
-from producers.files.shapes import parse_as
+from producers.storage.journal import Lines
+from producers.storage.private import make_folder
+from producers.storage.shapes import parse_as
 from producers.words import plural
 
 CHANGES = "changes.jsonl"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from messages.errors import BatchError
-from producers.files.private import open_ordinary
-from producers.files.shapes import row_of
+from producers.storage.private import open_ordinary
+from producers.storage.shapes import row_of
 
 
 class LineTail:

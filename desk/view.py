@@ -22,7 +22,7 @@ from messages.jobs import STATES, JobResult
 from producers.batch import batch as batches
 from producers.batch.batch import BatchEntry, Counts
 from producers.batch.forms import form_of
-from producers.files.journal import Standings
+from producers.storage.journal import Standings
 
 _NO_GRADE = Grade("", "waiting", None, 0, ())  # holds a place until the grade is made
 RequestOf = Callable[[Mapping[str, Any]], GradeRequest]

@@ -25,7 +25,14 @@ from pathlib import Path
 
 from infra.config.ownership import is_foreign
 from messages.errors import BatchError
-from producers.files.private import make_folder, open_ordinary, open_private, read_ordinary, take_lock, write_atomically
+from producers.storage.private import (
+    make_folder,
+    open_ordinary,
+    open_private,
+    read_ordinary,
+    take_lock,
+    write_atomically,
+)
 
 RESTART_EVENT = "work_started"  # the line in `log` that parts one process's lines from the next one's
 

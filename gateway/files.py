@@ -22,8 +22,8 @@ from infra.broker.failpoints import failpoint
 from infra.config.ownership import why_not_ours
 from messages.errors import ConfigError, UsageError
 from producers.batch import prompt_lines
-from producers.files.private import make_folder, open_private, read_ordinary, sync_folder, take_lock, write_atomically
-from producers.files.shapes import from_json, parse_as
+from producers.storage.private import make_folder, open_private, read_ordinary, sync_folder, take_lock, write_atomically
+from producers.storage.shapes import from_json, parse_as
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from typing import Any
 from infra.config.ownership import why_not_ours
 from messages import checks
 from messages.errors import ConfigError, InvalidMessage, UsageError
-from producers.files.private import make_folder, read_ordinary, write_atomically
+from producers.storage.private import make_folder, read_ordinary, write_atomically
 
 _LOOK_S = 1.0
 

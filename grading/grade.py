@@ -153,7 +153,7 @@ class Assignment:
 
     @property
     def tasks(self) -> list[Task]:
-        """All prompts, the code role's first: its model is the slower to prefill. Longest first in each."""
+        """All prompts, those about code first: its model is the slower to prefill. Longest first in each."""
         tasks = [task for item in self.items for task in item.tasks]
         tasks.sort(key=lambda task: expected_work(task.prompt, task.sampling, task.questions), reverse=True)
         return [task for aspect in ASPECTS for task in tasks if task.aspect == aspect]
@@ -517,7 +517,7 @@ class _PromptMaker:
         return Item(submission, cuts, tuple(tasks), item_id, findings, fence, likeness)
 
     def _tasks(self, aspect: Aspect, prompt: Prompt, item_id: str) -> list[Task]:
-        """The role's prompt of one submission: one job, or those that ask all of its questions."""
+        """The aspect's prompt of one submission: one job, or those that ask all of its questions."""
         model, sampling = self._assignment.request.models[aspect].name, self._samplings[aspect]
         parts = user_prompt(prompt.prefix, prompt.suffix)
         task = partial(Task, model=model, parts=parts, sampling=sampling, aspect=aspect, prompt=prompt)
@@ -554,7 +554,7 @@ class _PromptMaker:
         return tasks
 
     def _named_questions(self, aspect: Aspect) -> list[tuple[str, Question]]:
-        """The role's questions, by name. Only of a criterion several answers are wanted."""
+        """The aspect's questions, by name. Only of a criterion several answers are wanted."""
         named_questions = []
         for question in questions_of(aspect, self._assignment.rubric, self._form):
             sampling = self._sampling(
@@ -564,7 +564,7 @@ class _PromptMaker:
         return named_questions
 
     def _longest_sampling(self, aspect: Aspect) -> Sampling:
-        """Of the role's answers, the longest."""
+        """Of the aspect's answers, the longest."""
         if not self._with_criteria:
             return max(
                 (question.sampling for _, question in self._questions[aspect]), key=lambda sampling: sampling.max_tokens
@@ -598,7 +598,7 @@ class _PromptMaker:
         )
 
     def _submission_space(self, aspect: Aspect) -> int:
-        """Tokens that a student's part may have with this role's model."""
+        """Tokens that a student's part may have with this aspect's model."""
         model = self._assignment.request.models[aspect]
         blank = Submission("", "", ())
         assignment, fence = self._assignment, fence_for(self._secret, "")
@@ -653,7 +653,7 @@ def _answer(rubric: Rubric, item: Item, task: Task, result: JobResult | None) ->
 
 
 def _answers(rubric: Rubric, item: Item, task_results: Sequence[tuple[Task, JobResult | None]]) -> ParsedAnswer | str:
-    """What the jobs that ask a role's questions have answered together."""
+    """What the jobs that ask an aspect's questions have answered together."""
     criteria: dict[str, CriterionAnswer] = {}
     problems: dict[str, str] = {}
     summary, passage = "", None

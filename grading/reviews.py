@@ -27,9 +27,9 @@ from typing import Any
 
 from grading.rubric.rubric import MAX_POINTS, Points
 from messages.errors import BatchError
-from producers.files.journal import Lines
-from producers.files.private import open_private
-from producers.files.shapes import parse_as
+from producers.storage.journal import Lines
+from producers.storage.private import open_private
+from producers.storage.shapes import parse_as
 
 FILE = "reviews.jsonl"
 MAX_TEXT = 20_000  # characters of a feedback or a reason

@@ -1,1 +1,1 @@
-"""The broker, its topology, and the settings. Imports messages only."""
+"""The broker and its topology, the loop that both workers run, the settings, deployment. Imports messages only."""

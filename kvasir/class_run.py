@@ -32,7 +32,7 @@ from messages.jobs import JobResult
 from monitoring.events import Observer
 from producers.batch.batch import Batch, Counts, older_form
 from producers.batch.runner import Progress, Runner
-from producers.files.private import write_atomically
+from producers.storage.private import write_atomically
 
 _DEFAULT_CONTEXT = 32_768  # where the configuration doesn't say; the worker refuses what its model can't hold
 

@@ -17,7 +17,13 @@ from engines.base import LoadedEngine, PrefillEngine, outage_of
 from engines.questions import tokenize_job
 from engines.worker_info import engine_registration
 from infra.broker.base import Broker, Consumer, Delivery
-from infra.broker.consume import (
+from infra.broker.control import ring
+from infra.broker.envelope import Attempt
+from infra.broker.failpoints import failpoint
+from infra.broker.settle import GroupCommit, Settlement, Settler, check_runnable, passing_on
+from infra.broker.topology import jobs_waiting, work_queue
+from infra.config.hours import ALL_HOURS, Hours
+from infra.worker_loop import (
     GROUP_PATIENCE_S,
     HELD_IF_INSTANT,
     QUICK_S,
@@ -26,12 +32,6 @@ from infra.broker.consume import (
     adaptive_prefetch,
     receive_group,
 )
-from infra.broker.control import ring
-from infra.broker.envelope import Attempt
-from infra.broker.failpoints import failpoint
-from infra.broker.settle import GroupCommit, Settlement, Settler, check_runnable, passing_on
-from infra.broker.topology import jobs_waiting, work_queue
-from infra.config.hours import ALL_HOURS, Hours
 from kvstore.base import ClusterState, KVStore
 from kvstore.cluster_state import BestEffortClusterState
 from kvstore.heartbeat import Heartbeat, new_worker_id
@@ -244,7 +244,7 @@ class PrefillWorker:
             busy=len(self._in_hand()),
             done=self._finished_jobs,
             tokens_per_s=self._kv_writer.tokens_per_s,
-            off=self._loop.off,
+            off=self._loop.idle_reason,
             notes=engine.notes or self._refusals.reason(),
             jobs=self._job_ids(),
         )
@@ -256,7 +256,7 @@ def is_large(delivery: Delivery) -> bool:
 
 
 class PrefillFlow:
-    """See infra.broker.consume.Flow: of a worker that computes one prompt at a time. One is held, or many quick ones.
+    """See infra.worker_loop.Flow: of a worker that computes one prompt at a time. One is held, or many quick ones.
 
     Computing a prompt takes seconds as a rule, and then nothing is held beside it. Short prompts that decode does
     itself take less than the way to the broker and back; held one at a time, they would mostly wait for that.
@@ -323,7 +323,7 @@ class PrefillFlow:
 
 
 class SlotFlow:
-    """See infra.broker.consume.Flow: of a worker whose engine computes several prompts at once.
+    """See infra.worker_loop.Flow: of a worker whose engine computes several prompts at once.
 
     A job is pulled when a slot is free: one that was pushed would lie here while another worker idles. Only a worker
     that finds none listens.

@@ -34,7 +34,7 @@ from grading.report.grades import outcome_of
 from grading.rubric.form import rubric_differences
 from grading.rubric.rubric import ASPECTS, KINDS
 from messages.errors import RubricError
-from producers.files.private import read_ordinary
+from producers.storage.private import read_ordinary
 from producers.words import join_with_and, plural
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from grading.export.final import FinalGrade
 from grading.report.grades import one_line, show_points
 from grading.rubric.rubric import Points
-from producers.files.journal import Lines
-from producers.files.shapes import parse_as
+from producers.storage.journal import Lines
+from producers.storage.shapes import parse_as
 from producers.words import plural
 
 FILE = "exports.jsonl"

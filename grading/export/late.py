@@ -19,7 +19,7 @@ from grading.rubric.late import LateRule
 from grading.rubric.rubric import Points, exact, plain
 from grading.submissions.lms_names import is_late, student_id
 from messages.errors import BatchError
-from producers.files.private import open_ordinary, write_atomically
+from producers.storage.private import open_ordinary, write_atomically
 from producers.words import plural, shorten_names
 
 FILE = "times.csv"

@@ -27,9 +27,9 @@ from grading.reviews import MAX_TEXT
 from grading.rubric.rubric import Points
 from grading.submissions.lms_names import student_id
 from messages.errors import BatchError
-from producers.files.journal import Lines
-from producers.files.private import open_private
-from producers.files.shapes import parse_as
+from producers.storage.journal import Lines
+from producers.storage.private import open_private
+from producers.storage.shapes import parse_as
 from producers.words import shorten_names
 
 FILE = "requests.jsonl"

@@ -25,8 +25,8 @@ from grading.reviews import read_overrides
 from grading.rubric.rubric import Points
 from infra.config.next_command import next_command
 from messages.errors import BatchError
-from producers.files.private import open_ordinary, open_private, read_ordinary, write_atomically
-from producers.files.shapes import from_json, parse_as
+from producers.storage.private import open_ordinary, open_private, read_ordinary, write_atomically
+from producers.storage.shapes import from_json, parse_as
 from producers.words import plural
 
 FILE = "bound.json"

@@ -12,7 +12,7 @@ from grading.export.tables import Sheet, cell, with_cell, write_sheet
 from grading.hand_sample.draw import SHEET, Draw, header_of, limits, load_draw, lock_sheet, read_rows
 from grading.report.graded import GradedClass, load_graded
 from grading.rubric.rubric import Points, add_points, exact, plain
-from producers.files.private import write_atomically
+from producers.storage.private import write_atomically
 from producers.words import shorten_names
 
 

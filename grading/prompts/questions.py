@@ -46,7 +46,7 @@ class GradingQuestion:
 
 
 def questions_of(aspect: Aspect, rubric: Rubric, form: int = QUESTION_FORM) -> list[GradingQuestion]:
-    """What this role's model is asked about each submission, in order; `form`: that of the batch's prompts."""
+    """What this aspect's model is asked about each submission, in order; `form`: that of the batch's prompts."""
     is_named = form >= QUESTION_FORM
     questions = [
         GradingQuestion(criterion.id, _about(criterion, is_named), _schema_of(criterion, is_named))

@@ -14,8 +14,8 @@ from grading.rubric.late import LateRule
 from grading.rubric.rubric import Points
 from infra.config.next_command import next_command
 from messages.errors import BatchError
-from producers.files.private import read_ordinary, write_atomically
-from producers.files.shapes import from_json, parse_as
+from producers.storage.private import read_ordinary, write_atomically
+from producers.storage.shapes import from_json, parse_as
 
 FILE = "grades.json"
 _VERSION = 1

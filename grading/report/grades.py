@@ -10,7 +10,7 @@ from typing import get_args
 from grading.cells import csv_text
 from grading.points import CriterionGrade, Grade, GradeState
 from grading.rubric.rubric import Points, Rubric
-from producers.files.private import write_atomically
+from producers.storage.private import write_atomically
 from producers.words import plural
 
 FIXED_COLUMNS = ("submission", "state", "points", "max_points")

@@ -39,7 +39,7 @@ from grading.rubric.formats import from_canvas, from_earlier_form, is_earlier_fo
 from grading.rubric.late import KEYS as LATE_KEYS
 from grading.rubric.late import LateRule, parse_late
 from messages.errors import RubricError
-from producers.files.private import open_ordinary
+from producers.storage.private import open_ordinary
 
 Aspect = Literal["code", "feedback"]
 ASPECTS: tuple[Aspect, ...] = ("code", "feedback")

@@ -1,1 +1,1 @@
-"""The commands of `kvasir`, a module for each group."""
+"""The commands of `kvasir`, grouped by what they are about; `plan` has its own package."""

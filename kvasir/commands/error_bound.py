@@ -16,7 +16,7 @@ from grading.rubric.rubric import exact, plain
 from infra.config.next_command import next_command
 from kvasir.options import Number, group_options, json_option, path
 from kvasir.terminal import print_table, say, say_json
-from producers.files.private import open_ordinary
+from producers.storage.private import open_ordinary
 from producers.words import plural
 
 

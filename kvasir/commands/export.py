@@ -20,7 +20,7 @@ from kvasir.terminal import say, stderr
 from messages.errors import UsageError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
-from producers.files.private import kept_in, open_ordinary, open_private
+from producers.storage.private import kept_in, open_ordinary, open_private
 
 _BEGINNING = 4096  # bytes, which tell what a file is
 

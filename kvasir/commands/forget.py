@@ -20,7 +20,7 @@ from producers.batch import batch as batches
 from producers.batch.batch import Batch
 from producers.batch.dead_letters import DeadLetters, LetterFilter
 from producers.client import Client, Replies
-from producers.files.private import kept_in
+from producers.storage.private import kept_in
 from producers.words import plural
 
 

@@ -19,7 +19,7 @@ from producers.batch.batch import Batch, older_form
 from producers.batch.openai_body import Defaults
 from producers.batch.prompt_lines import PromptLine
 from producers.batch.runner import ReadAgain, Runner
-from producers.files.private import write_atomically
+from producers.storage.private import write_atomically
 from producers.words import plural
 
 

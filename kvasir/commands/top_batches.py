@@ -12,7 +12,7 @@ from typing import Any
 from desk.tail import LineTail
 from messages.errors import BatchError
 from producers.batch import batch as batches
-from producers.files.journal import JournalLine, Standings, result_line
+from producers.storage.journal import JournalLine, Standings, result_line
 
 # The rate is that of the last minutes: a night's mean says nothing of a worker that has just left.
 _RATE_OVER_S = 300.0

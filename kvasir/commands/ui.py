@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 
 from desk.assignments import find_folders, resume_interrupted
+from kvasir.desk_app.configuration import DeskBackend
 from kvasir.options import Globals
-from kvasir.ui.configuration import DeskBackend
 from messages.errors import ConfigError
 
-_SCRIPT = Path(__file__).parents[1] / "ui" / "script.py"
+_SCRIPT = Path(__file__).parents[1] / "desk_app" / "script.py"
 _UPLOAD_MB = 1024
 
 

@@ -23,9 +23,9 @@ from messages import checks
 from messages.errors import BatchError, InvalidMessage
 from messages.jobs import MAX_ANSWERS, STATES, JobResult, PrefillJob, State
 from producers.batch.forms import PROMPT_FORM, form_of
-from producers.files.journal import MAX_RUN, Journal, Lines, run_of
-from producers.files.private import make_folder, read_ordinary, take_lock, tighten, write_atomically
-from producers.files.shapes import from_json, parse_as
+from producers.storage.journal import MAX_RUN, Journal, Lines, run_of
+from producers.storage.private import make_folder, read_ordinary, take_lock, tighten, write_atomically
+from producers.storage.shapes import from_json, parse_as
 from producers.words import plural
 
 VERSION = 1

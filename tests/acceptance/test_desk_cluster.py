@@ -9,7 +9,7 @@ import pytest
 
 from desk.assignments import Inputs, grade_command, grading_work, resume_interrupted, save_inputs
 from infra.config.settings import load_settings
-from kvasir.ui.configuration import DeskBackend
+from kvasir.desk_app.configuration import DeskBackend
 from tests.support.desk_page import cut_off
 from tests.support.homework import assert_each_once, journal, tiny_class
 from tests.support.processes import PATIENCE_S, Cluster, ModelEntry

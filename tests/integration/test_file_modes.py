@@ -22,7 +22,7 @@ from engines.registry import EngineOptions
 from grading.reviews import Override, append_override
 from infra.config.settings import load_settings
 from kvasir import cli
-from kvasir.ui.configuration import DeskBackend
+from kvasir.desk_app.configuration import DeskBackend
 from messages.jobs import user_prompt
 from tests.support.homework import RUBRIC, tiny, tiny_class
 from tests.support.processes import SIMULATED_MODEL, config_text

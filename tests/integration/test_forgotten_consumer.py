@@ -10,9 +10,9 @@ import pytest
 
 from infra.broker import topology
 from infra.broker.base import Address, Delivery, Message
-from infra.broker.consume import ConsumerLoop, Flow
 from infra.broker.rabbitmq import RabbitMQBroker
 from infra.broker.settle import Settler
+from infra.worker_loop import ConsumerLoop, Flow
 from kvstore.redis.cluster_state import RedisClusterState
 from messages import codec
 from messages.jobs import JobResult, Sampling, user_prompt
@@ -72,8 +72,8 @@ class Taker:
 def test_a_worker_that_the_broker_has_forgotten_listens_anew(
     kind: type[PrefillFlow | SlotFlow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.broker.consume._DEATHS_EVERY_S", 0.3)
-    monkeypatch.setattr("infra.broker.consume._FORGOTTEN_S", 1.0)
+    monkeypatch.setattr("infra.worker_loop._DEATHS_EVERY_S", 0.3)
+    monkeypatch.setattr("infra.worker_loop._FORGOTTEN_S", 1.0)
     with (
         RabbitMQServer() as server,
         closing(RabbitMQBroker(server.url)) as broker,

@@ -24,7 +24,7 @@ from infra.broker import topology
 from infra.broker.base import Message
 from infra.config.settings import load_settings
 from kvasir import class_run, cli
-from kvasir.ui.configuration import DeskBackend
+from kvasir.desk_app.configuration import DeskBackend
 from messages import codec
 from messages.errors import BatchError
 from messages.jobs import DecodeReport, JobResult, PrefillReport

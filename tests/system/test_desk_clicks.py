@@ -20,7 +20,7 @@ pytestmark = pytest.mark.system  # the pages need Streamlit, which comes with th
 
 
 def page(home: str, config: str) -> None:
-    from kvasir.ui.script import main
+    from kvasir.desk_app.script import main
 
     main([home, config])
 

@@ -18,7 +18,7 @@ from grading.report.page import render_page
 from grading.rubric.rubric import Criterion, Rubric
 from grading.submissions.reading import Submission, SubmissionPart
 from grading.submissions.truncation import Cut
-from producers.files.private import write_atomically
+from producers.storage.private import write_atomically
 from tests.support.browser import QUIET
 
 pytestmark = pytest.mark.system

@@ -16,10 +16,10 @@ from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.stealing.thief import QueueChoice
 from engines.base import LoadedEngine
 from infra.broker.base import Delivery
-from infra.broker.consume import JobSource, SlotPool
 from infra.broker.embedded.broker import EmbeddedBroker
 from infra.broker.envelope import open_envelope
 from infra.broker.settle import Settler
+from infra.worker_loop import JobSource, SlotPool
 from kvstore.blocks import BlockRef
 from messages import codec
 from messages.jobs import DecodeJob, DecodeReport, Sampling, user_prompt

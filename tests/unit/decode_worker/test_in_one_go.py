@@ -12,8 +12,8 @@ from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.worker import DecodeWorker
 from engines.base import LoadedEngine
 from infra.broker.base import Delivery
-from infra.broker.consume import HELD_IF_INSTANT, HELD_IF_QUICK, adaptive_prefetch, receive_group
 from infra.broker.embedded.broker import EmbeddedBroker
+from infra.worker_loop import HELD_IF_INSTANT, HELD_IF_QUICK, adaptive_prefetch, receive_group
 from messages.errors import ContextExceeded, EngineUnavailable
 from messages.jobs import PrefillJob
 from messages.lifecycle import Event, Step

@@ -13,7 +13,7 @@ from engines.base import Answer, TokenizedPrompt
 from engines.questions import tokenize_job
 from engines.registry import EngineOptions
 from engines.simulated.engine import SimulatedEngine, parse_weights
-from infra.broker.consume import SlotPool
+from infra.worker_loop import SlotPool
 from kvstore.memory import MemoryClusterState
 from messages.errors import EngineUnavailable
 from messages.jobs import JobResult, Part, PrefillJob, Question, Sampling

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from infra.broker.consume import SlotPool
+from infra.worker_loop import SlotPool
 from tests.support.waiting import wait_until
 
 

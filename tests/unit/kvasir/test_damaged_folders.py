@@ -18,7 +18,7 @@ from desk.view import BatchView
 from grading.reviews import Override, append_override
 from kvasir import cli
 from kvasir.commands.top_batches import find_batches
-from kvasir.ui.configuration import open_desk
+from kvasir.desk_app.configuration import open_desk
 from messages.errors import KvasirError
 from producers.batch.batch import Batch
 from tests.support.desk import answer, plan_tiny_class

@@ -17,7 +17,7 @@ from desk.view import BatchView
 from grading.reviews import Override, append_override
 from infra.config.settings import load_settings
 from kvasir import cli
-from kvasir.ui.configuration import DeskBackend
+from kvasir.desk_app.configuration import DeskBackend
 from tests.support.homework import RUBRIC, tiny, tiny_class
 from tests.support.processes import SIMULATED_MODEL, config_text
 from tests.support.waiting import wait_until

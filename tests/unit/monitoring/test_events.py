@@ -234,7 +234,7 @@ def test_no_text_of_anybody_reaches_a_job_line(stderr: Read, style: logs.Style) 
 
 def test_the_level_is_for_our_rooms_and_libraries_speak_from_warning_on(stderr: Read) -> None:
     configure("debug")
-    logging.getLogger("infra.broker.consume").debug("ours")
+    logging.getLogger("infra.worker_loop").debug("ours")
     logging.getLogger("somelibrary").info("theirs")
     configure("error")
     log_event(event(S.RETRIED))

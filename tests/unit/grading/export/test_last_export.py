@@ -15,7 +15,7 @@ from grading.report.graded import GradedClass, save_graded
 from grading.reviews import Override, append_override
 from kvasir import cli
 from messages.errors import BatchError
-from producers.files.private import kept_in
+from producers.storage.private import kept_in
 from tests.support.desk import answer, plan_tiny_class
 
 

@@ -23,7 +23,7 @@ from grading.rubric.late import LateRule
 from grading.rubric.rubric import parse_rubric
 from kvasir import cli
 from messages.errors import RubricError
-from producers.files.private import kept_in
+from producers.storage.private import kept_in
 from tests.support.desk import answer, plan_tiny_class, request_of
 
 RUBRIC = """

@@ -19,7 +19,7 @@ from grading.rubric.rubric import RESERVED_IDS, Criterion, Rubric
 from grading.submissions.reading import Submission, SubmissionPart
 from grading.submissions.truncation import Cut
 from monitoring.logs import ROOMS
-from producers.files.private import write_atomically
+from producers.storage.private import write_atomically
 
 RUBRIC = Rubric(
     "Homework <3>",

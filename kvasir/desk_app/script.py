@@ -7,7 +7,7 @@ from pathlib import Path
 
 from desk.pages.page import show_desk_page
 from infra.config import next_command
-from kvasir.ui.configuration import open_desk
+from kvasir.desk_app.configuration import open_desk
 
 
 def main(arguments: list[str]) -> None:

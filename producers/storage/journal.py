@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, Generic, TypeVar, cast
 from messages import checks, codec
 from messages.errors import BatchError
 from messages.jobs import STATES, JobResult, State
-from producers.files.private import open_ordinary, open_private
-from producers.files.shapes import row_of
+from producers.storage.private import open_ordinary, open_private
+from producers.storage.shapes import row_of
 
 T = TypeVar("T")
 

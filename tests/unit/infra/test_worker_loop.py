@@ -12,12 +12,12 @@ import pytest
 
 from infra.broker import topology
 from infra.broker.base import Address, Delivery, Message
-from infra.broker.consume import ConsumerLoop
 from infra.broker.control import announce_cancel, announce_pause, ring
 from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
 from infra.broker.envelope import Attempt, open_envelope
 from infra.broker.settle import Settler, check_runnable
 from infra.config.hours import Hours
+from infra.worker_loop import ConsumerLoop
 from messages.errors import Poison, Stopped
 from messages.jobs import PrefillJob, Sampling, user_prompt
 from messages.lifecycle import Step
@@ -163,17 +163,17 @@ def test_the_now_lane_goes_first_and_bulk_in_the_order_it_came(site: Site) -> No
 
 def test_no_job_is_taken_once_its_hours_have_ended_and_a_pause_outlasts_them(site: Site, monkeypatch) -> None:
     site.open()
-    assert site.station.off == ""
+    assert site.station.idle_reason == ""
     monkeypatch.setattr(ShiftHours, "begun", False)
-    wait_until(lambda: site.station.off == "outside its hours" and site.flow.pauses, "its hours have ended")
+    wait_until(lambda: site.station.idle_reason == "outside its hours" and site.flow.pauses, "its hours have ended")
 
     site.put("bulk", BULK)
     announce_pause(site.broker, "me", should_pause=True)
-    wait_until(lambda: site.station.off == "paused", "it is paused")
+    wait_until(lambda: site.station.idle_reason == "paused", "it is paused")
     ticks = site.desk.ticks
     monkeypatch.setattr(ShiftHours, "begun", True)
     wait_until(lambda: site.desk.ticks > ticks + 1, "it has looked at the clock")
-    assert (site.station.off, site.desk.taken) == ("paused", [])
+    assert (site.station.idle_reason, site.desk.taken) == ("paused", [])
 
     announce_pause(site.broker, "me", should_pause=False)
     site.took("bulk")
@@ -188,7 +188,7 @@ def test_no_job_is_taken_or_held_while_the_engine_is_away_and_the_next_one_as_so
     # When its engine goes away
     site.away = "its server does not answer"
     wait_until(lambda: site.flow.pauses, "it has noticed")
-    assert site.station.off == ENGINE_AWAY
+    assert site.station.idle_reason == ENGINE_AWAY
     # Then what is not begun is there for others, and nothing more is taken, of either lane
     site.put("urgent", NOW)
     ring(site.broker, NOW)
@@ -200,7 +200,7 @@ def test_no_job_is_taken_or_held_while_the_engine_is_away_and_the_next_one_as_so
     # And it goes on by itself
     site.away = ""
     wait_until(lambda: "urgent" in site.desk.taken, "it goes on")
-    assert site.station.off == ""
+    assert site.station.idle_reason == ""
 
 
 def test_wakeups_which_come_as_often_as_jobs_cause_no_more_ticks(site: Site) -> None:
@@ -351,7 +351,7 @@ def test_a_death_with_an_absurd_model_is_buried_and_housekeeping_goes_on(model: 
 
 def test_housekeeping_outlives_a_missing_queue(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a station that looks for deaths all the time, and a queue of deaths that somebody deleted
-    monkeypatch.setattr("infra.broker.consume._DEATHS_EVERY_S", 0.0)
+    monkeypatch.setattr("infra.worker_loop._DEATHS_EVERY_S", 0.0)
     site.open()
     site.server.delete_queue(topology.DEATHS)
     seen = site.desk.ticks
@@ -368,7 +368,7 @@ def test_a_queue_that_somebody_deleted_is_declared_again_and_served(
     site: Site, monkeypatch: pytest.MonkeyPatch, queue: str
 ) -> None:
     # Given a station that looks after its queues all the time
-    monkeypatch.setattr("infra.broker.consume._DEATHS_EVERY_S", 0.0)
+    monkeypatch.setattr("infra.worker_loop._DEATHS_EVERY_S", 0.0)
     site.open()
 
     # When somebody deletes one

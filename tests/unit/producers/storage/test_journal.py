@@ -11,7 +11,7 @@ import pytest
 from messages.errors import BatchError
 from messages.jobs import JobError, JobResult, PrefillJob, Sampling, user_prompt
 from producers.batch.batch import Batch, BatchEntry, is_owned
-from producers.files.journal import Journal, Lines
+from producers.storage.journal import Journal, Lines
 
 
 def a_result(job: str = "j1", run: int = 1, state: str = "succeeded", text: str = "x") -> JobResult:

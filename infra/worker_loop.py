@@ -185,7 +185,7 @@ class ConsumerLoop:
         model: str,
         name: str,
         open_flow: Callable[[], Flow],  # called once the queues are there
-        why_away: Callable[[], str] = lambda: "",  # whether its engine is: while it is, a job is better with another
+        find_outage: Callable[[], str] = lambda: "",  # whether its engine is: while it is, a job is better with another
     ) -> None:
         self._broker = broker
         self._settler = settler
@@ -195,22 +195,22 @@ class ConsumerLoop:
         self._open_flow = open_flow
         self._stopping = threading.Event()
         self._is_paused = False
-        self._why_away = why_away
+        self._find_outage = find_outage
         self._hours = ALL_HOURS  # in which to take jobs
         self._bulk = topology.work_queue(stage, model, "bulk")
         self._listening_since = math.inf  # monotonic clock; nothing has come since then
         self._subscription_lost = False  # by the broker, which has jobs and brings none
-        self._told_off = ""
+        self._pause_reason = ""
 
     @property
-    def off(self) -> str:
+    def idle_reason(self) -> str:
         """Why it takes no jobs now, in a few words; "": it takes some."""
-        return self._told_off or (ENGINE_AWAY if self._why_away() else "")
+        return self._pause_reason or (ENGINE_AWAY if self._find_outage() else "")
 
     def run(self, handler: Handler, hours: Hours = ALL_HOURS) -> None:
         """Take deliveries in these hours until stopped; finish what is in hand, hand back the rest, leave."""
         self._hours = hours
-        self._look_at_the_clock()
+        self._update_pause()
         for remark in self._broker.declare([self._model]):
             log.warning(remark)
         source = JobSource(self._broker, self._stage, self._model, self._open_flow(), handler.count_in_progress)
@@ -231,7 +231,7 @@ class ConsumerLoop:
 
     def _turn(self, source: JobSource, handler: Handler) -> None:
         """Once there is capacity: the next deliveries go to the worker, or nothing comes for a moment."""
-        if self.off or self._subscription_lost:
+        if self.idle_reason or self._subscription_lost:
             self._listening_since, self._subscription_lost = math.inf, False
             self._settler.hand_back_all(source.flow.pause())
             self._stopping.wait(_IDLE_WAIT_S)
@@ -280,11 +280,11 @@ class ConsumerLoop:
     def _pause(self, worker: str, is_paused: bool) -> None:
         if self._name == worker or self._name.startswith(f"{worker}."):
             self._is_paused = is_paused
-            self._look_at_the_clock()
+            self._update_pause()
 
-    def _look_at_the_clock(self) -> None:
+    def _update_pause(self) -> None:
         outside = not self._hours.include(datetime.now())
-        self._told_off = "paused" if self._is_paused else "outside its hours" if outside else ""
+        self._pause_reason = "paused" if self._is_paused else "outside its hours" if outside else ""
 
     def _keep_house(self, source: JobSource, handler: Handler) -> None:
         control = None
@@ -302,7 +302,7 @@ class ConsumerLoop:
             except (BrokerUnavailable, NoQueue):
                 self._stopping.wait(0.5)  # it reconnects by itself; what was deleted is declared again at the next look
             if time.monotonic() >= next_tick:  # not at every wakeup: those come as often as jobs
-                self._look_at_the_clock()
+                self._update_pause()
                 handler.tick()
                 next_tick = time.monotonic() + _TICK_S
         if control:

@@ -1,0 +1,1 @@
+"""What the desk is given when it starts: its backend, and the script that Streamlit runs."""

@@ -1,1 +1,0 @@
-"""The grading desk's backend, and the script that Streamlit runs."""

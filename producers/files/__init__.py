@@ -1,1 +1,0 @@
-"""What is written for good: private files, journals, and checks of what is read back."""
