@@ -47,11 +47,12 @@ test-gate: $(STAMPS)/test $(STAMPS)/ui $(STAMPS)/torch ## one test of each real 
 	$(PY) -m tests.support.smollm2
 	$(PY) -m pytest -m gate
 
-lint: $(STAMPS)/test ## ruff, mypy, import arrows
+lint: $(STAMPS)/test ## ruff, mypy, import arrows, names
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	.venv/bin/lint-imports
+	$(PY) -m tests.support.names
 
 test-system: $(STAMPS)/test $(STAMPS)/ui ## tests that need a browser, Prometheus, a real model (92 MB once), or minutes
 	$(PY) -m tests.support.programs chromium prometheus redis-exporter
