@@ -220,7 +220,9 @@ class Batches:
             return description.models[model]
 
         path = self.files.path(description.input_file_id)
-        return prompt_lines.read_lines(path, batch.batch_id, batch.secret, resolve, not description.owner, check)
+        return prompt_lines.read_lines(
+            path, batch.batch_id, batch.secret, resolve, shares=not description.owner, check=check
+        )
 
     def _tasks(self, description: StoredBatch, batch: Batch, stop: threading.Event) -> Iterator[JobSpec]:
         for line in self._lines(description, batch):

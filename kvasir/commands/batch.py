@@ -34,6 +34,7 @@ from kvasir.terminal import TerminalProgress, print_table, say, say_json, stderr
 from messages.errors import BatchError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
+from producers.batch.retry import jobs_to_retry
 from producers.batch.runner import cancelled_results
 from producers.words import plural
 
@@ -155,7 +156,7 @@ def retry(
         request: GradeRequest = class_run.request_of_batch(settings, owned_batch)
         assignment = class_run.open_assignment(owned_batch, request)
         runnable_ids = {task.job_id for task in assignment.tasks if task.may_run}
-        retried_ids = _jobs_to_retry(owned_batch, runnable_ids, _names_in_batch(owned_batch, request, only))
+        retried_ids = jobs_to_retry(owned_batch, _names_in_batch(owned_batch, request, only), runnable_ids)
         owned_batch.run_again(retried_ids)
         progress.say(f"{plural(len(retried_ids), 'job')} run again")
         outcome = class_run.run_class(settings, owned_batch, assignment, progress, global_options.observer(), max_wait)
@@ -199,17 +200,6 @@ def _names_in_batch(batch: Batch, request: GradeRequest, selectors: tuple[str, .
     if strangers:
         raise BatchError(f"the batch in {batch.folder} holds no {', '.join(sorted(strangers))}")
     return names
-
-
-def _jobs_to_retry(batch: Batch, runnable_ids: set[str], names: set[str]) -> list[str]:
-    job_ids = []
-    for entry in batch.entries:
-        result = batch.result(entry.job_id)
-        if entry.job_id not in runnable_ids or result is None:
-            continue
-        if entry.name in names or (not names and result.state != "succeeded"):
-            job_ids.append(entry.job_id)
-    return job_ids
 
 
 def show_outcome(

@@ -119,7 +119,7 @@ def cluster_state(settings: Settings, client: Client) -> dict[str, Any]:
     """What `kvasir status --json` prints: workers, queues, models nobody serves, store."""
     return {
         "workers": [_worker(registration) for registration in client.workers()],
-        "queues": _queues(client.broker, list(settings.models)),
+        "queues": queue_depths(client.broker, list(settings.models)),
         "unserved": client.unserved(settings.models),
         "unprefilled": client.unprefilled(settings.models),
         "store": store_state(settings),
@@ -147,10 +147,10 @@ def _worker(registration: WorkerInfo) -> dict[str, Any]:
     return {name: getattr(registration, name) for name in (*names, "off", "notes")}
 
 
-def _queues(broker: Broker, models: list[str]) -> dict[str, int]:
+def queue_depths(broker: Broker, models: list[str]) -> dict[str, int]:
     """Ready messages of every queue that has some, work queues always."""
     depths = {}
-    for spec in topology.queues(models):
+    for spec in topology.queues(models, broker.is_clustered):
         depth = broker.depth(spec.name)
         is_always_shown = spec.exchange == topology.WORK and not spec.name.startswith("suspects.")
         if depth and (depth.ready or is_always_shown):

@@ -18,6 +18,7 @@ from producers.batch import prompt_lines
 from producers.batch.batch import Batch, older_form
 from producers.batch.openai_body import Defaults
 from producers.batch.prompt_lines import PromptLine
+from producers.batch.retry import jobs_to_retry
 from producers.batch.runner import ReadAgain, Runner
 from producers.storage.private import write_atomically
 from producers.words import plural
@@ -56,13 +57,13 @@ def run(
         resolve = _model_resolver(settings, model, max_tokens)
 
         def lines() -> Iterator[PromptLine]:
-            return prompt_lines.read_lines(prompts, batch.batch_id, batch.secret, resolve)
+            return prompt_lines.read_lines(prompts, batch.batch_id, batch.secret, resolve, model)
 
         if batch.may_publish:
             prompt_lines.plan(batch, lines(), prompts, next(iter(settings.models), "none"))
         if retry_failed:
             batch.check_may_publish()
-            batch.run_again(_failed_jobs(batch))
+            batch.run_again(jobs_to_retry(batch))
         if batch.open_jobs:
             models = sorted({entry.model for entry in batch.open_jobs.values()})
             with connect(settings, models, global_options.observer(), f"run {batch.batch_id}") as client:
@@ -73,9 +74,9 @@ def run(
 
 def _model_resolver(settings: Settings, default: str, max_tokens: int | None) -> Callable[[str], Defaults]:
     def resolve(name: str) -> Defaults:
-        if not (name or default):
+        if not name:
             raise ConfigError("it names no model: add one to the line, or pass --model")
-        model_settings = settings.model(resolve_model(settings, name or default))
+        model_settings = settings.model(resolve_model(settings, name))
         return Defaults(
             model_settings.name,
             max_tokens or model_settings.max_tokens,
@@ -84,17 +85,8 @@ def _model_resolver(settings: Settings, default: str, max_tokens: int | None) ->
         )
 
     if default:
-        resolve("")  # a wrong --model is the command's mistake, not each line's
+        resolve(default)  # a wrong --model is the command's mistake, not each line's
     return resolve
-
-
-def _failed_jobs(batch: Batch) -> list[str]:
-    """Jobs to run again; what could not be read needs another file, not another run."""
-    return [
-        entry.job_id
-        for entry in batch.entries
-        if entry.role != "intake" and (result := batch.result(entry.job_id)) and result.state != "succeeded"
-    ]
 
 
 def _write_results(batch: Batch, as_json: bool) -> int:

@@ -86,16 +86,18 @@ def read_lines(
     batch_id: str,
     secret: bytes,
     resolve: Resolve,
+    default_model: str = "",
     shares: bool = True,
     check: Callable[[dict[str, Any]], None] = lambda _body: None,
 ) -> Iterator[PromptLine]:
     """The lines of a file that `check_file` let pass, as they are read: a large one need not fit into memory.
 
     Args:
+        default_model: of lines that name none.
         shares: whether what lines have in common is kept under its content, where any other batch finds it.
         check: of a request's body; raises BadLine.
     """
-    reader = _LineReader(batch_id, secret, resolve, shares, check)
+    reader = _LineReader(batch_id, secret, resolve, default_model, shares, check)
     for number, row in enumerate(_rows(path), 1):
         if row.strip():
             yield reader.line(number, row)
@@ -109,12 +111,14 @@ class _LineReader:
         batch_id: str,
         secret: bytes,
         resolve: Resolve,
+        default_model: str,
         shares: bool,
         check: Callable[[dict[str, Any]], None],
     ) -> None:
         self._batch_id = batch_id
         self._secret = secret
         self._resolve = resolve
+        self._default_model = default_model
         self._shares = shares
         self._check = check
         self._id_counts: Counter[str] = Counter()
@@ -145,7 +149,7 @@ class _LineReader:
         return hashlib.blake2b(name.encode(), digest_size=8, key=self._secret, person=b"kvasir.item").hexdigest()
 
     def _task(self, custom_id: str, body: Mapping[str, Any]) -> JobSpec:
-        defaults = self._resolve(str(body.get("model") or ""))
+        defaults = self._resolve(str(body.get("model") or self._default_model))
         parts = self._parts(body)
         sampling = sampling_of(body, defaults, seed=0)
         if sum(len(part.text.encode()) for part in parts) > MAX_PROMPT_BYTES:

@@ -19,6 +19,7 @@ from pika import exceptions as pika_errors
 from infra.broker import topology
 from infra.broker.base import Address, Message
 from infra.broker.rabbitmq import RabbitMQBroker, connection, errors
+from kvasir.commands.query import queue_depths
 from messages.errors import BrokerUnavailable, ConfigError, InvalidMessage, NoQueue
 from producers.client import Replies
 from tests.acceptance.faults.proxy import TcpProxy
@@ -361,8 +362,10 @@ def test_on_a_cluster_replies_are_in_quorum_queues_under_another_name(broker_url
             # And what comes while there is no such queue is parked in a quorum queue
             broker.delete_queue(queue)
             worker.publish(topology.reply(queue), Message(b"two", "two", batch))
+            parked = topology.RESULTS_PARKED_QUORUM
+            wait_until(lambda: queue_depths(broker, []).get(parked, 0) > 0, "kvasir status shows it")
             replies = Replies(broker, batch)
-            delivery_of = read_ids(broker, topology.RESULTS_PARKED_QUORUM)
+            delivery_of = read_ids(broker, parked)
             replies.close()
             assert delivery_of == ["two"]
         finally:

@@ -1,0 +1,23 @@
+"""Which jobs of a batch `kvasir retry` and `kvasir run --retry-failed` run again."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from producers.batch.batch import Batch
+
+
+def jobs_to_retry(batch: Batch, names: Set[str] = frozenset(), runnable_ids: Set[str] | None = None) -> list[str]:
+    """Ids of the jobs that did not succeed; with `names`, of all jobs of these submissions that have a result.
+
+    What could not be read needs another file, not another run: it is no job. `runnable_ids`: the jobs that can still
+    be made of the input; None: all of them.
+    """
+    job_ids = []
+    for entry in batch.entries:
+        result = batch.result(entry.job_id)
+        if entry.role == "intake" or result is None or (runnable_ids is not None and entry.job_id not in runnable_ids):
+            continue
+        if entry.name in names or (not names and result.state != "succeeded"):
+            job_ids.append(entry.job_id)
+    return job_ids
