@@ -43,30 +43,19 @@ def engine_entry(name: str) -> Any:
 
 def engine_requirement(name: str) -> str:
     """What pip is asked for to have an engine that another distribution brings; "": it comes with Kvasir."""
-    point = _entry_points().get(name)
-    if point is None or point.dist is None or point.dist.name == _DISTRIBUTION:
+    distribution = _entry_points()[name].dist
+    if distribution is None or distribution.name == _DISTRIBUTION:
         return ""
-    return f"{point.dist.name}=={point.dist.version}"
+    return f"{distribution.name}=={distribution.version}"
 
 
 @cache
 def _entry_points() -> Mapping[str, metadata.EntryPoint]:
     """By name. Kvasir's own go before another distribution's of the same name."""
     points = metadata.entry_points(group=GROUP)
-    by_name = {point.name: point for point in sorted(points, key=lambda point: _is_own(point.dist))}
-    return dict(sorted((by_name | _of_checkout()).items()))
-
-
-def _is_own(distribution: metadata.Distribution | None) -> bool:
-    return distribution is not None and distribution.name == _DISTRIBUTION
-
-
-def _of_checkout() -> dict[str, metadata.EntryPoint]:
-    """Those of the checkout that this file is in; {}: it is in none."""
-    try:
-        project = tomllib.loads(_PYPROJECT.read_text("utf-8"))["project"]
-    except (OSError, ValueError, KeyError):
-        return {}
-    if project.get("name") != _DISTRIBUTION:
-        return {}
-    return {name: metadata.EntryPoint(name, value, GROUP) for name, value in project["entry-points"][GROUP].items()}
+    own_last = sorted(points, key=lambda point: point.dist is not None and point.dist.name == _DISTRIBUTION)
+    project = tomllib.loads(_PYPROJECT.read_text("utf-8")).get("project", {}) if _PYPROJECT.is_file() else {}
+    of_checkout = project.get("entry-points", {}).get(GROUP, {}) if project.get("name") == _DISTRIBUTION else {}
+    points_of_checkout = [metadata.EntryPoint(name, value, GROUP) for name, value in of_checkout.items()]
+    by_name = {point.name: point for point in (*own_last, *points_of_checkout)}
+    return {name: by_name[name] for name in sorted(by_name)}

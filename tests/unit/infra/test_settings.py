@@ -126,13 +126,15 @@ def test_weights_are_relative_to_their_file_unless_absolute_or_with_a_scheme(loa
     weights = { llamacpp = "w/m.gguf", mlx = "/abs/m", ollama = "http://h:11434", transformers = "~/m" }
     [models."s:1"]
     weights.simulated = "sim:fast"
+    weights.ollama = "the answer is 42"
     """
     settings = load(config=text)
     weights = settings.model("m").weights
     assert weights["llamacpp"] == str(tmp_path / "w" / "m.gguf")
     assert (weights["mlx"], weights["ollama"]) == ("/abs/m", "http://h:11434")
     assert weights["transformers"] == str(Path.home() / "m")
-    assert settings.model("s:1").weights_for() == ("simulated", "sim:fast")
+    assert settings.model("s:1").weights_for("simulated") == ("simulated", "sim:fast")
+    assert settings.model("s:1").weights["ollama"] == "the answer is 42"  # its engine takes no paths
 
 
 @pytest.mark.parametrize(
