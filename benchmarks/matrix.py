@@ -54,7 +54,7 @@ import redis
 
 from benchmarks import harness, matrix_models, matrix_real
 from benchmarks.matrix_child import pair_name
-from engines.catalogue import BY_NAME
+from engines.registry import entries, partners
 
 ENGINES = ("llamacpp", "mlx", "transformers")
 VLLM = "vllm"  # of the demo model alone
@@ -111,11 +111,11 @@ class MatrixRun:
     def _present(self) -> list[str]:
         """Engines whose packages are there; all pairs of the others are refused."""
         engines = [engine for engine in (*ENGINES, VLLM) if self._taken(engine)]
-        present = [engine for engine in engines if not BY_NAME[engine].install_command]
+        present = [engine for engine in engines if not entries()[engine].install_command()]
         for prefill, decode in product(engines, engines):
             absent = [engine for engine in (prefill, decode) if engine not in present]
             if absent:
-                reason = f"{absent[0]} is not installed: {BY_NAME[absent[0]].install_command}"
+                reason = f"{absent[0]} is not installed: {entries()[absent[0]].install_command()}"
                 self._refuse(self._taken(prefill, decode), [prefill], [decode], reason)
         return present
 
@@ -125,7 +125,7 @@ class MatrixRun:
 
     def _allowed(self, handed: dict[str, Any], decode: str) -> dict[str, Any]:
         """What the table of capabilities lets this engine decode."""
-        allowed = {engine: layouts for engine, layouts in handed.items() if decode in BY_NAME[engine].partners()}
+        allowed = {engine: layouts for engine, layouts in handed.items() if decode in partners(engine)}
         for engine in handed.keys() - allowed:
             reason = f"{decode} can't read the KV caches of {engine}"
             self._refuse(self._taken(engine, decode), [engine], [decode], reason)

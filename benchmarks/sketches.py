@@ -34,9 +34,8 @@ from mlx_lm.utils import load_model
 from safetensors.numpy import load_file, save_file
 
 from benchmarks import harness, matrix_models
-from engines.catalogue import BY_NAME
 from engines.huggingface.weights import layout_of, open_folder
-from engines.registry import EngineOptions, open_engine
+from engines.registry import EngineOptions, entries, open_engine
 from engines.sketch import TOKENS, Sketch, SketchAgreement, compare, prompt_ids
 from engines.sketching import compute_numbers
 from messages.kv import KVLayout
@@ -220,7 +219,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for model in models:
             matrix_models.write(Path(folder), model, arguments.seed)
-        engines = [engine for engine in ("mlx", "transformers") if not BY_NAME[engine].install_command]
+        engines = [engine for engine in ("mlx", "transformers") if not entries()[engine].install_command()]
         changed = [row for engine in engines for row in mutations(Path(folder), models, arguments.seed, engine)]
     for model in models:
         worst = max(row["beyond"] for row in true if row["model"] == model)

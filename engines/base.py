@@ -37,6 +37,11 @@ class Capabilities:
         can, early = transfers_kv, transfers_kv and blocks_while_computing
         return cls(prefill=can, decode=True, exports_kv=can, imports_kv=can, blocks_while_computing=early, resumes=can)
 
+    @classmethod
+    def text_only(cls) -> Capabilities:
+        """Of an engine whose model answers behind a server: text goes in and comes out, and no KV cache."""
+        return cls(prefill=False, decode=True, exports_kv=False, imports_kv=False)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from engines.base import Answer, Capabilities, EngineInfo, PrefillResult, TokenizedPrompt
+from engines.base import Answer, EngineInfo, PrefillResult, TokenizedPrompt
 from engines.chat import SAMPLE
 from engines.waiting import check_running
 from messages.errors import ConfigError, ContextExceeded, InvalidSchema, KvasirError, KVTransferFailed
@@ -29,7 +29,6 @@ from messages.kv import KVCache, Record
 
 _log = logging.getLogger(__name__)
 
-CAPABILITIES = Capabilities(prefill=False, decode=True, exports_kv=False, imports_kv=False)
 CONNECT_S = 10.0
 # Idle connections serve the next request for a second and no longer. Servers close theirs after 2 s (gunicorn's), 5 s
 # (llama.cpp's, uvicorn's) or more, and a request that meets the closing is lost without an answer: seen at once, and

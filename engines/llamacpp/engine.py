@@ -22,6 +22,7 @@ import numpy as np
 
 from engines.base import Answer, Capabilities, EngineInfo, PrefillResult, TokenizedPrompt
 from engines.chat import SAMPLE, common_prefix
+from engines.entry import EngineOptions
 from engines.llamacpp import slotfile
 from engines.llamacpp.answer import AnswerRequest, Completions
 from engines.llamacpp.http import ServerRefused
@@ -38,7 +39,6 @@ from engines.llamacpp.model import (
 from engines.llamacpp.prompt import LlamaPrompt
 from engines.llamacpp.slotfile import SlotFile, SlotShape
 from engines.llamacpp.start import Backing, attach, package_version, start
-from engines.registry import EngineOptions
 from engines.rope import Rope
 from engines.waiting import check_running
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from engines.entry import EngineOptions
 from engines.llamacpp.gguf_file import GGUFFile, read_gguf
 from engines.llamacpp.health import PATIENCE_S, HealthWatch
 from engines.llamacpp.http import LlamaServer
 from engines.llamacpp.model import heads
 from engines.llamacpp.ollama_models import SCHEME, check_dialect, find_gguf
 from engines.llamacpp.server import PROGRAM, Launch, LlamaServerProcess, find_program
-from engines.registry import EngineOptions
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 
 _OWN_PROGRAM = f"{PROGRAM}:"

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 from engines.base import Answer, Capabilities, EngineInfo, PrefillResult
+from engines.entry import EngineOptions
 from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.weights import HFFolder, builds, fingerprint, open_folder, rounding
@@ -26,7 +27,6 @@ from engines.mlx.kv import CacheState
 from engines.mlx.loop import ModelLoop
 from engines.mlx.sampling import Observer, sampler_for
 from engines.mlx.work import DecodeWork, Output, PrefillWork, PromptWork
-from engines.registry import EngineOptions
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 from messages.jobs import Sampling
 from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window

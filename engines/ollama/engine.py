@@ -22,12 +22,11 @@ from urllib.parse import urlsplit
 
 import ollama
 
-from engines.base import Answer, EngineInfo
+from engines.base import Answer, Capabilities, EngineInfo
 from engines.chat import chat
+from engines.entry import EngineOptions
 from engines.ollama.http import ModelMissing, OllamaServer
-from engines.registry import EngineOptions
 from engines.remote import (
-    CAPABILITIES,
     LETTERS_PER_TOKEN,
     RANDOM_SEED,
     TextOnly,
@@ -114,7 +113,7 @@ class OllamaEngine(TextOnly[OllamaServer]):
             fingerprint="",
             tokenizer="",
             layout=None,
-            capabilities=CAPABILITIES,
+            capabilities=Capabilities.text_only(),
             chars_per_token=self._letters_per_token,
         )
 

@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engines.base import Answer, EngineInfo
+from engines.base import Answer, Capabilities, EngineInfo
 from engines.chat import chat
+from engines.entry import EngineOptions
 from engines.openai.http import NoModelList, OpenAIServer, Outside, RequestRefused, permanent_error
 from engines.openai.place import outside
-from engines.registry import EngineOptions
-from engines.remote import CAPABILITIES, RANDOM_SEED, TextOnly, break_known_marks, check_json, context_of, new_sample
+from engines.remote import RANDOM_SEED, TextOnly, break_known_marks, check_json, context_of, new_sample
 from messages.errors import ConfigError, DeadLetter, EngineUnavailable, InvalidPrompt
 from messages.jobs import Part, Sampling
 
@@ -130,7 +130,7 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
             fingerprint="",
             tokenizer="",
             layout=None,
-            capabilities=CAPABILITIES,
+            capabilities=Capabilities.text_only(),
             chars_per_token=self._letters_per_token,
             outside=outside(server.host),
         )

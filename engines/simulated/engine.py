@@ -29,8 +29,8 @@ import numpy as np
 
 from engines.base import Answer, Capabilities, EngineInfo, PrefillResult, TokenizedPrompt
 from engines.chat import chat
+from engines.entry import EngineOptions
 from engines.logprobs import TOP
-from engines.registry import EngineOptions
 from engines.simulated.schema_text import json_text, prose
 from engines.waiting import acquire_slot
 from messages.errors import (

@@ -23,12 +23,12 @@ from transformers import DynamicCache
 
 from engines.base import Answer, Capabilities, EngineInfo, PrefillResult
 from engines.chat import common_prefix
+from engines.entry import EngineOptions
 from engines.huggingface.constrain import Constraint
 from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.weights import builds, fingerprint, rounding
 from engines.logprobs import top_logprobs
-from engines.registry import EngineOptions
 from engines.rope import Rope
 from engines.transformers.kv import Copies, Exporter, fork_layers, restore
 from engines.transformers.model import Check, ModelRun, TorchModel, Weights, find_weights

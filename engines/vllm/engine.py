@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from engines.base import Answer, Capabilities, EngineInfo, PrefillResult
+from engines.entry import EngineOptions
 from engines.guidance import guidance_schema
 from engines.harmony import thinking_grammar
 from engines.huggingface.engine import FolderEngine
@@ -32,7 +33,6 @@ from engines.huggingface.rope import FULL, SLIDING, stated_rope
 from engines.huggingface.text import final_channel
 from engines.huggingface.weights import DTYPES, HFFolder, fingerprint, layout_of, open_folder, rounding
 from engines.logprobs import TOP
-from engines.registry import EngineOptions
 from engines.vllm import environment
 from engines.vllm.attached import connect
 from engines.vllm.conversation import Conversation, layout_seen

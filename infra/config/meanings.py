@@ -1,5 +1,7 @@
 """What every key of kvasir.toml means, in one place; docs/configuration.md is made from this and the schema.
 
+What an engine's weights are says its own entry.
+
 Keys are those of `infra.config.schema`, by their path: `services.broker`, `models.context`. A test compares the two.
 """
 
@@ -54,13 +56,6 @@ MEANINGS = {
     "models.memory_gb": "Of its weights, for `kvasir plan`; 0: not known",
     "models.allow_external": "`true`: the `openai` engine may send prompts to a server outside private networks",
     "models.api_key_file": "File that holds the key of the `openai` or `vllm` engine's server and nothing else",
-    "models.weights.llamacpp": "`FILE.gguf`, `ollama:NAME`, `llama-server:FILE.gguf`, `http://HOST:PORT?slots=FOLDER`",
-    "models.weights.mlx": "Folder in Hugging Face's form, or hub name",
-    "models.weights.ollama": "`http://HOST:11434/MODEL`, `ollama:MODEL`",
-    "models.weights.openai": "`http://HOST:PORT/v1/MODEL`",
-    "models.weights.simulated": "`sim:prefill=2000,decode=60,…`: no model, for tests and planning",
-    "models.weights.transformers": "Folder in Hugging Face's form, or hub name",
-    "models.weights.vllm": "Folder in Hugging Face's form, hub name, or `http://HOST:PORT?model=FOLDER`",
     "machines.host": "Name or address, for ssh and Prometheus; empty: the table's name",
     "machines.user": "Who logs in there; empty: whoever deploys",
     "machines.platform": "`linux`, `linux-cuda`, `macos`",

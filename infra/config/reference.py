@@ -9,6 +9,7 @@ from infra.config.meanings import MEANINGS, TABLES
 from infra.config.schema import SAMPLING, keys_of
 from infra.config.schema import TABLES as OF_KEYS
 from infra.config.sources import VARIABLES
+from messages.installed import engine_entry
 
 _HEADINGS = {
     "services": "`[services]`",
@@ -84,7 +85,11 @@ def _table(table: str) -> str:
 
 def _row(table: str, key: str) -> str:
     variable = VARIABLES.get((table, key), "")
-    return f"| `{key}` | {_default(table, key)} | {variable and f'`{variable}`'} | {MEANINGS[f'{table}.{key}']} |"
+    return f"| `{key}` | {_default(table, key)} | {variable and f'`{variable}`'} | {_meaning(table, key)} |"
+
+
+def _meaning(table: str, key: str) -> str:
+    return str(engine_entry(key).meaning) if table == "models.weights" else MEANINGS[f"{table}.{key}"]
 
 
 def _default(table: str, key: str) -> str:

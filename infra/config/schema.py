@@ -16,9 +16,9 @@ from infra.config import urls
 from infra.config.hours import Hours
 from messages import checks
 from messages.errors import InvalidMessage
+from messages.installed import engine_names
 from messages.jobs import KV_CHECK_EVERY, MAX_TOKENS, SHORT_PROMPT_TOKENS
 
-ENGINES = ("llamacpp", "mlx", "ollama", "openai", "simulated", "transformers", "vllm")
 PLATFORMS = ("linux", "linux-cuda", "macos")
 SUPERVISORS = ("launchd", "plain", "systemd")
 WORKER_ROLES = ("decode", "prefill")
@@ -81,6 +81,16 @@ def _one_of(*words: str) -> Must:
     return Must((f"one of {', '.join(sorted(filter(None, words)))}", {"type": "literal", "expected": list(words)}))
 
 
+@dataclass(frozen=True, slots=True)
+class InstalledEngine:
+    """The name of an engine that is installed, or one of `others`. They are looked for when settings are read."""
+
+    others: tuple[str, ...] = ()
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> dict[str, Any]:
+        return _one_of(*self.others, *engine_names()).__get_pydantic_core_schema__(source, handler)
+
+
 def _text(name: str, value: str) -> None:
     """Of a length that nobody writes by accident."""
     checks.text(name, value, 4096)
@@ -118,8 +128,8 @@ ModelOrNone = Annotated[str, TextCheck(_model_or_none)]
 MachineName = Annotated[str, TextCheck(checks.identifier)]
 BrokerUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value, urls.BROKER_SCHEMES))]
 StoreUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value, urls.STORE_SCHEMES))]
-Engine = Annotated[str, _one_of(*ENGINES)]
-EngineOrNone = Annotated[str, _one_of("", *ENGINES)]
+Engine = Annotated[str, InstalledEngine()]
+EngineOrNone = Annotated[str, InstalledEngine(("",))]
 # No leading dash and no blanks: a host and a user end up on the command line of ssh, a folder in shell commands.
 Host = Annotated[str, _form("a host name or an address", r"[A-Za-z0-9][A-Za-z0-9.:_\-]{0,252}")]
 User = Annotated[str, _form("a user's login name", r"|[A-Za-z_][A-Za-z0-9._\-]{0,63}")]
@@ -271,7 +281,7 @@ TABLES: Mapping[str, type] = {
 
 def keys_of(table: str) -> list[str]:
     """The keys of a table, in the order of the documentation."""
-    return list(ENGINES) if table == "models.weights" else [table_field.name for table_field in fields(TABLES[table])]
+    return list(engine_names()) if table == "models.weights" else [each.name for each in fields(TABLES[table])]
 
 
 def nearest(name: str, names: Collection[str]) -> str:

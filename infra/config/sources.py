@@ -20,6 +20,7 @@ from infra.config import urls
 from infra.config.ownership import why_not_ours
 from infra.config.schema import ROLES, File, did_you_mean, keys_of
 from messages.errors import ConfigError
+from messages.installed import engine_entry
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -81,7 +82,7 @@ def merge(layers: Sequence[Layer]) -> dict[Keys, SourcedValue]:
     entries: dict[Keys, SourcedValue] = {}
     for rank, layer in enumerate(layers):
         for keys, value in _values(layer.tree, _validate(layer), ()):
-            if value and (keys[-1].endswith("_file") or keys[2:3] in (("tokenizer",), ("weights",))):
+            if value and _is_path(keys):
                 value = _resolve_path(value, layer.folder)
             entries.setdefault(keys, SourcedValue(value, layer.origin(keys), rank))
     return entries
@@ -99,6 +100,13 @@ def _values(tree: Mapping[str, Any], table: Any, path: Keys) -> Iterator[tuple[K
         yield keys, {} if isinstance(node, Mapping) else value
         if isinstance(node, Mapping):
             yield from _values(node, value, keys)
+
+
+def _is_path(keys: Keys) -> bool:
+    """Whether the setting may hold a path. What weights are, their engine says."""
+    if keys[2:3] == ("weights",):
+        return bool(engine_entry(keys[3]).weights_type == "path")
+    return keys[-1].endswith("_file") or keys[2:3] == ("tokenizer",)
 
 
 def _resolve_path(place: str, folder: Path) -> str:

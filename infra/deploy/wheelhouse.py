@@ -15,6 +15,7 @@ from pathlib import Path
 
 from infra.config.settings import MachineSettings
 from infra.deploy.remote import DeployFailed
+from messages.installed import engine_entry, engine_requirement
 
 # What to ask for where the platform is another than this one's, oldest last.
 _TAGS = {
@@ -25,7 +26,6 @@ _TAGS = {
     ("macos", "arm64"): ["macosx_15_0_arm64", "macosx_14_0_arm64", "macosx_13_0_arm64", "macosx_12_0_arm64",
                          "macosx_11_0_arm64", "macosx_11_0_universal2", "macosx_10_9_universal2"],
 }  # fmt: skip
-_EXTRAS = {"mlx": "mlx", "transformers": "torch", "llamacpp": "llamacpp", "vllm": "vllm"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def extras_of(machine: MachineSettings) -> list[str]:
 
     There llama.cpp is `llama-server` from PATH: the wheel that pip chooses computes on the CPU.
     """
-    extras = {_EXTRAS[role.engine] for role in machine.roles if role.engine in _EXTRAS}
+    extras = {engine_entry(role.engine).extra for role in machine.roles if role.engine} - {""}
     extras |= {role.role for role in machine.roles if role.role == "gateway"}
     if machine.platform == "linux-cuda":
         extras = extras - {"llamacpp"} | {"nvml"}
@@ -65,7 +65,8 @@ def requirements_of(machine: MachineSettings, wheel: Path) -> list[str]:
     requirements = [f"{wheel}[{','.join(extras)}]" if extras else str(wheel)]
     if machine.platform == "linux-cuda" and "mlx" in extras:
         requirements.append("mlx[cuda13]")
-    return requirements
+    brought = {engine_requirement(role.engine) for role in machine.roles if role.engine} - {""}
+    return requirements + sorted(brought)
 
 
 def build_wheel(checkout: Path, into: Path) -> Path:

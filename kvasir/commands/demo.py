@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from engines.catalogue import BY_NAME
+from engines.registry import entries
 from grading.points import Grade
 from grading.report.graded import load_graded
 from grading.report.grades import outcome_of
@@ -51,8 +51,8 @@ def demo(context: click.Context, out: Path) -> int:
     """Grade a small made-up class with a tiny model on this machine. Needs no services and no account."""
     if not CONFIG.is_file():
         raise ConfigError("this installation came without the demo: run it in a checkout, or from a wheel made there")
-    if BY_NAME["llamacpp"].install_command:
-        raise ConfigError(f"the demo's model needs llama.cpp: {BY_NAME['llamacpp'].install_command}")
+    if command := entries()["llamacpp"].install_command():
+        raise ConfigError(f"the demo's model needs llama.cpp: {command}")
     files = {option: HOMEWORK / name for option, name in INPUTS.items()}
     say("A tiny model grades a made-up class: prefill, KV transfer and decode, all in this process.")
     say("It is the command that a course team types for its own class:\n")

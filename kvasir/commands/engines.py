@@ -15,7 +15,8 @@ from typing import Any
 import click
 from rich.text import Text
 
-from engines.catalogue import CATALOGUE, EngineEntry
+from engines.entry import EngineEntry
+from engines.registry import entries, partners
 from engines.vllm import environment
 from infra.config.settings import Settings
 from kvasir.connect import connect, is_cluster
@@ -45,12 +46,13 @@ def engines(context: click.Context, as_json: bool) -> int:
     if context.invoked_subcommand:
         return 0
     if as_json:
-        click.echo(json.dumps([_entry_json(entry) for entry in CATALOGUE]))
+        click.echo(json.dumps([_entry_json(entry) for entry in entries().values()]))
         return 0
     print_table(
-        ("engine", "here", "prefill", "decode", "hands KV over to", "while computing", "weights"), map(_row, CATALOGUE)
+        ("engine", "here", "prefill", "decode", "hands KV over to", "while computing", "weights"),
+        map(_row, entries().values()),
     )
-    for entry in CATALOGUE:
+    for entry in entries().values():
         if entry.note:
             say(f"{entry.name}: {entry.note}")
     say("KV transfer needs the same weights at both ends; each worker proves it at its start and says so.")
@@ -115,10 +117,10 @@ def _row(entry: EngineEntry) -> list[str]:
     can = entry.capabilities
     return [
         entry.name,
-        entry.install_command or "yes",
+        entry.install_command() or "yes",
         "yes" if can.prefill else "passes through",
         "yes" if can.decode else "no",
-        ", ".join(entry.partners()) or "nothing",
+        ", ".join(partners(entry.name)) or "nothing",
         "yes" if can.blocks_while_computing else "no",
         entry.weights,
     ]
@@ -127,10 +129,10 @@ def _row(entry: EngineEntry) -> list[str]:
 def _entry_json(entry: EngineEntry) -> dict[str, Any]:
     return {
         "engine": entry.name,
-        "installed": not entry.install_command,
-        "install": entry.install_command,
+        "installed": not entry.install_command(),
+        "install": entry.install_command(),
         "capabilities": asdict(entry.capabilities),
-        "transfers_kv_to": entry.partners(),
+        "transfers_kv_to": partners(entry.name),
         "weights": entry.weights,
         "note": entry.note,
     }

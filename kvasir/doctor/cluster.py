@@ -11,14 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.catalogue import BY_NAME
-from engines.huggingface.weights import open_folder
-from engines.llamacpp.gguf_file import read_gguf
-from engines.llamacpp.ollama_models import SCHEME, check_dialect, find_gguf
-from engines.mlx.folder import require_no_ignored_window
-from engines.openai.engine import look_up
-from engines.vllm import environment
-from engines.vllm.attached import connect
+from engines.registry import entries
 from infra.broker import topology
 from infra.config.next_command import next_command
 from infra.config.settings import ModelSettings, Settings
@@ -68,7 +61,7 @@ def examine(load: Callable[[], Settings]) -> Iterator[Finding]:
         yield ok("broker", "none is configured: everything runs in this process")
         for model in settings.models.values():
             yield _check_local_model(model)
-        if any("llamacpp" in model.weights for model in settings.models.values()):
+        if any(_has_slot_files(engine) for model in settings.models.values() for engine in model.weights):
             yield check_slot_disk()
 
 
@@ -95,37 +88,18 @@ def _check_local_model(model: ModelSettings) -> Finding:
     """Whether this machine can load it."""
     try:
         engine, weights = model.weights_for()
-        entry = BY_NAME[engine]
-        is_attached = engine == "vllm" and weights.startswith(("http://", "https://"))
-        if entry.install_command and not (is_attached and entry.install_command == environment.COMMAND):
-            return error(model.name, f"the {engine} engine is not installed", entry.install_command)
-        if is_attached:
-            connect(weights, engine_options(model, engine, weights, model.context, model.slots).api_key)[0].close()
-            return ok(model.name, f"vllm reaches {weights}, which has Kvasir's connector")
-        if engine == "openai":
-            return _check_server(model, weights)
-        _check_weights(engine, weights, model.context)
+        entry = entries()[engine]
+        if command := entry.install_command(weights):
+            return error(model.name, f"the {engine} engine is not installed", command)
+        message, todo = entry.check(engine_options(model, engine, weights, model.context, model.slots))
     except ConfigError as wrong:
         return error(model.name, str(wrong), "mend its weights in kvasir.toml")
-    return ok(model.name, f"{engine} can load {weights}")
+    return warn(model.name, message, todo) if todo else ok(model.name, message)
 
 
-def _check_server(model: ModelSettings, weights: str) -> Finding:
-    """Whether it is there, takes the key, and has the model. Raises ConfigError if not."""
-    external_host, is_listed = look_up(engine_options(model, "openai", weights, model.context, model.slots))
-    if external_host:
-        todo = "be sure that students' work may go there, or serve the model inside"
-        return warn(model.name, f"prompts go to {external_host}, outside private networks (allow_external)", todo)
-    return ok(model.name, f"openai reaches {weights}{'' if is_listed else ', which lists no models'}")
-
-
-def _check_weights(engine: str, weights: str, context: int) -> None:
-    """Raises ConfigError for files that are missing, damaged, or not for this engine. URLs and hub names pass."""
-    if engine == "mlx" and Path(weights.partition("?")[0]).expanduser().is_dir():
-        require_no_ignored_window(open_folder(weights), context)
-    if engine == "llamacpp" and not weights.startswith(("http://", "https://")):
-        name = weights.removeprefix("llama-server:").partition("?health_s=")[0]
-        check_dialect(read_gguf(find_gguf(name.removeprefix(SCHEME)) if name.startswith(SCHEME) else Path(name)))
+def _has_slot_files(engine: str) -> bool:
+    entry = entries().get(engine)
+    return entry is not None and entry.has_slot_files
 
 
 def _check_cluster(settings: Settings) -> Iterator[Finding]:
@@ -185,7 +159,7 @@ def _check_stores(settings: Settings, stores: Stores) -> Iterator[Finding]:
     if registrations:
         yield check_other_clocks()
     if any(
-        registration.engine == "llamacpp" and registration.host == socket.gethostname()
+        registration.host == socket.gethostname() and _has_slot_files(registration.engine)
         for registration in registrations
     ):
         yield check_slot_disk()

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
-from engines.catalogue import BY_NAME
+from engines.entry import MEND_DEVICE, MEND_TRANSFER
+from engines.registry import entries
 from engines.sketch import SketchAgreement, compare, read_sketch
 from engines.worker_info import MEND_ROPE, different_rope, ignored_window
 from infra.config.next_command import next_command
@@ -181,25 +182,15 @@ def _tokenizers_differ(prefill: WorkerInfo, decode: WorkerInfo) -> bool:
 def _check_without_kv_transfer(model: ModelSettings, pair: str, registration: WorkerInfo) -> Finding:
     reason = registration.notes or f"{registration.engine} has no KV cache to transfer"
     message = f"{pair}: no KV transfer, the decoder does every prompt: {reason}"
-    entry = BY_NAME.get(registration.engine)
+    known = entries()
+    entry = known.get(registration.engine)
     if entry and entry.capabilities.exports_kv:
         return warn(model.name, message, "see that worker's log; `kvasir engines` says what it can do at its best")
-    capable_engines = sorted(name for name in model.weights if (e := BY_NAME.get(name)) and e.capabilities.exports_kv)
-    todo = (
-        f"--engine {capable_engines[0]} at both ends would transfer KV"
-        if capable_engines
-        else _engine_that_would(registration)
-    )
-    return warn(model.name, message, todo)
-
-
-def _engine_that_would(registration: WorkerInfo) -> str:
-    if registration.engine == "ollama":
-        return (
-            f"--engine llamacpp --weights ollama:{registration.model} at both ends would transfer KV, "
-            "if that is its name there"
-        )
-    return "choose an engine that transfers KV: kvasir engines"
+    capable_engines = sorted(name for name in model.weights if known[name].capabilities.exports_kv)
+    if capable_engines:
+        return warn(model.name, message, f"--engine {capable_engines[0]} at both ends would transfer KV")
+    todo = entry.mend_transfer if entry else MEND_TRANSFER
+    return warn(model.name, message, todo.format(model=registration.model))
 
 
 def _check_device(settings: Settings, registration: WorkerInfo) -> Iterator[Finding]:
@@ -216,9 +207,9 @@ def _check_device(settings: Settings, registration: WorkerInfo) -> Iterator[Find
 
 
 def _mend_device(registration: WorkerInfo, expected: str) -> str:
-    if registration.engine == "llamacpp":
-        return f"put a {expected.upper()} build of llama-server on its PATH, and --weights llama-server:FILE.gguf"
-    return f"install the {expected.upper()} build of what {registration.engine} runs on there"
+    entry = entries().get(registration.engine)
+    todo = entry.mend_device if entry else MEND_DEVICE
+    return todo.format(device=expected.upper(), engine=registration.engine)
 
 
 def _machines_of(settings: Settings, registration: WorkerInfo) -> list[MachineSettings]:

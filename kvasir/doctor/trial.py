@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 
-from engines.catalogue import BY_NAME
+from engines.registry import entries
 from infra.broker import topology
 from infra.config.next_command import next_command
 from kvasir.doctor.findings import Finding, Level, error, warn
@@ -174,7 +174,7 @@ def _put_window_s(result: JobResult) -> float:
 
     The report's `put_s` is what was left to put when the engine returned: dividing by it would flatter the link.
     """
-    entry = BY_NAME.get(result.prefill.engine)
+    entry = entries().get(result.prefill.engine)
     overlaps = bool(entry and entry.capabilities.blocks_while_computing)
     since_taken_s = result.decode.queue_s - result.prefill.queue_s
     return since_taken_s if overlaps else since_taken_s - result.prefill.prefill_s

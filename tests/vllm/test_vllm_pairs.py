@@ -9,10 +9,9 @@ import pytest
 
 from benchmarks.matrix_caches import difference, prefilled
 from benchmarks.matrix_mutations import spoiled
-from engines.catalogue import BY_NAME
 from engines.family import family_fingerprint
 from engines.proof import prove
-from engines.registry import Engine, EngineOptions, open_engine
+from engines.registry import Engine, EngineOptions, entries, open_engine
 from engines.sketch import compare
 from engines.sketching import fresh_sketch
 from grading.grade import Task
@@ -33,7 +32,7 @@ WEIGHTS = {
     "transformers": f"{FOLDER}f32",
     "vllm": f"{FOLDER}float32",
 }
-OTHERS = [name for name in WEIGHTS if name != "vllm" and not BY_NAME[name].install_command]
+OTHERS = [name for name in WEIGHTS if name != "vllm" and not entries()[name].install_command()]
 PAIRS = [*(("vllm", other) for other in OTHERS), *((other, "vllm") for other in OTHERS), ("vllm", "vllm")]
 CONTEXT = 16_384  # an answer may have 8,000 tokens
 RUBRIC = (EXAMPLE / "rubric.yaml").read_text()

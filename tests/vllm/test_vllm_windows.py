@@ -14,9 +14,8 @@ import pytest
 from benchmarks import matrix_models
 from benchmarks.matrix_caches import difference, prefilled
 from benchmarks.matrix_mutations import spoiled
-from engines.catalogue import BY_NAME
 from engines.proof import prove
-from engines.registry import Engine, EngineOptions, open_engine
+from engines.registry import Engine, EngineOptions, entries, open_engine
 from engines.sketch import compare
 from engines.sketching import fresh_sketch
 from engines.vllm.engine import VLLMEngine
@@ -26,7 +25,7 @@ from messages.kv import Block, KVCache, Record, Window, assemble_cache
 
 pytestmark = pytest.mark.vllm
 
-OTHERS = [name for name in ("llamacpp", "mlx", "transformers") if not BY_NAME[name].install_command]
+OTHERS = [name for name in ("llamacpp", "mlx", "transformers") if not entries()[name].install_command()]
 PAIRS = [*(("vllm", other) for other in OTHERS), *((other, "vllm") for other in OTHERS), ("vllm", "vllm")]
 WINDOW = 40  # of both models; a page of vLLM's and a block of ours have 32 tokens
 CONTEXT = 1024

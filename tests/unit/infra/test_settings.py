@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from engines.registry import ENGINES as LOADABLE
 from engines.registry import EngineOptions, open_engine
 from infra.config import urls
-from infra.config.schema import ENGINES
 from infra.config.settings import Settings, describe, load_settings, mask
 from infra.config.sources import user_config_dir
 from messages.errors import ConfigError
+from messages.installed import engine_names
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "kvasir.toml"
 Load = Callable[..., Settings]
@@ -127,13 +126,15 @@ def test_weights_are_relative_to_their_file_unless_absolute_or_with_a_scheme(loa
     weights = { llamacpp = "w/m.gguf", mlx = "/abs/m", ollama = "http://h:11434", transformers = "~/m" }
     [models."s:1"]
     weights.simulated = "sim:fast"
+    weights.ollama = "the answer is 42"
     """
     settings = load(config=text)
     weights = settings.model("m").weights
     assert weights["llamacpp"] == str(tmp_path / "w" / "m.gguf")
     assert (weights["mlx"], weights["ollama"]) == ("/abs/m", "http://h:11434")
     assert weights["transformers"] == str(Path.home() / "m")
-    assert settings.model("s:1").weights_for() == ("simulated", "sim:fast")
+    assert settings.model("s:1").weights_for("simulated") == ("simulated", "sim:fast")
+    assert settings.model("s:1").weights["ollama"] == "the answer is 42"  # its engine takes no paths
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_weights_are_relative_to_their_file_unless_absolute_or_with_a_scheme(loa
 def test_an_address_of_weights_that_can_not_be_read_is_refused_wherever_it_stands(load: Load, address: str) -> None:
     with pytest.raises(ConfigError, match=r"weights\.openai must be an address whose host and port can be read"):
         load(config=f'[models.m]\nweights.openai = "{address}"\n')
-    for engine in ENGINES:
+    for engine in engine_names():
         with pytest.raises(ConfigError):  # where it may need a package that isn't here, too
             open_engine(engine, EngineOptions(address))
 
@@ -182,10 +183,6 @@ def test_weights_for_asks_for_an_engine_where_it_is_not_settled(load: Load) -> N
         model.weights_for()
     with pytest.raises(ConfigError, match="no weights for ollama"):
         model.weights_for("ollama")
-
-
-def test_every_loadable_engine_may_be_configured() -> None:
-    assert set(LOADABLE) <= set(ENGINES)
 
 
 # Refusals

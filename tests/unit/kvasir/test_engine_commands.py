@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from engines.base import EngineInfo
-from engines.catalogue import BY_NAME, CATALOGUE, EngineEntry
+from engines.base import Capabilities, EngineInfo
+from engines.entry import EngineEntry
 from engines.huggingface.rope import stated_rope
-from engines.ollama.engine import CAPABILITIES
-from engines.registry import ENGINES, EngineOptions, open_engine
+from engines.registry import EngineOptions, entries, open_engine, partners
 from engines.worker_info import kv_text
-from infra.config.schema import ENGINES as CONFIGURABLE
 from infra.config.settings import Settings, load_settings
 from kvasir import cli
 from kvasir.doctor.cluster import examine
@@ -59,46 +57,48 @@ def lines(findings: Iterator[Finding]) -> list[tuple[str, str]]:
 
 def info(engine: str, case: str) -> EngineInfo:
     """A loaded model with the RoPE of one of the tests' folders."""
-    can = BY_NAME[engine].capabilities
+    can = entries()[engine].capabilities
     rope = stated_rope(configuration(case, 5))
     return EngineInfo(engine, "cpu", 8192, 4, "family-2", "words-1", KVLayout(2, 2, 16, "f16"), can, 0.0, (rope,))
-
-
-def test_every_engine_is_in_the_table() -> None:
-    assert {*ENGINES} <= {*BY_NAME} == {*CONFIGURABLE}
 
 
 @pytest.mark.parametrize("name", ["llamacpp", "simulated"])
 def test_an_engine_declares_what_it_does_with_a_model_loaded(name: str, tmp_path: Path) -> None:
     weights = str(write_gguf(tmp_path / "tiny.gguf")) if name == "llamacpp" else "sim:"
     engine = open_engine(name, EngineOptions(weights, context=256, slots=1, threads=1))
-    assert engine.info.capabilities == BY_NAME[name].capabilities
+    assert engine.info.capabilities == entries()[name].capabilities
     engine.close()
 
 
-def test_ollama_declares_what_it_does() -> None:
-    assert BY_NAME["ollama"].capabilities == CAPABILITIES
-    assert BY_NAME["ollama"].partners() == ()
-    assert BY_NAME["llamacpp"].partners() == ("llamacpp", "mlx", "transformers", "vllm")
-    assert BY_NAME["simulated"].partners() == ("simulated",)
+def test_caches_go_to_engines_of_the_same_family() -> None:
+    assert partners("ollama") == ()
+    assert partners("llamacpp") == ("llamacpp", "mlx", "transformers", "vllm")
+    assert partners("simulated") == ("simulated",)
 
 
 def test_what_is_not_installed_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = EngineEntry("other", CAPABILITIES, ("json", "no_such_package"), "other", "FILE", "")
-    assert absent.install_command == "pip install 'kvasir-inference[other]'"
-    assert replace(absent, extra="").install_command == "pip install no_such_package"
+    absent = EngineEntry(
+        name="other",
+        module="other",
+        capabilities=Capabilities.text_only(),
+        weights="FILE",
+        packages=("json", "no_such_package"),
+        extra="other",
+    )
+    assert absent.install_command() == "pip install 'kvasir-inference[other]'"
+    assert replace(absent, extra="").install_command() == "pip install no_such_package"
     # And llamacpp runs with its package or with the program
     monkeypatch.setitem(__import__("sys").modules, "xllamacpp", None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert BY_NAME["llamacpp"].install_command == "pip install 'kvasir-inference[llamacpp]'"
+    assert entries()["llamacpp"].install_command() == "pip install 'kvasir-inference[llamacpp]'"
     install(tmp_path)
-    assert BY_NAME["llamacpp"].install_command == ""
+    assert entries()["llamacpp"].install_command() == ""
 
 
 def test_engines_prints_a_row_for_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run_command(["engines"]) == 0
     printed = capsys.readouterr().out
-    assert all(f"\n{entry.name} " in printed for entry in CATALOGUE)
+    assert all(f"\n{entry.name} " in printed for entry in entries().values())
     assert cli.run_command(["engines", "--json"]) == 0
     rows = {row["engine"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["ollama"]["transfers_kv_to"] == []

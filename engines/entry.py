@@ -1,0 +1,96 @@
+"""What an engine says of itself before a model is loaded, in one place: its entry.
+
+An engine is a package with one such object, which its distribution names in the entry-point group `kvasir.engines`.
+Settings, `kvasir doctor`, `kvasir engines`, deployment and the reference page read it. So its module imports no package
+that may not be installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from engines.base import Capabilities, DecodeEngine, PrefillEngine
+from messages import checks
+from messages.errors import ConfigError, InvalidMessage
+
+MEND_TRANSFER = "choose an engine that transfers KV: kvasir engines"
+MEND_DEVICE = "install the {device} build of what {engine} runs on there"
+
+
+class Engine(PrefillEngine, DecodeEngine, Protocol):
+    """An engine that can do both; each worker uses its half."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How to load a model. `weights` means what the engine says it means: a file, a folder, a URL."""
+
+    weights: str
+    context: int = 0  # tokens; 0: as much as the model was trained for
+    slots: int = 4  # sequences decoded at once
+    threads: int = 0  # CPU threads; 0: the engine's choice
+    allow_external: bool = False  # a server outside private networks may get prompts
+    api_key: str = field(default="", repr=False)  # of a server that wants one
+    prefill_slots: int = 1  # prompts computed at once, by an engine that batches them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEntry:
+    """One engine. A loaded model may do less than `capabilities`: its worker proves the KV transfer when it starts."""
+
+    name: str
+    module: str  # has `open_engine(options)`; imported when a model is loaded
+    capabilities: Capabilities
+    weights: str  # the forms of the setting `weights.NAME`, with ", " between them
+    # A relative path starts from the folder of its kvasir.toml, unless it has a scheme. A text is left alone.
+    weights_type: Literal["path", "text"] = "path"
+    weights_text: str = ""  # the setting in docs/configuration.md; "": its forms
+    takes_api_key: bool = False
+    packages: tuple[str, ...] = ()  # that it imports
+    extra: str = ""  # of Kvasir's distribution, which brings them
+    family: str = ""  # engines of one family read each other's KV caches, where the weights are the same
+    note: str = ""  # in `kvasir engines`
+    has_slot_files: bool = False  # needs room for them in shared memory
+    # What `kvasir doctor` says where a worker of this engine transfers no KV cache, or doesn't use the GPU.
+    mend_transfer: str = MEND_TRANSFER
+    mend_device: str = MEND_DEVICE
+
+    @property
+    def meaning(self) -> str:
+        """Of the setting `weights.NAME`, in Markdown."""
+        return self.weights_text or ", ".join(f"`{form}`" for form in self.weights.split(", "))
+
+    def transfers_to(self, other: EngineEntry) -> bool:
+        """Whether `other` can decode from what this one prefilled."""
+        return self.capabilities.exports_kv and other.capabilities.imports_kv and other.family == self.family
+
+    def install_command(self, weights: str = "") -> str:
+        """What has to be installed before it runs here, as a command; "": nothing. `weights`: to load these."""
+        absent = [package for package in self.packages if importlib.util.find_spec(package) is None]
+        if not absent:
+            return ""
+        return f"pip install 'kvasir-inference[{self.extra}]'" if self.extra else f"pip install {' '.join(absent)}"
+
+    def check(self, options: EngineOptions) -> tuple[str, str]:
+        """For `kvasir doctor`, without loading: what is found, and what to do about it ("": nothing).
+
+        Raises ConfigError for weights that can't be loaded.
+        """
+        return f"{self.name} can load {options.weights}", ""
+
+    def open_engine(self, options: EngineOptions) -> Engine:
+        """Load a model. Raises ConfigError with what to do if a package or the weights are missing."""
+        try:
+            module: Any = importlib.import_module(self.module)
+        except ModuleNotFoundError as error:
+            command = self.install_command() or f"pip install {error.name}"
+            raise ConfigError(f"engine {self.name!r} needs the package {error.name!r}: {command}") from error
+        try:
+            checks.readable("weights", options.weights)
+        except InvalidMessage as error:
+            raise ConfigError(str(error)) from None
+        engine: Engine = module.open_engine(options)
+        return engine

@@ -1,0 +1,17 @@
+"""What is known of the transformers engine before a model is loaded."""
+
+from __future__ import annotations
+
+from engines.base import Capabilities
+from engines.entry import EngineEntry
+
+ENGINE = EngineEntry(
+    name="transformers",
+    module="engines.transformers.engine",
+    capabilities=Capabilities.local(transfers_kv=True, blocks_while_computing=True),
+    weights="FOLDER or hub name",
+    weights_text="Folder in Hugging Face's form, or hub name",
+    packages=("torch", "transformers"),
+    extra="torch",
+    family="canonical",
+)

@@ -1,0 +1,42 @@
+"""What is known of the vllm engine before a model is loaded."""
+
+from __future__ import annotations
+
+from engines.base import Capabilities
+from engines.entry import EngineEntry, EngineOptions
+from engines.vllm import environment
+
+
+class _VLLM(EngineEntry):
+    def install_command(self, weights: str = "") -> str:
+        """The extra, then an environment of its own, which a server that runs already does not need."""
+        if command := super().install_command(weights):
+            return command
+        return "" if _is_server(weights) or environment.is_installed() else environment.COMMAND
+
+    def check(self, options: EngineOptions) -> tuple[str, str]:
+        """Whether a server is there and has Kvasir's connector; a folder passes."""
+        from engines.vllm.attached import connect
+
+        if not _is_server(options.weights):
+            return super().check(options)
+        connect(options.weights, options.api_key)[0].close()
+        return f"vllm reaches {options.weights}, which has Kvasir's connector", ""
+
+
+def _is_server(weights: str) -> bool:
+    return weights.startswith(("http://", "https://"))
+
+
+ENGINE = _VLLM(
+    name="vllm",
+    module="engines.vllm.engine",
+    capabilities=Capabilities.local(transfers_kv=True, blocks_while_computing=True),
+    weights="FOLDER or hub name, http://HOST:PORT?model=FOLDER",
+    weights_text="Folder in Hugging Face's form, hub name, or `http://HOST:PORT?model=FOLDER`",
+    takes_api_key=True,
+    packages=("tokenizers", "llguidance"),
+    extra="vllm",
+    family="canonical",
+    note=f"runs in an environment of its own ({environment.SIZE}; tested with vLLM {environment.TESTED_RELEASE})",
+)
