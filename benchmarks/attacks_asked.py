@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from examples.attacks.corpus import Text
-from grading.grade import GradeRequest, assign
+from grading.planning import assign
 from grading.prompts.answers import AnswerError, parse_passage
 from grading.quotes import evidence_state, submission_texts
+from grading.request import GradeRequest
 from grading.rubric.rubric import parse_rubric
 from grading.submissions.reading import Submission, SubmissionPart
 from infra.config.settings import load_settings

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from grading.grade import GradeRequest
+from grading.request import GradeRequest
 from messages.workers import WorkerInfo
 
 

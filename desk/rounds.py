@@ -15,8 +15,8 @@ from typing import Any
 from desk.assignments import InputError, Inputs, grade_command, grading_work, read_inputs, save_inputs
 from desk.backend import Backend
 from desk.view import BatchView
-from grading.grade import Assignment
-from grading.grade import graded_class as make_graded_class
+from grading.grades import make_graded_class
+from grading.jobs import Assignment
 from grading.prompts.prompt import criterion_text
 from grading.report.graded import GradedClass, save_graded
 from grading.rubric.rubric import load_rubric

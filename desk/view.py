@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from desk.tail import LineTail
-from grading import grade as grading
 from grading.cost import Cost, cost_of
-from grading.grade import Assignment, GradeRequest, Item
+from grading.grades import make_grades
+from grading.jobs import Assignment, Item
+from grading.planning import assign, prepare
 from grading.points import Grade
 from grading.report.graded import GradedClass, load_graded
+from grading.request import GradeRequest
 from grading.rubric.rubric import Rubric
 from messages import codec
 from messages.errors import BatchError, KvasirError
@@ -109,7 +111,7 @@ class BatchView:
             assert self.assignment
             class_assignment, manifest = self.assignment, batches.manifest_of(self.folder)
             succeeded_ids = {result.job_id for result in self.results if result.state == "succeeded"}
-            assignment = grading.assign(
+            assignment = assign(
                 class_assignment.request,
                 rubric,
                 class_assignment.solution,
@@ -161,7 +163,7 @@ class BatchView:
         succeeded_ids = {line.job_id for line in lines if line and line.state == "succeeded"}
         form = manifest["prompt_form"]
         older = form if form != form_of(manifest["request"]) else None
-        self.assignment = grading.prepare(request, manifest["batch_id"], manifest["secret"], older, jobs, succeeded_ids)
+        self.assignment = prepare(request, manifest["batch_id"], manifest["secret"], older, jobs, succeeded_ids)
         with suppress(BatchError):
             self.stored_class = load_graded(self.folder)
         items = enumerate(self.assignment.items)
@@ -183,7 +185,7 @@ class BatchView:
             return
         items = tuple(self.assignment.items[number] for number in numbers)
         planned_ids = {entry.job_id for entry in self._entries}
-        grades = grading.grades(replace(self.assignment, items=items), self.result, planned_ids, self.stored_class)
+        grades = make_grades(replace(self.assignment, items=items), self.result, planned_ids, self.stored_class)
         for number, grade in zip(numbers, grades, strict=True):
             self._grades[number] = grade
 

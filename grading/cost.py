@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Set
 from dataclasses import dataclass
 
-from grading.grade import Assignment
+from grading.jobs import Assignment
 from grading.order import answer_tokens
 from grading.prompts.questions import PASSAGE
 from grading.submissions.tokens import estimate_tokens
@@ -64,11 +64,11 @@ def cost_of(
     tasks, rubric = assignment.tasks, assignment.rubric
     new = [task for task in tasks if task.job_id not in succeeded_ids]
     batch_keys = {key for entry in entries for key in entry.asked}
-    names = {key.partition(":")[0] for task in new for key in task.question_keys if key not in batch_keys}
+    names = {key.partition(":")[0] for task in new for key in task.questions_by_key if key not in batch_keys}
     criteria = [
         criterion.id
         for criterion in rubric.criteria
-        if criterion.id in names or any(not task.question_keys for task in new)
+        if criterion.id in names or any(not task.questions_by_key for task in new)
     ]
     open_tasks = [task for task in new if task.job_id not in answered_ids]
     other_topics = [

@@ -14,7 +14,7 @@ import os
 import re
 from pathlib import Path
 
-from grading.grade import Assignment
+from grading.jobs import Assignment
 from grading.submissions.lms_names import student_id
 from producers.batch.batch import Batch
 

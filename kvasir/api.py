@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from grading.grade import AskForm
+from grading.request import AskForm
 from infra.config.settings import Settings, load_settings
 from kvasir import class_run
 from kvasir.class_run import Outcome
-from kvasir.options import BatchPlace, ClassFiles, Selection
+from kvasir.options import BatchPlace
 from kvasir.regrading import Regrade
 from kvasir.terminal import TerminalProgress
 from monitoring.events import Observer
@@ -58,9 +58,16 @@ def grade(
         {"code_model": code_model, "feedback_model": feedback_model}, config=Path(config) if config else None
     )
     solution, template, out = (Path(path) if path else None for path in (solution, template, out))
-    selection = Selection(names_in(only) if isinstance(only, str) else tuple(only), limit, samples, ask)
     request = class_run.request_from(
-        effective_settings, ClassFiles(Path(folder), Path(rubric), solution, template), selection
+        effective_settings,
+        Path(folder),
+        Path(rubric),
+        solution,
+        template,
+        names=names_in(only) if isinstance(only, str) else tuple(only),
+        limit=limit,
+        samples=samples,
+        ask=ask,
     )
     with (
         TerminalProgress(quiet) as progress,

@@ -11,22 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from engines.proof import outside_in
-from grading import grade
+from grading import planning
 from grading.charts import runs
 from grading.export.final import apply_decisions
 from grading.export.late import late_of
-from grading.grade import AspectModel, Assignment, GradeRequest
+from grading.grades import make_graded_class, make_grades, with_removed_submissions
+from grading.jobs import Assignment
 from grading.points import Grade
 from grading.report.graded import GradedClass, load_graded, save_graded
 from grading.report.grades import SUMMARY_COLUMNS, one_line, summary, summary_rows, write_grades_csv
 from grading.report.page import render_page
+from grading.request import AskForm, AspectModel, GradeRequest, Selection
 from grading.rubric.rubric import ASPECTS, Aspect, load_rubric
 from grading.same_class import is_same
 from grading.submissions.reading import check_apart
 from infra.config.next_command import next_command
 from infra.config.settings import ModelSettings, Settings
 from kvasir.connect import connect, is_cluster
-from kvasir.options import WHOLE_CLASS, BatchPlace, ClassFiles, Selection, default_folder
+from kvasir.options import BatchPlace, default_folder
 from messages.errors import BatchError, BrokerUnavailable, StoreUnavailable, UsageError
 from messages.jobs import JobResult
 from monitoring.events import Observer
@@ -78,22 +80,26 @@ class Outcome:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{paragraphs}"
 
 
-def request_from(settings: Settings, files: ClassFiles, selection: Selection = WHOLE_CLASS) -> GradeRequest:
-    """A request with the configured models of the aspects that the rubric uses. Raises ConfigError, RubricError."""
-    rubric = load_rubric(files.rubric)
+def request_from(
+    settings: Settings,
+    folder: Path,
+    rubric: Path,
+    solution: Path | None = None,
+    template: Path | None = None,
+    *,
+    names: tuple[str, ...] = (),
+    limit: int = 0,
+    samples: int = 1,
+    ask: AskForm = "together",
+) -> GradeRequest:
+    """The request that a command's options describe, called as in `grading_options`.
+
+    With the configured models of the aspects that the rubric uses. Raises ConfigError, RubricError.
+    """
+    loaded_rubric = load_rubric(rubric)
     of_aspect = {"code": settings.code_model, "feedback": settings.feedback_model}
-    models = {aspect: aspect_model(of_aspect[aspect]()) for aspect in ASPECTS if rubric.for_model(aspect)}
-    return GradeRequest(
-        files.folder,
-        files.rubric,
-        models,
-        files.solution,
-        files.template,
-        selection.only,
-        selection.limit,
-        samples=selection.samples,
-        ask=selection.ask,
-    )
+    models = {aspect: aspect_model(of_aspect[aspect]()) for aspect in ASPECTS if loaded_rubric.for_model(aspect)}
+    return GradeRequest(folder, rubric, models, solution, template, Selection(names, limit), samples, ask)
 
 
 def request_of_batch(settings: Settings, batch: Batch, will_run: bool = True) -> GradeRequest:
@@ -126,31 +132,29 @@ def request_from_manifest(
         _models_of_request(settings, stored_request, will_run),
         solution if stored_request["solution"] else None,
         template if stored_request["template"] else None,
-        tuple(stored_request["only"]),
-        stored_request["limit"],
-        samples=stored_request.get("samples", 1),
-        ask="criteria" if stored_request.get("ask") == "criteria" else "together",
-        from_manifest=True,
+        Selection(tuple(stored_request["only"]), stored_request["limit"], from_manifest=True),
+        stored_request.get("samples", 1),
+        "criteria" if stored_request.get("ask") == "criteria" else "together",
     )
 
 
 def open_assignment(batch: Batch, request: GradeRequest) -> Assignment:
     """Read the class's work and write down what is to be done, unless nothing may be published; again: what is left."""
     assignment = read_class(batch, request)
-    if request.from_manifest:
-        assignment = grade.select_unfinished(batch, assignment, _load_saved_class(batch))
+    if request.selection.from_manifest:
+        assignment = planning.select_unfinished(batch, assignment, _load_saved_class(batch))
     if batch.may_publish:
-        grade.plan(batch, assignment)
+        planning.plan(batch, assignment)
     return assignment
 
 
 def read_class(batch: Batch, request: GradeRequest) -> Assignment:
     """The class's work, and what is to be asked about it beside what the batch has answers to."""
-    if (request.only_names or request.limit) and not request.from_manifest:
-        request = replace(request, untouched_names=grade.names_so_far(batch))
-    succeeded_ids = {job_id for job_id, state in batch.states.items() if state == "succeeded"}
+    selection = request.selection
+    if not (selection.is_whole or selection.from_manifest):
+        request = replace(request, selection=replace(selection, others=planning.names_so_far(batch)))
     older = None if batch.may_publish else batch.prompt_form
-    return grade.prepare(request, batch.batch_id, batch.secret, older, batch.entries, succeeded_ids)
+    return planning.prepare(request, batch.batch_id, batch.secret, older, batch.entries, batch.succeeded_ids)
 
 
 @contextmanager
@@ -170,7 +174,7 @@ def open_class(
             assignment = read_class(batch, request)
             if is_same(batch, assignment):
                 batch.check_may_publish()
-                grade.plan(batch, assignment)
+                planning.plan(batch, assignment)
                 yield batch, assignment
                 return
             stored_request = batch.request
@@ -273,11 +277,11 @@ def submit(
 def report(batch: Batch, assignment: Assignment, called_engines: bool, notice: str = "") -> Outcome:
     """Write grades.csv, grades.json and report.html from the journal as it is now."""
     saved_class = _load_saved_class(batch)
-    graded_now = grade.grades(assignment, batch.result, {entry.job_id for entry in batch.entries}, saved_class)
-    grades = grade.with_removed_submissions(assignment, graded_now, saved_class)
+    graded_now = make_grades(assignment, batch.result, {entry.job_id for entry in batch.entries}, saved_class)
+    grades = with_removed_submissions(assignment, graded_now, saved_class)
     results = [result for entry in batch.entries if (result := batch.result(entry.job_id))]
     write_grades_csv(batch.folder / "grades.csv", grades, assignment.rubric)
-    graded_class = grade.graded_class(batch.batch_id, assignment, grades, saved_class)
+    graded_class = make_graded_class(batch.batch_id, assignment, grades, saved_class)
     save_graded(batch.folder, graded_class)
     page = render_page(
         grades,
@@ -291,7 +295,7 @@ def report(batch: Batch, assignment: Assignment, called_engines: bool, notice: s
     run_grades = [
         grade
         for grade in grades
-        if assignment.request.from_manifest or grade.item_id in (assignment.selected_ids or ())
+        if assignment.request.selection.from_manifest or grade.item_id in assignment.selected_ids
     ]
     return _outcome(batch, graded_class, run_grades, called_engines)
 

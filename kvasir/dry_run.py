@@ -8,11 +8,12 @@ from typing import Any
 
 from engines.openai.place import outside
 from engines.proof import outside_in
-from grading import grade
+from grading import planning
 from grading.attacks.detection import instruction_flags
-from grading.grade import Assignment, GradeRequest, Item
+from grading.jobs import Assignment, Item
 from grading.prompts.prompt import cut_summary
 from grading.report.grades import one_line
+from grading.request import GradeRequest
 from grading.submissions.lms_names import student_id
 from grading.submissions.tokens import estimate_tokens
 from grading.submissions.truncation import count_parts
@@ -31,7 +32,7 @@ _SECRET = bytes(16)
 
 def show_dry_run(settings: Settings, request: GradeRequest, as_json: bool) -> int:
     """Print the dry run; 0 if every submission can be read, else 1."""
-    assignment = grade.prepare(request, _BATCH_ID, _SECRET)
+    assignment = planning.prepare(request, _BATCH_ID, _SECRET)
     with ExitStack() as stack:
         client = _client(settings, assignment, stack)
         summary = describe(assignment, *_counter(assignment, client))

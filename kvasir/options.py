@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from grading.grade import ASK_FORMS, AskForm
+from grading.request import ASK_FORMS
 from infra.config import next_command
 from infra.config.settings import Settings, load_settings
 from monitoring import logs
@@ -39,29 +39,6 @@ class Globals:
     def observer(self) -> Observer:
         """What is told of each job's steps."""
         return fan_out(logs.log_event)
-
-
-@dataclass(frozen=True, slots=True)
-class ClassFiles:
-    """What is graded, and by what."""
-
-    folder: Path
-    rubric: Path
-    solution: Path | None = None
-    template: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which submissions, how many answers to each prompt, and whether the criteria are asked about one by one."""
-
-    only: tuple[str, ...] = ()  # names or LMS ids; (): all
-    limit: int = 0  # the first so many; 0: all
-    samples: int = 1
-    ask: AskForm = "together"
-
-
-WHOLE_CLASS = Selection()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +161,7 @@ def only_option(help_text: str) -> Callable[[F], F]:
             raise click.BadParameter("it names nobody")
         return names
 
-    return click.option("--only", multiple=True, metavar="IDS", callback=names, help=help_text)
+    return click.option("--only", "names", multiple=True, metavar="IDS", callback=names, help=help_text)
 
 
 def _not_zero(context: click.Context, parameter: click.Parameter, number: int) -> int:
@@ -202,7 +179,7 @@ class_options = combine_options(
     click.option("--feedback-model", metavar="M", help="Model that grades text and writes feedback."),
 )
 
-# What to grade, for `grade` and `submit`.
+# What to grade and where to, for `grade` and `submit`: but for `Models` and `BatchPlace`, what `request_from` takes.
 grading_options = combine_options(
     click.argument("folder", type=path),
     click.option("--rubric", type=path, required=True, help="Rubric, YAML or JSON."),

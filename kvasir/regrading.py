@@ -9,7 +9,7 @@ from pathlib import Path
 from desk.agreement import Difference, differences
 from desk.decisions import account
 from desk.rounds import is_same_plan, keep_grades, make_round, next_round, record_change, rounds
-from grading import grade, rulings
+from grading import planning, rulings
 from grading.cost import cost_of
 from grading.report.graded import load_graded
 from grading.reviews import read_overrides
@@ -52,10 +52,9 @@ class Regrade:
             self._request = replace(request, rubric=rubric.resolve()) if rubric else request
             self._assignment = class_run.read_class(batch, self._request)
             graded_criteria = {criterion.id for grade in self._saved_class.grades for criterion in grade.criteria}
-            succeeded_ids = {job for job, state in batch.states.items() if state == "succeeded"}
             self.place = self._round_to_go_on()  # the round's folder; None: a new one is made
             self.cost = cost_of(
-                self._assignment, batch.entries, succeeded_ids, graded_criteria, _answered_jobs(self.place)
+                self._assignment, batch.entries, batch.succeeded_ids, graded_criteria, _answered_jobs(self.place)
             )
         self._check_named(criteria)
 
@@ -94,7 +93,7 @@ class Regrade:
             make_round(self.folder, place)
         with Batch(place) as batch:
             assignment = class_run.read_class(batch, self._request)
-            grade.plan(batch, assignment)
+            planning.plan(batch, assignment)
             if last:
                 job_ids = {task.job_id for task in assignment.tasks}
                 batch.run_again(job for job in job_ids if batch.states[job] not in (None, "succeeded"))
@@ -134,7 +133,7 @@ class Regrade:
         with Batch(self.folder) as batch:
             batch.journal.record(results)
             assignment = class_run.read_class(batch, self._request)
-            grade.plan(batch, assignment)
+            planning.plan(batch, assignment)
             return class_run.report(batch, assignment, called_engines=True, notice=self._settings.grading.notice)
 
     def _round_to_go_on(self) -> Path | None:
@@ -167,4 +166,4 @@ def _answered_jobs(place: Path | None) -> set[str]:
     if place is None:
         return set()
     with Batch(place) as round_batch:
-        return {job for job, state in round_batch.states.items() if state == "succeeded"}
+        return round_batch.succeeded_ids

@@ -21,8 +21,8 @@ from desk.text import escape_markdown
 from desk.view import BatchView
 from grading import hand_sample as bounds
 from grading.error_bound import SIZES, percent, percent_without_error, plural_points
-from grading.grade import Item
 from grading.hand_sample import SHEET, Bound, BoundError, Draw, SamplePlan, SheetConflict
+from grading.jobs import Item
 from grading.report.graded import GradedClass, load_graded
 from grading.report.grades import show_points
 from grading.rubric.rubric import Criterion, exact, plain

@@ -146,7 +146,7 @@ def _prompts(view: BatchView, draft: RubricDraft) -> None:
             st.caption(f"{aspect}: the part that the whole class shares; the student's work follows it")
             asks_together = view.assignment.request.ask == "together"
             show_text(
-                prefix(aspect, rubric, view.assignment.solution, view.assignment.template, with_criteria=asks_together)
+                prefix(aspect, rubric, view.assignment.solution, view.assignment.template, asks_together=asks_together)
             )
             for question in () if asks_together else questions_of(aspect, rubric):
                 show_text(question.text.strip())

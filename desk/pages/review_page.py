@@ -18,7 +18,7 @@ from desk.rows import QUEUES, Row, select
 from desk.text import escape_markdown
 from desk.view import BatchView
 from grading.export import Request, add_requests, points_of, save_reply
-from grading.grade import Item
+from grading.jobs import Item
 from grading.points import CriterionGrade
 from grading.report.grades import show_distribution, show_points
 from grading.reviews import Override, version_of
@@ -446,7 +446,7 @@ def _prompt(view: BatchView, item: Item) -> None:
         result = view.result(task.job_id)
         st.markdown(escape_markdown(f"{task.aspect}, to {task.model}; job {task.job_id}"))
         show_text(task.prompt.prefix + task.prompt.suffix)
-        if not task.question_keys:
+        if not task.questions_by_key:
             show_text(result.text if result else "no answer yet")
         for _, question, answers in task.question_answers(result):
             if question:

@@ -103,7 +103,7 @@ class LabelledClass:
     def questions(self, role: Aspect, labelled: Labelled, fence: str) -> list[tuple[str, str]]:
         """The role's questions, one at a time: the whole prompt, and the right answer to it."""
         prompt = build_prompt(
-            role, self.rubric, self.solution, self.template, labelled.submission, fence, with_criteria=False
+            role, self.rubric, self.solution, self.template, labelled.submission, fence, asks_together=False
         )
         whole = json.loads(self.answer(role, labelled))
         right = {name: json.dumps({name: said}) for name, said in whole.items()} | {PASSAGE: _passage(labelled)}

@@ -22,12 +22,12 @@ from examples.model.formats import NAME
 from examples.model.handing_in import RUBRIC, SOLUTION, SUBMISSIONS, write_class
 from examples.model.scores import Assessed, Estimate, Judged, as_json, figures, keyword_share
 from examples.model.worlds import HELD_OUT
-from grading.grade import ASK_FORMS, AskForm, grades
+from grading.grades import make_grades
 from grading.points import CriterionGrade, Grade
+from grading.request import ASK_FORMS, AskForm
 from infra.config.settings import Settings, load_settings
 from kvasir import Client, connect
 from kvasir.class_run import open_assignment, request_from
-from kvasir.options import ClassFiles, Selection
 from producers.batch.batch import Batch, Counts
 from producers.batch.runner import Runner
 
@@ -75,12 +75,11 @@ def sit(exam: Exam, settings: Settings, client: Client, folder: Path, ask: AskFo
     """Grade one class and compare with its labels."""
     write_class(folder, exam.made, exam.submissions)
     (folder / SUBMISSIONS / EMPTY).write_text(notebook(R, code_cell("", run=False)), encoding="utf-8")
-    files = ClassFiles(folder / SUBMISSIONS, folder / RUBRIC, folder / SOLUTION)
-    request = request_from(settings, files, Selection(ask=ask))
+    request = request_from(settings, folder / SUBMISSIONS, folder / RUBRIC, folder / SOLUTION, ask=ask)
     with Batch(folder / "out") as batch:
         assignment = open_assignment(batch, request)
         Runner(batch, assignment.tasks, client, _Silent()).run()
-        graded = grades(assignment, batch.result)
+        graded = make_grades(assignment, batch.result)
     return assess(exam, {grade.submission.rpartition(".")[0]: grade for grade in graded})
 
 

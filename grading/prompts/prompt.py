@@ -77,7 +77,7 @@ def build_prompt(
     cuts: Sequence[Cut] = (),
     findings: Sequence[str] = (),
     *,
-    with_criteria: bool = True,
+    asks_together: bool = True,
 ) -> Prompt:
     """The prompt of one submission for one aspect. Deterministic: a rerun builds the same bytes.
 
@@ -88,19 +88,19 @@ def build_prompt(
         fence: from `fence_for`, made of this submission's text.
         cuts: what was cut from the submission.
         findings: what deterministic checks found, in words of ours.
-        with_criteria: whether it asks for all criteria at once; otherwise questions follow, of `prompts.questions`.
+        asks_together: whether it asks for all criteria in one answer; else questions follow, of `prompts.questions`.
 
     Raises:
         ValueError: `fence` is empty or occurs in the prefix or in the submission.
     """
-    class_prefix = prefix(aspect, rubric, solution, template, with_criteria=with_criteria)
+    class_prefix = prefix(aspect, rubric, solution, template, asks_together=asks_together)
     if (
         not fence
         or fence in class_prefix
         or any(fence in part.text or fence in part.location for part in submission.parts)
     ):
         raise ValueError("the fence must be a code that occurs nowhere else in the prompt")
-    reminder = _REMINDER if with_criteria else _QUESTION_FOLLOWS
+    reminder = _REMINDER if asks_together else _QUESTION_FOLLOWS
     return Prompt(class_prefix, _suffix(aspect, submission, fence, cuts, findings, reminder))
 
 
@@ -147,22 +147,22 @@ def prefix(
     solution: Submission | None,
     template: Submission | None,
     *,
-    with_criteria: bool = True,
+    asks_together: bool = True,
 ) -> str:
-    """The part of the prompt that is the same for the whole class; without criteria it is so for every rubric, too."""
+    """The part of the prompt that is the same for the whole class, and for every rubric too where questions follow."""
     criteria = rubric.for_model(aspect)
-    task = (_TASKS if with_criteria else _QUESTION_TASKS)[aspect]
+    task = (_TASKS if asks_together else _QUESTION_TASKS)[aspect]
     named_versions = [
-        version for version in versions(rubric, solution, template) if with_criteria or version[0] != "rubric"
+        version for version in versions(rubric, solution, template) if asks_together or version[0] != "rubric"
     ]
     sections = [
         f"{task} ({', '.join(f'{name} {digest}' for name, digest in named_versions)})",
         f"# Assignment: {rubric.title}",
         neutralise(rubric.instructions),
-        "\n\n".join(["# Rubric", *map(criterion_text, criteria)]) if criteria and with_criteria else "",
+        "\n\n".join(["# Rubric", *map(criterion_text, criteria)]) if criteria and asks_together else "",
         _reference("Reference solution", solution),
         _reference("Template the students started from; it is not their work", template),
-        f"# Answer\n{answer_format(criteria, aspect == 'feedback', rubric.feedback)}" if with_criteria else "",
+        f"# Answer\n{answer_format(criteria, aspect == 'feedback', rubric.feedback)}" if asks_together else "",
         RULES,
     ]
     return "\n\n".join(section for section in sections if section) + "\n\n"

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import click
 
-from grading.grade import GradeRequest
 from grading.report.grades import SUMMARY_COLUMNS, summary, summary_rows
+from grading.request import GradeRequest, Selection
 from infra.config.next_command import next_command
-from kvasir import api, class_run, dry_run
+from kvasir import class_run, dry_run
 from kvasir.connect import connect, require_cluster
 from kvasir.deadline import deadline_option
 from kvasir.options import (
     BatchPlace,
-    ClassFiles,
     Globals,
     Models,
     Output,
-    Selection,
     grading_options,
     group_options,
     only_option,
@@ -49,37 +46,34 @@ _WAITS = ", or use kvasir grade, which waits"
 @json_option
 @quiet_option
 @wait_option
-@group_options(files=ClassFiles, models=Models, place=BatchPlace, selection=Selection, output=Output)
+@group_options(models=Models, place=BatchPlace, output=Output)
 @click.pass_obj
 def grade(
     global_options: Globals,
-    files: ClassFiles,
+    /,
     models: Models,
     place: BatchPlace,
-    selection: Selection,
     deadline_s: float,
     dry: bool,
     output: Output,
+    **request_options: Any,
 ) -> int:
     """Grade every submission in FOLDER (a folder, a zip, or one file) and write a report.
 
     Run it again to go on where it stopped: what is graded is not graded twice.
     """
     settings = global_options.settings(models)
+    request = class_run.request_from(settings, **request_options)
     if dry:
-        request = class_run.request_from(settings, files, selection)
         class_run.place_of(request, place)  # a dry run says what the run would refuse
         return dry_run.show_dry_run(settings, request, output.as_json)
-    outcome = api.grade(
-        **asdict(files),
-        **asdict(place),
-        **asdict(selection),
-        deadline_s=deadline_s,
-        max_wait_s=output.max_wait,
-        quiet=output.quiet,
-        settings=settings,
-        observe=global_options.observer(),
-    )
+    with (
+        TerminalProgress(output.quiet) as progress,
+        class_run.open_class(request, place, progress.say) as (batch, assignment),
+    ):
+        outcome = class_run.run_class(
+            settings, batch, assignment, progress, global_options.observer(), output.max_wait, deadline_s
+        )
     return show_outcome(outcome, output.as_json)
 
 
@@ -87,20 +81,20 @@ def grade(
 @grading_options
 @deadline_option
 @quiet_option
-@group_options(files=ClassFiles, models=Models, place=BatchPlace, selection=Selection)
+@group_options(models=Models, place=BatchPlace)
 @click.pass_obj
 def submit(
     global_options: Globals,
-    files: ClassFiles,
+    /,
     models: Models,
     place: BatchPlace,
-    selection: Selection,
     deadline_s: float,
     quiet: bool,
+    **request_options: Any,
 ) -> int:
     """Queue the submissions in FOLDER on the cluster and leave; `kvasir watch` gathers the results."""
     settings = global_options.settings(models)
-    request = class_run.request_from(settings, files, selection)
+    request = class_run.request_from(settings, **request_options)
     require_cluster(settings, "submit", _WAITS)
     with (
         TerminalProgress(quiet) as progress,
@@ -147,7 +141,7 @@ def results(global_options: Globals, batch: Path, as_json: bool) -> int:
 @wait_option
 @click.pass_obj
 def retry(
-    global_options: Globals, batch: Path, only: tuple[str, ...], as_json: bool, quiet: bool, max_wait: float | None
+    global_options: Globals, batch: Path, names: tuple[str, ...], as_json: bool, quiet: bool, max_wait: float | None
 ) -> int:
     """Run the failed, cancelled and expired jobs of the batch in folder BATCH once more."""
     settings = global_options.settings()
@@ -156,7 +150,7 @@ def retry(
         request: GradeRequest = class_run.request_of_batch(settings, owned_batch)
         assignment = class_run.open_assignment(owned_batch, request)
         runnable_ids = {task.job_id for task in assignment.tasks if task.may_run}
-        retried_ids = jobs_to_retry(owned_batch, _names_in_batch(owned_batch, request, only), runnable_ids)
+        retried_ids = jobs_to_retry(owned_batch, _names_in_batch(owned_batch, request, names), runnable_ids)
         owned_batch.run_again(retried_ids)
         progress.say(f"{plural(len(retried_ids), 'job')} run again")
         outcome = class_run.run_class(settings, owned_batch, assignment, progress, global_options.observer(), max_wait)
@@ -195,7 +189,7 @@ def _check_exists(folder: Path) -> None:
 
 def _names_in_batch(batch: Batch, request: GradeRequest, selectors: tuple[str, ...]) -> set[str]:
     """The submissions that are meant, by the rule of `grade --only`. Raises UsageError for what is not in the batch."""
-    names = {submission.name for submission in request.read(selectors)} if selectors else set()
+    names = {submission.name for submission in request.read(Selection(selectors))} if selectors else set()
     strangers = names - {entry.name for entry in batch.entries}
     if strangers:
         raise BatchError(f"the batch in {batch.folder} holds no {', '.join(sorted(strangers))}")

@@ -62,7 +62,7 @@ def demo(context: click.Context, out: Path) -> int:
     say(f"      --out {_short(out)}\n")
     context.obj = _DemoOptions(CONFIG, context.obj.log_level, context.obj.log_style)
     next_command.keep(CONFIG)
-    context.invoke(batch_commands.grade, folder=HOMEWORK / "submissions", **files, out=out, only=())
+    context.invoke(batch_commands.grade, folder=HOMEWORK / "submissions", **files, out=out, names=())
     problems = list(_problems(load_graded(out).grades))
     for problem in problems:
         stderr.print(f"demo: {problem}", markup=False, soft_wrap=True)

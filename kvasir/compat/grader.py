@@ -14,9 +14,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from grading import grade
-from grading.grade import AspectModel, Assignment, GradeRequest
+from grading.grades import make_grades
+from grading.jobs import Assignment
+from grading.planning import assign
 from grading.points import CriterionGrade, Grade
+from grading.request import AspectModel, GradeRequest
 from grading.rubric.rubric import Aspect, Rubric, load_rubric, parse_rubric
 from grading.submissions.notebooks import SubmissionPart
 from grading.submissions.reading import Submission, read_document
@@ -91,7 +93,7 @@ class BusinessAnalyticsGraderV2:
         batch_id = f"compat-{secrets.token_hex(8)}"
         request = GradeRequest(Path(), Path(), models)
         work = replace(work, name="submission")
-        assignment = grade.assign(request, rubric, solution, template, [work], batch_id, secrets.token_bytes(16))
+        assignment = assign(request, rubric, solution, template, [work], batch_id, secrets.token_bytes(16))
         with connect(self._settings, sorted({model.name for model in models.values()}), name="compat") as client:
             jobs = [
                 client.new_job(
@@ -106,7 +108,7 @@ class BusinessAnalyticsGraderV2:
             ]
             client.submit(jobs)
             results = {result.job_id: result for result in client.gather(batch_id, [job.job_id for job in jobs])}
-        [submission_grade] = grade.grades(assignment, results.get)
+        [submission_grade] = make_grades(assignment, results.get)
         return assignment, submission_grade, list(results.values())
 
     def _model(self, aspect: Aspect) -> AspectModel:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from desk.backend import FleetView
-from grading.grade import GradeRequest
+from grading.request import GradeRequest
 from infra.broker import topology
 from infra.config.settings import Settings, load_settings
 from kvasir import class_run

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
-from grading import grade
+from grading import planning
+from grading.request import GradeRequest
 from grading.submissions.tokens import estimate_tokens
-from infra.config.settings import Settings
 from kvasir import class_run
-from kvasir.options import ClassFiles, Globals, Models, class_options, group_options, path
+from kvasir.options import Globals, Models, class_options, group_options, path
 from kvasir.plan import report, workload
 from kvasir.plan.chart import write_chart
 from kvasir.plan.cluster import fleet_of
@@ -25,17 +25,6 @@ from kvasir.plan.typical import typical
 from messages.errors import UsageError
 
 _ANSWERS = {"code": workload.CODE_ANSWER_TOKENS, "feedback": workload.FEEDBACK_ANSWER_TOKENS}
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What is planned: the work in a folder, or so many drawn submissions."""
-
-    folder: Path | None
-    submissions: int | None
-    rubric: Path | None
-    solution: Path | None
-    template: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +51,21 @@ class _Draw:
 @click.option("--seed", type=int, default=0, show_default=True, help="For the lengths that are drawn.")
 @click.option("--chart", type=path, metavar="FILE.svg", help="Draw who works when, as an SVG picture.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@group_options(work=_Work, models=Models, draw=_Draw)
+@group_options(models=Models, draw=_Draw)
 @click.pass_obj
 def plan(
-    global_options: Globals, work: _Work, models: Models, draw: _Draw, no_steal: bool, chart: Path | None, as_json: bool
+    global_options: Globals,
+    /,
+    folder: Path | None,
+    submissions: int | None,
+    rubric: Path | None,
+    solution: Path | None,
+    template: Path | None,
+    models: Models,
+    draw: _Draw,
+    no_steal: bool,
+    chart: Path | None,
+    as_json: bool,
 ) -> int:
     """Predict makespan, busy shares, energy and cost of grading FOLDER, or --submissions N, and what limits it.
 
@@ -73,17 +73,20 @@ def plan(
     team's targets, each met or missed.
     """
     settings = global_options.settings(models)
-    if (work.folder is None) == (work.submissions is None):
+    if (folder is None) == (submissions is None):
         raise UsageError("say what to plan for: a FOLDER of submissions, or --submissions N, and not both")
     answers = {"code": draw.code_answer, "feedback": draw.feedback_answer}
     tokens = {aspect: answer or _ANSWERS[aspect] for aspect, answer in answers.items()}
-    if work.submissions:
+    if submissions:
         names = settings.code_model().name, settings.feedback_model().name
-        jobs = workload.draw_class(work.submissions, *names, draw.seed, tokens["code"], tokens["feedback"])
+        jobs = workload.draw_class(submissions, *names, draw.seed, tokens["code"], tokens["feedback"])
+    elif rubric is None:
+        raise UsageError("a folder is planned with the prompts that grading it would make: pass --rubric too")
     else:
-        jobs = _jobs_of_folder(settings, work, tokens, draw.seed)
+        request = class_run.request_from(settings, folder or Path(), rubric, solution, template)
+        jobs = _jobs_of_request(request, tokens, draw.seed)
     fleet = fleet_of(settings, models_of(jobs), steal=not no_steal)
-    prediction = forecast(settings, fleet, jobs, work.submissions or len({job.name.split(".")[0] for job in jobs}))
+    prediction = forecast(settings, fleet, jobs, submissions or len({job.name.split(".")[0] for job in jobs}))
     goals = list(targets(prediction, fleet))
     if chart:
         write_chart(chart, typical(fleet, jobs, Stealing))
@@ -91,15 +94,11 @@ def plan(
     return 0
 
 
-def _jobs_of_folder(settings: Settings, work: _Work, answers: dict[str, int], seed: int) -> list[PlannedJob]:
-    """The jobs that grading this folder would make, with estimated tokens and drawn answers."""
-    folder = work.folder or Path()
-    if work.rubric is None:
-        raise UsageError("a folder is planned with the prompts that grading it would make: pass --rubric too")
-    request = class_run.request_from(settings, ClassFiles(folder, work.rubric, work.solution, work.template))
-    tasks = grade.prepare(request, "plan", bytes(16)).tasks
+def _jobs_of_request(request: GradeRequest, answers: dict[str, int], seed: int) -> list[PlannedJob]:
+    """The jobs that it would make, with estimated tokens and drawn answers."""
+    tasks = planning.prepare(request, "plan", bytes(16)).tasks
     if not tasks:
-        raise UsageError(f"{folder} holds no submission that a model would have to read")
+        raise UsageError(f"{request.folder} holds no submission that a model would have to read")
     source = random.Random(seed)
     shared_tokens = {task.aspect: estimate_tokens(task.prompt.prefix) for task in tasks}
     return workload.longest_first(

@@ -176,6 +176,11 @@ class Batch:
         """What counts for a job now: None while its wanted run has no result."""
         return self.journal.result_of(job_id, self.runs.get(job_id, 1))
 
+    @property
+    def succeeded_ids(self) -> set[str]:
+        """The jobs that have succeeded."""
+        return {job_id for job_id, state in self.states.items() if state == "succeeded"}
+
     def __contains__(self, job_id: str) -> bool:
         """Whether a job is, or was once, one of this batch: planned now, or confirmed under an earlier plan."""
         return job_id in self.states or job_id in self.confirmed_runs

@@ -19,7 +19,7 @@ import pytest
 
 from desk.rounds import start_round
 from desk.view import BatchView
-from grading import grade
+from grading.grades import make_grades
 from infra.broker import topology
 from infra.broker.base import Message
 from infra.config.settings import load_settings
@@ -162,7 +162,7 @@ def test_what_is_under_way_is_gathered_and_the_rest_is_not_sent(older: Path, for
         assert counts.succeeded == 5
         assert [entry.role for entry in batch.open_jobs.values()] == ["feedback"]
         assert Step.SUBMITTED not in {event.step for event in events}
-        (mark,) = [made for made in grade.grades(assignment, batch.result) if made.submission == MARK]
+        (mark,) = [made for made in make_grades(assignment, batch.result) if made.submission == MARK]
         assert {criterion.id: criterion.points for criterion in mark.criteria} == {"works": 1, "clear": None}
 
 

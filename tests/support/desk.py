@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from grading import grade
-from grading.grade import AspectModel, Assignment, GradeRequest
+from grading import planning
+from grading.jobs import Assignment, Task
+from grading.request import AspectModel, GradeRequest
 from messages.jobs import DecodeReport, JobResult, PrefillReport
 from producers.batch.batch import Batch
 from tests.support.homework import tiny_class
@@ -34,8 +35,8 @@ def plan_tiny_class(folder: Path, size: int = 3) -> tuple[Path, Assignment]:
 def plan(out: Path, request: GradeRequest) -> Assignment:
     """Plan this request in a batch folder, as the command does first."""
     with Batch(out) as batch:
-        assignment = grade.prepare(request, batch.batch_id, batch.secret)
-        grade.plan(batch, assignment)
+        assignment = planning.prepare(request, batch.batch_id, batch.secret)
+        planning.plan(batch, assignment)
     return assignment
 
 
@@ -48,7 +49,7 @@ def answer(
         batch.journal.record(_result(batch.batch_id, assignment, task, points, evidence) for task in tasks)
 
 
-def _result(batch_id: str, assignment: Assignment, task: grade.Task, points: int, evidence: str) -> JobResult:
+def _result(batch_id: str, assignment: Assignment, task: Task, points: int, evidence: str) -> JobResult:
     grade_fields = {"evidence": evidence, "points": points, "feedback": "Fine."}
     text: dict[str, Any] = {criterion.id: grade_fields for criterion in assignment.rubric.for_model(task.aspect)}
     if task.aspect == "feedback":

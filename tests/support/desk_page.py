@@ -22,7 +22,6 @@ from desk.rounds import rounds
 from infra.config.settings import load_settings
 from kvasir import class_run
 from kvasir.class_run import request_from
-from kvasir.options import ClassFiles
 from producers.batch.batch import Batch
 from tests.support.browser import AT_REST, PATIENCE_S, Browser, BrowserFailed
 from tests.support.desk import answer, plan
@@ -148,7 +147,7 @@ def graded_assignment(desk: DeskPage, size: int, doubtful: Sequence[int] = ()) -
     work = tiny_class(Path(tempfile.mkdtemp(dir=desk.home.parent)) / "class", size)
     folder = new_assignment(desk, "Means", work / "submissions", RUBRIC)
     rubric = Path(assignments.read_inputs(folder).rubric)
-    assignment = plan(folder, request_from(load_settings(config=desk.config), ClassFiles(work / "submissions", rubric)))
+    assignment = plan(folder, request_from(load_settings(config=desk.config), work / "submissions", rubric))
     answer(folder, assignment, [number for number in range(size) if number not in doubtful])
     answer(folder, assignment, doubtful, evidence="nowhere to be found")
     with Batch(folder) as batch:

@@ -118,8 +118,6 @@ EXCEPTIONS: Mapping[str, str] = {
     "batches_api:batches.after": "a parameter of OpenAI's API",
     "PrefillJob.tokenized": "a method of the public class",
     "Permission.read": "RabbitMQ's name for the right to consume, in its definitions",
-    "Selection.only": "the option --only",
-    "batch:retry.only": "the option --only",
     "Finding.what": "written by kvasir doctor --json",
     "Trial.found": "written by kvasir doctor --try --json",
     "DisaggregatedClient.generate.named": "a parameter of the public class",

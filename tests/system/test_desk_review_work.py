@@ -18,7 +18,6 @@ from grading.submissions.figures import Figure
 from grading.submissions.reading import read_submissions
 from infra.config.settings import load_settings
 from kvasir.class_run import request_from
-from kvasir.options import ClassFiles
 from tests.support.browser import AT_REST, PATIENCE_S, Browser
 from tests.support.desk import answer, plan
 from tests.support.desk_page import DeskPage, new_assignment, quick_model
@@ -216,7 +215,7 @@ def graded(desk: DeskPage) -> Path:
     (work / "student0_1_0_hw.ipynb").write_text(notebook(*cells), "utf-8")
     folder = new_assignment(desk, "Means", work, RUBRIC)
     rubric = Path(assignments.read_inputs(folder).rubric)
-    assignment = plan(folder, request_from(load_settings(config=desk.config), ClassFiles(work, rubric)))
+    assignment = plan(folder, request_from(load_settings(config=desk.config), work, rubric))
     answer(folder, assignment, [0], evidence="return sum(values) / len(values)")
     return folder
 

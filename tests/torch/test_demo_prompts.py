@@ -18,10 +18,9 @@ from benchmarks.matrix_forced import first_difference
 from benchmarks.matrix_real import MARGIN
 from engines.base import Answer
 from engines.registry import Engine, EngineOptions, open_engine
-from grading.grade import Task
+from grading.jobs import Task
 from infra.config.settings import load_settings
 from kvasir.class_run import open_assignment, request_from
-from kvasir.options import ClassFiles
 from messages.jobs import user_prompt
 from messages.kv import Block, KVCache
 from producers.batch.batch import Batch
@@ -55,9 +54,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
     names = ("submissions", "rubric.yaml", "solution.ipynb", "template.ipynb")
     folder, rubric, solution, template = (EXAMPLE / name for name in names)
     with Batch(tmp_path_factory.mktemp("class") / "out") as batch:
-        return list(
-            open_assignment(batch, request_from(settings, ClassFiles(folder, rubric, solution, template))).tasks
-        )
+        return list(open_assignment(batch, request_from(settings, folder, rubric, solution, template)).tasks)
 
 
 def tokens_of(engine: Engine, task: Task) -> tuple[int, ...]:

@@ -14,10 +14,9 @@ from engines.proof import prove
 from engines.registry import Engine, EngineOptions, entries, open_engine
 from engines.sketch import compare
 from engines.sketching import fresh_sketch
-from grading.grade import Task
+from grading.jobs import Task
 from infra.config.settings import load_settings
 from kvasir.class_run import open_assignment, request_from
-from kvasir.options import ClassFiles
 from messages.jobs import Sampling, user_prompt
 from producers.batch.batch import Batch
 from tests.support.homework import EXAMPLE
@@ -57,9 +56,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory, engines: dict[str, Engine]) 
     names = ("submissions", "rubric.yaml", "solution.ipynb", "template.ipynb")
     folder, rubric, solution, template = (EXAMPLE / name for name in names)
     with Batch(tmp_path_factory.mktemp("class") / "out") as batch:
-        asked = list(
-            open_assignment(batch, request_from(settings, ClassFiles(folder, rubric, solution, template))).tasks
-        )
+        asked = list(open_assignment(batch, request_from(settings, folder, rubric, solution, template)).tasks)
     found = [
         (engines["vllm"].tokenize(user_prompt(one.prompt.prefix, one.prompt.suffix), 0.0).ids, one) for one in asked
     ]

@@ -21,8 +21,8 @@ from desk.rows import QUEUES, Filter, counters, make_rows, page_count, page_of, 
 from desk.tail import LineTail
 from desk.text import escape_markdown
 from desk.view import BatchView
-from grading.grade import AskForm
 from grading.report.grades import outcomes
+from grading.request import AskForm
 from grading.rubric.rubric import parse_rubric
 from messages.errors import BatchError, RubricError
 from producers.batch.batch import Batch

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from grading.grade import AspectModel, GradeRequest, prepare
 from grading.order import expected_work
+from grading.planning import prepare
 from grading.prompts.prompt import Prompt
+from grading.request import AspectModel, GradeRequest
 from messages.jobs import Sampling
 
 PROMPT, SAMPLING = Prompt("rubric", "x <- 1"), Sampling(100)

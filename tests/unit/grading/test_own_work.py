@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from grading import grade
-from grading.grade import AspectModel, GradeRequest
+from grading import planning
+from grading.grades import make_grades
 from grading.points import Grade
+from grading.request import AspectModel, GradeRequest
 from messages.jobs import JobResult
 
 RUBRIC = """\
@@ -98,7 +99,7 @@ def graded(
         folder / solution[0],
         folder / template[0] if template else None,
     )
-    assignment = grade.prepare(request, "batch", b"secret")
+    assignment = planning.prepare(request, "batch", b"secret")
     said = {"works": {"evidence": evidence, "points": 5, "feedback": "The mean is taken."}}
 
     def result(job_id: str) -> JobResult:
@@ -106,7 +107,7 @@ def graded(
         text = json.dumps(said if role == "code" else {"summary": "Good."})
         return JobResult(job_id, 1, "batch", "item", "coder", "succeeded", text)
 
-    return {made.submission: made for made in grade.grades(assignment, result)}
+    return {made.submission: made for made in make_grades(assignment, result)}
 
 
 # --- the template, handed back

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from grading import grade
-from grading.grade import Assignment, GradeRequest, Task
+from grading import planning
+from grading.grades import make_graded_class, make_grades
+from grading.jobs import Assignment, Task
 from grading.points import Grade
 from grading.prompts.questions import PASSAGE, SUMMARY, questions_of
 from grading.report.graded import load_graded, save_graded
 from grading.report.grades import show_distribution
 from grading.report.page import render_page
+from grading.request import GradeRequest
 from grading.rubric.rubric import Aspect, load_rubric
 from kvasir.class_run import read_class
 from messages.errors import BatchError
@@ -67,7 +69,7 @@ def answer(
     """
     for task in tasks:
         texts = []
-        for key in task.question_keys:
+        for key in task.questions_by_key:
             name, answers, _ = key.split(":")
             made = instead.get(name.strip("."), said_of(key))
             if isinstance(made, dict) and "points" in made and not nameless:
@@ -79,18 +81,19 @@ def answer(
 
 
 def prepared(batch: Batch, request: GradeRequest) -> Assignment:
-    succeeded = {job for job, state in batch.states.items() if state == "succeeded"}
-    made = grade.prepare(request, batch.batch_id, batch.secret, planned_entries=batch.entries, succeeded_ids=succeeded)
-    grade.plan(batch, made)
+    made = planning.prepare(
+        request, batch.batch_id, batch.secret, planned_entries=batch.entries, succeeded_ids=batch.succeeded_ids
+    )
+    planning.plan(batch, made)
     return made
 
 
 def graded(batch: Batch, request: GradeRequest) -> list[Grade]:
-    return grade.grades(prepared(batch, request), batch.result)
+    return make_grades(prepared(batch, request), batch.result)
 
 
 def names(task: Task) -> list[str]:
-    return [key.partition(":")[0] for key in task.question_keys]
+    return [key.partition(":")[0] for key in task.questions_by_key]
 
 
 def test_a_job_asks_all_of_a_roles_questions_after_a_prompt_without_criteria(
@@ -138,8 +141,8 @@ def test_a_batch_of_the_form_whose_answers_named_no_criterion_is_read_and_sends_
     # And a batch of them, answered
     with Batch(tmp_path / "out") as batch:
         work = [item.submission for item in prepared(batch, request_).items]
-        made = grade.assign(request_, rubric, None, None, work, batch.batch_id, batch.secret, form=PROMPT_FORM)
-        grade.plan(batch, made)
+        made = planning.assign(request_, rubric, None, None, work, batch.batch_id, batch.secret, form=PROMPT_FORM)
+        planning.plan(batch, made)
         answer(batch, made.tasks, shares=(0.0, 0.8, 0.2), nameless=True)
     manifest = json.loads((tmp_path / "out/batch.json").read_text("utf-8"))
     manifest["prompt_form"] = PROMPT_FORM
@@ -147,7 +150,7 @@ def test_a_batch_of_the_form_whose_answers_named_no_criterion_is_read_and_sends_
 
     with Batch(tmp_path / "out") as batch:
         assert not batch.may_publish
-        first, *_ = grade.grades(read_class(batch, request_), batch.result)
+        first, *_ = make_grades(read_class(batch, request_), batch.result)
     assert (first.state, first.points) == ("graded", 4)
     assert {item.id: item.likelihoods for item in first.criteria}["tested"] == {"0": 0.0, "1": 0.8, "2": 0.2}
 
@@ -158,7 +161,7 @@ def test_a_steps_likelihoods_are_kept_with_the_grade_and_shown_and_samples_stand
     with Batch(tmp_path / "out") as batch:
         made = prepared(batch, request_)
         answer(batch, made.tasks, shares=(0.004, 0.8, 0.196))  # of 0, 1 and 2 points
-        save_graded(batch.folder, grade.graded_class(batch.batch_id, made, graded(batch, request_)))
+        save_graded(batch.folder, make_graded_class(batch.batch_id, made, graded(batch, request_)))
     first, *_ = load_graded(batch.folder).grades
     by_id = {item.id: item for item in first.criteria}
     assert by_id["tested"].likelihoods == {"0": 0.004, "1": 0.8, "2": 0.196}
@@ -221,7 +224,7 @@ def test_an_edited_criterion_is_asked_about_alone(request_: GradeRequest, tmp_pa
         assert [names(task) for task in new] == [["tested"]] * 3
         assert known <= {task.job_id for task in after.tasks}
         assert not [task for task in after.tasks if task.job_id in known and task.aspect == "code" and task.may_run]
-        assert {made.state for made in grade.grades(after, batch.result)} == {"waiting"}
+        assert {made.state for made in make_grades(after, batch.result)} == {"waiting"}
 
         answer(batch, new, tested={"evidence": "sum(values)", "points": 2, "feedback": "Both."})
         points = {item.id: item.points for item in graded(batch, request_)[0].criteria}
@@ -260,7 +263,7 @@ def test_more_answers_than_one_job_may_have_go_into_several(request_: GradeReque
         assert [sum(one.sampling.answers for one in task.questions) for task in code] == [60, 60, 31]
         assert len({task.item_id for task in code}) == len({task.job_id for task in code}) == 3
         answer(batch, made.tasks)
-        assert {made.state for made in grade.grades(made, batch.result)} == {"graded"}
+        assert {made.state for made in make_grades(made, batch.result)} == {"graded"}
 
 
 def test_a_manifest_keeps_what_was_asked_and_one_without_is_read(request_: GradeRequest, tmp_path: Path) -> None:

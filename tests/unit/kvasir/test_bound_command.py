@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grading import grade
+from grading.grades import make_graded_class, make_grades
 from grading.hand_sample import BoundError, SamplePlan, draw_sample, load_draw
 from grading.report.graded import load_graded, save_graded
 from grading.reviews import Override, append_override
@@ -29,8 +29,8 @@ def graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(out, assignment, range(SIZE - 10))
     answer(out, assignment, range(SIZE - 10, SIZE), evidence="never written")
     with Batch(out) as batch:
-        made = grade.grades(assignment, batch.result)
-        save_graded(out, grade.graded_class(batch.batch_id, assignment, made))
+        made = make_grades(assignment, batch.result)
+        save_graded(out, make_graded_class(batch.batch_id, assignment, made))
 
 
 def rows() -> list[dict[str, str]]:

@@ -11,9 +11,12 @@ import jsonschema
 import pytest
 
 from grading.attacks.detection import instruction_flags, strongest_passages
-from grading.grade import AspectModel, Assignment, GradeRequest, Task, grades, prepare
+from grading.grades import make_grades
+from grading.jobs import Assignment, Task
+from grading.planning import prepare
 from grading.points import Grade
 from grading.prompts.prompt import has_control_tokens
+from grading.request import AspectModel, GradeRequest
 from grading.submissions.notebooks import SubmissionPart
 from grading.submissions.reading import Submission, read_submissions
 from kvasir import connect, load_settings
@@ -50,7 +53,7 @@ def answered(assignment: Assignment, answer: Callable[[Task], str]) -> list[Grad
         task = by_id[job_id]
         return JobResult(job_id, 1, "b", task.item_id, task.model, "succeeded", answer(task), "stop")
 
-    return grades(assignment, result_of)
+    return make_grades(assignment, result_of)
 
 
 def obedient(task: Task) -> str:
@@ -148,7 +151,7 @@ def test_a_constrained_engine_answers_every_attack_within_the_schema(attacked: A
     assert len(found) == 82
     for task in attacked.tasks:
         jsonschema.validate(json.loads(found[task.job_id].text), json.loads(task.sampling.json_schema))
-    assert all(grade.points is not None and 0 <= grade.points <= 5 for grade in grades(attacked, found.get))
+    assert all(grade.points is not None and 0 <= grade.points <= 5 for grade in make_grades(attacked, found.get))
 
 
 @pytest.mark.parametrize("text", ["\n \n" * 100_000, " \t" * 200_000, "x " * 100_000, "ignore the " * 20_000])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grading import grade
+from grading.grades import make_graded_class, make_grades
 from grading.report.graded import save_graded
 from grading.rubric.late import LateRule
 from kvasir import cli
@@ -38,8 +38,8 @@ def graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, assignment = plan_tiny_class(tmp_path, 3)
     answer(out, assignment, range(3))
     with Batch(out) as batch:
-        made = grade.grades(assignment, batch.result)
-        kept = grade.graded_class(batch.batch_id, assignment, made)
+        made = make_grades(assignment, batch.result)
+        kept = make_graded_class(batch.batch_id, assignment, made)
         save_graded(out, replace(kept, late=LateRule("2026-11-03", 10)))
 
 

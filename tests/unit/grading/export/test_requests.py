@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from grading import grade
 from grading.export import (
     ExportError,
     FinalGrade,
@@ -22,6 +21,7 @@ from grading.export import (
     save_reply,
 )
 from grading.export.requests import FILE
+from grading.grades import make_graded_class, make_grades
 from grading.report.graded import save_graded
 from grading.reviews import Override, append_override
 from kvasir import cli
@@ -38,8 +38,8 @@ def out(tmp_path: Path) -> Path:
     folder, assignment = desk.plan_tiny_class(tmp_path, SIZE)
     desk.answer(folder, assignment, range(SIZE))
     with Batch(folder) as batch:
-        made = grade.grades(assignment, batch.result)
-        save_graded(folder, grade.graded_class(batch.batch_id, assignment, made))
+        made = make_grades(assignment, batch.result)
+        save_graded(folder, make_graded_class(batch.batch_id, assignment, made))
     return folder
 
 

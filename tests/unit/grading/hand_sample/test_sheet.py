@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grading import grade
+from grading.grades import make_graded_class, make_grades
 from grading.hand_sample import (
     SHEET,
     BoundError,
@@ -34,8 +34,8 @@ def folder(tmp_path: Path) -> Path:
     out, assignment = plan_tiny_class(tmp_path, SIZE)
     answer(out, assignment, range(SIZE))
     with Batch(out) as batch:
-        made = grade.grades(assignment, batch.result)
-        save_graded(out, grade.graded_class(batch.batch_id, assignment, made))
+        made = make_grades(assignment, batch.result)
+        save_graded(out, make_graded_class(batch.batch_id, assignment, made))
     return out
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from grading.grade import AspectModel, GradeRequest, prepare
+from grading.planning import prepare
+from grading.request import AspectModel, GradeRequest
 from grading.rubric.checks import Check
 
 RATE = Check("variables", ("rate",))

@@ -1,0 +1,182 @@
+"""From answers to grades: each submission's, and the class's, beside those that it has already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from grading.alarms import class_alarms
+from grading.jobs import Assignment, Item, Task
+from grading.points import EARLIER_REMARK, KEPT_REMARK, NO_RESULT_YET, Grade, grade_submission
+from grading.prompts.answers import AnswerError, CriterionAnswer, ParsedAnswer, parse_passage, parse_summary
+from grading.prompts.prompt import RULES, versions
+from grading.prompts.questions import PASSAGE, SUMMARY
+from grading.quotes import PrivateTexts, private_texts
+from grading.report.graded import GradedClass
+from grading.request import WHOLE_CLASS
+from grading.rubric.rubric import Aspect, Rubric
+from grading.samples import parse_criterion_samples, parse_samples
+from grading.submissions.lms_names import same_student
+from messages.jobs import JobResult, QuestionAnswer
+
+
+def make_grades(
+    assignment: Assignment,
+    result_of: Callable[[str], JobResult | None],
+    planned_ids: Container[str] | None = None,
+    previous_class: GradedClass | None = None,
+) -> list[Grade]:
+    """The grade of each submission, from what its jobs have produced so far.
+
+    Args:
+        planned_ids: ids of the batch's jobs; None: all are.
+        previous_class: the grades last written. They stay where the jobs that would be made now are not in the plan,
+            also if the student's work is called otherwise now.
+    """
+    hidden = _hidden_texts(assignment)
+    old_grades = (
+        {same_student(grade.submission): grade for grade in previous_class.grades if not grade.has_nothing_yet}
+        if previous_class
+        else {}
+    )
+    now = dict(_versions(assignment))
+    new_grades = []
+    for item in assignment.items:
+        name = item.submission.name
+        old = old_grades.get(same_student(name))
+        if (
+            previous_class
+            and old
+            and planned_ids is not None
+            and not all(task.job_id in planned_ids for task in item.tasks)
+        ):
+            new_grades.append(_as_before(replace(old, submission=name), previous_class.versions, now))
+        else:
+            new_grades.append(replace(_grade(assignment.rubric, item, result_of, hidden), versions=now))
+    return new_grades
+
+
+def _as_before(
+    old: Grade, of_class: Mapping[str, str], now: Mapping[str, str], unchanged_remark: str = KEPT_REMARK
+) -> Grade:
+    """A grade that stays, with the remark that says why: `unchanged_remark` where rubric and all are as they were."""
+    # Written when only the class had versions, a grade has the class's, or is known to have others.
+    versions = old.versions or ({} if EARLIER_REMARK in old.remarks else of_class)
+    remark = unchanged_remark if versions == now else EARLIER_REMARK
+    other_remarks = [old_remark for old_remark in old.remarks if old_remark not in (KEPT_REMARK, EARLIER_REMARK)]
+    return replace(old, remarks=(*other_remarks, *([remark] if remark else [])), versions=versions)
+
+
+def with_removed_submissions(
+    assignment: Assignment, new_grades: Sequence[Grade], previous_class: GradedClass | None
+) -> list[Grade]:
+    """Also the grades of submissions that have left the folder since: a part's run, or a look, must not lose them.
+
+    One that nothing has come of was never graded, and is nobody.
+    """
+    if not previous_class or assignment.request.selection == WHOLE_CLASS:
+        return list(new_grades)
+    present_students, now = {same_student(grade.submission) for grade in new_grades}, dict(_versions(assignment))
+    removed_grades = [
+        _as_before(grade, previous_class.versions, now, KEPT_REMARK if KEPT_REMARK in grade.remarks else "")
+        for grade in previous_class.grades
+        if same_student(grade.submission) not in present_students and not grade.has_nothing_yet
+    ]
+    return sorted([*new_grades, *removed_grades], key=lambda grade: grade.submission)
+
+
+def _hidden_texts(assignment: Assignment) -> PrivateTexts:
+    """What no feedback may repeat, beside what the students have been given."""
+    rubric, solution, template = assignment.rubric, assignment.solution, assignment.template
+    notes = [criterion.guidance for criterion in rubric.criteria]
+    secrets = [RULES, *notes, *(part.text for part in (solution.parts if solution else ()))]
+    titles = [criterion.title for criterion in rubric.criteria]
+    given = [rubric.instructions, *titles, *(part.text for part in (template.parts if template else ()))]
+    return private_texts(secrets, given, notes)
+
+
+def make_graded_class(
+    batch_id: str, assignment: Assignment, new_grades: Sequence[Grade], previous_class: GradedClass | None = None
+) -> GradedClass:
+    """What the batch's folder keeps of the class's grades; `previous_class` as in `make_grades`."""
+    rubric = assignment.rubric
+    by_models = [grade for grade in new_grades if grade.state != "empty" and not grade.is_unreadable]
+    earlier = previous_class and by_models and all(EARLIER_REMARK in grade.remarks for grade in by_models)
+    version_digests = previous_class.versions if previous_class and earlier else dict(_versions(assignment))
+    return GradedClass(
+        batch_id,
+        rubric.title,
+        rubric.total,
+        tuple(new_grades),
+        version_digests,
+        class_alarms(new_grades, rubric),
+        rubric.late,
+    )
+
+
+def _versions(assignment: Assignment) -> list[tuple[str, str]]:
+    return versions(assignment.rubric, assignment.solution, assignment.template)
+
+
+def _grade(rubric: Rubric, item: Item, result_of: Callable[[str], JobResult | None], hidden: PrivateTexts) -> Grade:
+    answers: dict[Aspect, ParsedAnswer | str] = {}
+    for aspect in dict.fromkeys(task.aspect for task in item.tasks):
+        task_results = [(task, result_of(task.job_id)) for task in item.tasks if task.aspect == aspect]
+        (task, result), *_ = task_results
+        answers[aspect] = (
+            _answers(rubric, item, task_results) if task.questions_by_key else _answer(rubric, item, task, result)
+        )
+    name = item.submission.name
+    grade = grade_submission(name, rubric, answers, item.submission, item.cuts, item.findings, hidden, item.copy_reason)
+    return replace(grade, item_id=item.item_id)
+
+
+def _answer(rubric: Rubric, item: Item, task: Task, result: JobResult | None) -> ParsedAnswer | str:
+    """The parsed answer, or one sentence that says why there is none."""
+    if result is None:
+        return NO_RESULT_YET
+    if result.state != "succeeded":
+        return f"{result.state}: {result.error.message}" if result.error else result.state
+    texts = [_without_fence(item, text) for text in (result.text, *result.more_texts)]
+    try:
+        return parse_samples(texts, rubric.for_model(task.aspect), with_summary=task.aspect == "feedback")
+    except AnswerError as error:
+        return f"the answer of {result.model} can't be used: {error}"
+
+
+def _answers(rubric: Rubric, item: Item, task_results: Sequence[tuple[Task, JobResult | None]]) -> ParsedAnswer | str:
+    """What the jobs that ask an aspect's questions have answered together."""
+    criteria: dict[str, CriterionAnswer] = {}
+    problems: dict[str, str] = {}
+    summary, passage = "", None
+    for task, result in task_results:
+        if result is None:
+            return NO_RESULT_YET
+        for name, answers in _answers_by_name(item, task, result):
+            try:
+                if isinstance(answers, str):
+                    problems[name] = answers
+                elif name == SUMMARY:
+                    summary = parse_summary(answers[0].text)
+                elif name == PASSAGE:
+                    passage = parse_passage(answers[0].text, answers[0].likelihoods)
+                else:
+                    criterion = next(criterion for criterion in rubric.criteria if criterion.id == name)
+                    criteria[name] = parse_criterion_samples(answers, criterion)
+            except AnswerError as error:
+                problems[name] = f"the answer of {result.model} can't be used: {error}"
+    return ParsedAnswer(criteria, summary, problems, problems.pop(SUMMARY, ""), passage)
+
+
+def _answers_by_name(item: Item, task: Task, result: JobResult) -> Iterator[tuple[str, list[QuestionAnswer] | str]]:
+    """For each question that is still asked, its answers, or one sentence that says why there is none."""
+    failure = f"{result.state}: {result.error.message}" if result.error else result.state
+    for name, question, answers in task.question_answers(result):
+        if question:
+            unfenced_answers = [replace(answer, text=_without_fence(item, answer.text)) for answer in answers]
+            yield name, unfenced_answers if result.state == "succeeded" and unfenced_answers else failure
+
+
+def _without_fence(item: Item, text: str) -> str:
+    """The code around a student's text is nobody's business: an answer that repeats it is read without it."""
+    return text.replace(item.fence, "…") if item.fence else text

@@ -1,0 +1,308 @@
+"""The jobs of a class: each submission cut to size, its prompts, the questions after them, how answers are sampled."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from grading.names.pseudonyms import pseudonym
+from grading.order import expected_work
+from grading.own_work import copy_reason
+from grading.prompts.answers import answer_schema, max_answer_tokens
+from grading.prompts.prompt import Prompt, build_prompt, fence_for, text_of
+from grading.prompts.questions import questions_of
+from grading.request import GradeRequest
+from grading.rubric.checks import CheckFinding, run_checks
+from grading.rubric.rubric import ASPECTS, Aspect, Rubric
+from grading.submissions.reading import Submission
+from grading.submissions.tokens import estimate_tokens
+from grading.submissions.truncation import Cut, Limits, truncate
+from messages.errors import ConfigError
+from messages.jobs import (
+    MAX_QUESTION_ANSWERS,
+    JobResult,
+    Part,
+    Question,
+    QuestionAnswer,
+    Sampling,
+    job_id,
+    user_prompt,
+)
+from producers.batch.batch import BatchEntry
+from producers.batch.runner import JobSpec
+
+# Several answers at temperature 0 would be one answer several times.
+SAMPLES_TEMPERATURE = 0.3
+_KEY_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(JobSpec):
+    """One prompt of one submission. Without questions it asks for all criteria at once."""
+
+    aspect: Aspect
+    prompt: Prompt  # `parts`, as they are counted and shown
+    # All that it asks, by key as `BatchEntry` has it; None: the answer is of no use any more.
+    questions_by_key: Mapping[str, Question | None] = field(default_factory=dict)
+
+    def question_answers(
+        self, result: JobResult | None
+    ) -> Iterator[tuple[str, Question | None, tuple[QuestionAnswer, ...]]]:
+        """Each question's name, the question, None if it is of no use any more, and its answers, if there are any."""
+        place = 0
+        for key, question in self.questions_by_key.items():
+            name, answers, _ = key.split(":")
+            yield name, question, result.answers[place : place + int(answers)] if result else ()
+            place += int(answers)
+
+    @property
+    def may_run(self) -> bool:
+        """Whether the job can be made again. One that can't has succeeded, and is kept for some of its answers."""
+        return None not in self.questions_by_key.values()
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One submission, cut to size, with its tasks. None if it can't be read or is empty."""
+
+    submission: Submission
+    cuts: tuple[Cut, ...]
+    tasks: tuple[Task, ...]
+    item_id: str
+    findings: tuple[CheckFinding, ...] = ()
+    fence: str = ""
+    copy_reason: str = ""  # why it looks like a copy of the solution
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A class's work, read and cut and turned into prompts."""
+
+    request: GradeRequest
+    rubric: Rubric
+    items: tuple[Item, ...]
+    solution: Submission | None = None
+    template: Submission | None = None
+    selected_ids: frozenset[str] = frozenset()  # item ids of the submissions that are graded now
+
+    @property
+    def tasks(self) -> list[Task]:
+        """All prompts, those about code first: its model is the slower to prefill. Longest first in each."""
+        tasks = [task for item in self.items for task in item.tasks]
+        tasks.sort(key=lambda task: expected_work(task.prompt, task.sampling, task.questions), reverse=True)
+        return [task for aspect in ASPECTS for task in tasks if task.aspect == aspect]
+
+
+class EarlierJobs:
+    """The jobs that ask questions in a batch already."""
+
+    def __init__(self, planned_entries: Sequence[BatchEntry], succeeded_ids: Container[str]) -> None:
+        self._succeeded_ids = succeeded_ids
+        self._names = {entry.item_id for entry in planned_entries}
+        self._entries: dict[str, list[BatchEntry]] = {}
+        for entry in planned_entries:
+            if entry.asked:
+                item, _, aspect = entry.item_id.rpartition(".")
+                self._entries.setdefault(f"{item}.{aspect.partition('-')[0]}", []).append(entry)
+
+    def usable_entries(self, item_id: str, model: str, wanted_keys: Set[str]) -> list[BatchEntry]:
+        """Those of this prompt that ask nothing but what is wanted, or have answered some of it."""
+        return [
+            entry
+            for entry in self._entries.get(item_id, ())
+            if entry.model == model
+            and (
+                wanted_keys >= set(entry.asked)
+                or (entry.job_id in self._succeeded_ids and not wanted_keys.isdisjoint(entry.asked))
+            )
+        ]
+
+    def free_names(self, item_id: str) -> Iterator[str]:
+        """Item ids for further jobs of this prompt."""
+        names = (f"{item_id}-{number}" if number > 1 else item_id for number in itertools.count(1))
+        return (name for name in names if name not in self._names)
+
+
+def _split_into_jobs(questions: Mapping[str, Question]) -> Iterator[dict[str, Question]]:
+    """Questions, as many together as one job may ask."""
+    group: dict[str, Question] = {}
+    answers = 0
+    for key, question in questions.items():
+        answers += question.sampling.answers
+        if answers > MAX_QUESTION_ANSWERS:
+            yield group
+            group, answers = {}, question.sampling.answers
+        group[key] = question
+    if group:
+        yield group
+
+
+class PromptMaker:
+    """Builds the items of one class: everything that is the same for all of them is computed once."""
+
+    def __init__(
+        self, assignment: Assignment, batch_id: str, secret: bytes, common: Set[str], earlier: EarlierJobs, form: int
+    ) -> None:
+        """`assignment`: the class's, without items; `form`: of the questions."""
+        self._form = form
+        self._earlier = earlier
+        self._asks_together = assignment.request.ask == "together"
+        self._assignment = assignment
+        self._batch_id = batch_id
+        self._secret = secret
+        self._common = common
+        self._aspects = [aspect for aspect in ASPECTS if assignment.rubric.for_model(aspect)]
+        if missing_aspects := [aspect for aspect in self._aspects if aspect not in assignment.request.models]:
+            raise ConfigError(
+                f"the rubric needs a {missing_aspects[0]} model, and this batch names none: use kvasir grade again"
+            )
+        self._questions = {aspect: self._named_questions(aspect) for aspect in self._aspects if not self._asks_together}
+        self._samplings = {aspect: self._longest_sampling(aspect) for aspect in self._aspects}
+        self._limits = self._fitting_limits()
+
+    def item(self, submission: Submission) -> Item:
+        """One submission, cut, with its prompts."""
+        assignment = self._assignment
+        item_id = pseudonym(submission.name, self._secret)
+        if submission.problem or submission.empty:
+            return Item(submission, (), (), item_id)
+        letters = min(model.letters_per_token for model in assignment.request.models.values())
+        short, cuts = truncate(submission, self._limits, lambda text: estimate_tokens(text, letters))
+        fence = fence_for(self._secret, text_of(short))
+        solution = assignment.solution.parts if assignment.solution else ()
+        findings = tuple(run_checks(assignment.rubric.checks, submission.parts, solution, submission.language))
+        tasks = []
+        for aspect in self._aspects:
+            graded_here = {"", *(criterion.id for criterion in assignment.rubric.for_model(aspect))}
+            finding_texts = [finding.text for finding in findings if finding.criterion in graded_here]
+            prompt = build_prompt(
+                aspect,
+                assignment.rubric,
+                assignment.solution,
+                assignment.template,
+                short,
+                fence,
+                cuts,
+                finding_texts,
+                asks_together=self._asks_together,
+            )
+            tasks += self._tasks(aspect, prompt, f"{item_id}.{aspect}")
+        likeness = copy_reason(submission, assignment.rubric, assignment.solution, assignment.template, self._common)
+        return Item(submission, cuts, tuple(tasks), item_id, findings, fence, likeness)
+
+    def _tasks(self, aspect: Aspect, prompt: Prompt, item_id: str) -> list[Task]:
+        """The aspect's prompt of one submission: one job, or those that ask all of its questions."""
+        model, sampling = self._assignment.request.models[aspect].name, self._samplings[aspect]
+        parts = user_prompt(prompt.prefix, prompt.suffix)
+
+        def task(job: str, name: str, by_key: Mapping[str, Question | None]) -> Task:
+            questions = tuple(question for question in by_key.values() if question)
+            return Task(
+                job,
+                name,
+                model,
+                parts,
+                sampling,
+                questions,
+                aspect=aspect,
+                prompt=prompt,
+                questions_by_key=by_key,
+            )
+
+        if self._asks_together:
+            return [task(job_id(self._batch_id, item_id, model, parts, sampling), item_id, {})]
+        wanted_questions = {}
+        for name, question in self._questions[aspect]:
+            digest = job_id(self._batch_id, item_id, model, parts, Sampling(1), [question])[:_KEY_DIGITS]
+            wanted_questions[f"{name}:{question.sampling.answers}:{digest}"] = question
+        tasks = [
+            task(entry.job_id, entry.item_id, {key: wanted_questions.get(key) for key in entry.asked})
+            for entry in self._earlier.usable_entries(item_id, model, wanted_questions.keys())
+        ]
+        planned_keys = {key for planned_task in tasks for key in planned_task.questions_by_key}
+        new_questions = {key: question for key, question in wanted_questions.items() if key not in planned_keys}
+        groups = _split_into_jobs(new_questions)
+        for name, group in zip(self._earlier.free_names(item_id), groups, strict=False):
+            job = job_id(self._batch_id, name, model, parts, sampling, tuple(group.values()))
+            tasks.append(task(job, name, group))
+        return tasks
+
+    def _named_questions(self, aspect: Aspect) -> list[tuple[str, Question]]:
+        """The aspect's questions, by name. Only of a criterion several answers are wanted."""
+        samples = self._assignment.request.samples
+        return [
+            (
+                question.name,
+                Question(
+                    (Part("user", question.text),),
+                    self._sampling(aspect, question.schema, samples if question.is_criterion else 1),
+                ),
+            )
+            for question in questions_of(aspect, self._assignment.rubric, self._form)
+        ]
+
+    def _longest_sampling(self, aspect: Aspect) -> Sampling:
+        """Of the aspect's answers, the longest."""
+        if not self._asks_together:
+            return max(
+                (question.sampling for _, question in self._questions[aspect]), key=lambda sampling: sampling.max_tokens
+            )
+        schema = answer_schema(self._assignment.rubric.for_model(aspect), with_summary=aspect == "feedback")
+        return self._sampling(aspect, schema, self._assignment.request.samples)
+
+    def _sampling(self, aspect: Aspect, schema: Mapping[str, Any], answers: int) -> Sampling:
+        """Bounded so that a constrained answer always closes, as far as the model's context allows."""
+        model = self._assignment.request.models[aspect]
+        worst = max_answer_tokens(schema)
+        likely = max_answer_tokens(schema, char_bytes=1, space_bytes=1)
+        return Sampling(
+            min(worst, max(likely, model.context // 2)),
+            model.temperature if answers == 1 else max(model.temperature, SAMPLES_TEMPERATURE),
+            model.top_p,
+            answers=answers,
+            json_schema=json.dumps(schema, separators=(",", ":"), ensure_ascii=False),
+        )
+
+    def _fitting_limits(self) -> Limits:
+        """The usual limits, scaled down where a model's context has no room for them."""
+        limits = Limits()
+        total = limits.code_tokens + limits.text_tokens + limits.output_tokens
+        share = min([1.0, *(self._submission_space(aspect) / total for aspect in self._aspects)])
+        return replace(
+            limits,
+            code_tokens=int(limits.code_tokens * share),
+            text_tokens=int(limits.text_tokens * share),
+            output_tokens=int(limits.output_tokens * share),
+        )
+
+    def _submission_space(self, aspect: Aspect) -> int:
+        """Tokens that a student's part may have with this aspect's model."""
+        model = self._assignment.request.models[aspect]
+        blank = Submission("", "", ())
+        assignment, fence = self._assignment, fence_for(self._secret, "")
+        bare = build_prompt(
+            aspect,
+            assignment.rubric,
+            assignment.solution,
+            assignment.template,
+            blank,
+            fence,
+            asks_together=self._asks_together,
+        )
+        question_texts = [question.suffix[0].text for _, question in self._questions.get(aspect, ())]
+        # Headings of parts, remarks on cuts, and the chat template around it all.
+        margin = 256 + model.context // 16
+        fixed_tokens = estimate_tokens(
+            bare.prefix + bare.suffix + max(question_texts, key=len, default=""), model.letters_per_token
+        )
+        space = model.context - self._samplings[aspect].max_tokens - fixed_tokens - margin
+        if space < 128:
+            raise ConfigError(
+                f"model {model.name!r} has a context of {model.context:,} tokens; rubric, solution and template take "
+                f"about {fixed_tokens:,} and the answer up to {self._samplings[aspect].max_tokens:,}, which leaves no "
+                "room for a submission: use a model with a larger context, or a shorter solution or template"
+            )
+        return space

@@ -1,0 +1,164 @@
+"""From a request to a batch's plan: the class is read, its prompts are built, and their jobs written down."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from grading.jobs import Assignment, EarlierJobs, Item, PromptMaker
+from grading.names.pseudonyms import pseudonym, pseudonymise
+from grading.own_work import common_lines, is_template
+from grading.report.graded import GradedClass
+from grading.request import GradeRequest
+from grading.rubric.rubric import Rubric, load_rubric
+from grading.submissions.lms_names import same_student
+from grading.submissions.reading import Submission, read_document
+from producers.batch.batch import Batch, BatchEntry
+from producers.batch.forms import QUESTION_FORM
+from producers.batch.intake import failed_intake
+
+
+def prepare(
+    request: GradeRequest,
+    batch_id: str,
+    secret: bytes,
+    older_form: int | None = None,
+    planned_entries: Sequence[BatchEntry] = (),
+    succeeded_ids: Container[str] = (),
+) -> Assignment:
+    """Read everything and build every prompt. Deterministic for a batch: a rerun finds the same job ids.
+
+    Prompts of an older form (`older_form`; None: they are of ours) can't be built again to the byte: of such a batch
+    the jobs are those `planned_entries`.
+    Questions that a planned job asks, and those that one of those `succeeded_ids` has answered, are not asked again.
+
+    Raises RubricError, SubmissionError (folder, solution or template unusable), ConfigError.
+    """
+    rubric = load_rubric(request.rubric)
+    solution = read_document(request.solution) if request.solution else None
+    template = read_document(request.template) if request.template else None
+    all_submissions = request.read()
+    selection = request.selection
+    selected_names = {
+        submission.name for submission in (all_submissions if selection.is_whole else request.read(selection))
+    }
+    # Names are taken out of everybody's texts, whoever is graded: a classmate's may be in one's work.
+    form = older_form or QUESTION_FORM
+    submissions = [
+        submission
+        for submission in pseudonymise(all_submissions, secret, form)
+        if submission.name in selected_names or selection.leaves_alone(submission.name)
+    ]
+    assignment = assign(
+        request, rubric, solution, template, submissions, batch_id, secret, planned_entries, succeeded_ids, form
+    )
+    assignment = _as_planned(assignment, planned_entries) if older_form else assignment
+    return replace(assignment, selected_ids=frozenset(pseudonym(name, secret) for name in selected_names))
+
+
+def assign(
+    request: GradeRequest,
+    rubric: Rubric,
+    solution: Submission | None,
+    template: Submission | None,
+    submissions: Iterable[Submission],
+    batch_id: str,
+    secret: bytes,
+    planned_entries: Sequence[BatchEntry] = (),
+    succeeded_ids: Container[str] = (),
+    form: int = QUESTION_FORM,
+) -> Assignment:
+    """The prompts of submissions that have been read; of `request` its models, samples and form are used.
+
+    `form` is that of the questions, where it asks any.
+    """
+    work = [
+        replace(submission, only_template=is_template(submission, template))
+        if template and not submission.empty
+        else submission
+        for submission in submissions
+    ]
+    assignment = Assignment(request, rubric, (), solution, template)
+    maker = PromptMaker(
+        assignment, batch_id, secret, common_lines(work), EarlierJobs(planned_entries, succeeded_ids), form
+    )
+    items = tuple(maker.item(submission) for submission in work)
+    return replace(assignment, items=items, selected_ids=frozenset(item.item_id for item in items))
+
+
+def _as_planned(assignment: Assignment, planned_entries: Iterable[BatchEntry]) -> Assignment:
+    """With the ids under which its jobs were published; what was handed in since is none of the batch's."""
+    ids = {entry.item_id: entry.job_id for entry in planned_entries}
+    items = []
+    for item in assignment.items:
+        tasks = tuple(replace(task, job_id=ids[task.item_id]) for task in item.tasks if task.item_id in ids)
+        items += [replace(item, tasks=tasks)] if tasks or not item.tasks else []
+    return replace(assignment, items=tuple(items))
+
+
+def names_so_far(batch: Batch) -> tuple[str, ...] | Literal["all"]:
+    """Who is in the batch's class already, as `Selection.others` wants it."""
+    stored_request = batch.request
+    whole = stored_request and not (stored_request.get("only") or stored_request.get("limit"))
+    return "all" if whole else tuple({*stored_request.get("only", ()), *(entry.name for entry in batch.entries)})
+
+
+def select_unfinished(batch: Batch, assignment: Assignment, previous_class: GradedClass | None) -> Assignment:
+    """With those chosen of whom some job has not succeeded, for whatever reason, or of whom nothing is known."""
+    succeeded_ids = batch.succeeded_ids
+    unfinished_ids = {entry.item_id.rpartition(".")[0] for entry in batch.entries if entry.job_id not in succeeded_ids}
+    # By item ids: a look keeps the grade of work under a new name, and leaves the work to be graded all the same.
+    graded_ids = (
+        {grade.item_id for grade in previous_class.grades if not grade.has_nothing_yet} if previous_class else set()
+    )
+    new = {item.item_id for item in assignment.items if item.item_id not in graded_ids}
+    unfinished_ids |= {
+        item.item_id for item in assignment.items if any(task.job_id not in succeeded_ids for task in item.tasks)
+    } & new
+    return replace(assignment, selected_ids=frozenset(unfinished_ids))
+
+
+def plan(batch: Batch, assignment: Assignment) -> None:
+    """Write the manifest, and the failed results of what could not be read, before anything is published.
+
+    Of submissions that are not chosen the jobs stay as they were planned.
+    """
+    selected_items = [item for item in assignment.items if item.item_id in assignment.selected_ids]
+    entries = [
+        BatchEntry(
+            task.job_id, task.item_id, task.model, task.aspect, item.submission.name, tuple(task.questions_by_key)
+        )
+        for item in selected_items
+        for task in item.tasks
+    ]
+    model = next(iter(assignment.request.models.values())).name
+    unreadable = [
+        failed_intake(batch, f"{item.item_id}.intake", model, item.submission.name, "SubmissionError", problem)
+        for item in selected_items
+        if (problem := item.submission.problem)
+    ]
+    entries += [entry for entry, _ in unreadable]
+    batch.plan(*_with_others(batch, assignment, entries, selected_items))
+    if unreadable:
+        batch.journal.record(result for _, result in unreadable)
+
+
+def _with_others(
+    batch: Batch, assignment: Assignment, entries: list[BatchEntry], selected_items: Sequence[Item]
+) -> tuple[list[BatchEntry], dict[str, object], list[BatchEntry]]:
+    """What `Batch.plan` is given: a run of a part of the class leaves the others' jobs, and doesn't wait for them."""
+    selection = assignment.request.selection
+    description = assignment.request.stored_form | {
+        "title": assignment.rubric.title,
+        "out": str(batch.folder.resolve()),
+    }
+    selected_students = {same_student(item.submission.name) for item in selected_items}
+    other_entries = [entry for entry in batch.entries if same_student(entry.name) not in selected_students]
+    if selection.from_manifest:
+        return [*(entry for entry in other_entries if batch.result(entry.job_id)), *entries], description, []
+    if selection.is_whole:
+        return entries, description, []
+    selected_names = (item.submission.name for item in selected_items)
+    names = [] if selection.others == "all" else sorted({*selection.others, *selected_names})
+    return entries, description | {"only": names, "limit": 0}, other_entries
