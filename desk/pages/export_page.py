@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from desk.rounds import graded_class_of
 from desk.text import escape_markdown
 from desk.view import BatchView
 from grading import export
-from grading.export import ExportFile, FinalGrade, SinceLast
+from grading.export import Choices, ExportFile, ExportFormat, SinceLast
 from grading.export.final import apply_decisions
 from grading.report.graded import save_graded
 from producers.words import plural
@@ -31,25 +31,29 @@ def show_export_page(desk: Desk, folder: Path) -> None:
         return
     include_unreviewed = st.checkbox("Include grades that need a review and have none", key="include unreviewed")
     st.caption("A submission without points stays blank, never 0, and is listed under the file.")
-    kind = st.selectbox("As", list(_KINDS), key=f"export kind {folder}")
+    formats = {export_format.title: export_format for export_format in export.DESK_FORMATS}
+    export_format = formats[str(st.selectbox("As", list(formats), key=f"export kind {folder}"))]
     if view.rubric and view.rubric.late:
         _times(folder, view)
-    names = (desk.title(folder), view.rubric.title if view.rubric else "")
-    choice, make, select_grades = _KINDS[str(kind)](folder, include_unreviewed, names)
-    since = (
-        _since_last(desk, folder, _COMMANDS[str(kind)], include_unreviewed, select_grades)
-        if make and kind in _COMMANDS
-        else None
-    )
+    choices: Choices | None = None
+    with show_errors():
+        choices = export_format.choices_from(
+            _PageForm(), (desk.title(folder), view.rubric.title if view.rubric else "")
+        )
+    since = None
+    if choices is not None and export_format.is_compared:
+        since = _since_last(desk, folder, export_format, choices, include_unreviewed)
+    asked = (folder, export_format.name, include_unreviewed, choices)
     # Not before the upload is there: who is quicker than it would be told that nothing was uploaded.
-    if st.button("Make the file", type="primary", disabled=make is None) and make:
+    if st.button("Make the file", type="primary", disabled=choices is None) and choices is not None:
         with show_errors():
             graded_class = graded_class_of(view)
             if graded_class:
                 save_graded(folder, graded_class)
-            st.session_state["exported"] = (folder, kind, include_unreviewed, choice, make(), since)
+            export_file = export_format.make(folder, include_unreviewed=include_unreviewed, **choices)
+            st.session_state["exported"] = (*asked, export_file, since)
     last_export = st.session_state.get("exported")
-    if last_export and last_export[:4] == (folder, kind, include_unreviewed, choice):
+    if last_export and last_export[:4] == asked:
         _offer(folder, *last_export[4:])
 
 
@@ -65,7 +69,7 @@ def _times(folder: Path, view: BatchView) -> None:
 
 
 def _since_last(
-    desk: Desk, folder: Path, kind: str, include_unreviewed: bool, select_grades: SelectGrades
+    desk: Desk, folder: Path, export_format: ExportFormat, choices: Choices, include_unreviewed: bool
 ) -> SinceLast | None:
     """What this export would change, before it is made; None while that can't be said."""
     with show_errors():
@@ -77,7 +81,7 @@ def _since_last(
             apply_decisions(grade, overrides_by_item.get(grade.item_id, {}), include_unreviewed, late)
             for grade in class_grades
         ]
-        since = export.since_last(folder, kind, grades, select_grades(grades))
+        since = export.since_last(folder, export_format.name, grades, export_format.select_grades(grades, choices, ""))
         st.write(escape_markdown(since.summary()))
         if since.differences:
             show_text("\n".join(since.lines()[:_MAX_LINES]))
@@ -107,85 +111,23 @@ def _offer(folder: Path, file: ExportFile, since: SinceLast | None) -> None:
             st.caption(f"The first {_MAX_LINES} of {len(file.left_blank)}.")
 
 
-# --- each kind: what was chosen, how the file is made (None as long as something is missing), and whose grade it holds
+class _PageForm:
+    """A format's `Form`, drawn on the page."""
 
-SelectGrades = Callable[[Sequence[FinalGrade]], Sequence[FinalGrade]]
-Make = tuple[object, Callable[[], ExportFile] | None, SelectGrades]
-Names = tuple[str, ...]  # what the assignment is called
+    def file(self, label: str) -> bytes | None:
+        upload: Any = st.file_uploader(label, ["csv"])
+        return upload.getvalue() if upload else None
 
+    def text(self, label: str) -> str:
+        return str(st.text_input(label))
 
-def _all_grades(grades: Sequence[FinalGrade]) -> Sequence[FinalGrade]:
-    return grades
+    def flag(self, label: str) -> bool:
+        return bool(st.checkbox(label))
 
+    def one_of(self, label: str, choices: Sequence[str]) -> str:
+        return str(st.radio(label, choices, horizontal=True))
 
-def _table(folder: Path, include_unreviewed: bool, _names: Names) -> Make:
-    return None, lambda: export.export_csv(folder, include_unreviewed=include_unreviewed), _all_grades
-
-
-def _canvas(folder: Path, include_unreviewed: bool, names: Names) -> Make:
-    upload: Any = st.file_uploader("Gradebook exported from Canvas (optional)", ["csv"])
-    data = upload.getvalue() if upload else None
-    column, scale = "", False
-    if data:
-        with show_errors():
-            column = _column(export.assignment_columns(data), names) or ""
-        scale = st.checkbox("Scale the points to Canvas's, where those are others")
-    else:
-        column = st.text_input("Assignment in Canvas, as in Homework 4 (1234)")
-    if data and not column:
-        return None, None, _all_grades
-    return (
-        (data, column, scale),
-        lambda: export.export_canvas(folder, data, column, include_unreviewed=include_unreviewed, scale=scale),
-        lambda grades: export.held_by_canvas(grades, data, column),
-    )
-
-
-def _column(columns: list[str], names: Names) -> str | None:
-    """The column that was chosen; before that the one of this name, or none: nothing is chosen by its place."""
-    matching_columns = export.matching_columns(columns, *names)
-    index = columns.index(matching_columns[0]) if len(matching_columns) == 1 else None
-    column: str | None = st.selectbox("Assignment", columns, index=index, placeholder="Choose the column")
-    return column
-
-
-def _moodle(folder: Path, include_unreviewed: bool, _names: Names) -> Make:
-    upload: Any = st.file_uploader("Grading worksheet downloaded from Moodle, which takes only its own back", ["csv"])
-    data = upload.getvalue() if upload else b""
-    make = (lambda: export.export_moodle(folder, data, include_unreviewed=include_unreviewed)) if upload else None
-    return data, make, lambda grades: export.held_by_moodle(grades, data)
-
-
-def _moodle_feedback(folder: Path, include_unreviewed: bool, _names: Names) -> Make:
-    return (
-        None,
-        lambda: export.export_moodle_feedback(folder, include_unreviewed=include_unreviewed),
-        lambda grades: export.held_by_moodle(grades, None),
-    )
-
-
-def _feedback(folder: Path, include_unreviewed: bool, _names: Names) -> Make:
-    kind: Any = st.radio("Files", ("html", "md"), horizontal=True)
-    return kind, lambda: export.export_feedback(folder, kind, include_unreviewed=include_unreviewed), _all_grades
-
-
-def _replies(folder: Path, _include_unreviewed: bool, _names: Names) -> Make:
-    return None, lambda: export.export_replies(folder), _all_grades
-
-
-# By the names that `kvasir export` has for them: both count as the same export.
-_COMMANDS = {
-    "Table (CSV)": "csv",
-    "Canvas gradebook": "canvas",
-    "Moodle worksheet": "moodle",
-    "Moodle feedback files": "moodle-feedback",
-    "One feedback file for each student": "feedback",
-}
-_KINDS: dict[str, Callable[[Path, bool, Names], Make]] = {
-    "Table (CSV)": _table,
-    "Canvas gradebook": _canvas,
-    "Moodle worksheet": _moodle,
-    "Moodle feedback files": _moodle_feedback,
-    "One feedback file for each student": _feedback,
-    "Replies to requests for another look": _replies,
-}
+    def column(self, label: str, columns: Sequence[str], suggested: str | None) -> str | None:
+        index = columns.index(suggested) if suggested is not None else None
+        chosen: str | None = st.selectbox(label, columns, index=index, placeholder="Choose the column")
+        return chosen

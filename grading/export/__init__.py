@@ -1,26 +1,22 @@
 """Grades leave the house: a file for the LMS, a table, feedback for each student.
 
-Every function here takes a batch's folder and gives an `ExportFile`: bytes to save or to offer for download, and
-the list of submissions that were left blank, with the reason. A grade that failed, is incomplete or waits for a person
-is blank, never 0; only what was read and found empty gets 0.
-
-    export_canvas(folder, gradebook, assignment)   Canvas's gradebook, filled in
-    export_moodle(folder, worksheet)               Moodle's offline grading worksheet, filled in
-    export_moodle_feedback(folder)                 zip that Moodle takes as feedback files
-    export_csv(folder)                             one row a submission
-    export_feedback(folder, kind)                  zip of one file a student, "md" or "html"
-    export_replies(folder)                         students' requests for another look, with the replies
+`FORMATS` has them all. Each takes a batch's folder and gives an `ExportFile`: bytes to save or to offer for download,
+and the list of submissions that were left blank, with the reason. A grade that failed, is incomplete or waits for a
+person is blank, never 0; only what was read and found empty gets 0.
 
 The decisions in the folder's reviews.jsonl count. What `ExportFile.asks` says must have been confirmed before the file
 is given out. Raises ExportError (a UsageError).
 """
 
-from grading.export.canvas import assignment_columns, export_canvas, held_by_canvas, matching_columns
+from grading.export import canvas, feedback, moodle, moodle_feedback, plain, requests
+from grading.export.canvas import assignment_columns, export_canvas, held_by_canvas
 from grading.export.feedback import export_feedback
 from grading.export.final import ExportFile, FinalGrade, final_grades
+from grading.export.format import Choices, ExportFormat, ExportOption, Form
 from grading.export.last import SinceLast, record_export, since_last
 from grading.export.late import keep_times, late_of
-from grading.export.moodle import export_moodle, export_moodle_feedback, held_by_moodle
+from grading.export.moodle import export_moodle, held_by_moodle
+from grading.export.moodle_feedback import export_moodle_feedback
 from grading.export.plain import export_csv
 from grading.export.requests import (
     Request,
@@ -33,10 +29,27 @@ from grading.export.requests import (
 )
 from grading.export.tables import ExportError
 
+# The formats, in the order of `kvasir export --help`.
+FORMATS: tuple[ExportFormat, ...] = (
+    canvas.FORMAT,
+    moodle.FORMAT,
+    moodle_feedback.FORMAT,
+    plain.FORMAT,
+    feedback.FORMAT,
+)
+# On the desk the table is first: it needs no file of anybody's. `kvasir requests --to` writes the replies.
+DESK_FORMATS = (*sorted(FORMATS, key=lambda each: each is not plain.FORMAT), requests.REPLIES)
+
 __all__ = [
+    "DESK_FORMATS",
+    "FORMATS",
+    "Choices",
     "ExportError",
     "ExportFile",
+    "ExportFormat",
+    "ExportOption",
     "FinalGrade",
+    "Form",
     "Request",
     "SinceLast",
     "add_requests",
@@ -52,7 +65,6 @@ __all__ = [
     "held_by_moodle",
     "keep_times",
     "late_of",
-    "matching_columns",
     "points_of",
     "read_requests",
     "record_export",

@@ -16,6 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from grading.export.final import ExportFile, FinalGrade, by_user, changes, final_grades, left_blank
+from grading.export.format import Choices, ExportFormat, ExportOption, Form
 from grading.export.tables import (
     ExportError,
     Sheet,
@@ -62,8 +63,8 @@ class _Gradebook:
 
 def export_canvas(
     folder: Path,
-    gradebook: bytes | None,
-    assignment: str,
+    gradebook: bytes | None = None,
+    assignment: str = "",
     *,
     include_unreviewed: bool = False,
     all_columns: bool = False,
@@ -271,3 +272,37 @@ def _new_gradebook(grades: Sequence[FinalGrade], total: Points, assignment: str)
         for final in listed_grades
     ]
     return Sheet(rows)
+
+
+# --- the format
+
+
+def _fields(form: Form, names: Sequence[str]) -> Choices | None:
+    gradebook = form.file("Gradebook exported from Canvas (optional)")
+    if not gradebook:
+        return {"assignment": form.text("Assignment in Canvas, as in Homework 4 (1234)")}
+    columns = assignment_columns(gradebook)
+    matching = matching_columns(columns, *names)
+    # Before one is chosen it is the column of this name, or none: nothing is chosen by its place.
+    assignment = form.column("Assignment", columns, matching[0] if len(matching) == 1 else None)
+    scale = form.flag("Scale the points to Canvas's, where those are others")
+    return {"gradebook": gradebook, "assignment": assignment, "scale": scale} if assignment else None
+
+
+FORMAT = ExportFormat(
+    "canvas",
+    "Canvas gradebook",
+    "Canvas's gradebook, filled in, for its Import Grades.",
+    (_FILE,),
+    export_canvas,
+    (
+        ExportOption("--gradebook", "file", "canvas: the gradebook that you exported there."),
+        ExportOption("--assignment", "text", "canvas: the assignment's id, or 'Title (id)'.", metavar="A"),
+        ExportOption("--all-columns", "flag", "canvas: keep the other assignments' columns."),
+        ExportOption("--scale", "flag", "canvas: scale to the points possible there."),
+    ),
+    select_grades=lambda grades, choices, title: held_by_canvas(
+        grades, choices.get("gradebook"), choices.get("assignment", ""), title
+    ),
+    fields=_fields,
+)

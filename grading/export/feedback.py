@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from grading.export.final import ExportFile, FinalGrade, final_grades, left_blank
+from grading.export.format import ExportFormat, ExportOption
 from grading.points import CriterionGrade
 from grading.report.grades import one_line, show_points
 
@@ -132,3 +133,14 @@ def _html(title: str, final: FinalGrade) -> str:
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
     body = feedback_fragment(title, final)
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
+
+
+FORMAT = ExportFormat(
+    "feedback",
+    "One feedback file for each student",
+    "Points, feedback and evidence, one file for each student.",
+    ("feedback-md.zip", "feedback-html.zip"),
+    export_feedback,
+    (ExportOption("--as", "choice", "feedback: Markdown or HTML.", "kind", choices=("md", "html")),),
+    fields=lambda form, _names: {"kind": form.one_of("Files", ("html", "md"))},
+)

@@ -1,22 +1,20 @@
-"""Moodle: the offline grading worksheet, filled in, and the zip of feedback files.
+"""Moodle: the offline grading worksheet, filled in.
 
 The worksheet must have the columns `Identifier` ("Participant 123"), `Grade` and `Last modified (grade)`; Moodle
-compares the last with its own record and leaves newer grades alone, so it goes back as it came. Feedback files go back
-in folders named like those of the submissions.
+compares the last with its own record and leaves newer grades alone, so it goes back as it came.
 """
 
 from __future__ import annotations
 
-import io
 import re
-import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from grading.cells import safe_cell, safe_html
-from grading.export.feedback import EPOCH, FeedbackKind, feedback_fragment, feedback_text
+from grading.export.feedback import feedback_fragment
 from grading.export.final import ExportFile, FinalGrade, by_user, changes, final_grades, left_blank
+from grading.export.format import Choices, ExportFormat, ExportOption, Form
 from grading.export.tables import (
     PARTICIPANT,
     ExportError,
@@ -34,18 +32,24 @@ from grading.rubric.rubric import Points
 from grading.submissions.lms_names import moodle_id
 from producers.words import plural
 
+_FILE = "moodle-worksheet.csv"
 _REQUIRED_COLUMNS = ("Identifier", "Grade", "Last modified (grade)")
-_NO_ID = "its folder's name holds no Moodle participant number, so it is not in the file"
+NO_ID = "its folder's name holds no Moodle participant number, so it is not in the file"
 _NOT_LISTED = "its participant number is not in the worksheet, so it is not in the file"
 
 
 def export_moodle(
     folder: Path,
-    worksheet: bytes,
+    worksheet: bytes | None = None,
     *,
     include_unreviewed: bool = False,
 ) -> ExportFile:
     """The downloaded grading worksheet with grades and feedback comments. Raises ExportError, BatchError."""
+    if worksheet is None:
+        raise ExportError(
+            "Moodle takes back only its own worksheet: download it (Assignment, Download grading worksheet) "
+            "and name it with --worksheet"
+        )
     graded_class, grades = final_grades(folder, include_unreviewed)
     sheet = _read(worksheet)
     _check_maximum(sheet, graded_class.total)
@@ -55,7 +59,7 @@ def export_moodle(
     notes = (plural(locked_count, "grade", *lock_words),) if locked_count else ()
     asks = (*changes("the worksheet", replacements), *graded_class.alarms)
     data = write_sheet(replace(sheet, rows=rows), newline="\n")
-    return ExportFile("moodle-worksheet.csv", "text/csv", data, blank, notes, asks)
+    return ExportFile(_FILE, "text/csv", data, blank, notes, asks)
 
 
 def held_by_moodle(grades: Sequence[FinalGrade], worksheet: bytes | None) -> list[FinalGrade]:
@@ -77,24 +81,6 @@ def held_by_moodle(grades: Sequence[FinalGrade], worksheet: bytes | None) -> lis
 
 def _is_locked(sheet: Sheet, row: Sequence[str]) -> bool:
     return cell(row, column(sheet.rows[0], "Grade can be changed")).strip().casefold() == "no"
-
-
-def export_moodle_feedback(
-    folder: Path,
-    kind: FeedbackKind = "html",
-    *,
-    include_unreviewed: bool = False,
-) -> ExportFile:
-    """A zip for "Upload multiple feedback files in a zip". Raises ExportError, BatchError."""
-    graded_class, grades = final_grades(folder, include_unreviewed)
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
-        for final in grades:
-            if final.points is not None and moodle_id(final.submission):
-                place = zipfile.ZipInfo(f"{PurePosixPath(final.submission).name}/feedback.{kind}", EPOCH)
-                archive.writestr(place, feedback_text(graded_class.title, final, kind), zipfile.ZIP_DEFLATED)
-    blank = left_blank(grades, lambda final: "" if moodle_id(final.submission) else _NO_ID)
-    return ExportFile("moodle-feedback.zip", "application/zip", data.getvalue(), blank, asks=graded_class.alarms)
 
 
 def _read(worksheet: bytes) -> Sheet:
@@ -148,4 +134,21 @@ def _fill_in(
 
 def _why_out(final: FinalGrade, listed_ids: set[str]) -> str:
     user = moodle_id(final.submission)
-    return "" if user in listed_ids else _NOT_LISTED if user else _NO_ID
+    return "" if user in listed_ids else _NOT_LISTED if user else NO_ID
+
+
+def _fields(form: Form, _names: Sequence[str]) -> Choices | None:
+    worksheet = form.file("Grading worksheet downloaded from Moodle, which takes only its own back")
+    return None if worksheet is None else {"worksheet": worksheet}
+
+
+FORMAT = ExportFormat(
+    "moodle",
+    "Moodle worksheet",
+    "Moodle's offline grading worksheet, filled in, for its Upload grading worksheet.",
+    (_FILE,),
+    export_moodle,
+    (ExportOption("--worksheet", "file", "moodle: the grading worksheet that you downloaded there."),),
+    select_grades=lambda grades, choices, _title: held_by_moodle(grades, choices.get("worksheet")),
+    fields=_fields,
+)

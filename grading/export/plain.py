@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grading.export.final import ExportFile, FinalGrade, final_grades, left_blank
+from grading.export.format import ExportFormat
 from grading.export.tables import Sheet, write_sheet
 from grading.report.grades import one_line, show_points
 from grading.submissions.lms_names import student_id
@@ -45,3 +46,12 @@ def _row(final: FinalGrade, ids: Sequence[str]) -> list[str]:
         one_line(final.why_blank),
         one_line(grade.reason),
     ]
+
+
+FORMAT = ExportFormat(
+    "csv",
+    "Table (CSV)",
+    "One row for each submission, for a spreadsheet.",
+    (FILE,),
+    export_csv,
+)

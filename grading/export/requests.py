@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from grading.export.final import ExportFile, FinalGrade, final_grades
+from grading.export.format import ExportFormat
 from grading.export.tables import ExportError, Sheet, cell, column, read_sheet, student, students, write_sheet
 from grading.points import CriterionGrade
 from grading.report.grades import one_line, show_points
@@ -33,6 +34,7 @@ from producers.storage.shapes import parse_as
 from producers.words import shorten_names
 
 FILE = "requests.jsonl"
+_REPLIES_FILE = "replies.csv"
 COLUMNS = (
     *("id", "submission", "student_id", "criterion", "request", "reply"),
     *("points_then", "points_now", "evidence", "feedback", "entered_by", "answered_by"),
@@ -201,7 +203,7 @@ def export_replies(folder: Path) -> ExportFile:
     open_count = sum(request.answer is None for request in requests)
     notes = (f"{open_count} of {len(requests)} requests have no reply yet.",) if open_count else ()
     data = write_sheet(Sheet([[*COLUMNS], *rows]), newline="\n")
-    return ExportFile("replies.csv", "text/csv", data, notes=notes)
+    return ExportFile(_REPLIES_FILE, "text/csv", data, notes=notes)
 
 
 def _reply(request: Request, final: FinalGrade | None) -> list[str]:
@@ -243,3 +245,14 @@ def _row(request: Request) -> dict[str, Any]:
     row = asdict(request)
     del row["answer"]
     return row
+
+
+# For the desk alone: `kvasir requests --to` writes them.
+REPLIES = ExportFormat(
+    "replies",
+    "Replies to requests for another look",
+    "Each request for another look beside its reply.",
+    (_REPLIES_FILE,),
+    lambda folder, **_choices: export_replies(folder),
+    is_compared=False,
+)

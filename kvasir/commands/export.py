@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from grading import export as out
-from grading.export import ExportFile, SinceLast
+from grading.export import Choices, ExportFile, ExportFormat, SinceLast
 from grading.report.graded import load_graded
 from infra.config.next_command import next_command
 from kvasir import class_run
-from kvasir.options import Globals, group_options, path
+from kvasir.options import F, Globals, path
 from kvasir.terminal import say, stderr
 from messages.errors import UsageError
 from producers.batch import batch as batches
@@ -25,50 +25,51 @@ from producers.storage.private import kept_in, open_ordinary, open_private
 _BEGINNING = 4096  # bytes, which tell what a file is
 
 
-@dataclass(frozen=True, slots=True)
-class _Format:
-    """What to write, and what each kind was given for it."""
+_OF_FORMAT = "of_format_"  # before the names of the formats' options
 
-    kind: str
-    gradebook: Path | None
-    assignment: str
-    all_columns: bool
-    scale: bool
-    worksheet: Path | None
-    file_kind: str | None
-    times: Path | None
+
+def _format_options(function: F) -> F:
+    """The options of all formats; one that several have is there once."""
+    options = {option.flag: option for export_format in out.FORMATS for option in export_format.options}
+    for option in reversed(options.values()):
+        kinds: dict[str, dict[str, Any]] = {
+            "file": {"type": path},
+            "text": {"default": "", "metavar": option.metavar},
+            "flag": {"is_flag": True},
+            "choice": {"type": click.Choice(option.choices)},
+        }
+        declare = click.option(option.flag, _OF_FORMAT + option.name, help=option.help, **kinds[option.kind])
+        function = declare(function)
+    return function
 
 
 @click.command()
 @click.argument("batch", type=path)
 @click.option(
     "--format",
-    "kind",
-    type=click.Choice(["canvas", "moodle", "moodle-feedback", "csv", "feedback"]),
+    "format_name",
+    type=click.Choice([export_format.name for export_format in out.FORMATS]),
     required=True,
     help="What to write.",
 )
-@click.option("--gradebook", type=path, help="canvas: the gradebook that you exported there.")
-@click.option("--assignment", default="", metavar="A", help="canvas: the assignment's id, or 'Title (id)'.")
-@click.option("--all-columns", is_flag=True, help="canvas: keep the other assignments' columns.")
-@click.option("--scale", is_flag=True, help="canvas: scale to the points possible there.")
-@click.option("--worksheet", type=path, help="moodle: the grading worksheet that you downloaded there.")
-@click.option("--as", "file_kind", type=click.Choice(["md", "html"]), help="feedback: Markdown or HTML.")
+@_format_options
 @click.option("--times", type=path, help="CSV of submission and submitted_at, for a rubric with a rule on lateness.")
 @click.option("--include-unreviewed", is_flag=True, help="Also grades that a person should look at and has not.")
 @click.option("--yes", is_flag=True, help="I have read what it asked: replace grades, or give out a doubtful class.")
 @click.option("--dry-run", is_flag=True, help="Only say what differs from the last such export; make no file.")
 @click.option("--to", type=path, help="Where to write it [default: in the folder BATCH].")
-@group_options(export_format=_Format)
 @click.pass_obj
 def export(
     global_options: Globals,
+    /,
     batch: Path,
-    export_format: _Format,
+    format_name: str,
+    times: Path | None,
     include_unreviewed: bool,
     yes: bool,
     dry_run: bool,
     to: Path | None,
+    **format_values: Any,
 ) -> int:
     """Write the grades of the batch in folder BATCH for Canvas, Moodle or a spreadsheet, or as feedback files.
 
@@ -76,16 +77,17 @@ def export(
     holds are replaced, and a class that raises an alarm is given out, only with --yes.
     """
     _bring_up_to_date(global_options, batch)
-    times = bytes_of(export_format.times)
-    if times is not None:
-        _keep_times(times, batch)
-    lms_file = bytes_of({"canvas": export_format.gradebook, "moodle": export_format.worksheet}.get(export_format.kind))
+    times_data = bytes_of(times)
+    if times_data is not None:
+        _keep_times(times_data, batch)
+    export_format = next(registered for registered in out.FORMATS if registered.name == format_name)
+    choices = _choices(export_format, format_values)
     try:
-        since = _since_last(batch, export_format, lms_file, include_unreviewed)
+        since = _since_last(batch, export_format, choices, include_unreviewed)
         if dry_run:
             _print_changes(since)
             return 0
-        export_file = _make_export(batch, export_format, lms_file, include_unreviewed)
+        export_file = export_format.make(batch, include_unreviewed=include_unreviewed, **choices)
     except out.ExportError as error:
         raise out.ExportError(f"{error} ({error.option})" if error.option else str(error)) from None
     if since.last:
@@ -95,44 +97,27 @@ def export(
         stderr.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
     if export_file.asks and not yes:
         raise out.ExportError("nothing is written yet: read the lines above, and add --yes if that is what you want")
-    exit_code = write_export(
-        export_file, batch, to, (export_format.gradebook, export_format.worksheet, export_format.times)
-    )
+    source_files = [value for value in (times, *format_values.values()) if isinstance(value, Path)]
+    exit_code = write_export(export_file, batch, to, source_files)
     out.record_export(batch, since.now)
     return exit_code
 
 
-def _make_export(batch: Path, export_format: _Format, lms_file: bytes | None, include_unreviewed: bool) -> ExportFile:
-    """The file; `lms_file` is the one that the LMS takes back filled in. Raises ExportError, BatchError."""
-    makers: dict[str, Callable[[], ExportFile]] = {
-        "canvas": lambda: out.export_canvas(
-            batch,
-            lms_file,
-            export_format.assignment,
-            include_unreviewed=include_unreviewed,
-            all_columns=export_format.all_columns,
-            scale=export_format.scale,
-        ),
-        "moodle": lambda: out.export_moodle(batch, _require_worksheet(lms_file), include_unreviewed=include_unreviewed),
-        "moodle-feedback": lambda: out.export_moodle_feedback(
-            batch, "md" if export_format.file_kind == "md" else "html", include_unreviewed=include_unreviewed
-        ),
-        "csv": lambda: out.export_csv(batch, include_unreviewed=include_unreviewed),
-        "feedback": lambda: out.export_feedback(
-            batch, "html" if export_format.file_kind == "html" else "md", include_unreviewed=include_unreviewed
-        ),
+def _choices(export_format: ExportFormat, format_values: Mapping[str, Any]) -> Choices:
+    """What was given for this format; the other formats' options mean nothing to it. Raises ExportError."""
+    values = {option.name: format_values[_OF_FORMAT + option.name] for option in export_format.options}
+    return {
+        name: bytes_of(value) if isinstance(value, Path) else value
+        for name, value in values.items()
+        if value is not None
     }
-    return makers[export_format.kind]()
 
 
-def _since_last(batch: Path, export_format: _Format, lms_file: bytes | None, include_unreviewed: bool) -> SinceLast:
+def _since_last(batch: Path, export_format: ExportFormat, choices: Choices, include_unreviewed: bool) -> SinceLast:
     graded_class, grades = out.final_grades(batch, include_unreviewed)
-    lms_grades = grades
-    if export_format.kind == "canvas":
-        lms_grades = out.held_by_canvas(grades, lms_file, export_format.assignment, graded_class.title)
-    elif export_format.kind in ("moodle", "moodle-feedback"):
-        lms_grades = out.held_by_moodle(grades, lms_file)
-    return out.since_last(batch, export_format.kind, grades, lms_grades)
+    return out.since_last(
+        batch, export_format.name, grades, export_format.select_grades(grades, choices, graded_class.title)
+    )
 
 
 def _keep_times(times: bytes, batch: Path) -> None:
@@ -176,24 +161,13 @@ def bytes_of(path: Path | None) -> bytes | None:
         raise out.ExportError(f"{path} can't be read: {error.strerror}") from None
 
 
-def _require_worksheet(worksheet: bytes | None) -> bytes:
-    if worksheet is None:
-        raise out.ExportError(
-            "Moodle takes back only its own worksheet: download it (Assignment, Download grading worksheet) "
-            "and name it with --worksheet"
-        )
-    return worksheet
-
-
-def write_export(
-    export_file: ExportFile, batch: Path, to: Path | None, source_files: Iterable[Path | None] = ()
-) -> int:
+def write_export(export_file: ExportFile, batch: Path, to: Path | None, source_files: Iterable[Path] = ()) -> int:
     """Save the file, list what is blank; 1 if anything is. `source_files` stay as they are."""
     target = to or batch / export_file.name
     try:
         target = target / export_file.name if target.is_dir() else target
         if target.is_file():
-            _check_replaceable(target, batch, export_file, [path.resolve() for path in source_files if path])
+            _check_replaceable(target, batch, export_file, [path.resolve() for path in source_files])
         with open_private(target, "wb", follow=to is not None) as file:
             file.write(export_file.data)
     except OSError as error:

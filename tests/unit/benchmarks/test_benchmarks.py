@@ -38,7 +38,7 @@ KEYS = {
     " batch_lines_per_s batch_peak_MB",
     "bound": "coverage released_share rows warned",
     "names": "planted found found_share changed_other_share names_only_seconds",
-    "path": "spine executed statements",
+    "path": "statements",
     "batch": "batch",
     "sketches": "pairs mutations all_agree all_refused",
     "scaling": "jobs decode_workers slots makespan_s ideal_s ratio_to_ideal jobs_per_s peak_MB grown_MB cpu_ms"

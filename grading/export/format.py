@@ -1,0 +1,88 @@
+"""What an export format is: one object beside the function that makes its file, read by command, desk and docs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from grading.export.final import ExportFile, FinalGrade
+
+Choices = Mapping[str, Any]  # what was chosen for a format, by the names of its options
+
+
+class Form(Protocol):
+    """Fields that the desk shows one below the other, each with its label; each method gives what is in it now."""
+
+    def file(self, label: str) -> bytes | None:
+        """An upload (CSV); None as long as there is none."""
+
+    def text(self, label: str) -> str:
+        """A line of text."""
+
+    def flag(self, label: str) -> bool:
+        """A box to tick."""
+
+    def one_of(self, label: str, choices: Sequence[str]) -> str:
+        """One of a few; at first the first."""
+
+    def column(self, label: str, columns: Sequence[str], suggested: str | None) -> str | None:
+        """A column of an upload; None as long as none is chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOption:
+    """An option of a format: `flag` in the command, and the argument `name` of the function that makes the file."""
+
+    flag: str
+    kind: Literal["file", "text", "flag", "choice"]
+    help: str
+    argument: str = ""  # "": as the flag is called
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()  # of a choice
+
+    @property
+    def name(self) -> str:
+        """As the function calls it."""
+        return self.argument or self.flag.lstrip("-").replace("-", "_")
+
+
+def _all_grades(grades: Sequence[FinalGrade], _choices: Choices, _title: str) -> Sequence[FinalGrade]:
+    """For a file that holds the whole class."""
+    return grades
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFormat:
+    """One format.
+
+    `make` is called with the batch's folder, `include_unreviewed`, and what was chosen for the options. An option that
+    was not given is left out, a file is its bytes.
+    """
+
+    name: str  # of `kvasir export --format`, and in exports.jsonl
+    title: str  # on the desk
+    purpose: str  # a sentence
+    file_names: tuple[str, ...]
+    make: Callable[..., ExportFile]
+    options: tuple[ExportOption, ...] = ()
+    # Which of the class's grades the file would hold, given the choices and the class's title.
+    select_grades: Callable[[Sequence[FinalGrade], Choices, str], Sequence[FinalGrade]] = _all_grades
+    is_compared: bool = True  # with the last export of its kind, and then noted as one
+    # What the desk asks, given the names of the assignment: the choices, or None as long as something is missing. A
+    # format without one is asked for each of its options.
+    fields: Callable[[Form, Sequence[str]], Choices | None] | None = None
+
+    def choices_from(self, form: Form, names: Sequence[str]) -> Choices | None:
+        """What was chosen on the desk; None as long as something is missing. Raises ExportError."""
+        if self.fields:
+            return self.fields(form, names)
+        choices = {option.name: _field(form, option) for option in self.options}
+        return {name: value for name, value in choices.items() if value is not None}
+
+
+def _field(form: Form, option: ExportOption) -> bytes | str | bool | None:
+    if option.kind == "choice":
+        return form.one_of(option.help, option.choices)
+    ask: Callable[[str], bytes | str | bool | None] = getattr(form, option.kind)
+    return ask(option.help)
