@@ -1,1 +1,1 @@
-"""What happens to one decode delivery; slots."""
+"""Decode: KV cache to answer. Generation, whose job a delivery is, and stealing other models' work."""
