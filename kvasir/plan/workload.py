@@ -1,4 +1,4 @@
-"""A class to plan for: lengths drawn from what the team's notebooks look like (`kvasir.plan.command` measures a folder).
+"""A class to plan for: lengths drawn from what the team's notebooks look like. `kvasir.plan.command` measures a folder.
 
 The quantiles are those of 270 distinct notebooks of the course (characters; research notes, workload model). Answers
 have the lengths that the team measured with its earlier grader: 5.7 s at 85 tokens/s for code, 18.9 s at 71 tokens/s
