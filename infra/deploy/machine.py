@@ -44,7 +44,7 @@ class Facts:
 
 def probe(remote: Remote) -> Facts:
     """Ask the machine. Raises DeployFailed if it can't be reached or has no Python that will do."""
-    lines = remote.run(_PROBE, timeout_s=60).splitlines()
+    lines = remote.run_script(_PROBE, timeout_s=60).splitlines()
     home, user, system, processor, version, python = (*lines, "", "", "", "", "", "")[:6]
     if not version:
         raise DeployFailed(

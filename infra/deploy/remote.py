@@ -47,7 +47,7 @@ class Remote:
         self._ssh = ["ssh", *options, target]
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def run(self, script: str, stdin: bytes = b"", timeout_s: float = _COMMAND_S) -> str:
+    def run_script(self, script: str, stdin: bytes = b"", timeout_s: float = _COMMAND_S) -> str:
         """What a shell script prints; it stops at its first error."""
         command = [*self._ssh, f"sh -c {shlex.quote('set -eu; ' + script)}"]
         try:
@@ -89,19 +89,19 @@ class Remote:
         """Write files, by absolute path, each replaced as a whole. `root`: with sudo, owned by root."""
         if files:
             sudo = "sudo -n " if root else ""
-            self.run(f"{sudo}tar -xf - -C /", _tar(files))
+            self.run_script(f"{sudo}tar -xf - -C /", _tar(files))
 
     def put_folder(self, local: Path, folder: str) -> Sequence[str]:
         """Copy the files of a local folder that are not there by name and SHA-256; what was copied."""
         quoted_folder = shlex.quote(folder)
-        listing = self.run(f"mkdir -p {quoted_folder}; cd {quoted_folder}; {_DIGESTS}")
+        listing = self.run_script(f"mkdir -p {quoted_folder}; cd {quoted_folder}; {_DIGESTS}")
         digests = {name: digest for digest, name in (line.split(None, 1) for line in listing.splitlines())}
         new_paths = [
             path for path in sorted(local.iterdir()) if path.is_file() and digests.get(path.name) != _digest(path)
         ]
         for path in new_paths:  # one at a time: a broken line costs one file
             draft, target = shlex.quote(f"{folder}/.{path.name}"), shlex.quote(f"{folder}/{path.name}")
-            self.run(f"cat > {draft}; mv {draft} {target}", path.read_bytes())
+            self.run_script(f"cat > {draft}; mv {draft} {target}", path.read_bytes())
         return [path.name for path in new_paths]
 
 

@@ -141,7 +141,7 @@ def _config_file(global_options: Globals) -> Path:
 def _carry_out(order: Order, machine: MachineSettings) -> None:
     site = _site(order, machine)
     if order.verb == "status":
-        return click.echo(site.remote.run(steps.status(site.place, site.units)), nl=False)
+        return click.echo(site.remote.run_script(steps.status(site.place, site.units)), nl=False)
     for step in _steps(order, site):
         click.echo(f"  {step.says}", err=True)
         if order.manner.dry_run:
@@ -274,7 +274,7 @@ def _wheels(target: wheelhouse.WheelTarget, requirements: tuple[str, ...], wheel
 def _apply_step(remote: Remote, step: DeployStep) -> None:
     remote.put(step.files, root=step.as_root)
     if step.script:
-        remote.run(step.script)
+        remote.run_script(step.script)
 
 
 def _print_step(step: DeployStep) -> None:

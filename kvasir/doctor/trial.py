@@ -100,7 +100,7 @@ def try_model(client: Client, model: str, wait_s: float, registrations_within_s:
     if absent:
         todo = " and ".join(next_command(f"{stage}-worker", "--model", model) for stage in absent)
         return TrialResult((), (*off, error(model, f"no {' and no '.join(absent)} worker takes jobs", f"start {todo}")))
-    trial_result = _Rounds(client, model, registrations, wait_s).run()
+    trial_result = _Rounds(client, model, registrations, wait_s).try_pairs()
     return replace(trial_result, findings=(*off, *trial_result.findings))
 
 
@@ -199,7 +199,7 @@ class _Rounds:
         self._trials: list[Trial] = []
         self._job_ids: list[str] = []
 
-    def run(self) -> TrialResult:
+    def try_pairs(self) -> TrialResult:
         late: tuple[Finding, ...] = ()
         has_failed = False  # without having met a decode worker
         while self._unmet_pairs and self._jobs_left and not late and not has_failed:

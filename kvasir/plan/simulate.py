@@ -116,7 +116,7 @@ class SimulationState:
         """Prefilled jobs of a model that no slot has taken."""
         return len(self._decode_queues[model])
 
-    def run(self, jobs: Sequence[PlannedJob]) -> SimulatedRun:
+    def simulate(self, jobs: Sequence[PlannedJob]) -> SimulatedRun:
         """To the last answer."""
         for job in jobs:
             self._schedule(0.0, self._prefill_queues[job.model].append, job)
@@ -213,4 +213,4 @@ class SimulationState:
 
 def simulate(fleet: Fleet, jobs: Sequence[PlannedJob], policy: Policy | None = None) -> SimulatedRun:
     """Run the jobs through the fleet; those of a model without workers are never answered."""
-    return SimulationState(fleet, policy or Policy()).run(jobs)
+    return SimulationState(fleet, policy or Policy()).simulate(jobs)

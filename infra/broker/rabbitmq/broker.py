@@ -96,7 +96,7 @@ class RabbitMQBroker(Broker):
         timeout_s: float | None = 30.0,
     ) -> int:
         """See `Broker`."""
-        return Stream(self._publisher, window, timeout_s).run(sends, on_confirmed)
+        return Stream(self._publisher, window, timeout_s).publish_all(sends, on_confirmed)
 
     def publish_lossy(self, to: Address, message: Message) -> None:
         """See `Broker`."""

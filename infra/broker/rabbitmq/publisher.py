@@ -270,7 +270,7 @@ class Stream:
         self.outcomes: queue.SimpleQueue[tuple[Outgoing, Exception | None]] = queue.SimpleQueue()
         self.is_abandoned = False  # the caller is gone: don't publish again for it
 
-    def run(self, sends: Iterable[tuple[Address, Message]], on_confirmed: Callable[[Message], None]) -> int:
+    def publish_all(self, sends: Iterable[tuple[Address, Message]], on_confirmed: Callable[[Message], None]) -> int:
         """Publish all; returns how many were confirmed. Raises the first error once nothing is in flight."""
         try:
             for to, message in sends:
