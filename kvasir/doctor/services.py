@@ -85,7 +85,7 @@ def check_publishing(broker: Broker, within_s: float = _CONFIRM_WITHIN_S) -> Fin
     except NoQueue:
         return warn("broker", "nothing of Kvasir's is declared there yet", "start a worker, or submit: both declare it")
     except BrokerUnavailable as problem:
-        if getattr(broker, "blocked", False):
+        if getattr(broker, "is_blocked", False):
             message = "an alarm (memory or disk) blocks publishers: no job is taken, and no result can be sent"
             return error("broker", message, "on its machine: rabbitmq-diagnostics alarms; free disk or memory there")
         return error("broker", f"it does not take messages: {problem}", "on its machine: rabbitmq-diagnostics status")
