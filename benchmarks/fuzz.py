@@ -45,6 +45,7 @@ from kvstore.cluster_state import BestEffortClusterState
 from kvstore.redis.cluster_state import RedisClusterState
 from messages import codec
 from messages.jobs import DecodeJob, PrefillJob, Sampling, user_prompt
+from messages.workers import WorkerStage
 from producers.batch.batch import Batch, Counts
 from producers.batch.runner import Runner
 from producers.client import Client
@@ -64,7 +65,7 @@ SETTLED_LOOKS = 8  # half a second apart; a settled group takes a hundredth of t
 class MessageDraft:
     """A message to spoil: its body, and its AMQP properties."""
 
-    stage: topology.WorkStage
+    stage: WorkerStage
     body: bytes
     properties: pika.BasicProperties
 

@@ -31,7 +31,7 @@ from infra.broker.envelope import is_redelivery
 from infra.broker.settle import Settler
 from infra.config.hours import ALL_HOURS, Hours
 from messages.errors import BrokerUnavailable, NoQueue
-from messages.workers import ENGINE_AWAY
+from messages.workers import ENGINE_AWAY, WorkerStage
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class JobSource:
     """
 
     def __init__(
-        self, broker: Broker, stage: topology.WorkStage, model: str, flow: Flow, count_in_progress: Callable[[], int]
+        self, broker: Broker, stage: WorkerStage, model: str, flow: Flow, count_in_progress: Callable[[], int]
     ) -> None:
         self._broker = broker
         self._now = topology.work_queue(stage, model, "now")
@@ -181,7 +181,7 @@ class ConsumerLoop:
         self,
         broker: Broker,
         settler: Settler,
-        stage: topology.WorkStage,
+        stage: WorkerStage,
         model: str,
         name: str,
         open_flow: Callable[[], Flow],  # called once the queues are there

@@ -10,6 +10,7 @@ from infra.broker.envelope import Attempt, open_envelope
 from infra.broker.settle import Settler
 from messages import checks
 from messages.errors import InvalidMessage, Poison
+from messages.workers import WorkerStage
 
 
 def answer_deaths(broker: Broker, settler: Settler, model: str) -> None:
@@ -22,7 +23,7 @@ def answer_deaths(broker: Broker, settler: Settler, model: str) -> None:
         if delivery is None:
             return
         headers = delivery.message.headers
-        stage: topology.WorkStage = "decode" if headers.get("kvasir-stage") == "decode" else "prefill"
+        stage: WorkerStage = "decode" if headers.get("kvasir-stage") == "decode" else "prefill"
         envelope = open_envelope(delivery, stage, _model(headers.get("kvasir-model"), model))
         reason = f"the broker gave it up: it came back more than {topology.BROKER_DELIVERY_LIMIT} times"
         settler.fail(Attempt[Any]([delivery], envelope), Poison(reason))

@@ -17,6 +17,7 @@ from messages.change import replace_fields
 from messages.errors import InvalidMessage
 from messages.jobs import DecodeJob, Lane, PrefillJob
 from messages.lifecycle import Event, Step
+from messages.workers import WorkerStage
 
 J = TypeVar("J", PrefillJob, DecodeJob)
 StopReason = Literal["", "cancelled", "expired", "suspect", "not now"]
@@ -32,7 +33,7 @@ class Envelope:
     batch_id: str
     item_id: str
     model: str
-    stage: topology.WorkStage
+    stage: WorkerStage
     run: int = 1
     lane: Lane = "bulk"
     reply_to: str = ""
@@ -69,7 +70,7 @@ class Envelope:
         identity = {"batch_id": self.batch_id, "stage": self.stage, "run": self.run, "lane": self.lane}
         return Event(step, self.job_id, self.model, {**identity, "item_id": self.item_id, **facts})
 
-    def for_stage(self, stage: topology.WorkStage) -> Envelope:
+    def for_stage(self, stage: WorkerStage) -> Envelope:
         """The same job at another stage: counters start anew, except that of the failed KV transfers."""
         return replace_fields(self, stage=stage, attempts=0, returns=0)
 
@@ -90,7 +91,7 @@ def submit_message(job: PrefillJob) -> tuple[Address, Message]:
     return topology.work("prefill", job.model, job.lane), envelope.seal(codec.encode(job))
 
 
-def open_envelope(delivery: Delivery, stage: topology.WorkStage, model: str) -> Envelope:
+def open_envelope(delivery: Delivery, stage: WorkerStage, model: str) -> Envelope:
     """The envelope of a delivery. Never raises: what is missing or absurd is replaced by `stage`, `model` or a default.
 
     The broker's own count of returns is added to ours.

@@ -13,6 +13,7 @@ from typing import Literal
 
 from infra.broker.base import Address, Broker
 from messages.jobs import LANES, Lane
+from messages.workers import WorkerStage
 
 WORK = "kvasir.work"
 REPLY = "kvasir.reply"
@@ -38,22 +39,21 @@ RETRY_LEVELS_S = (1, 5, 30, 60, 300, 600)
 # Workers decide at 3 + 2 crashes; the broker is the backstop. Explicit, since 4.x defaults to 20 and 3.10 to none.
 BROKER_DELIVERY_LIMIT = 20
 
-WorkStage = Literal["prefill", "decode"]
-WORK_STAGES: tuple[WorkStage, ...] = ("prefill", "decode")
+WORK_STAGES: tuple[WorkerStage, ...] = ("prefill", "decode")
 
 
-def work_queue(stage: WorkStage, model: str, lane: Lane) -> str:
+def work_queue(stage: WorkerStage, model: str, lane: Lane) -> str:
     """`prefill.qwen3-coder:30b.bulk`"""
     return f"{stage}.{model}.{lane}"
 
 
-def suspects_queue(stage: WorkStage, model: str) -> str:
+def suspects_queue(stage: WorkerStage, model: str) -> str:
     """Where jobs that too many workers died with wait to run alone."""
     return f"suspects.{stage}.{model}"
 
 
 @lru_cache(maxsize=256)
-def stage_and_model(queue: str) -> tuple[WorkStage, str]:
+def stage_and_model(queue: str) -> tuple[WorkerStage, str]:
     """Those of a work or suspects queue. Raises ValueError for another queue's name."""
     for stage in WORK_STAGES:
         for lane in LANES:
@@ -74,7 +74,7 @@ def is_suspects_queue(queue: str) -> bool:
     return queue.startswith("suspects.")
 
 
-def jobs_waiting(broker: Broker, stage: WorkStage, model: str) -> int:
+def jobs_waiting(broker: Broker, stage: WorkerStage, model: str) -> int:
     """Jobs in both lanes, as the broker counts them now. Raises BrokerUnavailable."""
     depths = [broker.depth(work_queue(stage, model, lane)) for lane in LANES]
     return sum(depth.ready for depth in depths if depth)
@@ -90,12 +90,12 @@ def retry_level(seconds: int) -> str:
     return f"retry.{seconds}s" if seconds < 60 else f"retry.{seconds // 60}m"
 
 
-def work(stage: WorkStage, model: str, lane: Lane) -> Address:
+def work(stage: WorkerStage, model: str, lane: Lane) -> Address:
     """Where a job of this stage is published."""
     return Address(WORK, work_queue(stage, model, lane))
 
 
-def suspects(stage: WorkStage, model: str) -> Address:
+def suspects(stage: WorkerStage, model: str) -> Address:
     """Where a suspect is published."""
     return Address(WORK, suspects_queue(stage, model))
 

@@ -22,6 +22,7 @@ from infra.broker.envelope import Envelope, open_envelope
 from messages import codec
 from messages.errors import BatchError, InvalidMessage, KvasirError
 from messages.jobs import DecodeJob, PrefillJob
+from messages.workers import WorkerStage
 from producers.batch.batch import Batch
 from producers.client import Client
 
@@ -221,7 +222,7 @@ def _key(letter: Letter) -> tuple[str, str]:
 
 def _letter(delivery: Delivery) -> Letter:
     headers = delivery.message.headers
-    stage: topology.WorkStage = "decode" if headers.get("kvasir-stage") == "decode" else "prefill"
+    stage: WorkerStage = "decode" if headers.get("kvasir-stage") == "decode" else "prefill"
     envelope = open_envelope(delivery, stage, str(headers.get("kvasir-model", "")) or "unknown")
     failed_at = headers.get("kvasir-failed-at", 0)
     return Letter(

@@ -38,6 +38,7 @@ from messages.errors import Cancelled, StoreUnavailable
 from messages.jobs import KV_CHECK_EVERY, JobResult, Part, PrefillJob, Sampling, user_prompt
 from messages.kv import Block, KVCache, KVLayout, Record
 from messages.lifecycle import Event, Step
+from messages.workers import WorkerStage
 from prefill_worker.worker import PrefillWorker
 from producers.batch.batch import Counts
 from producers.client import Client, Replies
@@ -448,6 +449,6 @@ class Pipeline:
         wait_until(lambda: not any(worker.broker.unacked for worker in self.workers), "everything is acked")
 
 
-def work(stage: topology.WorkStage, lane: Any = "bulk") -> str:
+def work(stage: WorkerStage, lane: Any = "bulk") -> str:
     """Name of a work queue of the tests' model."""
     return topology.work_queue(stage, MODEL, lane)

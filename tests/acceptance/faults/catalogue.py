@@ -17,6 +17,7 @@ from functools import partial
 from infra.broker import failpoints, topology
 from infra.broker.base import Address, Message
 from infra.broker.rabbitmq import RabbitMQBroker
+from messages.workers import WorkerStage
 from tests.acceptance.faults import load
 from tests.acceptance.faults.proxy import TcpProxy
 from tests.acceptance.faults.services import (
@@ -218,7 +219,7 @@ def pause_prefill(stage: Stage) -> None:
     assert not tried_again, f"{tried_again} jobs met an error"
 
 
-def delete_work_queue(stage: Stage, stage_name: topology.WorkStage) -> None:
+def delete_work_queue(stage: Stage, stage_name: WorkerStage) -> None:
     for _ in stage.moments(1, last=0.5):
         _delete_queue(stage, topology.work_queue(stage_name, stage.model, "bulk"))
         if stage_name == "decode":  # without its prefill queue there is nothing left to do until the owner comes back

@@ -23,6 +23,7 @@ from messages.errors import (
 )
 from messages.jobs import JobResult, PrefillJob, Sampling, user_prompt
 from messages.lifecycle import Event, Step
+from messages.workers import WorkerStage
 from tests.support.pipeline import MODEL, Pipeline, work
 from tests.support.waiting import wait_until
 
@@ -231,9 +232,7 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("stage", topology.WORK_STAGES)
 @pytest.mark.parametrize("what", UNREADABLE)
-def test_an_unreadable_message_is_answered_and_buried_and_the_next_job_succeeds(
-    what: str, stage: topology.WorkStage
-) -> None:
+def test_an_unreadable_message_is_answered_and_buried_and_the_next_job_succeeds(what: str, stage: WorkerStage) -> None:
     with Pipeline() as pipeline:
         # Given a message with a readable identity and a body that nobody can read
         pipeline.start()
