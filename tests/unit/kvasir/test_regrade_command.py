@@ -192,6 +192,6 @@ def test_a_regrade_that_was_left_goes_on_and_what_failed_in_it_runs_again(homewo
 
     assert cli.run_command(["regrade", "out", "--yes", "--quiet"]) == 0
     assert [path.name for path in Path("out/rounds").iterdir()] == ["1"]
-    assert GRADES.read_bytes() != before
+    assert len(list(Path("out/versions").iterdir())) == 1  # adopted; the new points may be those that there were
     with Batch(Path("out")) as batch:
         assert set(batch.states.values()) == {"succeeded"}
