@@ -14,7 +14,7 @@ from infra.broker import control, topology
 from infra.broker.base import Message
 from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
 from infra.broker.envelope import open_envelope, submit_message
-from infra.broker.rabbitmq.frames import publication
+from infra.broker.rabbitmq.fast.frames import publication
 from infra.broker.rabbitmq.properties import to_message
 from kvstore.blocks import block_refs
 from kvstore.connect import connect

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pika import frame, spec  # type: ignore[import-untyped]
 
 from infra.broker.base import Address, Message
-from infra.broker.rabbitmq.frames import publication
+from infra.broker.rabbitmq.fast.frames import publication
 from infra.broker.rabbitmq.properties import to_message
 
 FRAME_MAX = 4096

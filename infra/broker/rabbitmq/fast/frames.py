@@ -6,10 +6,9 @@ publishing a small message takes. Here the method frame is made once for each ad
 
 from __future__ import annotations
 
-import itertools
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 from infra.broker.base import Address, Header, Message
@@ -17,8 +16,7 @@ from infra.broker.rabbitmq.properties import CONTENT_TYPE, PERSISTENT, TRANSIENT
 
 _METHOD, _HEADER, _BODY = 1, 2, 3
 _END = b"\xce"
-_BASIC, _PUBLISH, _ACK = 60, 40, 80
-_ACK_BYTES = 13  # of its payload
+_BASIC, _PUBLISH = 60, 40
 _MANDATORY = 1
 _FRAME_BYTES = 8  # of each frame beyond its payload
 
@@ -29,7 +27,6 @@ _FLAGS = _CONTENT_TYPE | _HEADERS | _DELIVERY_MODE | _TIMESTAMP
 
 _pack_frame = struct.Struct(">BHI").pack  # type, channel, bytes of the payload
 _pack_content = struct.Struct(">HHQH").pack  # class, weight, bytes of the body, flags
-_pack_ack = struct.Struct(">BHIHHQ?").pack  # a whole frame but its end
 _pack_u8 = struct.Struct("B").pack
 _pack_u32 = struct.Struct(">I").pack
 _pack_i64 = struct.Struct(">q").pack
@@ -52,22 +49,6 @@ def publication(channel: int, to: Address, message: Message, kind: str, frame_ma
             for at in range(0, len(message.body), max_payload)
         )
     return b"".join(parts)
-
-
-def acks(channel: int, tags: Iterable[int], unacked: Iterable[int]) -> bytes:
-    """basic.ack of `tags`, in as few frames as there can be. `unacked`: all that is unacked there, in order.
-
-    One frame acks everything up to a tag. It saves the broker more than us: to a quorum queue each is a log entry.
-    """
-    acked_tags = set(tags)
-    run = list(itertools.takewhile(acked_tags.__contains__, unacked))
-    frames = [_ack(channel, run[-1], multiple=True)] if run else []
-    frames += [_ack(channel, tag, multiple=False) for tag in sorted(acked_tags.difference(run))]
-    return b"".join(frames)
-
-
-def _ack(channel: int, tag: int, *, multiple: bool) -> bytes:
-    return _pack_ack(_METHOD, channel, _ACK_BYTES, _BASIC, _ACK, tag, multiple) + _END
 
 
 @lru_cache(maxsize=256)

@@ -8,15 +8,10 @@ looks as usual is read in one go. Everything else is left to pika, from its firs
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 
 from infra.broker.base import Header, Message
 from infra.broker.rabbitmq.properties import PERSISTENT, is_ours
-
-# What is done with a delivery: its tag, the message, how often the broker took it back.
-Taker = Callable[[int, Message, int], None]
-# What is done with a confirm: the delivery tag, and whether it is of all messages up to that one.
-Confirmer = Callable[[int, bool], None]
+from infra.broker.rabbitmq.wire import Confirmer, Taker
 
 _METHOD, _HEADER, _BODY, _END = 1, 2, 3, 0xCE
 _DELIVER, _ACK = b"\x00\x3c\x00\x3c", b"\x00\x3c\x00\x50"
@@ -39,11 +34,11 @@ class _Unusual(Exception):
 
 
 class FrameReader:
-    """Of one connection, on its IO thread. Who is in neither table is served by pika."""
+    """Of one connection, on its IO thread. Who is in neither table (see `Wire`) is served by pika."""
 
-    def __init__(self) -> None:
-        self.takers: dict[tuple[int, bytes], Taker] = {}  # by channel and consumer tag
-        self.confirmers: dict[int, Confirmer] = {}  # by channel
+    def __init__(self, takers: dict[tuple[int, bytes], Taker], confirmers: dict[int, Confirmer]) -> None:
+        self._takers = takers
+        self._confirmers = confirmers
 
     def read(self, data: bytes) -> int:
         """Hand on whatever of the start of `data` is usual and complete; returns how many bytes that was."""
@@ -64,15 +59,15 @@ class FrameReader:
             raise _Unusual
         if method == _DELIVER:
             return self._delivery(data, channel, start + 4, end)
-        if method == _ACK and channel in self.confirmers:
+        if method == _ACK and channel in self._confirmers:
             tag, multiple = _tag(data, start + 4)
-            self.confirmers[channel](tag, bool(multiple))
+            self._confirmers[channel](tag, bool(multiple))
             return end
         raise _Unusual
 
     def _delivery(self, data: bytes, channel: int, at: int, end: int) -> int:
         name_end = at + 1 + data[at]
-        taker = self.takers.get((channel, data[at + 1 : name_end]))
+        taker = self._takers.get((channel, data[at + 1 : name_end]))
         if taker is None:
             raise _Unusual
         tag, redelivered = _tag(data, name_end)
