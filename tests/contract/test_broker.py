@@ -20,6 +20,7 @@ from infra.broker.rabbitmq import RabbitMQBroker
 from infra.broker.rabbitmq.fast import FastWire
 from infra.broker.rabbitmq.wire import Wire
 from messages.errors import BatchError, BrokerUnavailable, NoQueue
+from tests.support.other_pika import change_pika
 from tests.support.waiting import wait_until
 
 NOBODY = "nobody-declared-this"
@@ -53,15 +54,18 @@ class Site:
             self.delete_queue(queue)
 
 
-@pytest.fixture(params=["embedded", Wire, FastWire])
-def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+@pytest.fixture(params=["embedded", Wire, FastWire, pytest.param("changed pika", marks=pytest.mark.system)])
+def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     model = f"tiny-{uuid.uuid4().hex[:12]}:1b"
     if request.param == "embedded":
         server = EmbeddedServer()
         found = Site(lambda: EmbeddedBroker(server), server.delete_queue, model)
     else:
         url = request.getfixturevalue("broker_url")
-        connect = partial(RabbitMQBroker, url, make_wire=request.param)
+        is_changed = request.param == "changed pika"
+        if is_changed:
+            change_pika(monkeypatch)
+        connect = partial(RabbitMQBroker, url, make_wire=FastWire if is_changed else request.param)
         found = Site(connect, lambda queue: delete_on_rabbitmq(url, queue), model)
     yield found
     found.clean()

@@ -26,6 +26,7 @@ from kvasir.commands.query import queue_depths
 from messages.errors import BrokerUnavailable, ConfigError, InvalidMessage, NoQueue
 from producers.client import Replies
 from tests.acceptance.faults.proxy import TcpProxy
+from tests.support.other_pika import change_pika
 from tests.support.servers import RabbitMQServer, free_port
 from tests.support.waiting import wait_until
 
@@ -155,6 +156,18 @@ def test_a_stream_without_progress_ends_in_time(broker_url: str, connect: Connec
     broker.close()
     with pytest.raises(BrokerUnavailable, match="closed"):
         broker.publish_many(numbered(topology.reply("any"), 10), timeout_s=None)
+
+
+def test_a_pika_that_has_changed_inside_is_used_as_it_is_and_that_is_said_once(
+    broker_url: str, queue: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    change_pika(monkeypatch)
+    with closing(RabbitMQBroker(broker_url, make_wire=FastWire)) as broker:
+        assert broker.publish_many(numbered(topology.reply(queue), 500)) == 500
+        broker.drop()
+        assert set(read_ids(broker, queue)) == {f"job-{number}" for number in range(500)}
+    (line,) = [record.message for record in caplog.records if "pika" in record.message]
+    assert line == f"pika {pika.__version__} has no streams as we know them: it is used without a wire, slower"
 
 
 class _RawProperties(pika.BasicProperties):

@@ -24,7 +24,7 @@ from weakref import WeakSet
 
 import pika  # type: ignore[import-untyped]
 from pika.adapters.select_connection import IOLoop  # type: ignore[import-untyped]
-from pika.exceptions import ConnectionClosedByClient, StreamLostError  # type: ignore[import-untyped]
+from pika.exceptions import ConnectionClosedByClient  # type: ignore[import-untyped]
 from tenacity import RetryCallState, Retrying, wait_exponential, wait_random
 
 from infra.broker.rabbitmq.errors import describe, is_hopeless, translate
@@ -313,13 +313,7 @@ class Connection:
         if self._choice:
             log.warning("connected to the broker at %s: no better address answers", self.peer)
             self.later(RETURN_S, partial(self._look_for_better, raw))
-        if not raw.wire.is_linked:
-            log.warning(
-                "pika %s has no streams as this package knows them: it goes on without, slower", pika.__version__
-            )
-            raw.wire = Wire()
-        elif raw.params.heartbeat:
-            raw.wire.listen(raw.params.heartbeat, self.later)
+        raw.opened(self.later)
         previous_cluster, now = self.server.get("cluster_name"), dict(raw.server_properties or {})
         if previous_cluster and previous_cluster != now.get("cluster_name"):
             log.error(
@@ -408,10 +402,7 @@ class Connection:
 
     def _cut(self, reason: str, completion: threading.Event | None = None) -> None:
         if self._raw is not None and not self._raw.is_closed:
-            if self._raw.wire.is_linked:
-                self._raw.wire.cut(StreamLostError(reason))
-            elif not self._raw.is_closing:
-                self._raw.close()
+            self._raw.cut(reason)
         elif self._closing:
             self._loop.stop()
         if completion:

@@ -107,9 +107,10 @@ class Holder:
 
 
 def acks(tags: Iterable[int], unacked: Iterable[int]) -> list[tuple[int, bool]]:
-    """What acks `tags`, as few as there can be: tag, and whether all up to it. `unacked`: all of that channel, in order.
+    """What acks `tags`, as few as there can be: a tag each, and whether it stands for all up to it.
 
-    One that acks everything up to a tag saves the broker more than us: to a quorum queue each is a log entry.
+    `unacked`: all of that channel, in order. One ack for many saves the broker more than us: to a quorum queue each is
+    a log entry.
     """
     acked_tags = set(tags)
     run = list(itertools.takewhile(acked_tags.__contains__, unacked))

@@ -1,7 +1,7 @@
-"""pika's connection, and all that we use of pika's private members; the rest of this package goes by public names alone.
+"""pika's connection, and all that we use of pika's private members: the rest of this package goes by public names.
 
-None of them is needed to deliver. A test reads this list, asks the installed pika for every member, and looks for
-private ones that are not listed:
+A pika without them delivers as well, but for what stands beside each. A test reads this list, asks the installed pika
+for every member, and looks for private ones that are not listed:
 
     SelectConnection._on_connection_workflow_done  overridden: pika 1.4 reports the class of an error where a broker
         accepts and then says nothing, and stumbles over it
@@ -12,13 +12,18 @@ private ones that are not listed:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pika.channel  # type: ignore[import-untyped]
 from pika.adapters.select_connection import IOLoop  # type: ignore[import-untyped]
+from pika.exceptions import StreamLostError  # type: ignore[import-untyped]
 
 from infra.broker.rabbitmq.wire import Wire
+
+log = logging.getLogger(__name__)
 
 
 class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
@@ -30,6 +35,21 @@ class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
         self.wire = make_wire()
         super().__init__(settings, on_opened, on_failed, on_failed, custom_ioloop=_wired(loop, self.wire))
 
+    def opened(self, later: Callable[[float, Callable[[], None]], object]) -> None:
+        """Listen from now on. Without a wire, by pika alone, if this pika has no streams as we know them."""
+        if not self.wire.is_linked:
+            report_no_wire()
+            self.wire = Wire()
+        elif self.params.heartbeat:
+            self.wire.listen(self.params.heartbeat, later)
+
+    def cut(self, reason: str) -> None:
+        """End it without a word to the broker, or with one where only pika can end it."""
+        if self.wire.is_linked:
+            self.wire.cut(StreamLostError(reason))
+        elif not self.is_closing:
+            self.close()
+
     def _on_connection_workflow_done(self, conn_or_exc: Any) -> None:
         super()._on_connection_workflow_done(conn_or_exc() if isinstance(conn_or_exc, type) else conn_or_exc)
 
@@ -39,10 +59,21 @@ def let_through(channel: pika.channel.Channel, tag: str) -> None:
     getattr(channel, "_cancelled", set()).discard(tag)
 
 
+@cache
+def report_no_wire() -> None:
+    """Once a process."""
+    log.warning("pika %s has no streams as we know them: it is used without a wire, slower", pika.__version__)
+
+
 def _wired(loop: IOLoop, wire: Wire) -> Any:
-    """pika's services on `loop`, whose streams go through `wire`; `loop` alone if this pika has no such services."""
+    """What pika gets as its loop: services whose streams go through `wire`, or `loop` alone if it has no such services.
+
+    Their names are public, and a connection may be given them; but pika says that they may change without notice.
+    """
     try:
-        from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapter
+        from pika.adapters.utils.selector_ioloop_adapter import (  # type: ignore[import-untyped]
+            SelectorIOServicesAdapter,
+        )
 
         services = SelectorIOServicesAdapter(loop)
         create = services.create_streaming_connection

@@ -38,8 +38,10 @@ def returns(properties: spec.BasicProperties, redelivered: bool) -> int:
 
 
 def to_properties(message: Message, kind: str) -> spec.BasicProperties:
-    """The other way round. `kind`: the property `type`. They say whose message it is, so that even an unreadable body
-    can be answered."""
+    """The other way round; `kind` is the property `type`.
+
+    They say whose message it is, so that even an unreadable body can be answered.
+    """
     return spec.BasicProperties(
         content_type=CONTENT_TYPE,
         headers={name: _writable(value) for name, value in message.headers.items() if not is_brokers(name)},

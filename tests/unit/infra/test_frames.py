@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from pika import frame, spec  # type: ignore[import-untyped]
 
 from infra.broker.base import Address, Message
 from infra.broker.rabbitmq.fast.frames import publication
-from infra.broker.rabbitmq.properties import to_message
+from infra.broker.rabbitmq.properties import to_message, to_properties
 
 FRAME_MAX = 4096
 short = st.text(max_size=60)
@@ -41,6 +42,18 @@ def test_pika_reads_the_message_that_was_written(
     assert head.body_size == len(message.body)
     assert (head.properties.type or "") == kind
     assert {each.channel_number for each in (method, head, *bodies)} == {7}
+
+
+@given(messages, short)
+def test_pika_is_given_the_same_properties(message: Message, kind: str) -> None:
+    _, head, *_ = read(publication(7, Address("", "q"), message, kind, FRAME_MAX, True))
+    (ours,) = read(frame.Header(7, len(message.body), to_properties(message, kind)).marshal())
+    assert ours.body_size == head.body_size
+    assert stated(ours.properties) == stated(head.properties)
+
+
+def stated(properties: spec.BasicProperties) -> dict[str, Any]:
+    return {name: value for name, value in vars(properties).items() if name != "timestamp"}
 
 
 def test_headers_that_the_broker_writes_are_not_sent_back() -> None:
