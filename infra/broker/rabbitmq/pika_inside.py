@@ -37,7 +37,7 @@ class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
 
     def opened(self, later: Callable[[float, Callable[[], None]], object]) -> None:
         """Listen from now on. Without a wire, by pika alone, if this pika has no streams as we know them."""
-        if not self.wire.is_linked:
+        if self.wire.transport is None:
             report_no_wire()
             self.wire = Wire()
         elif self.params.heartbeat:
@@ -45,7 +45,7 @@ class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
 
     def cut(self, reason: str) -> None:
         """End it without a word to the broker, or with one where only pika can end it."""
-        if self.wire.is_linked:
+        if self.wire.transport is not None:
             self.wire.cut(StreamLostError(reason))
         elif not self.is_closing:
             self.close()

@@ -56,22 +56,17 @@ def to_properties(message: Message, kind: str) -> spec.BasicProperties:
 
 def without_headers(header_frame: bytes) -> bytes:
     """A content header's frame with an empty headers table, for one that pika can't decode; all else is kept."""
-    start, end = spec.FRAME_HEADER_SIZE, len(header_frame) - spec.FRAME_END_SIZE
-    payload = header_frame[start : start + 12] + _without_table(header_frame[start + 12 : end])
-    return header_frame[:3] + struct.pack(">L", len(payload)) + payload + header_frame[end:]
-
-
-def _without_table(property_bytes: bytes) -> bytes:
-    """Encoded properties with an empty headers table: flags, then fields in the order of their flags."""
-    (flags,) = struct.unpack_from(">H", property_bytes)
-    at = 2
+    at = spec.FRAME_HEADER_SIZE + 12  # flags, then fields in the order of their flags
+    (flags,) = struct.unpack_from(">H", header_frame, at)
+    at += 2
     for flag in (spec.BasicProperties.FLAG_CONTENT_TYPE, spec.BasicProperties.FLAG_CONTENT_ENCODING):
         if flags & flag:
-            at += 1 + property_bytes[at]
+            at += 1 + header_frame[at]
     if not flags & spec.BasicProperties.FLAG_HEADERS:
-        return property_bytes
-    (length,) = struct.unpack_from(">I", property_bytes, at)
-    return property_bytes[:at] + bytes(4) + property_bytes[at + 4 + length :]
+        return header_frame
+    (length,) = struct.unpack_from(">I", header_frame, at)
+    payload = header_frame[spec.FRAME_HEADER_SIZE : at] + bytes(4) + header_frame[at + 4 + length : -1]
+    return header_frame[:3] + struct.pack(">I", len(payload)) + payload + header_frame[-1:]
 
 
 def is_brokers(name: str) -> bool:

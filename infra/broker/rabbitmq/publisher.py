@@ -57,23 +57,22 @@ class Publisher:
     """
 
     def __init__(self, settings: Sequence[pika.URLParameters], make_wire: Callable[[], Wire]) -> None:
-        self.connection = Connection(settings, self._on_opened, self._wake, make_wire)
+        self.connection = Connection(settings, self._on_opened, lambda: self.connection.submit(self._drain), make_wire)
         self.connection.is_pinned = lambda: bool(self._in_flight or self._backlog)
         self._channel: pika.channel.Channel | None = None  # set while it is in confirm mode
         self._next_tag = 1
         self._in_flight: dict[int, Outgoing] = {}  # by delivery tag, in order
         self._backlog: deque[Outgoing] = deque()  # any thread appends, the IO thread takes
-        self._wake_pending = False
         self._lossy: pika.channel.Channel | None = None
         self._lossy_backlog = 0
         self._backoff = Backoff()
         self._closed = False
-        self.ready = threading.Event()  # set once both channels were open
+        self.ready = threading.Event()  # set once the channels were open: the lossy one is asked for first
 
     def send(self, outgoing: Outgoing) -> None:
         """Publish, now or once there is a connection. The stream hears how it ended."""
         self._backlog.append(outgoing)
-        self._wake()
+        self.connection.submit(self._drain)
 
     def send_lossy(self, to: Address, message: Message) -> None:
         """Publish if that is possible right now."""
@@ -88,12 +87,11 @@ class Publisher:
     def _on_opened(self) -> None:
         """The connection is up."""
         self._lossy = None
-        self._open(self._channel_opened)
         self._open(self._lossy_opened)
+        self._open(self._channel_opened)
 
     def _drain(self) -> None:
         """Publish what waits, if that is possible now. A task of its own, so that many go in one piece."""
-        self._wake_pending = False  # before the look: whoever appends after it wakes us again
         if self._closed:
             self._close()
         channel = self._usable()
@@ -112,14 +110,9 @@ class Publisher:
     def _ready(self, channel: pika.channel.Channel, _answer: Any) -> None:
         self._channel = channel
         self.connection.raw.wire.confirmers[channel.channel_number] = self._acked
-        self._tell_if_ready()
+        self.ready.set()
         self._next_tag = 1
-        self._wake()
-
-    def _wake(self) -> None:
-        if not self._wake_pending:
-            self._wake_pending = True
-            self.connection.submit(self._drain)
+        self.connection.submit(self._drain)
 
     def _usable(self) -> pika.channel.Channel | None:
         """The confirming channel, if it may be published on now."""
@@ -187,8 +180,6 @@ class Publisher:
     def _channel_closed(self, _channel: pika.channel.Channel, reason: BaseException) -> None:
         """By the broker for one bad message, or with the connection. Publish again what has no confirm."""
         self._channel = None
-        if self.connection.is_open:
-            self.connection.raw.wire.confirmers.clear()
         retries = [outgoing for outgoing in self._in_flight.values() if not self._is_refused(outgoing, reason)]
         self._in_flight.clear()
         self._backlog.extendleft(reversed(retries))
@@ -216,11 +207,6 @@ class Publisher:
     def _lossy_opened(self, channel: pika.channel.Channel) -> None:
         channel.add_on_close_callback(self._lossy_closed)
         self._lossy = channel
-        self._tell_if_ready()
-
-    def _tell_if_ready(self) -> None:
-        if self._channel is not None and self._lossy is not None:
-            self.ready.set()
 
     def _lossy_closed(self, _channel: pika.channel.Channel, _reason: BaseException) -> None:
         self._lossy = None

@@ -32,8 +32,6 @@ Taker = Callable[[int, Message, int], None]
 Confirmer = Callable[[int, bool], None]
 
 _LOOKS = 8
-_PROTOCOL_HEADER = b"AMQP"  # what a broker answers that speaks another version
-_FRAME_EXTRA = spec.FRAME_HEADER_SIZE + spec.FRAME_END_SIZE
 
 
 class Wire:
@@ -45,14 +43,9 @@ class Wire:
         self.confirmers: dict[int, Confirmer] = {}
         self.cut_reason: Exception | None = None
         self.protocol: Any = None
-        self._transport: Any = None
+        self.transport: Any = None  # None: there is no socket behind it
         self._unread_bytes = b""
         self._silent_looks = 0
-
-    @property
-    def is_linked(self) -> bool:
-        """Whether there is a socket behind it."""
-        return self._transport is not None
 
     def link(self, protocol: Any) -> Wire:
         """Lie between pika, which is `protocol`, and whoever calls `connection_made`."""
@@ -73,7 +66,7 @@ class Wire:
     def cut(self, reason: Exception) -> None:
         """End it without a word to the broker."""
         self.cut_reason = reason
-        self._transport.abort()
+        self.transport.abort()
 
     def listen(self, heartbeat_s: float, later: Callable[[float, Callable[[], None]], object]) -> None:
         """From now on give it up when it has said nothing in a heartbeat and a half, or a heartbeat and 5 s.
@@ -82,7 +75,7 @@ class Wire:
         processor, first reads what came meanwhile. pika hears a heartbeat at each look, which keeps its own from doing
         anything.
         """
-        if not self.is_linked:
+        if self.transport is None:
             return
         if self._silent_looks >= _LOOKS:
             self.cut(AMQPHeartbeatTimeout(f"it said nothing in {_LOOKS} looks, with a heartbeat of {heartbeat_s} s"))
@@ -93,12 +86,12 @@ class Wire:
 
     def connection_made(self, transport: Any) -> None:
         """Of the protocol."""
-        self._transport = transport
+        self.transport = transport
         self.protocol.connection_made(self)
 
     def connection_lost(self, error: BaseException | None) -> None:
         """Of the protocol."""
-        self._transport = None
+        self.transport = None
         self.protocol.connection_lost(error or self.cut_reason)
 
     def eof_received(self) -> Any:
@@ -114,28 +107,22 @@ class Wire:
 
     def write(self, data: bytes) -> None:
         """Of the transport."""
-        if self._transport is not None:
-            self._transport.write(data)
+        if self.transport is not None:
+            self.transport.write(data)
 
     def abort(self) -> None:
         """Of the transport."""
-        self._transport.abort()
+        self.transport.abort()
 
     def read(self, data: bytes) -> int:
         """Hand on the frame at the start of `data`; returns its bytes, 0 if it is cut off."""
-        size = _frame_bytes(data)
-        if size:
-            self.protocol.data_received(_decodable(data[:size]))
+        if len(data) < spec.FRAME_HEADER_SIZE:
+            return 0
+        size: int = spec.FRAME_HEADER_SIZE + struct.unpack_from(">L", data, 3)[0] + spec.FRAME_END_SIZE
+        if size > len(data):
+            return 0
+        self.protocol.data_received(_decodable(data[:size]))
         return size
-
-
-def _frame_bytes(data: bytes) -> int:
-    if data.startswith(_PROTOCOL_HEADER):
-        return len(data)
-    if len(data) < spec.FRAME_HEADER_SIZE:
-        return 0
-    size: int = struct.unpack_from(">L", data, 3)[0] + _FRAME_EXTRA
-    return size if size <= len(data) else 0
 
 
 def _decodable(frame_bytes: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import assume, given
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 from pika import amqp_object, frame, spec  # type: ignore[import-untyped]
 
 from infra.broker.base import Message
-from infra.broker.rabbitmq.fast.reading import FrameReader
+from infra.broker.rabbitmq.fast import FastWire
 from infra.broker.rabbitmq.properties import returns, to_message
+from infra.broker.rabbitmq.wire import Wire
 
 CHANNEL, TAG = 3, b"kvasir-tag"
 Taken = tuple[int, Message, int]
@@ -49,8 +51,14 @@ def delivery(
 def read(data: bytes) -> tuple[list[Taken], int]:
     """What our reader takes, and how many bytes it leaves to pika."""
     taken: list[Taken] = []
-    reader = FrameReader({(CHANNEL, TAG): lambda *one: taken.append(one)}, {})
-    return taken, len(data) - reader.read(data)
+    wire = FastWire()
+    wire.takers[CHANNEL, TAG] = lambda *one: taken.append(one)
+    return taken, len(data) - read_past_pika(wire, data)
+
+
+def read_past_pika(wire: FastWire, data: bytes) -> int:
+    with patch.object(Wire, "read", return_value=0):
+        return wire.read(data)
 
 
 def read_by_pika(data: bytes) -> Taken:
@@ -121,7 +129,8 @@ def test_a_body_of_several_frames_is_left_to_pika() -> None:
 @pytest.mark.parametrize("multiple", [False, True])
 def test_a_confirm_is_told_to_whoever_publishes_on_its_channel(multiple: bool) -> None:
     confirmed: list[tuple[int, bool]] = []
-    reader = FrameReader({}, {1: lambda *one: confirmed.append(one)})
+    wire = FastWire()
+    wire.confirmers[1] = lambda *one: confirmed.append(one)
     ours, others = (frame.Method(channel, spec.Basic.Ack(9, multiple)).marshal() for channel in (1, 2))
-    assert reader.read(ours + ours + others) == 2 * len(ours)
+    assert read_past_pika(wire, ours + ours + others) == 2 * len(ours)
     assert confirmed == [(9, multiple)] * 2

@@ -67,11 +67,6 @@ def test_pika_gets_whole_frames_however_they_come(ends: Ends) -> None:
     assert ends.received == frames
 
 
-def test_what_is_not_a_frame_is_left_to_pika(ends: Ends) -> None:
-    ends.wire.data_received(b"AMQP\x00\x00\x09\x01")
-    assert ends.received == [b"AMQP\x00\x00\x09\x01"]
-
-
 def test_headers_that_pika_cannot_read_are_left_out_and_no_others(ends: Ends) -> None:
     flags = struct.pack(">H", spec.BasicProperties.FLAG_HEADERS | spec.BasicProperties.FLAG_MESSAGE_ID)
     date_in_year_10000 = b"\x01aT" + struct.pack(">Q", 2**62)
