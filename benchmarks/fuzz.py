@@ -40,6 +40,7 @@ from infra.broker import topology
 from infra.broker.base import Message
 from infra.broker.envelope import submit_message
 from infra.broker.rabbitmq import RabbitMQBroker
+from infra.broker.rabbitmq.fast import FastWire
 from infra.broker.rabbitmq.properties import CONTENT_TYPE, PERSISTENT
 from kvstore.cluster_state import BestEffortClusterState
 from kvstore.redis.cluster_state import RedisClusterState
@@ -246,7 +247,7 @@ def publish(url: str, seed: int, count: int) -> Counter[str]:
 def measure(folder: Path, messages: int, jobs: int, seed: int, broker_url: str, store_url: str) -> dict[str, Any]:
     """Fuzz a cluster that grades a batch."""
     with Cluster(folder / "cluster", broker_url, store_url, {MODEL: SIMULATED_MODEL}) as cluster:
-        broker = RabbitMQBroker(broker_url, name="fuzz")
+        broker = RabbitMQBroker(broker_url, name="fuzz", make_wire=FastWire)
         broker.declare([MODEL])
         before = _depth(broker, topology.DEAD_LETTERS)
         workers = [cluster.worker(role, MODEL) for role in ("prefill", "decode")]
@@ -288,7 +289,10 @@ class _BatchBeside:
 
     def _work(self) -> None:
         folder, jobs, broker_url, store_url = self._run
-        broker, cluster_state = RabbitMQBroker(broker_url, name="batch"), RedisClusterState(store_url)
+        broker, cluster_state = (
+            RabbitMQBroker(broker_url, name="batch", make_wire=FastWire),
+            RedisClusterState(store_url),
+        )
         with Client(broker, BestEffortClusterState(cluster_state), [MODEL]) as client, Batch(folder) as batch:
             tasks = Tasks(batch.batch_id, jobs)
             batch.plan(tasks.entries(), {"folder": "made up"})

@@ -68,9 +68,11 @@ def open_broker(settings: Settings, name: str) -> RabbitMQBroker:
     """The configured broker. Raises BrokerUnavailable."""
     # Here and not above: the local pipeline then needs no pika.
     from infra.broker.rabbitmq import RabbitMQBroker
+    from infra.broker.rabbitmq.fast import FastWire
 
     url, ca_file = settings.broker_url_with_secret(), settings.broker_ca_file()
-    return RabbitMQBroker(url, name=f"kvasir {name}", ca_file=ca_file, nodes=settings.services.broker_nodes)
+    nodes = settings.services.broker_nodes
+    return RabbitMQBroker(url, name=f"kvasir {name}", ca_file=ca_file, nodes=nodes, make_wire=FastWire)
 
 
 def open_stores(settings: Settings) -> Stores:

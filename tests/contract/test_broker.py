@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pika
@@ -16,7 +17,10 @@ from infra.broker import topology
 from infra.broker.base import Address, Broker, Consumer, Delivery, Depth, Message
 from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
 from infra.broker.rabbitmq import RabbitMQBroker
+from infra.broker.rabbitmq.fast import FastWire
+from infra.broker.rabbitmq.wire import Wire
 from messages.errors import BatchError, BrokerUnavailable, NoQueue
+from tests.support.other_pika import change_pika
 from tests.support.waiting import wait_until
 
 NOBODY = "nobody-declared-this"
@@ -50,15 +54,19 @@ class Site:
             self.delete_queue(queue)
 
 
-@pytest.fixture(params=["embedded", "rabbitmq"])
-def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+@pytest.fixture(params=["embedded", Wire, FastWire, pytest.param("changed pika", marks=pytest.mark.system)])
+def site(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     model = f"tiny-{uuid.uuid4().hex[:12]}:1b"
     if request.param == "embedded":
         server = EmbeddedServer()
         found = Site(lambda: EmbeddedBroker(server), server.delete_queue, model)
     else:
         url = request.getfixturevalue("broker_url")
-        found = Site(lambda: RabbitMQBroker(url), lambda queue: delete_on_rabbitmq(url, queue), model)
+        is_changed = request.param == "changed pika"
+        if is_changed:
+            change_pika(monkeypatch)
+        connect = partial(RabbitMQBroker, url, make_wire=FastWire if is_changed else request.param)
+        found = Site(connect, lambda queue: delete_on_rabbitmq(url, queue), model)
     yield found
     found.clean()
 

@@ -14,7 +14,7 @@ from infra.broker import control, topology
 from infra.broker.base import Message
 from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
 from infra.broker.envelope import open_envelope, submit_message
-from infra.broker.rabbitmq.frames import publication
+from infra.broker.rabbitmq.fast import publication
 from infra.broker.rabbitmq.properties import to_message
 from kvstore.blocks import block_refs
 from kvstore.connect import connect
@@ -75,7 +75,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _in_amqp(message: Message) -> dict[str, Any]:
-    data, frames = publication(1, topology.work("prefill", MODEL, "now"), message, "TYPE", 131_072, True), []
+    data, frames = publication(1, topology.work("prefill", MODEL, "now"), message, "TYPE", 131_072), []
     while data:
         used, found = frame.decode_frame(data)
         frames.append(found)

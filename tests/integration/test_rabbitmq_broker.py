@@ -7,8 +7,9 @@ import struct
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,12 +20,17 @@ from pika import exceptions as pika_errors
 from infra.broker import topology
 from infra.broker.base import Address, Message
 from infra.broker.rabbitmq import RabbitMQBroker, connection, errors
+from infra.broker.rabbitmq.fast import FastWire
+from infra.broker.rabbitmq.wire import Wire
 from kvasir.commands.query import queue_depths
 from messages.errors import BrokerUnavailable, ConfigError, InvalidMessage, NoQueue
 from producers.client import Replies
 from tests.acceptance.faults.proxy import TcpProxy
+from tests.support.other_pika import change_pika
 from tests.support.servers import RabbitMQServer, free_port
 from tests.support.waiting import wait_until
+
+Connect = Callable[..., RabbitMQBroker]
 
 
 @pytest.fixture
@@ -37,9 +43,14 @@ def queue(broker_url: str) -> Iterator[str]:
         broker.delete_queue(name)
 
 
+@pytest.fixture(params=[Wire, FastWire])
+def connect(request: pytest.FixtureRequest) -> Connect:
+    return partial(RabbitMQBroker, make_wire=request.param)
+
+
 @pytest.fixture
-def broker(broker_url: str) -> Iterator[RabbitMQBroker]:
-    with closing(RabbitMQBroker(broker_url)) as broker:
+def broker(broker_url: str, connect: Connect) -> Iterator[RabbitMQBroker]:
+    with closing(connect(broker_url)) as broker:
         yield broker
 
 
@@ -93,10 +104,10 @@ def test_commands_wait_for_the_connection_to_come_back(broker: RabbitMQBroker, q
 
 
 def test_a_consumer_whose_queue_was_deleted_asks_for_it_now_and_then_and_finds_the_new_one(
-    broker_url: str, model_name: str, caplog: pytest.LogCaptureFixture
+    broker_url: str, model_name: str, caplog: pytest.LogCaptureFixture, connect: Connect
 ) -> None:
     # Given a consumer whose queue somebody deletes, and a worker that says all the time that it wants more
-    broker = RabbitMQBroker(broker_url)
+    broker = connect(broker_url)
     broker.declare([model_name])
     queue = topology.work_queue("prefill", model_name, "bulk")
     consumer = broker.consume(queue, prefetch=1)
@@ -140,11 +151,23 @@ def test_a_message_that_amqp_cannot_carry_is_invalid(broker: RabbitMQBroker, que
     assert read_ids(broker, queue) == ["good"]
 
 
-def test_a_stream_without_progress_ends_in_time(broker_url: str) -> None:
-    broker = RabbitMQBroker(broker_url)
+def test_a_stream_without_progress_ends_in_time(broker_url: str, connect: Connect) -> None:
+    broker = connect(broker_url)
     broker.close()
     with pytest.raises(BrokerUnavailable, match="closed"):
         broker.publish_many(numbered(topology.reply("any"), 10), timeout_s=None)
+
+
+def test_a_pika_that_has_changed_inside_is_used_as_it_is_and_that_is_said_once(
+    broker_url: str, queue: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    change_pika(monkeypatch)
+    with closing(RabbitMQBroker(broker_url, make_wire=FastWire)) as broker:
+        assert broker.publish_many(numbered(topology.reply(queue), 500)) == 500
+        broker.drop()
+        assert set(read_ids(broker, queue)) == {f"job-{number}" for number in range(500)}
+    (line,) = [record.message for record in caplog.records if "pika" in record.message]
+    assert line == f"pika {pika.__version__} has no streams as we know them: it is used without a wire, slower"
 
 
 class _RawProperties(pika.BasicProperties):
@@ -204,11 +227,13 @@ def publish_raw(url: str, queue: str, properties: pika.BasicProperties) -> None:
         channel.basic_publish(topology.REPLY, queue, b"foreign", properties, mandatory=True)
 
 
-def test_a_queue_with_other_arguments_is_used_as_it_is_and_reported(broker_url: str, model_name: str) -> None:
+def test_a_queue_with_other_arguments_is_used_as_it_is_and_reported(
+    broker_url: str, model_name: str, connect: Connect
+) -> None:
     work = topology.work("prefill", model_name, "now")
     with closing(pika.BlockingConnection(pika.URLParameters(broker_url))) as person:
         person.channel().queue_declare(work.key, durable=True, arguments={"x-queue-type": "classic"})
-        with closing(RabbitMQBroker(broker_url)) as broker:
+        with closing(connect(broker_url)) as broker:
             (remark,) = broker.declare([model_name])
             assert remark.startswith(f"queue {work.key} exists with other properties than ours")
             broker.publish(work, Message(b"job"))
@@ -231,34 +256,36 @@ def test_an_acked_delivery_cannot_close_the_channel_by_a_second_ack(broker: Rabb
     assert not second.is_lost
 
 
-def test_wrong_credentials_fail_at_once_and_the_password_is_told_to_nobody(broker_url: str) -> None:
+def test_wrong_credentials_fail_at_once_and_the_password_is_told_to_nobody(broker_url: str, connect: Connect) -> None:
     url = urlsplit(broker_url)
     wrong = f"amqp://intruder:hunter2@{url.hostname}:{url.port}/"
     begin = time.monotonic()
     with pytest.raises(ConfigError, match="user name or password refused") as caught:
-        RabbitMQBroker(wrong, connect_timeout_s=60)
+        connect(wrong, connect_timeout_s=60)
     assert time.monotonic() - begin < 30
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_missing_virtual_host_fails_at_once(broker_url: str) -> None:
+def test_a_missing_virtual_host_fails_at_once(broker_url: str, connect: Connect) -> None:
     url = urlsplit(broker_url)._replace(path="/nowhere").geturl()
     with pytest.raises(ConfigError, match=r"virtual host.*nowhere"):
-        RabbitMQBroker(url, connect_timeout_s=60)
+        connect(url, connect_timeout_s=60)
 
 
-def test_nobody_listening_is_reported_with_the_address_and_without_the_password() -> None:
+def test_nobody_listening_is_reported_with_the_address_and_without_the_password(connect: Connect) -> None:
     port = free_port()
     with pytest.raises(BrokerUnavailable, match=rf"127\.0\.0\.1:{port}.*refused") as caught:
-        RabbitMQBroker(f"amqp://guest:hunter2@127.0.0.1:{port}/", connect_timeout_s=0.5)
+        connect(f"amqp://guest:hunter2@127.0.0.1:{port}/", connect_timeout_s=0.5)
     assert "hunter2" not in str(caught.value)
 
 
-def test_one_that_accepts_and_says_nothing_gave_no_answer_in_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_accepts_and_says_nothing_gave_no_answer_in_time(
+    caplog: pytest.LogCaptureFixture, connect: Connect
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(BrokerUnavailable, match=rf"127\.0\.0\.1:{port}: no answer in time"):
-            RabbitMQBroker(f"amqp://guest:guest@127.0.0.1:{port}/?stack_timeout=0.3", connect_timeout_s=2)
+            connect(f"amqp://guest:guest@127.0.0.1:{port}/?stack_timeout=0.3", connect_timeout_s=2)
     assert [record for record in caplog.records if record.name.startswith("infra") and record.exc_info] == []
 
 
@@ -271,9 +298,9 @@ def test_one_that_accepts_and_says_nothing_gave_no_answer_in_time(caplog: pytest
         ("amqp://u:secret@h/?heartbeat=secret", "has an option that can't be used: heartbeat$"),
     ],
 )
-def test_an_unreadable_url_is_a_configuration_error(url: str, what: str) -> None:
+def test_an_unreadable_url_is_a_configuration_error(url: str, what: str, connect: Connect) -> None:
     with pytest.raises(ConfigError, match=what) as caught:
-        RabbitMQBroker(url)
+        connect(url)
     assert "secret" not in str(caught.value)
 
 
@@ -300,13 +327,13 @@ def times_out(broker: RabbitMQBroker, to: Address) -> bool:
 @pytest.mark.system
 @pytest.mark.system  # eight seconds
 def test_a_connection_that_says_nothing_any_more_is_given_up_after_a_heartbeat_and_a_half(
-    broker_url: str, queue: str
+    broker_url: str, queue: str, connect: Connect
 ) -> None:
     # Given a connection with a heartbeat of 4 s, through a network that forgets it without a word
     port = urlsplit(broker_url).port or 5672
     with TcpProxy(port) as proxy:
         url = broker_url.replace(f":{port}", f":{proxy.port}") + "?heartbeat=4"
-        with closing(RabbitMQBroker(url)) as broker:
+        with closing(connect(url)) as broker:
             assert broker.depth(queue) is not None
             proxy.forget()
             # When nobody asks it anything, then it is given up long before pika would by its second look, 18 s
@@ -316,8 +343,8 @@ def test_a_connection_that_says_nothing_any_more_is_given_up_after_a_heartbeat_a
 
 
 @pytest.mark.system  # a broker of its own, twenty seconds
-def test_under_an_alarm_publishing_times_out_while_acks_go_on() -> None:
-    with RabbitMQServer() as server, closing(RabbitMQBroker(server.url)) as broker:
+def test_under_an_alarm_publishing_times_out_while_acks_go_on(connect: Connect) -> None:
+    with RabbitMQServer() as server, closing(connect(server.url)) as broker:
         broker.declare([])
         queue = broker.open_reply_queue("batch-1")
         broker.publish_many(numbered(topology.reply(queue), 2))
@@ -335,10 +362,10 @@ def test_under_an_alarm_publishing_times_out_while_acks_go_on() -> None:
 
 
 @pytest.mark.system
-def test_a_broker_under_an_alarm_can_be_left() -> None:
+def test_a_broker_under_an_alarm_can_be_left(connect: Connect) -> None:
     others = set(threading.enumerate())  # of brokers that other tests still have open
     with RabbitMQServer() as server:
-        broker = RabbitMQBroker(server.url)
+        broker = connect(server.url)
         broker.declare([])
         queue = broker.open_reply_queue("batch-1")
         server.control("set_vm_memory_high_watermark", "0.0001")
@@ -347,9 +374,9 @@ def test_a_broker_under_an_alarm_can_be_left() -> None:
         assert not any(thread.name.startswith("amqp") for thread in set(threading.enumerate()) - others)
 
 
-def test_on_a_cluster_replies_are_in_quorum_queues_under_another_name(broker_url: str) -> None:
+def test_on_a_cluster_replies_are_in_quorum_queues_under_another_name(broker_url: str, connect: Connect) -> None:
     batch = f"batch-{uuid.uuid4().hex}"
-    with closing(RabbitMQBroker(broker_url, nodes=3)) as broker, closing(RabbitMQBroker(broker_url)) as worker:
+    with closing(connect(broker_url, nodes=3)) as broker, closing(connect(broker_url)) as worker:
         broker.declare([])
         queue = broker.open_reply_queue(batch)
         try:

@@ -22,6 +22,7 @@ from engines.registry import EngineOptions
 from engines.simulated.engine import SimulatedEngine, parse_weights
 from infra.broker import topology
 from infra.broker.rabbitmq import RabbitMQBroker
+from infra.broker.rabbitmq.fast import FastWire
 from kvstore.redis.cluster_state import RedisClusterState
 from kvstore.redis.store import RedisKVStore
 from messages.jobs import JobResult, PrefillJob, Sampling, user_prompt
@@ -93,7 +94,7 @@ class WorkerFleet:
         self.events: list[Event] = []
         self.checker = PathChecker(unseen_copies=True)
         self.members: list[Member] = []
-        self.broker = RabbitMQBroker(broker_url, "fleet")
+        self.broker = RabbitMQBroker(broker_url, "fleet", make_wire=FastWire)
         self.client = Client(self.broker, self.cluster_state, self.models, self.observe)
 
     def __enter__(self) -> Self:
@@ -164,7 +165,7 @@ class WorkerFleet:
         return [event for event in self.events if event.step is step and event.model == model]
 
     def _start(self, worker: Callable[..., PrefillWorker | DecodeWorker]) -> Member:
-        broker = RabbitMQBroker(self._broker_url, "member")
+        broker = RabbitMQBroker(self._broker_url, "member", make_wire=FastWire)
         member = Member(worker(broker, self.kv, self.cluster_state, self.observe), broker)
         self.members.append(member)
         wait_until(

@@ -29,6 +29,7 @@ from tenacity import RetryCallState, Retrying, wait_exponential, wait_random
 
 from infra.broker.rabbitmq.errors import describe, is_hopeless, translate
 from infra.broker.rabbitmq.pika_inside import GuardedConnection
+from infra.broker.rabbitmq.wire import Wire
 from infra.config.urls import addresses
 from messages.errors import BrokerUnavailable, ConfigError
 
@@ -151,8 +152,15 @@ def _place(settings: pika.connection.Parameters) -> str:
 class Connection:
     """See the module. `on_open` and `on_unblocked` run on the IO thread, `on_open` after every opening."""
 
-    def __init__(self, settings: Sequence[pika.URLParameters], on_open: Task, on_unblocked: Task) -> None:
+    def __init__(
+        self,
+        settings: Sequence[pika.URLParameters],
+        on_open: Task,
+        on_unblocked: Task,
+        make_wire: Callable[[], Wire],
+    ) -> None:
         self._choices = list(settings)
+        self._make_wire = make_wire
         self._choice = 0
         self._rounds = 0  # through all choices since it was open
         self._better: GuardedConnection | None = None  # being tried, while it is open elsewhere
@@ -281,13 +289,11 @@ class Connection:
     def _run_tasks(self) -> None:
         self._wake_pending = False  # before the loop: whoever appends after its last look wakes us again
         while self._tasks:
-            raw = self._raw
-            if raw is not None:
-                raw.cork()
+            wire = self._raw.wire if self._raw is not None else Wire()
+            wire.cork()
             for _ in range(min(len(self._tasks), _BATCH_TASKS)):
                 self._tasks.popleft()()
-            if raw is not None:
-                raw.uncork()
+            wire.uncork()
 
     def _connect(self) -> None:
         if not self._closing:
@@ -297,7 +303,7 @@ class Connection:
         settings = copy(self._choices[choice])
         if glance and len(self._choices) > 1:
             settings.socket_timeout = settings.stack_timeout = GLANCE_S
-        return GuardedConnection(settings, on_opened, on_failed, on_failed, custom_ioloop=self._loop)
+        return GuardedConnection(settings, on_opened, on_failed, self._loop, self._make_wire)
 
     def _on_opened(self, raw: GuardedConnection) -> None:
         raw.add_on_connection_blocked_callback(lambda *_: self._set_blocked(True))
@@ -307,7 +313,7 @@ class Connection:
         if self._choice:
             log.warning("connected to the broker at %s: no better address answers", self.peer)
             self.later(RETURN_S, partial(self._look_for_better, raw))
-        raw.read_more_at_once()
+        raw.opened(self.later)
         previous_cluster, now = self.server.get("cluster_name"), dict(raw.server_properties or {})
         if previous_cluster and previous_cluster != now.get("cluster_name"):
             log.error(
@@ -328,8 +334,9 @@ class Connection:
         if not is_blocked:
             self._on_unblocked()
 
-    def _on_lost(self, _raw: pika.connection.Connection, reason: BaseException) -> None:
+    def _on_lost(self, raw: GuardedConnection, reason: BaseException) -> None:
         """What was open is lost, or could not be opened."""
+        reason = raw.wire.cut_reason or reason
         if self._open and not self._closing and not isinstance(reason, ConnectionClosedByClient):
             log.warning("connection to the broker at %s is lost: %s", self.peer, describe(reason))
         was_open = self._open

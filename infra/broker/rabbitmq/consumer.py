@@ -73,7 +73,7 @@ class Subscription(Holder):
         channel.basic_qos(prefetch_count=self._prefetch)
         # Always a fresh tag: a re-used one leaves messages stuck on quorum queues of older brokers.
         self._tag = f"kvasir-{uuid.uuid4().hex}"
-        self._connection.raw.reader.takers[channel.channel_number, self._tag.encode()] = self._on_message
+        self._connection.raw.wire.takers[channel.channel_number, self._tag.encode()] = self._on_message
         consumer = self._consumer
         channel.basic_consume(
             consumer.queue,
@@ -119,7 +119,7 @@ class Subscription(Holder):
         self.flowing = False
         self.lose()
         if self.raw is not None and self._connection.is_open:
-            self._connection.raw.reader.takers.pop((self.raw.channel_number, self._tag.encode()), None)
+            self._connection.raw.wire.takers.pop((self.raw.channel_number, self._tag.encode()), None)
         self._consumer.subscription_gone(self, error)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pika.channel  # type: ignore[import-untyped]
@@ -11,7 +12,6 @@ from pika import spec
 
 from infra.broker.base import Message
 from infra.broker.rabbitmq.connection import Connection
-from infra.broker.rabbitmq.frames import acks
 from infra.broker.rabbitmq.properties import returns, to_message
 
 
@@ -47,7 +47,6 @@ class Holder:
         self._on_acked = on_acked
         self._unacked: set[int] = set()  # any thread
         self._acks: deque[int] = deque()  # any thread appends, the IO thread takes
-        self._wake_pending = False
         self._open_tags: dict[int, None] = {}  # (IO) tags whose ack has not been sent, in order
         self.raw: pika.channel.Channel | None = None
         self.is_lost = False
@@ -78,9 +77,7 @@ class Holder:
         except KeyError:
             return not self.is_lost
         self._acks.append(tag)
-        if not self._wake_pending:
-            self._wake_pending = True
-            self._connection.submit(self._send_acks)
+        self._connection.submit(self._send_acks)
         return True
 
     def lose(self) -> None:
@@ -95,11 +92,23 @@ class Holder:
             self.raw.close()
 
     def _send_acks(self) -> None:
-        self._wake_pending = False  # before the look: whoever appends after it wakes us again
         tags = [self._acks.popleft() for _ in range(len(self._acks))]
         if tags and self.raw is not None and self.raw.is_open:
-            self._connection.raw.emit(acks(self.raw.channel_number, tags, self._open_tags))
+            for tag, multiple in acks(tags, self._open_tags):
+                self.raw.basic_ack(tag, multiple)
             self._connection.acked()
             for tag in tags:
                 self._open_tags.pop(tag, None)
             self._on_acked()
+
+
+def acks(tags: Iterable[int], unacked: Iterable[int]) -> list[tuple[int, bool]]:
+    """What acks `tags`, as few as there can be: a tag each, and whether it stands for all up to it.
+
+    `unacked`: all of that channel, in order. One ack for many saves the broker more than us: to a quorum queue each is
+    a log entry.
+    """
+    acked_tags = set(tags)
+    run = list(itertools.takewhile(acked_tags.__contains__, unacked))
+    singles = [(tag, False) for tag in sorted(acked_tags.difference(run))]
+    return [(run[-1], True), *singles] if run else singles

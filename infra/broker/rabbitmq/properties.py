@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Mapping
 from typing import Any
 
-from pika import frame, spec  # type: ignore[import-untyped]
+from pika import spec  # type: ignore[import-untyped]
 
 from infra.broker.base import Header, Message
 
@@ -36,32 +37,36 @@ def returns(properties: spec.BasicProperties, redelivered: bool) -> int:
     return int(count) if isinstance(count, int) else int(redelivered)
 
 
-def header_frame(buffer: bytes) -> tuple[int, frame.Header] | None:
-    """The content header at the start of `buffer` without its headers table, or None if there is no such frame.
+def to_properties(message: Message, kind: str) -> spec.BasicProperties:
+    """The other way round; `kind` is the property `type`.
 
-    For a table that pika can't decode. Message id, correlation id and reply-to are kept.
+    They say whose message it is, so that even an unreadable body can be answered.
     """
-    kind, channel, size = struct.unpack_from(">BHL", buffer)
-    if kind != spec.FRAME_HEADER:
-        return None
-    payload = buffer[spec.FRAME_HEADER_SIZE : spec.FRAME_HEADER_SIZE + size]
-    (body_size,) = struct.unpack_from(">Q", payload, 4)
-    properties = spec.BasicProperties()
-    properties.decode(_without_table(payload[12:]))
-    return spec.FRAME_HEADER_SIZE + size + spec.FRAME_END_SIZE, frame.Header(channel, body_size, properties)
+    return spec.BasicProperties(
+        content_type=CONTENT_TYPE,
+        headers={name: _writable(value) for name, value in message.headers.items() if not is_brokers(name)},
+        delivery_mode=PERSISTENT if message.persistent else TRANSIENT,
+        correlation_id=message.correlation_id or None,
+        reply_to=message.reply_to or None,
+        message_id=message.message_id or None,
+        timestamp=int(time.time()),
+        type=kind or None,
+    )
 
 
-def _without_table(property_bytes: bytes) -> bytes:
-    """Encoded properties with an empty headers table: flags, then fields in the order of their flags."""
-    (flags,) = struct.unpack_from(">H", property_bytes)
-    at = 2
+def without_headers(header_frame: bytes) -> bytes:
+    """A content header's frame with an empty headers table, for one that pika can't decode; all else is kept."""
+    at = spec.FRAME_HEADER_SIZE + 12  # flags, then fields in the order of their flags
+    (flags,) = struct.unpack_from(">H", header_frame, at)
+    at += 2
     for flag in (spec.BasicProperties.FLAG_CONTENT_TYPE, spec.BasicProperties.FLAG_CONTENT_ENCODING):
         if flags & flag:
-            at += 1 + property_bytes[at]
+            at += 1 + header_frame[at]
     if not flags & spec.BasicProperties.FLAG_HEADERS:
-        return property_bytes
-    (length,) = struct.unpack_from(">I", property_bytes, at)
-    return property_bytes[:at] + bytes(4) + property_bytes[at + 4 + length :]
+        return header_frame
+    (length,) = struct.unpack_from(">I", header_frame, at)
+    payload = header_frame[spec.FRAME_HEADER_SIZE : at] + bytes(4) + header_frame[at + 4 + length : -1]
+    return header_frame[:3] + struct.pack(">I", len(payload)) + payload + header_frame[-1:]
 
 
 def is_brokers(name: str) -> bool:
@@ -95,6 +100,13 @@ def _plain(value: Any) -> Header | None:
     if isinstance(value, bool):
         return None
     return int(value) if isinstance(value, int) else value if isinstance(value, str) else None
+
+
+def _writable(value: Header) -> str | int | dict[str, str]:
+    """pika reads floats as whole numbers, so a float travels as a small table."""
+    if isinstance(value, float):
+        return {"float": repr(value)}
+    return value if isinstance(value, str) else int(value)
 
 
 def _text(value: object) -> str:

@@ -22,7 +22,7 @@ from pika.exceptions import ChannelClosedByBroker  # type: ignore[import-untyped
 from infra.broker.base import Address, Message
 from infra.broker.rabbitmq.connection import Backoff, Connection
 from infra.broker.rabbitmq.errors import NOT_FOUND, translate
-from infra.broker.rabbitmq.frames import publication
+from infra.broker.rabbitmq.wire import Wire
 from messages.errors import BrokerUnavailable, InvalidMessage, NoQueue
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 # many closings a message counts as the bad one.
 MAX_REFUSALS = 3
 MAX_LOSSY_BACKLOG = 10_000
-_WRITE_BYTES = 64 * 1024
 
 
 class Outgoing:
@@ -57,26 +56,23 @@ class Publisher:
     `send`, `send_lossy` and `close` are for any thread; all else runs on the IO thread.
     """
 
-    def __init__(self, settings: Sequence[pika.URLParameters]) -> None:
-        self.connection = Connection(settings, self._on_opened, self._drain)
+    def __init__(self, settings: Sequence[pika.URLParameters], make_wire: Callable[[], Wire]) -> None:
+        self.connection = Connection(settings, self._on_opened, lambda: self.connection.submit(self._drain), make_wire)
         self.connection.is_pinned = lambda: bool(self._in_flight or self._backlog)
         self._channel: pika.channel.Channel | None = None  # set while it is in confirm mode
         self._next_tag = 1
         self._in_flight: dict[int, Outgoing] = {}  # by delivery tag, in order
         self._backlog: deque[Outgoing] = deque()  # any thread appends, the IO thread takes
-        self._wake_pending = False
         self._lossy: pika.channel.Channel | None = None
         self._lossy_backlog = 0
         self._backoff = Backoff()
         self._closed = False
-        self.ready = threading.Event()  # set once both channels were open
+        self.ready = threading.Event()  # set once the channels were open: the lossy one is asked for first
 
     def send(self, outgoing: Outgoing) -> None:
         """Publish, now or once there is a connection. The stream hears how it ended."""
         self._backlog.append(outgoing)
-        if not self._wake_pending:
-            self._wake_pending = True
-            self.connection.submit(self._wake)
+        self.connection.submit(self._drain)
 
     def send_lossy(self, to: Address, message: Message) -> None:
         """Publish if that is possible right now."""
@@ -91,20 +87,16 @@ class Publisher:
     def _on_opened(self) -> None:
         """The connection is up."""
         self._lossy = None
-        self._open(self._channel_opened)
         self._open(self._lossy_opened)
+        self._open(self._channel_opened)
 
     def _drain(self) -> None:
-        """Publish what waits, if that is possible now: many messages in each write."""
-        while self._backlog and (channel := self._usable()):
-            frames: list[bytes] = []
-            size = 0
-            while self._backlog and size < _WRITE_BYTES:
-                frame = self._next_frames(channel)
-                frames.append(frame)
-                size += len(frame)
-            if size:
-                self.connection.raw.emit(b"".join(frames))
+        """Publish what waits, if that is possible now. A task of its own, so that many go in one piece."""
+        if self._closed:
+            self._close()
+        channel = self._usable()
+        while channel is not None and self._backlog:
+            self._publish_next(channel)
 
     def _open(self, on_opened: Callable[[pika.channel.Channel], None]) -> None:
         if self.connection.is_open and not self._closed:
@@ -117,17 +109,10 @@ class Publisher:
 
     def _ready(self, channel: pika.channel.Channel, _answer: Any) -> None:
         self._channel = channel
-        self.connection.raw.reader.confirmers[channel.channel_number] = self._acked
-        self._tell_if_ready()
+        self.connection.raw.wire.confirmers[channel.channel_number] = self._acked
+        self.ready.set()
         self._next_tag = 1
-        self._drain()
-
-    def _wake(self) -> None:
-        self._wake_pending = False  # before the look: whoever appends after it wakes us again
-        if self._closed:
-            self._close()
-        else:
-            self._drain()
+        self.connection.submit(self._drain)
 
     def _usable(self) -> pika.channel.Channel | None:
         """The confirming channel, if it may be published on now."""
@@ -135,22 +120,18 @@ class Publisher:
         usable = channel is not None and channel.is_open and self.connection.is_open and not self.connection.is_blocked
         return channel if usable else None
 
-    def _next_frames(self, channel: pika.channel.Channel) -> bytes:
-        """Take the next message, which is unconfirmed from now on; b"" if it can't or needn't be published."""
+    def _publish_next(self, channel: pika.channel.Channel) -> None:
+        """Take the next message, which is unconfirmed from now on, unless it can't or needn't be published."""
         outgoing = self._backlog.popleft()
         if outgoing.stream.is_abandoned:
-            return b""
+            return
         try:
-            frames = self._frames(channel, outgoing.to, outgoing.message, str(self._next_tag))
+            self.connection.raw.wire.publish(channel, outgoing.to, outgoing.message, str(self._next_tag))
         except Exception as error:  # noqa: BLE001  not writable as AMQP: too long, not UTF-8, out of range
             self._fail(outgoing, InvalidMessage(f"{outgoing.describe()} can't be written as AMQP: {error!r:.200}"))
-            return b""
+            return
         self._in_flight[self._next_tag] = outgoing
         self._next_tag += 1
-        return frames
-
-    def _frames(self, channel: pika.channel.Channel, to: Address, message: Message, tag: str = "") -> bytes:
-        return publication(channel.channel_number, to, message, tag, self.connection.raw.frame_max, bool(tag))
 
     def _on_confirm(self, frame: Any) -> None:
         """basic.ack or basic.nack."""
@@ -199,8 +180,6 @@ class Publisher:
     def _channel_closed(self, _channel: pika.channel.Channel, reason: BaseException) -> None:
         """By the broker for one bad message, or with the connection. Publish again what has no confirm."""
         self._channel = None
-        if self.connection.is_open:
-            self.connection.raw.reader.confirmers.clear()
         retries = [outgoing for outgoing in self._in_flight.values() if not self._is_refused(outgoing, reason)]
         self._in_flight.clear()
         self._backlog.extendleft(reversed(retries))
@@ -228,11 +207,6 @@ class Publisher:
     def _lossy_opened(self, channel: pika.channel.Channel) -> None:
         channel.add_on_close_callback(self._lossy_closed)
         self._lossy = channel
-        self._tell_if_ready()
-
-    def _tell_if_ready(self) -> None:
-        if self._channel is not None and self._lossy is not None:
-            self.ready.set()
 
     def _lossy_closed(self, _channel: pika.channel.Channel, _reason: BaseException) -> None:
         self._lossy = None
@@ -244,7 +218,7 @@ class Publisher:
         if self._lossy is None or not self._lossy.is_open or self.connection.is_blocked:
             return
         try:
-            self.connection.raw.emit(self._frames(self._lossy, to, message))
+            self.connection.raw.wire.publish(self._lossy, to, message, "")
         except Exception as error:  # noqa: BLE001  nobody waits to hear of it
             log.debug("dropped a message to %s: %r", to, error)
 
