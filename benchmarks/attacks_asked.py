@@ -52,8 +52,9 @@ def asked(model: str, texts: Sequence[Text], homework: Homework, seed: int) -> I
         jobs = {}
         for item in made.items:
             [task] = item.tasks
-            job = client.new_job(batch, task.item_id, task.model, task.parts, task.sampling)
-            jobs[task.job_id] = item.submission.name, replace(job, job_id=task.job_id, questions=task.questions[-1:])
+            spec = task.job
+            job = client.new_job(batch, spec.item_id, spec.model, spec.prompt, spec.sampling)
+            jobs[spec.job_id] = item.submission.name, replace(job, job_id=spec.job_id, questions=spec.questions[-1:])
         for result in _results(client, batch, [job for _, job in jobs.values()]):
             name, _ = jobs[result.job_id]
             yield by_name[name], found(result, work[name])

@@ -48,7 +48,7 @@ def make_grades(
             previous_class
             and old
             and planned_ids is not None
-            and not all(task.job_id in planned_ids for task in item.tasks)
+            and not all(task.job.job_id in planned_ids for task in item.tasks)
         ):
             new_grades.append(_as_before(replace(old, submission=name), previous_class.versions, now))
         else:
@@ -121,7 +121,7 @@ def _versions(assignment: Assignment) -> list[tuple[str, str]]:
 def _grade(rubric: Rubric, item: Item, result_of: Callable[[str], JobResult | None], hidden: PrivateTexts) -> Grade:
     answers: dict[Aspect, ParsedAnswer | str] = {}
     for aspect in dict.fromkeys(task.aspect for task in item.tasks):
-        task_results = [(task, result_of(task.job_id)) for task in item.tasks if task.aspect == aspect]
+        task_results = [(task, result_of(task.job.job_id)) for task in item.tasks if task.aspect == aspect]
         (task, result), *_ = task_results
         answers[aspect] = (
             _answers(rubric, item, task_results) if task.questions_by_key else _answer(rubric, item, task, result)

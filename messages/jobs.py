@@ -130,6 +130,11 @@ def conversation(messages: Iterable[tuple[str, str]], opening: Scope, rest: Scop
     return tuple(parts)
 
 
+def prompt_text(prompt: Iterable[Part]) -> str:
+    """All that a prompt says, whoever says it."""
+    return "".join([part.text for part in prompt])
+
+
 def user_prompt(class_text: str, job_text: str) -> tuple[Part, ...]:
     """One user message: what the whole class has in common, then what belongs to this job; either may be empty."""
     common = (Part("user", class_text, "class"),) if class_text else ()
@@ -277,7 +282,7 @@ def check_prompt(prompt: tuple[Part, ...]) -> None:
             raise InvalidMessage(f"parts of a prompt must be in the order of their scopes: {', '.join(SCOPES)}")
         size += len(part.text)
     if size > MAX_PROMPT_BYTES // 4:
-        checks.text("prompt", "".join(part.text for part in prompt), MAX_PROMPT_BYTES)
+        checks.text("prompt", prompt_text(prompt), MAX_PROMPT_BYTES)
     if prompt[-1].role == "assistant":
         raise InvalidMessage("prompt ends with the assistant's own words: there is nothing to answer")
 

@@ -100,14 +100,14 @@ def _jobs_of_request(request: GradeRequest, answers: dict[str, int], seed: int) 
     if not tasks:
         raise UsageError(f"{request.folder} holds no submission that a model would have to read")
     source = random.Random(seed)
-    shared_tokens = {task.aspect: estimate_tokens(task.prompt.prefix) for task in tasks}
+    shared_tokens = {task.aspect: estimate_tokens(task.job.prompt[0].text) for task in tasks}
     return workload.longest_first(
         [
             PlannedJob(
-                task.item_id,
-                task.model,
+                task.job.item_id,
+                task.job.model,
                 shared_tokens[task.aspect],
-                estimate_tokens(task.prompt.suffix),
+                estimate_tokens(task.job.prompt[-1].text),
                 workload.draw_around(answers[task.aspect], source),
                 prefix=task.aspect,
             )

@@ -72,9 +72,9 @@ def test_findings_stand_in_the_students_part_after_the_shared_prefix() -> None:
     with_findings = build_prompt("code", RUBRIC, SOLUTION, None, WORK, "f" * 12, (), said)
     without = build_prompt("code", RUBRIC, SOLUTION, None, WORK, "f" * 12)
 
-    assert with_findings.prefix == without.prefix
-    assert said[0] in with_findings.suffix
-    assert with_findings.suffix.index(said[0]) < with_findings.suffix.index("=== ffffffffffff begin")
+    assert with_findings[0] == without[0]
+    assert said[0] in with_findings[-1].text
+    assert with_findings[-1].text.index(said[0]) < with_findings[-1].text.index("=== ffffffffffff begin")
 
 
 def answered(points: int, feedback: str = "Right.", sampled: tuple[int, ...] = ()) -> dict[str, ParsedAnswer]:
