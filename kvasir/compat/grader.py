@@ -20,8 +20,8 @@ from grading.planning import assign
 from grading.points import CriterionGrade, Grade
 from grading.request import AspectModel, GradeRequest
 from grading.rubric.rubric import Aspect, Rubric, load_rubric, parse_rubric
-from grading.submissions.notebooks import SubmissionPart
 from grading.submissions.reading import Submission, read_document
+from grading.submissions.submission import SubmissionPart
 from infra.config.settings import Settings, load_settings
 from kvasir.class_run import aspect_model
 from kvasir.compat.models import resolve_model

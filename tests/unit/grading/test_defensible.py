@@ -15,8 +15,8 @@ from grading.quotes import leaks, private_texts, submission_texts
 from grading.rubric.checks import Check, CheckFinding, run_checks
 from grading.rubric.rubric import Criterion, Rubric
 from grading.samples import parse_samples
-from grading.submissions.notebooks import SubmissionPart
 from grading.submissions.reading import Submission
+from grading.submissions.submission import SubmissionPart
 
 LOOPS = Criterion("loops", "Uses loops", 4, "Award 2 points if the loop ends by itself, else one.", "code")
 WORDS = Criterion("words", "Explains", 4, "Look for numbers.", "feedback")

@@ -17,8 +17,8 @@ from grading.planning import prepare
 from grading.points import Grade
 from grading.prompts.prompt import has_control_tokens
 from grading.request import AspectModel, GradeRequest
-from grading.submissions.notebooks import SubmissionPart
 from grading.submissions.reading import Submission, read_submissions
+from grading.submissions.submission import SubmissionPart
 from kvasir import connect, load_settings
 from messages.jobs import JobResult
 from tests.support.attacks import ATTACKS, clean_submissions
