@@ -86,4 +86,4 @@ def found(result: JobResult, submission: Submission) -> bool | None:
         passage = parse_passage(first.text, first.likelihoods)
     except (AnswerError, IndexError):
         return None
-    return passage is not None and evidence_state(passage.quote, submission_texts(submission)) == "found"
+    return passage is not None and evidence_state(passage[0], submission_texts(submission)) == "found"
