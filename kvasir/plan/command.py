@@ -75,6 +75,9 @@ def plan(
     settings = global_options.settings(models)
     if (folder is None) == (submissions is None):
         raise UsageError("say what to plan for: a FOLDER of submissions, or --submissions N, and not both")
+    documents = {"--rubric": rubric, "--solution": solution, "--template": template}
+    if submissions and (named := [name for name, file in documents.items() if file]):
+        raise UsageError(f"{named[0]} shapes the prompts of a FOLDER; the lengths of --submissions N are drawn without")
     answers = {"code": draw.code_answer, "feedback": draw.feedback_answer}
     tokens = {aspect: answer or _ANSWERS[aspect] for aspect, answer in answers.items()}
     if submissions:
