@@ -6,10 +6,9 @@ from collections.abc import Container, Iterable, Set
 from dataclasses import dataclass
 
 from grading.jobs import Assignment
-from grading.order import answer_tokens
 from grading.prompts.questions import PASSAGE
 from grading.submissions.tokens import estimate_tokens
-from messages.jobs import prompt_text
+from messages.jobs import answer_tokens, prompt_text
 from producers.batch.batch import BatchEntry
 from producers.words import join_with_and, plural
 

@@ -6,13 +6,7 @@ slot busy while all others are idle.
 
 from __future__ import annotations
 
-from messages.jobs import PrefillJob
-
-
-def answer_tokens(job: PrefillJob) -> int:
-    """As many tokens as a job's answers may have in all: those to its questions, if it has some."""
-    samplings = [question.sampling for question in job.questions] or [job.sampling]
-    return sum(answer_sampling.max_tokens * answer_sampling.answers for answer_sampling in samplings)
+from messages.jobs import PrefillJob, answer_tokens
 
 
 def expected_work(job: PrefillJob) -> tuple[int, int]:

@@ -164,15 +164,6 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One answer that a job wants: the whole prompt, its ids (none until it is tokenized), and how to sample it."""
-
-    prompt: tuple[Part, ...]
-    tokens: tuple[int, ...]
-    sampling: Sampling
-
-
-@dataclass(frozen=True, slots=True)
 class PrefillJob:
     """One prompt for one model, with everything needed to run it again from this message alone.
 
@@ -241,7 +232,7 @@ class PrefillJob:
     def asks(self) -> list[Ask]:
         """All answers that it wants, question by question; several to one prompt have seeds that count up."""
         if not self.questions and self.sampling.answers == 1:
-            return [Ask(self.prompt, self.tokens, self.sampling)]
+            return [self]
         prompts = [
             ((*self.prompt, *question.suffix), self.tokens + question.tokens, question.sampling)
             for question in self.questions
@@ -250,8 +241,20 @@ class PrefillJob:
         for prompt, tokens, sampling in prompts or [(self.prompt, self.tokens, self.sampling)]:
             seeds = [(sampling.seed + number) % 2**32 for number in range(sampling.answers)]
             variants = [replace_fields(sampling, seed=seed, answers=1) for seed in seeds] if seeds[1:] else [sampling]
-            asks += [Ask(prompt, tokens, variant) for variant in variants]
+            asks += [
+                replace_fields(self, prompt=prompt, tokens=tokens, sampling=variant, questions=())
+                for variant in variants
+            ]
         return asks
+
+
+Ask = PrefillJob  # that wants one answer: the whole prompt, its ids, and how to sample it
+
+
+def answer_tokens(job: PrefillJob) -> int:
+    """As many tokens as a job's answers may have in all: those to its questions, if it has some."""
+    samplings = [question.sampling for question in job.questions] or [job.sampling]
+    return sum(answer_sampling.max_tokens * answer_sampling.answers for answer_sampling in samplings)
 
 
 def _check_questions(prompt: tuple[Part, ...], questions: tuple[Question, ...]) -> None:
