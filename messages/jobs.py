@@ -77,8 +77,7 @@ class Sampling:
         checks.number("top_p", self.top_p, 0, 1)
         checks.whole("top_k", self.top_k, 0, MAX_TOKENS)
         checks.whole("seed", self.seed, 0, 2**32 - 1)
-        if not isinstance(self.stop, tuple) or len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidMessage(f"stop must be a tuple of at most {MAX_STOP_STRINGS} texts")
+        checks.tuple_of("stop", self.stop, str, MAX_STOP_STRINGS)
         for word in self.stop:
             checks.text("stop", word, KIB)
         checks.text("json_schema", self.json_schema, MAX_SCHEMA_BYTES)
@@ -153,12 +152,10 @@ class Question:
     tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.suffix, tuple) or not self.suffix:
-            raise InvalidMessage("a question must have a suffix, of parts")
-        if not all(isinstance(part, Part) for part in self.suffix):
-            raise InvalidMessage("a question's suffix must be of parts")
-        if not isinstance(self.sampling, Sampling):
-            raise InvalidMessage("a question must have its sampling")
+        checks.tuple_of("a question's suffix", self.suffix, Part, MAX_PARTS)
+        if not self.suffix:
+            raise InvalidMessage("a question must have a suffix")
+        checks.instance("a question's sampling", self.sampling, Sampling)
         if len(self.tokens) > MAX_TOKENS:
             raise InvalidMessage(f"tokens: {len(self.tokens):,}; at most {MAX_TOKENS:,} are allowed")
 
@@ -203,8 +200,7 @@ class PrefillJob:
             check_prompt(self.prompt)
         else:
             _check_questions(self.prompt, self.questions)
-        if not isinstance(self.sampling, Sampling):
-            raise InvalidMessage("sampling is missing")
+        checks.instance("sampling", self.sampling, Sampling)
         checks.whole("run", self.run, 1, 1_000_000)
         checks.one_of("lane", self.lane, LANES)
         checks.number("submitted_at", self.submitted_at, 0, FAR_FUTURE_S)
@@ -258,8 +254,7 @@ def answer_tokens(job: PrefillJob) -> int:
 
 
 def _check_questions(prompt: tuple[Part, ...], questions: tuple[Question, ...]) -> None:
-    if not isinstance(questions, tuple) or not all(isinstance(question, Question) for question in questions):
-        raise InvalidMessage("questions must be a tuple of questions")
+    checks.tuple_of("questions", questions, Question, MAX_QUESTION_ANSWERS)
     if sum(question.sampling.answers for question in questions) > MAX_QUESTION_ANSWERS:
         raise InvalidMessage(f"questions ask for more than {MAX_QUESTION_ANSWERS} answers in all")
     if sum([len(question.suffix) for question in questions], len(prompt)) > MAX_PARTS:
@@ -272,14 +267,11 @@ def _check_questions(prompt: tuple[Part, ...], questions: tuple[Question, ...]) 
 
 def check_prompt(prompt: tuple[Part, ...]) -> None:
     """Raises InvalidMessage if no job can have it."""
-    if not isinstance(prompt, tuple) or len(prompt) > MAX_PARTS:
-        raise InvalidMessage(f"prompt must be a tuple of at most {MAX_PARTS} parts")
+    checks.tuple_of("prompt", prompt, Part, MAX_PARTS)
     if not prompt:
         raise InvalidMessage("prompt is empty")
     size = place = 0
     for part in prompt:
-        if not isinstance(part, Part):
-            raise InvalidMessage("prompt must be a tuple of parts")
         previous, place = place, SCOPES.index(part.scope)
         if place < previous:
             raise InvalidMessage(f"parts of a prompt must be in the order of their scopes: {', '.join(SCOPES)}")
@@ -360,8 +352,7 @@ class StoredKV:
         checks.identifier("fingerprint", self.fingerprint)
         if self.sketch != "":
             checks.identifier("sketch", self.sketch)
-        if not isinstance(self.layout, KVLayout):
-            raise InvalidMessage("layout is missing")
+        checks.instance("layout", self.layout, KVLayout)
         checks.whole("num_tokens", self.num_tokens, 1, MAX_TOKENS)
         checks.whole("shared_tokens", self.shared_tokens, 0, self.num_tokens)
         checks.whole("stored_bytes", self.stored_bytes, 0, 1 << 50)
@@ -403,13 +394,11 @@ class DecodeJob:
     why_no_kv: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.job, PrefillJob):
-            raise InvalidMessage("job is missing")
+        checks.instance("job", self.job, PrefillJob)
         checks.text("why_no_kv", self.why_no_kv, MAX_ERROR_BYTES)
         if self.kv is None:
             return
-        if not isinstance(self.kv, StoredKV):
-            raise InvalidMessage("kv is neither absent nor a StoredKV")
+        checks.instance("kv", self.kv, StoredKV)
         if self.kv.num_tokens > self.job.kv_tokens:
             raise InvalidMessage("kv covers the whole prompt; its last token must be left to the decoder")
 
@@ -511,14 +500,10 @@ class JobResult:
         checks.model_name("model", self.model)
         checks.one_of("state", self.state, STATES)
         checks.text("text", self.text, MAX_ANSWER_BYTES)
-        if not isinstance(self.more_texts, tuple) or len(self.more_texts) >= MAX_ANSWERS:
-            raise InvalidMessage(f"more_texts must be fewer than {MAX_ANSWERS} texts")
+        checks.tuple_of("more_texts", self.more_texts, str, MAX_ANSWERS - 1)
         for text in self.more_texts:
             checks.text("more_texts", text, MAX_ANSWER_BYTES)
-        if not isinstance(self.answers, tuple) or len(self.answers) > MAX_QUESTION_ANSWERS:
-            raise InvalidMessage(f"answers must be at most {MAX_QUESTION_ANSWERS}")
-        if not all(isinstance(answer, QuestionAnswer) for answer in self.answers):
-            raise InvalidMessage("answers must be answers to questions")
+        checks.tuple_of("answers", self.answers, QuestionAnswer, MAX_QUESTION_ANSWERS)
         checks.one_of("finish_reason", self.finish_reason, FINISH_REASONS)
         checks.whole("attempts", self.attempts, 0, 1_000_000)
         if (self.state == "failed") != (self.error is not None):
