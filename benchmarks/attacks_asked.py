@@ -52,8 +52,9 @@ def asked(model: str, texts: Sequence[Text], homework: Homework, seed: int) -> I
         jobs = {}
         for item in made.items:
             [task] = item.tasks
-            job = client.new_job(batch, task.item_id, task.model, task.parts, task.sampling)
-            jobs[task.job_id] = item.submission.name, replace(job, job_id=task.job_id, questions=task.questions[-1:])
+            spec = task.job
+            job = client.new_job(batch, spec.item_id, spec.model, spec.prompt, spec.sampling)
+            jobs[spec.job_id] = item.submission.name, replace(job, job_id=spec.job_id, questions=spec.questions[-1:])
         for result in _results(client, batch, [job for _, job in jobs.values()]):
             name, _ = jobs[result.job_id]
             yield by_name[name], found(result, work[name])
@@ -85,4 +86,4 @@ def found(result: JobResult, submission: Submission) -> bool | None:
         passage = parse_passage(first.text, first.likelihoods)
     except (AnswerError, IndexError):
         return None
-    return passage is not None and evidence_state(passage.quote, submission_texts(submission)) == "found"
+    return passage is not None and evidence_state(passage[0], submission_texts(submission)) == "found"

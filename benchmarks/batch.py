@@ -30,9 +30,9 @@ from typing import Any
 from benchmarks import harness
 from infra.config.settings import load_settings
 from kvasir.connect import connect
-from messages.jobs import Sampling, job_id, user_prompt
+from messages.jobs import PrefillJob, Sampling, job_id, user_prompt
 from producers.batch.batch import Batch, BatchEntry, Counts
-from producers.batch.runner import JobSpec, Runner
+from producers.batch.runner import Runner
 from producers.client import Client
 from tests.support.processes import SIMULATED_MODEL, Cluster, Worker
 from tests.support.waiting import wait_until
@@ -52,11 +52,12 @@ class Tasks:
         self.batch_id = batch_id
         self.count = count
 
-    def __iter__(self) -> Iterator[JobSpec]:
+    def __iter__(self) -> Iterator[PrefillJob]:
         for number in range(self.count):
             own = f"submission {number}: ".ljust(JOB_BYTES - len(SHARED), "x")
             item, parts = f"item-{number}", user_prompt(SHARED, own)
-            yield JobSpec(job_id(self.batch_id, item, MODEL, parts, SAMPLING), item, MODEL, parts, SAMPLING)
+            name = job_id(self.batch_id, item, MODEL, parts, SAMPLING)
+            yield PrefillJob(name, self.batch_id, item, MODEL, parts, SAMPLING)
 
     def entries(self) -> Iterator[BatchEntry]:
         """Their lines in the manifest."""

@@ -32,8 +32,7 @@ from urllib.parse import urlsplit
 
 from benchmarks import harness
 from benchmarks.batch import MODEL, ProducerProcess, Tasks, produce, status_mb
-from messages.jobs import Sampling, job_id, user_prompt
-from producers.batch.runner import JobSpec
+from messages.jobs import PrefillJob, Sampling, job_id, user_prompt
 from tests.support.processes import Cluster, ModelEntry
 from tests.support.services import Pair
 
@@ -54,13 +53,14 @@ SETTLED = 0.2  # of the jobs: what memory is compared with at the end
 class Questions(Tasks):
     """Five prompts to each student, made one at a time as they are read."""
 
-    def __iter__(self) -> Iterator[JobSpec]:
+    def __iter__(self) -> Iterator[PrefillJob]:
         for number in range(self.count):
             student, question = divmod(number, QUESTIONS)
             shared = f"Question {question}: grade it by this rubric. ".ljust(2048, "r")
             own = f"student {student} on question {question}: ".ljust(1024, "x")
             item, parts = f"student-{student}", user_prompt(shared, own)
-            yield JobSpec(job_id(self.batch_id, item, MODEL, parts, SAMPLING), item, MODEL, parts, SAMPLING)
+            name = job_id(self.batch_id, item, MODEL, parts, SAMPLING)
+            yield PrefillJob(name, self.batch_id, item, MODEL, parts, SAMPLING)
 
 
 class Processes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from threading import Thread
 
 from engines.base import Answer
@@ -23,14 +22,6 @@ from messages.jobs import DecodeReport, JobResult, PrefillJob, QuestionAnswer
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredAnswer:
-    """An answer, and how likely each value was that it might have had, if that is known."""
-
-    answer: Answer
-    likelihoods: tuple[float, ...] = ()
-
-
 class Answers:
     """The `total` answers of a job. `give(n)` makes the n-th; it is called from several threads at once."""
 
@@ -38,7 +29,7 @@ class Answers:
         self,
         job: PrefillJob,
         total: int,
-        give: Callable[[int], ScoredAnswer],
+        give: Callable[[int], Answer],
         slots: SlotPool,
         cluster_state: ClusterState,
     ) -> None:
@@ -51,7 +42,7 @@ class Answers:
         self._helpers: list[Thread] = []
         self._errors: list[BaseException] = []
 
-    def collect(self) -> list[ScoredAnswer]:
+    def collect(self) -> list[Answer]:
         """In order. The first of those left is given in the calling thread, whose slot nobody else is lent.
 
         Raises the first error that comes up, once those that had begun are through; what they noted stays.
@@ -86,7 +77,7 @@ class Answers:
             self._open_numbers.clear()
         return True
 
-    def _load_noted(self, total: int) -> dict[int, ScoredAnswer]:
+    def _load_noted(self, total: int) -> dict[int, Answer]:
         answers = {}
         bodies = self._cluster_state.noted_answers(self._job.job_id, self._job.run)
         for number, body in bodies.items():
@@ -98,9 +89,8 @@ class Answers:
         return answers
 
 
-def _encode(job: PrefillJob, scored_answer: ScoredAnswer) -> bytes:
+def _encode(job: PrefillJob, answer: Answer) -> bytes:
     """A result with this answer alone."""
-    answer = scored_answer.answer
     report = DecodeReport(
         evaluated_tokens=answer.evaluated_tokens,
         completion_tokens=answer.completion_tokens,
@@ -108,15 +98,15 @@ def _encode(job: PrefillJob, scored_answer: ScoredAnswer) -> bytes:
         decode_s=answer.seconds,
     )
     names = (job.job_id, job.run, job.batch_id, job.item_id, job.model)
-    question_answers = (QuestionAnswer(likelihoods=scored_answer.likelihoods),) if scored_answer.likelihoods else ()
+    question_answers = (QuestionAnswer(likelihoods=answer.likelihoods),) if answer.likelihoods else ()
     return codec.encode(
         JobResult(*names, "succeeded", answer.text, answer.finish_reason, decode=report, answers=question_answers)
     )
 
 
-def _decode(body: bytes) -> ScoredAnswer:
+def _decode(body: bytes) -> Answer:
     result = codec.decode(body, JobResult)
     report = result.decode
     counts = (report.completion_tokens, result.finish_reason, report.evaluated_tokens)
-    answer = Answer(result.text, (), *counts, report.ttft_s, report.decode_s)
-    return ScoredAnswer(answer, result.answers[0].likelihoods if result.answers else ())
+    likelihoods = result.answers[0].likelihoods if result.answers else ()
+    return Answer(result.text, (), *counts, report.ttft_s, report.decode_s, likelihoods)

@@ -16,10 +16,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from decode_worker.answers import Answers, ScoredAnswer
+from decode_worker.answers import Answers
 from decode_worker.likelihoods import value_likelihoods
 from decode_worker.stealing.models import LoadedModel
 from engines.base import Answer, DecodeEngine, DecodesText, LoadedEngine
@@ -211,10 +211,9 @@ class Generator:
         asks, cache = job.asks(), fetched_cache.cache if fetched_cache else None
         attempt.before_s = job.waited_s(self._cluster_state.now())
         if asks[1:] or job.questions:
-            scored_answers = self._answer_all(attempt, asks, cache)
+            answers = self._answer_all(attempt, asks, cache)
         else:
-            scored_answers = [ScoredAnswer(self._answer(attempt, asks[0], cache))]
-        answers = [scored_answer.answer for scored_answer in scored_answers]
+            answers = [self._answer(attempt, asks[0], cache)]
         first, more_texts = answers[0], tuple([answer.text for answer in answers[1:]])
         answer_fields: dict[str, Any] = {
             "text": first.text,
@@ -232,22 +231,21 @@ class Generator:
             prefill=attempt.job.prefill,
             decode=self._report(attempt, asks, answers, fetched_cache, why_none),
             **(
-                {"answers": tuple([_question_answer(scored_answer) for scored_answer in scored_answers])}
-                if job.questions
-                else answer_fields
+                {"answers": tuple([_question_answer(answer) for answer in answers])} if job.questions else answer_fields
             ),
         )
 
-    def _answer_all(self, attempt: DecodeAttempt, asks: list[Ask], cache: KVCache | None) -> list[ScoredAnswer]:
+    def _answer_all(self, attempt: DecodeAttempt, asks: list[Ask], cache: KVCache | None) -> list[Answer]:
         """All of them, those left by a crash, in this slot and in those that idle."""
         job, engine = attempt.job.job, attempt.loaded_model.engine
 
-        def give(number: int) -> ScoredAnswer:
+        def give(number: int) -> Answer:
             ask = asks[number]
             answer = self._answer(attempt, ask, cache, is_first=number == 0)
             if not job.questions or (number and ask.prompt is asks[number - 1].prompt):  # not the first to its question
-                return ScoredAnswer(answer)
-            return ScoredAnswer(answer, value_likelihoods(engine, ask, cache, answer.text, answer.tokens, attempt.stop))
+                return answer
+            likelihoods = value_likelihoods(engine, ask, cache, answer.text, answer.tokens, attempt.stop)
+            return replace(answer, likelihoods=likelihoods)
 
         answers = Answers(job, len(asks), give, self._slots, self._cluster_state)
         with engine.pin_cache(asks[0].tokens, cache) if cache else nullcontext():
@@ -337,11 +335,8 @@ class Generator:
         return True
 
 
-def _question_answer(scored_answer: ScoredAnswer) -> QuestionAnswer:
-    answer = scored_answer.answer
-    return QuestionAnswer(
-        answer.text, answer.finish_reason, "succeeded", answer.evaluated_tokens, scored_answer.likelihoods
-    )
+def _question_answer(answer: Answer) -> QuestionAnswer:
+    return QuestionAnswer(answer.text, answer.finish_reason, "succeeded", answer.evaluated_tokens, answer.likelihoods)
 
 
 class _Stream:

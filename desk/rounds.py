@@ -76,7 +76,7 @@ def make_round(folder: Path, place: Path) -> None:
 def is_same_plan(place: Path, assignment: Assignment) -> bool:
     """Whether this round is of just these jobs: then it is the one to go on with."""
     planned_ids = {entry.job_id for entry in batches.manifest_of(place)["jobs"] if entry.role != "intake"}
-    return planned_ids == {task.job_id for task in assignment.tasks}
+    return planned_ids == {job.job_id for job in assignment.jobs}
 
 
 def adopt_round(

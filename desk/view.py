@@ -167,7 +167,7 @@ class BatchView:
         with suppress(BatchError):
             self.stored_class = load_graded(self.folder)
         items = enumerate(self.assignment.items)
-        self._items = {task.job_id: number for number, item in items for task in item.tasks}
+        self._items = {task.job.job_id: number for number, item in items for task in item.tasks}
 
     def _read_results(self) -> set[int]:
         """Take in what is new; the indices of the submissions that it belongs to."""

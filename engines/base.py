@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar, runtime_checkable
 from engines.rope import Rope
 from engines.sketch import Sketches
 from messages.errors import ContextExceeded
-from messages.jobs import Part, Sampling
+from messages.jobs import Part, PrefillReport, Sampling
 from messages.kv import KVCache, KVLayout, Record
 
 
@@ -82,15 +82,6 @@ class TokenizedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillResult:
-    """What a prefill did."""
-
-    computed_tokens: int  # evaluated by the engine
-    restored_tokens: int  # taken from `resume`
-    seconds: float  # in the engine
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """A finished decode."""
 
@@ -101,6 +92,8 @@ class Answer:
     evaluated_tokens: int  # prompt tokens that the engine evaluated, by its own counter
     first_token_s: float  # from the call to the first token
     seconds: float  # from the call to the last token, waiting for a slot inside the engine included
+    # How likely each value was that it might have had (`QuestionAnswer.likelihoods`): found by whoever asked.
+    likelihoods: tuple[float, ...] = ()
 
 
 class Tokenizes(Protocol):
@@ -134,7 +127,7 @@ class PrefillEngine(Tokenizes, Protocol):
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
-    ) -> PrefillResult:
+    ) -> PrefillReport:
         """Compute the KV cache of `tokens` (all of them: the caller leaves the prompt's last one out).
 
         Calls `emit` with each block, in order of position, as early as the engine can; blocks that end at or before
@@ -146,6 +139,10 @@ class PrefillEngine(Tokenizes, Protocol):
             first: position, a multiple of `layout.block_tokens`.
             resume: cache of a stored prefix of `tokens`, used instead of computing it where `capabilities.resumes`.
             stop: when set, raises Cancelled soon.
+
+        Returns:
+            The tokens that the engine evaluated, those that it took from `resume`, and its seconds; its caller knows
+            the rest of a report.
 
         Raises:
             ContextExceeded, EngineUnavailable, KVTransferFailed (resume is unusable), Cancelled.

@@ -45,8 +45,9 @@ class EngineEntry:
     module: str  # has `open_engine(options)`; imported when a model is loaded
     capabilities: Capabilities
     weights: str  # the forms of the setting `weights.NAME`, with ", " between them
-    # A relative path starts from the folder of its kvasir.toml, unless it has a scheme. A text is left alone.
-    weights_type: Literal["path", "text"] = "path"
+    # A relative path starts from the folder of its kvasir.toml, unless it has a scheme. A text is left alone, and so is
+    # a hub's OWNER/NAME where nothing lies at that path.
+    weights_type: Literal["path", "path or hub name", "text"] = "path"
     weights_text: str = ""  # the setting in docs/configuration.md; "": its forms
     takes_api_key: bool = False
     packages: tuple[str, ...] = ()  # that it imports

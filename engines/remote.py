@@ -20,11 +20,11 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from engines.base import Answer, EngineInfo, PrefillResult, TokenizedPrompt
+from engines.base import Answer, EngineInfo, TokenizedPrompt
 from engines.chat import SAMPLE
 from engines.waiting import check_running
 from messages.errors import ConfigError, ContextExceeded, InvalidSchema, KvasirError, KVTransferFailed
-from messages.jobs import Part, Sampling
+from messages.jobs import Part, PrefillReport, Sampling
 from messages.kv import KVCache, Record
 
 _log = logging.getLogger(__name__)
@@ -269,7 +269,7 @@ class TextOnly(Generic[S]):
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
-    ) -> PrefillResult:
+    ) -> PrefillReport:
         """Always KVTransferFailed: no KV cache comes out."""
         raise KVTransferFailed(f"{self._server_name} gives no KV cache out")
 

@@ -21,11 +21,12 @@ from gateway.files import GatewayFolder, StoredFile, read_all, write_description
 from gateway.refusal import ApiError
 from infra.broker.failpoints import failpoint
 from messages.errors import ConfigError, KvasirError
+from messages.jobs import PrefillJob
 from producers.batch import prompt_lines
 from producers.batch.batch import Batch, Counts
 from producers.batch.openai_body import Defaults
 from producers.batch.prompt_lines import PromptLine
-from producers.batch.runner import JobSpec, Runner, cancelled_results
+from producers.batch.runner import Runner, cancelled_results
 from producers.client import Client
 
 log = logging.getLogger(__name__)
@@ -202,8 +203,8 @@ class Batches:
         self._advance(name, "validating", "in_progress")
         left_s = description.expires - time.time()
         if left_s > 0 and not stop.is_set():
-            tasks = self._tasks(description, batch, stop)
-            Runner(batch, tasks, self._client, progress, left_s).run(left_s + _LATE_S, stop)
+            jobs = self._jobs(description, batch, stop)
+            Runner(batch, jobs, self._client, progress, left_s).run(left_s + _LATE_S, stop)
         if self._closing.is_set():
             return
         if batch.open_jobs:
@@ -224,12 +225,12 @@ class Batches:
             path, batch.batch_id, batch.secret, resolve, shares=not description.owner, check=check
         )
 
-    def _tasks(self, description: StoredBatch, batch: Batch, stop: threading.Event) -> Iterator[JobSpec]:
+    def _jobs(self, description: StoredBatch, batch: Batch, stop: threading.Event) -> Iterator[PrefillJob]:
         for line in self._lines(description, batch):
             if stop.is_set():
                 return
-            if line.task:
-                yield line.task
+            if line.job:
+                yield line.job
 
     def _end_early(self, batch: Batch, progress: _Progress, state: Literal["cancelled", "expired"]) -> None:
         """Results that have come count; the other jobs end without one."""

@@ -6,9 +6,9 @@ from collections.abc import Container, Iterable, Set
 from dataclasses import dataclass
 
 from grading.jobs import Assignment
-from grading.order import answer_tokens
 from grading.prompts.questions import PASSAGE
 from grading.submissions.tokens import estimate_tokens
+from messages.jobs import answer_tokens, prompt_text
 from producers.batch.batch import BatchEntry
 from producers.words import join_with_and, plural
 
@@ -61,8 +61,8 @@ def cost_of(
         graded_criteria: ids of the criteria that the class has grades for.
         answered_ids: ids of jobs that have an answer elsewhere, in a round: they stand for a change, and cost nothing.
     """
-    tasks, rubric = assignment.tasks, assignment.rubric
-    new = [task for task in tasks if task.job_id not in succeeded_ids]
+    rubric = assignment.rubric
+    new = [task for task in assignment.tasks if task.job.job_id not in succeeded_ids]
     batch_keys = {key for entry in entries for key in entry.asked}
     names = {key.partition(":")[0] for task in new for key in task.questions_by_key if key not in batch_keys}
     criteria = [
@@ -70,7 +70,7 @@ def cost_of(
         for criterion in rubric.criteria
         if criterion.id in names or any(not task.questions_by_key for task in new)
     ]
-    open_tasks = [task for task in new if task.job_id not in answered_ids]
+    open_jobs = [task.job for task in new if task.job.job_id not in answered_ids]
     other_topics = [
         _TOPIC_WORDS.get(name, name) for name in sorted(names - {criterion.id for criterion in rubric.criteria})
     ]
@@ -78,15 +78,13 @@ def cost_of(
     return Cost(
         asked=(*criteria, *other_topics),
         removed=tuple(sorted(graded_criteria - {criterion.id for criterion in rubric.criteria})),
-        submissions=len({task.item_id.rpartition(".")[0] for task in open_tasks}),
-        jobs=len(open_tasks),
-        questions=sum(len(task.questions) for task in open_tasks),
-        prompt_tokens=sum(
-            estimate_tokens(task.prompt.prefix + task.prompt.suffix, letters[task.model]) for task in open_tasks
-        ),
-        answer_tokens=sum(answer_tokens(task.sampling, task.questions) for task in open_tasks),
-        all_answer_tokens=sum(answer_tokens(task.sampling, task.questions) for task in tasks),
-        answered=len(new) - len(open_tasks),
+        submissions=len({job.item_id.rpartition(".")[0] for job in open_jobs}),
+        jobs=len(open_jobs),
+        questions=sum(len(job.questions) for job in open_jobs),
+        prompt_tokens=sum(estimate_tokens(prompt_text(job.prompt), letters[job.model]) for job in open_jobs),
+        answer_tokens=sum(map(answer_tokens, open_jobs)),
+        all_answer_tokens=sum(map(answer_tokens, assignment.jobs)),
+        answered=len(new) - len(open_jobs),
     )
 
 

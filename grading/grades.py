@@ -8,7 +8,14 @@ from dataclasses import replace
 from grading.alarms import class_alarms
 from grading.jobs import Assignment, Item, Task
 from grading.points import EARLIER_REMARK, KEPT_REMARK, NO_RESULT_YET, Grade, grade_submission
-from grading.prompts.answers import AnswerError, CriterionAnswer, ParsedAnswer, parse_passage, parse_summary
+from grading.prompts.answers import (
+    AnswerError,
+    CriterionGrade,
+    ParsedAnswer,
+    criterion_grade,
+    parse_passage,
+    parse_summary,
+)
 from grading.prompts.prompt import RULES, versions
 from grading.prompts.questions import PASSAGE, SUMMARY
 from grading.quotes import PrivateTexts, private_texts
@@ -48,7 +55,7 @@ def make_grades(
             previous_class
             and old
             and planned_ids is not None
-            and not all(task.job_id in planned_ids for task in item.tasks)
+            and not all(task.job.job_id in planned_ids for task in item.tasks)
         ):
             new_grades.append(_as_before(replace(old, submission=name), previous_class.versions, now))
         else:
@@ -121,7 +128,7 @@ def _versions(assignment: Assignment) -> list[tuple[str, str]]:
 def _grade(rubric: Rubric, item: Item, result_of: Callable[[str], JobResult | None], hidden: PrivateTexts) -> Grade:
     answers: dict[Aspect, ParsedAnswer | str] = {}
     for aspect in dict.fromkeys(task.aspect for task in item.tasks):
-        task_results = [(task, result_of(task.job_id)) for task in item.tasks if task.aspect == aspect]
+        task_results = [(task, result_of(task.job.job_id)) for task in item.tasks if task.aspect == aspect]
         (task, result), *_ = task_results
         answers[aspect] = (
             _answers(rubric, item, task_results) if task.questions_by_key else _answer(rubric, item, task, result)
@@ -146,7 +153,8 @@ def _answer(rubric: Rubric, item: Item, task: Task, result: JobResult | None) ->
 
 def _answers(rubric: Rubric, item: Item, task_results: Sequence[tuple[Task, JobResult | None]]) -> ParsedAnswer | str:
     """What the jobs that ask an aspect's questions have answered together."""
-    criteria: dict[str, CriterionAnswer] = {}
+    by_id = {criterion.id: criterion for criterion in rubric.criteria}
+    criteria: dict[str, CriterionGrade] = {}
     problems: dict[str, str] = {}
     summary, passage = "", None
     for task, result in task_results:
@@ -161,11 +169,11 @@ def _answers(rubric: Rubric, item: Item, task_results: Sequence[tuple[Task, JobR
                 elif name == PASSAGE:
                     passage = parse_passage(answers[0].text, answers[0].likelihoods)
                 else:
-                    criterion = next(criterion for criterion in rubric.criteria if criterion.id == name)
-                    criteria[name] = parse_criterion_samples(answers, criterion)
+                    criteria[name] = parse_criterion_samples(answers, by_id[name])
             except AnswerError as error:
                 problems[name] = f"the answer of {result.model} can't be used: {error}"
-    return ParsedAnswer(criteria, summary, problems, problems.pop(SUMMARY, ""), passage)
+    failed = {name: criterion_grade(by_id[name], None, reason=problems[name]) for name in problems if name in by_id}
+    return ParsedAnswer(failed | criteria, summary, problems.get(SUMMARY, ""), passage)
 
 
 def _answers_by_name(item: Item, task: Task, result: JobResult) -> Iterator[tuple[str, list[QuestionAnswer] | str]]:

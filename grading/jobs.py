@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grading.names.pseudonyms import pseudonym
 from grading.order import expected_work
 from grading.own_work import copy_reason
 from grading.prompts.answers import answer_schema, max_answer_tokens
-from grading.prompts.prompt import Prompt, build_prompt, fence_for, text_of
-from grading.prompts.questions import questions_of
+from grading.prompts.prompt import build_prompt, fence_for, text_of
+from grading.prompts.questions import PASSAGE, SUMMARY, questions_of
 from grading.request import GradeRequest
 from grading.rubric.checks import CheckFinding, run_checks
 from grading.rubric.rubric import ASPECTS, Aspect, Rubric
@@ -25,28 +25,28 @@ from messages.jobs import (
     MAX_QUESTION_ANSWERS,
     JobResult,
     Part,
+    PrefillJob,
     Question,
     QuestionAnswer,
     Sampling,
     job_id,
-    user_prompt,
+    prompt_text,
 )
 from producers.batch.batch import BatchEntry
-from producers.batch.runner import JobSpec
 
 # Several answers at temperature 0 would be one answer several times.
 SAMPLES_TEMPERATURE = 0.3
 _KEY_DIGITS = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task(JobSpec):
-    """One prompt of one submission. Without questions it asks for all criteria at once."""
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A job that grades one aspect of one submission. Without questions it asks for all criteria at once."""
 
+    job: PrefillJob  # with what is known of it before it is published
     aspect: Aspect
-    prompt: Prompt  # `parts`, as they are counted and shown
     # All that it asks, by key as `BatchEntry` has it; None: the answer is of no use any more.
-    questions_by_key: Mapping[str, Question | None] = field(default_factory=dict)
+    questions_by_key: Mapping[str, Question | None]
 
     def question_answers(
         self, result: JobResult | None
@@ -92,8 +92,13 @@ class Assignment:
     def tasks(self) -> list[Task]:
         """All prompts, those about code first: its model is the slower to prefill. Longest first in each."""
         tasks = [task for item in self.items for task in item.tasks]
-        tasks.sort(key=lambda task: expected_work(task.prompt, task.sampling, task.questions), reverse=True)
+        tasks.sort(key=lambda task: expected_work(task.job), reverse=True)
         return [task for aspect in ASPECTS for task in tasks if task.aspect == aspect]
+
+    @property
+    def jobs(self) -> list[PrefillJob]:
+        """Those of its tasks, in their order."""
+        return [task.job for task in self.tasks]
 
 
 class EarlierJobs:
@@ -193,30 +198,20 @@ class PromptMaker:
         likeness = copy_reason(submission, assignment.rubric, assignment.solution, assignment.template, self._common)
         return Item(submission, cuts, tuple(tasks), item_id, findings, fence, likeness)
 
-    def _tasks(self, aspect: Aspect, prompt: Prompt, item_id: str) -> list[Task]:
+    def _tasks(self, aspect: Aspect, prompt: tuple[Part, ...], item_id: str) -> list[Task]:
         """The aspect's prompt of one submission: one job, or those that ask all of its questions."""
         model, sampling = self._assignment.request.models[aspect].name, self._samplings[aspect]
-        parts = user_prompt(prompt.prefix, prompt.suffix)
 
         def task(job: str, name: str, by_key: Mapping[str, Question | None]) -> Task:
             questions = tuple(question for question in by_key.values() if question)
-            return Task(
-                job,
-                name,
-                model,
-                parts,
-                sampling,
-                questions,
-                aspect=aspect,
-                prompt=prompt,
-                questions_by_key=by_key,
-            )
+            prefill_job = PrefillJob(job, self._batch_id, name, model, prompt, sampling, questions=questions)
+            return Task(prefill_job, aspect, by_key)
 
         if self._asks_together:
-            return [task(job_id(self._batch_id, item_id, model, parts, sampling), item_id, {})]
+            return [task(job_id(self._batch_id, item_id, model, prompt, sampling), item_id, {})]
         wanted_questions = {}
-        for name, question in self._questions[aspect]:
-            digest = job_id(self._batch_id, item_id, model, parts, Sampling(1), [question])[:_KEY_DIGITS]
+        for name, question in self._questions[aspect].items():
+            digest = job_id(self._batch_id, item_id, model, prompt, Sampling(1), [question])[:_KEY_DIGITS]
             wanted_questions[f"{name}:{question.sampling.answers}:{digest}"] = question
         tasks = [
             task(entry.job_id, entry.item_id, {key: wanted_questions.get(key) for key in entry.asked})
@@ -226,30 +221,26 @@ class PromptMaker:
         new_questions = {key: question for key, question in wanted_questions.items() if key not in planned_keys}
         groups = _split_into_jobs(new_questions)
         for name, group in zip(self._earlier.free_names(item_id), groups, strict=False):
-            job = job_id(self._batch_id, name, model, parts, sampling, tuple(group.values()))
+            job = job_id(self._batch_id, name, model, prompt, sampling, tuple(group.values()))
             tasks.append(task(job, name, group))
         return tasks
 
-    def _named_questions(self, aspect: Aspect) -> list[tuple[str, Question]]:
+    def _named_questions(self, aspect: Aspect) -> dict[str, Question]:
         """The aspect's questions, by name. Only of a criterion several answers are wanted."""
         samples = self._assignment.request.samples
-        return [
-            (
-                question.name,
-                Question(
-                    (Part("user", question.text),),
-                    self._sampling(aspect, question.schema, samples if question.is_criterion else 1),
-                ),
+        return {
+            name: Question(
+                (Part("user", text),),
+                self._sampling(aspect, schema, 1 if name in (SUMMARY, PASSAGE) else samples),
             )
-            for question in questions_of(aspect, self._assignment.rubric, self._form)
-        ]
+            for name, (text, schema) in questions_of(aspect, self._assignment.rubric, self._form).items()
+        }
 
     def _longest_sampling(self, aspect: Aspect) -> Sampling:
         """Of the aspect's answers, the longest."""
         if not self._asks_together:
-            return max(
-                (question.sampling for _, question in self._questions[aspect]), key=lambda sampling: sampling.max_tokens
-            )
+            samplings = [question.sampling for question in self._questions[aspect].values()]
+            return max(samplings, key=lambda sampling: sampling.max_tokens)
         schema = answer_schema(self._assignment.rubric.for_model(aspect), with_summary=aspect == "feedback")
         return self._sampling(aspect, schema, self._assignment.request.samples)
 
@@ -292,11 +283,11 @@ class PromptMaker:
             fence,
             asks_together=self._asks_together,
         )
-        question_texts = [question.suffix[0].text for _, question in self._questions.get(aspect, ())]
+        question_texts = [question.suffix[0].text for question in self._questions.get(aspect, {}).values()]
         # Headings of parts, remarks on cuts, and the chat template around it all.
         margin = 256 + model.context // 16
         fixed_tokens = estimate_tokens(
-            bare.prefix + bare.suffix + max(question_texts, key=len, default=""), model.letters_per_token
+            prompt_text(bare) + max(question_texts, key=len, default=""), model.letters_per_token
         )
         space = model.context - self._samplings[aspect].max_tokens - fixed_tokens - margin
         if space < 128:

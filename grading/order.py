@@ -6,22 +6,13 @@ slot busy while all others are idle.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from grading.prompts.prompt import Prompt
-from messages.jobs import Question, Sampling
+from messages.jobs import PrefillJob, answer_tokens
 
 
-def answer_tokens(sampling: Sampling, questions: Sequence[Question]) -> int:
-    """As many tokens as a job's answers may have in all: those to its questions, if it has some."""
-    samplings = [question.sampling for question in questions] or [sampling]
-    return sum(answer_sampling.max_tokens * answer_sampling.answers for answer_sampling in samplings)
-
-
-def expected_work(prompt: Prompt, sampling: Sampling, questions: Sequence[Question] = ()) -> tuple[int, int]:
+def expected_work(job: PrefillJob) -> tuple[int, int]:
     """A key that grows with the work: tokens that may be generated, then bytes of the student's part.
 
     Only what is known before decoding. A model's mean answer, which workers learn, is the same for all jobs of its
     queue and would change nothing in their order.
     """
-    return answer_tokens(sampling, questions), len(prompt.suffix.encode())
+    return answer_tokens(job), len(job.prompt[-1].text.encode())

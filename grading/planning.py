@@ -14,6 +14,7 @@ from grading.request import GradeRequest
 from grading.rubric.rubric import Rubric, load_rubric
 from grading.submissions.lms_names import same_student
 from grading.submissions.reading import Submission, read_document
+from messages.change import replace_fields
 from producers.batch.batch import Batch, BatchEntry
 from producers.batch.forms import QUESTION_FORM
 from producers.batch.intake import failed_intake
@@ -92,7 +93,11 @@ def _as_planned(assignment: Assignment, planned_entries: Iterable[BatchEntry]) -
     ids = {entry.item_id: entry.job_id for entry in planned_entries}
     items = []
     for item in assignment.items:
-        tasks = tuple(replace(task, job_id=ids[task.item_id]) for task in item.tasks if task.item_id in ids)
+        tasks = tuple(
+            replace(task, job=replace_fields(task.job, job_id=ids[task.job.item_id]))
+            for task in item.tasks
+            if task.job.item_id in ids
+        )
         items += [replace(item, tasks=tasks)] if tasks or not item.tasks else []
     return replace(assignment, items=tuple(items))
 
@@ -114,7 +119,7 @@ def select_unfinished(batch: Batch, assignment: Assignment, previous_class: Grad
     )
     new = {item.item_id for item in assignment.items if item.item_id not in graded_ids}
     unfinished_ids |= {
-        item.item_id for item in assignment.items if any(task.job_id not in succeeded_ids for task in item.tasks)
+        item.item_id for item in assignment.items if any(task.job.job_id not in succeeded_ids for task in item.tasks)
     } & new
     return replace(assignment, selected_ids=frozenset(unfinished_ids))
 
@@ -127,7 +132,12 @@ def plan(batch: Batch, assignment: Assignment) -> None:
     selected_items = [item for item in assignment.items if item.item_id in assignment.selected_ids]
     entries = [
         BatchEntry(
-            task.job_id, task.item_id, task.model, task.aspect, item.submission.name, tuple(task.questions_by_key)
+            task.job.job_id,
+            task.job.item_id,
+            task.job.model,
+            task.aspect,
+            item.submission.name,
+            tuple(task.questions_by_key),
         )
         for item in selected_items
         for task in item.tasks

@@ -12,15 +12,15 @@ computed here, from all criteria or not at all.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from grading.attacks.detection import instruction_flags
-from grading.prompts.answers import ParsedAnswer, Passage
+from grading.prompts.answers import CriterionGrade as CriterionGrade
+from grading.prompts.answers import ParsedAnswer, criterion_grade
 from grading.prompts.prompt import cut_summary
-from grading.quotes import Evidence, PrivateTexts, SubmissionTexts, evidence_state, leaks, submission_texts
+from grading.quotes import PrivateTexts, SubmissionTexts, evidence_state, leaks, submission_texts
 from grading.rubric.checks import CheckFinding
 from grading.rubric.rubric import Aspect, Criterion, Points, Rubric, add_points
 from grading.submissions.reading import Submission
@@ -43,31 +43,6 @@ class Doubt:
 
     criterion_id: str
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class CriterionGrade:
-    """One criterion of one submission. `points` is None exactly when `reason` says why there are none."""
-
-    id: str
-    title: str
-    max_points: Points
-    points: Points | None
-    evidence: str = ""
-    evidence_state: Evidence = "none given"
-    feedback: str = ""
-    reason: str = ""
-    sampled: tuple[Points, ...] = ()  # what each of several answers awarded, the one that counts first
-    leaks: bool = False  # the feedback repeats the grading notes, the solution or the prompt: no student may see it
-    likelihoods: Mapping[str, float] = field(default_factory=dict)  # of each step, by the model's own probabilities
-
-    @property
-    def distribution(self) -> Mapping[str, float]:
-        """The share of each step: of the model's probability, else of several answers; empty if neither is there."""
-        if self.likelihoods or len(self.sampled) < 2:
-            return self.likelihoods
-        counts = Counter(map(str, sorted(self.sampled)))
-        return {step: count / len(self.sampled) for step, count in counts.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,10 +224,7 @@ def grade_submission(
 
 def _without_answers(name: str, rubric: Rubric, state: GradeState, reason: str) -> Grade:
     points, criterion_reason = (0, "") if state == "empty" else (None, reason)
-    criteria = tuple(
-        CriterionGrade(criterion.id, criterion.title, criterion.points, points, reason=criterion_reason)
-        for criterion in rubric.criteria
-    )
+    criteria = tuple(criterion_grade(criterion, points, reason=criterion_reason) for criterion in rubric.criteria)
     return Grade(name, state, points, rubric.total, criteria, reason=reason)
 
 
@@ -263,21 +235,13 @@ def _criterion_grade(
     private_texts: PrivateTexts,
 ) -> CriterionGrade:
     answer = answers.get(criterion.model, "no answer has come")
-    criterion_answer = answer.criteria.get(criterion.id) if isinstance(answer, ParsedAnswer) else None
-    if criterion_answer is None:
-        reason = answer if isinstance(answer, str) else answer.failures.get(criterion.id, "the answer lacks it")
-        return CriterionGrade(criterion.id, criterion.title, criterion.points, None, reason=reason)
-    return CriterionGrade(
-        id=criterion.id,
-        title=criterion.title,
-        max_points=criterion.points,
-        points=criterion_answer.points,
-        evidence=criterion_answer.evidence,
-        evidence_state=evidence_state(criterion_answer.evidence, work_texts),
-        feedback=criterion_answer.feedback,
-        sampled=criterion_answer.sampled_points,
-        likelihoods=criterion_answer.likelihoods,
-        leaks=leaks(criterion_answer.feedback, private_texts, work_texts),
+    if isinstance(answer, str) or criterion.id not in answer.criteria:
+        return criterion_grade(criterion, None, reason=answer if isinstance(answer, str) else "the answer lacks it")
+    grade = answer.criteria[criterion.id]
+    return replace(
+        grade,
+        evidence_state=evidence_state(grade.evidence, work_texts),
+        leaks=leaks(grade.feedback, private_texts, work_texts),
     )
 
 
@@ -291,17 +255,15 @@ def _summary(answers: Mapping[Aspect, ParsedAnswer | str]) -> tuple[str, list[st
 def _passages(answers: Mapping[Aspect, ParsedAnswer | str], work_texts: SubmissionTexts) -> list[Doubt]:
     """What a model takes to speak to whoever grades, if it stands in the work: models make quotes up."""
     passages = dict.fromkeys(answer.passage for answer in answers.values() if isinstance(answer, ParsedAnswer))
-    quoted_passages = [
-        passage for passage in passages if passage and evidence_state(passage.quote, work_texts) == "found"
-    ]
     return [
-        Doubt("", f"a passage seems to speak to whoever grades{_sure(passage)}: “{passage.quote}”")
-        for passage in quoted_passages
+        Doubt("", f"a passage seems to speak to whoever grades{_sure(likelihood)}: “{quote}”")
+        for quote, likelihood in filter(None, passages)
+        if evidence_state(quote, work_texts) == "found"
     ]
 
 
-def _sure(passage: Passage) -> str:
-    return "" if passage.likelihood is None else f" (the model's own likelihood: {passage.likelihood:.0%})"
+def _sure(likelihood: float | None) -> str:
+    return "" if likelihood is None else f" (the model's own likelihood: {likelihood:.0%})"
 
 
 def _state(criteria: Sequence[CriterionGrade]) -> GradeState:

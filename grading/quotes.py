@@ -7,13 +7,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
+from grading.prompts.answers import Evidence
 from grading.prompts.prompt import neutralise
 from grading.submissions.reading import Submission
-
-# "not their own": it stands there, but only in lines of the template, the instructions or the rubric.
-Evidence = Literal["found", "not found", "none given", "not their own"]
 
 # A shorter quote is in nearly every submission: it counts only where it stands letter for letter.
 SHORT_QUOTE_CHARS = 8

@@ -25,7 +25,7 @@ def is_same(batch: Batch, assignment: Assignment) -> bool:
     if not stored_request:
         return True
     planned_ids = {entry.job_id for entry in batch.entries}
-    if any(task.job_id in planned_ids for task in assignment.tasks):
+    if any(task.job.job_id in planned_ids for task in assignment.tasks):
         return True
     return "folder" in stored_request and _same_work(batch, assignment) and _same_rubric(batch, assignment)
 

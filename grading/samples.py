@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from grading.prompts.answers import AnswerError, CriterionAnswer, ParsedAnswer, parse_answer, parse_criterion
+from grading.prompts.answers import AnswerError, CriterionGrade, ParsedAnswer, parse_answer, parse_criterion
 from grading.rubric.rubric import Criterion
 from messages.jobs import QuestionAnswer
 
@@ -28,7 +28,7 @@ def parse_samples(texts: Sequence[str], criteria: Sequence[Criterion], with_summ
     return ParsedAnswer(median_answers, parsed_answers[0].summary)
 
 
-def parse_criterion_samples(answers: Sequence[QuestionAnswer], criterion: Criterion) -> CriterionAnswer:
+def parse_criterion_samples(answers: Sequence[QuestionAnswer], criterion: Criterion) -> CriterionGrade:
     """The same for answers to a question about one criterion. Raises as `parse_samples`.
 
     The likelihoods of the steps are those that the first answer came with.
@@ -52,8 +52,8 @@ def _readable(texts: Sequence[str], parse: Callable[[str], _AnswerT]) -> list[_A
     return parsed_answers
 
 
-def _median(answers: Sequence[CriterionAnswer]) -> CriterionAnswer:
-    points = sorted(answer.points for answer in answers)
-    middle = points[(len(points) - 1) // 2]
+def _median(answers: Sequence[CriterionGrade]) -> CriterionGrade:
+    sampled = tuple(answer.points for answer in answers if answer.points is not None)
+    middle = sorted(sampled)[(len(sampled) - 1) // 2]
     median_answer = next(answer for answer in answers if answer.points == middle)
-    return replace(median_answer, sampled_points=tuple(answer.points for answer in answers))
+    return replace(median_answer, sampled=sampled)

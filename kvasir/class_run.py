@@ -245,7 +245,7 @@ def run_class(
     if has_open_jobs and (batch.may_publish or is_cluster(settings)):
         models = sorted({entry.model for entry in batch.open_jobs.values()})
         with connect(settings, models, observe, f"grade {batch.batch_id}") as client:
-            Runner(batch, assignment.tasks, client, progress, deadline_s).run(max_wait_s)
+            Runner(batch, assignment.jobs, client, progress, deadline_s).run(max_wait_s)
     elif batch.entries and is_cluster(settings):
         _fetch_late(settings, batch, progress, observe)
     return report(batch, assignment, called_engines=has_open_jobs, notice=settings.grading.notice)
@@ -271,7 +271,7 @@ def submit(
     """Publish what is open and don't wait; returns how many jobs. On a cluster only: nothing else would stay."""
     with connect(settings, (), observe, f"submit {batch.batch_id}") as client:
         client.broker.open_reply_queue(batch.batch_id)
-        return Runner(batch, assignment.tasks, client, progress, deadline_s).submit()
+        return Runner(batch, assignment.jobs, client, progress, deadline_s).submit()
 
 
 def report(batch: Batch, assignment: Assignment, called_engines: bool, notice: str = "") -> Outcome:

@@ -22,6 +22,7 @@ from kvasir.class_run import exclusion_sentence
 from kvasir.connect import connect
 from kvasir.terminal import print_table, say, say_json
 from messages.errors import ConfigError, Retry
+from messages.jobs import prompt_text
 from producers.client import Client
 from producers.words import plural
 
@@ -53,7 +54,7 @@ def describe(
         "points": assignment.rubric.total,
         "exact_tokens": exact,
         "prompts": len(assignment.tasks),
-        "questions": sum(len(task.questions) for task in assignment.tasks),
+        "questions": sum(len(task.job.questions) for task in assignment.tasks),
         "prompt_tokens": sum(sum(item["prompts"].values()) for item in items),
         "criteria": [
             {
@@ -71,17 +72,17 @@ def describe(
 
 def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) -> dict[str, Any]:
     submission = item.submission
-    prompts = {task.aspect: count(task.prompt.prefix + task.prompt.suffix) for task in item.tasks}
+    prompts = {task.aspect: count(prompt_text(task.job.prompt)) for task in item.tasks}
     question_tokens = {
-        task.aspect: max([count(question.suffix[0].text) for question in task.questions], default=0)
+        task.aspect: max([count(question.suffix[0].text) for question in task.job.questions], default=0)
         for task in item.tasks
     }
     too_long = [
         f"{prompts[task.aspect] + question_tokens[task.aspect]:,} tokens of prompt "
-        f"and up to {task.sampling.max_tokens:,} of answer "
-        f"are more than the {contexts[task.model]:,} that {task.model} holds"
+        f"and up to {task.job.sampling.max_tokens:,} of answer "
+        f"are more than the {contexts[task.job.model]:,} that {task.job.model} holds"
         for task in item.tasks
-        if prompts[task.aspect] + question_tokens[task.aspect] + task.sampling.max_tokens > contexts[task.model]
+        if prompts[task.aspect] + question_tokens[task.aspect] + task.job.sampling.max_tokens > contexts[task.job.model]
     ]
     empty_reason = "only the template" if submission.only_template else "nothing of the student's own"
     return {
@@ -117,15 +118,15 @@ def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) 
 
 def _shared_prefix(assignment: Assignment, aspect: str, count: Callable[[str], int]) -> dict[str, Any]:
     """How much of a role's prompts is the same for the class."""
-    tasks = [task for task in assignment.tasks if task.aspect == aspect]
-    if not tasks:
+    jobs = [task.job for task in assignment.tasks if task.aspect == aspect]
+    if not jobs:
         return {"role": aspect, "tokens": 0, "percent": 0}
-    shared_tokens = count(tasks[0].prompt.prefix)
-    total = sum(count(task.prompt.prefix + task.prompt.suffix) for task in tasks)
+    shared_tokens = count(jobs[0].prompt[0].text)
+    total = sum(count(prompt_text(job.prompt)) for job in jobs)
     return {
         "role": aspect,
         "tokens": shared_tokens,
-        "percent": round(100 * shared_tokens * len(tasks) / total) if total else 0,
+        "percent": round(100 * shared_tokens * len(jobs) / total) if total else 0,
     }
 
 

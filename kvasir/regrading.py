@@ -95,7 +95,7 @@ class Regrade:
             assignment = class_run.read_class(batch, self._request)
             planning.plan(batch, assignment)
             if last:
-                job_ids = {task.job_id for task in assignment.tasks}
+                job_ids = {job.job_id for job in assignment.jobs}
                 batch.run_again(job for job in job_ids if batch.states[job] not in (None, "succeeded"))
             self.tried = class_run.run_class(self._settings, batch, assignment, progress, observe, max_wait_s)
         return self.tried

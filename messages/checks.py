@@ -63,6 +63,18 @@ def number(field: str, value: object, low: float, high: float) -> None:
         raise InvalidMessage(f"{field} must be from {low:g} to {high:g}, not {value:g}")
 
 
+def instance(field: str, value: object, kind: type) -> None:
+    """One of this type."""
+    if not isinstance(value, kind):
+        raise InvalidMessage(f"{field} must be a {kind.__name__}, not {type(value).__name__}")
+
+
+def tuple_of(field: str, value: object, kind: type, most: int) -> None:
+    """A tuple of at most so many of this type."""
+    if not isinstance(value, tuple) or len(value) > most or not all(isinstance(element, kind) for element in value):
+        raise InvalidMessage(f"{field} must be a tuple of at most {most:,} {kind.__name__}s")
+
+
 def one_of(field: str, value: object, choices: Collection[str]) -> None:
     """One of a few known words."""
     if value not in choices:

@@ -77,8 +77,7 @@ class Sampling:
         checks.number("top_p", self.top_p, 0, 1)
         checks.whole("top_k", self.top_k, 0, MAX_TOKENS)
         checks.whole("seed", self.seed, 0, 2**32 - 1)
-        if not isinstance(self.stop, tuple) or len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidMessage(f"stop must be a tuple of at most {MAX_STOP_STRINGS} texts")
+        checks.tuple_of("stop", self.stop, str, MAX_STOP_STRINGS)
         for word in self.stop:
             checks.text("stop", word, KIB)
         checks.text("json_schema", self.json_schema, MAX_SCHEMA_BYTES)
@@ -130,6 +129,11 @@ def conversation(messages: Iterable[tuple[str, str]], opening: Scope, rest: Scop
     return tuple(parts)
 
 
+def prompt_text(prompt: Iterable[Part]) -> str:
+    """All that a prompt says, whoever says it."""
+    return "".join([part.text for part in prompt])
+
+
 def user_prompt(class_text: str, job_text: str) -> tuple[Part, ...]:
     """One user message: what the whole class has in common, then what belongs to this job; either may be empty."""
     common = (Part("user", class_text, "class"),) if class_text else ()
@@ -148,23 +152,12 @@ class Question:
     tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.suffix, tuple) or not self.suffix:
-            raise InvalidMessage("a question must have a suffix, of parts")
-        if not all(isinstance(part, Part) for part in self.suffix):
-            raise InvalidMessage("a question's suffix must be of parts")
-        if not isinstance(self.sampling, Sampling):
-            raise InvalidMessage("a question must have its sampling")
+        checks.tuple_of("a question's suffix", self.suffix, Part, MAX_PARTS)
+        if not self.suffix:
+            raise InvalidMessage("a question must have a suffix")
+        checks.instance("a question's sampling", self.sampling, Sampling)
         if len(self.tokens) > MAX_TOKENS:
             raise InvalidMessage(f"tokens: {len(self.tokens):,}; at most {MAX_TOKENS:,} are allowed")
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One answer that a job wants: the whole prompt, its ids (none until it is tokenized), and how to sample it."""
-
-    prompt: tuple[Part, ...]
-    tokens: tuple[int, ...]
-    sampling: Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +200,7 @@ class PrefillJob:
             check_prompt(self.prompt)
         else:
             _check_questions(self.prompt, self.questions)
-        if not isinstance(self.sampling, Sampling):
-            raise InvalidMessage("sampling is missing")
+        checks.instance("sampling", self.sampling, Sampling)
         checks.whole("run", self.run, 1, 1_000_000)
         checks.one_of("lane", self.lane, LANES)
         checks.number("submitted_at", self.submitted_at, 0, FAR_FUTURE_S)
@@ -236,7 +228,7 @@ class PrefillJob:
     def asks(self) -> list[Ask]:
         """All answers that it wants, question by question; several to one prompt have seeds that count up."""
         if not self.questions and self.sampling.answers == 1:
-            return [Ask(self.prompt, self.tokens, self.sampling)]
+            return [self]
         prompts = [
             ((*self.prompt, *question.suffix), self.tokens + question.tokens, question.sampling)
             for question in self.questions
@@ -245,13 +237,24 @@ class PrefillJob:
         for prompt, tokens, sampling in prompts or [(self.prompt, self.tokens, self.sampling)]:
             seeds = [(sampling.seed + number) % 2**32 for number in range(sampling.answers)]
             variants = [replace_fields(sampling, seed=seed, answers=1) for seed in seeds] if seeds[1:] else [sampling]
-            asks += [Ask(prompt, tokens, variant) for variant in variants]
+            asks += [
+                replace_fields(self, prompt=prompt, tokens=tokens, sampling=variant, questions=())
+                for variant in variants
+            ]
         return asks
 
 
+Ask = PrefillJob  # that wants one answer: the whole prompt, its ids, and how to sample it
+
+
+def answer_tokens(job: PrefillJob) -> int:
+    """As many tokens as a job's answers may have in all: those to its questions, if it has some."""
+    samplings = [question.sampling for question in job.questions] or [job.sampling]
+    return sum(answer_sampling.max_tokens * answer_sampling.answers for answer_sampling in samplings)
+
+
 def _check_questions(prompt: tuple[Part, ...], questions: tuple[Question, ...]) -> None:
-    if not isinstance(questions, tuple) or not all(isinstance(question, Question) for question in questions):
-        raise InvalidMessage("questions must be a tuple of questions")
+    checks.tuple_of("questions", questions, Question, MAX_QUESTION_ANSWERS)
     if sum(question.sampling.answers for question in questions) > MAX_QUESTION_ANSWERS:
         raise InvalidMessage(f"questions ask for more than {MAX_QUESTION_ANSWERS} answers in all")
     if sum([len(question.suffix) for question in questions], len(prompt)) > MAX_PARTS:
@@ -264,20 +267,17 @@ def _check_questions(prompt: tuple[Part, ...], questions: tuple[Question, ...]) 
 
 def check_prompt(prompt: tuple[Part, ...]) -> None:
     """Raises InvalidMessage if no job can have it."""
-    if not isinstance(prompt, tuple) or len(prompt) > MAX_PARTS:
-        raise InvalidMessage(f"prompt must be a tuple of at most {MAX_PARTS} parts")
+    checks.tuple_of("prompt", prompt, Part, MAX_PARTS)
     if not prompt:
         raise InvalidMessage("prompt is empty")
     size = place = 0
     for part in prompt:
-        if not isinstance(part, Part):
-            raise InvalidMessage("prompt must be a tuple of parts")
         previous, place = place, SCOPES.index(part.scope)
         if place < previous:
             raise InvalidMessage(f"parts of a prompt must be in the order of their scopes: {', '.join(SCOPES)}")
         size += len(part.text)
     if size > MAX_PROMPT_BYTES // 4:
-        checks.text("prompt", "".join(part.text for part in prompt), MAX_PROMPT_BYTES)
+        checks.text("prompt", prompt_text(prompt), MAX_PROMPT_BYTES)
     if prompt[-1].role == "assistant":
         raise InvalidMessage("prompt ends with the assistant's own words: there is nothing to answer")
 
@@ -352,8 +352,7 @@ class StoredKV:
         checks.identifier("fingerprint", self.fingerprint)
         if self.sketch != "":
             checks.identifier("sketch", self.sketch)
-        if not isinstance(self.layout, KVLayout):
-            raise InvalidMessage("layout is missing")
+        checks.instance("layout", self.layout, KVLayout)
         checks.whole("num_tokens", self.num_tokens, 1, MAX_TOKENS)
         checks.whole("shared_tokens", self.shared_tokens, 0, self.num_tokens)
         checks.whole("stored_bytes", self.stored_bytes, 0, 1 << 50)
@@ -395,13 +394,11 @@ class DecodeJob:
     why_no_kv: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.job, PrefillJob):
-            raise InvalidMessage("job is missing")
+        checks.instance("job", self.job, PrefillJob)
         checks.text("why_no_kv", self.why_no_kv, MAX_ERROR_BYTES)
         if self.kv is None:
             return
-        if not isinstance(self.kv, StoredKV):
-            raise InvalidMessage("kv is neither absent nor a StoredKV")
+        checks.instance("kv", self.kv, StoredKV)
         if self.kv.num_tokens > self.job.kv_tokens:
             raise InvalidMessage("kv covers the whole prompt; its last token must be left to the decoder")
 
@@ -503,14 +500,10 @@ class JobResult:
         checks.model_name("model", self.model)
         checks.one_of("state", self.state, STATES)
         checks.text("text", self.text, MAX_ANSWER_BYTES)
-        if not isinstance(self.more_texts, tuple) or len(self.more_texts) >= MAX_ANSWERS:
-            raise InvalidMessage(f"more_texts must be fewer than {MAX_ANSWERS} texts")
+        checks.tuple_of("more_texts", self.more_texts, str, MAX_ANSWERS - 1)
         for text in self.more_texts:
             checks.text("more_texts", text, MAX_ANSWER_BYTES)
-        if not isinstance(self.answers, tuple) or len(self.answers) > MAX_QUESTION_ANSWERS:
-            raise InvalidMessage(f"answers must be at most {MAX_QUESTION_ANSWERS}")
-        if not all(isinstance(answer, QuestionAnswer) for answer in self.answers):
-            raise InvalidMessage("answers must be answers to questions")
+        checks.tuple_of("answers", self.answers, QuestionAnswer, MAX_QUESTION_ANSWERS)
         checks.one_of("finish_reason", self.finish_reason, FINISH_REASONS)
         checks.whole("attempts", self.attempts, 0, 1_000_000)
         if (self.state == "failed") != (self.error is not None):

@@ -245,7 +245,7 @@ class _Transfer:
         report, computed_tokens = self.report, self.report.computed_tokens + outcome.computed_tokens
         self.report = replace_fields(
             report,
-            prefill_s=report.prefill_s + outcome.seconds,
+            prefill_s=report.prefill_s + outcome.prefill_s,
             put_s=report.put_s + upload.exposed_s,
             computed_tokens=computed_tokens,
             restored_tokens=max(0, self.kv.num_tokens - computed_tokens),

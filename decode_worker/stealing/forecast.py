@@ -14,7 +14,7 @@ from decode_worker.stealing.policy import Offer, Peer, Queue, leave_to_faster
 from infra.broker.base import Broker
 from infra.broker.topology import jobs_waiting
 from kvstore.base import ClusterState
-from messages.jobs import DecodeJob, DecodeReport
+from messages.jobs import DecodeJob, DecodeReport, answer_tokens
 from messages.workers import WorkerInfo
 
 # Declared first guesses, in use until somebody has measured.
@@ -76,7 +76,7 @@ class Throughput:
     def expected_s(self, job: DecodeJob) -> float:
         """Expected time of a job in a slot, from what is known before it is decoded."""
         averages = self.of(job.job.model)
-        max_tokens = sum(ask.sampling.max_tokens for ask in job.job.asks())
+        max_tokens = answer_tokens(job.job)
         tokens = min(max_tokens, averages.answer_tokens or max_tokens)
         return expected_service_s(tokens, averages.tokens_per_s, averages.fetch_s)
 

@@ -148,8 +148,8 @@ def _prompts(view: BatchView, draft: RubricDraft) -> None:
             show_text(
                 prefix(aspect, rubric, view.assignment.solution, view.assignment.template, asks_together=asks_together)
             )
-            for question in () if asks_together else questions_of(aspect, rubric):
-                show_text(question.text.strip())
+            for text, _schema in () if asks_together else questions_of(aspect, rubric).values():
+                show_text(text.strip())
 
 
 def _label(folder: Path, path: Path, now: Path) -> str:

@@ -24,6 +24,7 @@ from grading.report.grades import show_distribution, show_points
 from grading.reviews import Override, version_of
 from grading.rubric.rubric import Criterion
 from messages.errors import KvasirError
+from messages.jobs import prompt_text
 
 _MOST_BUTTONS = 9  # points of a criterion: as many as there are keys
 _KEYS = {
@@ -443,9 +444,9 @@ def _prompt(view: BatchView, item: Item) -> None:
     if not item.tasks or not st.toggle("Show the exact prompts and answers"):
         return
     for task in item.tasks:
-        result = view.result(task.job_id)
-        st.markdown(escape_markdown(f"{task.aspect}, to {task.model}; job {task.job_id}"))
-        show_text(task.prompt.prefix + task.prompt.suffix)
+        result = view.result(task.job.job_id)
+        st.markdown(escape_markdown(f"{task.aspect}, to {task.job.model}; job {task.job.job_id}"))
+        show_text(prompt_text(task.job.prompt))
         if not task.questions_by_key:
             show_text(result.text if result else "no answer yet")
         for _, question, answers in task.question_answers(result):

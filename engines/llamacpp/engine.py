@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engines.base import Answer, Capabilities, EngineInfo, PrefillResult, TokenizedPrompt
+from engines.base import Answer, Capabilities, EngineInfo, TokenizedPrompt
 from engines.chat import SAMPLE, common_prefix
 from engines.entry import EngineOptions
 from engines.llamacpp import slotfile
@@ -42,7 +42,7 @@ from engines.llamacpp.start import Backing, attach, package_version, start
 from engines.rope import Rope
 from engines.waiting import check_running
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
-from messages.jobs import Part, Sampling
+from messages.jobs import Part, PrefillReport, Sampling
 from messages.kv import KVCache, Record
 
 _log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class LlamaCppEngine:
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
-    ) -> PrefillResult:
+    ) -> PrefillReport:
         """See PrefillEngine. All blocks are emitted at the end: a slot is saved as a whole."""
         shape = self._require_kv_transfer()
         self._info.require_capacity(len(tokens))
@@ -138,7 +138,9 @@ class LlamaCppEngine:
             emit(window)
         for recurrent in slotfile.to_states(slot_file, shape):
             emit(recurrent)
-        return PrefillResult(evaluated_tokens, len(tokens) - evaluated_tokens, seconds)
+        return PrefillReport(
+            computed_tokens=evaluated_tokens, restored_tokens=len(tokens) - evaluated_tokens, prefill_s=seconds
+        )
 
     def decode(
         self,

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from engines.base import Answer, Capabilities, EngineInfo, PrefillResult
+from engines.base import Answer, Capabilities, EngineInfo
 from engines.entry import EngineOptions
 from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
@@ -28,7 +28,7 @@ from engines.mlx.loop import ModelLoop
 from engines.mlx.sampling import Observer, sampler_for
 from engines.mlx.work import DecodeWork, Output, PrefillWork, PromptWork
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
-from messages.jobs import Sampling
+from messages.jobs import PrefillReport, Sampling
 from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
 
 _log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class MLXEngine(FolderEngine):
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
-    ) -> PrefillResult:
+    ) -> PrefillReport:
         """See PrefillEngine. Blocks are copied out while the next chunk is computed."""
         layout = self._require_kv_transfer()
         self._check_prompt(tokens, 0)
@@ -96,7 +96,7 @@ class MLXEngine(FolderEngine):
             resume.require_part_of(len(tokens), min_evaluated=0)
         work = PrefillWork(tokens, resume, layout, first)
         with self._submit(work):
-            while not isinstance(output := self._take(work, stop), PrefillResult):
+            while not isinstance(output := self._take(work, stop), PrefillReport):
                 assert isinstance(output, Block | Window | RecurrentState)
                 emit(output)
         return output

@@ -24,6 +24,7 @@ ENGINE = _MLX(
     module="engines.mlx.engine",
     capabilities=Capabilities.local(transfers_kv=True, blocks_while_computing=True),
     weights="FOLDER or hub name",
+    weights_type="path or hub name",
     weights_text="Folder in Hugging Face's form, or hub name",
     packages=("mlx", "mlx_lm"),
     extra="mlx",

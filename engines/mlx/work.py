@@ -13,11 +13,11 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm import generate as mlx_generate
 
-from engines.base import PrefillResult
 from engines.huggingface.constrain import Constraint
 from engines.mlx import kv as mlx_kv
 from engines.mlx.sampling import Sampler
 from messages.errors import Cancelled, InvalidSchema, KvasirError
+from messages.jobs import PrefillReport
 from messages.kv import KVCache, KVLayout, Record
 
 _POLL_S = 0.2  # how long a cancelled caller may wait; every look takes processor time from the model
@@ -27,7 +27,7 @@ _begin_computing: Any = mx.async_eval
 _PROCESS_ALL = not hasattr(mlx_generate, "StopSequences")
 
 Token = tuple[int, str]  # id, and why the answer ends with it: "stop" (not part of the answer), "length" or ""
-Output = Record | list[Token] | PrefillResult | KvasirError
+Output = Record | list[Token] | PrefillReport | KvasirError
 
 
 class PromptWork(ABC):
@@ -85,7 +85,7 @@ class PromptWork(ABC):
 
 
 class PrefillWork(PromptWork):
-    """Puts each Block, the Window if there is one, and the PrefillResult."""
+    """Puts each Block, the Window if there is one, and the PrefillReport."""
 
     def __init__(self, tokens: Sequence[int], prefix_cache: KVCache | None, layout: KVLayout, first: int) -> None:
         super().__init__(tokens, prefix_cache)
@@ -100,7 +100,7 @@ class PrefillWork(PromptWork):
         return len(self.tokens)
 
     def begin(self, caches: list[Any], layout: KVLayout | None) -> None:
-        """See PromptWork; the clock of `PrefillResult` starts here."""
+        """See PromptWork; the clock of `PrefillReport.prefill_s` starts here."""
         self._start = time.monotonic()
         super().begin(caches, layout)
 
@@ -123,7 +123,11 @@ class PrefillWork(PromptWork):
         for state in mlx_kv.snapshot(self.caches, self.layout, self.position):
             self.put(state)
         self.put(
-            PrefillResult(self.evaluated_tokens, self.position - self.evaluated_tokens, time.monotonic() - self._start)
+            PrefillReport(
+                computed_tokens=self.evaluated_tokens,
+                restored_tokens=self.position - self.evaluated_tokens,
+                prefill_s=time.monotonic() - self._start,
+            )
         )
 
     def _put_computed(self) -> None:

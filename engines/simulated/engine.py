@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from engines.base import Answer, Capabilities, EngineInfo, PrefillResult, TokenizedPrompt
+from engines.base import Answer, Capabilities, EngineInfo, TokenizedPrompt
 from engines.chat import chat
 from engines.entry import EngineOptions
 from engines.logprobs import TOP
@@ -41,7 +41,7 @@ from messages.errors import (
     InvalidSchema,
     KVTransferFailed,
 )
-from messages.jobs import Part, Sampling
+from messages.jobs import Part, PrefillReport, Sampling
 from messages.kv import Array, Block, KVCache, KVLayout, Record, RecurrentState
 
 CHARS_PER_TOKEN = 4
@@ -179,7 +179,7 @@ class SimulatedEngine:
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
-    ) -> PrefillResult:
+    ) -> PrefillReport:
         """See PrefillEngine."""
         self._info.require_capacity(len(tokens))
         chain = _chain(tokens)
@@ -196,7 +196,11 @@ class SimulatedEngine:
                     emit(Block(start, self._data(chain[start:end])))
             for layer in self._layout.state_layers:
                 emit(RecurrentState(len(tokens), layer, self._state(chain, layer)))
-            return PrefillResult(len(tokens) - restored_tokens, restored_tokens, time.monotonic() - start_time)
+            return PrefillReport(
+                computed_tokens=len(tokens) - restored_tokens,
+                restored_tokens=restored_tokens,
+                prefill_s=time.monotonic() - start_time,
+            )
 
     def decode(
         self,

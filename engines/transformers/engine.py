@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from engines.base import Answer, Capabilities, EngineInfo, PrefillResult
+from engines.base import Answer, Capabilities, EngineInfo
 from engines.chat import common_prefix
 from engines.entry import EngineOptions
 from engines.huggingface.constrain import Constraint
@@ -35,7 +35,7 @@ from engines.transformers.model import Check, ModelRun, TorchModel, Weights, fin
 from engines.transformers.sampling import Sampler, Scores
 from engines.waiting import acquire_slot, check_running
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
-from messages.jobs import Sampling
+from messages.jobs import PrefillReport, Sampling
 from messages.kv import KVCache, KVLayout, Record
 
 _log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class TransformersEngine(FolderEngine):
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
-    ) -> PrefillResult:
+    ) -> PrefillReport:
         """See PrefillEngine."""
         layout, exporter = self._require_kv_transfer()
         self._info.require_capacity(len(tokens))
@@ -104,7 +104,11 @@ class TransformersEngine(FolderEngine):
                 emit(window)
             for state in exporter.states(run.past):
                 emit(state)
-            return PrefillResult(run.fed_tokens, len(tokens) - run.fed_tokens, time.monotonic() - start)
+            return PrefillReport(
+                computed_tokens=run.fed_tokens,
+                restored_tokens=len(tokens) - run.fed_tokens,
+                prefill_s=time.monotonic() - start,
+            )
 
     def decode(
         self,

@@ -10,6 +10,7 @@ ENGINE = EngineEntry(
     module="engines.transformers.engine",
     capabilities=Capabilities.local(transfers_kv=True, blocks_while_computing=True),
     weights="FOLDER or hub name",
+    weights_type="path or hub name",
     weights_text="Folder in Hugging Face's form, or hub name",
     packages=("torch", "transformers"),
     extra="torch",

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from engines.base import Answer, Capabilities, EngineInfo, PrefillResult
+from engines.base import Answer, Capabilities, EngineInfo
 from engines.entry import EngineOptions
 from engines.guidance import guidance_schema
 from engines.harmony import thinking_grammar
@@ -40,7 +40,7 @@ from engines.vllm.host.kvasir_vllm.wire import Message
 from engines.vllm.process import HostLaunch, HostProcess
 from engines.waiting import acquire_slot
 from messages.errors import ConfigError, EngineUnavailable, InvalidMessage, KVTransferFailed
-from messages.jobs import Sampling
+from messages.jobs import PrefillReport, Sampling
 from messages.kv import Block, KVCache, KVLayout, Record, Window, cast
 
 _log = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ class VLLMEngine(FolderEngine):
         first: int = 0,
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
-    ) -> PrefillResult:
+    ) -> PrefillReport:
         """See PrefillEngine. vLLM knows no prompt without an answer: one token is sampled, and thrown away."""
         self._info.require_capacity(len(tokens) + 1)
         if resume is not None:
@@ -186,7 +186,11 @@ class VLLMEngine(FolderEngine):
                 for record in self._records(message):
                     emit(record)
             evaluated_tokens = int(message["evaluated"])
-        return PrefillResult(evaluated_tokens, len(tokens) - evaluated_tokens, time.monotonic() - start)
+        return PrefillReport(
+            computed_tokens=evaluated_tokens,
+            restored_tokens=len(tokens) - evaluated_tokens,
+            prefill_s=time.monotonic() - start,
+        )
 
     def decode(
         self,

@@ -33,6 +33,7 @@ ENGINE = _VLLM(
     module="engines.vllm.engine",
     capabilities=Capabilities.local(transfers_kv=True, blocks_while_computing=True),
     weights="FOLDER or hub name, http://HOST:PORT?model=FOLDER",
+    weights_type="path or hub name",
     weights_text="Folder in Hugging Face's form, hub name, or `http://HOST:PORT?model=FOLDER`",
     takes_api_key=True,
     packages=("tokenizers", "llguidance"),

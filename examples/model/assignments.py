@@ -93,8 +93,8 @@ class LabelledClass:
 
     def prompt(self, role: Aspect, labelled: Labelled, fence: str) -> tuple[str, str]:
         """The project's own prompt, in its two parts."""
-        prompt = build_prompt(role, self.rubric, self.solution, self.template, labelled.submission, fence)
-        return prompt.prefix, prompt.suffix
+        shared, own = build_prompt(role, self.rubric, self.solution, self.template, labelled.submission, fence)
+        return shared.text, own.text
 
     def answer(self, role: Aspect, labelled: Labelled) -> str:
         """The right answer, as the schema wants it."""
@@ -102,13 +102,13 @@ class LabelledClass:
 
     def questions(self, role: Aspect, labelled: Labelled, fence: str) -> list[tuple[str, str]]:
         """The role's questions, one at a time: the whole prompt, and the right answer to it."""
-        prompt = build_prompt(
+        shared, own = build_prompt(
             role, self.rubric, self.solution, self.template, labelled.submission, fence, asks_together=False
         )
         whole = json.loads(self.answer(role, labelled))
         right = {name: json.dumps({name: said}) for name, said in whole.items()} | {PASSAGE: _passage(labelled)}
         asked = questions_of(role, self.rubric)
-        return [(prompt.prefix + prompt.suffix + one.text, right[one.name]) for one in asked]
+        return [(shared.text + own.text + text, right[name]) for name, (text, _schema) in asked.items()]
 
 
 def _passage(labelled: Labelled) -> str:

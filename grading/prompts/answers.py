@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from grading.prompts.repetition import is_repetition
 from grading.rubric.rubric import Criterion, Points
@@ -18,38 +18,57 @@ FEEDBACK_CHARS = 200
 SUMMARY_CHARS = 400
 
 
+# "not their own": it stands there, but only in lines of the template, the instructions or the rubric.
+Evidence = Literal["found", "not found", "none given", "not their own"]
+
+
 class AnswerError(KvasirError):
     """A model's answer is not what its schema says; the message names the place and what was there."""
 
 
 @dataclass(frozen=True, slots=True)
-class CriterionAnswer:
-    """What the model says of one criterion; `points` is one of the criterion's grid."""
+class CriterionGrade:
+    """One criterion of one submission, as it is read from an answer and as it is given out.
 
-    points: Points
-    evidence: str
-    feedback: str
-    sampled_points: tuple[Points, ...] = ()  # of several answers, what each awarded
-    likelihoods: Mapping[str, float] = field(default_factory=dict)  # of each step; empty: the engine doesn't tell
+    `points`, one of the criterion's steps, is None exactly when `reason` says why there are none. What of the rest
+    takes the submission and what graders see is added by `grading.points`: `evidence_state` and `leaks`.
+    """
+
+    id: str
+    title: str
+    max_points: Points
+    points: Points | None
+    evidence: str = ""
+    evidence_state: Evidence = "none given"
+    feedback: str = ""
+    reason: str = ""
+    sampled: tuple[Points, ...] = ()  # what each of several answers awarded, the one that counts first
+    leaks: bool = False  # the feedback repeats the grading notes, the solution or the prompt: no student may see it
+    likelihoods: Mapping[str, float] = field(default_factory=dict)  # of each step, by the model's own probabilities
+
+    @property
+    def distribution(self) -> Mapping[str, float]:
+        """The share of each step: of the model's probability, else of several answers; empty if neither is there."""
+        if self.likelihoods or len(self.sampled) < 2:
+            return self.likelihoods
+        counts = Counter(map(str, sorted(self.sampled)))
+        return {step: count / len(self.sampled) for step, count in counts.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """Of the work, what speaks to whoever grades, says the model; `likelihood`: of its yes; None: not known."""
-
-    quote: str
-    likelihood: float | None = None
+def criterion_grade(criterion: Criterion, points: Points | None, **more: Any) -> CriterionGrade:
+    """A grade for this criterion."""
+    return CriterionGrade(criterion.id, criterion.title, criterion.points, points, **more)
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswer:
-    """A whole answer: one entry for each criterion asked for, in order."""
+    """A whole answer: one entry for each criterion asked for, in order; without points if it was asked in vain."""
 
-    criteria: Mapping[str, CriterionAnswer]
+    criteria: Mapping[str, CriterionGrade]
     summary: str = ""
-    failures: Mapping[str, str] = field(default_factory=dict)  # criteria that were asked about in vain, and why
     no_summary: str = ""  # why there is none
-    passage: Passage | None = None  # None: the model says that there is none
+    # Of the work, what speaks to whoever grades, says the model, and how likely its yes was, if that is known.
+    passage: tuple[str, float | None] | None = None
 
 
 # --- the schema ---
@@ -148,7 +167,7 @@ def parse_answer(text: str, criteria: Sequence[Criterion], with_summary: bool) -
     return ParsedAnswer(answers, _student_text("the summary", data["summary"]) if with_summary else "")
 
 
-def parse_criterion(text: str, criterion: Criterion) -> CriterionAnswer:
+def parse_criterion(text: str, criterion: Criterion) -> CriterionGrade:
     """Read the answer to a question about one criterion, as strictly as `parse_answer`. Raises AnswerError.
 
     Answers in batches of an earlier form don't name it.
@@ -164,8 +183,8 @@ def parse_summary(text: str) -> str:
     return _student_text("the summary", data["summary"])
 
 
-def parse_passage(text: str, likelihoods: Sequence[float] = ()) -> Passage | None:
-    """What the model took to speak to whoever grades; None if nothing. Raises AnswerError.
+def parse_passage(text: str, likelihoods: Sequence[float] = ()) -> tuple[str, float | None] | None:
+    """What the model took to speak to whoever grades, as `ParsedAnswer.passage`; None if nothing. Raises AnswerError.
 
     likelihoods: of no and yes, where they are known; they decide then, whatever of the two was drawn.
     """
@@ -176,7 +195,7 @@ def parse_passage(text: str, likelihoods: Sequence[float] = ()) -> Passage | Non
     quote = _text_field("the quote", data["quote"])
     likelihood = likelihoods[1] if len(likelihoods) == 2 else None
     is_addressed = data["addressed"] == "yes" if likelihood is None else likelihood >= 0.5
-    return Passage(quote, likelihood) if is_addressed and quote else None
+    return (quote, likelihood) if is_addressed and quote else None
 
 
 def _load_object(text: str) -> dict[str, Any]:
@@ -209,12 +228,13 @@ def _check_keys(place: str, data: Mapping[str, Any], expected: Sequence[str]) ->
             raise AnswerError(f"{place} has {key!r:.60}, which was not asked for")
 
 
-def _criterion_answer(criterion: Criterion, data: Any) -> CriterionAnswer:
+def _criterion_answer(criterion: Criterion, data: Any) -> CriterionGrade:
     if not isinstance(data, dict):
         raise AnswerError(f"{criterion.id!r} is {_kind(data)} instead of an object")
     _check_keys(repr(criterion.id), data, ("evidence", "points", "feedback"))
-    return CriterionAnswer(
-        points=_points(criterion, data["points"]),
+    return criterion_grade(
+        criterion,
+        _points(criterion, data["points"]),
         evidence=_text_field(f"evidence of {criterion.id!r}", data["evidence"]),
         feedback=_student_text(f"the feedback of {criterion.id!r}", data["feedback"]),
     )

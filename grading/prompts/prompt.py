@@ -12,12 +12,12 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from grading.prompts.answers import EVIDENCE_CHARS, FEEDBACK_CHARS, SUMMARY_CHARS
 from grading.rubric.rubric import Aspect, Criterion, Rubric
 from grading.submissions.reading import Submission, SubmissionPart
 from grading.submissions.truncation import Cut
+from messages.jobs import Part, user_prompt
 from producers.words import plural as plural
 
 # Part of the text: changed wording is another prompt, and so another job.
@@ -59,14 +59,6 @@ _CONTROL = re.compile(
 _OTHER_BRACKETS = str.maketrans("<>[]", "‹›⟦⟧")
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """`prefix + suffix` is the user message; `prefix` is the same for the class."""
-
-    prefix: str
-    suffix: str
-
-
 def build_prompt(
     aspect: Aspect,
     rubric: Rubric,
@@ -78,8 +70,10 @@ def build_prompt(
     findings: Sequence[str] = (),
     *,
     asks_together: bool = True,
-) -> Prompt:
-    """The prompt of one submission for one aspect. Deterministic: a rerun builds the same bytes.
+) -> tuple[Part, ...]:
+    """The prompt of one submission for one aspect: the class's part, and the student's.
+
+    Deterministic: a rerun builds the same bytes.
 
     Args:
         solution: reference solution, the same for the class.
@@ -101,7 +95,7 @@ def build_prompt(
     ):
         raise ValueError("the fence must be a code that occurs nowhere else in the prompt")
     reminder = _REMINDER if asks_together else _QUESTION_FOLLOWS
-    return Prompt(class_prefix, _suffix(aspect, submission, fence, cuts, findings, reminder))
+    return user_prompt(class_prefix, _suffix(aspect, submission, fence, cuts, findings, reminder))
 
 
 def fence_for(secret: bytes, text: str) -> str:

@@ -8,7 +8,6 @@ it leaves every other answer as it is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from grading.prompts.answers import (
@@ -28,34 +27,19 @@ from producers.batch.forms import QUESTION_FORM
 SUMMARY, PASSAGE = "summary", ".passage"
 
 
-@dataclass(frozen=True, slots=True)
-class GradingQuestion:
-    """A question: `name` is a criterion's id, SUMMARY or PASSAGE; `text` follows the work; `schema` bounds its answer.
+def questions_of(aspect: Aspect, rubric: Rubric, form: int = QUESTION_FORM) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """What this aspect's model is asked about each submission, in order; `form`: that of the batch's prompts.
 
-    Only of a criterion several answers are wanted.
+    By name, which is a criterion's id, SUMMARY or PASSAGE: the text that follows the work, and the answer's schema.
     """
-
-    name: str
-    text: str
-    schema: Mapping[str, Any]
-
-    @property
-    def is_criterion(self) -> bool:
-        """Whether points are asked for."""
-        return self.name not in (SUMMARY, PASSAGE)
-
-
-def questions_of(aspect: Aspect, rubric: Rubric, form: int = QUESTION_FORM) -> list[GradingQuestion]:
-    """What this aspect's model is asked about each submission, in order; `form`: that of the batch's prompts."""
     is_named = form >= QUESTION_FORM
-    questions = [
-        GradingQuestion(criterion.id, _about(criterion, is_named), _schema_of(criterion, is_named))
+    questions = {
+        criterion.id: (_about(criterion, is_named), _schema_of(criterion, is_named))
         for criterion in rubric.for_model(aspect)
-    ]
+    }
     if aspect == "feedback":
-        text = "\n".join([_SUMMARY, *summary_style(rubric.feedback)])
-        questions.append(GradingQuestion(SUMMARY, text, summary_schema()))
-    return [*questions, GradingQuestion(PASSAGE, _PASSAGE, passage_schema())]
+        questions[SUMMARY] = "\n".join([_SUMMARY, *summary_style(rubric.feedback)]), summary_schema()
+    return questions | {PASSAGE: (_PASSAGE, passage_schema())}
 
 
 def _about(criterion: Criterion, is_named: bool) -> str:

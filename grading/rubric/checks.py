@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from grading.submissions.notebooks import SubmissionPart
+from grading.submissions.submission import SubmissionPart
 from messages.errors import RubricError
 
 Kind = Literal["variables", "functions", "columns", "output"]

@@ -14,32 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from grading.submissions.archives import MIB, Unreadable, replace_controls
-
-PartKind = Literal["code", "text", "output"]
-
-
-@dataclass(frozen=True, slots=True)
-class SubmissionPart:
-    """A piece of a submission. `location` is for people ("cell 3") and never holds a file's name."""
-
-    kind: PartKind
-    text: str
-    location: str
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """What one file holds."""
-
-    parts: tuple[SubmissionPart, ...]
-    language: str = ""
-    images_left_out: int = 0
-    notes: tuple[str, ...] = ()
-    unreadable_notes: tuple[str, ...] = ()  # of the notes those on files that could not be read although their kind can
-
+from grading.submissions.submission import PartKind, Submission, SubmissionPart
 
 # Fixed names, because what a notebook says of its kernel is the student's text.
 _LANGUAGES = {
@@ -94,13 +72,13 @@ _PICTURE_TAGS = frozenset({"img", "svg", "canvas"})
 _SKIPPED_TAGS = frozenset({"script", "style", "svg", "head", "title"})
 
 
-def read_notebook(text: str) -> Document:
+def read_notebook(text: str) -> Submission:
     """The parts of a notebook. Raises Unreadable if it is not valid JSON, or JSON that is no notebook."""
     notebook = _load_json(text)
     reader = _NotebookReader()
     for number, cell in enumerate(_cells(notebook), 1):
         reader.read_cell(number, cell)
-    return reader.document(notebook)
+    return reader.submission(notebook)
 
 
 def pictures_in(text: str) -> Iterator[tuple[str, Any]]:
@@ -255,7 +233,7 @@ class _NotebookReader:
     markup: int = _MAX_MARKUP  # characters of HTML that may still be read
     scanned_chars: Counter[PartKind] = field(default_factory=Counter)
 
-    def document(self, notebook: Mapping[str, Any]) -> Document:
+    def submission(self, notebook: Mapping[str, Any]) -> Submission:
         metadata = _dict(notebook.get("metadata"))
         kernel, info = _dict(metadata.get("kernelspec")), _dict(metadata.get("language_info"))
         names = (info.get("name"), kernel.get("language"), kernel.get("name"), self.language)
@@ -266,7 +244,7 @@ class _NotebookReader:
             _count_note(self.failed_cells, "code cell", "code cells", "ended in an error"),
             _count_note(self.unknown_cells, "cell", "cells", "of no known kind left out"),
         ]
-        return Document(tuple(self.parts), language, self.images, tuple(filter(None, notes)))
+        return Submission("", language, tuple(self.parts), self.images, tuple(filter(None, notes)))
 
     def read_cell(self, number: int, cell: Any) -> None:
         location = f"cell {number}"

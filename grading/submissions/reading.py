@@ -28,9 +28,6 @@ from grading.submissions.archives import (
 from grading.submissions.handed_in import FileGroup, resolve
 from grading.submissions.lms_names import is_late
 from grading.submissions.notebooks import (
-    Document,
-    PartKind,
-    SubmissionPart,
     clean_source,
     html_to_text,
     language_name,
@@ -40,6 +37,7 @@ from grading.submissions.notebooks import (
     water_level,
     without_header,
 )
+from grading.submissions.submission import PartKind, Submission, SubmissionPart
 from messages.errors import SubmissionError
 from producers.words import plural
 
@@ -64,27 +62,6 @@ _MAX_TEXT_BYTES = MIB // 2  # of one file that is no notebook
 MAX_FOLDER_BYTES = 4 * MIB  # of such files of one student; notebooks count a quarter
 _DATA_URI = re.compile(rb"(data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,)[A-Za-z0-9+/=%]*")
 _MOODLE_FOLDER = "_assignsubmission_"  # in the name of each student's folder
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """One student's work, or a solution or template. `parts` is empty if `problem` says why it can't be read."""
-
-    name: str  # relative to the folder or zip; may hold a student's name: stays with the producer, never in a queue
-    language: str  # "R", "Python", "SQL", …; "" if unknown
-    parts: tuple[SubmissionPart, ...]
-    images_left_out: int = 0
-    notes: tuple[str, ...] = ()  # what an instructor should know
-    problem: str = ""
-    unreadable_notes: tuple[str, ...] = ()  # of the notes those on files of the work that can't be read
-    only_template: bool = False  # nothing was added to what the students were given
-    # Of what the same student handed in before: left out, the latest counts.
-    superseded_names: tuple[str, ...] = ()
-
-    @property
-    def empty(self) -> bool:
-        """Readable, but without code or text of its own."""
-        return not self.problem and (self.only_template or all(part.kind == "output" for part in self.parts))
 
 
 def inputs_inside(folder: Path, input_files: Mapping[str, Path | None]) -> dict[str, str]:
@@ -204,22 +181,15 @@ def _read_group(group: FileGroup) -> Submission:
     """One submission; what is wrong with it is its problem."""
     try:
         group.check()
-        document = _read_folder(group) if group.is_folder else _read_entry(group.entries[0])
+        submission = _read_folder(group) if group.is_folder else _read_entry(group.entries[0])
     except Unreadable as error:
         return Submission(group.name, "", (), problem=str(error))
     except SubmissionError:
         raise
     except Exception as error:  # noqa: BLE001  a bug of ours in one file must not stop the class
         return Submission(group.name, "", (), problem=f"reading it failed ({type(error).__name__}): a bug in Kvasir")
-    parts, notes = _bound_parts(document.parts)
-    return Submission(
-        group.name,
-        document.language,
-        parts,
-        document.images_left_out,
-        (*document.notes, *notes),
-        unreadable_notes=document.unreadable_notes,
-    )
+    parts, notes = _bound_parts(submission.parts)
+    return replace(submission, name=group.name, parts=parts, notes=(*submission.notes, *notes))
 
 
 def _bound_parts(parts: tuple[SubmissionPart, ...]) -> tuple[tuple[SubmissionPart, ...], list[str]]:
@@ -277,7 +247,7 @@ def _suffix(path: str) -> str:
     return PurePosixPath(path).suffix.lower()
 
 
-def _read_entry(entry: ArchiveEntry) -> Document:
+def _read_entry(entry: ArchiveEntry) -> Submission:
     """Raises Unreadable."""
     data = _load_entry(entry)
     suffix = _kind(entry.path, data)
@@ -304,7 +274,7 @@ def _kind(path: str, data: bytes) -> str:
     return inner if inner in _READERS and inner != ".ipynb" else suffix
 
 
-def _parse(data: bytes, cut: str, path: str, suffix: str) -> Document:
+def _parse(data: bytes, cut: str, path: str, suffix: str) -> Submission:
     """Raises Unreadable."""
     text, note = decode_text(data)
     document = _READERS[suffix](text, suffix)
@@ -333,27 +303,26 @@ def _kind_of(path: str) -> str:
     return f"files of type {suffix}" if re.fullmatch(r"\.[a-z0-9]{1,5}", suffix) else "files without a known type"
 
 
-def _read_folder(group: FileGroup) -> Document:
-    """The readable files of a folder as one document. Raises Unreadable if not one of them could be read."""
+def _read_folder(group: FileGroup) -> Submission:
+    """The readable files of a folder as one submission. Raises Unreadable if not one of them could be read."""
     for entry in group.entries:
         if entry.is_folder and entry.problem:
             raise Unreadable(entry.problem)
     if not _readable(group):
         raise Unreadable(f"the folder holds no file that can be read; hand in one of: {', '.join(_READERS)}")
     labels = _labels(_readable(group))
-    documents, problems = _read_all(_readable(group), labels)
-    if not documents:
+    files, problems = _read_all(_readable(group), labels)
+    if not files:
         raise Unreadable("; ".join(problems[:5]))
     notes = [*_skipped_files(group), *problems]
-    for label, document in documents:
-        notes += [_with_label(label, note, ": ") for note in document.notes]
+    for label, file in files:
+        notes += [_with_label(label, note, ": ") for note in file.notes]
     parts = [
-        replace(part, location=_with_label(label, part.location, ", "))
-        for label, document in documents
-        for part in document.parts
+        replace(part, location=_with_label(label, part.location, ", ")) for label, file in files for part in file.parts
     ]
-    images = sum(document.images_left_out for _, document in documents)
-    return Document(tuple(parts), _main_language(documents), images, tuple(notes), tuple(problems))
+    images = sum(file.images_left_out for _, file in files)
+    language = _main_language(file for _, file in files)
+    return Submission("", language, tuple(parts), images, tuple(notes), unreadable_notes=tuple(problems))
 
 
 def _labels(files: list[ArchiveEntry]) -> list[str]:
@@ -367,10 +336,10 @@ def _with_label(label: str, text: str, separator: str) -> str:
     return f"{label}{separator}{text}" if label else text
 
 
-def _read_all(files: list[ArchiveEntry], labels: list[str]) -> tuple[list[tuple[str, Document]], list[str]]:
-    """Documents, and problems of the others. Raises Unreadable if it is too much for one submission."""
-    documents, problems, bytes_read, bytes_scanned = [], [], 0, 0
-    for label, entry in zip(labels, files, strict=True):
+def _read_all(entries: list[ArchiveEntry], labels: list[str]) -> tuple[list[tuple[str, Submission]], list[str]]:
+    """What each holds, and problems of the others. Raises Unreadable if it is too much for one submission."""
+    files, problems, bytes_read, bytes_scanned = [], [], 0, 0
+    for label, entry in zip(labels, entries, strict=True):
         try:
             entry_bytes = _load_entry(entry)
             bytes_read += len(entry_bytes)
@@ -380,13 +349,13 @@ def _read_all(files: list[ArchiveEntry], labels: list[str]) -> tuple[list[tuple[
             bytes_scanned += len(data) // (4 if suffix == ".ipynb" else 1)
             if bytes_scanned > MAX_FOLDER_BYTES:
                 raise Unreadable(f"left out, because the folder's text is longer than {MAX_FOLDER_BYTES // MIB} MiB")
-            documents.append((label, _parse(data, cut, entry.path, suffix)))
+            files.append((label, _parse(data, cut, entry.path, suffix)))
         except Unreadable as error:
             bytes_read += error.bytes_read
             problems.append(_with_label(label, str(error), ": "))
         if bytes_read > MAX_SUBMISSION_BYTES:
             raise Unreadable(f"its files are larger than {MAX_SUBMISSION_BYTES // MIB} MiB together; remove large ones")
-    return documents, problems
+    return files, problems
 
 
 def _readable(group: FileGroup) -> list[ArchiveEntry]:
@@ -404,11 +373,11 @@ def _skipped_files(group: FileGroup) -> list[str]:
     ]
 
 
-def _main_language(documents: Iterable[tuple[str, Document]]) -> str:
+def _main_language(files: Iterable[Submission]) -> str:
     """The language with most code."""
     sizes: Counter[str] = Counter()
-    for _, document in documents:
-        sizes[document.language] += sum(len(part.text) for part in document.parts if part.kind == "code")
+    for file in files:
+        sizes[file.language] += sum(len(part.text) for part in file.parts if part.kind == "code")
     named_sizes = {language: size for language, size in sizes.items() if language}
     return max(sorted(named_sizes), key=named_sizes.__getitem__, default="")
 
@@ -416,40 +385,43 @@ def _main_language(documents: Iterable[tuple[str, Document]]) -> str:
 # --- kinds of file
 
 
-def _notebook(text: str, _suffix: str) -> Document:
+def _notebook(text: str, _suffix: str) -> Submission:
     if not text.strip():
         raise Unreadable("the file is empty")
     return read_notebook(text)
 
 
-def _script(text: str, suffix: str) -> Document:
+def _script(text: str, suffix: str) -> Submission:
     code, images = clean_source(text)
     parts = (SubmissionPart("code", code.strip("\n"), "script"),) if code.strip() else ()
-    return Document(parts, {".r": "R", ".py": "Python", ".sql": "SQL"}[suffix], images)
+    return Submission("", {".r": "R", ".py": "Python", ".sql": "SQL"}[suffix], parts, images)
 
 
-def _prose(text: str, suffix: str) -> Document:
+def _prose(text: str, suffix: str) -> Submission:
     prose, images = clean_source(text)
     prose = without_header(prose) if suffix == ".md" else prose
-    return Document((SubmissionPart("text", prose.strip("\n"), "text"),) if prose.strip() else (), "", images)
+    return _text_alone(prose, images)
 
 
-def _page(text: str, _suffix: str) -> Document:
+def _text_alone(text: str, images: int) -> Submission:
+    parts = (SubmissionPart("text", text.strip("\n"), "text"),) if text.strip() else ()
+    return Submission("", "", parts, images)
+
+
+def _page(text: str, _suffix: str) -> Submission:
     """What was typed into the LMS's own editor."""
     prose, images = html_to_text(text)
     prose, inline_images = clean_source(prose)
-    return Document(
-        (SubmissionPart("text", prose.strip("\n"), "text"),) if prose.strip() else (), "", images + inline_images
-    )
+    return _text_alone(prose, images + inline_images)
 
 
-def _markdown_with_chunks(text: str, suffix: str) -> Document:
+def _markdown_with_chunks(text: str, suffix: str) -> Submission:
     """R Markdown and Quarto: executable chunks are code, everything between them is prose, the header is left out."""
     text, images = clean_source(text)
     reader = _ChunkReader("R" if suffix == ".rmd" else "")
     for line in without_header(text).split("\n"):
         reader.read_line(line)
-    return reader.document(images)
+    return reader.submission(images)
 
 
 @dataclass(slots=True)
@@ -472,11 +444,11 @@ class _ChunkReader:
         else:
             self.lines.append(line)
 
-    def document(self, images: int) -> Document:
+    def submission(self, images: int) -> Submission:
         notes = ("the last code chunk is never closed",) if self.language is not None else ()
         self._finish("code" if self.language is not None else "text")
         language = max(sorted(self.languages), key=self.languages.__getitem__, default=self.default)
-        return Document(tuple(self.parts), language, images, notes)
+        return Submission("", language, tuple(self.parts), images, notes)
 
     def _finish(self, kind: PartKind) -> None:
         text = "\n".join(self.lines).strip("\n")
@@ -489,7 +461,7 @@ class _ChunkReader:
         self.lines, self.language = [], None
 
 
-_READERS: dict[str, Callable[[str, str], Document]] = {
+_READERS: dict[str, Callable[[str, str], Submission]] = {
     ".ipynb": _notebook,
     ".r": _script,
     ".rmd": _markdown_with_chunks,

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from grading.submissions.notebooks import PartKind, SubmissionPart, water_level
+from grading.submissions.notebooks import water_level
 from grading.submissions.reading import Submission
+from grading.submissions.submission import PartKind, SubmissionPart
 
 Count = Callable[[str], int]
 

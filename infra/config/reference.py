@@ -33,7 +33,8 @@ For each value by itself the nearest source wins: a flag, a `KVASIR_*` variable,
 `KVASIR_CONFIG`), `./kvasir.toml`, `kvasir.toml` in the user's configuration folder (`~/.config/kvasir`, on a Mac
 `~/Library/Application Support/kvasir`), the default. Relative paths start from the file's folder. An unknown key is an
 error that names the nearest known one. A `./kvasir.toml` that belongs to another user, or that others may write to, is
-refused; `--config` names it all the same.
+refused; `--config` names it all the same. Weights `OWNER/NAME` of an engine that takes hub names are one where no such
+folder lies beside the file; `./OWNER/NAME` is always a path.
 
 This page is made by `python -m infra.config.reference`; a test compares.
 """

@@ -6,6 +6,7 @@ Precedence is decided for each value by itself, so a file may set what the one b
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 import tomllib
@@ -53,6 +54,7 @@ _SHORT: Mapping[str, Keys] = {key: (table, key) for table in ("services", "gradi
 _FOREIGN = re.compile(r"KVASIR_TEST_|.*_SERVICE_(HOST|PORT)|.*_PORT(_|$)")
 _LISTS = {"same_weights": "engines", "roles": "tables such as { role = 'prefill', model = 'qwen3-coder:30b' }"}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")  # two letters or more
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*(?:\?|\Z)")  # OWNER/NAME, perhaps with options
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ def merge(layers: Sequence[Layer]) -> dict[Keys, SourcedValue]:
     for rank, layer in enumerate(layers):
         for keys, value in _values(layer.tree, _validate(layer), ()):
             if value and _is_path(keys):
-                value = _resolve_path(value, layer.folder)
+                value = _resolve_path(value, layer.folder, takes_hub_name=_takes_hub_name(keys))
             entries.setdefault(keys, SourcedValue(value, layer.origin(keys), rank))
     return entries
 
@@ -105,14 +107,20 @@ def _values(tree: Mapping[str, Any], table: Any, path: Keys) -> Iterator[tuple[K
 def _is_path(keys: Keys) -> bool:
     """Whether the setting may hold a path. What weights are, their engine says."""
     if keys[2:3] == ("weights",):
-        return bool(engine_entry(keys[3]).weights_type == "path")
+        return bool(engine_entry(keys[3]).weights_type != "text")
     return keys[-1].endswith("_file") or keys[2:3] == ("tokenizer",)
 
 
-def _resolve_path(place: str, folder: Path) -> str:
-    """What may be a path: relative to its source's folder, unless it has a scheme."""
+def _takes_hub_name(keys: Keys) -> bool:
+    return keys[2:3] == ("weights",) and engine_entry(keys[3]).weights_type == "path or hub name"
+
+
+def _resolve_path(place: str, folder: Path, takes_hub_name: bool) -> str:
+    """What may be a path: relative to its source's folder, unless it has a scheme, or is a hub name and no file."""
     path = Path(place)
-    return place if _SCHEME.match(place) else str(folder / (path.expanduser() if path.parts[:1] == ("~",) else path))
+    resolved_path = folder / (path.expanduser() if path.parts[:1] == ("~",) else path)
+    is_hub_name = takes_hub_name and _HUB_NAME.match(place) and not os.path.exists(str(resolved_path).partition("?")[0])
+    return place if _SCHEME.match(place) or is_hub_name else str(resolved_path)
 
 
 @cache

@@ -149,7 +149,7 @@ def retry(
         owned_batch.check_may_publish()
         request: GradeRequest = class_run.request_of_batch(settings, owned_batch)
         assignment = class_run.open_assignment(owned_batch, request)
-        runnable_ids = {task.job_id for task in assignment.tasks if task.may_run}
+        runnable_ids = {task.job.job_id for task in assignment.tasks if task.may_run}
         retried_ids = jobs_to_retry(owned_batch, _names_in_batch(owned_batch, request, names), runnable_ids)
         owned_batch.run_again(retried_ids)
         progress.say(f"{plural(len(retried_ids), 'job')} run again")

@@ -67,8 +67,8 @@ def run(
         if batch.open_jobs:
             models = sorted({entry.model for entry in batch.open_jobs.values()})
             with connect(settings, models, global_options.observer(), f"run {batch.batch_id}") as client:
-                tasks = ReadAgain(lambda: (line.task for line in lines() if line.task))
-                Runner(batch, tasks, client, progress).run(output.max_wait)
+                jobs = ReadAgain(lambda: (line.job for line in lines() if line.job))
+                Runner(batch, jobs, client, progress).run(output.max_wait)
         return _write_results(batch, output.as_json)
 
 

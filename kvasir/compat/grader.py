@@ -20,8 +20,8 @@ from grading.planning import assign
 from grading.points import CriterionGrade, Grade
 from grading.request import AspectModel, GradeRequest
 from grading.rubric.rubric import Aspect, Rubric, load_rubric, parse_rubric
-from grading.submissions.notebooks import SubmissionPart
 from grading.submissions.reading import Submission, read_document
+from grading.submissions.submission import SubmissionPart
 from infra.config.settings import Settings, load_settings
 from kvasir.class_run import aspect_model
 from kvasir.compat.models import resolve_model
@@ -96,15 +96,8 @@ class BusinessAnalyticsGraderV2:
         assignment = assign(request, rubric, solution, template, [work], batch_id, secrets.token_bytes(16))
         with connect(self._settings, sorted({model.name for model in models.values()}), name="compat") as client:
             jobs = [
-                client.new_job(
-                    batch_id,
-                    task.item_id,
-                    task.model,
-                    task.parts,
-                    task.sampling,
-                    lane="now",
-                )
-                for task in assignment.tasks
+                client.new_job(batch_id, job.item_id, job.model, job.prompt, job.sampling, lane="now")
+                for job in assignment.jobs
             ]
             client.submit(jobs)
             results = {result.job_id: result for result in client.gather(batch_id, [job.job_id for job in jobs])}

@@ -75,6 +75,9 @@ def plan(
     settings = global_options.settings(models)
     if (folder is None) == (submissions is None):
         raise UsageError("say what to plan for: a FOLDER of submissions, or --submissions N, and not both")
+    documents = {"--rubric": rubric, "--solution": solution, "--template": template}
+    if submissions and (named := [name for name, file in documents.items() if file]):
+        raise UsageError(f"{named[0]} shapes the prompts of a FOLDER; the lengths of --submissions N are drawn without")
     answers = {"code": draw.code_answer, "feedback": draw.feedback_answer}
     tokens = {aspect: answer or _ANSWERS[aspect] for aspect, answer in answers.items()}
     if submissions:
@@ -100,14 +103,14 @@ def _jobs_of_request(request: GradeRequest, answers: dict[str, int], seed: int) 
     if not tasks:
         raise UsageError(f"{request.folder} holds no submission that a model would have to read")
     source = random.Random(seed)
-    shared_tokens = {task.aspect: estimate_tokens(task.prompt.prefix) for task in tasks}
+    shared_tokens = {task.aspect: estimate_tokens(task.job.prompt[0].text) for task in tasks}
     return workload.longest_first(
         [
             PlannedJob(
-                task.item_id,
-                task.model,
+                task.job.item_id,
+                task.job.model,
                 shared_tokens[task.aspect],
-                estimate_tokens(task.prompt.suffix),
+                estimate_tokens(task.job.prompt[-1].text),
                 workload.draw_around(answers[task.aspect], source),
                 prefix=task.aspect,
             )

@@ -23,7 +23,7 @@ from messages.jobs import (
     MAX_PROMPT_BYTES,
     JobResult,
     Part,
-    check_prompt,
+    PrefillJob,
     conversation,
     job_id,
     user_prompt,
@@ -31,7 +31,6 @@ from messages.jobs import (
 from producers.batch.batch import Batch, BatchEntry
 from producers.batch.intake import failed_intake
 from producers.batch.openai_body import Defaults, choices_of, messages_of, sampling_of, usage_of
-from producers.batch.runner import JobSpec
 
 MAX_LINES = 50_000
 MAX_FILE_BYTES = 200 << 20
@@ -49,7 +48,7 @@ class PromptLine:
 
     custom_id: str
     item_id: str
-    task: JobSpec | None
+    job: PrefillJob | None
     problem: str = ""
     model: str = ""  # as the line has it
 
@@ -136,7 +135,7 @@ class _LineReader:
                 self._check(body)
             model = str(body.get("model") or "")
             self._check_id(custom_id)
-            return PromptLine(custom_id, self._item(custom_id), self._task(custom_id, body), model=model)
+            return PromptLine(custom_id, self._item(custom_id), self._job(custom_id, body), model=model)
         except (BadLine, ConfigError, InvalidMessage) as error:
             return PromptLine(custom_id, self._item(f"{custom_id} {number}"), None, str(error), model)
 
@@ -148,16 +147,15 @@ class _LineReader:
     def _item(self, name: str) -> str:
         return hashlib.blake2b(name.encode(), digest_size=8, key=self._secret, person=b"kvasir.item").hexdigest()
 
-    def _task(self, custom_id: str, body: Mapping[str, Any]) -> JobSpec:
+    def _job(self, custom_id: str, body: Mapping[str, Any]) -> PrefillJob:
         defaults = self._resolve(str(body.get("model") or self._default_model))
         parts = self._parts(body)
         sampling = sampling_of(body, defaults, seed=0)
         if sum(len(part.text.encode()) for part in parts) > MAX_PROMPT_BYTES:
             raise BadLine(f"its prompt is longer than {MAX_PROMPT_BYTES >> 20} MiB; shorten it")
-        check_prompt(parts)
         item_id = self._item(custom_id)
         name = job_id(self._batch_id, item_id, defaults.model, parts, sampling)
-        return JobSpec(name, item_id, defaults.model, parts, sampling)
+        return PrefillJob(name, self._batch_id, item_id, defaults.model, parts, sampling)
 
     def _parts(self, body: Mapping[str, Any]) -> tuple[Part, ...]:
         if "messages" in body:
@@ -223,8 +221,8 @@ def plan(batch: Batch, lines: Iterable[PromptLine], source: Path, fallback_model
     """Write the manifest, and the failed results of lines that can't be used, before anything is published."""
     entries, failures = [], []
     for line in lines:
-        if task := line.task:
-            entries.append(BatchEntry(task.job_id, task.item_id, task.model, "prompt", line.custom_id))
+        if job := line.job:
+            entries.append(BatchEntry(job.job_id, job.item_id, job.model, "prompt", line.custom_id))
         else:
             entry, failure = failed_intake(batch, line.item_id, fallback_model, line.custom_id, "BadLine", line.problem)
             entries.append(entry)

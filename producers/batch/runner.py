@@ -12,11 +12,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 from infra.broker import topology
-from messages.jobs import LANES, JobResult, Part, PrefillJob, Question, Sampling
+from messages.change import replace_fields
+from messages.jobs import LANES, JobResult, PrefillJob
 from messages.lifecycle import Event, Step
 from producers.batch.batch import Batch, Counts
 from producers.client import Client, Replies, Reply
@@ -33,18 +33,6 @@ _QUIET_LOOKS = 3  # without a result, until jobs are counted that the broker no 
 _LOOKS_BEFORE_GIVING_UP = 2  # a result may be between its queue and us
 
 
-@dataclass(frozen=True, slots=True)
-class JobSpec:
-    """What a job is made of."""
-
-    job_id: str  # as `messages.jobs.job_id` has it
-    item_id: str  # unique within the batch
-    model: str
-    parts: tuple[Part, ...]  # the prompt
-    sampling: Sampling  # with questions: the longest answer's
-    questions: tuple[Question, ...] = ()  # asked after the prompt; as a rule nothing
-
-
 class Progress(Protocol):
     """Who is told how it goes."""
 
@@ -56,27 +44,27 @@ class Progress(Protocol):
 
 
 class ReadAgain:
-    """Tasks that are made anew each time somebody goes through them: so many prompts needn't be kept."""
+    """Jobs that are made anew each time somebody goes through them: so many prompts needn't be kept."""
 
-    def __init__(self, tasks: Callable[[], Iterable[JobSpec]]) -> None:
-        self._tasks = tasks
+    def __init__(self, jobs: Callable[[], Iterable[PrefillJob]]) -> None:
+        self._jobs = jobs
 
-    def __iter__(self) -> Iterator[JobSpec]:
-        return iter(self._tasks())
+    def __iter__(self) -> Iterator[PrefillJob]:
+        return iter(self._jobs())
 
 
 class Runner:
     """One owner's work on one batch. Needs the batch's folder lock and its reply queue, so there is only one."""
 
     def __init__(
-        self, batch: Batch, tasks: Iterable[JobSpec], client: Client, progress: Progress, deadline_s: float = 0.0
+        self, batch: Batch, jobs: Iterable[PrefillJob], client: Client, progress: Progress, deadline_s: float = 0.0
     ) -> None:
-        """`tasks` is gone through when jobs are published, and again when the broker has lost some (`ReadAgain`).
+        """`jobs` is gone through when they are published, and again when the broker has lost some (`ReadAgain`).
 
-        Jobs that it publishes expire `deadline_s` from now; 0: never.
+        Which run it is, its times and its reply queue each gets here. They expire `deadline_s` from now; 0: never.
         """
         self._batch = batch
-        self._tasks = tasks
+        self._jobs = jobs
         self._client = client
         self._progress = progress
         self._deadline = client.cluster_state.now() + deadline_s if deadline_s else 0.0
@@ -129,27 +117,20 @@ class Runner:
                 batch.note_confirmed(confirmed_jobs)
                 confirmed_jobs.clear()
 
-        jobs = (self._job(task) for task in self._tasks if task.job_id in job_ids)
+        jobs = (self._addressed(job) for job in self._jobs if job.job_id in job_ids)
         try:
             return self._client.submit(jobs, on_confirmed)
         finally:
             batch.note_confirmed(confirmed_jobs)
 
-    def _job(self, task: JobSpec) -> PrefillJob:
-        """A task as it is published."""
-        batch = self._batch
-        return PrefillJob(
-            task.job_id,
-            batch.batch_id,
-            task.item_id,
-            task.model,
-            task.parts,
-            task.sampling,
-            run=batch.runs.get(task.job_id, 1),
-            submitted_at=batch.created_at,
+    def _addressed(self, job: PrefillJob) -> PrefillJob:
+        """The job as it is published."""
+        return replace_fields(
+            job,
+            run=self._batch.runs.get(job.job_id, 1),
+            submitted_at=self._batch.created_at,
             deadline=self._deadline,
             reply_to=self._reply_queue,
-            questions=task.questions,
         )
 
     def _record(self, replies: list[Reply]) -> None:

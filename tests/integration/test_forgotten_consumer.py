@@ -18,7 +18,7 @@ from messages import codec
 from messages.jobs import JobResult, Sampling, user_prompt
 from prefill_worker.worker import PrefillFlow, SlotFlow
 from producers.batch.batch import Batch, BatchEntry
-from producers.batch.runner import JobSpec, Runner
+from producers.batch.runner import Runner
 from producers.client import Client
 from tests.support.pipeline import RecordingProgress
 from tests.support.servers import RabbitMQServer
@@ -119,8 +119,7 @@ def test_an_owner_that_the_broker_has_forgotten_gets_its_results(
         client, parts = Client(broker, cluster_state, [MODEL]), user_prompt("", "Grade this.")
         job = client.new_job(batch.batch_id, "alice", MODEL, parts, Sampling(16))
         batch.plan([BatchEntry(job.job_id, "alice", MODEL, "code", "alice")], {})
-        spec = JobSpec(job.job_id, job.item_id, MODEL, parts, job.sampling)
-        owner = threading.Thread(target=Runner(batch, [spec], client, RecordingProgress()).run, args=(60,), daemon=True)
+        owner = threading.Thread(target=Runner(batch, [job], client, RecordingProgress()).run, args=(60,), daemon=True)
         owner.start()
         # Given an owner that has published its job, and listens
         reply_queue = topology.reply_queue(batch.batch_id, quorum=True)

@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 
 from benchmarks import matrix_models
-from engines.base import PrefillResult
 from engines.proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
 from engines.sketch import compare
 from engines.sketching import fresh_sketch
 from messages.errors import KVTransferFailed
-from messages.jobs import Sampling
+from messages.jobs import PrefillReport, Sampling
 from messages.kv import Array, KVCache, Record, RecurrentState, assemble_cache
 
 GREEDY = Sampling(max_tokens=32, temperature=0)
@@ -174,7 +173,7 @@ class Forgetful:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def prefill(self, tokens: Sequence[int], emit: Callable[[Record], None]) -> PrefillResult:
+    def prefill(self, tokens: Sequence[int], emit: Callable[[Record], None]) -> PrefillReport:
         def forget(record: Record) -> None:
             emit(replace(record, data=np.zeros_like(record.data)) if isinstance(record, RecurrentState) else record)
 

@@ -55,11 +55,11 @@ def _result(batch_id: str, assignment: Assignment, task: Task, points: int, evid
     if task.aspect == "feedback":
         text["summary"] = "Good work."
     return JobResult(
-        task.job_id,
+        task.job.job_id,
         1,
         batch_id,
-        task.item_id,
-        task.model,
+        task.job.item_id,
+        task.job.model,
         "succeeded",
         json.dumps(text),
         "stop",

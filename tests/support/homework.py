@@ -13,6 +13,7 @@ from typing import Any
 from grading.prompts.prompt import build_prompt
 from grading.rubric.rubric import Aspect, load_rubric
 from grading.submissions.reading import read_document, read_submissions
+from messages.jobs import prompt_text
 from tests.support.processes import ROOT, CompletedCommand, environment
 
 EXAMPLE = ROOT / "examples/homework"
@@ -62,7 +63,7 @@ def example_prompt(role: Aspect, student: str) -> str:
         submission for submission in read_submissions(EXAMPLE / "submissions") if submission.name.startswith(student)
     )
     prompt = build_prompt(role, load_rubric(EXAMPLE / "rubric.yaml"), solution, template, submission, "0123456789ab")
-    return prompt.prefix + prompt.suffix
+    return prompt_text(prompt)
 
 
 def tiny_class(folder: Path, size: int = 3) -> Path:

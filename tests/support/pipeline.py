@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.worker import DecodeWorker
-from engines.base import Answer, EngineInfo, LoadedEngine, PrefillResult, TokenizedPrompt
+from engines.base import Answer, EngineInfo, LoadedEngine, TokenizedPrompt
 from engines.registry import EngineOptions
 from engines.simulated.engine import SimulatedEngine, parse_weights
 from engines.sketch import Sketch, Sketches
@@ -35,7 +35,7 @@ from kvstore.base import ClusterState
 from kvstore.blocks import BlockRef, block_refs, shared_boundary
 from kvstore.memory import DEFAULT_MAX_BYTES, MemoryClusterState, MemoryKVStore
 from messages.errors import Cancelled, StoreUnavailable
-from messages.jobs import KV_CHECK_EVERY, JobResult, Part, PrefillJob, Sampling, user_prompt
+from messages.jobs import KV_CHECK_EVERY, JobResult, Part, PrefillJob, PrefillReport, Sampling, user_prompt
 from messages.kv import Block, KVCache, KVLayout, Record
 from messages.lifecycle import Event, Step
 from messages.workers import WorkerStage
@@ -119,7 +119,7 @@ class WatchedEngine(SimulatedEngine):
 
     def prefill(
         self, tokens: Sequence[int], emit: Any, first: int = 0, resume: KVCache | None = None, stop: Any = None
-    ) -> PrefillResult:
+    ) -> PrefillReport:
         self._note(tuple(tokens))
         self.before_prefill(tokens, stop)
         return super().prefill(tokens, emit, first, resume, stop)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from grading.points import Grade, grade_submission
-from grading.prompts.answers import CriterionAnswer, ParsedAnswer
+from grading.prompts.answers import ParsedAnswer, criterion_grade
 from grading.report.page import render_page
 from grading.rubric.rubric import Criterion, Rubric
 from grading.submissions.reading import Submission, SubmissionPart
@@ -65,8 +65,8 @@ def class_of_three() -> list[Grade]:
     submission = Submission(
         HOSTILE, "R", (SubmissionPart("code", HOSTILE, "cell 1"),), 2, ("3 of 9 cells were never run",)
     )
-    said = CriterionAnswer(2.5, HOSTILE, HOSTILE)
-    answer = ParsedAnswer({criterion.id: said for criterion in RUBRIC.criteria})
+    said = {"evidence": HOSTILE, "feedback": HOSTILE}
+    answer = ParsedAnswer({criterion.id: criterion_grade(criterion, 2.5, **said) for criterion in RUBRIC.criteria})
     cuts = (Cut("cell 9", "output", 100, 12_345),)
     hostile = grade_submission(HOSTILE, RUBRIC, {"code": answer}, submission, cuts)
     unread = Submission(LONG_WORD, "", (), problem=f"not a notebook: {LONG_WORD}")

@@ -21,7 +21,6 @@ from engines.registry import Engine, EngineOptions, open_engine
 from grading.jobs import Task
 from infra.config.settings import load_settings
 from kvasir.class_run import open_assignment, request_from
-from messages.jobs import user_prompt
 from messages.kv import Block, KVCache
 from producers.batch.batch import Batch
 from tests.support.homework import EXAMPLE
@@ -58,7 +57,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
 
 
 def tokens_of(engine: Engine, task: Task) -> tuple[int, ...]:
-    return engine.tokenize(user_prompt(task.prompt.prefix, task.prompt.suffix), 0.0).ids
+    return engine.tokenize(task.job.prompt, 0.0).ids
 
 
 def transferred(sender: Engine, tokens: tuple[int, ...]) -> KVCache:
@@ -84,11 +83,11 @@ def test_every_engine_answers_every_prompt_of_the_demo_alike(engines: dict[str, 
     for task in tasks:
         tokens = tokens_of(engines["llamacpp"], task)
         if len(tokens) < LONG_TOKENS:
-            answers = {name: engine.decode(tokens, None, task.sampling) for name, engine in engines.items()}
+            answers = {name: engine.decode(tokens, None, task.job.sampling) for name, engine in engines.items()}
             for (name, mine), (_, other) in permutations(answers.items(), 2):
                 if mine.text != other.text:
                     lead = parted(engines[name], tokens, mine, other)
-                    leads[task.item_id] = max(lead, leads.get(task.item_id, 0))
+                    leads[task.job.item_id] = max(lead, leads.get(task.job.item_id, 0))
     assert max(leads.values(), default=0) <= MARGIN, leads
     assert len(leads) <= 2, leads
 
@@ -99,7 +98,7 @@ def test_a_kv_transfer_changes_no_answer(
 ) -> None:
     for task in tasks[:4]:
         tokens = tokens_of(engines[sender], task)
-        cold = engines["llamacpp"].decode(tokens, None, task.sampling)
-        warm = engines[receiver].decode(tokens, transferred(engines[sender], tokens), task.sampling)
+        cold = engines["llamacpp"].decode(tokens, None, task.job.sampling)
+        warm = engines[receiver].decode(tokens, transferred(engines[sender], tokens), task.job.sampling)
         assert warm.evaluated_tokens == 1
         assert warm.text == cold.text or parted(engines["llamacpp"], tokens, cold, warm) <= MARGIN

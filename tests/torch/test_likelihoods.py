@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from benchmarks.matrix_caches import prefilled
 from decode_worker.likelihoods import value_likelihoods
 from engines.registry import EngineOptions, open_engine
-from messages.jobs import Ask, Sampling, user_prompt
+from messages.jobs import PrefillJob, Sampling, user_prompt
 from tests.support import smollm2, smollm2_folders
 
 pytestmark = pytest.mark.torch
@@ -62,7 +62,7 @@ def test_every_engine_tells_the_shares_that_transformers_does(name: str, model) 
         assert sorted(by_transformers)[-2] > 0.05, "else little would be compared"
 
         for cache in (None, prefilled(engine, ids)):
-            ask = Ask(PROMPT, ids, Sampling(120, json_schema=SCHEMA))
+            ask = PrefillJob("j", "b", "i", "m", PROMPT, Sampling(120, json_schema=SCHEMA), tokens=ids)
             shares = value_likelihoods(engine, ask, cache, ANSWER, answer, threading.Event())
             assert shares == pytest.approx(by_transformers, abs=0.02)
     finally:

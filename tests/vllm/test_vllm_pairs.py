@@ -57,9 +57,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory, engines: dict[str, Engine]) 
     folder, rubric, solution, template = (EXAMPLE / name for name in names)
     with Batch(tmp_path_factory.mktemp("class") / "out") as batch:
         asked = list(open_assignment(batch, request_from(settings, folder, rubric, solution, template)).tasks)
-    found = [
-        (engines["vllm"].tokenize(user_prompt(one.prompt.prefix, one.prompt.suffix), 0.0).ids, one) for one in asked
-    ]
+    found = [(engines["vllm"].tokenize(one.job.prompt, 0.0).ids, one) for one in asked]
     short = [(tokens, one) for tokens, one in found if len(tokens) < LONG_TOKENS]
     assert len(short) >= 3
     return short[:3]
@@ -68,15 +66,15 @@ def tasks(tmp_path_factory: pytest.TempPathFactory, engines: dict[str, Engine]) 
 @pytest.fixture(scope="module")
 def cold(engines: dict[str, Engine], tasks: list[tuple[tuple[int, ...], Task]]) -> list[str]:
     """What llama.cpp alone answers."""
-    return [engines["llamacpp"].decode(tokens, None, task.sampling).text for tokens, task in tasks]
+    return [engines["llamacpp"].decode(tokens, None, task.job.sampling).text for tokens, task in tasks]
 
 
 def test_vllm_tokenizes_and_answers_as_llamacpp(
     engines: dict[str, Engine], tasks: list[tuple[tuple[int, ...], Task]], cold: list[str]
 ) -> None:
     for (tokens, task), text in zip(tasks, cold, strict=True):
-        assert engines["llamacpp"].tokenize(user_prompt(task.prompt.prefix, task.prompt.suffix), 0.0).ids == tokens
-        answer = engines["vllm"].decode(tokens, None, task.sampling)
+        assert engines["llamacpp"].tokenize(task.job.prompt, 0.0).ids == tokens
+        answer = engines["vllm"].decode(tokens, None, task.job.sampling)
         assert (answer.text, answer.evaluated_tokens) == (text, len(tokens))
 
 
@@ -89,7 +87,7 @@ def test_a_kv_transfer_changes_no_answer_and_leaves_one_token(
     cold: list[str],
 ) -> None:
     for (tokens, task), text in zip(tasks, cold, strict=True):
-        answer = engines[receiver].decode(tokens, prefilled(engines[sender], tokens), task.sampling)
+        answer = engines[receiver].decode(tokens, prefilled(engines[sender], tokens), task.job.sampling)
         assert (answer.text, answer.evaluated_tokens) == (text, 1)
 
 

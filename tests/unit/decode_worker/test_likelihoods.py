@@ -13,7 +13,7 @@ import pytest
 from decode_worker.likelihoods import value_likelihoods
 from engines.base import DecodeEngine
 from messages.errors import Cancelled, EngineUnavailable
-from messages.jobs import Ask, Part, Sampling
+from messages.jobs import Part, PrefillJob, Sampling
 
 QUESTION = "How many?"
 
@@ -37,9 +37,13 @@ class Letters:
         return {ord(letter): math.log(share) for letter, share in self.expected.get(answer, {" ": 1.0}).items()}
 
 
+def asking(sampling: Sampling) -> PrefillJob:
+    return PrefillJob("j", "b", "i", "m", (Part("user", QUESTION),), sampling, tokens=tuple(map(ord, QUESTION)))
+
+
 def shares(model: Any, values: list[Any], answer: str, tokens: Sequence[int] | None = None) -> tuple[float, ...]:
     schema = {"type": "object", "properties": {"evidence": {"type": "string"}, "points": {"enum": values}}}
-    ask = Ask((Part("user", QUESTION),), tuple(map(ord, QUESTION)), Sampling(9, json_schema=json.dumps(schema)))
+    ask = asking(Sampling(9, json_schema=json.dumps(schema)))
     tokens = [ord(letter) for letter in answer] if tokens is None else tokens
     return value_likelihoods(cast(DecodeEngine, model), ask, None, answer, tokens, threading.Event())
 
@@ -82,7 +86,7 @@ def test_the_value_is_found_within_the_criterion_that_the_answer_names():
     said = {"type": "object", "properties": {"evidence": {"type": "string"}, "points": {"enum": [0, 1]}}}
     schema = json.dumps({"type": "object", "properties": {"points": said}})
     model = cast(DecodeEngine, Letters({start: {"1": 0.75, "0": 0.25}}))
-    ask = Ask((Part("user", QUESTION),), tuple(map(ord, QUESTION)), Sampling(9, json_schema=schema))
+    ask = asking(Sampling(9, json_schema=schema))
     answer = start + "1}}"
 
     found = value_likelihoods(model, ask, None, answer, [ord(letter) for letter in answer], threading.Event())

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from decode_worker import fallback
-from decode_worker.answers import Answers, ScoredAnswer
+from decode_worker.answers import Answers
 from engines.base import Answer, TokenizedPrompt
 from engines.questions import tokenize_job
 from engines.registry import EngineOptions
@@ -284,20 +284,18 @@ def test_of_a_kv_cache_that_is_gone_the_noted_answers_stay(pipeline):
 def test_what_a_crashed_worker_has_noted_is_taken_over_whole():
     state, slots = MemoryClusterState(), SlotPool(1)
     job = PrefillJob("j", "b", "i", "m:1b", (Part("user", "x"),), Sampling(16, answers=2))
-    one = ScoredAnswer(Answer("yes", (7,), 1, "stop", 3, 0.25, 0.5), (0.25, 0.75))
+    one = Answer("yes", (7,), 1, "stop", 3, 0.25, 0.5, (0.25, 0.75))
 
-    def dies(number: int) -> ScoredAnswer:
+    def dies(number: int) -> Answer:
         if number:
             raise WorkerDied
         return one
 
     with pytest.raises(WorkerDied):
         Answers(job, 2, dies, slots, state).collect()
-    again = Answers(
-        job, 2, lambda number: ScoredAnswer(Answer("no", (), 1, "stop", 3, 0.0, 0.0)), slots, state
-    ).collect()
+    again = Answers(job, 2, lambda number: Answer("no", (), 1, "stop", 3, 0.0, 0.0), slots, state).collect()
 
     # Its ids are not kept: nobody goes on from a noted answer.
-    assert again[0] == replace(one, answer=replace(one.answer, tokens=()))
-    assert (again[1].answer.text, again[1].likelihoods) == ("no", ())
+    assert again[0] == replace(one, tokens=())
+    assert (again[1].text, again[1].likelihoods) == ("no", ())
     slots.close()

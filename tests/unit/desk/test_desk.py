@@ -100,8 +100,8 @@ def test_a_view_shows_of_two_successes_the_one_that_counts_for_the_batch(tmp_pat
     view = BatchView(out, request_of).refresh()
     assert [grade.points for grade in view.grades] == [2]
     with Batch(out) as batch:
-        before = [batch.result(task.job_id) for task in assignment.tasks]
-        batch.run_again(task.job_id for task in assignment.tasks)
+        before = [batch.result(task.job.job_id) for task in assignment.tasks]
+        batch.run_again(task.job.job_id for task in assignment.tasks)
         assert [grade.points for grade in view.refresh().grades] == [None]
         batch.journal.record(
             replace(result, run=2, text=result.text.replace('"points": 1', '"points": 2'))
@@ -111,8 +111,8 @@ def test_a_view_shows_of_two_successes_the_one_that_counts_for_the_batch(tmp_pat
 
         # Then the view shows what the batch counts: nothing while it is open, and then the second answer
         assert [grade.points for grade in view.refresh().grades] == [4]
-        assert [view.result(task.job_id) for task in assignment.tasks] == [
-            batch.result(task.job_id) for task in assignment.tasks
+        assert [view.result(task.job.job_id) for task in assignment.tasks] == [
+            batch.result(task.job.job_id) for task in assignment.tasks
         ]
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from grading.alarms import class_alarms
 from grading.points import Grade, grade_submission
-from grading.prompts.answers import AnswerError, CriterionAnswer, ParsedAnswer
+from grading.prompts.answers import AnswerError, ParsedAnswer, criterion_grade
 from grading.prompts.prompt import build_prompt, prefix
 from grading.quotes import leaks, private_texts, submission_texts
 from grading.rubric.checks import Check, CheckFinding, run_checks
 from grading.rubric.rubric import Criterion, Rubric
 from grading.samples import parse_samples
-from grading.submissions.notebooks import SubmissionPart
 from grading.submissions.reading import Submission
+from grading.submissions.submission import SubmissionPart
 
 LOOPS = Criterion("loops", "Uses loops", 4, "Award 2 points if the loop ends by itself, else one.", "code")
 WORDS = Criterion("words", "Explains", 4, "Look for numbers.", "feedback")
@@ -72,14 +72,14 @@ def test_findings_stand_in_the_students_part_after_the_shared_prefix() -> None:
     with_findings = build_prompt("code", RUBRIC, SOLUTION, None, WORK, "f" * 12, (), said)
     without = build_prompt("code", RUBRIC, SOLUTION, None, WORK, "f" * 12)
 
-    assert with_findings.prefix == without.prefix
-    assert said[0] in with_findings.suffix
-    assert with_findings.suffix.index(said[0]) < with_findings.suffix.index("=== ffffffffffff begin")
+    assert with_findings[0] == without[0]
+    assert said[0] in with_findings[-1].text
+    assert with_findings[-1].text.index(said[0]) < with_findings[-1].text.index("=== ffffffffffff begin")
 
 
 def answered(points: int, feedback: str = "Right.", sampled: tuple[int, ...] = ()) -> dict[str, ParsedAnswer]:
-    loops = CriterionAnswer(points, "while (i < 4)", feedback, sampled)
-    words = CriterionAnswer(3, "i <- i + 1", "Clear.")
+    loops = criterion_grade(LOOPS, points, evidence="while (i < 4)", feedback=feedback, sampled=sampled)
+    words = criterion_grade(WORDS, 3, evidence="i <- i + 1", feedback="Clear.")
     return {"code": ParsedAnswer({"loops": loops}), "feedback": ParsedAnswer({"words": words}, "Keep on.")}
 
 
@@ -120,11 +120,11 @@ def answer(points: int, evidence: str = "e") -> str:
 def test_the_median_counts_with_its_own_words() -> None:
     merged = parse_samples([answer(4), answer(1), answer(2)], [LOOPS], False).criteria["loops"]
 
-    assert (merged.points, merged.feedback, merged.sampled_points) == (2, "for 2", (4, 1, 2))
+    assert (merged.points, merged.feedback, merged.sampled) == (2, "for 2", (4, 1, 2))
 
 
 def test_most_answers_must_be_usable() -> None:
-    assert parse_samples([answer(4), "broken", answer(4)], [LOOPS], False).criteria["loops"].sampled_points == (4, 4)
+    assert parse_samples([answer(4), "broken", answer(4)], [LOOPS], False).criteria["loops"].sampled == (4, 4)
     with pytest.raises(AnswerError, match="2 of 3 answers"):
         parse_samples([answer(4), "broken", "broken"], [LOOPS], False)
     with pytest.raises(AnswerError, match="1 of 2 answers"):
@@ -195,7 +195,7 @@ def test_a_small_or_ordinary_class_raises_none(points: tuple[int, ...]) -> None:
 
 def test_a_class_that_is_low_on_everything_may_have_the_wrong_rubric() -> None:
     low = answered(0)
-    low["feedback"] = ParsedAnswer({"words": CriterionAnswer(0, "", "")}, "")
+    low["feedback"] = ParsedAnswer({"words": criterion_grade(WORDS, 0)}, "")
     grades = [grade_submission("s", RUBRIC, low, WORK)] * 6  # type: ignore[arg-type]
 
     [alarm] = class_alarms(grades, RUBRIC)

@@ -9,25 +9,25 @@ import pytest
 
 from grading.order import expected_work
 from grading.planning import prepare
-from grading.prompts.prompt import Prompt
 from grading.request import AspectModel, GradeRequest
-from messages.jobs import Sampling
+from messages.jobs import PrefillJob, Sampling, user_prompt
 
-PROMPT, SAMPLING = Prompt("rubric", "x <- 1"), Sampling(100)
+SAMPLING = Sampling(100)
+JOB = PrefillJob("job", "batch", "ada.code", "m", user_prompt("rubric", "x <- 1"), SAMPLING)
 
 
 @pytest.mark.parametrize(
     "longer",
     [
-        (PROMPT, replace(SAMPLING, max_tokens=101)),
-        (PROMPT, replace(SAMPLING, answers=2)),
-        (replace(PROMPT, suffix="x <- 10"), SAMPLING),
-        (replace(PROMPT, suffix="é <- 1"), SAMPLING),
-        (replace(PROMPT, suffix=""), replace(SAMPLING, max_tokens=101)),
+        replace(JOB, sampling=replace(SAMPLING, max_tokens=101)),
+        replace(JOB, sampling=replace(SAMPLING, answers=2)),
+        replace(JOB, prompt=user_prompt("rubric", "x <- 10")),
+        replace(JOB, prompt=user_prompt("rubric", "é <- 1")),
+        replace(JOB, prompt=user_prompt("rubric", "x"), sampling=replace(SAMPLING, max_tokens=101)),
     ],
 )
 def test_more_tokens_to_generate_and_then_a_longer_prompt_are_more_work(longer):
-    assert expected_work(*longer) > expected_work(PROMPT, SAMPLING)
+    assert expected_work(longer) > expected_work(JOB)
 
 
 def test_a_class_is_published_longest_first_in_each_role_and_the_code_role_first(tmp_path: Path):
@@ -46,6 +46,6 @@ def test_a_class_is_published_longest_first_in_each_role_and_the_code_role_first
 
     assert [task.aspect for task in tasks] == ["code"] * 3 + ["feedback"] * 3
     for role in ("code", "feedback"):
-        sizes = [len(task.prompt.suffix) for task in tasks if task.aspect == role]
+        sizes = [len(task.job.prompt[-1].text) for task in tasks if task.aspect == role]
         assert sizes == sorted(sizes, reverse=True)
         assert len(set(sizes)) == 3

@@ -103,7 +103,7 @@ def graded(
     said = {"works": {"evidence": evidence, "points": 5, "feedback": "The mean is taken."}}
 
     def result(job_id: str) -> JobResult:
-        role = next(task.aspect for task in assignment.tasks if task.job_id == job_id)
+        role = next(task.aspect for task in assignment.tasks if task.job.job_id == job_id)
         text = json.dumps(said if role == "code" else {"summary": "Good."})
         return JobResult(job_id, 1, "batch", "item", "coder", "succeeded", text)
 

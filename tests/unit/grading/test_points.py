@@ -19,9 +19,9 @@ from grading.prompts.answers import (
     FEEDBACK_CHARS,
     SUMMARY_CHARS,
     AnswerError,
-    CriterionAnswer,
     ParsedAnswer,
     answer_schema,
+    criterion_grade,
     max_answer_tokens,
     parse_answer,
 )
@@ -58,7 +58,7 @@ def code_answer(**changes: Any) -> ParsedAnswer:
     return parse_answer(answer(**changes), CODE, with_summary=False)
 
 
-FEEDBACK = ParsedAnswer({"words": CriterionAnswer(4, "It counts.", "Clear.")}, "Keep on.")
+FEEDBACK = ParsedAnswer({"words": criterion_grade(WORDS, 4, evidence="It counts.", feedback="Clear.")}, "Keep on.")
 
 
 # --- the schema ---
@@ -143,7 +143,7 @@ def test_the_plain_bound_is_several_times_smaller() -> None:
 def test_an_answer_is_read_with_its_points_on_the_grid() -> None:
     parsed = parse_answer(answer(runs=entry(3.0), summary="Good."), CODE, with_summary=True)
 
-    assert parsed.criteria["loops"] == CriterionAnswer(1.5, "while (i < 4)", "Right.")
+    assert parsed.criteria["loops"] == criterion_grade(CODE[0], 1.5, evidence="while (i < 4)", feedback="Right.")
     assert repr(parsed.criteria["runs"].points) == "3"
     assert parsed.summary == "Good."
 

@@ -23,7 +23,7 @@ from grading.request import GradeRequest
 from grading.rubric.rubric import Aspect, load_rubric
 from kvasir.class_run import read_class
 from messages.errors import BatchError
-from messages.jobs import JobResult, QuestionAnswer
+from messages.jobs import JobResult, QuestionAnswer, prompt_text
 from producers.batch.batch import Batch
 from producers.batch.forms import PROMPT_FORM
 from tests.support.desk import request_for
@@ -76,7 +76,9 @@ def answer(
                 made = {name: made}
             texts += [made if isinstance(made, str) else json.dumps(made)] * int(answers)
         answers = tuple(QuestionAnswer(text, "stop", likelihoods=shares) for text in texts)
-        result = JobResult(task.job_id, 1, batch.batch_id, task.item_id, task.model, "succeeded", answers=answers)
+        result = JobResult(
+            task.job.job_id, 1, batch.batch_id, task.job.item_id, task.job.model, "succeeded", answers=answers
+        )
         batch.journal.record([result])
 
 
@@ -102,17 +104,17 @@ def test_a_job_asks_all_of_a_roles_questions_after_a_prompt_without_criteria(
     with Batch(tmp_path / "out") as batch:
         first, again = prepared(batch, request_), prepared(batch, request_)
     code, feedback = first.items[0].tasks
-    assert [task.job_id for task in first.tasks] == [task.job_id for task in again.tasks]
+    assert [task.job.job_id for task in first.tasks] == [task.job.job_id for task in again.tasks]
     assert names(code) == ["works", "tested", "quick", PASSAGE]
     assert names(feedback) == ["clear", SUMMARY, PASSAGE]
-    prompt = code.prompt.prefix + code.prompt.suffix
+    prompt = prompt_text(code.job.prompt)
     assert "It runs" not in prompt
     assert "One point for each function" not in prompt
-    works = code.questions[0].suffix[0].text
+    works = code.job.questions[0].suffix[0].text
     assert "One point for each function" in works
     assert "It is quick" not in works
     assert '"works": {"evidence"' in works
-    schema = json.loads(code.questions[0].sampling.json_schema)
+    schema = json.loads(code.job.questions[0].sampling.json_schema)
     assert list(schema["properties"]) == ["works"]
     said = schema["properties"]["works"]["properties"]
     assert list(said) == ["evidence", "points", "feedback"]
@@ -135,7 +137,9 @@ def test_a_batch_of_the_form_whose_answers_named_no_criterion_is_read_and_sends_
     rubric = load_rubric(request_.rubric)
     roles: tuple[Aspect, ...] = ("code", "feedback")
     asked = [
-        [one.name, one.text, dict(one.schema)] for role in roles for one in questions_of(role, rubric, PROMPT_FORM)
+        [name, text, dict(schema)]
+        for role in roles
+        for name, (text, schema) in questions_of(role, rubric, PROMPT_FORM).items()
     ]
     assert hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16] == "712ce3d6472a750c"
     # And a batch of them, answered
@@ -219,11 +223,11 @@ def test_an_edited_criterion_is_asked_about_alone(request_: GradeRequest, tmp_pa
         answer(batch, before.tasks)
         edit(request_, "One point for each test.", "Two points if both are tested.")
         after = prepared(batch, request_)
-        known = {task.job_id for task in before.tasks}
-        new = [task for task in after.tasks if task.job_id not in known]
+        known = {task.job.job_id for task in before.tasks}
+        new = [task for task in after.tasks if task.job.job_id not in known]
         assert [names(task) for task in new] == [["tested"]] * 3
-        assert known <= {task.job_id for task in after.tasks}
-        assert not [task for task in after.tasks if task.job_id in known and task.aspect == "code" and task.may_run]
+        assert known <= {task.job.job_id for task in after.tasks}
+        assert not [task for task in after.tasks if task.job.job_id in known and task.aspect == "code" and task.may_run]
         assert {made.state for made in make_grades(after, batch.result)} == {"waiting"}
 
         answer(batch, new, tested={"evidence": "sum(values)", "points": 2, "feedback": "Both."})
@@ -251,7 +255,7 @@ def test_an_unanswered_job_whose_question_has_changed_is_made_anew(request_: Gra
         after = prepared(batch, request_)
     old, new = (next(task for task in made.tasks if task.aspect == "code") for made in (before, after))
     assert names(new) == names(old)
-    assert new.job_id != old.job_id
+    assert new.job.job_id != old.job.job_id
 
 
 def test_more_answers_than_one_job_may_have_go_into_several(request_: GradeRequest, tmp_path: Path) -> None:
@@ -260,8 +264,8 @@ def test_more_answers_than_one_job_may_have_go_into_several(request_: GradeReque
     with Batch(tmp_path / "out") as batch:
         made = prepared(batch, replace(request_, samples=15))
         code = [task for task in made.items[0].tasks if task.aspect == "code"]
-        assert [sum(one.sampling.answers for one in task.questions) for task in code] == [60, 60, 31]
-        assert len({task.item_id for task in code}) == len({task.job_id for task in code}) == 3
+        assert [sum(one.sampling.answers for one in task.job.questions) for task in code] == [60, 60, 31]
+        assert len({task.job.item_id for task in code}) == len({task.job.job_id for task in code}) == 3
         answer(batch, made.tasks)
         assert {made.state for made in make_grades(made, batch.result)} == {"graded"}
 
@@ -289,10 +293,10 @@ def test_another_tone_asks_for_the_summary_alone_and_touches_no_points(request_:
         before = prepared(batch, request_)
         answer(batch, before.tasks)
         edit(request_, "title: Means", "title: Means\nfeedback: Write it in German.")
-        known = {task.job_id for task in before.tasks}
-        new = [task for task in prepared(batch, request_).tasks if task.job_id not in known]
+        known = {task.job.job_id for task in before.tasks}
+        new = [task for task in prepared(batch, request_).tasks if task.job.job_id not in known]
         assert [names(task) for task in new] == [[SUMMARY]] * 3
-        assert "Write it in German." in new[0].questions[0].suffix[0].text
+        assert "Write it in German." in new[0].job.questions[0].suffix[0].text
         answer(batch, new, summary={"summary": "Gut gemacht."})
         first, *_ = graded(batch, request_)
     assert (first.points, first.summary) == (4, "Gut gemacht.")
@@ -304,7 +308,7 @@ def test_asked_all_at_once_the_tone_stands_in_the_prompt_of_who_writes_the_summa
     edit(request_, "title: Means", "title: Means\nfeedback: Write it in German.")
     with Batch(tmp_path / "out") as batch:
         tasks = prepared(batch, replace(request_, ask="together")).tasks
-    assert {task.aspect: "Write it in German." in task.prompt.prefix for task in tasks} == {
+    assert {task.aspect: "Write it in German." in task.job.prompt[0].text for task in tasks} == {
         "code": False,
         "feedback": True,
     }

@@ -137,6 +137,17 @@ def test_weights_are_relative_to_their_file_unless_absolute_or_with_a_scheme(loa
     assert settings.model("s:1").weights["ollama"] == "the answer is 42"  # its engine takes no paths
 
 
+def test_a_hub_name_is_left_alone_where_nothing_lies_at_that_path(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "org" / "here").mkdir(parents=True)
+    weights = {"mlx": "org/name", "transformers": "org/name?dtype=f32", "vllm": "org/here", "llamacpp": "org/name"}
+    lines = "".join(f'{engine} = "{place}"\n' for engine, place in weights.items())
+    model = load(config=f"[models.m.weights]\n{lines}").model("m")
+    folder = tmp_path / "org"
+    assert dict(model.weights) == weights | {"vllm": str(folder / "here"), "llamacpp": str(folder / "name")}
+    elsewhere = load(config='[models.m]\nweights.mlx = "./org/name"\n').model("m")
+    assert elsewhere.weights["mlx"] == str(folder / "name")
+
+
 @pytest.mark.parametrize(
     "address", ["http://[x]:8000/v1/m", "http://[::1/v1/m", "https://h:many/v1/m", "http://h:70000"]
 )

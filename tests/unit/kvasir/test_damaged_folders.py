@@ -86,10 +86,10 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out, assignment = plan_tiny_class(place / "class", 1)
     answer(out, assignment, [0])
     with Batch(out) as batch:
-        batch.want_runs({assignment.tasks[0].job_id: 1})
+        batch.want_runs({assignment.tasks[0].job.job_id: 1})
     out.rename(place / "out")
     (place / "out" / "submitted.jsonl").write_text(
-        "".join(json.dumps({"job_id": task.job_id, "run": 1}) + "\n" for task in assignment.tasks), "utf-8"
+        "".join(json.dumps({"job_id": task.job.job_id, "run": 1}) + "\n" for task in assignment.tasks), "utf-8"
     )
     append_override(place / "out", Override(assignment.items[0].item_id, "works", 1, "Fine.", "I ran it", "Ada"))
     save_inputs(place / "out", Inputs("Means", str(place / "class/submissions"), str(place / "class/rubric.yaml")))

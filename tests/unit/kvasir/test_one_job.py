@@ -9,7 +9,7 @@ from infra.broker import topology
 from kvstore.base import TTL_S
 from messages.lifecycle import Step
 from producers.batch.batch import Batch, BatchEntry
-from producers.batch.runner import JobSpec, Runner
+from producers.batch.runner import Runner
 from tests.support.pipeline import MODEL, Pipeline, RecordingProgress, WatchedStore
 from tests.support.waiting import wait_until
 
@@ -33,10 +33,9 @@ def test_one_job_from_submit_to_journal(tmp_path: Path) -> None:
         prefill, decode = pipeline.start()
         job = pipeline.job(batch=batch.batch_id, submitted_at=batch.created_at)
         batch.plan([BatchEntry(job.job_id, job.item_id, MODEL, "code", "ada")], request={})
-        task = JobSpec(job.job_id, job.item_id, MODEL, job.prompt, job.sampling)
 
         # When its owner runs the batch
-        counts = Runner(batch, [task], pipeline.client, RecordingProgress()).run(max_wait_s=20)
+        counts = Runner(batch, [job], pipeline.client, RecordingProgress()).run(max_wait_s=20)
 
         # Then the job has succeeded, and its one line in the journal is all that the batch wanted
         assert (counts.total, counts.succeeded, counts.open) == (1, 1, 0)

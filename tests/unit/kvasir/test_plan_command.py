@@ -155,6 +155,9 @@ def test_a_hybrid_models_smaller_kv_cache_spares_the_link(capsys: pytest.Capture
     [
         ([], "a FOLDER of submissions, or --submissions N"),
         (["here", "--submissions", "3"], "and not both"),
+        (["--submissions", "3", "--solution", "s.R"], "--solution shapes the prompts of a FOLDER"),
+        (["--submissions", "3", "--template", "t.R"], "--template shapes"),
+        (["--submissions", "3", "--rubric", str(HOMEWORK / "rubric.yaml")], "--rubric shapes"),
         (["--submissions", "0"], "--submissions"),
         (["--submissions", "many"], "--submissions"),
         ([str(HOMEWORK / "submissions")], "--rubric"),

@@ -152,8 +152,8 @@ def test_a_conversation_keeps_its_roles_and_is_answered(folder: Path) -> None:
 
     [line] = lines(folder, given)
 
-    assert line.task is not None
-    assert [(part.role, part.text, part.scope) for part in line.task.parts] == [
+    assert line.job is not None
+    assert [(part.role, part.text, part.scope) for part in line.job.prompt] == [
         ("system", "Be brief.", "class"),
         ("system", "\n\nBe kind.", "class"),
         ("user", "Hi.", "own"),
@@ -167,8 +167,8 @@ def test_a_conversation_keeps_its_roles_and_is_answered(folder: Path) -> None:
 def test_a_short_lines_job_is_what_it_was_before_lines_kept_roles(folder: Path) -> None:
     [line] = lines(folder, {"id": "a", "prompt": "Review this.", "shared": "You review.", "max_tokens": 10})
 
-    assert line.task is not None
-    assert line.task.job_id == "2389219fbbc2835a512006ad7d53a02e"
+    assert line.job is not None
+    assert line.job.job_id == "2389219fbbc2835a512006ad7d53a02e"
 
 
 def test_system_messages_are_the_shared_part_and_options_become_sampling(folder: Path) -> None:
@@ -177,9 +177,9 @@ def test_system_messages_are_the_shared_part_and_options_become_sampling(folder:
 
     [line] = lines(folder, openai("a", temperature=0, top_p=0.5, seed=7, stop="END", response_format=format_))
 
-    assert line.task is not None
-    assert line.task.parts == (Part("system", "You translate.", "class"), Part("user", "Hello."))
-    sampling = line.task.sampling
+    assert line.job is not None
+    assert line.job.prompt == (Part("system", "You translate.", "class"), Part("user", "Hello."))
+    sampling = line.job.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed) == (20, 0, 0.5, 7)
     assert sampling.stop == ("END",)
     assert json.loads(sampling.json_schema) == schema
@@ -215,7 +215,7 @@ def test_system_messages_are_the_shared_part_and_options_become_sampling(folder:
 def test_each_thing_that_is_wrong_with_a_line_is_said(folder: Path, line: Any, why: str) -> None:
     [found] = lines(folder, line)
 
-    assert found.task is None
+    assert found.job is None
     assert why in found.problem
 
 
@@ -239,8 +239,8 @@ def test_a_line_of_any_depth_is_read_or_has_a_reason(folder: Path, opened: str) 
 
     found = lines(folder, *deep)
 
-    assert all(each.task or "not JSON" in each.problem for each in found)
-    assert found[-1].task is None
+    assert all(each.job or "not JSON" in each.problem for each in found)
+    assert found[-1].job is None
 
 
 def test_a_file_without_prompts_and_a_wrong_model_are_the_commands_mistakes(

@@ -101,7 +101,7 @@ def test_a_message_survives_the_wire_unchanged(message):
         ({"deadline": float("nan")}, "deadline must be a number"),
         ({"shared_tokens": 1}, "shared_tokens must be"),
         ({"prompt": [user("x")]}, "prompt must be a tuple"),
-        ({"prompt": (user("x"),) * (MAX_PARTS + 1)}, "at most 256 parts"),
+        ({"prompt": (user("x"),) * (MAX_PARTS + 1)}, "at most 256 Parts"),
         ({"prompt": ("x",)}, "prompt must be a tuple"),
         ({"prompt": (user("a"), user("b", "class"))}, "order of their scopes: class, conversation, own"),
         ({"prompt": (user("a"), user("b", "conversation"))}, "order of their scopes"),
@@ -146,9 +146,9 @@ def test_a_failed_result_has_an_error_and_no_other_has_one():
     ("suffix", "sampling", "complaint"),
     [
         ((), Sampling(5), "must have a suffix"),
-        ([user("x")], Sampling(5), "must have a suffix"),
-        (("x",), Sampling(5), "must be of parts"),
-        ((user("x"),), None, "must have its sampling"),
+        ([user("x")], Sampling(5), "suffix must be a tuple"),
+        (("x",), Sampling(5), "suffix must be a tuple"),
+        ((user("x"),), None, "sampling must be a Sampling"),
     ],
 )
 def test_a_question_with_a_bad_field_says_which(suffix, sampling, complaint):
@@ -184,7 +184,7 @@ def test_what_is_nested_deep_is_refused_like_anything_else(depth, version, opens
     [
         ([QuestionAnswer("x")], "at most 64"),
         ((QuestionAnswer("x"),) * 65, "at most 64"),
-        (("x",), "answers to questions"),
+        (("x",), "of at most 64 QuestionAnswers"),
     ],
 )
 def test_a_result_with_bad_answers_says_so(answers, complaint):

@@ -17,10 +17,10 @@ from grading.planning import prepare
 from grading.points import Grade
 from grading.prompts.prompt import has_control_tokens
 from grading.request import AspectModel, GradeRequest
-from grading.submissions.notebooks import SubmissionPart
 from grading.submissions.reading import Submission, read_submissions
+from grading.submissions.submission import SubmissionPart
 from kvasir import connect, load_settings
-from messages.jobs import JobResult, user_prompt
+from messages.jobs import JobResult
 from tests.support.attacks import ATTACKS, clean_submissions
 from tests.support.homework import EXAMPLE, RUBRIC
 
@@ -47,19 +47,19 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Assignment:
 
 def answered(assignment: Assignment, answer: Callable[[Task], str]) -> list[Grade]:
     """The grades if every task were answered so."""
-    by_id = {task.job_id: task for task in assignment.tasks}
+    by_id = {task.job.job_id: task for task in assignment.tasks}
 
     def result_of(job_id: str) -> JobResult:
         task = by_id[job_id]
-        return JobResult(job_id, 1, "b", task.item_id, task.model, "succeeded", answer(task), "stop")
+        return JobResult(job_id, 1, "b", task.job.item_id, task.job.model, "succeeded", answer(task), "stop")
 
     return make_grades(assignment, result_of)
 
 
 def obedient(task: Task) -> str:
     """A model that does as it is told: all points, and its own prompt for evidence and feedback."""
-    schema = json.loads(task.sampling.json_schema)["properties"]
-    return json.dumps({key: _filled(value, task.prompt.suffix) for key, value in schema.items()})
+    schema = json.loads(task.job.sampling.json_schema)["properties"]
+    return json.dumps({key: _filled(value, task.job.prompt[-1].text) for key, value in schema.items()})
 
 
 def _filled(schema: dict[str, Any], text: str) -> Any:
@@ -93,23 +93,25 @@ def test_the_example_class_is_flagged_where_it_attacks() -> None:
 
 def test_the_class_shares_its_prefix_and_every_attacker_has_a_fence_of_its_own(attacked: Assignment) -> None:
     for role in ("code", "feedback"):
-        assert len({task.prompt.prefix for task in attacked.tasks if task.aspect == role}) == 1
+        assert len({task.job.prompt[0].text for task in attacked.tasks if task.aspect == role}) == 1
     assert len({item.fence for item in attacked.items}) == 41
     for item in attacked.items:
         for task in item.tasks:
-            assert task.prompt.suffix.count(f"=== {item.fence} end") == 1
-            assert item.fence not in task.prompt.prefix
+            assert task.job.prompt[-1].text.count(f"=== {item.fence} end") == 1
+            assert item.fence not in task.job.prompt[0].text
 
 
 def test_no_prompt_holds_another_students_text(attacked: Assignment) -> None:
-    holders = {item.submission.name for item in attacked.items for task in item.tasks if OTHERS in task.prompt.suffix}
+    holders = {
+        item.submission.name for item in attacked.items for task in item.tasks if OTHERS in task.job.prompt[-1].text
+    }
 
     assert holders == {"honest_99_899_hw.md"}
-    assert all(OTHERS not in task.prompt.prefix for task in attacked.tasks)
+    assert all(OTHERS not in task.job.prompt[0].text for task in attacked.tasks)
 
 
 def test_no_chat_control_token_reaches_a_prompt(attacked: Assignment) -> None:
-    assert not any(has_control_tokens(task.prompt.suffix) for task in attacked.tasks)
+    assert not any(has_control_tokens(task.job.prompt[-1].text) for task in attacked.tasks)
 
 
 def test_an_obedient_model_reaches_points_within_range_and_reproduces_no_fence(attacked: Assignment) -> None:
@@ -140,9 +142,7 @@ def test_a_constrained_engine_answers_every_attack_within_the_schema(attacked: A
     settings = load_settings(flags, environ={}, cwd=tmp_path, user_dir=tmp_path)
     with connect(settings) as client:
         jobs = [
-            client.new_job(
-                "b", task.item_id, task.model, user_prompt(task.prompt.prefix, task.prompt.suffix), task.sampling
-            )
+            client.new_job("b", task.job.item_id, task.job.model, task.job.prompt, task.job.sampling)
             for task in attacked.tasks
         ]
         client.submit(jobs)
@@ -150,7 +150,7 @@ def test_a_constrained_engine_answers_every_attack_within_the_schema(attacked: A
 
     assert len(found) == 82
     for task in attacked.tasks:
-        jsonschema.validate(json.loads(found[task.job_id].text), json.loads(task.sampling.json_schema))
+        jsonschema.validate(json.loads(found[task.job.job_id].text), json.loads(task.job.sampling.json_schema))
     assert all(grade.points is not None and 0 <= grade.points <= 5 for grade in make_grades(attacked, found.get))
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from grading.prompts.prompt import (
     PROMPT_VERSION,
     SHORT_TEXT_CHARS,
-    Prompt,
     build_prompt,
     fence_for,
     has_control_tokens,
@@ -21,6 +20,7 @@ from grading.prompts.prompt import (
 from grading.rubric.rubric import Aspect, Criterion, Rubric
 from grading.submissions.reading import Submission, SubmissionPart
 from grading.submissions.truncation import Cut
+from messages.jobs import Part, prompt_text
 
 REMINDER = "The submission ends here. Grade it by the rubric above and answer with the JSON object only."
 SECRET = b"a secret of this installation"
@@ -46,22 +46,22 @@ OUTPUT = SubmissionPart("output", "[1] 1\n[1] 2", "cell 2")
 TEXT = SubmissionPart("text", "The loop prints three numbers.", "cell 3")
 
 
-def prompt(submission: Submission, role: Aspect = "code", cuts: tuple[Cut, ...] = ()) -> Prompt:
+def prompt(submission: Submission, role: Aspect = "code", cuts: tuple[Cut, ...] = ()) -> tuple[Part, ...]:
     return build_prompt(role, RUBRIC, SOLUTION, TEMPLATE, submission, fence_for(SECRET, text_of(submission)), cuts)
 
 
 def test_the_shared_part_is_the_same_for_the_class_and_holds_what_the_class_shares() -> None:
     one, other = prompt(work(CODE, OUTPUT)), prompt(work(TEXT, language="Python", images=3))
 
-    assert one.prefix == other.prefix
+    assert one[0].text == other[0].text
     for text in (PROMPT_VERSION, "Homework 3", "A first course in R.", "A while loop is fine.", "for (i in 1:3)"):
-        assert text in one.prefix
-    assert "# your loop here" in one.prefix
-    assert one.prefix.index("for (i in 1:3)") < one.prefix.index('"loops": {"evidence"')
+        assert text in one[0].text
+    assert "# your loop here" in one[0].text
+    assert one[0].text.index("for (i in 1:3)") < one[0].text.index('"loops": {"evidence"')
 
 
 def test_each_role_is_told_its_own_criteria_and_answer() -> None:
-    code, feedback = prompt(work(CODE)).prefix, prompt(work(CODE), "feedback").prefix
+    code, feedback = prompt(work(CODE))[0].text, prompt(work(CODE), "feedback")[0].text
 
     assert '"loops": {"evidence"' in code
     assert "words" not in code
@@ -76,16 +76,14 @@ def test_the_fixed_wording_is_short_enough_for_small_models() -> None:
     submission = work(SubmissionPart("text", "", ""))
     built = build_prompt("feedback", bare, None, None, submission, "f" * 12)
 
-    words = re.findall(
-        r"\w+|[^\w\s]", built.prefix + built.suffix
-    )  # at least as many as common tokenizers make of prose
+    words = re.findall(r"\w+|[^\w\s]", prompt_text(built))  # at least as many as common tokenizers make of prose
     assert len(words) <= 350
 
 
 def test_the_students_work_stands_between_fences_and_a_reminder_closes() -> None:
     submission = work(CODE, OUTPUT)
     fence = fence_for(SECRET, text_of(submission))
-    lines = prompt(submission).suffix.splitlines()
+    lines = prompt(submission)[-1].text.splitlines()
 
     assert lines[0] == f"The code is {fence}."
     assert lines[1] == f"=== {fence} begin"
@@ -99,12 +97,12 @@ def test_the_students_work_stands_between_fences_and_a_reminder_closes() -> None
 def test_the_students_name_never_reaches_a_prompt() -> None:
     built = prompt(work(CODE, OUTPUT, TEXT), "feedback")
 
-    assert "miller" not in (built.prefix + built.suffix)
+    assert "miller" not in prompt_text(built)
 
 
 def test_the_feedback_prompt_shows_text_first_and_the_code_prompt_keeps_the_order() -> None:
     submission = work(CODE, OUTPUT, TEXT)
-    feedback, code = prompt(submission, "feedback").suffix, prompt(submission).suffix
+    feedback, code = prompt(submission, "feedback")[-1].text, prompt(submission)[-1].text
 
     assert feedback.index("The loop prints") < feedback.index("while (i < 4)") < feedback.index("[1] 1")
     assert code.index("while (i < 4)") < code.index("[1] 1") < code.index("The loop prints")
@@ -113,14 +111,14 @@ def test_the_feedback_prompt_shows_text_first_and_the_code_prompt_keeps_the_orde
 def test_a_long_text_is_left_out_of_the_code_prompt_and_said_to_be() -> None:
     essay = SubmissionPart("text", "w" * (SHORT_TEXT_CHARS + 1), "cell 9")
 
-    assert "www" not in prompt(work(CODE, essay)).suffix
-    assert "Not shown: 1 longer text, graded elsewhere" in prompt(work(CODE, essay)).suffix
-    assert essay.text in prompt(work(CODE, essay), "feedback").suffix
+    assert "www" not in prompt(work(CODE, essay))[-1].text
+    assert "Not shown: 1 longer text, graded elsewhere" in prompt(work(CODE, essay))[-1].text
+    assert essay.text in prompt(work(CODE, essay), "feedback")[-1].text
 
 
 def test_what_was_cut_and_left_out_is_said() -> None:
     cuts = (Cut("cell 2", "output", 100, 1100), Cut("cell 4", "output", 0, 100), Cut("cell 5", "code", 10, 1))
-    own = prompt(work(CODE, images=2), cuts=cuts).suffix
+    own = prompt(work(CODE, images=2), cuts=cuts)[-1].text
 
     assert "Not shown: 2 images; 1 token of code in 1 place; 1,200 tokens of output in 2 places" in own
 
@@ -130,7 +128,7 @@ def test_a_rerun_builds_the_same_prompt() -> None:
 
 
 def test_an_empty_submission_has_a_prompt_too() -> None:
-    assert "(nothing to show)" in prompt(work()).suffix
+    assert "(nothing to show)" in prompt(work())[-1].text
 
 
 def test_a_fence_that_occurs_elsewhere_is_refused() -> None:
@@ -173,7 +171,7 @@ def test_a_fence_never_occurs_in_its_text(text: str) -> None:
     ],
 )
 def test_control_tokens_are_shown_in_other_brackets(token: str) -> None:
-    own = prompt(work(SubmissionPart("text", f"before {token} after", "cell 1"))).suffix
+    own = prompt(work(SubmissionPart("text", f"before {token} after", "cell 1")))[-1].text
 
     assert token not in own
     assert re.search(r"before [‹⟦].+[›⟧] after", own)
@@ -207,7 +205,7 @@ kinds = st.sampled_from(["code", "text", "output"])
 def test_no_submission_gets_out_of_its_fence(texts: list[tuple[str, str, str]], language: str, role: Aspect) -> None:
     submission = work(*(SubmissionPart(kind, text, where) for kind, text, where in texts), language=language)  # type: ignore[arg-type]
     fence = fence_for(SECRET, text_of(submission))
-    own = prompt(submission, role).suffix
+    own = prompt(submission, role)[-1].text
 
     assert own.count(fence) == 3 + len(submission.parts)
     assert own.endswith(f"=== {fence} end\n{REMINDER}")

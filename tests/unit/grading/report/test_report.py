@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from grading.points import Grade, grade_submission
-from grading.prompts.answers import CriterionAnswer, ParsedAnswer
+from grading.prompts.answers import ParsedAnswer, criterion_grade
 from grading.report.grades import FIXED_COLUMNS, LAST_COLUMNS, count_states, summary_rows, write_grades_csv
 from grading.report.page import render_page
 from grading.rubric.rubric import RESERVED_IDS, Criterion, Rubric
@@ -35,8 +35,8 @@ HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&amp;</detail
 
 def graded(name: str, text: str = "Clear.") -> Grade:
     answers = {
-        "code": ParsedAnswer({"loops": CriterionAnswer(1.5, text, text)}),
-        "feedback": ParsedAnswer({"words": CriterionAnswer(0, text, text)}, text),
+        "code": ParsedAnswer({"loops": criterion_grade(RUBRIC.criteria[0], 1.5, evidence=text, feedback=text)}),
+        "feedback": ParsedAnswer({"words": criterion_grade(RUBRIC.criteria[1], 0, evidence=text, feedback=text)}, text),
     }
     submission = Submission(name, "R", (SubmissionPart("text", text, text),), 1, (text,))
     return grade_submission(name, RUBRIC, answers, submission, (Cut(text, "text", 1, 2),))  # type: ignore[arg-type]
@@ -44,7 +44,10 @@ def graded(name: str, text: str = "Clear.") -> Grade:
 
 WORK = Submission("s", "R", (SubmissionPart("text", "I wrote this.", "cell 1"),))
 INCOMPLETE = grade_submission(
-    "s2", RUBRIC, {"code": "the deadline passed", "feedback": ParsedAnswer({"words": CriterionAnswer(4, "", "")})}, WORK
+    "s2",
+    RUBRIC,
+    {"code": "the deadline passed", "feedback": ParsedAnswer({"words": criterion_grade(RUBRIC.criteria[1], 4)})},
+    WORK,
 )
 FAILED = grade_submission("s3", RUBRIC, {}, Submission("s3", "", (), problem="not a notebook"))
 EMPTY = grade_submission("s4", RUBRIC, {}, Submission("s4", "R", ()))

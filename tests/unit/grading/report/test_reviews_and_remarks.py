@@ -13,7 +13,7 @@ import pytest
 from desk.rows import counters, make_rows
 from desk.view import BatchView
 from grading.points import Grade, grade_submission
-from grading.prompts.answers import CriterionAnswer, ParsedAnswer
+from grading.prompts.answers import ParsedAnswer, criterion_grade
 from grading.report.graded import load_graded
 from grading.rubric.rubric import Criterion, Rubric
 from grading.submissions.reading import Submission, SubmissionPart, read_submissions
@@ -117,7 +117,8 @@ WORK = Submission("s1", "R", (SubmissionPart("code", "x <- mean(y)", "script"),)
 
 
 def graded(work: Submission, cuts: tuple[Cut, ...] = ()) -> Grade:
-    said = ParsedAnswer({"works": CriterionAnswer(2, "x <- mean(y)", "Right.")})
+    works = criterion_grade(RUBRIC.criteria[0], 2, evidence="x <- mean(y)", feedback="Right.")
+    said = ParsedAnswer({"works": works})
     return grade_submission("s1", RUBRIC, {"code": said}, work, cuts)
 
 

@@ -15,7 +15,7 @@ from messages import codec
 from messages.jobs import JobResult, PrefillJob, Sampling, user_prompt
 from messages.lifecycle import Event, Step
 from producers.batch.batch import Batch, BatchEntry, Counts
-from producers.batch.runner import JobSpec, Runner
+from producers.batch.runner import Runner
 from tests.support.pipeline import (
     MODEL,
     SHARED_TEXT,
@@ -84,10 +84,10 @@ class Owner:
         path = self.batch.folder / "results.jsonl"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
-    def job(self, task: JobSpec, run: int = 1) -> PrefillJob:
-        """The job that is made of a task."""
+    def job(self, task: PrefillJob, run: int = 1) -> PrefillJob:
+        """The job as it is published."""
         client = self._pipeline.client
-        return client.new_job(self.batch.batch_id, task.item_id, MODEL, task.parts, SAMPLING, run=run)
+        return client.new_job(self.batch.batch_id, task.item_id, MODEL, task.prompt, SAMPLING, run=run)
 
     def texts_are_right(self) -> None:
         for task in self.tasks:
@@ -95,10 +95,9 @@ class Owner:
             assert result is not None
             assert result.text == self._pipeline.undisturbed_text(self.job(task))
 
-    def _task(self, number: int) -> JobSpec:
+    def _task(self, number: int) -> PrefillJob:
         parts = user_prompt(SHARED_TEXT, f"def student_{number}(): ...\n" * 8)
-        job = self._pipeline.client.new_job(self.batch.batch_id, f"item-{number}", MODEL, parts, SAMPLING)
-        return JobSpec(job.job_id, job.item_id, MODEL, parts, SAMPLING)
+        return self._pipeline.client.new_job(self.batch.batch_id, f"item-{number}", MODEL, parts, SAMPLING)
 
 
 class Killed(BaseException):
@@ -433,7 +432,7 @@ def test_a_failed_job_is_run_again_as_run_2_and_the_others_are_left_alone(tmp_pa
         # Given a batch of which one job failed
         _, decode = pipeline.start()
         culprit = owner.tasks[1]
-        tokens = WatchedEngine().tokenize(culprit.parts, 0.0).ids
+        tokens = WatchedEngine().tokenize(culprit.prompt, 0.0).ids
         broken = always_fails(RuntimeError("a bug"))
         decode.engine.before_decode = lambda given, stop: broken(given, stop) if tuple(given) == tokens else None
         counts = owner.run()

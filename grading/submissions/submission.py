@@ -1,0 +1,41 @@
+"""A submission as the rest of the project has it: its parts, and what an instructor should know of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+PartKind = Literal["code", "text", "output"]
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionPart:
+    """A piece of a submission. `location` is for people ("cell 3") and never holds a file's name."""
+
+    kind: PartKind
+    text: str
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One student's work, or a solution or template; while it is read, one of its files.
+
+    `parts` is empty if `problem` says why it can't be read.
+    """
+
+    name: str  # relative to the folder or zip; may hold a student's name: stays with the producer, never in a queue
+    language: str  # "R", "Python", "SQL", …; "" if unknown
+    parts: tuple[SubmissionPart, ...]
+    images_left_out: int = 0
+    notes: tuple[str, ...] = ()  # what an instructor should know
+    problem: str = ""
+    unreadable_notes: tuple[str, ...] = ()  # of the notes those on files of the work that can't be read
+    only_template: bool = False  # nothing was added to what the students were given
+    # Of what the same student handed in before: left out, the latest counts.
+    superseded_names: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Readable, but without code or text of its own."""
+        return not self.problem and (self.only_template or all(part.kind == "output" for part in self.parts))
