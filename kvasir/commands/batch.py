@@ -218,6 +218,3 @@ def show_outcome(
         stderr.print(f"{open_jobs} still open; {outcome.go_on}", soft_wrap=True, markup=False)
     incomplete = any(grade.state in ("failed", "incomplete", "waiting") for grade in outcome.grades)
     return 1 if incomplete or counts.finished_jobs != counts.succeeded else 0
-
-
-COMMANDS = (grade, submit, watch, results, retry, cancel)

@@ -34,7 +34,7 @@ from infra.deploy.services import service_files, service_units
 from infra.deploy.steps import DeployStep
 from infra.deploy.units import Place, Unit, supervisor_of, units_of
 from kvasir.commands.engines import print_findings
-from kvasir.commands.logs import logs, select_machines
+from kvasir.commands.logs import select_machines
 from kvasir.connect import open_broker
 from kvasir.doctor.cluster import examine
 from kvasir.options import Globals, group_options, ssh_config_option
@@ -283,6 +283,3 @@ def _print_step(step: DeployStep) -> None:
         click.echo("(a secret)" if file.mode == steps.SECRET else file.content.decode("utf-8", "replace"))
     if step.script:
         click.echo(f"$ {step.script}")
-
-
-COMMANDS = (deploy, logs)

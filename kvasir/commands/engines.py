@@ -237,6 +237,3 @@ def print_findings(findings: list[Finding]) -> None:
         for finding in findings
     ]
     print_table(("", "about", "found", "what to do"), rows)
-
-
-COMMANDS = (engines, doctor)

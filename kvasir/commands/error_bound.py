@@ -193,6 +193,3 @@ _BOUNDS = ("doubt up to", "grades", "by hand", "off", "unseen", "at most off")
 def _bound_row(release: Release) -> list[str]:
     counts = (release.released, release.sampled, release.off, release.unseen_count)
     return [f"{release.threshold:g}", *map(str, counts), percent(release.at_most) if release.unseen_count else "–"]
-
-
-COMMANDS = (bound,)

@@ -197,6 +197,3 @@ def _check_replaceable(target: Path, batch: Path, export_file: ExportFile, sourc
 
 def _first(data: bytes) -> bytes:
     return data[:2] if data.startswith(b"PK") else re.split(rb"[,;\t\r\n]", data, maxsplit=1)[0].strip(b'"')
-
-
-COMMANDS = (export,)

@@ -113,6 +113,3 @@ def _write_results(batch: Batch, as_json: bool) -> int:
         hint = "run the same command again to go on" if batch.may_publish else older_form(batch.folder)
         stderr.print(f"{open_prompts} still open; {hint}", soft_wrap=True)
     return 0 if counts.succeeded == counts.total else 1
-
-
-COMMANDS = (run,)

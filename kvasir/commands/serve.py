@@ -127,6 +127,3 @@ def revoke(global_options: Globals, name: str, folder: Path) -> None:
 
 def _day(key: key_file.Key) -> str:
     return datetime.fromtimestamp(key.created).strftime("%Y-%m-%d") if key.created else ""
-
-
-COMMANDS = (serve, keys)

@@ -114,6 +114,3 @@ def _jobs_of_request(request: GradeRequest, answers: dict[str, int], seed: int) 
             for task in tasks
         ]
     )
-
-
-COMMANDS = (plan,)

@@ -19,7 +19,7 @@ from pika import exceptions as pika_errors
 from infra.broker import topology
 from infra.broker.base import Address, Message
 from infra.broker.rabbitmq import RabbitMQBroker, connection, errors
-from kvasir.commands.query import queue_depths
+from kvasir.commands.status import queue_depths
 from messages.errors import BrokerUnavailable, ConfigError, InvalidMessage, NoQueue
 from producers.client import Replies
 from tests.acceptance.faults.proxy import TcpProxy

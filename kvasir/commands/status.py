@@ -1,4 +1,4 @@
-"""`ask`, `status`, `config`: looking and trying."""
+"""`kvasir status`: the cluster's workers, queues and store, as they are now."""
 
 from __future__ import annotations
 
@@ -9,95 +9,13 @@ import click
 
 from infra.broker import topology
 from infra.broker.base import Broker
-from infra.config.settings import Settings, describe
+from infra.config.settings import Settings
 from kvasir.connect import connect, is_cluster, open_stores
-from kvasir.options import Globals, Number, json_option
-from kvasir.terminal import print_table, say, say_json, stderr
-from messages.jobs import JobResult, Sampling, TokenEvent
+from kvasir.options import Globals, json_option
+from kvasir.terminal import print_table, say
 from messages.workers import WorkerInfo
 from prefill_worker.admission import high_water_mark
 from producers.client import Client
-
-
-@click.command()
-@click.argument("prompt")
-@click.option("--model", metavar="M", required=True, help="Model to ask.")
-@click.option("--stream", is_flag=True, help="Print the answer as it is generated.")
-@click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True)
-@click.option("--temperature", type=Number(0), default=0.2, show_default=True)
-@click.option("--answers", type=click.IntRange(1), default=1, help="How many answers, from one prefill.")
-@click.option("--json", "as_json", is_flag=True, help="Print the whole result as JSON.")
-@click.pass_obj
-def ask(
-    global_options: Globals,
-    prompt: str,
-    model: str,
-    stream: bool,
-    max_tokens: int,
-    temperature: float,
-    answers: int,
-    as_json: bool,
-) -> int:
-    """Send one PROMPT, ahead of the bulk, and print the answer."""
-    settings = global_options.settings()
-    settings.model(model)
-    # Where the locale has no UTF-8, its bytes come as surrogates, which no message can carry.
-    prompt = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    with connect(settings, [model], global_options.observer(), "ask") as client:
-        for name in client.unserved([model]):
-            stderr.print(f"nobody serves {name} now; waiting for a worker")
-        printer = _Printer(stream and not as_json)
-        for event in client.stream(model, prompt, Sampling(max_tokens, temperature, answers=answers)):
-            printer.print_event(event)
-    return printer.finish(as_json)
-
-
-class _Printer:
-    """Prints pieces as they come; starts a new line where a decode began again.
-
-    Pieces may be lost or come late, the result never is: what they left out is printed from it.
-    """
-
-    def __init__(self, stream: bool) -> None:
-        self._stream = stream
-        self._delivery = ""
-        self._printed_text = ""  # of the current delivery
-        self._result: JobResult | None = None
-
-    def print_event(self, event: TokenEvent | JobResult) -> None:
-        """One event."""
-        if isinstance(event, JobResult):
-            self._result = event
-        elif self._stream:
-            if self._delivery not in ("", event.delivery):
-                click.echo("\n[the answer began again on another worker]")
-                self._printed_text = ""
-            self._delivery = event.delivery
-            self._printed_text += event.text
-            click.echo(event.text, nl=False)
-
-    def finish(self, as_json: bool) -> int:
-        """Print what is left; the exit code."""
-        result = self._result
-        if result is None:
-            return 1
-        if as_json:
-            from messages import codec
-
-            say_json(codec.to_dict(result))
-        elif result.error:
-            click.echo(f"kvasir: {result.error.message}", err=True)
-        else:
-            click.echo(self._left_out(result.text))
-            for number, text in enumerate(result.more_texts, 2):
-                click.echo(f"\n[answer {number}]\n{text}")
-        return 0 if result.state == "succeeded" else 1
-
-    def _left_out(self, text: str) -> str:
-        """What the pieces did not show of the answer: its end, or all of it where they have a gap."""
-        if text.startswith(self._printed_text):
-            return text.removeprefix(self._printed_text)
-        return f"\n[pieces of the answer were lost; here it is whole]\n{text}"
 
 
 @click.command()
@@ -192,19 +110,3 @@ def store_line(store: dict[str, Any]) -> str:
 
 
 _FIGURES = ("busy", "done", "tokens/s")
-
-
-@click.command()
-@json_option
-@click.pass_obj
-def config(global_options: Globals, as_json: bool) -> int:
-    """Show every setting and where its value came from. Passwords are masked."""
-    rows = describe(global_options.settings())
-    if as_json:
-        click.echo(json.dumps([{"name": name, "value": value, "from": origin} for name, value, origin in rows]))
-    else:
-        print_table(("setting", "value", "from"), rows)
-    return 0
-
-
-COMMANDS = (ask, status, config)

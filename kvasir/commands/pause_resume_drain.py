@@ -113,6 +113,3 @@ def _wait(condition: Callable[[], bool], timeout_s: float, timeout_message: str)
         if time.monotonic() > deadline:
             raise BrokerUnavailable(timeout_message)
         time.sleep(_ASK_EVERY_S)
-
-
-COMMANDS = (pause, resume, drain)
