@@ -6,6 +6,7 @@ import atexit
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -219,12 +220,9 @@ def _declare(order: Order) -> None:
     click.echo("declare the exchanges, and the queues of each model, as the operator (workers may not)", err=True)
     if order.manner.dry_run:
         return
-    broker = open_broker(order.settings, "deploy")
-    try:
+    with closing(open_broker(order.settings, "deploy")) as broker:
         for remark in broker.declare(list(order.settings.models)):
             click.echo(remark, err=True)
-    finally:
-        broker.close()
 
 
 def _requirements(order: Order, site: Site) -> tuple[Path, list[str]]:

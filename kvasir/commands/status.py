@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import Any
 
 import click
@@ -46,11 +47,8 @@ def cluster_state(settings: Settings, client: Client) -> dict[str, Any]:
 
 def store_state(settings: Settings) -> dict[str, Any]:
     """How full the store is, what prefills under way have reserved, and where the next one has to wait."""
-    stores = open_stores(settings)
-    try:
+    with closing(open_stores(settings)) as stores:
         usage, reserved_bytes = stores.kv.usage(), stores.cluster_state.reserved_bytes()
-    finally:
-        stores.close()
     return {
         "used_bytes": usage.used_bytes,
         "reserved_bytes": reserved_bytes,
