@@ -156,9 +156,9 @@ def _site(order: Order, machine: MachineSettings) -> Site:
     click.echo(f"{machine.name}:", err=True)
     facts = default_facts(machine) if order.manner.dry_run else probe(remote)
     if order.manner.services:
-        return Site(machine, remote, facts, place_of(machine, facts, {}), service_units(machine, order.settings), {})
+        return Site(machine, remote, facts, place_of(machine, facts), service_units(machine, order.settings), {})
     units = [with_hosts(with_logins(unit, order.settings), order.settings, machine) for unit in units_of(machine)]
-    return Site(machine, remote, facts, place_of(machine, facts, {}), units, secrets_of(units, order.settings))
+    return Site(machine, remote, facts, place_of(machine, facts), units, secrets_of(units, order.settings))
 
 
 def _steps(order: Order, site: Site) -> Iterator[DeployStep]:
