@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import kvstore.connect
 from infra.config.settings import Settings
-from kvasir.pipeline import LocalPipeline
+from kvasir.pipeline import local_client
 from kvstore.cluster_state import BestEffortClusterState
 from kvstore.connect import Stores
 from messages.errors import BatchError, ConfigError
@@ -30,7 +30,7 @@ def connect(
     """
     names = [settings.model(model).name for model in models] or list(settings.models)
     if not is_cluster(settings):
-        return LocalPipeline(settings, names, observe).client()
+        return local_client(settings, names, observe)
     with ExitStack() as stack:
         broker = stack.enter_context(closing(open_broker(settings, name)))
         stores = stack.enter_context(closing(open_stores(settings)))

@@ -56,15 +56,6 @@ class Models:
     feedback_model: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """How a command that waits shows what comes, and for how many seconds it waits; None: as long as it takes."""
-
-    as_json: bool
-    quiet: bool
-    max_wait: float | None
-
-
 class Number(click.FloatRange):
     """A finite number; click's own range lets NaN pass, which is neither less nor more than its ends."""
 

@@ -88,7 +88,11 @@ def _print(state: dict[str, Any]) -> None:
         ]
         for worker in state["workers"]
     ]
-    print_table(("worker", "role", "model", "engine", "busy", "done", "tokens/s", "transfers KV"), rows, right=_FIGURES)
+    print_table(
+        ("worker", "role", "model", "engine", "busy", "done", "tokens/s", "transfers KV"),
+        rows,
+        right=("busy", "done", "tokens/s"),
+    )
     print_table(("queue", "ready"), [[name, str(ready)] for name, ready in state["queues"].items()], right=("ready",))
     say(store_line(state["store"]))
     for model in state["unserved"]:
@@ -105,6 +109,3 @@ def store_line(store: dict[str, Any]) -> str:
     line = f"Store: {used_gb:.2f} GB{f' of {limit_gb:.1f} GB' if limit_gb else ''} in use"
     line += f", {reserved_gb:.2f} GB reserved by prefills under way"
     return f"{line}; prefill fills it up to {mark_gb:.1f} GB" if limit_gb else line
-
-
-_FIGURES = ("busy", "done", "tokens/s")

@@ -51,7 +51,13 @@ def print_prediction(prediction: Prediction, goals: Sequence[Target]) -> None:
         f"{plural(prediction.steals, 'request')} decoded by another model's worker"
     )
     say(f"limited by {prediction.limit}")
-    say(f"energy and cost: {_energy(prediction)}")
+    watt_hours = _per_submission(prediction, prediction.energy_kwh, 1000.0)
+    cost = _per_submission(prediction, prediction.cost)
+    energy_words = (
+        f"{watt_hours:.1f} Wh a submission" if watt_hours is not None else "watts not known for every machine"
+    )
+    cost_words = f"${cost:.4f} a submission" if cost is not None else "price_per_kwh in [costs] not known"
+    say(f"energy and cost: {energy}, {cost_words}")
     say("")
     print_table(
         ("machine", "stage", "busy"), [(b.machine, b.stage, f"{b.share:.0%}") for b in prediction.busy], right=("busy",)
@@ -85,18 +91,6 @@ def write_chart(path: Path, run: SimulatedRun) -> None:
 def _row(goal: Target) -> list[str]:
     verdict = "not known" if goal.met is None else "met" if goal.met else "missed"
     return [goal.name, goal.goal, goal.predicted, verdict, goal.why]
-
-
-def _energy(prediction: Prediction) -> str:
-    watt_hours, cost = (
-        _per_submission(prediction, prediction.energy_kwh, 1000.0),
-        _per_submission(prediction, prediction.cost),
-    )
-    parts = [
-        f"{watt_hours:.1f} Wh a submission" if watt_hours is not None else "watts not known for every machine",
-        f"${cost:.4f} a submission" if cost is not None else "price_per_kwh in [costs] not known",
-    ]
-    return ", ".join(parts)
 
 
 def _per_submission(prediction: Prediction, total: float | None, factor: float = 1.0) -> float | None:

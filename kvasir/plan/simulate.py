@@ -60,13 +60,15 @@ class DecoderState:
         self.worker = worker
         self.running_jobs: list[RunningJob] = []
         self.resident = {worker.model}
-        self.is_present = worker.joins_s <= 0
         self.busy_s = 0.0
 
-    @property
-    def free_slots(self) -> int:
+    def is_present(self, now: float) -> bool:
+        """Whether it has joined and lives."""
+        return self.worker.joins_s <= now < self.worker.dies_s
+
+    def free_slots(self, now: float) -> int:
         """Slots that do nothing."""
-        return self.worker.slots - len(self.running_jobs) if self.is_present else 0
+        return self.worker.slots - len(self.running_jobs) if self.is_present(now) else 0
 
 
 @dataclass(eq=False)
@@ -124,7 +126,7 @@ class Stealing(Policy):
         home = [
             decoder
             for decoder in state.decoders
-            if decoder.worker.model == model and decoder is not asking and decoder.is_present
+            if decoder.worker.model == model and decoder is not asking and decoder.is_present(state.now)
         ]
         peers = [
             Peer(decoder.worker.slots, len(decoder.running_jobs), self._service_s(decoder, model)) for decoder in home
@@ -163,7 +165,7 @@ class SimulationState:
         for job in jobs:
             self._schedule(0.0, self._prefill_queues[job.model].append, job)
         for decoder in self.decoders:
-            self._schedule(decoder.worker.joins_s, self._join, decoder)
+            self._schedule(decoder.worker.joins_s, lambda: None)  # a moment at which slots are filled
             if decoder.worker.dies_s < math.inf:
                 self._schedule(decoder.worker.dies_s, self._die, decoder)
         while self._events:
@@ -205,9 +207,9 @@ class SimulationState:
 
     def _fill_slots(self) -> None:
         """Workers ask in turn, each for one job at a time, until nobody takes any."""
-        asking = [decoder for decoder in self.decoders if decoder.free_slots]
+        asking = [decoder for decoder in self.decoders if decoder.free_slots(self.now)]
         while asking:
-            asking = [decoder for decoder in asking if decoder.free_slots and self._start_answer(decoder)]
+            asking = [decoder for decoder in asking if decoder.free_slots(self.now) and self._start_answer(decoder)]
 
     def _start_answer(self, decoder: DecoderState) -> bool:
         model = self._policy.choose(self, decoder)
@@ -237,11 +239,7 @@ class SimulationState:
         self._timings.append(Timing(job, decoder.worker.machine, running_job.started_s, self.now, is_stolen))
         self._policy.note_answer(self, decoder, running_job)
 
-    def _join(self, decoder: DecoderState) -> None:
-        decoder.is_present = self.now < decoder.worker.dies_s
-
     def _die(self, decoder: DecoderState) -> None:
-        decoder.is_present = False
         for running_job in reversed(decoder.running_jobs):
             decoder.busy_s += self.now - running_job.started_s
             self._decode_queues[running_job.job.model].appendleft((running_job.job, running_job.prefilled_s))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvasir.plan.fleet import Fleet
-from kvasir.plan.prediction import LoneRequest, Prediction
+from kvasir.plan.prediction import Prediction
 
 LATENCY_S = 15.0
 REQUESTS_PER_S = 10.0
@@ -30,12 +30,17 @@ class Target:
 def targets(prediction: Prediction, fleet: Fleet) -> Iterator[Target]:
     """All eight, in the team's order."""
     slowest = max(prediction.lone, key=lambda lone: lone.latency_s)
+    latencies = [
+        f"{lone.model}: prefill {lone.prefill_s:.1f} s, KV cache {lone.kv_transfer_s:.1f} s, "
+        f"decode {lone.decode_s:.1f} s"
+        for lone in prediction.lone
+    ]
     yield Target(
         "latency",
         "< 15 s",
         f"{beside_goal(LATENCY_S, slowest.latency_s, 1)} s",
         slowest.latency_s < LATENCY_S,
-        _why_latency(prediction.lone),
+        "one request on an idle cluster, the median; " + "; ".join(latencies),
     )
     rate = prediction.jobs / prediction.makespan_s
     yield Target(
@@ -45,20 +50,22 @@ def targets(prediction: Prediction, fleet: Fleet) -> Iterator[Target]:
         rate > REQUESTS_PER_S,
         _why_rate(prediction, fleet),
     )
+    total_s = sum(lone.latency_s for lone in prediction.lone)
     efficiency = prediction.one_by_one_s / prediction.makespan_s
     yield Target(
         "parallel efficiency",
         "> 1.5",
         beside_goal(PARALLEL_EFFICIENCY, efficiency, 1),
         efficiency > PARALLEL_EFFICIENCY,
-        _why_parallel(prediction),
+        f"one request after the other would take {prediction.one_by_one_s / 3600:.1f} h; for a single submission, both "
+        f"models at once instead of in turn gain {total_s / slowest.latency_s:.2f}",
     )
     yield Target(
         "utilisation",
         "> 60%",
         f"{beside_goal(100 * UTILISATION, 100 * prediction.utilisation, 0)}%",
         prediction.utilisation > UTILISATION,
-        _why_utilisation(prediction),
+        ", ".join(f"{busy.machine} {busy.share:.0%}" for busy in prediction.busy) + f"; {prediction.limit}",
     )
     for name, goal, panel in (
         ("uptime", "> 99.9%", "Uptime of the last day"),
@@ -79,15 +86,6 @@ def beside_goal(goal: float, value: float, digits: int) -> str:
     return text
 
 
-def _why_latency(requests: Sequence[LoneRequest]) -> str:
-    latencies = [
-        f"{request.model}: prefill {request.prefill_s:.1f} s, KV cache {request.kv_transfer_s:.1f} s, "
-        f"decode {request.decode_s:.1f} s"
-        for request in requests
-    ]
-    return "one request on an idle cluster, the median; " + "; ".join(latencies)
-
-
 def _why_rate(prediction: Prediction, fleet: Fleet) -> str:
     """The arithmetic: what 10 requests a second need, and what all slots at their best can do."""
     answer_tokens_per_job, computed_tokens = (
@@ -103,18 +101,6 @@ def _why_rate(prediction: Prediction, fleet: Fleet) -> str:
         f"{decode:,.0f} that all slots decode at best; their {computed_tokens:,.0f} computed prompt tokens are "
         f"{required_prompt_tokens:,.0f}/s, {required_prompt_tokens / prefill:.0f} times the {prefill:,.0f} of prefill"
     )
-
-
-def _why_parallel(prediction: Prediction) -> str:
-    total, longest = sum(lone.latency_s for lone in prediction.lone), max(lone.latency_s for lone in prediction.lone)
-    return (
-        f"one request after the other would take {prediction.one_by_one_s / 3600:.1f} h; for a single submission, both "
-        f"models at once instead of in turn gain {total / longest:.2f}"
-    )
-
-
-def _why_utilisation(prediction: Prediction) -> str:
-    return ", ".join(f"{busy.machine} {busy.share:.0%}" for busy in prediction.busy) + f"; {prediction.limit}"
 
 
 def _energy(prediction: Prediction) -> Target:
