@@ -57,7 +57,7 @@ def print_prediction(prediction: Prediction, goals: Sequence[Target]) -> None:
         f"{watt_hours:.1f} Wh a submission" if watt_hours is not None else "watts not known for every machine"
     )
     cost_words = f"${cost:.4f} a submission" if cost is not None else "price_per_kwh in [costs] not known"
-    say(f"energy and cost: {energy}, {cost_words}")
+    say(f"energy and cost: {energy_words}, {cost_words}")
     say("")
     print_table(
         ("machine", "stage", "busy"), [(b.machine, b.stage, f"{b.share:.0%}") for b in prediction.busy], right=("busy",)
