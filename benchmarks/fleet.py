@@ -40,8 +40,7 @@ from benchmarks.fleet_cluster import Cast, Mac, Measured, run
 from benchmarks.fleet_draw import DrawnPrompt, PromptKind, draw
 from kvasir.plan.bound import lower_bound
 from kvasir.plan.fleet import PlannedJob
-from kvasir.plan.policy import Stealing
-from kvasir.plan.simulate import SimulatedRun, simulate
+from kvasir.plan.simulate import SimulatedRun, Stealing, simulate
 from kvasir.plan.workload import CODE_ANSWER_TOKENS, FEEDBACK_ANSWER_TOKENS
 from tests.support.services import Pair
 

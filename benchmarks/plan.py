@@ -23,8 +23,7 @@ from pathlib import Path
 from benchmarks import fleet, harness
 from benchmarks.fleet_cluster import run
 from kvasir.plan.cluster import DECODE_OVERHEAD_S, PREFILL_OVERHEAD_S
-from kvasir.plan.policy import Stealing
-from kvasir.plan.typical import typical
+from kvasir.plan.simulate import Stealing, typical
 from tests.support.services import Pair
 
 MIXES = fleet.MIXES[:4]

@@ -14,8 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from decode_worker.generate import FetchedCache, RunningJobs, fetch_ahead
-from decode_worker.stealing.forecast import LONG_S
 from decode_worker.stealing.policy import leave_to_faster
+from decode_worker.stealing.queue_forecast import LONG_S
 from decode_worker.stealing.thief import QueueChoice
 from infra.broker.base import Broker, Delivery
 from infra.broker.topology import model_of, work_queue

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from gateway.files import GatewayFolder, StoredFile, read_all, write_description
+from gateway.files import Files, StoredFile, read_all, write_description
 from gateway.refusal import ApiError
 from infra.broker.failpoints import failpoint
 from messages.errors import ConfigError, KvasirError
@@ -76,10 +76,10 @@ class StoredBatch:
 class Batches:
     """All batches of a gateway. Methods may be called from any thread; those that change something block."""
 
-    def __init__(self, state: GatewayFolder, client: Client, check_body: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, files: Files, client: Client, check_body: Callable[[dict[str, Any]], None]) -> None:
         """Goes on with what was under way. `check_body` raises BadLine for a body that is not served."""
-        self._folder = state.folder / "batches"
-        self.files = state.files
+        self._folder = files.folder.with_name("batches")
+        self.files = files
         self._client = client
         self._check_body = check_body
         self._batches = read_all(self._folder, StoredBatch)

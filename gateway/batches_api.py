@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from gateway.batches import StoredBatch
 from gateway.files import StoredFile
-from gateway.gateway import gateway_of
+from gateway.gateway import ThisGateway
 from gateway.guard import UPLOAD_S
 from gateway.openai_api import ChatRequest
 from gateway.refusal import RESPONSES, RETRY_S, ApiError, of_validation
@@ -54,14 +54,13 @@ class BatchRequest(Strict):
 
 
 @router.post("/files")
-async def upload(request: Request) -> dict[str, Any]:
+async def upload(request: Request, gateway: ThisGateway) -> dict[str, Any]:
     """Keep a file of prompts; a form with `file` and `purpose` (`batch`)."""
-    batches = gateway_of(request).batches
     try:
         async with asyncio.timeout(UPLOAD_S), request.form(max_files=1, max_fields=8) as form:
             file = _form_file(form)
             name = (file.filename or "prompts.jsonl")[-255:].encode("utf-8", "replace").decode()
-            return _file(await asyncio.to_thread(batches.files.add, _owner(request), name, file.file))
+            return _file(await asyncio.to_thread(gateway.batches.files.add, _owner(request), name, file.file))
     except TimeoutError:
         raise ApiError(408, f"the file took longer than {UPLOAD_S:g} s") from None
     except ClientDisconnect:
@@ -84,6 +83,7 @@ def _form_file(form: FormData) -> UploadFile:
 @router.get("/files")
 async def files(
     request: Request,
+    gateway: ThisGateway,
     after: str = "",
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
     order: Literal["asc", "desc"] = "desc",
@@ -91,39 +91,39 @@ async def files(
 ) -> dict[str, Any]:
     """A page of this key's files."""
     descriptions = [
-        description
-        for description in gateway_of(request).batches.files.of(_owner(request))
-        if purpose in ("", description.purpose)
+        description for description in gateway.batches.files.of(_owner(request)) if purpose in ("", description.purpose)
     ]
     return _page([_file(description) for description in descriptions[:: 1 if order == "asc" else -1]], after, limit)
 
 
 @router.get("/files/{name}")
-async def file(name: str, request: Request) -> dict[str, Any]:
+async def file(name: str, request: Request, gateway: ThisGateway) -> dict[str, Any]:
     """One of them."""
-    return _file(gateway_of(request).batches.files.get(name, _owner(request)))
+    return _file(gateway.batches.files.get(name, _owner(request)))
 
 
 @router.get("/files/{name}/content")
-async def content(name: str, request: Request) -> Response:
+async def content(name: str, request: Request, gateway: ThisGateway) -> Response:
     """What is in it."""
-    store = gateway_of(request).batches.files
+    store = gateway.batches.files
     return FileResponse(store.path(store.get(name, _owner(request)).id), media_type="application/octet-stream")
 
 
 @router.delete("/files/{name}")
-async def delete(name: str, request: Request) -> dict[str, Any]:
+async def delete(name: str, request: Request, gateway: ThisGateway) -> dict[str, Any]:
     """Delete one that no batch reads."""
-    await asyncio.to_thread(gateway_of(request).batches.delete_file, name, _owner(request))
+    await asyncio.to_thread(gateway.batches.delete_file, name, _owner(request))
     return {"id": name, "object": "file", "deleted": True}
 
 
 @router.post("/batches")
 async def create(
-    body: BatchRequest, request: Request, idempotency_key: Annotated[str, Header(max_length=255)] = ""
+    body: BatchRequest,
+    request: Request,
+    gateway: ThisGateway,
+    idempotency_key: Annotated[str, Header(max_length=255)] = "",
 ) -> dict[str, Any]:
     """Begin a batch; the same content with the same Idempotency-Key is the batch that there is already."""
-    gateway = gateway_of(request)
     if gateway.is_stopping:
         raise ApiError(503, "the gateway is stopping", code="stopping", retry_s=RETRY_S)
     input_file = gateway.batches.files.get(body.input_file_id, _owner(request))
@@ -137,22 +137,24 @@ async def create(
 
 
 @router.get("/batches")
-async def batches(request: Request, after: str = "", limit: Annotated[int, Query(ge=1, le=100)] = 20) -> dict[str, Any]:
+async def batches(
+    request: Request, gateway: ThisGateway, after: str = "", limit: Annotated[int, Query(ge=1, le=100)] = 20
+) -> dict[str, Any]:
     """A page of this key's batches, the newest first."""
-    descriptions = gateway_of(request).batches.of(_owner(request))
+    descriptions = gateway.batches.of(_owner(request))
     return _page([_batch(description) for description in reversed(descriptions)], after, limit)
 
 
 @router.get("/batches/{name}")
-async def batch(name: str, request: Request) -> dict[str, Any]:
+async def batch(name: str, request: Request, gateway: ThisGateway) -> dict[str, Any]:
     """One of them."""
-    return _batch(gateway_of(request).batches.get(name, _owner(request)))
+    return _batch(gateway.batches.get(name, _owner(request)))
 
 
 @router.post("/batches/{name}/cancel")
-async def cancel(name: str, request: Request) -> dict[str, Any]:
+async def cancel(name: str, request: Request, gateway: ThisGateway) -> dict[str, Any]:
     """End it; what is answered already stays."""
-    return _batch(await asyncio.to_thread(gateway_of(request).batches.cancel, name, _owner(request)))
+    return _batch(await asyncio.to_thread(gateway.batches.cancel, name, _owner(request)))
 
 
 def _owner(request: Request) -> str:

@@ -12,10 +12,11 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Self, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar
 
 from gateway.refusal import ApiError
 from infra.broker.failpoints import failpoint
@@ -70,26 +71,12 @@ def write_description(folder: Path, name: str, description: Any) -> None:
     write_atomically(folder / f"{name}.json", json.dumps(asdict(description), ensure_ascii=False) + "\n")
 
 
-class GatewayFolder:
-    """The folder of one gateway; use as a context manager. Raises ConfigError if it is another's, or can't be used."""
+@contextmanager
+def open_files(folder: Path) -> Iterator[Files]:
+    """The files of the gateway in this folder, which is locked meanwhile.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._lock = _lock_folder(folder)
-        try:
-            self.files = Files(folder / "files")
-        except BaseException:
-            os.close(self._lock)
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        os.close(self._lock)
-
-
-def _lock_folder(folder: Path) -> int:
+    Raises ConfigError if it is another's, or can't be used.
+    """
     try:
         make_folder(folder)
         if problem := why_not_ours(folder):
@@ -103,19 +90,22 @@ def _lock_folder(folder: Path) -> int:
         raise ConfigError(f"can't keep files and batches in {folder}: {error.strerror or error}") from None
     if descriptor is None:
         raise ConfigError(f"another gateway uses {folder}: stop it, or name another folder with --state")
-    return descriptor
+    try:
+        yield Files(folder / "files")
+    finally:
+        os.close(descriptor)
 
 
 class Files:
     """Files by their ids. Methods may be called from any thread; those that change something block on the disk."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._files = read_all(folder, StoredFile)
 
     def path(self, name: str) -> Path:
         """Where a file's content lies."""
-        return self._folder / f"{name}.jsonl"
+        return self.folder / f"{name}.jsonl"
 
     def of(self, owner: str) -> list[StoredFile]:
         """Everything of one owner, oldest first."""
@@ -153,12 +143,12 @@ class Files:
         """Delete a file, for good on return. Raises ApiError, OSError."""
         self.get(name, owner)
         del self._files[name]
-        (self._folder / f"{name}.json").unlink()
+        (self.folder / f"{name}.json").unlink()
         self.path(name).unlink(missing_ok=True)
-        sync_folder(self._folder)
+        sync_folder(self.folder)
 
     def _describe(self, description: StoredFile) -> StoredFile:
-        write_description(self._folder, description.id, description)
+        write_description(self.folder, description.id, description)
         failpoint("gateway.described", description.id)
         self._files[description.id] = description
         return description

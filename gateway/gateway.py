@@ -9,9 +9,9 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from gateway.batches import Batches
 from gateway.continued import AnswerDiverged, AnswerText
@@ -207,10 +207,12 @@ class Gateway:
         return cast(T, answer)
 
 
-def gateway_of(request: Request) -> Gateway:
-    """The gateway that this request came to."""
-    gateway: Gateway = request.app.state.gateway
-    return gateway
+async def _gateway_of(request: Request) -> Gateway:
+    return cast(Gateway, request.app.state.gateway)
+
+
+# The gateway that a request came to, as FastAPI hands it to a route.
+ThisGateway = Annotated[Gateway, Depends(_gateway_of)]
 
 
 def _rest(result: JobResult, text: AnswerText) -> str:

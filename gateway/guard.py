@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.gateway import Gateway
@@ -53,17 +54,22 @@ class Guard:
         headers = Headers(scope=scope)
         try:
             if (scope["method"], scope["path"]) == _UPLOAD:
-                return await self._app(scope, _limit_size(headers, receive), send)
+                too_long = ApiError(
+                    413, f"the file is longer than {MAX_FILE_BYTES >> 20} MiB", "file", "body_too_large"
+                )
+                return await self._app(scope, _limit_size(headers, receive, MAX_UPLOAD_BYTES, too_long), send)
+            too_long = ApiError(413, f"the body is longer than {MAX_BODY_BYTES >> 20} MiB", code="body_too_large")
             async with asyncio.timeout(BODY_S):
-                body = await _body(headers, receive)
+                body = await Request(scope, _limit_size(headers, receive, MAX_BODY_BYTES, too_long)).body()
+        except ClientDisconnect:
+            return
         except (ApiError, TimeoutError) as error:
             refusal = error if isinstance(error, ApiError) else ApiError(408, f"the body took longer than {BODY_S:g} s")
             return await refusal.response(scope["path"])(scope, receive, send)
-        if body is not None:
-            if body:  # curl calls it a form unless told otherwise, and Ollama's own examples don't tell it
-                other_headers = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
-                scope["headers"] = [*other_headers, (b"content-type", b"application/json")]
-            await self._app(scope, _replay_body(body, receive), send)
+        if body:  # curl calls it a form unless told otherwise, and Ollama's own examples don't tell it
+            other_headers = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+            scope["headers"] = [*other_headers, (b"content-type", b"application/json")]
+        await self._app(scope, _replay_body(body, receive), send)
 
     def _admit(self, scope: Scope) -> Any:
         headers, path = Headers(scope=scope), scope["path"]
@@ -106,10 +112,9 @@ def _hostname(url: str) -> str | None:
         return None
 
 
-def _limit_size(headers: Headers, receive: Receive) -> Receive:
-    """The body as it comes, for a form that is written to disk. Raises ApiError where it is too long, now or later."""
-    too_long = ApiError(413, f"the file is longer than {MAX_FILE_BYTES >> 20} MiB", "file", "body_too_large")
-    if int(headers.get("content-length", "0")) > MAX_UPLOAD_BYTES:
+def _limit_size(headers: Headers, receive: Receive, limit: int, too_long: ApiError) -> Receive:
+    """The body as it comes. Raises `too_long` where it is longer than `limit`, now or later."""
+    if int(headers.get("content-length", "0")) > limit:
         raise too_long
     size = 0
 
@@ -117,29 +122,11 @@ def _limit_size(headers: Headers, receive: Receive) -> Receive:
         nonlocal size
         message = await receive()
         size += len(message.get("body", b""))
-        if size > MAX_UPLOAD_BYTES:
+        if size > limit:
             raise too_long
         return message
 
     return receive_within_limit
-
-
-async def _body(headers: Headers, receive: Receive) -> bytes | None:
-    """All of the body; None if the client left while sending. Raises ApiError."""
-    too_long = ApiError(413, f"the body is longer than {MAX_BODY_BYTES >> 20} MiB", code="body_too_large")
-    if int(headers.get("content-length", "0")) > MAX_BODY_BYTES:
-        raise too_long
-    pieces, size, has_more = [], 0, True
-    while has_more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        pieces.append(message.get("body", b""))
-        size += len(pieces[-1])
-        if size > MAX_BODY_BYTES:
-            raise too_long
-        has_more = message.get("more_body", False)
-    return b"".join(pieces)
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:

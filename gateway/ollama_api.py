@@ -12,8 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field, model_validator
 
-from gateway.dispatch import PromptRequest
-from gateway.gateway import Gateway, gateway_of, new_seed, prompt_of
+from gateway.gateway import Gateway, ThisGateway, new_seed, prompt_of
 from gateway.refusal import RESPONSES, ApiError
 from gateway.requests import Strict, meaningful_fields
 from gateway.streams import stream_response
@@ -178,28 +177,28 @@ class ShowRequest(Strict):
 
 
 @router.post("/chat")
-async def chat(body: OllamaChatRequest, request: Request) -> Response:
+async def chat(body: OllamaChatRequest, request: Request, gateway: ThisGateway) -> Response:
     """An answer to a conversation, by default as a stream of JSON lines."""
-    return await _respond(body, body.conversation, request, _as_message)
+    return await _respond(
+        gateway, body, body.conversation, request, lambda text: {"message": {"role": "assistant", "content": text}}
+    )
 
 
 @router.post("/generate")
-async def generate(body: GenerateRequest, request: Request) -> Response:
+async def generate(body: GenerateRequest, request: Request, gateway: ThisGateway) -> Response:
     """An answer to a prompt, by default as a stream of JSON lines."""
-    return await _respond(body, body.conversation, request, lambda text: {"response": text})
+    return await _respond(gateway, body, body.conversation, request, lambda text: {"response": text})
 
 
 @router.get("/tags")
-async def tags(request: Request) -> dict[str, Any]:
+async def tags(request: Request, gateway: ThisGateway) -> dict[str, Any]:
     """The models that there are for this key."""
-    gateway = gateway_of(request)
     return {"models": [await _list_entry(gateway, name) for name in gateway.visible(request.state.key)]}
 
 
 @router.get("/ps")
-async def ps(request: Request) -> dict[str, Any]:
+async def ps(request: Request, gateway: ThisGateway) -> dict[str, Any]:
     """Those that a worker has in its memory."""
-    gateway = gateway_of(request)
     models = []
     for name in gateway.visible(request.state.key):
         if await gateway.decoders(name):
@@ -211,9 +210,8 @@ async def ps(request: Request) -> dict[str, Any]:
 
 
 @router.post("/show")
-async def show(body: ShowRequest, request: Request) -> dict[str, Any]:
+async def show(body: ShowRequest, request: Request, gateway: ThisGateway) -> dict[str, Any]:
     """What is known about a model."""
-    gateway = gateway_of(request)
     model = _model(gateway, body.model or body.name or "", request)
     info: dict[str, Any] = {"general.architecture": "kvasir", "general.basename": model.name}
     if context := await gateway.context(model.name):
@@ -242,9 +240,12 @@ async def nothing_else(rest: str, request: Request) -> Response:
 
 
 async def _respond(
-    body: OllamaRequest, conversation: list[tuple[str, str]], request: Request, words: Callable[[str], dict[str, Any]]
+    gateway: Gateway,
+    body: OllamaRequest,
+    conversation: list[tuple[str, str]],
+    request: Request,
+    words: Callable[[str], dict[str, Any]],
 ) -> Response:
-    gateway = gateway_of(request)
     model = _model(gateway, body.model, request)
     if not conversation:
         load_reply = {"model": body.model, "created_at": _time(), **words(""), "done": True, "done_reason": "load"}
@@ -253,15 +254,17 @@ async def _respond(
     sampling = await body.sampling(gateway, model)
     ask = await gateway.ask(model.name, prompt, sampling, "now", body.stream, request.state.key)
     if body.stream:
-        return await stream_response(_lines(ask, body.model, request, words), _error_line, "application/x-ndjson")
+        return await stream_response(
+            _lines(gateway.answer(ask, request), body.model, words), _error_line, "application/x-ndjson"
+        )
     result = await gateway.result(ask, request)
     return JSONResponse(_last(body.model, result, words(result.text)))
 
 
 async def _lines(
-    ask: PromptRequest, name: str, request: Request, words: Callable[[str], dict[str, Any]]
+    answer: AsyncGenerator[str | JobResult, None], name: str, words: Callable[[str], dict[str, Any]]
 ) -> AsyncGenerator[str, None]:
-    async for event in gateway_of(request).answer(ask, request):
+    async for event in answer:
         if isinstance(event, JobResult):
             yield json.dumps(_last(name, event, words(""))) + "\n"
         else:
@@ -314,10 +317,6 @@ def _model(gateway: Gateway, name: str, request: Request) -> ModelSettings:
     """Ollama adds `:latest` to a name without a tag."""
     bare = name.removesuffix(":latest")
     return gateway.model(bare if bare in gateway.models else name, request.state.key)
-
-
-def _as_message(text: str) -> dict[str, Any]:
-    return {"message": {"role": "assistant", "content": text}}
 
 
 def _error_line(refusal: ApiError) -> str:

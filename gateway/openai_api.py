@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field, model_validator
 
 from gateway.dispatch import PromptRequest
-from gateway.gateway import Gateway, gateway_of, new_seed, prompt_of
+from gateway.gateway import Gateway, ThisGateway, new_seed, prompt_of
 from gateway.refusal import RESPONSES, ApiError
 from gateway.requests import Strict, meaningful_fields
 from gateway.streams import stream_response
@@ -200,39 +200,37 @@ def _message(message: Any, prefix: str) -> Any:
 
 
 @router.get("/models")
-async def models(request: Request) -> dict[str, Any]:
+async def models(request: Request, gateway: ThisGateway) -> dict[str, Any]:
     """The models that there are for this key."""
-    gateway = gateway_of(request)
     return {"object": "list", "data": [_model(gateway, name) for name in gateway.visible(request.state.key)]}
 
 
 @router.get("/models/{name:path}")
-async def model(name: str, request: Request) -> dict[str, Any]:
+async def model(name: str, request: Request, gateway: ThisGateway) -> dict[str, Any]:
     """One of them."""
-    gateway = gateway_of(request)
     return _model(gateway, gateway.model(name, request.state.key).name)
 
 
 @router.post("/chat/completions")
-async def chat_completions(body: ChatRequest, request: Request) -> Response:
+async def chat_completions(body: ChatRequest, request: Request, gateway: ThisGateway) -> Response:
     """An answer to a conversation."""
-    gateway = gateway_of(request)
     return await _respond(
         gateway, await body.ask(gateway, request, lane=_LANES[body.service_tier]), request, _Chat(body)
     )
 
 
 @router.post("/completions")
-async def completions(body: CompletionRequest, request: Request) -> Response:
+async def completions(body: CompletionRequest, request: Request, gateway: ThisGateway) -> Response:
     """An answer to one text, in the form of OpenAI's older API."""
-    gateway = gateway_of(request)
     return await _respond(gateway, await body.ask(gateway, request, [("user", body.prompt)]), request, _Text(body))
 
 
 async def _respond(gateway: Gateway, ask: PromptRequest, request: Request, completion: _Completion) -> Response:
     if ask.stream:
         lines = completion.chunks(gateway.answer(ask, request))
-        return await stream_response(lines, _error_event, "text/event-stream", ": waiting\n\n")
+        return await stream_response(
+            lines, lambda refusal: _event(refusal.openai()), "text/event-stream", ": waiting\n\n"
+        )
     return JSONResponse(completion.whole(await gateway.result(ask, request)))
 
 
@@ -243,9 +241,14 @@ def _model(gateway: Gateway, name: str) -> dict[str, Any]:
 class _Completion(ABC):
     """The objects of one answer: the same id and time in all of them."""
 
-    def __init__(self, body: _OpenAIRequest, kind: str, chunk_kind: str, **fields: Any) -> None:
-        common = {"id": f"{random.getrandbits(96):024x}", "created": int(time.time()), "model": body.model}
-        self._common_fields = common | {"system_fingerprint": None} | fields
+    def __init__(self, body: _OpenAIRequest, name: str, kind: str, chunk_kind: str, **fields: Any) -> None:
+        self._common_fields = {
+            "id": f"{name}-{random.getrandbits(96):024x}",
+            "created": int(time.time()),
+            "model": body.model,
+            "system_fingerprint": None,
+            **fields,
+        }
         self._kind, self._chunk_kind = kind, chunk_kind
         self._usage = bool(body.stream_options and body.stream_options.include_usage)
 
@@ -289,8 +292,7 @@ class _Completion(ABC):
 class _Chat(_Completion):
     def __init__(self, body: ChatRequest) -> None:
         tier = "flex" if body.service_tier == "flex" else "default"
-        super().__init__(body, "chat.completion", "chat.completion.chunk", service_tier=tier)
-        self._common_fields["id"] = f"chatcmpl-{self._common_fields['id']}"
+        super().__init__(body, "chatcmpl", "chat.completion", "chat.completion.chunk", service_tier=tier)
         self._metadata = body.metadata
 
     def choices(self, result: JobResult) -> list[dict[str, Any]]:
@@ -307,8 +309,7 @@ class _Chat(_Completion):
 
 class _Text(_Completion):
     def __init__(self, body: CompletionRequest) -> None:
-        super().__init__(body, "text_completion", "text_completion")
-        self._common_fields["id"] = f"cmpl-{self._common_fields['id']}"
+        super().__init__(body, "cmpl", "text_completion", "text_completion")
 
     def choices(self, result: JobResult) -> list[dict[str, Any]]:
         return [{"text": choice.pop("message")["content"], **choice} for choice in choices_of(result)]
@@ -319,7 +320,3 @@ class _Text(_Completion):
 
 def _event(chunk: dict[str, Any]) -> str:
     return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
-
-
-def _error_event(refusal: ApiError) -> str:
-    return _event(refusal.openai())

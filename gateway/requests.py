@@ -29,10 +29,8 @@ def meaningful_fields(
             continue
         if name not in not_served:
             meaningful[name] = value
-        elif not any(_equals(value, neutral) for neutral in not_served[name]):
+        elif not any(
+            value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in not_served[name]
+        ):
             raise ApiError(400, f"{prefix + name!r} is not served", f"{prefix}{name}", "unsupported_parameter")
     return meaningful
-
-
-def _equals(value: Any, neutral: Any) -> bool:
-    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)

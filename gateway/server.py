@@ -23,7 +23,7 @@ from gateway.app import make_app
 from gateway.batches import Batches
 from gateway.batches_api import check_body
 from gateway.dispatch import Dispatcher
-from gateway.files import GatewayFolder
+from gateway.files import open_files
 from gateway.gateway import STOP_S, Gateway
 from gateway.guard import MAX_OPEN
 from gateway.keys import KeyRing, file_in
@@ -66,10 +66,10 @@ def serve(
     """
     host, port = address
     check_host(host, folder)
-    with listening(host, port) as listener, GatewayFolder(folder) as state:
+    with listening(host, port) as listener, open_files(folder) as files:
         port = listener.getsockname()[1]
         name = f"gateway-{secrets.token_hex(4)}" if address[1] == 0 else own_name(port)
-        with closing(Dispatcher(client, name)) as dispatch, closing(Batches(state, client, check_body)) as batches:
+        with closing(Dispatcher(client, name)) as dispatch, closing(Batches(files, client, check_body)) as batches:
             gateway = Gateway(models, client, dispatch, KeyRing(file_in(folder)), batches)
             server = GatewayServer(gateway)
             with _handle_early_signals(server), _serve_page(gateway, page):

@@ -56,7 +56,20 @@ class Outcome:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """One a submission, as `--json` has them."""
-        return [_grade_json(grade) for grade in self.grades]
+        return [
+            {
+                "submission": grade.submission,
+                "state": grade.state,
+                "points": grade.points,
+                "max_points": grade.max_points,
+                "criteria": {criterion.id: criterion.points for criterion in grade.criteria},
+                "reason": grade.reason,
+                "needs_review": grade.needs_review,
+                "review_reasons": list(grade.review_reasons),
+                "remarks": list(grade.remarks),
+            }
+            for grade in self.grades
+        ]
 
     def to_csv(self, path: Path | str | None = None) -> str:
         """The text of grades.csv; written to `path` too, if one is given."""
@@ -370,20 +383,6 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "jobs": {name: getattr(counts, name) for name in ("total", "succeeded", "failed", "cancelled", "expired")},
         "alarms": list(outcome.alarms),
         "submissions": outcome.rows,
-    }
-
-
-def _grade_json(grade: Grade) -> dict[str, Any]:
-    return {
-        "submission": grade.submission,
-        "state": grade.state,
-        "points": grade.points,
-        "max_points": grade.max_points,
-        "criteria": {criterion.id: criterion.points for criterion in grade.criteria},
-        "reason": grade.reason,
-        "needs_review": grade.needs_review,
-        "review_reasons": list(grade.review_reasons),
-        "remarks": list(grade.remarks),
     }
 
 

@@ -8,31 +8,38 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
-from kvasir.commands import batch as batch_commands
-from kvasir.commands import dead_letters as dead_commands
-from kvasir.commands import demo, top
-from kvasir.commands import deploy as deploy_commands
-from kvasir.commands import engines as engine_commands
-from kvasir.commands import error_bound as bound_commands
-from kvasir.commands import export as export_commands
-from kvasir.commands import forget as forget_commands
-from kvasir.commands import pause as pause_commands
-from kvasir.commands import query as query_commands
-from kvasir.commands import regrade as regrade_commands
-from kvasir.commands import requests as requests_commands
-from kvasir.commands import run as run_commands
-from kvasir.commands import serve as serve_commands
-from kvasir.commands import ui as ui_commands
-from kvasir.commands import worker as worker_commands
+from infra.config import next_command
+from kvasir.commands.ask import ask
+from kvasir.commands.batch import cancel, grade, results, retry, submit, watch
+from kvasir.commands.config import config
+from kvasir.commands.dead_letters import dead
+from kvasir.commands.demo import demo
+from kvasir.commands.deploy import deploy
+from kvasir.commands.engines import doctor, engines
+from kvasir.commands.error_bound import bound
+from kvasir.commands.export import export
+from kvasir.commands.forget import forget
+from kvasir.commands.logs import logs
+from kvasir.commands.pause_resume_drain import drain, pause, resume
+from kvasir.commands.regrade import regrade
+from kvasir.commands.requests import requests
+from kvasir.commands.run import run
+from kvasir.commands.serve import keys, serve
+from kvasir.commands.status import status
+from kvasir.commands.top import top
+from kvasir.commands.ui import ui
+from kvasir.commands.worker import decode_worker, prefill_worker
 from kvasir.early import EXIT_INTERRUPTED, interrupt
 from kvasir.help_texts import COMPLETION, complete
-from kvasir.options import global_options
-from kvasir.plan import command as plan_command
+from kvasir.options import Globals
+from kvasir.plan.command import plan
 from kvasir.terminal import adapt_streams_to_locale
 from messages.errors import BrokerUnavailable, DeadLetter, KvasirError, StoreUnavailable, UsageError
+from monitoring.logs import Style, configure
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -46,37 +53,40 @@ RESUMABLE_COMMANDS = ("demo", "grade", "submit", "watch", "retry", "regrade", "r
     epilog=f"\b\nCompletion in bash (zsh_source and fish_source for those):\n  {COMPLETION}",
 )
 @click.version_option(package_name="kvasir-inference", prog_name="kvasir")
-@global_options
-def kvasir() -> None:
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="Configuration file [default: ./kvasir.toml].",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="warning",
+    show_default=True,
+    help="How much is logged, to stderr.",
+)
+@click.option(
+    "--log-style", type=click.Choice(["console", "json"]), default="console", show_default=True, help="Log format."
+)
+@click.pass_context
+def kvasir(context: click.Context, config_file: Path | None, log_level: str, log_style: Style) -> None:
     """Grade a class's homework with language models, and lose nothing.
 
     Without a broker everything runs in this process. With KVASIR_BROKER_URL and KVASIR_STORE_URL (or kvasir.toml)
     the same commands use the cluster.
     """
+    context.obj = Globals(config_file, log_level, log_style)
+    next_command.keep(config_file)
+    configure(log_level, log_style)
 
 
-for module in (
-    demo,
-    batch_commands,
-    regrade_commands,
-    dead_commands,
-    deploy_commands,
-    export_commands,
-    requests_commands,
-    bound_commands,
-    run_commands,
-    serve_commands,
-    forget_commands,
-    query_commands,
-    engine_commands,
-    plan_command,
-    worker_commands,
-    pause_commands,
-    top,
-    ui_commands,
+for command in (
+    *(demo, grade, submit, watch, results, retry, cancel, regrade, dead, deploy, logs, export, requests, bound, run),
+    *(serve, keys, forget, ask, status, config, engines, doctor, plan, prefill_worker, decode_worker),
+    *(pause, resume, drain, top, ui),
 ):
-    for command in module.COMMANDS:
-        kvasir.add_command(command)
+    kvasir.add_command(command)
 complete(kvasir)
 
 

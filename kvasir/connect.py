@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 import kvstore.connect
 from infra.config.settings import Settings
-from kvasir.pipeline import LocalPipeline
+from kvasir.pipeline import local_client
 from kvstore.cluster_state import BestEffortClusterState
 from kvstore.connect import Stores
 from messages.errors import BatchError, ConfigError
@@ -29,19 +30,12 @@ def connect(
     """
     names = [settings.model(model).name for model in models] or list(settings.models)
     if not is_cluster(settings):
-        return LocalPipeline(settings, names, observe).client()
-    broker = open_broker(settings, name)
-    try:
-        stores = open_stores(settings)
-    except BaseException:
-        broker.close()
-        raise
-
-    def close() -> None:
-        broker.close()
-        stores.close()
-
-    return Client(broker, BestEffortClusterState(stores.cluster_state), list(settings.models), observe, on_close=close)
+        return local_client(settings, names, observe)
+    with ExitStack() as stack:
+        broker = stack.enter_context(closing(open_broker(settings, name)))
+        stores = stack.enter_context(closing(open_stores(settings)))
+        cluster_state = BestEffortClusterState(stores.cluster_state)
+        return Client(broker, cluster_state, list(settings.models), observe, on_close=stack.pop_all().close)
 
 
 def is_cluster(settings: Settings) -> bool:

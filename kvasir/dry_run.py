@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from engines.openai.place import outside
@@ -35,7 +35,9 @@ def show_dry_run(settings: Settings, request: GradeRequest, as_json: bool) -> in
     """Print the dry run; 0 if every submission can be read, else 1."""
     assignment = planning.prepare(request, _BATCH_ID, _SECRET)
     with ExitStack() as stack:
-        client = _client(settings, assignment, stack)
+        client: Client | None = None
+        with suppress(ConfigError, Retry):  # who knows the workers is not there, or can't be reached
+            client = stack.enter_context(connect(settings, _models(assignment), name="dry run"))
         summary = describe(assignment, *_counter(assignment, client))
         summary["outside"] = _outside(settings, assignment, client)
     say_json(summary) if as_json else _print(summary)
@@ -128,14 +130,6 @@ def _shared_prefix(assignment: Assignment, aspect: str, count: Callable[[str], i
         "tokens": shared_tokens,
         "percent": round(100 * shared_tokens * len(jobs) / total) if total else 0,
     }
-
-
-def _client(settings: Settings, assignment: Assignment, stack: ExitStack) -> Client | None:
-    """Who knows the workers; None if there are none to be reached."""
-    try:
-        return stack.enter_context(connect(settings, _models(assignment), name="dry run"))
-    except (ConfigError, Retry):
-        return None
 
 
 def _models(assignment: Assignment) -> list[str]:

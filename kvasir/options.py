@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import click
 
 from grading.request import ASK_FORMS
-from infra.config import next_command
 from infra.config.settings import Settings, load_settings
 from monitoring import logs
 from monitoring.events import Observer, fan_out
@@ -29,7 +28,7 @@ class Globals:
 
     config: Path | None
     log_level: str
-    log_style: str
+    log_style: logs.Style
 
     def settings(self, models: Models | None = None) -> Settings:
         """The settings, with these flags on top."""
@@ -55,15 +54,6 @@ class Models:
 
     code_model: str | None
     feedback_model: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """How a command that waits shows what comes, and for how many seconds it waits; None: as long as it takes."""
-
-    as_json: bool
-    quiet: bool
-    max_wait: float | None
 
 
 class Number(click.FloatRange):
@@ -110,33 +100,6 @@ def group_options(**groups: type) -> Callable[[F], F]:
         return call  # type: ignore[return-value]
 
     return decorate
-
-
-def global_options(function: F) -> F:
-    """--config and the log options, kept for the commands."""
-
-    @click.option("--config", type=click.Path(path_type=Path), help="Configuration file [default: ./kvasir.toml].")
-    @click.option(
-        "--log-level",
-        type=click.Choice(["debug", "info", "warning", "error"]),
-        default="warning",
-        show_default=True,
-        help="How much is logged, to stderr.",
-    )
-    @click.option(
-        "--log-style", type=click.Choice(["console", "json"]), default="console", show_default=True, help="Log format."
-    )
-    @click.pass_context
-    def with_globals(
-        context: click.Context, /, config: Path | None, log_level: str, log_style: str, **rest: Any
-    ) -> object:
-        context.obj = Globals(config, log_level, log_style)
-        next_command.keep(config)
-        logs.configure(log_level, "json" if log_style == "json" else "console")
-        return context.invoke(function, **rest)
-
-    with_globals.__doc__ = function.__doc__
-    return with_globals  # type: ignore[return-value]
 
 
 page_options = combine_options(

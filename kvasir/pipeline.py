@@ -26,73 +26,60 @@ from producers.client import Client
 log = logging.getLogger(__name__)
 
 
-class LocalPipeline:
-    """Engines and workers for a few models. One engine a model does both stages and transfers the KV cache to
-    itself, unless the model's table asks for two copies.
+def local_client(settings: Settings, models: Sequence[str], observe: Callable[[Event], None]) -> Client:
+    """A client of engines and workers that are started here for a few models; closing it ends them.
 
-    Raises ConfigError if a model has no weights for a local engine.
+    One engine a model does both stages and transfers the KV cache to itself, unless the model's table asks for two
+    copies. Raises ConfigError if a model has no weights for a local engine.
     """
+    server = EmbeddedServer()
+    stores = kvstore.connect.connect("memory://")
+    engines: dict[str, Engine] = {}
+    workers: list[PrefillWorker | DecodeWorker] = []
+    stack = ExitStack()
 
-    def __init__(self, settings: Settings, models: Sequence[str], observe: Callable[[Event], None]) -> None:
-        self._settings = settings
-        self._models = list(models)
-        self._observe = observe
-        self._server = EmbeddedServer()
-        self._stores = kvstore.connect.connect("memory://")
-        self._stack = ExitStack()
-        self._engines: dict[str, Engine] = {}
-        self._workers: list[PrefillWorker | DecodeWorker] = []
-        try:
-            for model in self._models:
-                self._serve(model)
-        except BaseException:
-            self.close()
-            raise
-
-    def client(self) -> Client:
-        """A client of this pipeline; closing it ends the pipeline."""
-        return Client(
-            EmbeddedBroker(self._server),
-            BestEffortClusterState(self._stores.cluster_state),
-            self._models,
-            self._observe,
-            lambda model, text: self._engines[model].count_tokens(text),
-            self.close,
-        )
-
-    def close(self) -> None:
-        """Stop the workers where they are, unload the engines. Idempotent."""
-        for worker in self._workers:
-            worker.stop(abort=True)
-        self._stack.close()
-
-    def _serve(self, model: str) -> None:
-        model_settings = self._settings.model(model)
-        decoder = self._load(model_settings)
-        prefiller = self._load(model_settings) if model_settings.copies > 1 else decoder
-        self._engines[model] = decoder
-        why_no_kv = prove(prefiller, decoder)
-        if why_no_kv:
-            log.warning("model %s: no KV transfer: %s", model, why_no_kv)
-        self._start(partial(PrefillWorker, model, LoadedEngine(prefiller, why_no_kv)))
-        home = CachedModel(model, 0, LoadedEngine(decoder, why_no_kv))
-        # No KV cache comes from elsewhere, so none is checked.
-        self._start(partial(DecodeWorker, ModelCache(home), kv_check_every=0))
-
-    def _load(self, model_settings: ModelSettings) -> Engine:
-        name, weights = model_settings.weights_for()
-        slots = model_settings.slots, model_settings.prefill_slots
-        engine = open_engine(name, engine_options(model_settings, name, weights, model_settings.context, *slots))
-        self._stack.callback(engine.close)
+    def load(model: ModelSettings) -> Engine:
+        name, weights = model.weights_for()
+        options = engine_options(model, name, weights, model.context, model.slots, model.prefill_slots)
+        engine = open_engine(name, options)
+        stack.callback(engine.close)
         return engine
 
-    def _start(self, make: Callable[..., PrefillWorker | DecodeWorker]) -> None:
-        broker = EmbeddedBroker(self._server)
-        worker = make(broker, self._stores.kv, self._stores.cluster_state, self._observe)
+    def start(make: Callable[..., PrefillWorker | DecodeWorker]) -> None:
+        broker = EmbeddedBroker(server)
+        worker = make(broker, stores.kv, stores.cluster_state, observe)
         # Its own thread renews it. Put up here, it is there for whoever asks for the workers next.
-        self._stores.cluster_state.register(worker.registration(), REGISTRATION_TTL_S)
+        stores.cluster_state.register(worker.registration(), REGISTRATION_TTL_S)
         thread = threading.Thread(target=worker.run, name=worker.worker_id, daemon=True)
         thread.start()
-        self._workers.append(worker)
-        self._stack.callback(broker.close)
-        self._stack.callback(thread.join)
+        workers.append(worker)
+        stack.callback(broker.close)
+        stack.callback(thread.join)
+
+    def close() -> None:
+        for worker in workers:
+            worker.stop(abort=True)
+        stack.close()
+
+    try:
+        for name in models:
+            model = settings.model(name)
+            engines[name] = decoder = load(model)
+            prefiller = load(model) if model.copies > 1 else decoder
+            if why_no_kv := prove(prefiller, decoder):
+                log.warning("model %s: no KV transfer: %s", name, why_no_kv)
+            start(partial(PrefillWorker, name, LoadedEngine(prefiller, why_no_kv)))
+            home = CachedModel(name, 0, LoadedEngine(decoder, why_no_kv))
+            # No KV cache comes from elsewhere, so none is checked.
+            start(partial(DecodeWorker, ModelCache(home), kv_check_every=0))
+        return Client(
+            EmbeddedBroker(server),
+            BestEffortClusterState(stores.cluster_state),
+            models,
+            observe,
+            lambda model, text: engines[model].count_tokens(text),
+            close,
+        )
+    except BaseException:
+        close()
+        raise

@@ -53,7 +53,9 @@ class Metrics:
             Step.STOLEN: self._on_stolen,
             Step.DECODE_STARTED: self._on_decode_started,
             Step.KV_CHECKED: self._on_kv_checked,
-            Step.FIRST_TOKEN: self._on_first_token,
+            Step.FIRST_TOKEN: lambda event, model: self._at(self._ttft, model, _lane(event)).observe(
+                _number(event.facts, "ttft_s")
+            ),
             Step.ANSWERED: self._on_answered,
             Step.REPLIED: self._on_ended,
             Step.FAILED: self._on_failed,
@@ -79,9 +81,8 @@ class Metrics:
             counter.labels(model, stage)
         for state in STATES:
             self._jobs.labels(model, stage, state)
-        self._prepare_prefill(model) if stage == "prefill" else self._prepare_decode(model)
-
-    def _prepare_prefill(self, model: str) -> None:
+        if stage == "decode":
+            return self._prepare_decode(model)
         for source in ("computed", "stored"):
             self._prefill_tokens.labels(model, source)
         for metric in (self._prefill_seconds, self._put_seconds, self._put_bytes):
@@ -195,9 +196,6 @@ class Metrics:
     def _on_kv_checked(self, event: Event, model: str) -> None:
         outcome = "differs" if event.facts.get("differs") else "agrees"
         self._at(self._kv_check_seconds, model, outcome).observe(_number(event.facts, "seconds"))
-
-    def _on_first_token(self, event: Event, model: str) -> None:
-        self._at(self._ttft, model, _lane(event)).observe(_number(event.facts, "ttft_s"))
 
     def _on_answered(self, event: Event, model: str) -> None:
         facts = event.facts

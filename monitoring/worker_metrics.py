@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -39,21 +39,18 @@ class RegistrationCollector(Collector):
         yield _gauge(
             "kvasir_transfers_kv", "1 if the KV transfer was proved at start.", registration, registration.transfers_kv
         )
-        yield _resident(registration)
+        # Its own model, and those that it has loaded to steal from.
+        resident_models = dict.fromkeys((registration.model, *registration.resident))
+        yield _gauge("kvasir_model_resident", "1 while the model is loaded.", registration, 1, resident_models)
         yield _gauge(
             "kvasir_tokens_per_second", "Of its stage, moving average.", registration, registration.tokens_per_s
         )
 
 
-def _resident(registration: WorkerInfo) -> GaugeMetricFamily:
-    """Its own model, and those that it has loaded to steal from."""
-    gauge = GaugeMetricFamily("kvasir_model_resident", "1 while the model is loaded.", labels=_LABELS)
-    for model in dict.fromkeys((registration.model, *registration.resident)):
-        gauge.add_metric((model, registration.role), 1)
-    return gauge
-
-
-def _gauge(name: str, description: str, registration: WorkerInfo, value: float) -> GaugeMetricFamily:
+def _gauge(
+    name: str, description: str, registration: WorkerInfo, value: float, models: Iterable[str] = ()
+) -> GaugeMetricFamily:
     gauge = GaugeMetricFamily(name, description, labels=_LABELS)
-    gauge.add_metric((registration.model, registration.role), float(value))
+    for model in models or (registration.model,):
+        gauge.add_metric((model, registration.role), float(value))
     return gauge

@@ -8,9 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from decode_worker.stealing.forecast import QueueForecast, Tail, Throughput
 from decode_worker.stealing.models import ModelCache
 from decode_worker.stealing.policy import Offer, Steal, decide
+from decode_worker.stealing.queue_forecast import QueueForecast, Tail, Throughput
 from infra.broker.base import Broker, Delivery
 from infra.broker.envelope import open_envelope
 from infra.broker.topology import work_queue

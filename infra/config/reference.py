@@ -86,11 +86,8 @@ def _table(table: str) -> str:
 
 def _row(table: str, key: str) -> str:
     variable = VARIABLES.get((table, key), "")
-    return f"| `{key}` | {_default(table, key)} | {variable and f'`{variable}`'} | {_meaning(table, key)} |"
-
-
-def _meaning(table: str, key: str) -> str:
-    return str(engine_entry(key).meaning) if table == "models.weights" else MEANINGS[f"{table}.{key}"]
+    meaning = engine_entry(key).meaning if table == "models.weights" else MEANINGS[f"{table}.{key}"]
+    return f"| `{key}` | {_default(table, key)} | {variable and f'`{variable}`'} | {meaning} |"
 
 
 def _default(table: str, key: str) -> str:
@@ -105,11 +102,5 @@ def _default(table: str, key: str) -> str:
     return f"{default:g}" if isinstance(default, float) else f"{default}"
 
 
-def main() -> int:
-    """Print the page."""
-    sys.stdout.write(reference())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.stdout.write(reference())

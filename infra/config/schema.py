@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from infra.config import urls
 from infra.config.hours import Hours
@@ -19,8 +19,10 @@ from messages.errors import InvalidMessage
 from messages.installed import engine_names
 from messages.jobs import KV_CHECK_EVERY, MAX_TOKENS, SHORT_PROMPT_TOKENS
 
+Supervisor = Literal["launchd", "plain", "systemd"]
+
 PLATFORMS = ("linux", "linux-cuda", "macos")
-SUPERVISORS = ("launchd", "plain", "systemd")
+SUPERVISORS: tuple[Supervisor, ...] = ("launchd", "plain", "systemd")
 WORKER_ROLES = ("decode", "prefill")
 ROLES = (*WORKER_ROLES, "app", "broker", "gateway", "grafana", "prometheus", "store")
 SAMPLING = ("max_tokens", "temperature", "top_p")
@@ -120,12 +122,9 @@ def _hours(name: str, value: str) -> None:
     Hours.parse(name, value)
 
 
-Text = Annotated[str, TextCheck(_text)]
-Line = Annotated[str, TextCheck(_line)]
 Place = Annotated[str, TextCheck(_place)]
 ModelName = Annotated[str, TextCheck(checks.model_name)]
 ModelOrNone = Annotated[str, TextCheck(_model_or_none)]
-MachineName = Annotated[str, TextCheck(checks.identifier)]
 BrokerUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value, urls.BROKER_SCHEMES))]
 StoreUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value, urls.STORE_SCHEMES))]
 Engine = Annotated[str, InstalledEngine()]
@@ -166,7 +165,9 @@ class Grading:
 
     code_model: ModelOrNone = ""
     feedback_model: ModelOrNone = ""
-    notice: Text = ""  # a sentence across the top of every report, such as the demo's: these are no real grades
+    notice: Annotated[str, TextCheck(_text)] = (
+        ""  # a sentence across the top of every report, such as the demo's: these are no real grades.
+    )
     max_tokens: Tokens = 3000  # these three as the team's grader had them
     temperature: Temperature = 0.2
     top_p: Share = 0.9
@@ -196,7 +197,7 @@ class ModelTable:
     short_prompt_tokens: TokensOrNone = SHORT_PROMPT_TOKENS  # up to so many go to decode without a KV cache
     kv_check_every: Annotated[int, _whole(0, 1_000_000)] = KV_CHECK_EVERY  # jobs prefilled at decode too; 0: none is
     copies: Annotated[int, _whole(1, 2)] = 1  # in the local pipeline: 2 so that prefill and decode never share a batch
-    tokenizer: Line = ""
+    tokenizer: Annotated[str, TextCheck(_line)] = ""
     same_weights: tuple[Engine, ...] = ()  # engines whose weights are conversions of the same: they may share KV caches
     kv_bytes_per_token: Annotated[int, _whole(0, 1 << 40)] = 0  # of its KV cache, for planning; 0: unknown
     kv_state_bytes: Annotated[int, _whole(0, 1 << 40)] = 0  # of its recurrent layers' state, for planning
@@ -263,7 +264,7 @@ class File:
     grading: Grading = field(default_factory=Grading)
     costs: Costs = field(default_factory=Costs)
     models: Mapping[ModelName, ModelTable] = field(default_factory=dict)
-    machines: Mapping[MachineName, MachineTable] = field(default_factory=dict)
+    machines: Mapping[Annotated[str, TextCheck(checks.identifier)], MachineTable] = field(default_factory=dict)
 
 
 # By the path of the table, names of models and machines left out.

@@ -133,7 +133,10 @@ def _service(entries: Mapping[Keys, SourcedValue], name: str, variable: str) -> 
 
 def _model(entries: dict[Keys, SourcedValue], name: str, variable: str) -> ModelSettings:
     for key in SAMPLING:
-        _inherit(entries, ("models", name, key), ("grading", key))
+        own, general = ("models", name, key), ("grading", key)
+        # A value of [grading] is the model's, unless the model has its own from a source as near.
+        if general in entries and (own not in entries or entries[general].rank < entries[own].rank):
+            entries[own] = entries[general]
     places = _values_below(entries, "models", name, "weights")
     weights = {engine: place for engine, place in places.items() if place}
     fields = _values_below(entries, "models", name) | {"name": name, "weights": MappingProxyType(weights)}
@@ -143,12 +146,6 @@ def _model(entries: dict[Keys, SourcedValue], name: str, variable: str) -> Model
     elif file and file.value:
         fields["api_key"] = Secret(file.origin, file=Path(file.value))
     return ModelSettings(**fields)
-
-
-def _inherit(entries: dict[Keys, SourcedValue], model_keys: Keys, general: Keys) -> None:
-    """A sampling value of [grading] is the model's, unless the model has its own from a source as near."""
-    if general in entries and (model_keys not in entries or entries[general].rank < entries[model_keys].rank):
-        entries[model_keys] = entries[general]
 
 
 def _machine(entries: Mapping[Keys, SourcedValue], name: str, models: Mapping[str, ModelSettings]) -> MachineSettings:

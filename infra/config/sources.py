@@ -212,26 +212,18 @@ def flag_layer(flags: Mapping[str, object], cwd: Path) -> Layer:
         else:
             tree[section] = value  # no name of ours: merge says so
     for service in ("broker", "store"):
-        _refuse_password(f"--{service}", tree.get("services", {}).get(service))
-    return Layer(tree, cwd, _flag)
+        url = tree.get("services", {}).get(service)
+        if isinstance(url, str) and url != urls.mask(url):
+            raise ConfigError(
+                f"--{service}: a password on the command line can be read by everybody on this machine; "
+                f"put it into KVASIR_{service.upper()}_PASSWORD or a password file"
+            )
+    return Layer(tree, cwd, lambda keys: f"--{'weights' if 'weights' in keys else keys[-1].replace('_', '-')}")
 
 
 def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
     nested = {name: _without_none(value) if isinstance(value, Mapping) else value for name, value in flags.items()}
     return {name: value for name, value in nested.items() if value is not None}
-
-
-def _flag(keys: Keys) -> str:
-    name = "weights" if "weights" in keys else keys[-1]
-    return "--" + name.replace("_", "-")
-
-
-def _refuse_password(flag: str, url: object) -> None:
-    if isinstance(url, str) and url != urls.mask(url):
-        raise ConfigError(
-            f"{flag}: a password on the command line can be read by everybody on this machine; "
-            f"put it into KVASIR_{flag[2:].upper()}_PASSWORD or a password file"
-        )
 
 
 # Environment variables

@@ -42,13 +42,11 @@ def addresses(url: str) -> list[str]:
     return [_at(url, f"{userinfo}{at}{host}") for host in hosts.split(",")]
 
 
-def check(name: str, value: object, schemes: Sequence[str]) -> None:
+def check(name: str, value: str, schemes: Sequence[str]) -> None:
     """A URL of one of `schemes`, with hosts (unix: path) and possible ports; or `local`, or empty. InvalidMessage.
 
     The error never repeats the value: where it is not a URL, nobody can say which part of it is the password.
     """
-    if not isinstance(value, str):
-        raise InvalidMessage(f"{name} must be text, not {type(value).__name__}")
     if value in ("", LOCAL):
         return
     shape = " or ".join(f"{scheme}://…" for scheme in schemes)
@@ -140,38 +138,33 @@ class Secret:
     def __init__(self, origin: str, value: str = "", file: Path | None = None) -> None:
         self.origin = origin
         self._value = value
-        self._file = file
+        self.file = file  # None if it is in a variable or a URL
 
     def __repr__(self) -> str:
         return "***"
 
-    @property
-    def file(self) -> Path | None:
-        """The file that holds it; None if it is in a variable or a URL."""
-        return self._file
-
     def make(self) -> Path | None:
         """Write a random password into its file, readable by its owner alone, if there is no such file yet."""
-        if self._file is None or self._file.exists():
+        if self.file is None or self.file.exists():
             return None
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with open(os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with open(os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
                 file.write(secrets.token_urlsafe(32) + "\n")
         except OSError as error:
-            raise ConfigError(f"{self.origin}: can't write the password file {self._file}: {error.strerror}") from None
-        return self._file
+            raise ConfigError(f"{self.origin}: can't write the password file {self.file}: {error.strerror}") from None
+        return self.file
 
     def reveal(self) -> str:
         """The password. A file is read anew each time, without its last line break; ConfigError if it can't be."""
-        if self._file is None:
+        if self.file is None:
             return self._value
         try:
-            password = self._file.read_text("utf-8").rstrip("\r\n")
+            password = self.file.read_text("utf-8").rstrip("\r\n")
         except OSError as error:
-            raise ConfigError(f"{self.origin}: can't read the password file {self._file}: {error.strerror}") from None
+            raise ConfigError(f"{self.origin}: can't read the password file {self.file}: {error.strerror}") from None
         except UnicodeDecodeError:
-            raise ConfigError(f"{self.origin}: the password file {self._file} is not UTF-8 text") from None
+            raise ConfigError(f"{self.origin}: the password file {self.file} is not UTF-8 text") from None
         if not password:
-            raise ConfigError(f"{self.origin}: the password file {self._file} is empty")
+            raise ConfigError(f"{self.origin}: the password file {self.file} is empty")
         return password

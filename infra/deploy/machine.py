@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from infra.config.settings import MachineSettings
 from infra.deploy.remote import DeployFailed, Remote
 from infra.deploy.units import Place
-from infra.deploy.wheelhouse import WheelTarget
+from infra.deploy.wheelhouse import WheelTarget, system_of
 
 # Neither systemd nor launchd reads a login shell's profile.
 _PATHS = {
@@ -51,7 +50,7 @@ def probe(remote: Remote) -> Facts:
             f"{remote.name}: it has no Python {'.'.join(map(str, _OLDEST_PYTHON))} or newer with venv; install one "
             "(apt install python3-venv, brew install python@3.12)"
         )
-    return Facts(home, user, WheelTarget.parse([system, processor, version]), python)
+    return Facts(home, user, WheelTarget(system_of(system), processor, version), python)
 
 
 def default_facts(machine: MachineSettings) -> Facts:
@@ -63,9 +62,7 @@ def default_facts(machine: MachineSettings) -> Facts:
     return Facts(home, user, target, "python3")
 
 
-def place_of(machine: MachineSettings, facts: Facts, environment: Mapping[str, str]) -> Place:
-    """Where Kvasir lies on the machine. `{folder}` in an environment's value stands for that."""
+def place_of(machine: MachineSettings, facts: Facts) -> Place:
+    """Where Kvasir lies on the machine."""
     folder = machine.folder if machine.folder.startswith("/") else f"{facts.home}/{machine.folder}"
-    variables = {"PATH": _PATHS.get(machine.platform, _PATHS["linux"])}
-    variables |= {name: value.replace("{folder}", folder) for name, value in environment.items()}
-    return Place(facts.home, facts.user, folder, variables)
+    return Place(facts.home, facts.user, folder, {"PATH": _PATHS[machine.platform]})

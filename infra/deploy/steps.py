@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from infra.config.schema import Supervisor
 from infra.config.urls import mask
 from infra.deploy.remote import RemoteFile
-from infra.deploy.units import Place, Supervisor, Unit, control, unit_file
+from infra.deploy.units import Place, Unit, control, unit_file
 
 Switch = Literal["start", "stop", "restart"]
 
@@ -117,7 +118,8 @@ def switch(place: Place, supervisor: Supervisor, units: Sequence[Unit], verb: Sw
 def wait_ready(place: Place, unit: Unit, timeout_s: int = READY_S) -> str:
     """A script that ends when the unit is ready (see Unit), or fails with what it answers instead."""
     path = "health" if unit.role == "producer" else "ready"
-    attempt = f"urllib.request.urlopen('http://{_in_url(unit.host)}:{unit.port}/{path}',timeout=5)"
+    host = f"[{unit.host}]" if ":" in unit.host else unit.host
+    attempt = f"urllib.request.urlopen('http://{host}:{unit.port}/{path}',timeout=5)"
     if unit.role is None:
         attempt = f"socket.create_connection(({unit.host!r},{unit.port}),5).close()"
     program = (
@@ -131,10 +133,6 @@ def wait_ready(place: Place, unit: Unit, timeout_s: int = READY_S) -> str:
         " time.sleep(0.5)\n"
     )
     return f"{shlex.quote(place.python)} -c {shlex.quote(program)}"
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def status(place: Place, units: Sequence[Unit]) -> str:

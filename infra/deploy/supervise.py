@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -51,14 +51,9 @@ def supervisor_pid(lock: Path) -> int:
 
 def stop(lock: Path) -> int:
     """SIGTERM, and wait until it has left."""
-    deadline = time.monotonic() + _STOP_S
     if pid := supervisor_pid(lock):
         os.kill(pid, signal.SIGTERM)
-    while supervisor_pid(lock):
-        if time.monotonic() > deadline:
-            return 1
-        time.sleep(_POLL_S)
-    return 0
+    return _wait_until(lambda: not supervisor_pid(lock), _STOP_S)
 
 
 def start(lock: Path, log: Path, command: list[str]) -> int:
@@ -74,8 +69,13 @@ def start(lock: Path, log: Path, command: list[str]) -> int:
             os._exit(SupervisedCommand(lock, command).run())
         os._exit(0)
     os.wait()
-    deadline = time.monotonic() + _START_S
-    while not supervisor_pid(lock):
+    return _wait_until(lambda: supervisor_pid(lock), _START_S)
+
+
+def _wait_until(condition: Callable[[], object], within_s: float) -> int:
+    """0 once it is so, 1 if it isn't in time."""
+    deadline = time.monotonic() + within_s
+    while not condition():
         if time.monotonic() > deadline:
             return 1
         time.sleep(_POLL_S)

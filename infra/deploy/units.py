@@ -12,16 +12,14 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Literal
+from typing import Literal, cast
 
-from infra.config.schema import CONTROL, WORKER_ROLES
+from infra.config.schema import CONTROL, WORKER_ROLES, Supervisor
 from infra.config.settings import MachineRole, MachineSettings
 from messages.errors import ConfigError
 
-Supervisor = Literal["systemd", "launchd", "plain"]
 UnitRole = Literal["prefill", "decode", "producer"]  # as which it logs in
 
-SUPERVISORS: tuple[Supervisor, ...] = ("systemd", "launchd", "plain")
 LOOPBACK = "127.0.0.1"
 GRACE_S = 600.0  # a long answer takes minutes, and what is not finished by then is handed back
 _STOP_MARGIN_S = 30.0
@@ -113,9 +111,7 @@ def _page_host(machine: MachineSettings) -> str:
 
 def supervisor_of(machine: MachineSettings) -> Supervisor:
     """What keeps its workers running, unless the configuration says otherwise."""
-    if machine.supervisor in SUPERVISORS:
-        return machine.supervisor
-    return "launchd" if machine.platform == "macos" else "systemd"
+    return cast(Supervisor, machine.supervisor) or ("launchd" if machine.platform == "macos" else "systemd")
 
 
 def unit_file(supervisor: Supervisor, unit: Unit, place: Place) -> tuple[str, str]:

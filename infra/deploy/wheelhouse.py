@@ -26,6 +26,7 @@ _TAGS = {
     ("macos", "arm64"): ["macosx_15_0_arm64", "macosx_14_0_arm64", "macosx_13_0_arm64", "macosx_12_0_arm64",
                          "macosx_11_0_arm64", "macosx_11_0_universal2", "macosx_10_9_universal2"],
 }  # fmt: skip
+_NO_SOURCES = shutil.ignore_patterns(".*", "tests", "docs", "examples", "build")  # what a wheel is not built from
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,7 @@ class WheelTarget:
     @property
     def is_here(self) -> bool:
         """Whether this machine's own pip chooses the same wheels."""
-        return self == WheelTarget(_system(platform.system()), platform.machine(), platform.python_version())
-
-    @classmethod
-    def parse(cls, words: Sequence[str]) -> WheelTarget:
-        """From `uname -s`, `uname -m` and Python's version."""
-        return cls(_system(words[0]), words[1], words[2])
+        return self == WheelTarget(system_of(platform.system()), platform.machine(), platform.python_version())
 
 
 def extras_of(machine: MachineSettings) -> list[str]:
@@ -75,14 +71,9 @@ def build_wheel(checkout: Path, into: Path) -> Path:
         raise DeployFailed(f"{checkout} is no checkout of Kvasir to build a wheel from: give --wheel FILE")
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kvasir-wheel-") as folder:  # a build leaves products beside its sources
-        copy = shutil.copytree(checkout, Path(folder) / "kvasir", ignore=_no_sources)
+        copy = shutil.copytree(checkout, Path(folder) / "kvasir", ignore=_NO_SOURCES)
         _pip("wheel", "--no-deps", "--wheel-dir", str(into), str(copy))
     return max(into.glob("kvasir_inference-*.whl"), key=lambda path: path.stat().st_mtime)
-
-
-def _no_sources(folder: str, names: list[str]) -> list[str]:
-    """What a wheel is not built from."""
-    return [name for name in names if name.startswith(".") or name in ("tests", "docs", "examples", "build")]
 
 
 def fill(folder: Path, requirements: Sequence[str], target: WheelTarget, wheel: Path) -> None:
@@ -93,7 +84,7 @@ def fill(folder: Path, requirements: Sequence[str], target: WheelTarget, wheel: 
     """
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(wheel, folder)
-    if target.system == _system(platform.system()):
+    if target.system == system_of(platform.system()):
         _pip("download", *_options(folder, target), *requirements)
 
 
@@ -135,5 +126,6 @@ def _pip(*arguments: str) -> None:
         raise DeployFailed(f"pip {arguments[0]}: {errors[-1] if errors else 'it failed'}")
 
 
-def _system(name: str) -> str:
+def system_of(name: str) -> str:
+    """A system as `uname -s` calls it, by its name in WheelTarget."""
     return {"Darwin": "macos", "Linux": "linux"}.get(name, name.lower())

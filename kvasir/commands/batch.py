@@ -19,7 +19,6 @@ from kvasir.options import (
     BatchPlace,
     Globals,
     Models,
-    Output,
     grading_options,
     group_options,
     only_option,
@@ -46,7 +45,7 @@ _WAITS = ", or use kvasir grade, which waits"
 @json_option
 @quiet_option
 @wait_option
-@group_options(models=Models, place=BatchPlace, output=Output)
+@group_options(models=Models, place=BatchPlace)
 @click.pass_obj
 def grade(
     global_options: Globals,
@@ -55,7 +54,9 @@ def grade(
     place: BatchPlace,
     deadline_s: float,
     dry: bool,
-    output: Output,
+    as_json: bool,
+    quiet: bool,
+    max_wait: float | None,
     **request_options: Any,
 ) -> int:
     """Grade every submission in FOLDER (a folder, a zip, or one file) and write a report.
@@ -66,15 +67,15 @@ def grade(
     request = class_run.request_from(settings, **request_options)
     if dry:
         class_run.place_of(request, place)  # a dry run says what the run would refuse
-        return dry_run.show_dry_run(settings, request, output.as_json)
+        return dry_run.show_dry_run(settings, request, as_json)
     with (
-        TerminalProgress(output.quiet) as progress,
+        TerminalProgress(quiet) as progress,
         class_run.open_class(request, place, progress.say) as (batch, assignment),
     ):
         outcome = class_run.run_class(
-            settings, batch, assignment, progress, global_options.observer(), output.max_wait, deadline_s
+            settings, batch, assignment, progress, global_options.observer(), max_wait, deadline_s
         )
-    return show_outcome(outcome, output.as_json)
+    return show_outcome(outcome, as_json)
 
 
 @click.command()
@@ -147,7 +148,7 @@ def retry(
     settings = global_options.settings()
     with _existing(batch) as owned_batch, TerminalProgress(quiet) as progress:
         owned_batch.check_may_publish()
-        request: GradeRequest = class_run.request_of_batch(settings, owned_batch)
+        request = class_run.request_of_batch(settings, owned_batch)
         assignment = class_run.open_assignment(owned_batch, request)
         runnable_ids = {task.job.job_id for task in assignment.tasks if task.may_run}
         retried_ids = jobs_to_retry(owned_batch, _names_in_batch(owned_batch, request, names), runnable_ids)
@@ -218,6 +219,3 @@ def show_outcome(
         stderr.print(f"{open_jobs} still open; {outcome.go_on}", soft_wrap=True, markup=False)
     incomplete = any(grade.state in ("failed", "incomplete", "waiting") for grade in outcome.grades)
     return 1 if incomplete or counts.finished_jobs != counts.succeeded else 0
-
-
-COMMANDS = (grade, submit, watch, results, retry, cancel)

@@ -201,6 +201,3 @@ def _row(letter: Letter) -> list[str]:
 
 def _format_time(seconds: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "not known"
-
-
-COMMANDS = (dead,)

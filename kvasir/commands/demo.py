@@ -94,6 +94,3 @@ def _desk(out: Path) -> str:
 def _short(path: Path) -> str:
     working_folder = Path.cwd()
     return shlex.quote(str(path.relative_to(working_folder) if path.is_relative_to(working_folder) else path))
-
-
-COMMANDS = (demo,)

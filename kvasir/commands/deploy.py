@@ -6,6 +6,7 @@ import atexit
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,25 +35,15 @@ from infra.deploy.services import service_files, service_units
 from infra.deploy.steps import DeployStep
 from infra.deploy.units import Place, Unit, supervisor_of, units_of
 from kvasir.commands.engines import print_findings
-from kvasir.commands.logs import logs, select_machines
+from kvasir.commands.logs import select_machines
 from kvasir.connect import open_broker
 from kvasir.doctor.cluster import examine
-from kvasir.options import Globals, group_options, ssh_config_option
+from kvasir.options import Globals, ssh_config_option
 from messages.errors import UsageError
 
 CHECKOUT = Path(kvasir.__file__).resolve().parents[1]
 _CACHE = Path.home() / ".cache" / "kvasir"
 VERBS = ("install", "start", "stop", "restart", "upgrade", "status")
-
-
-@dataclass(frozen=True, slots=True)
-class Manner:
-    """How an order is carried out."""
-
-    ssh_config: Path | None
-    wheel: Path | None  # None: built from this checkout
-    services: bool  # broker and store, in place of the workers
-    dry_run: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +54,10 @@ class Order:
     machines: Sequence[MachineSettings]
     config: Path
     settings: Settings
-    manner: Manner
+    ssh_config: Path | None
+    wheel: Path | None  # None: built from this checkout
+    services: bool  # broker and store, in place of the workers
+    dry_run: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +81,16 @@ class Site:
 )
 @click.option("--services", is_flag=True, help="The machines' broker and store instead of their workers.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done and written, and contact nobody.")
-@group_options(manner=Manner)
 @click.pass_obj
-def deploy(global_options: Globals, verb: str, names: tuple[str, ...], manner: Manner) -> int:
+def deploy(
+    global_options: Globals,
+    verb: str,
+    names: tuple[str, ...],
+    ssh_config: Path | None,
+    wheel: Path | None,
+    services: bool,
+    dry_run: bool,
+) -> int:
     """Install and start the workers of each machine in kvasir.toml.
 
     \b
@@ -98,18 +99,18 @@ def deploy(global_options: Globals, verb: str, names: tuple[str, ...], manner: M
     start, stop, restart, status
     """
     settings = global_options.settings()
-    machines = _machines_for(settings, names, manner.services)
-    order = Order(verb, machines, _config_file(global_options), settings, manner)
+    machines = _machines_for(settings, names, services)
+    order = Order(verb, machines, _config_file(global_options), settings, ssh_config, wheel, services, dry_run)
     installs = verb in ("install", "upgrade")
-    if installs and manner.services:
+    if installs and services:
         _prepare_passwords(order)
     elif installs and has_roles(settings, "broker"):
         _declare(order)
     for machine in order.machines:
         _carry_out(order, machine)
-    if installs and manner.services and _hosts("broker", machines):
+    if installs and services and _hosts("broker", machines):
         _declare(order)
-    if not installs or manner.services or manner.dry_run:
+    if not installs or services or dry_run:
         return 0
     findings = list(examine(lambda: settings))
     print_findings(findings)
@@ -144,20 +145,20 @@ def _carry_out(order: Order, machine: MachineSettings) -> None:
         return click.echo(site.remote.run_script(steps.status(site.place, site.units)), nl=False)
     for step in _steps(order, site):
         click.echo(f"  {step.says}", err=True)
-        if order.manner.dry_run:
+        if order.dry_run:
             _print_step(step)
         else:
             _apply_step(site.remote, step)
 
 
 def _site(order: Order, machine: MachineSettings) -> Site:
-    remote = Remote(machine, order.manner.ssh_config)
+    remote = Remote(machine, order.ssh_config)
     click.echo(f"{machine.name}:", err=True)
-    facts = default_facts(machine) if order.manner.dry_run else probe(remote)
-    if order.manner.services:
-        return Site(machine, remote, facts, place_of(machine, facts, {}), service_units(machine, order.settings), {})
+    facts = default_facts(machine) if order.dry_run else probe(remote)
+    if order.services:
+        return Site(machine, remote, facts, place_of(machine, facts), service_units(machine, order.settings), {})
     units = [with_hosts(with_logins(unit, order.settings), order.settings, machine) for unit in units_of(machine)]
-    return Site(machine, remote, facts, place_of(machine, facts, {}), units, secrets_of(units, order.settings))
+    return Site(machine, remote, facts, place_of(machine, facts), units, secrets_of(units, order.settings))
 
 
 def _steps(order: Order, site: Site) -> Iterator[DeployStep]:
@@ -167,16 +168,16 @@ def _steps(order: Order, site: Site) -> Iterator[DeployStep]:
         return (yield from steps.switch(place, supervisor, site.units, cast(steps.Switch, order.verb)))
     yield from steps.prepare(place)
     wheel, requirements = _requirements(order, site)
-    release = "VERSION" if order.manner.dry_run else wheelhouse.release_name(wheel, requirements)
-    if order.manner.dry_run:
+    release = "VERSION" if order.dry_run else wheelhouse.release_name(wheel, requirements)
+    if order.dry_run:
         yield from steps.install(place, site.facts.python, release, requirements)
     else:
         _install(site, wheel, requirements, release)
     yield from steps.use(place, release)
-    secrets = {name: b"" if order.manner.dry_run else secret.reveal().encode() for name, secret in site.secrets.items()}
+    secrets = {name: b"" if order.dry_run else secret.reveal().encode() for name, secret in site.secrets.items()}
     config = without_passwords(order.config.read_text("utf-8-sig"))
     yield steps.write("write kvasir.toml and the passwords of its roles", place, config, secrets)
-    if order.manner.services:
+    if order.services:
         yield _service_files(order, site)
     yield from steps.key_files(place, site.units)
     yield from steps.register(place, supervisor, site.units)
@@ -186,7 +187,7 @@ def _steps(order: Order, site: Site) -> Iterator[DeployStep]:
 
 def _service_files(order: Order, site: Site) -> DeployStep:
     broker, store = (
-        accounts(order.settings, service, order.manner.dry_run) if _hosts(service, [site.machine]) else []
+        accounts(order.settings, service, order.dry_run) if _hosts(service, [site.machine]) else []
         for service in SERVICES
     )
     files = service_files(site.machine, order.settings, site.place, broker, store)
@@ -199,7 +200,7 @@ def _prepare_passwords(order: Order) -> None:
         if _hosts(service, order.machines):
             accounts(order.settings, service, for_show=True)
             for secret in passwords(order.settings, service).values():
-                if secret_file := None if order.manner.dry_run else secret.make():
+                if secret_file := None if order.dry_run else secret.make():
                     click.echo(f"made a password in {secret_file}", err=True)
 
 
@@ -209,7 +210,7 @@ def _hosts(service: Service, machines: Sequence[MachineSettings]) -> bool:
 
 def _outdated_secrets(order: Order, site: Site) -> list[str]:
     """The operator's passwords, which machines were given before there was a user for each role."""
-    if order.manner.services and units_of(site.machine):
+    if order.services and units_of(site.machine):
         return []  # until its workers are deployed
     return [service for service in SERVICES if has_roles(order.settings, service)]
 
@@ -217,22 +218,17 @@ def _outdated_secrets(order: Order, site: Site) -> list[str]:
 def _declare(order: Order) -> None:
     """Declare all exchanges and queues as the operator."""
     click.echo("declare the exchanges, and the queues of each model, as the operator (workers may not)", err=True)
-    if order.manner.dry_run:
+    if order.dry_run:
         return
-    broker = open_broker(order.settings, "deploy")
-    try:
+    with closing(open_broker(order.settings, "deploy")) as broker:
         for remark in broker.declare(list(order.settings.models)):
             click.echo(remark, err=True)
-    finally:
-        broker.close()
 
 
 def _requirements(order: Order, site: Site) -> tuple[Path, list[str]]:
     """Kvasir's own wheel, built once an order, and all that the machine's pip is asked for."""
-    if order.manner.wheel or order.manner.dry_run:
-        wheel = order.manner.wheel or Path("kvasir_inference-VERSION-py3-none-any.whl")
-    else:
-        wheel = _build_wheel()
+    shown = Path("kvasir_inference-VERSION-py3-none-any.whl") if order.dry_run else None
+    wheel = order.wheel or shown or _build_wheel()
     return wheel, wheelhouse.requirements_of(site.machine, wheel)
 
 
@@ -283,6 +279,3 @@ def _print_step(step: DeployStep) -> None:
         click.echo("(a secret)" if file.mode == steps.SECRET else file.content.decode("utf-8", "replace"))
     if step.script:
         click.echo(f"$ {step.script}")
-
-
-COMMANDS = (deploy, logs)

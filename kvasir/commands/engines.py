@@ -73,7 +73,9 @@ def install(engine: str) -> int:
     except ConfigError:  # none, or half of one
         if os.environ.get(environment.VARIABLE):
             raise
-        vllm = _install_vllm()
+        cuda = shutil.which("nvidia-smi") is not None
+        say(f"Making vLLM's environment ({'several GB' if cuda else environment.SIZE}) in {environment.folder()}")
+        vllm = environment.install(cuda, say)
     say(f"vLLM {vllm.release} is in {vllm.python}")
     if vllm.release != environment.TESTED_RELEASE:
         say(f"It was not tested with this release of Kvasir; {environment.TESTED_RELEASE} was.")
@@ -104,13 +106,6 @@ def connector(folder: Path) -> int:
     say("and then a worker, on the same machine:")
     say("  kvasir prefill-worker --model NAME --engine vllm --weights 'http://127.0.0.1:8000?model=MODEL'")
     return 0
-
-
-def _install_vllm() -> environment.Environment:
-    cuda = shutil.which("nvidia-smi") is not None
-    size = "several GB" if cuda else environment.SIZE
-    say(f"Making vLLM's environment ({size}) in {environment.folder()}")
-    return environment.install(cuda, say)
 
 
 def _row(entry: EngineEntry) -> list[str]:
@@ -237,6 +232,3 @@ def print_findings(findings: list[Finding]) -> None:
         for finding in findings
     ]
     print_table(("", "about", "found", "what to do"), rows)
-
-
-COMMANDS = (engines, doctor)

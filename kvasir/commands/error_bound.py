@@ -106,7 +106,11 @@ def bound(
     model's points. Then, without it: agreement, and the bound. The exit code is 1 where nothing can be promised.
     """
     if drawing.draw:
-        return _draw(batch, drawing, as_json)
+        by = drawing.by or account()
+        if not by:
+            raise BoundError("say who draws: --by NAME")
+        strata = _strata(drawing.strata) if drawing.strata else None
+        return _print_draw(batch, bounds.draw_sample(batch, drawing.plan(), by, strata), as_json)
     _refuse_drawing(drawing)
     if more:
         return _print_draw(batch, bounds.draw_more(batch), as_json)
@@ -130,17 +134,6 @@ def _refuse_drawing(drawing: _Drawing) -> None:
 
 
 # --- the draw ---
-
-
-def _draw(batch: Path, drawing: _Drawing, as_json: bool) -> int:
-    strata = _strata(drawing.strata) if drawing.strata else None
-    return _print_draw(batch, bounds.draw_sample(batch, drawing.plan(), drawing.by or _drawer_name(), strata), as_json)
-
-
-def _drawer_name() -> str:
-    if not (name := account()):
-        raise BoundError("say who draws: --by NAME")
-    return name
 
 
 def _strata(place: Path) -> dict[str, str]:
@@ -193,6 +186,3 @@ _BOUNDS = ("doubt up to", "grades", "by hand", "off", "unseen", "at most off")
 def _bound_row(release: Release) -> list[str]:
     counts = (release.released, release.sampled, release.off, release.unseen_count)
     return [f"{release.threshold:g}", *map(str, counts), percent(release.at_most) if release.unseen_count else "–"]
-
-
-COMMANDS = (bound,)

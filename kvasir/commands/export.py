@@ -83,7 +83,9 @@ def export(
     export_format = next(registered for registered in out.FORMATS if registered.name == format_name)
     choices = _choices(export_format, format_values)
     try:
-        since = _since_last(batch, export_format, choices, include_unreviewed)
+        graded_class, grades = out.final_grades(batch, include_unreviewed)
+        selected_grades = export_format.select_grades(grades, choices, graded_class.title)
+        since = out.since_last(batch, export_format.name, grades, selected_grades)
         if dry_run:
             _print_changes(since)
             return 0
@@ -111,13 +113,6 @@ def _choices(export_format: ExportFormat, format_values: Mapping[str, Any]) -> C
         for name, value in values.items()
         if value is not None
     }
-
-
-def _since_last(batch: Path, export_format: ExportFormat, choices: Choices, include_unreviewed: bool) -> SinceLast:
-    graded_class, grades = out.final_grades(batch, include_unreviewed)
-    return out.since_last(
-        batch, export_format.name, grades, export_format.select_grades(grades, choices, graded_class.title)
-    )
 
 
 def _keep_times(times: bytes, batch: Path) -> None:
@@ -197,6 +192,3 @@ def _check_replaceable(target: Path, batch: Path, export_file: ExportFile, sourc
 
 def _first(data: bytes) -> bytes:
     return data[:2] if data.startswith(b"PK") else re.split(rb"[,;\t\r\n]", data, maxsplit=1)[0].strip(b'"')
-
-
-COMMANDS = (export,)

@@ -112,6 +112,3 @@ def _discard_results(client: Client, batch_id: str) -> int:
         count += len(parked_replies)
     replies.close(delete=True)
     return count
-
-
-COMMANDS = (forget,)

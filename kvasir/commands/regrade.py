@@ -108,6 +108,3 @@ def _print_differences(differences: list[Difference], decision_count: int) -> No
     say(f"{len(changed_rows)} of {plural(len(differences), 'submission')} would change.")
     if decision_count:
         say(f"{plural(decision_count, 'decision')} of a person about these criteria would stand as before.")
-
-
-COMMANDS = (regrade,)

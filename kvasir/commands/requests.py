@@ -113,6 +113,3 @@ def _as_json(request: Request, final: FinalGrade | None) -> dict[str, Any]:
         "points_then": request.points,
         "points_now": out.points_of(final, request.criterion_id) if final else None,
     }
-
-
-COMMANDS = (requests,)

@@ -11,7 +11,7 @@ import click
 from infra.config.settings import Settings
 from kvasir.compat.models import resolve_model
 from kvasir.connect import connect
-from kvasir.options import Globals, Output, group_options, path, quiet_option, wait_option
+from kvasir.options import Globals, path, quiet_option, wait_option
 from kvasir.terminal import TerminalProgress, say, stderr
 from messages.errors import BatchError, ConfigError
 from producers.batch import prompt_lines
@@ -33,7 +33,6 @@ from producers.words import plural
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 @quiet_option
 @wait_option
-@group_options(output=Output)
 @click.pass_obj
 def run(
     global_options: Globals,
@@ -42,7 +41,9 @@ def run(
     max_tokens: int | None,
     out: Path | None,
     retry_failed: bool,
-    output: Output,
+    as_json: bool,
+    quiet: bool,
+    max_wait: float | None,
 ) -> int:
     """Answer every prompt in PROMPTS (JSON lines, as for OpenAI's Batch API, or {"id", "prompt"}).
 
@@ -50,7 +51,7 @@ def run(
     """
     settings = global_options.settings()
     target = out or Path("results") / (prompts.stem or "prompts")
-    with Batch(target) as batch, TerminalProgress(output.quiet) as progress:
+    with Batch(target) as batch, TerminalProgress(quiet) as progress:
         if "folder" in batch.request:
             raise BatchError(f"{target} holds the grades of a class: name another folder with --out")
         prompt_lines.check_file(prompts, str(prompts))
@@ -68,8 +69,8 @@ def run(
             models = sorted({entry.model for entry in batch.open_jobs.values()})
             with connect(settings, models, global_options.observer(), f"run {batch.batch_id}") as client:
                 jobs = ReadAgain(lambda: (line.job for line in lines() if line.job))
-                Runner(batch, jobs, client, progress).run(output.max_wait)
-        return _write_results(batch, output.as_json)
+                Runner(batch, jobs, client, progress).run(max_wait)
+        return _write_results(batch, as_json)
 
 
 def _model_resolver(settings: Settings, default: str, max_tokens: int | None) -> Callable[[str], Defaults]:
@@ -113,6 +114,3 @@ def _write_results(batch: Batch, as_json: bool) -> int:
         hint = "run the same command again to go on" if batch.may_publish else older_form(batch.folder)
         stderr.print(f"{open_prompts} still open; {hint}", soft_wrap=True)
     return 0 if counts.succeeded == counts.total else 1
-
-
-COMMANDS = (run,)

@@ -65,11 +65,14 @@ def serve(
         stderr.print(f"no broker is configured: loading {plural(len(served_models), 'model')} into this process")
     with connect(settings, list(served_models), global_options.observer(), "serve") as client:
         metrics_address = None if page.metrics_port is None else (page.metrics_host, page.metrics_port)
-        server.serve(client, served_models, (host, port), folder, _print_address, metrics_address)
-
-
-def _print_address(url: str) -> None:
-    say(f"Kvasir answers at {url} (OpenAI: {url}/v1, Ollama: {url}); its own page: {url}/docs")
+        server.serve(
+            client,
+            served_models,
+            (host, port),
+            folder,
+            lambda url: say(f"Kvasir answers at {url} (OpenAI: {url}/v1, Ollama: {url}); its own page: {url}/docs"),
+            metrics_address,
+        )
 
 
 @click.group("keys")
@@ -127,6 +130,3 @@ def revoke(global_options: Globals, name: str, folder: Path) -> None:
 
 def _day(key: key_file.Key) -> str:
     return datetime.fromtimestamp(key.created).strftime("%Y-%m-%d") if key.created else ""
-
-
-COMMANDS = (serve, keys)

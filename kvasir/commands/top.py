@@ -18,7 +18,7 @@ from rich.text import Text
 
 from infra.config.settings import Settings
 from infra.config.urls import addresses
-from kvasir.commands.query import cluster_state, store_line
+from kvasir.commands.status import cluster_state, store_line
 from kvasir.commands.top_batches import BatchState, find_batches
 from kvasir.connect import connect, is_cluster
 from kvasir.options import Globals, Number
@@ -184,6 +184,3 @@ def _time_left(batch: BatchState) -> str:
 
 def _count(number: int) -> str:
     return f"{number:,}" if number else "·"
-
-
-COMMANDS = (top,)

@@ -66,6 +66,3 @@ def _server(host: str, port: int) -> list[str]:
         "client.showErrorDetails": "none",
     }
     return [f"--{name}={value}" for name, value in options.items()]
-
-
-COMMANDS = (ui,)

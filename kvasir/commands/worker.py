@@ -81,12 +81,8 @@ def decode_worker(global_options: Globals, /, **options: Any) -> int:
 
 
 def _serve(global_options: Globals, stage: WorkerStage, **options: Any) -> int:
-    level = (
-        "info" if global_options.log_level == "warning" else global_options.log_level
-    )  # a worker's log is its only face
-    logs.configure(level, "json" if global_options.log_style == "json" else "console", background=True)
+    # A worker's log is its only face.
+    level = "info" if global_options.log_level == "warning" else global_options.log_level
+    logs.configure(level, global_options.log_style, background=True)
     serve(global_options.settings(), WorkerOptions(stage, **options), global_options.observer())
     return 0
-
-
-COMMANDS = (prefill_worker, decode_worker)

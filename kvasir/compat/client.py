@@ -34,18 +34,18 @@ class GenerationFailed(KvasirError):
     """The job ended without an answer; the message says how and why. Nothing is made up in its place."""
 
 
-class _Connections:
-    """One client a model, opened when it is first asked for. Safe to use from several threads."""
+class _Connected:
+    """Has one client a model, opened when it is first asked for. Safe to use from several threads."""
 
     def __init__(self, settings: Settings | None) -> None:
-        self.settings = settings or load_settings()
+        self._settings = settings or load_settings()
         self._clients: dict[str, Client] = {}
         self._lock = threading.Lock()
 
-    def ask(self, model: str, prompt: str, max_tokens: int) -> tuple[JobResult, float]:
+    def _ask(self, model: str, prompt: str, max_tokens: int) -> tuple[JobResult, float]:
         """The result and the seconds it took. Raises GenerationFailed, ConfigError, BrokerUnavailable."""
-        name = resolve_model(self.settings, model)
-        model_settings = self.settings.model(name)
+        name = resolve_model(self._settings, model)
+        model_settings = self._settings.model(name)
         start = time.monotonic()
         result = self._client(name).ask(
             name, prompt, Sampling(max_tokens, model_settings.temperature, model_settings.top_p)
@@ -57,18 +57,18 @@ class _Connections:
     def _client(self, name: str) -> Client:
         with self._lock:
             if name not in self._clients:
-                self._clients[name] = connect(self.settings, [name], name="compat")
+                self._clients[name] = connect(self._settings, [name], name="compat")
             return self._clients[name]
 
     def close(self) -> None:
-        """Close all. Idempotent."""
+        """End what was started. Idempotent."""
         with self._lock:
             clients, self._clients = self._clients, {}
         for client in clients.values():
             client.close()
 
 
-class DisaggregatedClient:
+class DisaggregatedClient(_Connected):
     """Both earlier classes of this name.
 
     With a path to their config_current.json, to a kvasir.toml, or with nothing, `generate` gives (text, metrics). With
@@ -88,7 +88,7 @@ class DisaggregatedClient:
             raise ConfigError("DisaggregatedClient takes a configuration's path, or two URLs and a model")
         if not model and config_path is not None:
             settings = settings or _settings_for(Path(config_path))
-        self._connections = _Connections(settings)
+        super().__init__(settings)
 
     def generate(self, *args: str, **named: Any) -> Any:
         """`generate(model=, prompt=, max_tokens=2000)` or, made with URLs, `generate(prompt, max_tokens=)`.
@@ -98,13 +98,9 @@ class DisaggregatedClient:
         names = ("prompt", "max_tokens") if self._model else ("model", "prompt", "max_tokens")
         arguments = {**dict(zip(names, args, strict=False)), **named}
         model, limit = self._model or arguments["model"], int(arguments.get("max_tokens", 2000))
-        result, seconds = self._connections.ask(model, arguments["prompt"], limit)
+        result, seconds = self._ask(model, arguments["prompt"], limit)
         figures = metrics(result, seconds)
         return {"response": result.text, **figures} if self._model else (result.text, figures)
-
-    def close(self) -> None:
-        """End what was started. Idempotent."""
-        self._connections.close()
 
     def __enter__(self) -> Self:
         return self
@@ -113,22 +109,18 @@ class DisaggregatedClient:
         self.close()
 
 
-class DisaggregatedInference:
+class DisaggregatedInference(_Connected):
     """The earlier orchestrator: a dict of servers, and an awaitable `generate`."""
 
     def __init__(self, config: Mapping[str, Any], settings: Settings | None = None) -> None:
         _check_servers("the configuration", config)
-        self._connections = _Connections(settings)
+        super().__init__(settings)
 
     async def generate(self, prompt: str, model_type: str = "qwen", max_tokens: int = 2000) -> dict[str, Any]:
         """{"response", "tokens_per_sec", …}. Several may run at once. Raises GenerationFailed."""
-        result, seconds = await asyncio.to_thread(self._connections.ask, model_type, prompt, max_tokens)
+        result, seconds = await asyncio.to_thread(self._ask, model_type, prompt, max_tokens)
         figures = metrics(result, seconds)
         return {"response": result.text, "tokens_per_sec": figures["decode_speed"], **figures}
-
-    def close(self) -> None:
-        """End what was started. Idempotent."""
-        self._connections.close()
 
 
 def metrics(result: JobResult, seconds: float) -> Metrics:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from desk.pages.page import show_desk_page
 from infra.config import next_command
-from kvasir.desk_app.configuration import open_desk
+from infra.config.settings import load_settings
+from kvasir.desk_app.configuration import DeskBackend
 
 
 def main(arguments: list[str]) -> None:
@@ -15,7 +16,8 @@ def main(arguments: list[str]) -> None:
     home, config, *extra_folders = arguments
     config_file = Path(config) if config else None
     next_command.keep(config_file)
-    show_desk_page(lambda: open_desk(config_file, Path(home), [Path(folder) for folder in extra_folders]))
+    folders = [Path(folder) for folder in extra_folders]
+    show_desk_page(lambda: DeskBackend(load_settings(config=config_file), config_file, Path(home), folders))
 
 
 if __name__ == "__main__":

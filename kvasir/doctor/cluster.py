@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,29 +105,17 @@ def _has_slot_files(engine: str) -> bool:
 
 def _check_cluster(settings: Settings) -> Iterator[Finding]:
     try:
-        broker = open_broker(settings, "doctor")
-    except (BrokerUnavailable, ConfigError) as problem:
-        yield error("broker", str(problem), _FIRST_STEP)
-    else:
-        try:
+        with closing(open_broker(settings, "doctor")) as broker:
             yield from _check_broker(broker, list(settings.models))
             if broker.is_clustered:
                 yield from check_members(settings.broker_url_with_secret(), settings.services.broker_nodes)
-        except BrokerUnavailable as problem:
-            yield error("broker", str(problem), _FIRST_STEP)
-        finally:
-            broker.close()
+    except (BrokerUnavailable, ConfigError) as problem:
+        yield error("broker", str(problem), _FIRST_STEP)
     try:
-        stores = open_stores(settings)
+        with closing(open_stores(settings)) as stores:
+            yield from _check_stores(settings, stores)
     except (StoreUnavailable, ConfigError) as problem:
         yield error("store", str(problem), _FIRST_STEP)
-        return
-    try:
-        yield from _check_stores(settings, stores)
-    except StoreUnavailable as problem:
-        yield error("store", str(problem), _FIRST_STEP)
-    finally:
-        stores.close()
 
 
 def _check_broker(broker: RabbitMQBroker, models: list[str]) -> Iterator[Finding]:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -80,24 +76,25 @@ def _query_management(url: str, query: str) -> list[dict[str, Any]] | None:
 
     `query`: queues or nodes, and which of their fields.
     """
-    # Here and not above: without a broker nothing needs pika.
+    # Here and not above: without a broker nothing needs them.
+    import httpx
+
     from infra.broker.rabbitmq.connection import all_parameters
 
     if not url.startswith("amqp://"):
         return None
     for parameters in all_parameters(url, "doctor"):
+        login = parameters.credentials
         try:
-            with urllib.request.urlopen(_request(parameters, query), timeout=_WITHIN_S) as answer:
-                records: list[dict[str, Any]] = json.load(answer)
-                return records
-        except (OSError, ValueError, urllib.error.URLError):
+            answer = httpx.get(_url(parameters, query), auth=(login.username, login.password), timeout=_WITHIN_S)
+            records: list[dict[str, Any]] = answer.raise_for_status().json()
+            return records
+        except (ValueError, httpx.HTTPError, httpx.InvalidURL):
             continue
     return None
 
 
-def _request(parameters: Any, query: str) -> urllib.request.Request:
+def _url(parameters: Any, query: str) -> str:
     path = query.format(vhost=quote(parameters.virtual_host, safe=""))
     host = f"[{parameters.host}]" if ":" in parameters.host else parameters.host
-    url = f"http://{host}:{parameters.port + _PORT_OFFSET}/api/{path}"
-    words = f"{parameters.credentials.username}:{parameters.credentials.password}".encode()
-    return urllib.request.Request(url, headers={"Authorization": f"Basic {base64.b64encode(words).decode()}"})
+    return f"http://{host}:{parameters.port + _PORT_OFFSET}/api/{path}"

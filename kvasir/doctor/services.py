@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,16 +153,13 @@ def check_redis(info: Mapping[str, Any], saves: str) -> Iterator[Finding]:
 def check_store_servers(url: str) -> Iterator[Finding]:
     """The Redis at `url`, or each primary of a Redis Cluster and what they make together. Raises StoreUnavailable."""
     client: Any = open_client(url)
-    try:
-        with errors_mapped(place(url)):
-            if is_cluster(url):
-                yield from _check_redis_cluster(client)
-                return
-            info = client.info()
-            yield ok("store", f"reached; {product(info)}")
-            yield from check_redis(info, _setting(client, "save"))
-    finally:
-        client.close()
+    with closing(client), errors_mapped(place(url)):
+        if is_cluster(url):
+            yield from _check_redis_cluster(client)
+            return
+        info = client.info()
+        yield ok("store", f"reached; {product(info)}")
+        yield from check_redis(info, _setting(client, "save"))
 
 
 def _check_redis_cluster(client: Any) -> Iterator[Finding]:
@@ -232,7 +229,7 @@ def check_link(url: str) -> Finding:
     """Put random bytes into the store, get them back, delete them. Raises StoreUnavailable."""
     client: Any = open_client(url)
     try:
-        with errors_mapped(place(url)):
+        with closing(client), errors_mapped(place(url)):
             put_s, get_s = _time_link(client)
     except StoreUnavailable as refusal:
         if "is full" in str(refusal):
@@ -243,8 +240,6 @@ def check_link(url: str) -> Finding:
             todo = "try it as a user that may SET, GET and UNLINK doctor:*"
             return warn("store", f"its link was not timed: {refusal}", todo)
         raise
-    finally:
-        client.close()
     return link_finding(LINK_BYTES / put_s, LINK_BYTES / get_s)
 
 

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from engines.registry import entries
@@ -20,7 +20,7 @@ from infra.config.next_command import next_command
 from kvasir.doctor.findings import Finding, Level, error, warn
 from messages.errors import BrokerUnavailable
 from messages.jobs import JobResult, KVTransfer, PrefillJob, Sampling, user_prompt
-from messages.workers import WorkerInfo, WorkerStage
+from messages.workers import WorkerInfo
 from producers.client import Client
 from producers.words import plural
 
@@ -86,8 +86,7 @@ def try_model(client: Client, model: str, wait_s: float, registrations_within_s:
     broker. Raises BrokerUnavailable, NoQueue.
     """
     registrations = _registrations(client, model, registrations_within_s)
-    stages: tuple[WorkerStage, ...] = ("prefill", "decode")
-    absent = [stage for stage in stages if not _live(registrations, model, stage)]
+    absent = [stage for stage in ("prefill", "decode") if not _live(registrations, model, stage)]
     off = [
         warn(
             model,
@@ -100,8 +99,8 @@ def try_model(client: Client, model: str, wait_s: float, registrations_within_s:
     if absent:
         todo = " and ".join(next_command(f"{stage}-worker", "--model", model) for stage in absent)
         return TrialResult((), (*off, error(model, f"no {' and no '.join(absent)} worker takes jobs", f"start {todo}")))
-    trial_result = _Rounds(client, model, registrations, wait_s).try_pairs()
-    return replace(trial_result, findings=(*off, *trial_result.findings))
+    trials, findings, job_ids = _try_pairs(client, model, registrations, wait_s)
+    return TrialResult(tuple(trials), (*off, *findings), tuple(job_ids))
 
 
 def judge(result: JobResult, registrations: Sequence[WorkerInfo]) -> Trial:
@@ -184,80 +183,72 @@ def _rate(amount: float, seconds: float) -> float:
     return amount / seconds if amount > 0 and seconds > 0 else 0.0
 
 
-class _Rounds:
-    """Rounds of jobs of one batch, until every pair was met."""
-
-    def __init__(self, client: Client, model: str, registrations: Sequence[WorkerInfo], wait_s: float) -> None:
-        self._client = client
-        self._model = model
-        self._registrations = registrations
-        self._wait_s = wait_s
-        self._prefills, self._decodes = (_live(registrations, model, stage) for stage in ("prefill", "decode"))
-        pairs = product(self._prefills, self._decodes)
-        self._unmet_pairs = {(prefill.worker_id, decode.worker_id) for prefill, decode in pairs}
-        self._jobs_left = JOBS_PER_PAIR * len(self._unmet_pairs)
-        self._trials: list[Trial] = []
-        self._job_ids: list[str] = []
-
-    def try_pairs(self) -> TrialResult:
-        late: tuple[Finding, ...] = ()
-        has_failed = False  # without having met a decode worker
-        while self._unmet_pairs and self._jobs_left and not late and not has_failed:
-            late = self._round(min(self._jobs_left, max(len(self._prefills), len(self._decodes))))
-            has_failed = any(trial.level == "error" and not trial.decode for trial in self._trials)
-        return TrialResult(tuple(self._trials), (*late, *self._not_met()), tuple(self._job_ids))
-
-    def _round(self, size: int) -> tuple[Finding, ...]:
-        """Send `size` jobs side by side; a finding if some were not answered in time."""
+def _try_pairs(
+    client: Client, model: str, registrations: Sequence[WorkerInfo], wait_s: float
+) -> tuple[list[Trial], list[Finding], list[str]]:
+    """Rounds of jobs, until every pair was met; also the ids of the jobs that were sent."""
+    prefills, decodes = (_live(registrations, model, stage) for stage in ("prefill", "decode"))
+    unmet_pairs = {(prefill.worker_id, decode.worker_id) for prefill, decode in product(prefills, decodes)}
+    jobs_left = JOBS_PER_PAIR * len(unmet_pairs)
+    trials: list[Trial] = []
+    job_ids: list[str] = []
+    late: list[Finding] = []
+    # A job that failed without having met a decode worker would do so again.
+    while unmet_pairs and jobs_left and not late and not any(t.level == "error" and not t.decode for t in trials):
+        size = min(jobs_left, max(len(prefills), len(decodes)))
         batch = f"doctor-{secrets.token_hex(8)}"
-        jobs = [self._job(batch, number) for number in range(size)]
-        self._job_ids += [job.job_id for job in jobs]
-        self._jobs_left -= size
-        answer_count = 0
+        jobs = [_job(client, batch, f"try-{number}", model, [*prefills, *decodes], wait_s) for number in range(size)]
+        job_ids += [job.job_id for job in jobs]
+        jobs_left -= size
+        answered = 0
         try:
-            self._client.submit(jobs)
-            for result in self._client.gather(batch, [job.job_id for job in jobs], self._wait_s + _LATE_S):
-                answer_count += 1
-                self._note(judge(result, self._registrations))
+            for result in _results(client, jobs, wait_s):
+                answered += 1
+                trial = judge(result, registrations)
+                pair = (trial.prefill, trial.decode)
+                # A pair's first job is its line; a later one only if it went wrong, or met nobody that was expected.
+                if trial.level == "error" or pair not in {(earlier.prefill, earlier.decode) for earlier in trials}:
+                    trials.append(trial)
+                unmet_pairs.discard(pair)
         finally:
-            if answer_count < size:
-                self._leave(batch)
-        if answer_count == size:
-            return ()
-        message = f"{size - answer_count} of {plural(size, 'job')} had no answer within {self._wait_s:.0f} s"
-        return (error(self._model, message, f"{next_command('status')} says who is busy; --wait SECONDS waits longer"),)
-
-    def _job(self, batch: str, number: int) -> PrefillJob:
-        tokens = min(
-            [PROMPT_TOKENS, *(registration.context // 2 for registration in (*self._prefills, *self._decodes))]
+            if answered < size:
+                _leave(client, batch)
+        if answered < size:
+            message = f"{size - answered} of {plural(size, 'job')} had no answer within {wait_s:.0f} s"
+            todo = f"{next_command('status')} says who is busy; --wait SECONDS waits longer"
+            late = [error(model, message, todo)]
+    not_met = [
+        warn(
+            model,
+            f"no job went from {prefill} to {decode}: others were quicker to take them",
+            "try again, or kvasir pause one of the others meanwhile",
         )
-        letters = next(
-            (registration.chars_per_token for registration in self._prefills if registration.chars_per_token), 4.0
-        )
-        answer = Sampling(min(ANSWER_TOKENS, max(1, tokens // 2)), temperature=0.0)
-        text = made_up_text(int(tokens * letters))
-        deadline = self._client.cluster_state.now() + self._wait_s
-        return self._client.new_job(
-            batch, f"try-{number}", self._model, user_prompt("", text), answer, lane="now", deadline=deadline
-        )
+        for prefill, decode in sorted(unmet_pairs)
+    ]
+    return trials, late + not_met, job_ids
 
-    def _note(self, trial: Trial) -> None:
-        """A pair's first job is its line; a later one only if it went wrong, or met nobody that was expected."""
-        pair = (trial.prefill, trial.decode)
-        if trial.level == "error" or pair not in {(earlier.prefill, earlier.decode) for earlier in self._trials}:
-            self._trials.append(trial)
-        self._unmet_pairs.discard(pair)
 
-    def _leave(self, batch: str) -> None:
-        """Whoever still holds one of these jobs drops it, and no queue stays."""
-        with suppress(BrokerUnavailable):
-            self._client.cancel(batch)
-            self._client.broker.delete_queue(topology.reply_queue(batch, self._client.broker.is_clustered))
+def _results(client: Client, jobs: Sequence[PrefillJob], wait_s: float) -> Iterator[JobResult]:
+    """Send the jobs side by side; results as they come."""
+    client.submit(jobs)
+    yield from client.gather(jobs[0].batch_id, [job.job_id for job in jobs], wait_s + _LATE_S)
 
-    def _not_met(self) -> Iterator[Finding]:
-        for prefill, decode in sorted(self._unmet_pairs):
-            message = f"no job went from {prefill} to {decode}: others were quicker to take them"
-            yield warn(self._model, message, "try again, or kvasir pause one of the others meanwhile")
+
+def _job(client: Client, batch: str, name: str, model: str, workers: Sequence[WorkerInfo], wait_s: float) -> PrefillJob:
+    tokens = min([PROMPT_TOKENS, *(worker.context // 2 for worker in workers)])
+    letters = next(
+        (worker.chars_per_token for worker in workers if worker.role == "prefill" and worker.chars_per_token), 4.0
+    )
+    answer = Sampling(min(ANSWER_TOKENS, max(1, tokens // 2)), temperature=0.0)
+    prompt = user_prompt("", made_up_text(int(tokens * letters)))
+    return client.new_job(batch, name, model, prompt, answer, lane="now", deadline=client.cluster_state.now() + wait_s)
+
+
+def _leave(client: Client, batch: str) -> None:
+    """Whoever still holds one of these jobs drops it, and no queue stays."""
+    with suppress(BrokerUnavailable):
+        client.cancel(batch)
+        client.broker.delete_queue(topology.reply_queue(batch, client.broker.is_clustered))
 
 
 def made_up_text(characters: int) -> str:
@@ -281,7 +272,7 @@ def _registrations(client: Client, model: str, within_s: float) -> list[WorkerIn
     return registrations
 
 
-def _live(registrations: Sequence[WorkerInfo], model: str, stage: WorkerStage) -> list[WorkerInfo]:
+def _live(registrations: Sequence[WorkerInfo], model: str, stage: str) -> list[WorkerInfo]:
     return [
         registration
         for registration in registrations

@@ -18,7 +18,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, models_of
+from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, computed_tokens, models_of
 
 Prices = Mapping[str, float]
 
@@ -35,10 +35,8 @@ def lower_bound(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
 def _prefill_bound(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
     """Of one model's jobs."""
     speed = sum(worker.tokens_per_s for worker in fleet.prefillers if worker.model == jobs[0].model)
-    prefix_tokens = {job.prefix: job.shared_tokens for job in jobs}
-    tokens = sum(job.own_tokens for job in jobs) + sum(prefix_tokens.values())
     tail = min(_decode_s(fleet, job) for job in jobs)
-    return (tokens / speed if speed else math.inf) + tail
+    return (computed_tokens(jobs) / speed if speed else math.inf) + tail
 
 
 def _decode_bound(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:

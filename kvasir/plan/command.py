@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -15,25 +14,14 @@ from grading.submissions.tokens import estimate_tokens
 from kvasir import class_run
 from kvasir.options import Globals, Models, class_options, group_options, path
 from kvasir.plan import report, workload
-from kvasir.plan.chart import write_chart
 from kvasir.plan.cluster import fleet_of
 from kvasir.plan.fleet import PlannedJob, models_of
-from kvasir.plan.forecast import forecast
-from kvasir.plan.policy import Stealing
+from kvasir.plan.prediction import predict
+from kvasir.plan.simulate import Stealing, typical
 from kvasir.plan.targets import targets
-from kvasir.plan.typical import typical
 from messages.errors import UsageError
 
 _ANSWERS = {"code": workload.CODE_ANSWER_TOKENS, "feedback": workload.FEEDBACK_ANSWER_TOKENS}
-
-
-@dataclass(frozen=True, slots=True)
-class _Draw:
-    """Mean tokens of the answers, None: as seen so far; and what all that is drawn begins with."""
-
-    code_answer: int | None
-    feedback_answer: int | None
-    seed: int
 
 
 @click.command()
@@ -51,7 +39,7 @@ class _Draw:
 @click.option("--seed", type=int, default=0, show_default=True, help="For the lengths that are drawn.")
 @click.option("--chart", type=path, metavar="FILE.svg", help="Draw who works when, as an SVG picture.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@group_options(models=Models, draw=_Draw)
+@group_options(models=Models)
 @click.pass_obj
 def plan(
     global_options: Globals,
@@ -62,7 +50,9 @@ def plan(
     solution: Path | None,
     template: Path | None,
     models: Models,
-    draw: _Draw,
+    code_answer: int | None,
+    feedback_answer: int | None,
+    seed: int,
     no_steal: bool,
     chart: Path | None,
     as_json: bool,
@@ -78,22 +68,22 @@ def plan(
     documents = {"--rubric": rubric, "--solution": solution, "--template": template}
     if submissions and (named := [name for name, file in documents.items() if file]):
         raise UsageError(f"{named[0]} shapes the prompts of a FOLDER; the lengths of --submissions N are drawn without")
-    answers = {"code": draw.code_answer, "feedback": draw.feedback_answer}
+    answers = {"code": code_answer, "feedback": feedback_answer}
     tokens = {aspect: answer or _ANSWERS[aspect] for aspect, answer in answers.items()}
     if submissions:
         names = settings.code_model().name, settings.feedback_model().name
-        jobs = workload.draw_class(submissions, *names, draw.seed, tokens["code"], tokens["feedback"])
+        jobs = workload.draw_class(submissions, *names, seed, tokens["code"], tokens["feedback"])
     elif rubric is None:
         raise UsageError("a folder is planned with the prompts that grading it would make: pass --rubric too")
     else:
         request = class_run.request_from(settings, folder or Path(), rubric, solution, template)
-        jobs = _jobs_of_request(request, tokens, draw.seed)
+        jobs = _jobs_of_request(request, tokens, seed)
     fleet = fleet_of(settings, models_of(jobs), steal=not no_steal)
-    prediction = forecast(settings, fleet, jobs, submissions or len({job.name.split(".")[0] for job in jobs}))
+    prediction = predict(settings, fleet, jobs, submissions or len({job.name.split(".")[0] for job in jobs}))
     goals = list(targets(prediction, fleet))
     if chart:
-        write_chart(chart, typical(fleet, jobs, Stealing))
-    click.echo(json.dumps(report.as_json(prediction, goals))) if as_json else report.print_forecast(prediction, goals)
+        report.write_chart(chart, typical(fleet, jobs, Stealing))
+    click.echo(json.dumps(report.as_json(prediction, goals))) if as_json else report.print_prediction(prediction, goals)
     return 0
 
 
@@ -117,6 +107,3 @@ def _jobs_of_request(request: GradeRequest, answers: dict[str, int], seed: int) 
             for task in tasks
         ]
     )
-
-
-COMMANDS = (plan,)

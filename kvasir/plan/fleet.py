@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -27,6 +27,12 @@ class PlannedJob:
 def models_of(jobs: Iterable[PlannedJob]) -> list[str]:
     """Names, in order of appearance."""
     return list(dict.fromkeys(job.model for job in jobs))
+
+
+def computed_tokens(jobs: Sequence[PlannedJob]) -> int:
+    """Prompt tokens that prefill computes: each class-wide part once for each model."""
+    shared_tokens = {(job.model, job.prefix): job.shared_tokens for job in jobs}
+    return sum(job.own_tokens for job in jobs) + sum(shared_tokens.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,18 @@
-"""The forecast for people, and as JSON."""
+"""The prediction for people, as JSON, and as a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from kvasir.plan.forecast import Forecast
+from grading.charts.drawing import Span, spans
+from kvasir.plan.prediction import Prediction
+from kvasir.plan.simulate import SimulatedRun
 from kvasir.plan.targets import Target
 from kvasir.terminal import duration, print_table, say
+from messages.errors import UsageError
 from producers.words import plural
 
 ASSUMPTIONS = (
@@ -17,44 +21,51 @@ ASSUMPTIONS = (
 )
 
 
-def as_json(forecast: Forecast, goals: Sequence[Target]) -> dict[str, Any]:
+def as_json(prediction: Prediction, goals: Sequence[Target]) -> dict[str, Any]:
     """Plain data: seconds, tokens, kWh, and the currency of [costs]."""
     derived_figures = {
-        "students_per_hour": forecast.students_per_hour,
-        "utilisation": forecast.utilisation,
-        "requests_per_s": forecast.jobs / forecast.makespan_s,
-        "energy_wh_per_submission": _per_submission(forecast, forecast.energy_kwh, 1000.0),
-        "cost_per_submission": _per_submission(forecast, forecast.cost),
-        "cost_per_request": forecast.cost / forecast.jobs if forecast.cost is not None else None,
+        "students_per_hour": prediction.students_per_hour,
+        "utilisation": prediction.utilisation,
+        "requests_per_s": prediction.jobs / prediction.makespan_s,
+        "energy_wh_per_submission": _per_submission(prediction, prediction.energy_kwh, 1000.0),
+        "cost_per_submission": _per_submission(prediction, prediction.cost),
+        "cost_per_request": prediction.cost / prediction.jobs if prediction.cost is not None else None,
     }
     return (
-        asdict(forecast)
+        asdict(prediction)
         | derived_figures
         | {"targets": [asdict(goal) for goal in goals], "assumptions": list(ASSUMPTIONS)}
     )
 
 
-def print_forecast(forecast: Forecast, goals: Sequence[Target]) -> None:
+def print_prediction(prediction: Prediction, goals: Sequence[Target]) -> None:
     """Tables and sentences on stdout; the targets last."""
     say(
-        f"{plural(forecast.submissions, 'submission')}, {plural(forecast.jobs, 'request')}: "
-        f"{duration(forecast.makespan_s)}, "
-        f"{forecast.students_per_hour:.0f} students an hour"
+        f"{plural(prediction.submissions, 'submission')}, {plural(prediction.jobs, 'request')}: "
+        f"{duration(prediction.makespan_s)}, "
+        f"{prediction.students_per_hour:.0f} students an hour"
     )
     say(
-        f"without stealing {duration(forecast.without_stealing_s)}; no schedule can beat {duration(forecast.bound_s)}; "
-        f"{plural(forecast.steals, 'request')} decoded by another model's worker"
+        f"without stealing {duration(prediction.without_stealing_s)}; "
+        f"no schedule can beat {duration(prediction.bound_s)}; "
+        f"{plural(prediction.steals, 'request')} decoded by another model's worker"
     )
-    say(f"limited by {forecast.limit}")
-    say(f"energy and cost: {_energy(forecast)}")
+    say(f"limited by {prediction.limit}")
+    watt_hours = _per_submission(prediction, prediction.energy_kwh, 1000.0)
+    cost = _per_submission(prediction, prediction.cost)
+    energy_words = (
+        f"{watt_hours:.1f} Wh a submission" if watt_hours is not None else "watts not known for every machine"
+    )
+    cost_words = f"${cost:.4f} a submission" if cost is not None else "price_per_kwh in [costs] not known"
+    say(f"energy and cost: {energy_words}, {cost_words}")
     say("")
     print_table(
-        ("machine", "stage", "busy"), [(b.machine, b.stage, f"{b.share:.0%}") for b in forecast.busy], right=("busy",)
+        ("machine", "stage", "busy"), [(b.machine, b.stage, f"{b.share:.0%}") for b in prediction.busy], right=("busy",)
     )
     say("")
     rows = [
-        (w.machine, w.stages, duration(w.makespan_s), f"{w.saves_s / forecast.makespan_s:.0%}")
-        for w in forecast.what_if
+        (w.machine, w.stages, duration(w.makespan_s), f"{w.saves_s / prediction.makespan_s:.0%}")
+        for w in prediction.what_if
     ]
     print_table(
         ("one more like", "which does", "then it takes", "sooner by"), rows, right=("then it takes", "sooner by")
@@ -66,19 +77,21 @@ def print_forecast(forecast: Forecast, goals: Sequence[Target]) -> None:
     print_table(("target", "goal", "predicted", "", "why"), map(_row, goals))
 
 
+def write_chart(path: Path, run: SimulatedRun) -> None:
+    """Draw who works when as an SVG file, as a run that has been is drawn, too. Raises UsageError."""
+    prefills = [Span(f"{p.machine} · prefill", p.job.model, p.started_s, p.ended_s) for p in run.prefills]
+    answers = [Span(f"{t.machine} · decode", t.job.model, t.started_s, t.ended_s) for t in run.timings]
+    bars = [*sorted(prefills, key=lambda bar: bar.row), *sorted(answers, key=lambda bar: bar.row)]
+    try:
+        path.write_text(spans("Who works when, as predicted", bars).file(), "utf-8")
+    except OSError as error:
+        raise UsageError(f"can't write {path}: {error.strerror}; name another file with --chart") from None
+
+
 def _row(goal: Target) -> list[str]:
     verdict = "not known" if goal.met is None else "met" if goal.met else "missed"
     return [goal.name, goal.goal, goal.predicted, verdict, goal.why]
 
 
-def _energy(forecast: Forecast) -> str:
-    watt_hours, cost = _per_submission(forecast, forecast.energy_kwh, 1000.0), _per_submission(forecast, forecast.cost)
-    parts = [
-        f"{watt_hours:.1f} Wh a submission" if watt_hours is not None else "watts not known for every machine",
-        f"${cost:.4f} a submission" if cost is not None else "price_per_kwh in [costs] not known",
-    ]
-    return ", ".join(parts)
-
-
-def _per_submission(forecast: Forecast, total: float | None, factor: float = 1.0) -> float | None:
-    return total * factor / forecast.submissions if total is not None else None
+def _per_submission(prediction: Prediction, total: float | None, factor: float = 1.0) -> float | None:
+    return total * factor / prediction.submissions if total is not None else None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvasir.plan.fleet import Fleet
-from kvasir.plan.forecast import Forecast, LoneRequest
+from kvasir.plan.prediction import Prediction
 
 LATENCY_S = 15.0
 REQUESTS_PER_S = 10.0
@@ -27,38 +27,45 @@ class Target:
     why: str
 
 
-def targets(forecast: Forecast, fleet: Fleet) -> Iterator[Target]:
+def targets(prediction: Prediction, fleet: Fleet) -> Iterator[Target]:
     """All eight, in the team's order."""
-    slowest = max(forecast.lone, key=lambda lone: lone.latency_s)
+    slowest = max(prediction.lone, key=lambda lone: lone.latency_s)
+    latencies = [
+        f"{lone.model}: prefill {lone.prefill_s:.1f} s, KV cache {lone.kv_transfer_s:.1f} s, "
+        f"decode {lone.decode_s:.1f} s"
+        for lone in prediction.lone
+    ]
     yield Target(
         "latency",
         "< 15 s",
         f"{beside_goal(LATENCY_S, slowest.latency_s, 1)} s",
         slowest.latency_s < LATENCY_S,
-        _why_latency(forecast.lone),
+        "one request on an idle cluster, the median; " + "; ".join(latencies),
     )
-    rate = forecast.jobs / forecast.makespan_s
+    rate = prediction.jobs / prediction.makespan_s
     yield Target(
         "throughput",
         "> 10 requests/s",
         f"{beside_goal(REQUESTS_PER_S, rate, 2)}/s",
         rate > REQUESTS_PER_S,
-        _why_rate(forecast, fleet),
+        _why_rate(prediction, fleet),
     )
-    efficiency = forecast.one_by_one_s / forecast.makespan_s
+    total_s = sum(lone.latency_s for lone in prediction.lone)
+    efficiency = prediction.one_by_one_s / prediction.makespan_s
     yield Target(
         "parallel efficiency",
         "> 1.5",
         beside_goal(PARALLEL_EFFICIENCY, efficiency, 1),
         efficiency > PARALLEL_EFFICIENCY,
-        _why_parallel(forecast),
+        f"one request after the other would take {prediction.one_by_one_s / 3600:.1f} h; for a single submission, both "
+        f"models at once instead of in turn gain {total_s / slowest.latency_s:.2f}",
     )
     yield Target(
         "utilisation",
         "> 60%",
-        f"{beside_goal(100 * UTILISATION, 100 * forecast.utilisation, 0)}%",
-        forecast.utilisation > UTILISATION,
-        _why_utilisation(forecast),
+        f"{beside_goal(100 * UTILISATION, 100 * prediction.utilisation, 0)}%",
+        prediction.utilisation > UTILISATION,
+        ", ".join(f"{busy.machine} {busy.share:.0%}" for busy in prediction.busy) + f"; {prediction.limit}",
     )
     for name, goal, panel in (
         ("uptime", "> 99.9%", "Uptime of the last day"),
@@ -66,8 +73,8 @@ def targets(forecast: Forecast, fleet: Fleet) -> Iterator[Target]:
     ):
         reason = f"a simulation knows no faults; it is measured: the dashboard's panel '{panel}'"
         yield Target(name, goal, "not predicted", None, reason)
-    yield _energy(forecast)
-    yield _cost(forecast)
+    yield _energy(prediction)
+    yield _cost(prediction)
 
 
 def beside_goal(goal: float, value: float, digits: int) -> str:
@@ -79,20 +86,11 @@ def beside_goal(goal: float, value: float, digits: int) -> str:
     return text
 
 
-def _why_latency(requests: Sequence[LoneRequest]) -> str:
-    latencies = [
-        f"{request.model}: prefill {request.prefill_s:.1f} s, KV cache {request.kv_transfer_s:.1f} s, "
-        f"decode {request.decode_s:.1f} s"
-        for request in requests
-    ]
-    return "one request on an idle cluster, the median; " + "; ".join(latencies)
-
-
-def _why_rate(forecast: Forecast, fleet: Fleet) -> str:
+def _why_rate(prediction: Prediction, fleet: Fleet) -> str:
     """The arithmetic: what 10 requests a second need, and what all slots at their best can do."""
     answer_tokens_per_job, computed_tokens = (
-        forecast.answer_tokens / forecast.jobs,
-        forecast.computed_tokens / forecast.jobs,
+        prediction.answer_tokens / prediction.jobs,
+        prediction.computed_tokens / prediction.jobs,
     )
     decode = sum(worker.slots * max(worker.tokens_per_s.values()) for worker in fleet.decoders)
     prefill = sum(worker.tokens_per_s for worker in fleet.prefillers)
@@ -105,36 +103,26 @@ def _why_rate(forecast: Forecast, fleet: Fleet) -> str:
     )
 
 
-def _why_parallel(forecast: Forecast) -> str:
-    total, longest = sum(lone.latency_s for lone in forecast.lone), max(lone.latency_s for lone in forecast.lone)
-    return (
-        f"one request after the other would take {forecast.one_by_one_s / 3600:.1f} h; for a single submission, both "
-        f"models at once instead of in turn gain {total / longest:.2f}"
-    )
-
-
-def _why_utilisation(forecast: Forecast) -> str:
-    return ", ".join(f"{busy.machine} {busy.share:.0%}" for busy in forecast.busy) + f"; {forecast.limit}"
-
-
-def _energy(forecast: Forecast) -> Target:
+def _energy(prediction: Prediction) -> Target:
     name, goal = "energy", "> 50 requests/kWh"
-    if not forecast.energy_kwh:
+    if not prediction.energy_kwh:
         return Target(name, goal, "not known", None, "set watts for each machine in kvasir.toml")
-    rate = forecast.jobs / forecast.energy_kwh
-    reason = f"{forecast.energy_kwh:.3f} kWh with every machine at its full watts for the whole time, idle or not"
+    rate = prediction.jobs / prediction.energy_kwh
+    reason = f"{prediction.energy_kwh:.3f} kWh with every machine at its full watts for the whole time, idle or not"
     return Target(name, goal, f"{beside_goal(REQUESTS_PER_KWH, rate, 0)}/kWh", rate > REQUESTS_PER_KWH, reason)
 
 
-def _cost(forecast: Forecast) -> Target:
+def _cost(prediction: Prediction) -> Target:
     name, goal = "cost", "< $0.01 a request"
-    if forecast.electricity is None or forecast.cost is None:
+    if prediction.electricity is None or prediction.cost is None:
         return Target(name, goal, "not known", None, "set price_per_kwh in [costs], and watts for each machine")
-    cost, electricity = forecast.cost / forecast.jobs, forecast.electricity / forecast.jobs
+    cost, electricity = prediction.cost / prediction.jobs, prediction.electricity / prediction.jobs
     machines = (
         "machines not counted"
-        if forecast.hardware is None
-        else f"${forecast.hardware / forecast.jobs:.4f} for the machines"
+        if prediction.hardware is None
+        else f"${prediction.hardware / prediction.jobs:.4f} for the machines"
     )
-    reason = f"${electricity:.5f} of electricity, {machines}; ${forecast.cost / forecast.submissions:.4f} a submission"
+    reason = (
+        f"${electricity:.5f} of electricity, {machines}; ${prediction.cost / prediction.submissions:.4f} a submission"
+    )
     return Target(name, goal, f"${beside_goal(COST, cost, 4)}", cost < COST, reason)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from monitoring.dashboards.panels import ROWS, Panel, PanelRow, Query
+from monitoring.dashboards.panels import ROWS, Panel, PanelRow
 
 FILE = Path(__file__).with_name("queue-depth.json")
 TITLE = "Kvasir: queue depth and flow"
@@ -19,6 +19,30 @@ DATASOURCE = {"type": "prometheus", "uid": "kvasir-prometheus"}
 
 _COLUMNS = 24
 _HEIGHT = 8
+
+
+_ALERTS = {
+    "name": "Alerts",
+    "datasource": DATASOURCE,
+    "enable": True,
+    "hide": False,
+    "iconColor": "red",
+    "expr": 'ALERTS{alertstate="firing", alertname=~"Kvasir.+"}',
+    "titleFormat": "{{alertname}}",
+    "textFormat": "{{model}} {{stage}} {{instance}}",
+}
+_MODEL = {
+    "name": "model",
+    "label": "Model",
+    "type": "query",
+    "datasource": DATASOURCE,
+    "query": "label_values(kvasir:queue_ready, model)",
+    "refresh": 2,  # whenever the time range changes
+    "multi": True,
+    "includeAll": True,
+    "allValue": ".*",
+    "current": {"text": "All", "value": "$__all"},
+}
 
 
 def dashboard() -> dict[str, Any]:
@@ -35,8 +59,8 @@ def dashboard() -> dict[str, Any]:
         "graphTooltip": 1,  # one crosshair through all panels
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
-        "annotations": {"list": [_alerts()]},
-        "templating": {"list": [_model()]},
+        "annotations": {"list": [_ALERTS]},
+        "templating": {"list": [_MODEL]},
         "panels": list(_panels()),
     }
 
@@ -44,34 +68,6 @@ def dashboard() -> dict[str, Any]:
 def text() -> str:
     """The file's content."""
     return json.dumps(dashboard(), indent=2, ensure_ascii=False) + "\n"
-
-
-def _alerts() -> dict[str, Any]:
-    return {
-        "name": "Alerts",
-        "datasource": DATASOURCE,
-        "enable": True,
-        "hide": False,
-        "iconColor": "red",
-        "expr": 'ALERTS{alertstate="firing", alertname=~"Kvasir.+"}',
-        "titleFormat": "{{alertname}}",
-        "textFormat": "{{model}} {{stage}} {{instance}}",
-    }
-
-
-def _model() -> dict[str, Any]:
-    return {
-        "name": "model",
-        "label": "Model",
-        "type": "query",
-        "datasource": DATASOURCE,
-        "query": "label_values(kvasir:queue_ready, model)",
-        "refresh": 2,  # whenever the time range changes
-        "multi": True,
-        "includeAll": True,
-        "allValue": ".*",
-        "current": {"text": "All", "value": "$__all"},
-    }
 
 
 def _panels() -> Iterator[dict[str, Any]]:
@@ -110,15 +106,14 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
         "options": {"legend": {"showLegend": True, "displayMode": "list", "placement": "bottom"}, "tooltip": _TOOLTIP}
         if panel.kind == "timeseries"
         else {"reduceOptions": {"calcs": ["lastNotNull"], "values": False}, "colorMode": "value"},
-        "targets": [_target(letter, query) for letter, query in zip("ABCDEF", panel.queries, strict=False)],
+        "targets": [
+            {"refId": letter, "datasource": DATASOURCE, "expr": query.expr, "legendFormat": query.legend}
+            for letter, query in zip("ABCDEF", panel.queries, strict=False)
+        ],
     }
 
 
 _TOOLTIP = {"mode": "multi", "sort": "desc"}
-
-
-def _target(letter: str, query: Query) -> dict[str, Any]:
-    return {"refId": letter, "datasource": DATASOURCE, "expr": query.expr, "legendFormat": query.legend}
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from infra.broker.base import Address, Message
 from infra.broker.rabbitmq import RabbitMQBroker, connection, errors
 from infra.broker.rabbitmq.fast import FastWire
 from infra.broker.rabbitmq.wire import Wire
-from kvasir.commands.query import queue_depths
+from kvasir.commands.status import queue_depths
 from messages.errors import BrokerUnavailable, ConfigError, InvalidMessage, NoQueue
 from producers.client import Replies
 from tests.acceptance.faults.proxy import TcpProxy

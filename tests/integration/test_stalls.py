@@ -14,7 +14,7 @@ from engines.base import LoadedEngine
 from infra.broker.base import Depth
 from infra.broker.embedded.broker import EmbeddedBroker
 from infra.config.settings import load_settings
-from kvasir.commands import query as query_commands
+from kvasir.commands.status import store_line, store_state
 from kvstore.blocks import block_refs
 from kvstore.redis.cluster_state import RedisClusterState
 from messages.jobs import JobResult, PrefillJob
@@ -180,8 +180,8 @@ def test_status_tells_what_is_reserved_and_where_prefill_stops() -> None:
         cluster_state.reserve("worker-1", 30_000_000, 1 << 40, 60)
 
         # When status looks at the store, and says so in a sentence
-        store = query_commands.store_state(settings)
-        line = query_commands.store_line(store)
+        store = store_state(settings)
+        line = store_line(store)
 
         # Then both show it
         assert (store["reserved_bytes"], store["mark_bytes"]) == (30_000_000, int(0.85 * 100 * 2**20))

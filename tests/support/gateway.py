@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from gateway.batches import Batches
 from gateway.batches_api import check_body
 from gateway.dispatch import Dispatcher
-from gateway.files import GatewayFolder
+from gateway.files import open_files
 from gateway.gateway import Gateway
 from gateway.keys import KeyRing, file_in
 from gateway.server import GatewayServer, listening
@@ -33,7 +33,7 @@ class ServedGateway:
         self.name = f"gateway-{self._listener.getsockname()[1]}"
         self._dispatch = Dispatcher(client, self.name)
         models = models or {MODEL: ModelSettings(name=MODEL, max_tokens=16, temperature=0.0)}
-        self.batches = Batches(self._stack.enter_context(GatewayFolder(home)), client, check_body)
+        self.batches = Batches(self._stack.enter_context(open_files(home)), client, check_body)
         self.gateway = Gateway(models, client, self._dispatch, KeyRing(file_in(home)), self.batches)
         self._server = GatewayServer(self.gateway)
         self._runner = asyncio.Runner()

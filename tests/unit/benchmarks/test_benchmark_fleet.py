@@ -8,8 +8,7 @@ from benchmarks import fleet, overhead
 from benchmarks.fleet_draw import SAMPLING, PromptKind, draw
 from engines.registry import EngineOptions
 from engines.simulated.engine import open_engine
-from kvasir.plan.policy import Stealing
-from kvasir.plan.simulate import simulate
+from kvasir.plan.simulate import Stealing, simulate
 from messages.jobs import user_prompt
 
 

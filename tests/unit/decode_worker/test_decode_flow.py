@@ -11,8 +11,8 @@ import pytest
 from decode_worker import flow as flow_module
 from decode_worker.flow import DecodeFlow
 from decode_worker.generate import DecodeAttempt, RunningJobs
-from decode_worker.stealing.forecast import FIRST_TOKENS_PER_S
 from decode_worker.stealing.models import CachedModel, ModelCache
+from decode_worker.stealing.queue_forecast import FIRST_TOKENS_PER_S
 from decode_worker.stealing.thief import QueueChoice
 from engines.base import LoadedEngine
 from infra.broker.base import Delivery

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import pytest
 
-from decode_worker.stealing.forecast import FIRST_ANSWER_TOKENS, FIRST_TOKENS_PER_S, expected_service_s
 from decode_worker.stealing.policy import (
     Offer,
     Peer,
@@ -18,6 +17,7 @@ from decode_worker.stealing.policy import (
     leave_to_faster,
     plan,
 )
+from decode_worker.stealing.queue_forecast import FIRST_ANSWER_TOKENS, FIRST_TOKENS_PER_S, expected_service_s
 
 
 def queue(ready: int, *peers: Peer, model: str = "other") -> Queue:

@@ -19,7 +19,7 @@ from openai.types.chat import ChatCompletion
 
 from gateway import batches as batches_module
 from gateway import guard, keys
-from gateway.files import GatewayFolder
+from gateway.files import open_files
 from gateway.keys import add_key, file_in
 from infra.config.types import ModelSettings
 from messages.errors import ConfigError
@@ -446,17 +446,17 @@ def test_what_lies_in_the_folder_is_for_its_owner_alone_and_for_one_gateway(pipe
         ended(client, begin(client, send(client, line("a"))))
         for path in (folder, *folder.rglob("*")):
             assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
-        with pytest.raises(ConfigError, match="another gateway uses"):
-            GatewayFolder(folder)
+        with pytest.raises(ConfigError, match="another gateway uses"), open_files(folder):
+            pass
     stranger = folder / "files/notes.txt"
     stranger.write_text("mine")
     left = [folder / "files" / f"{start}file-{'a' * 24}.json{end}" for start, end in (("", "l"), (".", ".01234567"))]
     for path in left:
         path.write_text("half")
-    with GatewayFolder(folder) as state:
-        assert len(state.files.of("")) == 2
+    with open_files(folder) as files:
+        assert len(files.of("")) == 2
     assert stranger.exists()
     assert not any(path.exists() for path in left)
     (folder / f"files/file-{'b' * 24}.json").write_text('{"id": 3}')
-    with pytest.raises(ConfigError, match="can't be read"):
-        GatewayFolder(folder)
+    with pytest.raises(ConfigError, match="can't be read"), open_files(folder):
+        pass

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.deploy.units import SUPERVISORS, Place, Unit, unit_file
+from infra.config.schema import SUPERVISORS
+from infra.deploy.units import Place, Unit, unit_file
 from kvasir import cli
 from messages.errors import ConfigError
 from tests.support import programs

@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 
 from kvasir import cli
-from kvasir.commands import batch as batch_commands
-from kvasir.commands import query as query_commands
-from kvasir.commands import worker as worker_commands
+from kvasir.commands.ask import print_answer
 from messages.jobs import JobResult, TokenEvent
 from monitoring import logs
 from producers.batch.batch import Batch
@@ -25,7 +23,7 @@ from tests.support.homework import RUBRIC, tiny, tiny_class
 from tests.support.processes import ROOT, SIMULATED_MODEL, ModelEntry, config_text, environment
 
 MODEL = "tiny:1b"
-COMMANDS = [command.name for module in (batch_commands, query_commands, worker_commands) for command in module.COMMANDS]
+COMMANDS = list(cli.kvasir.commands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,13 +445,12 @@ def test_asking_prints_the_answer_alone(kvasir: Kvasir) -> None:
 def test_a_streamed_answer_is_whole_whichever_pieces_arrive(
     capsys: pytest.CaptureFixture[str], arrived: tuple[str, ...], printed: str
 ) -> None:
-    printer = query_commands._Printer(stream=True)
+    events: list[TokenEvent | JobResult] = [
+        *(TokenEvent("job", 1, "delivery", index, piece) for index, piece in enumerate(arrived)),
+        JobResult("job", 1, "batch", "item", MODEL, "succeeded", text="one two three"),
+    ]
 
-    for index, piece in enumerate(arrived):
-        printer.print_event(TokenEvent("job", 1, "delivery", index, piece))
-    printer.print_event(JobResult("job", 1, "batch", "item", MODEL, "succeeded", text="one two three"))
-
-    assert printer.finish(as_json=False) == 0
+    assert print_answer(events, stream=True, as_json=False) == 0
     assert capsys.readouterr().out == printed
 
 

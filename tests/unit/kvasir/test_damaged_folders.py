@@ -16,9 +16,10 @@ from desk.decisions import Decisions
 from desk.rounds import versions
 from desk.view import BatchView
 from grading.reviews import Override, append_override
+from infra.config.settings import load_settings
 from kvasir import cli
 from kvasir.commands.top_batches import find_batches
-from kvasir.desk_app.configuration import open_desk
+from kvasir.desk_app.configuration import DeskBackend
 from messages.errors import KvasirError
 from producers.batch.batch import Batch
 from tests.support.desk import answer, plan_tiny_class
@@ -185,7 +186,7 @@ def meet(name: str, spoil: Spoil, capsys: pytest.CaptureFixture[str], file: str,
 def look_in(what: str) -> None:
     """What the desk and `kvasir top` read. They say what is wrong by a KvasirError, or show it as a problem."""
     folder = Path("out").absolute()
-    view = BatchView(folder, open_desk(None, folder.parent, ()).request_of)
+    view = BatchView(folder, DeskBackend(load_settings(), None, folder.parent).request_of)
     reads: list[Callable[[], object]] = [
         lambda: find_folders(folder.parent),
         lambda: read_inputs(folder),

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from kvasir.plan.bound import lower_bound
 from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller
-from kvasir.plan.policy import Stealing
-from kvasir.plan.simulate import Policy, simulate
-from kvasir.plan.typical import typical
+from kvasir.plan.simulate import Policy, Stealing, simulate, typical
 from kvasir.plan.workload import CODE, draw_class
 
 A, B = "a", "b"

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from messages.errors import ConfigError
 from messages.lifecycle import TABLE, Event, Position, Step
 from monitoring import logs
 from monitoring.events import fan_out
@@ -264,10 +263,3 @@ def test_configuring_again_replaces_and_an_exception_keeps_its_traceback(stderr:
         logging.getLogger("kvasir").exception("bug")
     (line,) = stderr().splitlines()
     assert "ValueError: broken" in json.loads(line)["exception"]
-
-
-def test_an_unknown_level_or_style_is_refused() -> None:
-    with pytest.raises(ConfigError, match="must be one of debug"):
-        configure("loud")
-    with pytest.raises(ConfigError, match="console or json"):
-        configure("info", "xml")  # type: ignore[arg-type]

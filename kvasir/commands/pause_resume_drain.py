@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 import click
 
@@ -52,9 +53,7 @@ def _pause_or_resume(global_options: Globals, worker: str, should_pause: bool, u
     settings = global_options.settings()
     if not is_cluster(settings):
         raise UsageError("no broker is configured, so there are no workers to speak to: set KVASIR_BROKER_URL")
-    stores = open_stores(settings)
-    broker = open_broker(settings, "pause")
-    try:
+    with closing(open_stores(settings)) as stores, closing(open_broker(settings, "pause")) as broker:
         _broadcast_pause(broker, stores.cluster_state, worker, should_pause)
         for registration in _matching_workers(stores.cluster_state, worker):
             say(f"{registration.worker_id}: {registration.off or 'takes jobs'}")
@@ -70,9 +69,6 @@ def _pause_or_resume(global_options: Globals, worker: str, should_pause: bool, u
                 f"{worker} is still at work after {until_idle_s:,.0f} s; it stays paused",
             )
             say(f"{worker} holds no job")
-    finally:
-        broker.close()
-        stores.close()
     return 0
 
 
@@ -113,6 +109,3 @@ def _wait(condition: Callable[[], bool], timeout_s: float, timeout_message: str)
         if time.monotonic() > deadline:
             raise BrokerUnavailable(timeout_message)
         time.sleep(_ASK_EVERY_S)
-
-
-COMMANDS = (pause, resume, drain)

@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 
 from infra.config.settings import Settings
 from kvasir.plan.bound import lower_bound
-from kvasir.plan.fleet import Fleet, PlannedJob, models_of
-from kvasir.plan.policy import Stealing
-from kvasir.plan.simulate import SimulatedRun
-from kvasir.plan.typical import typical
+from kvasir.plan.fleet import Fleet, PlannedJob, computed_tokens, models_of
+from kvasir.plan.simulate import SimulatedRun, Stealing, typical
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class LoneRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class Prediction:
     """The prediction. None where the configuration lacks what it follows from."""
 
     submissions: int
@@ -95,17 +93,17 @@ class Forecast:
         return self.electricity + (self.hardware or 0.0)
 
 
-def forecast(settings: Settings, fleet: Fleet, jobs: Sequence[PlannedJob], submissions: int) -> Forecast:
+def predict(settings: Settings, fleet: Fleet, jobs: Sequence[PlannedJob], submissions: int) -> Prediction:
     """Simulate the class. `jobs` must not be empty."""
     run = typical(fleet, jobs, Stealing)
     makespan_s = run.makespan_s
     energy_kwh = _energy_kwh(settings, fleet, makespan_s)
     price = settings.costs.price_per_kwh
-    return Forecast(
+    return Prediction(
         submissions=submissions,
         jobs=len(jobs),
         prompt_tokens=sum(job.prompt_tokens for job in jobs),
-        computed_tokens=_computed_tokens(jobs),
+        computed_tokens=computed_tokens(jobs),
         answer_tokens=sum(job.answer_tokens for job in jobs),
         makespan_s=makespan_s,
         without_stealing_s=typical(fleet, jobs).makespan_s,
@@ -191,8 +189,3 @@ def _hardware(settings: Settings, fleet: Fleet, seconds: float) -> float | None:
     prices = [settings.machines[name].price for name in fleet.machines()]
     hours = settings.costs.years * 52 * settings.costs.hours_per_week
     return sum(prices) / hours * seconds / 3600 if all(prices) else None
-
-
-def _computed_tokens(jobs: Sequence[PlannedJob]) -> int:
-    shared_tokens = {(job.model, job.prefix): job.shared_tokens for job in jobs}
-    return sum(job.own_tokens for job in jobs) + sum(shared_tokens.values())

@@ -1,0 +1,111 @@
+"""`kvasir status`: the cluster's workers, queues and store, as they are now."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from typing import Any
+
+import click
+
+from infra.broker import topology
+from infra.broker.base import Broker
+from infra.config.settings import Settings
+from kvasir.connect import connect, is_cluster, open_stores
+from kvasir.options import Globals, json_option
+from kvasir.terminal import print_table, say
+from messages.workers import WorkerInfo
+from prefill_worker.admission import high_water_mark
+from producers.client import Client
+
+
+@click.command()
+@json_option
+@click.pass_obj
+def status(global_options: Globals, as_json: bool) -> int:
+    """Show the cluster: workers, queues, store, and results that nobody fetched."""
+    settings = global_options.settings()
+    if not is_cluster(settings):
+        say("No broker is configured: kvasir runs everything in its own process, and nothing is running now.")
+        return 0
+    with connect(settings, (), name="status") as client:
+        state = cluster_state(settings, client)
+    click.echo(json.dumps(state)) if as_json else _print(state)
+    return 0
+
+
+def cluster_state(settings: Settings, client: Client) -> dict[str, Any]:
+    """What `kvasir status --json` prints: workers, queues, models nobody serves, store."""
+    return {
+        "workers": [_worker(registration) for registration in client.workers()],
+        "queues": queue_depths(client.broker, list(settings.models)),
+        "unserved": client.unserved(settings.models),
+        "unprefilled": client.unprefilled(settings.models),
+        "store": store_state(settings),
+    }
+
+
+def store_state(settings: Settings) -> dict[str, Any]:
+    """How full the store is, what prefills under way have reserved, and where the next one has to wait."""
+    with closing(open_stores(settings)) as stores:
+        usage, reserved_bytes = stores.kv.usage(), stores.cluster_state.reserved_bytes()
+    return {
+        "used_bytes": usage.used_bytes,
+        "reserved_bytes": reserved_bytes,
+        "mark_bytes": high_water_mark(usage),
+        "max_bytes": usage.max_bytes,
+        "full": round(usage.used_bytes / usage.max_bytes, 3) if usage.max_bytes else 0.0,
+    }
+
+
+def _worker(registration: WorkerInfo) -> dict[str, Any]:
+    names = ("worker_id", "role", "model", "engine", "device", "slots", "busy", "done", "tokens_per_s", "transfers_kv")
+    return {name: getattr(registration, name) for name in (*names, "off", "notes")}
+
+
+def queue_depths(broker: Broker, models: list[str]) -> dict[str, int]:
+    """Ready messages of every queue that has some, work queues always."""
+    depths = {}
+    for spec in topology.queues(models, broker.is_clustered):
+        depth = broker.depth(spec.name)
+        is_always_shown = spec.exchange == topology.WORK and not spec.name.startswith("suspects.")
+        if depth and (depth.ready or is_always_shown):
+            depths[spec.name] = depth.ready
+    return depths
+
+
+def _print(state: dict[str, Any]) -> None:
+    rows = [
+        [
+            worker["worker_id"],
+            worker["role"],
+            worker["model"],
+            f"{worker['engine']} on {worker['device']}",
+            f"{worker['busy']}/{worker['slots']}" + (f" {worker['off']}" if worker["off"] else ""),
+            str(worker["done"]),
+            f"{worker['tokens_per_s']:,.0f}",
+            worker["notes"] or "KV cache",
+        ]
+        for worker in state["workers"]
+    ]
+    print_table(
+        ("worker", "role", "model", "engine", "busy", "done", "tokens/s", "transfers KV"),
+        rows,
+        right=("busy", "done", "tokens/s"),
+    )
+    print_table(("queue", "ready"), [[name, str(ready)] for name, ready in state["queues"].items()], right=("ready",))
+    say(store_line(state["store"]))
+    for model in state["unserved"]:
+        say(f"Nobody serves {model}: its jobs wait for a decode worker.")
+    for model in state["unprefilled"]:
+        say(f"No prefill worker serves {model}: its decode workers do the prompts themselves, which takes longer.")
+
+
+def store_line(store: dict[str, Any]) -> str:
+    """What the store holds, as one sentence."""
+    used_gb, reserved_gb, mark_gb, limit_gb = (
+        store[f"{name}_bytes"] / 1e9 for name in ("used", "reserved", "mark", "max")
+    )
+    line = f"Store: {used_gb:.2f} GB{f' of {limit_gb:.1f} GB' if limit_gb else ''} in use"
+    line += f", {reserved_gb:.2f} GB reserved by prefills under way"
+    return f"{line}; prefill fills it up to {mark_gb:.1f} GB" if limit_gb else line
