@@ -6,10 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from kvstore.base import TTL_S, ClusterState, KVStore, Run, StoreUsage
+from kvstore.base import TTL_S, ClusterState, KVStore, Run, StoreUsage, readable_registrations
 from kvstore.blocks import BlockRef, is_shared
 from kvstore.records import decode_block, decode_state, decode_window, encode
-from kvstore.workers import readable_registrations
 from messages import codec
 from messages.errors import KVTransferFailed, StoreUnavailable
 from messages.jobs import MAX_QUESTION_ANSWERS

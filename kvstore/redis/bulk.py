@@ -322,15 +322,11 @@ class Values:
 
     def place(self, size: int, values_left: int) -> memoryview:
         """`size` bytes, aligned; `values_left` (this one included) bounds how much is set aside."""
-        step = _round_up(size, ALIGNMENT)
+        step = -(-size // ALIGNMENT) * ALIGNMENT
         if step > len(self._free):
             self._free = self._arena.chunk(max(step, min(CHUNK_BYTES, step * values_left)))
         view, self._free = self._free[:size], self._free[step:]
         return view
-
-
-def _round_up(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
 
 
 def _connect(target: BulkTarget, timeout_s: float, glance: bool) -> socket.socket:

@@ -24,10 +24,9 @@ import redis
 from redis import exceptions
 from redis.commands.core import Script
 
-from kvstore.base import TTL_S, ClusterState, Run
+from kvstore.base import TTL_S, ClusterState, Run, readable_registrations
 from kvstore.redis.client import TIMEOUT_S, errors_mapped, open_client, place
 from kvstore.redis.links import Links
-from kvstore.workers import readable_registrations
 from messages import codec
 from messages.workers import WorkerInfo
 
@@ -142,20 +141,21 @@ class RedisClusterState(ClusterState):
         )
 
     def _script(self, text: str) -> Callable[[Sequence[str], Sequence[Any]], Any]:
-        """What calls a script with keys and arguments."""
+        """What calls a script with keys and arguments. Raises StoreUnavailable."""
         client: Any = self._client
         script: Script = client.register_script(_LUA + text)
-        if isinstance(client, redis.Redis):
-            return script
 
         def call(keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-            try:
-                return client.evalsha(script.sha, len(keys), *keys, *arguments)
-            except exceptions.NoScriptError:
-                # redis-py would load it into every primary, and fail where one is away.
-                node = client.get_node_from_key(keys[0])
-                client.execute_command("SCRIPT LOAD", script.script, target_nodes=node)
-                return client.evalsha(script.sha, len(keys), *keys, *arguments)
+            with errors_mapped(self._place):
+                if isinstance(client, redis.Redis):
+                    return script(keys, arguments)
+                try:
+                    return client.evalsha(script.sha, len(keys), *keys, *arguments)
+                except exceptions.NoScriptError:
+                    # redis-py would load it into every primary, and fail where one is away.
+                    node = client.get_node_from_key(keys[0])
+                    client.execute_command("SCRIPT LOAD", script.script, target_nodes=node)
+                    return client.evalsha(script.sha, len(keys), *keys, *arguments)
 
         return call
 
@@ -172,8 +172,7 @@ class RedisClusterState(ClusterState):
     def register(self, registration: WorkerInfo, ttl_s: float) -> None:
         """See ClusterState."""
         keys = [_card(registration.worker_id), _INDEX]
-        with errors_mapped(self._place):
-            self._register(keys, [codec.encode(registration), _milliseconds(ttl_s), registration.worker_id])
+        self._register(keys, [codec.encode(registration), _milliseconds(ttl_s), registration.worker_id])
 
     def registrations(self) -> list[WorkerInfo]:
         """See ClusterState."""
@@ -192,17 +191,15 @@ class RedisClusterState(ClusterState):
     def take_up(self, worker_id: str, runs: Sequence[Run], ttl_s: float) -> list[tuple[bytes | None, bool]]:
         """See ClusterState."""
         arguments = [worker_id, _milliseconds(ttl_s)]
-        with errors_mapped(self._place):
-            calls = [self._take_up(_results_and_claims(chunk), arguments) for chunk in self._chunks(runs)]
+        calls = [self._take_up(_results_and_claims(chunk), arguments) for chunk in self._chunks(runs)]
         answers = [answer for call in calls for answer in call]
         return [(answer, False) if isinstance(answer, bytes) else (None, bool(answer)) for answer in answers]
 
     def finish(self, worker_id: str, results: Sequence[tuple[str, int, bytes]], ttl_s: float = TTL_S) -> None:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            for chunk in self._chunks(results):
-                keys = _results_and_claims([(job_id, run) for job_id, run, _ in chunk])
-                self._finish(keys, [worker_id, _milliseconds(ttl_s), *(body for _, _, body in chunk)])
+        for chunk in self._chunks(results):
+            keys = _results_and_claims([(job_id, run) for job_id, run, _ in chunk])
+            self._finish(keys, [worker_id, _milliseconds(ttl_s), *(body for _, _, body in chunk)])
 
     def _chunks(self, runs: Sequence[R]) -> list[Sequence[R]]:
         """Those whose keys one script may use: all of them, or on a cluster each by itself."""
@@ -210,8 +207,7 @@ class RedisClusterState(ClusterState):
 
     def note_answer(self, job_id: str, run: int, number: int, body: bytes, ttl_s: float = TTL_S) -> None:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            self._note_answer([f"answers:{job_id}:{run}"], [number, body, _milliseconds(ttl_s)])
+        self._note_answer([f"answers:{job_id}:{run}"], [number, body, _milliseconds(ttl_s)])
 
     def noted_answers(self, job_id: str, run: int) -> dict[int, bytes]:
         """See ClusterState."""
@@ -226,8 +222,7 @@ class RedisClusterState(ClusterState):
 
     def cancel(self, batch_id: str, ttl_s: float = TTL_S) -> None:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            self._set([f"cancelled:{batch_id}"], [b"1", _milliseconds(ttl_s)])
+        self._set([f"cancelled:{batch_id}"], [b"1", _milliseconds(ttl_s)])
 
     def is_cancelled(self, batch_id: str) -> bool:
         """See ClusterState."""
@@ -236,18 +231,15 @@ class RedisClusterState(ClusterState):
 
     def claim(self, job_id: str, run: int, worker_id: str, ttl_s: float) -> bool:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            return bool(self._claim([_run_key("claim", job_id, run)], [worker_id, _milliseconds(ttl_s)]))
+        return bool(self._claim([_run_key("claim", job_id, run)], [worker_id, _milliseconds(ttl_s)]))
 
     def release(self, job_id: str, run: int, worker_id: str) -> None:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            self._release([_run_key("claim", job_id, run)], [worker_id])
+        self._release([_run_key("claim", job_id, run)], [worker_id])
 
     def count_crashes(self, stage: str, job_id: str, run: int, change: int, ttl_s: float = TTL_S) -> int:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            return int(self._count_crashes([f"takes:{stage}:{job_id}:{run}"], [change, _milliseconds(ttl_s)]))
+        return int(self._count_crashes([f"takes:{stage}:{job_id}:{run}"], [change, _milliseconds(ttl_s)]))
 
     def put_sketch(self, name: str, body: bytes, ttl_s: float = TTL_S) -> None:
         """See ClusterState. Its bytes go out only where they are missing: workers renew theirs every second."""
@@ -263,11 +255,9 @@ class RedisClusterState(ClusterState):
 
     def reserve(self, name: str, size_bytes: int, capacity_bytes: int, ttl_s: float) -> bool:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            is_granted = self._reserve(
-                [_RESERVATIONS], [name, size_bytes, max(0, capacity_bytes), _milliseconds(ttl_s)]
-            )
-        return bool(is_granted)
+        return bool(
+            self._reserve([_RESERVATIONS], [name, size_bytes, max(0, capacity_bytes), _milliseconds(ttl_s)])
+        )
 
     def unreserve(self, name: str) -> None:
         """See ClusterState."""
@@ -276,9 +266,7 @@ class RedisClusterState(ClusterState):
 
     def reserved_bytes(self) -> int:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            total: Any = self._sum_reservations([_RESERVATIONS], [])
-        return int(total)
+        return int(self._sum_reservations([_RESERVATIONS], []))
 
     def close(self) -> None:
         """See ClusterState."""
