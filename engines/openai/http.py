@@ -18,7 +18,7 @@ import aiohttp
 import certifi
 
 from engines.openai.place import is_fixed_address, outside
-from engines.remote import CONNECT_S, IDLE_S, Calls, RemoteServer
+from engines.remote import CONNECT_S, IDLE_S, RemoteServer
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, InvalidSchema, KvasirError
 
 _log = logging.getLogger(__name__)
@@ -62,25 +62,25 @@ class OpenAIServer(RemoteServer):
     and Cancelled soon after `stop` is set.
     """
 
+    disconnect_errors = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
+
     def __init__(self, base: str, api_key: str, allow_external: bool) -> None:
         """`base` is the URL up to and with `/v1`. The key is sent there and shown nowhere."""
         self.host = base
         self._key = api_key
         self._may_be_called = allow_external or (is_fixed_address(base) and not outside(base))
         self._session: aiohttp.ClientSession | None = None
-        disconnect_errors = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
-        self._calls = Calls("openai", self._translate_error, self._close, disconnect_errors, _is_gone, self._list)
+        super().__init__("openai")
 
     def models(self) -> list[dict[str, Any]]:
         """What the server lists under /models."""
-        entries = self._calls.call(self._list)
-        return [entry for entry in entries if isinstance(entry, dict)]
+        return [entry for entry in self._call(self._probe) if isinstance(entry, dict)]
 
     def chat(self, body: dict[str, Any], stop: threading.Event | None = None) -> Iterator[dict[str, Any]]:
         """The answer's events. A server that is busy (429) is asked again when it says."""
-        return self._calls.receive(lambda: self._events_with_retry(body), stop)
+        return self._receive(lambda: self._events_with_retry(body), stop)
 
-    async def _list(self) -> list[Any]:
+    async def _probe(self) -> list[Any]:
         await self._check_place()
         async with self._open_session().get(f"{self.host}/models", allow_redirects=False) as response:
             body = await response.read()
@@ -139,7 +139,7 @@ class OpenAIServer(RemoteServer):
             )
         return self._session
 
-    async def _close(self) -> None:
+    async def _close_client(self) -> None:
         if self._session is not None:
             await self._session.close()
 
@@ -184,7 +184,6 @@ class OpenAIServer(RemoteServer):
             )
 
     def _translate_error(self, error: BaseException) -> KvasirError:
-        """What a failed request means for the job."""
         if isinstance(error, RequestRefused) and error.status in _PERMANENT_STATUSES:
             message = error.message.lower()
             if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or any(words in message for words in _TOO_LONG):
@@ -196,6 +195,11 @@ class OpenAIServer(RemoteServer):
             return EngineUnavailable(f"the server at {self.host} is busy for {error.seconds:.0f} s more")
         return EngineUnavailable(f"the server at {self.host} does not answer: {_error_text(error):.300}")
 
+    def _is_gone(self, error: BaseException) -> bool:
+        if isinstance(error, RequestRefused):
+            return error.status in _UNAVAILABLE_STATUSES
+        return isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, Outside))
+
 
 def permanent_error(refusal: RequestRefused) -> KvasirError:
     """The job's error of a refusal that asking again would not change; the refusal itself if it might."""
@@ -204,12 +208,6 @@ def permanent_error(refusal: RequestRefused) -> KvasirError:
     if any(word in f"{refusal.message} {refusal.param}".lower() for word in _NO_SCHEMA):
         return InvalidSchema(f"the JSON schema can't be made a constraint: {refusal.message:.300}")
     return InvalidPrompt(str(refusal))
-
-
-def _is_gone(error: BaseException) -> bool:
-    if isinstance(error, RequestRefused):
-        return error.status in _UNAVAILABLE_STATUSES
-    return isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, Outside))
 
 
 def _error_text(error: BaseException) -> str:
