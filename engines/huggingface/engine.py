@@ -9,13 +9,19 @@ from engines.base import Answer, EngineInfo, TokenizedPrompt
 from engines.huggingface.constrain import Constrainer
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.text import TextStream, final_channel, token_bytes
+from messages.errors import KVTransferFailed
 from messages.jobs import Part, Sampling
+from messages.kv import KVCache, KVLayout
 
 
 class FolderEngine:
-    """The half of an engine that knows ids and texts. The other half sets `_info`."""
+    """The half of an engine that knows ids and texts. The other half sets `_info`.
+
+    Where its layout is None, it sets `_no_kv_transfer`, too: why nothing is transferred.
+    """
 
     _info: EngineInfo
+    _no_kv_transfer = ""
 
     def __init__(self, prompt: HFPrompt, num_logits: int) -> None:
         """`num_logits`: the width of the model's logits. Raises ConfigError if the tokenizer can't be used."""
@@ -40,6 +46,17 @@ class FolderEngine:
         """See Detokenizes. A model may have more outputs than its tokenizer has tokens: those stand for nothing."""
         pieces = (self._token_bytes[id] for id in tokens if id < len(self._token_bytes))
         return b"".join(pieces).decode(errors="replace")
+
+    def _require_layout(self) -> KVLayout:
+        if self._info.layout is None:
+            raise KVTransferFailed(f"this {self._info.engine} engine transfers no KV cache: {self._no_kv_transfer}")
+        return self._info.layout
+
+    def _check_call(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
+        self._info.require_capacity(len(tokens) + max_tokens)
+        if cache is not None:
+            cache.require_layout(self._require_layout())
+            cache.require_part_of(len(tokens))
 
     def _collect_answer(
         self,
