@@ -17,7 +17,7 @@ from messages.kv import KVCache, KVLayout
 class FolderEngine:
     """The half of an engine that knows ids and texts. The other half sets `_info`.
 
-    Where its layout is None, it sets `_no_kv_transfer`, too: why nothing is transferred.
+    Where its layout is None, it sets `_no_kv_transfer`, too: that nothing is transferred, and why.
     """
 
     _info: EngineInfo
@@ -49,7 +49,7 @@ class FolderEngine:
 
     def _require_layout(self) -> KVLayout:
         if self._info.layout is None:
-            raise KVTransferFailed(f"this {self._info.engine} engine transfers no KV cache: {self._no_kv_transfer}")
+            raise KVTransferFailed(self._no_kv_transfer)
         return self._info.layout
 
     def _check_call(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:

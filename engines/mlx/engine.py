@@ -27,9 +27,9 @@ from engines.mlx.kv import CacheState
 from engines.mlx.loop import ModelLoop
 from engines.mlx.sampling import Observer, sampler_for
 from engines.mlx.work import DecodeWork, Output, PrefillWork, PromptWork
-from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
+from messages.errors import ConfigError, EngineUnavailable
 from messages.jobs import Sampling
-from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
+from messages.kv import Block, KVCache, Record, RecurrentState, Window
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,8 @@ class MLXEngine(FolderEngine):
         self._pinned_states: dict[int, list[CacheState]] = {}
         transfers_kv = loop.layout is not None
         if not transfers_kv:
-            _log.warning("this MLX engine transfers no KV cache: %s", loop.no_kv_transfer)
+            self._no_kv_transfer = f"this MLX engine transfers no KV cache: {loop.no_kv_transfer}"
+            _log.warning("%s", self._no_kv_transfer)
         self._info = EngineInfo(
             engine="mlx",
             device=loop.device,
@@ -89,8 +90,8 @@ class MLXEngine(FolderEngine):
         stop: threading.Event | None = None,
     ) -> PrefillResult:
         """See PrefillEngine. Blocks are copied out while the next chunk is computed."""
-        layout = self._require_kv_transfer()
-        self._check_prompt(tokens, 0)
+        layout = self._require_layout()
+        self._check_call(tokens, None, 0)
         if resume is not None:
             resume.require_layout(layout)
             resume.require_part_of(len(tokens), min_evaluated=0)
@@ -163,20 +164,9 @@ class MLXEngine(FolderEngine):
         self._loop.require_open()  # outputs that are ready already don't count any more
         return work.next_output(stop)
 
-    def _require_kv_transfer(self) -> KVLayout:
-        if self._loop.layout is None:
-            raise KVTransferFailed(f"this MLX engine transfers no KV cache: {self._loop.no_kv_transfer}")
-        return self._loop.layout
-
     def _check_call(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
         self._loop.require_open()
-        self._check_prompt(tokens, max_tokens)
-        if cache is not None:
-            cache.require_layout(self._require_kv_transfer())
-            cache.require_part_of(len(tokens))
-
-    def _check_prompt(self, tokens: Sequence[int], max_tokens: int) -> None:
-        self._info.require_capacity(len(tokens) + max_tokens)
+        super()._check_call(tokens, cache, max_tokens)
         # MLX checks no index: an id beyond the embeddings ends the process.
         if not 0 <= min(tokens) <= max(tokens) < self._loop.num_logits:
             raise EngineUnavailable(

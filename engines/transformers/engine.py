@@ -68,9 +68,29 @@ class TransformersEngine(FolderEngine):
         self._slots = threading.Semaphore(options.slots)
         self._chunk_tokens = _CHUNK_TOKENS[model.device.type]
         self._in_flight = _IN_FLIGHT[model.device.type]
-        self._layout, self._ropes, self._no_kv_transfer = self._learn_layout(weights, model)
-        self._exporter = Exporter(self._layout, model.device) if self._layout else None
-        self._info = self._describe(weights, model, options)
+        layout: KVLayout | None = None
+        ropes: tuple[Rope, ...] = ()
+        try:
+            layout, ropes = model.layout(weights.folder), model.ropes(weights.folder)
+        except KVTransferFailed as error:
+            self._no_kv_transfer = f"this transformers engine transfers no KV cache: {error}"
+            _log.warning("%s", self._no_kv_transfer)
+        self._exporter = Exporter(layout, model.device) if layout else None
+        self._info = EngineInfo(
+            engine="transformers",
+            device=model.device.type,
+            context=options.context or model.context,
+            slots=options.slots,
+            fingerprint=fingerprint(weights.folder, layout, prompt.tokenizer_hash) if layout else "",
+            tokenizer=prompt.tokenizer_hash,
+            layout=layout,
+            ropes=ropes,
+            capabilities=Capabilities.local(transfers_kv=layout is not None, blocks_while_computing=True),
+            chars_per_token=prompt.chars_per_token,
+            vocabulary=len(prompt.token_texts()),
+            rounding=rounding(weights.folder, layout.dtype) if layout else "q4",
+            build=builds("torch", "transformers"),
+        )
 
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable. Idempotent."""
@@ -88,7 +108,8 @@ class TransformersEngine(FolderEngine):
         stop: threading.Event | None = None,
     ) -> PrefillResult:
         """See PrefillEngine."""
-        layout, exporter = self._require_kv_transfer()
+        layout, exporter = self._require_layout(), self._exporter
+        assert exporter is not None
         self._info.require_capacity(len(tokens))
         if resume is not None:
             resume.require_part_of(len(tokens), min_evaluated=0)
@@ -152,44 +173,6 @@ class TransformersEngine(FolderEngine):
             self._remember_run(cache, tokens, run)
             return top_logprobs(scores)
 
-    def _describe(self, weights: Weights, model: TorchModel, options: EngineOptions) -> EngineInfo:
-        layout, transfers_kv = self._layout, self._layout is not None
-        return EngineInfo(
-            engine="transformers",
-            device=model.device.type,
-            context=options.context or model.context,
-            slots=options.slots,
-            fingerprint=fingerprint(weights.folder, layout, self._prompt.tokenizer_hash) if layout else "",
-            tokenizer=self._prompt.tokenizer_hash,
-            layout=layout,
-            ropes=self._ropes,
-            capabilities=Capabilities.local(transfers_kv=transfers_kv, blocks_while_computing=True),
-            chars_per_token=self._prompt.chars_per_token,
-            vocabulary=len(self._prompt.token_texts()),
-            rounding=rounding(weights.folder, layout.dtype) if layout else "q4",
-            build=builds("torch", "transformers"),
-        )
-
-    def _learn_layout(self, weights: Weights, model: TorchModel) -> tuple[KVLayout | None, tuple[Rope, ...], str]:
-        """The layout of the model's caches, and its RoPE; without them, why it hands none over."""
-        try:
-            return model.layout(weights.folder), model.ropes(weights.folder), ""
-        except KVTransferFailed as error:
-            _log.warning("this transformers engine transfers no KV cache: %s", error)
-            return None, (), str(error)
-
-    def _require_kv_transfer(self) -> tuple[KVLayout, Exporter]:
-        if self._layout is None or self._exporter is None:
-            raise KVTransferFailed(f"this transformers engine transfers no KV cache: {self._no_kv_transfer}")
-        return self._layout, self._exporter
-
-    def _check_call(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
-        self._info.require_capacity(len(tokens) + max_tokens)
-        if cache is not None:
-            layout, _ = self._require_kv_transfer()
-            cache.require_layout(layout)
-            cache.require_part_of(len(tokens))
-
     def _check_running(self, stop: threading.Event | None = None) -> None:
         check_running("transformers", self._closed, stop)
 
@@ -210,13 +193,12 @@ class TransformersEngine(FolderEngine):
         if source := self._pinned_caches.get(id(cache)):
             run.past.layers = fork_layers(source.past)
         elif cache is not None and cache.blocks:
-            layout, _ = self._require_kv_transfer()
-            restore(run.past, cache, layout, model.device)
+            restore(run.past, cache, self._require_layout(), model.device)
         return run
 
     def _remember_run(self, cache: KVCache | None, tokens: Sequence[int], run: ModelRun) -> None:
         """Remember what this thread has computed after an imported cache."""
-        layout = self._layout
+        layout = self._info.layout
         # A window or a recurrent state that has moved on can't be taken back.
         if (source := self._pinned_caches.get(id(cache))) and layout and not (layout.window or layout.state_layers):
             source.runs[threading.get_ident()] = (tokens, run)

@@ -318,11 +318,6 @@ class VLLMEngine(FolderEngine):
             yield Block(start, data[offset : offset + size].reshape(shape))
             offset += size
 
-    def _check_call(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
-        self._info.require_capacity(len(tokens) + max_tokens)
-        if cache is not None:
-            cache.require_part_of(len(tokens))
-
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
