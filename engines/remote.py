@@ -215,21 +215,16 @@ S = TypeVar("S", bound=RemoteServer)
 class TextOnly(Generic[S]):
     """The half of an engine that says no to ids and KV caches; its prefill half passes every job through.
 
-    Who answers sets `_info`.
+    Who answers sets `info`.
     """
 
-    _info: EngineInfo
+    info: EngineInfo
 
     def __init__(self, server: S, server_name: str, context: int) -> None:
         self._server = server
         self._server_name = server_name
         self._context = context
         self._letters_per_token = LETTERS_PER_TOKEN
-
-    @property
-    def info(self) -> EngineInfo:
-        """What is loaded."""
-        return self._info
 
     @property
     def outage(self) -> str:

@@ -15,12 +15,12 @@ from messages.kv import KVCache, KVLayout
 
 
 class FolderEngine:
-    """The half of an engine that knows ids and texts. The other half sets `_info`.
+    """The half of an engine that knows ids and texts. The other half sets `info`.
 
     Where its layout is None, it sets `_no_kv_transfer`, too: that nothing is transferred, and why.
     """
 
-    _info: EngineInfo
+    info: EngineInfo
     _no_kv_transfer = ""
 
     def __init__(self, prompt: HFPrompt, num_logits: int) -> None:
@@ -28,11 +28,6 @@ class FolderEngine:
         self._prompt = prompt
         self._token_bytes = token_bytes(prompt)
         self._constrainer = Constrainer(prompt, num_logits)
-
-    @property
-    def info(self) -> EngineInfo:
-        """What is loaded."""
-        return self._info
 
     def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
         """See Tokenizes. Control tokens spelled in the text stay text."""
@@ -48,12 +43,12 @@ class FolderEngine:
         return b"".join(pieces).decode(errors="replace")
 
     def _require_layout(self) -> KVLayout:
-        if self._info.layout is None:
+        if self.info.layout is None:
             raise KVTransferFailed(self._no_kv_transfer)
-        return self._info.layout
+        return self.info.layout
 
     def _check_call(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
-        self._info.require_capacity(len(tokens) + max_tokens)
+        self.info.require_capacity(len(tokens) + max_tokens)
         if cache is not None:
             cache.require_layout(self._require_layout())
             cache.require_part_of(len(tokens))

@@ -18,6 +18,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+from engines.entry import closed_on_failure
 from engines.llamacpp.health import PATIENCE_S, HealthWatch
 from engines.llamacpp.http import LlamaServer
 from engines.watchdog import start_watchdog
@@ -111,17 +112,9 @@ class LlamaServerProcess:
         self._spawn()
         self._thread = threading.Thread(target=self._supervise, name=PROGRAM, daemon=True)
         self._thread.start()
-        try:
+        with closed_on_failure(self):
             self._wait_until_loaded(launch)
-        except BaseException:
-            self.close()
-            raise
         self._health = HealthWatch(self.server, launch.health_s, self._kill)
-
-    @property
-    def pid(self) -> int:
-        """Of the server that runs now, or ran last."""
-        return self._process.pid
 
     def close(self) -> None:
         """End it. Idempotent."""
@@ -130,7 +123,7 @@ class LlamaServerProcess:
         if self._health is not None:
             self._health.close()
         with self._lock:
-            process = self._process
+            process = self.process
         process.terminate()
         try:
             process.wait(_END_S)
@@ -141,14 +134,14 @@ class LlamaServerProcess:
     def _kill(self) -> None:
         """End one that hangs; it is then started again like one that died."""
         with self._lock:
-            self._process.kill()
+            self.process.kill()
 
     def _spawn(self) -> bool:
         """Start it; False if it is no longer wanted."""
         with self._lock:
             if self._closing.is_set():
                 return False
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -175,7 +168,7 @@ class LlamaServerProcess:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _read_output(self) -> int:
-        process = self._process
+        process = self.process
         assert process.stdout is not None
         with start_watchdog(process.pid, _KILL) as watchdog, process.stdout:
             for line in process.stdout:

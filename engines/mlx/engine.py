@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 from engines.base import Answer, Capabilities, EngineInfo, PrefillResult
-from engines.entry import EngineOptions
+from engines.entry import EngineOptions, closed_on_failure
 from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.weights import HFFolder, builds, fingerprint, open_folder, rounding
@@ -27,7 +27,7 @@ from engines.mlx.kv import CacheState
 from engines.mlx.loop import ModelLoop
 from engines.mlx.sampling import Observer, sampler_for
 from engines.mlx.work import DecodeWork, Output, PrefillWork, PromptWork
-from messages.errors import ConfigError, EngineUnavailable
+from messages.errors import EngineUnavailable
 from messages.jobs import Sampling
 from messages.kv import Block, KVCache, Record, RecurrentState, Window
 
@@ -36,16 +36,11 @@ _log = logging.getLogger(__name__)
 
 def open_engine(options: EngineOptions) -> MLXEngine:
     """Load a model folder. Raises ConfigError, saying what to do. MLX chooses its CPU threads itself."""
-    if options.slots < 1:
-        raise ConfigError(f"slots must be at least 1, not {options.slots}")
     folder = open_folder(options.weights)
     prompt = HFPrompt(folder.path)
     loop = ModelLoop(partial(mlx_model.load, folder, options.context), sorted(prompt.end_ids), options.slots)
-    try:
+    with closed_on_failure(loop):
         return MLXEngine(folder, prompt, loop, options)
-    except BaseException:
-        loop.close()
-        raise
 
 
 class MLXEngine(FolderEngine):
@@ -59,7 +54,7 @@ class MLXEngine(FolderEngine):
         if not transfers_kv:
             self._no_kv_transfer = f"this MLX engine transfers no KV cache: {loop.no_kv_transfer}"
             _log.warning("%s", self._no_kv_transfer)
-        self._info = EngineInfo(
+        self.info = EngineInfo(
             engine="mlx",
             device=loop.device,
             context=options.context or int(folder.text.get("max_position_embeddings", 4096)),

@@ -105,7 +105,7 @@ class OllamaEngine(TextOnly[OllamaServer]):
         self._break_up = mark_breaker(description.modelinfo or {})
         self._drops_system = drops_system(description)
         self._letters_per_token = self._warm_up()
-        self._info = EngineInfo(
+        self.info = EngineInfo(
             engine="ollama",
             device=self._device(),
             context=self._context,

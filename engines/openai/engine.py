@@ -19,7 +19,7 @@ from typing import Any
 
 from engines.base import Answer, Capabilities, EngineInfo
 from engines.chat import chat
-from engines.entry import EngineOptions
+from engines.entry import EngineOptions, closed_on_failure
 from engines.openai.http import NoModelList, OpenAIServer, Outside, RequestRefused, permanent_error
 from engines.openai.place import outside
 from engines.remote import RANDOM_SEED, TextOnly, break_known_marks, check_json, context_of, new_sample
@@ -42,17 +42,13 @@ def open_engine(options: EngineOptions) -> OpenAIEngine:
     """Find the server and the model, and try it. Raises ConfigError, saying what to do."""
     base, model = parse_weights(options.weights)
     server = OpenAIServer(base, options.api_key, options.allow_external)
-    try:
-        return OpenAIEngine(server, model, find_model(server, model), options)
-    except EngineUnavailable as error:
-        server.close()
-        raise startup_error(error, bool(options.api_key)) from None
-    except DeadLetter as error:
-        server.close()
-        raise ConfigError(f"the server at {base} refused a sample of a few hundred tokens: {error}") from None
-    except BaseException:
-        server.close()
-        raise
+    with closed_on_failure(server):
+        try:
+            return OpenAIEngine(server, model, find_model(server, model), options)
+        except EngineUnavailable as error:
+            raise startup_error(error, bool(options.api_key)) from None
+        except DeadLetter as error:
+            raise ConfigError(f"the server at {base} refused a sample of a few hundred tokens: {error}") from None
 
 
 def look_up(options: EngineOptions) -> tuple[str, bool]:
@@ -122,7 +118,7 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
         self._model = model
         self._refused_fields: set[str] = set()
         self._warm_up()
-        self._info = EngineInfo(
+        self.info = EngineInfo(
             engine="openai",
             device="unknown",
             context=self._context,

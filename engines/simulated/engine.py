@@ -137,7 +137,7 @@ class SimulatedEngine:
         self._columns = (np.arange(heads * dim) % (8 // bits.itemsize)).reshape(heads, dim)
         # Clears the sign and the exponent's top bit, so that any bits left are a finite number.
         self._finite = bits.type(highest >> 2)
-        self._info = EngineInfo(
+        self.info = EngineInfo(
             engine="simulated",
             device="simulated",
             context=options.context or model.context,
@@ -149,11 +149,6 @@ class SimulatedEngine:
             chars_per_token=float(CHARS_PER_TOKEN),
             prefill_slots=model.batch,
         )
-
-    @property
-    def info(self) -> EngineInfo:
-        """What is "loaded"."""
-        return self._info
 
     def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
         """Begin of text, for each message its role's mark and one id for every four characters, an assistant mark."""
@@ -182,7 +177,7 @@ class SimulatedEngine:
         stop: threading.Event | None = None,
     ) -> PrefillResult:
         """See PrefillEngine."""
-        self._info.require_capacity(len(tokens))
+        self.info.require_capacity(len(tokens))
         chain = _chain(tokens)
         restored_tokens = self._verify(tokens, resume, 0)
         rate = self._model.prefill / self._model.batch
@@ -206,7 +201,7 @@ class SimulatedEngine:
     ) -> Answer:
         """See DecodeEngine."""
         call_time = time.monotonic()
-        self._info.require_capacity(len(tokens) + sampling.max_tokens)
+        self.info.require_capacity(len(tokens) + sampling.max_tokens)
         evaluated_tokens = len(tokens) - self._verify(tokens, cache)
         text, finish_reason = self._answer(tokens, sampling)
         pieces = [text[start : start + CHARS_PER_TOKEN] for start in range(0, len(text), CHARS_PER_TOKEN)]
@@ -239,7 +234,7 @@ class SimulatedEngine:
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
         """See DecodeEngine: invented, and takes no time, for a cache is checked bit by bit in any case."""
-        self._info.require_capacity(len(tokens) + 1)
+        self.info.require_capacity(len(tokens) + 1)
         self._verify(tokens, cache)
         source = random.Random(hash((self._model.seed, *tokens)))
         return {source.randrange(_VOCABULARY): -0.1 * number - 1 for number in range(TOP)}

@@ -34,7 +34,7 @@ from engines.transformers.kv import Copies, Exporter, fork_layers, restore
 from engines.transformers.model import Check, ModelRun, TorchModel, Weights, find_weights
 from engines.transformers.sampling import Sampler, Scores
 from engines.waiting import acquire_slot, check_running
-from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
+from messages.errors import EngineUnavailable, KVTransferFailed
 from messages.jobs import Sampling
 from messages.kv import KVCache, KVLayout, Record
 
@@ -47,8 +47,6 @@ _IN_FLIGHT = {"cuda": 1, "cpu": 0}
 
 def open_engine(options: EngineOptions) -> TransformersEngine:
     """Load a model. Raises ConfigError, saying what to do."""
-    if options.slots < 1:
-        raise ConfigError(f"slots must be at least 1, not {options.slots}")
     if options.threads:
         torch.set_num_threads(options.threads)
     weights = find_weights(options.weights)
@@ -76,7 +74,7 @@ class TransformersEngine(FolderEngine):
             self._no_kv_transfer = f"this transformers engine transfers no KV cache: {error}"
             _log.warning("%s", self._no_kv_transfer)
         self._exporter = Exporter(layout, model.device) if layout else None
-        self._info = EngineInfo(
+        self.info = EngineInfo(
             engine="transformers",
             device=model.device.type,
             context=options.context or model.context,
@@ -110,7 +108,7 @@ class TransformersEngine(FolderEngine):
         """See PrefillEngine."""
         layout, exporter = self._require_layout(), self._exporter
         assert exporter is not None
-        self._info.require_capacity(len(tokens))
+        self.info.require_capacity(len(tokens))
         if resume is not None:
             resume.require_part_of(len(tokens), min_evaluated=0)
         with self._slot(self._prefilling, stop) as model:
@@ -186,7 +184,7 @@ class TransformersEngine(FolderEngine):
                     raise EngineUnavailable("the transformers engine was closed")
                 yield model
         except torch.OutOfMemoryError as error:
-            raise EngineUnavailable(f"{self._info.device} has too little memory left for this sequence") from error
+            raise EngineUnavailable(f"{self.info.device} has too little memory left for this sequence") from error
 
     def _begin(self, model: TorchModel, cache: KVCache | None) -> ModelRun:
         run = model.new_run()
@@ -198,7 +196,7 @@ class TransformersEngine(FolderEngine):
 
     def _remember_run(self, cache: KVCache | None, tokens: Sequence[int], run: ModelRun) -> None:
         """Remember what this thread has computed after an imported cache."""
-        layout = self._info.layout
+        layout = self.info.layout
         # A window or a recurrent state that has moved on can't be taken back.
         if (source := self._pinned_caches.get(id(cache))) and layout and not (layout.window or layout.state_layers):
             source.runs[threading.get_ident()] = (tokens, run)

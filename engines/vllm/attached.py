@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
+from engines.entry import closed_on_failure
 from engines.llamacpp.http import LlamaServer, ServerRefused
 from engines.logprobs import TOP
 from engines.vllm.conversation import (
@@ -79,14 +80,11 @@ class AttachedServer(Conversation):
         self._outage_reason = ""  # it is not up
         self._block = 1
         self._thread = threading.Thread(target=self._watch_server, name="vllm-server", daemon=True)
-        try:
-            self.served_model, self._numbers = self._greet()
-        except EngineUnavailable as error:
-            self.close()
-            raise ConfigError(_with_remedy(error)) from None
-        except BaseException:
-            self.close()
-            raise
+        with closed_on_failure(self):
+            try:
+                self.served_model, self._numbers = self._greet()
+            except EngineUnavailable as error:
+                raise ConfigError(_with_remedy(error)) from None
         self._up.set()
         self._thread.start()
 

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from engines.base import Answer, Capabilities, EngineInfo, PrefillResult
-from engines.entry import EngineOptions
+from engines.entry import EngineOptions, closed_on_failure
 from engines.guidance import guidance_schema
 from engines.harmony import thinking_grammar
 from engines.huggingface.engine import FolderEngine
@@ -58,11 +58,8 @@ def open_engine(options: EngineOptions) -> VLLMEngine:
     folder, launch = launch_for(options)
     prompt = HFPrompt(folder.path)
     host = HostProcess(launch)
-    try:
+    with closed_on_failure(host):
         return VLLMEngine(folder, prompt, host, _layout(folder), replace(options, context=_context(folder, options)))
-    except BaseException:
-        host.close()
-        raise
 
 
 def attach(options: EngineOptions) -> VLLMEngine:
@@ -72,7 +69,7 @@ def attach(options: EngineOptions) -> VLLMEngine:
     `shared` the folder in which both meet (left out: /dev/shm). Raises ConfigError, saying what to do.
     """
     server, model = connect(options.weights, options.api_key)
-    try:
+    with closed_on_failure(server):
         served_model = server.served_model
         dtype = next(name for name, short in DTYPES.items() if short == served_model["shape"]["dtype"])
         folder = open_folder(f"{model or served_model['model']}?dtype={dtype}")
@@ -83,15 +80,10 @@ def attach(options: EngineOptions) -> VLLMEngine:
             )
         options = replace(options, context=options.context or served_model["context"])
         return VLLMEngine(folder, HFPrompt(folder.path), server, _layout(folder), options)
-    except BaseException:
-        server.close()
-        raise
 
 
 def launch_for(options: EngineOptions) -> tuple[HFFolder, HostLaunch]:
     """The model's folder, and with what its host is started. Raises ConfigError, saying what to do."""
-    if options.slots < 1 or options.prefill_slots < 1:
-        raise ConfigError(f"slots must be at least 1, not {min(options.slots, options.prefill_slots)}")
     vllm_environment = environment.find()
     folder = open_folder(options.weights)
     layout = _layout(folder)
@@ -107,13 +99,9 @@ def launch_for(options: EngineOptions) -> tuple[HFFolder, HostLaunch]:
             vllm_environment.release,
             environment.TESTED_RELEASE,
         )
-    threads = options.threads or (_spare_cores() if vllm_environment.cpu else 0)
+    # All cores but one: vLLM's scheduler waits in a loop, and a step waits for each of its threads.
+    threads = options.threads or (max(1, (os.cpu_count() or 2) - 1) if vllm_environment.cpu else 0)
     return folder, HostLaunch(vllm_environment, str(folder.path), arguments, layout.block_tokens, threads)
-
-
-def _spare_cores() -> int:
-    """All but one: vLLM's scheduler waits in a loop, and a step waits for each of its threads."""
-    return max(1, (os.cpu_count() or 2) - 1)
 
 
 def _context(folder: HFFolder, options: EngineOptions) -> int:
@@ -129,11 +117,11 @@ class VLLMEngine(FolderEngine):
         _require_same_shape(host.served_model["shape"], layout)
         num_logits = int(folder.text["vocab_size"])
         super().__init__(prompt, num_logits)
-        self._host = host
+        self.host = host
         self._layout = layout
         self._pinned_files: dict[int, str] = {}
         self._prefill_slots = threading.Semaphore(options.prefill_slots)
-        self._info = EngineInfo(
+        self.info = EngineInfo(
             engine="vllm",
             device=str(host.served_model["device"]),
             context=options.context,
@@ -152,18 +140,13 @@ class VLLMEngine(FolderEngine):
         )
 
     @property
-    def host(self) -> Conversation:
-        """What computes."""
-        return self._host
-
-    @property
     def outage(self) -> str:
         """See engines.base.outage_of."""
-        return self._host.outage
+        return self.host.outage
 
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable. Idempotent."""
-        self._host.close()
+        self.host.close()
 
     def prefill(
         self,
@@ -174,11 +157,11 @@ class VLLMEngine(FolderEngine):
         stop: threading.Event | None = None,
     ) -> PrefillResult:
         """See PrefillEngine. vLLM knows no prompt without an answer: one token is sampled, and thrown away."""
-        self._info.require_capacity(len(tokens) + 1)
+        self.info.require_capacity(len(tokens) + 1)
         if resume is not None:
             # vLLM computes the last token again. A window that ends behind it lacks the row that it looks back at.
             resume.require_part_of(len(tokens), min_evaluated=1 if self._layout.window else 0)
-        with acquire_slot(self._prefill_slots, partial(self._host.check, stop)), ExitStack() as stack:
+        with acquire_slot(self._prefill_slots, partial(self.host.check, stop)), ExitStack() as stack:
             start = time.monotonic()
             inject = self._inject(stack, resume)
             replies = stack.enter_context(closing(self._ask(tokens, _GREEDY, inject, stop, emit=first)))
@@ -248,7 +231,7 @@ class VLLMEngine(FolderEngine):
         if sampling.json_schema:
             schema = guidance_schema(sampling.json_schema)
             constraint = {"grammar": thinking_grammar(schema)} if final_channel(self._prompt) else {"json": schema}
-        return self._host.ask(
+        return self.host.ask(
             stop,
             tokens=list(tokens),
             max_tokens=sampling.max_tokens,
@@ -276,7 +259,7 @@ class VLLMEngine(FolderEngine):
             for message in replies:
                 evaluated_tokens = int(message.get("evaluated", evaluated_tokens))
                 for token in message.get("tokens", ()):  # several, if we were slow to read
-                    self._host.check(stop)
+                    self.host.check(stop)
                     if token not in self._prompt.end_ids:
                         yield token
 
@@ -290,20 +273,20 @@ class VLLMEngine(FolderEngine):
         cache.require_layout(self._layout)
         if name := self._pinned_files.get(id(cache)):
             return name, cache.num_tokens
-        path = self._host.folder / f"{uuid.uuid4().hex}.kv"
+        path = self.host.folder / f"{uuid.uuid4().hex}.kv"
         stack.callback(path.unlink, missing_ok=True)
         try:
             with open(path, "xb", opener=_private) as file:
                 write_cache(file, cache, self._layout)
         except OSError as error:
-            raise KVTransferFailed(f"{self._host.folder} does not take the KV cache: {error.strerror}") from None
+            raise KVTransferFailed(f"{self.host.folder} does not take the KV cache: {error.strerror}") from None
         return path.name, cache.num_tokens
 
     def _records(self, message: Message) -> Iterator[Record]:
         """What a file of the connector's holds, if the message speaks of one."""
         if "file" not in message:
             return
-        path = self._host.file(message["file"])
+        path = self.host.file(message["file"])
         # Mapped, not read: it stays readable after the file is deleted.
         data = np.memmap(path, self._layout.numpy_type, "r")
         path.unlink()
