@@ -11,9 +11,10 @@ A template that changes with what a message says can't be rendered this way; one
 
 from __future__ import annotations
 
+import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, pairwise
@@ -178,3 +179,15 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
         if a != b:
             return index
     return min(len(first), len(second))
+
+
+def vocabulary_hash(tokens: Sequence[str], merges: Iterable[str]) -> str:
+    """Names a tokenizer by each id's text and the merges ("a b"), whatever file they came from.
+
+    A GGUF's `tokenizer.ggml.tokens` (without the "[PADn]" that fill it up) and `tokenizer.ggml.merges` of the same
+    model give the same hash.
+    """
+    digest = hashlib.blake2b(digest_size=16, person=b"kvasir.vocab")
+    for part in (tokens, merges):
+        digest.update("\0".join(part).encode("utf-8", "surrogatepass") + b"\1")
+    return digest.hexdigest()

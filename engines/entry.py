@@ -100,15 +100,8 @@ class EngineEntry:
         return engine
 
 
-class Closable(Protocol):
-    """What an engine has open."""
-
-    def close(self) -> None:
-        """Let go of it."""
-
-
 @contextmanager
-def closed_on_failure(opened: Closable) -> Iterator[None]:
+def closed_on_failure(opened: Any) -> Iterator[None]:
     """For the length of the block, in which an engine is made of it: if that fails, it is closed."""
     try:
         yield

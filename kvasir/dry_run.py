@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from engines.openai.place import outside
+from engines.openai.http import outside
 from engines.proof import outside_in
 from grading import planning
 from grading.attacks.detection import instruction_flags

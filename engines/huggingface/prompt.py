@@ -16,9 +16,8 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from engines.chat import SAMPLE, ChatPrompt
+from engines.chat import SAMPLE, ChatPrompt, vocabulary_hash
 from engines.huggingface.weights import read_json
-from engines.vocabulary import vocabulary_hash
 from messages.errors import ConfigError, InvalidPrompt
 from messages.jobs import user_prompt
 

@@ -80,7 +80,24 @@ class LlamaCppEngine:
         layout = self._shape.layout if self._shape else None
         # A window or a recurrent state that has moved on can't be taken back: the server would read all of it again.
         self._rewinds = layout is not None and not (layout.window or layout.state_layers)
-        self.info = self._describe(len(decode_slots))
+        gguf = backing.gguf
+        # Where the vocabulary can't be read: what it makes of the sample.
+        observed = "observed-" + hashlib.blake2b(repr(self._sample_ids).encode(), digest_size=16).hexdigest()
+        self.info = EngineInfo(
+            engine="llamacpp",
+            device=backing.device,
+            context=backing.context,
+            slots=len(decode_slots),
+            fingerprint=fingerprint(gguf, layout) if gguf and layout else "",
+            tokenizer=tokenizer_hash(gguf) if gguf else observed,
+            layout=layout,
+            ropes=self._ropes if layout else (),
+            capabilities=Capabilities.local(transfers_kv=layout is not None),
+            chars_per_token=len(SAMPLE) / len(self._sample_ids),
+            vocabulary=len(vocabulary(gguf)) if gguf else 0,
+            rounding=rounding(gguf) if gguf else "q4",
+            build=f"{self._server.get('/props').get('build_info')}, {package_version()}",
+        )
 
     @property
     def outage(self) -> str:
@@ -178,30 +195,6 @@ class LlamaCppEngine:
             expected = self._answers.top_logprobs(slot, tokens, stop)
             self._note_restored(slot, state, tokens)
             return expected
-
-    def _describe(self, slots: int) -> EngineInfo:
-        backing, shape = self._backing, self._shape
-        layout = shape.layout if shape else None
-        transfers_kv = layout is not None
-        return EngineInfo(
-            engine="llamacpp",
-            device=backing.device,
-            context=backing.context,
-            slots=slots,
-            fingerprint=fingerprint(backing.gguf, layout) if backing.gguf and layout else "",
-            tokenizer=tokenizer_hash(backing.gguf) if backing.gguf else self._observed_tokenizer(),
-            layout=layout,
-            ropes=self._ropes if layout else (),
-            capabilities=Capabilities.local(transfers_kv=transfers_kv),
-            chars_per_token=len(SAMPLE) / len(self._sample_ids),
-            vocabulary=len(vocabulary(backing.gguf)) if backing.gguf else 0,
-            rounding=rounding(backing.gguf) if backing.gguf else "q4",
-            build=f"{self._server.get('/props').get('build_info')}, {package_version()}",
-        )
-
-    def _observed_tokenizer(self) -> str:
-        """Where the vocabulary can't be read: what it makes of the sample."""
-        return "observed-" + hashlib.blake2b(repr(self._sample_ids).encode(), digest_size=16).hexdigest()
 
     def _learn_slot_files(self) -> str:
         """Have the server write a slot file, and see how it lays them out. Why it can't transfer KV; "": it can."""

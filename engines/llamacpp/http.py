@@ -11,6 +11,7 @@ import base64
 import http.client
 import io
 import json
+import logging
 import socket
 import threading
 import time
@@ -22,6 +23,8 @@ from urllib.parse import unquote, urlsplit
 
 from messages.errors import Cancelled, EngineUnavailable
 
+_log = logging.getLogger(__name__)
+
 _POLL_S = 0.1
 _CONNECT_S = 10.0
 _SEND_S = 30.0
@@ -29,6 +32,8 @@ _END_S = 1.0  # for a request to notice that the server is closed
 _ANSWER_S = 30.0  # for questions that need no computing
 _HEALTH = "/health"
 _NOT_THERE = (502, 503, 504)  # a proxy says so, or a server that loads its model
+PATIENCE_S = 10.0  # with a server that does not answer /health
+_HEALTH_EVERY_S = 2.0
 _END = b"[DONE]"  # of vLLM's streams
 
 
@@ -178,6 +183,37 @@ class LlamaServer:
         if isinstance(value, dict) and "error" in value:
             raise self._refusal(500, body)
         return value
+
+
+class HealthWatch:
+    """Watches whether a llama-server still answers: a hung one holds its connections open, and its jobs for ever.
+
+    It answers /health while it computes and while it loads, so silence means that it is stopped or stuck. Asked is
+    every other second. After `patience_s` without an answer the server's requests end as transient errors.
+
+    A server that is gone, or still loads, is away: its worker takes no jobs.
+    """
+
+    def __init__(self, server: LlamaServer, patience_s: float, on_silence: Callable[[], None] = lambda: None) -> None:
+        """`on_silence` is called in the watching thread, after each question that had no answer."""
+        self._server = server
+        self._patience_s = patience_s
+        self._on_silence = on_silence
+        server.is_watched = True
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="llama-health", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it, at once if the server was closed before. Idempotent."""
+        self._closing.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._closing.wait(_HEALTH_EVERY_S):
+            if self._server.is_silent(self._patience_s) and not self._closing.is_set():
+                _log.warning("%s has not answered /health for %g s", self._server.url, self._patience_s)
+                self._on_silence()
 
 
 class _PollingSocket(io.RawIOBase):

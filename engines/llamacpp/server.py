@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.entry import closed_on_failure
-from engines.llamacpp.health import PATIENCE_S, HealthWatch
-from engines.llamacpp.http import LlamaServer
+from engines.llamacpp.http import PATIENCE_S, HealthWatch, LlamaServer
 from engines.watchdog import start_watchdog
 from messages.errors import ConfigError, EngineUnavailable
 

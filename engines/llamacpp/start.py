@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -16,10 +17,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from engines.entry import EngineOptions
+from engines.entry import EngineOptions, closed_on_failure
 from engines.llamacpp.gguf_file import GGUFFile, read_gguf
-from engines.llamacpp.health import PATIENCE_S, HealthWatch
-from engines.llamacpp.http import LlamaServer
+from engines.llamacpp.http import PATIENCE_S, HealthWatch, LlamaServer
 from engines.llamacpp.model import heads
 from engines.llamacpp.ollama_models import SCHEME, check_dialect, find_gguf
 from engines.llamacpp.server import PROGRAM, Launch, LlamaServerProcess, find_program
@@ -130,7 +130,7 @@ def _file(weights: str) -> Path:
 
 def _program(is_requested: bool) -> str:
     """Path of llama-server if that is what serves; "": it is the package. Raises ConfigError if there is neither."""
-    if not is_requested and _has_package():
+    if not is_requested and importlib.util.find_spec("xllamacpp"):
         return ""
     program = find_program()
     if not program and is_requested:
@@ -141,14 +141,6 @@ def _program(is_requested: bool) -> str:
             f"or {PROGRAM} on PATH"
         )
     return program
-
-
-def _has_package() -> bool:
-    try:
-        import xllamacpp  # noqa: F401
-    except ModuleNotFoundError:
-        return False
-    return True
 
 
 def package_version() -> str:
@@ -192,17 +184,16 @@ def attach(options: EngineOptions) -> Backing:
         raise ConfigError(f"{options.weights}: {unknown_keys.pop()!r} is neither 'slots' nor 'model' nor 'health_s'")
     patience_s = _patience(settings.get("health_s", ""))
     server = LlamaServer(f"{parts.scheme}://{parts.netloc}{parts.path}")
-    try:
-        properties = server.get("/props")
-        context = int(properties["default_generation_settings"]["n_ctx"])
-        slots = int(properties["total_slots"])
-    except (EngineUnavailable, KeyError, TypeError, ValueError) as error:
-        server.close()
-        raise ConfigError(f"no llama-server answers at {server.url}: {error}") from None
-    if options.context > context:
-        server.close()
-        raise ConfigError(f"a slot of {server.url} holds {context:,} tokens, not {options.context:,}: restart it")
-    gguf = _reported_gguf(settings.get("model", ""), str(properties.get("model_path", "")))
+    with closed_on_failure(server):
+        try:
+            properties = server.get("/props")
+            context = int(properties["default_generation_settings"]["n_ctx"])
+            slots = int(properties["total_slots"])
+        except (EngineUnavailable, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"no llama-server answers at {server.url}: {error}") from None
+        if options.context > context:
+            raise ConfigError(f"a slot of {server.url} holds {context:,} tokens, not {options.context:,}: restart it")
+        gguf = _reported_gguf(settings.get("model", ""), str(properties.get("model_path", "")))
     folder = Path(settings["slots"]) if "slots" in settings else None
     watch = HealthWatch(server, patience_s)
     return Backing(server, gguf, folder, slots, options.context or context, "unknown", [watch.close])

@@ -24,7 +24,7 @@ import ollama
 
 from engines.base import Answer, Capabilities, EngineInfo
 from engines.chat import chat
-from engines.entry import EngineOptions
+from engines.entry import EngineOptions, closed_on_failure
 from engines.ollama.http import ModelMissing, OllamaServer
 from engines.remote import (
     LETTERS_PER_TOKEN,
@@ -57,14 +57,12 @@ def open_engine(options: EngineOptions) -> OllamaEngine:
     """Find the server and the model, and have it loaded. Raises ConfigError, saying what to do."""
     host, model = parse_weights(options.weights)
     server = OllamaServer(host)
-    try:
-        return OllamaEngine(server, model, _describe_model(server, model), options)
-    except EngineUnavailable as error:
-        server.close()
-        raise ConfigError(f"{error}; is it running there? (`ollama serve`, or another URL in the weights)") from None
-    except BaseException:
-        server.close()
-        raise
+    with closed_on_failure(server):
+        try:
+            return OllamaEngine(server, model, _describe_model(server, model), options)
+        except EngineUnavailable as error:
+            reason = f"{error}; is it running there? (`ollama serve`, or another URL in the weights)"
+            raise ConfigError(reason) from None
 
 
 def parse_weights(weights: str) -> tuple[str, str]:

@@ -20,8 +20,7 @@ from typing import Any
 from engines.base import Answer, Capabilities, EngineInfo
 from engines.chat import chat
 from engines.entry import EngineOptions, closed_on_failure
-from engines.openai.http import NoModelList, OpenAIServer, Outside, RequestRefused, permanent_error
-from engines.openai.place import outside
+from engines.openai.http import NoModelList, OpenAIServer, Outside, RequestRefused, outside, permanent_error
 from engines.remote import RANDOM_SEED, TextOnly, break_known_marks, check_json, context_of, new_sample
 from messages.errors import ConfigError, DeadLetter, EngineUnavailable, InvalidPrompt
 from messages.jobs import Part, Sampling

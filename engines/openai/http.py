@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
+import socket
 import ssl
 import threading
 import time
@@ -13,11 +15,11 @@ from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import certifi
 
-from engines.openai.place import is_fixed_address, outside
 from engines.remote import CONNECT_S, IDLE_S, RemoteServer
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, InvalidSchema, KvasirError
 
@@ -29,6 +31,16 @@ _TOO_LONG = ("context length", "context size", "context_length", "maximum contex
 _NO_SCHEMA = ("grammar", "schema", "response_format")
 _PERMANENT_STATUSES = (400, 413, 422)
 _UNAVAILABLE_STATUSES = (502, 503, 504)  # a proxy's words for a server that is away, or a server's while it loads
+
+# Where prompts may go without being asked: this machine, and private networks.
+_INSIDE = [
+    ipaddress.ip_network(network)
+    for network in (
+        *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "0.0.0.0/32"),
+        *("::1/128", "fc00::/7", "fe80::/10", "::/128"),
+    )
+]
+_INSIDE_NAMES = (".local", ".localhost", ".internal", ".home.arpa")
 
 
 class RequestRefused(EngineUnavailable):
@@ -237,3 +249,30 @@ def _seconds(retry_after: str) -> float | None:
         return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
     except (ValueError, TypeError):
         return None
+
+
+def outside(url: str) -> str:
+    """The host of a URL if it is outside, "" if it is inside. A name is where all of its addresses are.
+
+    A name without an address is inside if its ending is kept for private networks. Blocks while it looks names up.
+    """
+    host = urlsplit(url).hostname or ""
+    try:
+        addresses = {
+            str(address_info[4][0]) for address_info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        }
+    except (OSError, UnicodeError):
+        return "" if f".{host}".endswith(_INSIDE_NAMES) else host
+    return "" if all(_is_inside(address) for address in addresses) else host
+
+
+def is_fixed_address(url: str) -> bool:
+    """Whether its host is an address or `localhost`: where it is needs no looking up, and won't change."""
+    host = urlsplit(url).hostname or ""
+    return host == "localhost" or host.replace(".", "").isdigit() or ":" in host
+
+
+def _is_inside(address: str) -> bool:
+    ip = ipaddress.ip_address(address)
+    ipv4 = getattr(ip, "ipv4_mapped", None) or ip
+    return any(ipv4 in network for network in _INSIDE)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from engines.openai.engine import OpenAIEngine, parse_weights
-from engines.openai.place import outside
+from engines.openai.http import outside
 from engines.proof import prove
 from engines.registry import EngineOptions, open_engine
 from infra.config.settings import describe, load_settings
