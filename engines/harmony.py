@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from typing import Any
 
 # In LLGuidance's form of Lark, up to the schema. A text holds no control token.
@@ -29,10 +28,6 @@ class FinalChannel:
         self._in_header = False
         self.is_open = False
 
-    def new_watcher(self) -> FinalChannel:
-        """A watcher for another answer."""
-        return FinalChannel(self._header, self._message)
-
     def observe(self, token: int) -> None:
         """Follow one more sampled token."""
         if self.is_open:
@@ -43,14 +38,12 @@ class FinalChannel:
         self._in_header = self._recent == self._header or (self._in_header and token != self._header[0])
 
 
-def final_channel(
-    control_id: Callable[[str], int | None], plain_ids: Callable[[str], Sequence[int]]
-) -> FinalChannel | None:
-    """A watcher for one answer of the model with this vocabulary; None if its answers have no channels."""
-    channel, message = control_id("<|channel|>"), control_id("<|message|>")
+def final_channel(prompt: Any) -> FinalChannel | None:
+    """A watcher for one answer of the model with this prompt's vocabulary; None if its answers have no channels."""
+    channel, message = prompt.control_id("<|channel|>"), prompt.control_id("<|message|>")
     if channel is None or message is None:
         return None
-    return FinalChannel((channel, *plain_ids("final")), message)
+    return FinalChannel((channel, *prompt.plain_ids("final")), message)
 
 
 def thinking_grammar(schema: dict[str, Any]) -> str:

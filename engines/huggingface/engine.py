@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from engines.base import Answer, EngineInfo, TokenizedPrompt
+from engines.base import Answer, AnswerText, EngineInfo, TokenizedPrompt
+from engines.harmony import final_channel
 from engines.huggingface.constrain import Constrainer
 from engines.huggingface.prompt import HFPrompt
-from engines.huggingface.text import TextStream, final_channel, token_bytes
+from engines.huggingface.text import TextStream, token_bytes
 from messages.errors import KVTransferFailed
 from messages.jobs import Part, Sampling
 from messages.kv import KVCache, KVLayout
@@ -65,28 +66,23 @@ class FolderEngine:
         `start`: when decode was (monotonic seconds). `evaluated_tokens` is left for the engine to fill in.
         """
         stream = TextStream(self._token_bytes, sampling.stop, final_channel(self._prompt))
+        answer = AnswerText(start, on_text)
         answer_ids: list[int] = []
-        first_token_s = 0.0
         for token in tokens:
-            first_token_s = first_token_s or time.monotonic() - start
+            answer.note_token()
             answer_ids.append(token)
-            _emit_text(stream.push(token), on_text)
+            answer.add(stream.push(token))
             if stream.has_stopped:
                 break
-        _emit_text(stream.finish(), on_text)
+        answer.add(stream.finish())
         cut_off = len(answer_ids) == sampling.max_tokens and not stream.has_stopped
         seconds = time.monotonic() - start
         return Answer(
-            text=stream.text,
+            text=answer.text,
             tokens=tuple(answer_ids),
             completion_tokens=len(answer_ids),
             finish_reason="length" if cut_off else "stop",
             evaluated_tokens=0,
-            first_token_s=first_token_s or seconds,
+            first_token_s=answer.first_token_s or seconds,
             seconds=seconds,
         )
-
-
-def _emit_text(piece: str, on_text: Callable[[str], None] | None) -> None:
-    if piece and on_text:
-        on_text(piece)

@@ -59,7 +59,7 @@ def start(options: EngineOptions) -> Backing:
 
     The weights are a path, or `ollama:NAME` for a model that was pulled with Ollama. With `llama-server:` before that,
     or without the package xllamacpp, the server is the program llama-server on PATH, else it is in this process. Behind
-    it all `?health_s=10` may say for how long the program may hang (see llama_health).
+    it all `?health_s=10` may say for how long the program may hang.
 
     Raises ConfigError if package and program or the file are missing, the file is damaged or in a dialect that
     llama.cpp doesn't read, or llama.cpp refuses it.

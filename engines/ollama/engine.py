@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import ollama
 
-from engines.base import Answer, Capabilities, EngineInfo
+from engines.base import Answer, AnswerText, Capabilities, EngineInfo
 from engines.chat import chat
 from engines.entry import EngineOptions, closed_on_failure
 from engines.ollama.http import ModelMissing, OllamaServer
@@ -127,27 +127,22 @@ class OllamaEngine(TextOnly[OllamaServer]):
         if self._drops_system and any(part.role == "system" for part in prompt):
             raise InvalidPrompt(f"the chat template that Ollama has for {self._model} prints no system message")
         self._check_capacity(sampling)
-        pieces: list[str] = []
-        first_token_s = 0.0
+        answer = AnswerText(start, on_text)
         last = None
         for last in self._server.chat(stop, **self._request(prompt, sampling)):
-            if not first_token_s and (last.message.content or last.message.thinking):
-                first_token_s = time.monotonic() - start
-            if piece := last.message.content:
-                pieces.append(piece)
-                if on_text:
-                    on_text(piece)
+            if last.message.content or last.message.thinking:
+                answer.note_token()
+            answer.add(last.message.content or "")
         prompt_tokens, finish_reason = self._check_complete(prompt, sampling, last)
-        text = "".join(pieces)
         if sampling.json_schema and finish_reason == "stop":
-            check_json(text, "Ollama")
+            check_json(answer.text, "Ollama")
         return Answer(
-            text=text,
+            text=answer.text,
             tokens=(),
             completion_tokens=int(last.eval_count or 0) if last else 0,
             finish_reason=finish_reason,
             evaluated_tokens=prompt_tokens,
-            first_token_s=first_token_s,
+            first_token_s=answer.first_token_s,
             seconds=time.monotonic() - start,
         )
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engines.base import Answer, Capabilities, EngineInfo
+from engines.base import Answer, AnswerText, Capabilities, EngineInfo
 from engines.chat import chat
 from engines.entry import EngineOptions, closed_on_failure
 from engines.openai.http import NoModelList, OpenAIServer, Outside, RequestRefused, outside, permanent_error
@@ -140,7 +140,7 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
         """See DecodesText. Waits as long as a busy server (429) asks for. Counts that it does not tell are 0."""
         start = time.monotonic()
         self._check_capacity(sampling)
-        reading = _AnswerReader(on_text)
+        reading = _AnswerReader(start, on_text)
         messages = [{"role": message.role, "content": break_known_marks(message.text)} for message in chat(prompt)]
         try:
             for event in self._server.chat(self._request(messages, sampling), stop):
@@ -149,16 +149,15 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
             raise permanent_error(refusal) from refusal
         finish_reason = reading.finish_reason()
         self._check_whole(prompt, sampling, reading.prompt_tokens)
-        text = "".join(reading.pieces)
         if sampling.json_schema and finish_reason == "stop":
-            check_json(text, "the server")
+            check_json(reading.text, "the server")
         return Answer(
-            text=text,
+            text=reading.text,
             tokens=(),
             completion_tokens=reading.completion_tokens,
             finish_reason=finish_reason,
             evaluated_tokens=reading.prompt_tokens,
-            first_token_s=(reading.first or time.monotonic()) - start,
+            first_token_s=reading.first_token_s or time.monotonic() - start,
             seconds=time.monotonic() - start,
         )
 
@@ -188,7 +187,7 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
         text = new_sample()
         sampling = Sampling(max_tokens=1, temperature=0, json_schema=json.dumps(_PROBE))
         while True:
-            reading = _AnswerReader(None)
+            reading = _AnswerReader(time.monotonic(), None)
             request = self._request([{"role": "user", "content": text}], sampling)
             try:
                 for event in self._server.chat(request):
@@ -212,16 +211,12 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
         self._refused_fields.add(field)
 
 
-class _AnswerReader:
+class _AnswerReader(AnswerText):
     """What the events of one answer come to."""
 
-    def __init__(self, on_text: Callable[[str], None] | None) -> None:
-        self.pieces: list[str] = []
-        self.first = 0.0  # when the first token came, on the monotonic clock; 0: none has
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        self._reason = ""
-        self._on_text = on_text
+    prompt_tokens = 0
+    completion_tokens = 0
+    _reason = ""
 
     def consume_event(self, event: dict[str, Any]) -> None:
         """Add one event. Raises EngineUnavailable for one of another shape."""
@@ -238,12 +233,9 @@ class _AnswerReader:
             has_thoughts = any(delta.get("reasoning_content") or delta.get("reasoning") for delta in deltas)
         except (AttributeError, TypeError, ValueError):
             raise EngineUnavailable(f"the server sent an event of another shape: {json.dumps(event):.80}") from None
-        if not self.first and (piece or has_thoughts):
-            self.first = time.monotonic()
-        if piece:
-            self.pieces.append(piece)
-            if self._on_text:
-                self._on_text(piece)
+        if piece or has_thoughts:
+            self.note_token()
+        self.add(piece)
 
     def finish_reason(self) -> str:
         """Raises EngineUnavailable if the answer was cut off, InvalidPrompt if it was withheld."""

@@ -11,7 +11,7 @@ From a CUDA device the copies run on a stream of their own into pinned memory, b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,7 +84,7 @@ def fork_layers(past: DynamicCache) -> list[Any]:
         if type(layer) is LinearAttentionLayer:
             for name, value in vars(layer).items():
                 if isinstance(value, dict):
-                    setattr(layer, name, {number: _clone(tensor) for number, tensor in value.items()})
+                    setattr(layer, name, deepcopy(value))
     return layers
 
 
@@ -185,10 +185,6 @@ def _set_state(
     layer.update_conv_state(columns.unsqueeze(0))
     layer.update_recurrent_state(matrix.unsqueeze(0))
     return torch.stack([torch.isfinite(columns).all(), torch.isfinite(matrix).all()]).all()
-
-
-def _clone(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _layer_rows(layer: Any, begin: int, end: int) -> torch.Tensor:

@@ -26,11 +26,10 @@ import numpy as np
 from engines.base import Answer, Capabilities, EngineInfo, PrefillResult
 from engines.entry import EngineOptions, closed_on_failure
 from engines.guidance import guidance_schema
-from engines.harmony import thinking_grammar
+from engines.harmony import final_channel, thinking_grammar
 from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.rope import FULL, SLIDING, stated_rope
-from engines.huggingface.text import final_channel
 from engines.huggingface.weights import DTYPES, HFFolder, fingerprint, layout_of, open_folder, rounding
 from engines.logprobs import TOP
 from engines.vllm import environment
