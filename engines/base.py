@@ -235,8 +235,7 @@ def outage_of(engine: object) -> str:
     Away is one whose program is another process, which has ended and comes back. Nothing is asked of it meanwhile: its
     worker takes no jobs.
     """
-    outage: str = getattr(engine, "outage", "")
-    return outage
+    return getattr(engine, "outage", "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,8 +69,7 @@ class HFPrompt(ChatPrompt):
     def piece_ids(self, text: str, begins: bool, control: bool) -> Sequence[int]:
         """See ChatPrompt. A piece has the same ids wherever it stands."""
         tokenizer = self._parsing if control else self._plain
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return tokenizer.encode(text, add_special_tokens=False).ids
 
     def plain_ids(self, text: str) -> tuple[int, ...]:
         """Ids of a bare text; no control tokens."""

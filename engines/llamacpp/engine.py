@@ -180,8 +180,7 @@ class LlamaCppEngine:
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """See Detokenizes."""
-        text: str = self._server.post("/detokenize", {"tokens": list(tokens)})["content"]
-        return text
+        return str(self._server.post("/detokenize", {"tokens": list(tokens)})["content"])
 
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None

@@ -34,16 +34,15 @@ _END_S = 10.0
 _LAST_WORDS = 40
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _STEADY_S = 60.0  # who ran this long did not die of starting
-# Each as given where the release knows its first word.
-_WHERE_KNOWN = (
-    ("--no-kv-unified",),  # else a restored slot is cleared when its neighbour starts
-    ("--swa-full",),  # else sliding-window layers forget what a restored slot needs
-    ("--cache-ram", "0"),  # a slot holds what was put there, and nothing that the server remembers
-    ("--ctx-checkpoints", "0"),  # else a recurrent model's slot file holds a state for each of them
-    ("--no-context-shift",),
-    ("--no-warmup",),
-    ("--no-webui",),
-    ("--slots",),
+# What a server of ours is told: as words, given where the release knows the first, and as a parameter of xllamacpp's.
+SETTINGS: tuple[tuple[tuple[str, ...], str, object], ...] = (
+    (("--no-kv-unified",), "kv_unified", False),  # else a restored slot is cleared when its neighbour starts
+    (("--swa-full",), "swa_full", True),  # else sliding-window layers forget what a restored slot needs: it starts over
+    (("--cache-ram", "0"), "cache_ram_mib", 0),  # a slot holds what was put there, and nothing that is remembered
+    (("--ctx-checkpoints", "0"), "n_ctx_checkpoints", 0),  # else a recurrent model's slot file has a state for each
+    (("--no-warmup",), "warmup", False),
+    (("--no-webui",), "ui", False),
+    (("--slots",), "endpoint_slots", True),
 )
 _KILL = 'kill -9 "$1"'
 _GPUS = {"cuda": "cuda", "metal": "metal", "mtl": "metal", "rocm": "rocm", "vulkan": "vulkan", "sycl": "sycl"}
@@ -79,7 +78,7 @@ def arguments(launch: Launch, port: int, help_text: str) -> list[str]:
     words += ["--slot-save-path", f"{launch.slot_folder}/"]
     # Before it had three values, it was a switch. Without flash attention V is kept transposed.
     words += ["--flash-attn", "on"] if re.search(r"--flash-attn\s+[\[<{]?on", help_text) else ["--flash-attn"]
-    for option in _WHERE_KNOWN:
+    for option in (*(option for option, _, _ in SETTINGS), ("--no-context-shift",)):
         words += option if _has_option(help_text, option[0]) else ()
     if not _has_option(help_text, "--fit"):  # those before it computed on the CPU unless they were told
         words += ["--n-gpu-layers", "999"]

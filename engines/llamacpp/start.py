@@ -22,7 +22,7 @@ from engines.llamacpp.gguf_file import GGUFFile, read_gguf
 from engines.llamacpp.http import PATIENCE_S, HealthWatch, LlamaServer
 from engines.llamacpp.model import heads
 from engines.llamacpp.ollama_models import SCHEME, check_dialect, find_gguf
-from engines.llamacpp.server import PROGRAM, Launch, LlamaServerProcess, find_program
+from engines.llamacpp.server import PROGRAM, SETTINGS, Launch, LlamaServerProcess, find_program
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 
 _OWN_PROGRAM = f"{PROGRAM}:"
@@ -67,7 +67,9 @@ def start(options: EngineOptions) -> Backing:
     weights, _, patience = options.weights.partition("?health_s=")
     program = _program(weights.startswith(_OWN_PROGRAM))
     weights = weights.removeprefix(_OWN_PROGRAM)
-    gguf = read_gguf(_file(weights))
+    gguf = read_gguf(
+        find_gguf(weights.removeprefix(SCHEME)) if weights.startswith(SCHEME) else Path(weights).expanduser()
+    )
     check_dialect(gguf)
     context = options.context or int(gguf.hyperparameter("context_length", 4096))
     slots = options.slots + 1
@@ -122,10 +124,6 @@ def _lock(folder: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _file(weights: str) -> Path:
-    return find_gguf(weights.removeprefix(SCHEME)) if weights.startswith(SCHEME) else Path(weights).expanduser()
 
 
 def _program(is_requested: bool) -> str:
@@ -224,17 +222,12 @@ def _parameters(xllamacpp: Any, launch: Launch) -> Any:
     params.model.path = str(launch.weights)
     params.n_ctx = launch.tokens
     params.n_parallel = launch.slots
-    params.kv_unified = False  # else a restored slot is cleared when its neighbour starts
-    params.swa_full = True  # else sliding-window layers forget what a restored slot needs, and it starts over
-    params.cache_ram_mib = 0  # a slot holds what was put there, and nothing that the server remembers
-    params.n_ctx_checkpoints = 0  # else a recurrent model's slot file holds a state for each of them
+    for _, name, value in SETTINGS:
+        setattr(params, name, value)
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED  # else V is transposed
     params.slot_save_path = f"{launch.slot_folder}{os.sep}"
-    params.endpoint_slots = True
     params.hostnames = ["127.0.0.1"]
     params.port = 0
-    params.ui = False
-    params.warmup = False
     params.verbosity = -1
     # ggml's threads wait for each other in a busy loop: on taken cores they slow one another down fifty times. Half of
     # the logical CPUs are the physical cores where there are two threads to a core, and leave room where there aren't.

@@ -11,7 +11,7 @@ From a CUDA device the copies run on a stream of their own into pinned memory, b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,7 +84,11 @@ def fork_layers(past: DynamicCache) -> list[Any]:
         if type(layer) is LinearAttentionLayer:
             for name, value in vars(layer).items():
                 if isinstance(value, dict):
-                    setattr(layer, name, deepcopy(value))
+                    setattr(
+                        layer,
+                        name,
+                        {key: part.clone() if torch.is_tensor(part) else part for key, part in value.items()},
+                    )
     return layers
 
 

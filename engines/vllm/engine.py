@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO
@@ -160,13 +160,15 @@ class VLLMEngine(FolderEngine):
         if resume is not None:
             # vLLM computes the last token again. A window that ends behind it lacks the row that it looks back at.
             resume.require_part_of(len(tokens), min_evaluated=1 if self._layout.window else 0)
-        with acquire_slot(self._prefill_slots, partial(self.host.check, stop)), ExitStack() as stack:
+        with acquire_slot(self._prefill_slots, partial(self.host.check, stop)):
             start = time.monotonic()
-            inject = self._inject(stack, resume)
-            replies = stack.enter_context(closing(self._ask(tokens, _GREEDY, inject, stop, emit=first)))
-            for message in gapless_replies(replies, first, len(tokens), bool(self._layout.window)):
-                for record in self._records(message):
-                    emit(record)
+            with (
+                self._injected(resume) as inject,
+                closing(self._ask(tokens, _GREEDY, inject, stop, emit=first)) as replies,
+            ):
+                for message in gapless_replies(replies, first, len(tokens), bool(self._layout.window)):
+                    for record in self._records(message):
+                        emit(record)
             evaluated_tokens = int(message["evaluated"])
         return PrefillResult(evaluated_tokens, len(tokens) - evaluated_tokens, time.monotonic() - start)
 
@@ -183,25 +185,23 @@ class VLLMEngine(FolderEngine):
         self._check_call(tokens, cache, sampling.max_tokens)
         if sampling.json_schema:
             self._constrainer.start(sampling.json_schema)  # which says what is wrong with it
-        with ExitStack() as stack:
-            inject = self._inject(stack, cache)
-            interval = 1 if on_text or sampling.stop else _INTERVAL_TOKENS
-            replies = stack.enter_context(closing(self._ask(tokens, sampling, inject, stop, interval=interval)))
+        interval = 1 if on_text or sampling.stop else _INTERVAL_TOKENS
+        with (
+            self._injected(cache) as inject,
+            closing(self._ask(tokens, sampling, inject, stop, interval=interval)) as replies,
+        ):
             return self._answer(replies, sampling, on_text, stop, start)
 
     @contextmanager
     def pin_cache(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
         """See DecodeEngine: one file in shared memory, from which each answer begins."""
-        with ExitStack() as stack:
-            inject = self._inject(stack, cache)
-            if inject is None:
-                yield
-                return
-            self._pinned_files[id(cache)] = inject[0]
+        with self._injected(cache) as inject:
+            if inject is not None:
+                self._pinned_files[id(cache)] = inject[0]
             try:
                 yield
             finally:
-                del self._pinned_files[id(cache)]
+                self._pinned_files.pop(id(cache), None)
 
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
@@ -209,9 +209,11 @@ class VLLMEngine(FolderEngine):
         """See DecodeEngine."""
         self._check_call(tokens, cache, 1)
         likely: dict[int, float] = {}
-        with ExitStack() as stack:
-            inject = self._inject(stack, cache)
-            for message in stack.enter_context(closing(self._ask(tokens, _GREEDY, inject, stop, logprobs=TOP))):
+        with (
+            self._injected(cache) as inject,
+            closing(self._ask(tokens, _GREEDY, inject, stop, logprobs=TOP)) as replies,
+        ):
+            for message in replies:
                 if message["op"] == "tokens" and message["logprobs"]:
                     likely = dict(sorted(message["logprobs"], key=lambda pair: -pair[1])[:TOP])
         return likely
@@ -265,21 +267,26 @@ class VLLMEngine(FolderEngine):
         answer = self._collect_answer(answer_token_ids(), sampling, on_text, start)
         return replace(answer, evaluated_tokens=evaluated_tokens)
 
-    def _inject(self, stack: ExitStack, cache: KVCache | None) -> tuple[str, int] | None:
-        """A file with the cache, for as long as the stack lives, and the tokens that it covers."""
+    @contextmanager
+    def _injected(self, cache: KVCache | None) -> Iterator[tuple[str, int] | None]:
+        """A file with the cache, for the length of the block, and the tokens that it covers."""
         if cache is None or not cache.blocks:
-            return None
+            yield None
+            return
         cache.require_layout(self._layout)
         if name := self._pinned_files.get(id(cache)):
-            return name, cache.num_tokens
+            yield name, cache.num_tokens
+            return
         path = self.host.folder / f"{uuid.uuid4().hex}.kv"
-        stack.callback(path.unlink, missing_ok=True)
         try:
-            with open(path, "xb", opener=_private) as file:
-                write_cache(file, cache, self._layout)
-        except OSError as error:
-            raise KVTransferFailed(f"{self.host.folder} does not take the KV cache: {error.strerror}") from None
-        return path.name, cache.num_tokens
+            try:
+                with open(path, "xb", opener=_private) as file:
+                    write_cache(file, cache, self._layout)
+            except OSError as error:
+                raise KVTransferFailed(f"{self.host.folder} does not take the KV cache: {error.strerror}") from None
+            yield path.name, cache.num_tokens
+        finally:
+            path.unlink(missing_ok=True)
 
     def _records(self, message: Message) -> Iterator[Record]:
         """What a file of the connector's holds, if the message speaks of one."""
