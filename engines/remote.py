@@ -19,7 +19,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
+from operator import not_
 from typing import Any, Generic, TypeVar
+
+from tenacity import AsyncRetrying, retry_if_result, wait_exponential
 
 from engines.base import Answer, EngineInfo, PrefillResult, TokenizedPrompt
 from engines.chat import SAMPLE
@@ -173,10 +176,8 @@ class RemoteServer(ABC):
         """At once, for it may have closed no more than one connection; then until it answers, if only with an error."""
         if not await self._answers():
             _log.warning("%s; until it does, its worker takes no jobs", self.outage)
-            pause_s = _FIRST_PAUSE_S
-            while not await self._answers():
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pauses = wait_exponential(_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S)
+            await AsyncRetrying(retry=retry_if_result(not_), wait=pauses)(self._answers)
             _log.warning("the server of the %s engine answers again", self._name)
         self.outage = ""
 

@@ -78,6 +78,8 @@ def read_gguf(path: Path) -> GGUFFile:
             return _parse(path, data, size)
     except FileNotFoundError:
         raise ConfigError(f"there is no weights file {path}") from None
+    except _DamagedFile as damage:
+        raise ConfigError(f"the weights file {path} is damaged: {damage}; download or copy it again") from None
     except (OSError, ValueError) as error:  # a folder, no permission; an empty file can't be mapped
         raise ConfigError(f"the weights file {path} can't be read: {error}") from None
 
@@ -136,13 +138,6 @@ def _parse(path: Path, data: mmap.mmap, size: int) -> GGUFFile:
     version = reader.scalar("<I")
     if version not in _VERSIONS:
         raise ConfigError(f"{path} is a GGUF file of version {version}; versions 2 and 3 can be read")
-    try:
-        return _parse_body(path, reader, size)
-    except _DamagedFile as damage:
-        raise ConfigError(f"the weights file {path} is damaged: {damage}; download or copy it again") from None
-
-
-def _parse_body(path: Path, reader: _GGUFReader, size: int) -> GGUFFile:
     num_tensors, num_entries = reader.scalar("<Q"), reader.scalar("<Q")
     if num_tensors > _MAX_ENTRIES or num_entries > _MAX_ENTRIES:
         raise _DamagedFile(f"{num_tensors:,} tensors and {num_entries:,} entries")

@@ -40,11 +40,7 @@ class LlamaPrompt(ChatPrompt):
 
     def piece_ids(self, text: str, begins: bool, control: bool) -> Sequence[int]:
         """See ChatPrompt."""
-        return self._tokens(text, add_special=begins, parse_special=True) if control else self._plain(text, begins)
-
-    def plain_ids(self, text: str) -> tuple[int, ...]:
-        """Ids of a bare text; no control tokens."""
-        return self._plain(text, add_special=False)
+        return self._tokens(text, add_special=begins, parse_special=True) if control else self.plain_ids(text, begins)
 
     def control_id(self, text: str) -> int | None:
         """The id of the control token spelled so, if there is one."""
@@ -66,7 +62,9 @@ class LlamaPrompt(ChatPrompt):
     def control_span(self, text: str) -> tuple[int, int]:
         """See ChatPrompt."""
         start, end, position = len(text), 0, 0
-        for piece in self._pieces(text):
+        body = {"content": text, "add_special": False, "parse_special": True, "with_pieces": True}
+        tokens = self._server.post("/tokenize", body)["tokens"] if text else []
+        for piece in (token["piece"] for token in tokens if isinstance(token["piece"], str)):
             start_of_piece = text.find(piece, position)
             if start_of_piece < 0 or not piece:
                 continue
@@ -75,14 +73,7 @@ class LlamaPrompt(ChatPrompt):
                 start, end = min(start, start_of_piece), position
         return start, end
 
-    def _pieces(self, text: str) -> list[str]:
-        if not text:
-            return []
-        body = {"content": text, "add_special": False, "parse_special": True, "with_pieces": True}
-        tokens = self._server.post("/tokenize", body)["tokens"]
-        return [token["piece"] for token in tokens if isinstance(token["piece"], str)]
-
-    def _plain(self, text: str, add_special: bool) -> tuple[int, ...]:
+    def plain_ids(self, text: str, add_special: bool = False) -> tuple[int, ...]:
         """Ids of a text in which nothing is a control token.
 
         llama.cpp makes gpt-oss's marks (`<|channel|>`) tokens that it finds in any text, recognised or not. So a text

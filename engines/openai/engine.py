@@ -94,10 +94,8 @@ def find_model(server: OpenAIServer, model: str) -> dict[str, Any]:
     """What the server lists of a model, {} if it lists no models. Raises ConfigError if it has others."""
     try:
         models = server.models()
-    except NoModelList:
-        return {}
-    except RequestRefused as refusal:
-        if refusal.status != 404:
+    except (NoModelList, RequestRefused) as error:
+        if isinstance(error, RequestRefused) and error.status != 404:
             raise
         return {}
     for entry in models:

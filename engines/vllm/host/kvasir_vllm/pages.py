@@ -72,7 +72,8 @@ class Pages:
             layer_rows.append(self._rows(self._caches[layer][ids]))  # (tokens, 2, heads, dim)
         rows = torch.stack(layer_rows)[:, begin - first * self.tokens : end - first * self.tokens]
         rows = rows.transpose(1, 2).contiguous().cpu()
-        return (rows.view(torch.uint16) if rows.dtype is torch.bfloat16 else rows).numpy()
+        array: NDArray[Any] = (rows.view(torch.uint16) if rows.dtype is torch.bfloat16 else rows).numpy()
+        return array
 
     def write(self, layers: Sequence[int], blocks: Sequence[Sequence[int]], begin: int, data: NDArray[Any]) -> None:
         """Put positions of a sequence, from `begin` on, into its groups' blocks: (layers, 2, tokens, heads, dim)."""
