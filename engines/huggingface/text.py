@@ -65,9 +65,8 @@ class TextStream:
 
     def _partial_stop_length(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop word."""
-        longest = max(map(len, self._stop), default=0)
-        ends = (text[-size:] for size in range(min(longest - 1, len(text)), 0, -1))
-        return next((len(end) for end in ends if any(word.startswith(end) for word in self._stop)), 0)
+        beginnings = (word[:size] for word in self._stop for size in range(1, len(word)))
+        return max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
 
 
 def token_bytes(prompt: HFPrompt) -> list[bytes]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.entry import closed_on_failure
-from engines.llamacpp.http import PATIENCE_S, HealthWatch, LlamaServer
+from engines.llamacpp.http import PATIENCE_S, LlamaServer
 from engines.watchdog import start_watchdog
 from messages.errors import ConfigError, EngineUnavailable
 
@@ -87,10 +87,8 @@ def arguments(launch: Launch, port: int, help_text: str) -> list[str]:
 
 def device_in(listing: str) -> str:
     """The device in what `--list-devices` prints: the first GPU, else "cpu"."""
-    for name in re.findall(r"^\s*([A-Za-z]+)\d*: ", listing, re.MULTILINE):
-        if name.lower() in _GPUS:
-            return _GPUS[name.lower()]
-    return "cpu"
+    names = [name.lower() for name in re.findall(r"^\s*([A-Za-z]+)\d*: ", listing, re.MULTILINE)]
+    return next((_GPUS[name] for name in names if name in _GPUS), "cpu")
 
 
 class LlamaServerProcess:
@@ -106,20 +104,17 @@ class LlamaServerProcess:
         self._is_loaded = threading.Event()
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self._health: HealthWatch | None = None
         self._spawn()
         self._thread = threading.Thread(target=self._supervise, name=PROGRAM, daemon=True)
         self._thread.start()
         with closed_on_failure(self):
             self._wait_until_loaded(launch)
-        self._health = HealthWatch(self.server, launch.health_s, self._kill)
+        self.server.watch(launch.health_s, self._kill)
 
     def close(self) -> None:
         """End it. Idempotent."""
         self._closing.set()
         self.server.close()
-        if self._health is not None:
-            self._health.close()
         with self._lock:
             process = self.process
         process.terminate()

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from engines.entry import EngineOptions, closed_on_failure
 from engines.llamacpp.gguf_file import GGUFFile, read_gguf
-from engines.llamacpp.http import PATIENCE_S, HealthWatch, LlamaServer
+from engines.llamacpp.http import PATIENCE_S, LlamaServer
 from engines.llamacpp.model import heads
 from engines.llamacpp.ollama_models import SCHEME, check_dialect, find_gguf
 from engines.llamacpp.server import PROGRAM, SETTINGS, Launch, LlamaServerProcess, find_program
@@ -193,8 +193,8 @@ def attach(options: EngineOptions) -> Backing:
             raise ConfigError(f"a slot of {server.url} holds {context:,} tokens, not {options.context:,}: restart it")
         gguf = _reported_gguf(settings.get("model", ""), str(properties.get("model_path", "")))
     folder = Path(settings["slots"]) if "slots" in settings else None
-    watch = HealthWatch(server, patience_s)
-    return Backing(server, gguf, folder, slots, options.context or context, "unknown", [watch.close])
+    server.watch(patience_s)
+    return Backing(server, gguf, folder, slots, options.context or context, "unknown")
 
 
 def _patience(text: str) -> float:
