@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
-
-# In LLGuidance's form of Lark, up to the schema. A text holds no control token.
-_THOUGHTS_FIRST = """\
-start: thought* <|channel|> "final" head? <|message|> answer
-thought: <|channel|> /analysis|commentary/ head? <|message|> TEXT? <|end|> <|start|> "assistant" head?
-head: (TEXT | <|constrain|>)+
-TEXT: /(?s:.+)/
-answer: %json """
 
 
 class FinalChannel:
@@ -44,8 +35,3 @@ def final_channel(prompt: Any) -> FinalChannel | None:
     if channel is None or message is None:
         return None
     return FinalChannel((channel, *prompt.plain_ids("final")), message)
-
-
-def thinking_grammar(schema: dict[str, Any]) -> str:
-    """A grammar for who can't be told to wait: messages in other channels, then JSON in the final one."""
-    return _THOUGHTS_FIRST + json.dumps(schema)

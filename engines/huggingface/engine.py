@@ -60,10 +60,11 @@ class FolderEngine:
         sampling: Sampling,
         on_text: Callable[[str], None] | None,
         start: float,
+        evaluated: Callable[[], int],
     ) -> Answer:
         """The answer of sampled tokens as they come, none that ends it among them; a stop word ends it here.
 
-        `start`: when decode was (monotonic seconds). `evaluated_tokens` is left for the engine to fill in.
+        `start`: when decode was (monotonic seconds). `evaluated`: prompt tokens, by the engine's counter at the end.
         """
         stream = TextStream(self._token_bytes, sampling.stop, final_channel(self._prompt))
         answer = AnswerText(start, on_text)
@@ -82,7 +83,7 @@ class FolderEngine:
             tokens=tuple(answer_ids),
             completion_tokens=len(answer_ids),
             finish_reason="length" if cut_off else "stop",
-            evaluated_tokens=0,
+            evaluated_tokens=evaluated(),
             first_token_s=answer.first_token_s or seconds,
             seconds=seconds,
         )

@@ -352,7 +352,9 @@ def _cache_parts(
             yield struct.pack("<IIQ", 0, len(side), 0)
         for rows in side:
             yield row
-            yield _as_stored(rows, dtype, shape, is_key=side_index == 0).data.cast("B")
+            in_dtype = rows if dtype == layout.dtype else cast(rows, dtype, layout.dtype)
+            in_order = to_interleaved(in_dtype) if side_index == 0 and shape.interleaved else in_dtype
+            yield np.ascontiguousarray(in_order).data.cast("B")
     yield bytes(4) * (streams - 1)
 
 
@@ -381,12 +383,3 @@ def _regroup_heads(columns: Array, matrix: Array, layout: KVLayout, groups: tupl
     values = columns[first:].reshape(*groups, value_size, -1).swapaxes(0, 1).reshape(-1, columns.shape[1])
     new_matrix = matrix.reshape(*groups, *matrix.shape[1:]).swapaxes(0, 1).reshape(matrix.shape)
     return np.concatenate([columns[:first], values]), new_matrix
-
-
-def _as_stored(rows: Array, dtype: DType, shape: SlotShape, is_key: bool) -> Array:
-    """Rows in this model's dtype and order of pairs."""
-    if dtype != shape.layout.dtype:
-        rows = cast(rows, dtype, shape.layout.dtype)
-    if is_key and shape.interleaved:
-        rows = to_interleaved(rows)
-    return np.ascontiguousarray(rows)

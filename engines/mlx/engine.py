@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 from engines.base import Answer, Capabilities, EngineInfo, PrefillResult
@@ -113,8 +112,8 @@ class MLXEngine(FolderEngine):
         work = DecodeWork(tokens, cache, sampling.max_tokens, sampler_for(sampling), constraint, eager)
         work.fork = self._pinned_states.get(id(cache))
         with self._submit(work):
-            answer = self._collect_answer(self._sample_ids(work, stop), sampling, on_text, start)
-            return replace(answer, evaluated_tokens=work.evaluated_tokens)
+            tokens_out = self._sample_ids(work, stop)
+            return self._collect_answer(tokens_out, sampling, on_text, start, lambda: work.evaluated_tokens)
 
     @contextmanager
     def pin_cache(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:

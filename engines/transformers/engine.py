@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -143,9 +143,7 @@ class TransformersEngine(FolderEngine):
             scores = self._read_prompt(model, run, tokens, check)
             evaluated_tokens = run.fed_tokens
             answer_ids = self._sample_ids(model, run, scores, sampling, constraint, check)
-            answer = replace(
-                self._collect_answer(answer_ids, sampling, on_text, start), evaluated_tokens=evaluated_tokens
-            )
+            answer = self._collect_answer(answer_ids, sampling, on_text, start, lambda: evaluated_tokens)
             self._remember_run(cache, (*tokens, *answer.tokens), run)
             return answer
 

@@ -25,8 +25,8 @@ import numpy as np
 
 from engines.base import Answer, Capabilities, EngineInfo, PrefillResult
 from engines.entry import EngineOptions, closed_on_failure
-from engines.guidance import guidance_schema
-from engines.harmony import final_channel, thinking_grammar
+from engines.guidance import guidance_schema, thinking_grammar
+from engines.harmony import final_channel
 from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.rope import FULL, SLIDING, stated_rope
@@ -113,7 +113,12 @@ class VLLMEngine(FolderEngine):
     def __init__(
         self, folder: HFFolder, prompt: HFPrompt, host: Conversation, layout: KVLayout, options: EngineOptions
     ) -> None:
-        _require_same_shape(host.served_model["shape"], layout)
+        try:
+            observed_layout = layout_seen(host.served_model["shape"])
+        except (TypeError, InvalidMessage) as error:
+            raise ConfigError(f"vLLM keeps its KV cache in a shape that is not known here: {error}") from None
+        if observed_layout != layout:
+            raise ConfigError(f"vLLM keeps {observed_layout}, where config.json states {layout}")
         num_logits = int(folder.text["vocab_size"])
         super().__init__(prompt, num_logits)
         self.host = host
@@ -190,7 +195,18 @@ class VLLMEngine(FolderEngine):
             self._injected(cache) as inject,
             closing(self._ask(tokens, sampling, inject, stop, interval=interval)) as replies,
         ):
-            return self._answer(replies, sampling, on_text, stop, start)
+            evaluated_tokens = 0
+
+            def answer_token_ids() -> Iterator[int]:
+                nonlocal evaluated_tokens
+                for message in replies:
+                    evaluated_tokens = int(message.get("evaluated", evaluated_tokens))
+                    for token in message.get("tokens", ()):  # several, if we were slow to read
+                        self.host.check(stop)
+                        if token not in self._prompt.end_ids:
+                            yield token
+
+            return self._collect_answer(answer_token_ids(), sampling, on_text, start, lambda: evaluated_tokens)
 
     @contextmanager
     def pin_cache(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
@@ -244,28 +260,6 @@ class VLLMEngine(FolderEngine):
             emit=emit,
             inject=inject,
         )
-
-    def _answer(
-        self,
-        replies: Iterator[Message],
-        sampling: Sampling,
-        on_text: Callable[[str], None] | None,
-        stop: threading.Event | None,
-        start: float,
-    ) -> Answer:
-        evaluated_tokens = 0
-
-        def answer_token_ids() -> Iterator[int]:
-            nonlocal evaluated_tokens
-            for message in replies:
-                evaluated_tokens = int(message.get("evaluated", evaluated_tokens))
-                for token in message.get("tokens", ()):  # several, if we were slow to read
-                    self.host.check(stop)
-                    if token not in self._prompt.end_ids:
-                        yield token
-
-        answer = self._collect_answer(answer_token_ids(), sampling, on_text, start)
-        return replace(answer, evaluated_tokens=evaluated_tokens)
 
     @contextmanager
     def _injected(self, cache: KVCache | None) -> Iterator[tuple[str, int] | None]:
@@ -417,12 +411,3 @@ def _require_same_model(folder: HFFolder, sizes: dict[str, Any]) -> None:
         if size is not None and folder.text.get(name) not in (None, size):
             statement = f"{folder.path} states {folder.text[name]}"
             raise ConfigError(f"vLLM serves another model than weights say: its {name} is {size}, where {statement}")
-
-
-def _require_same_shape(shape: dict[str, Any], layout: KVLayout) -> None:
-    try:
-        observed_layout = layout_seen(shape)
-    except (TypeError, InvalidMessage) as error:
-        raise ConfigError(f"vLLM keeps its KV cache in a shape that is not known here: {error}") from None
-    if observed_layout != layout:
-        raise ConfigError(f"vLLM keeps {observed_layout}, where config.json states {layout}")

@@ -72,9 +72,11 @@ class HostProcess(Conversation):
         self._thread.start()
         self._first_start_ended.wait(_LOAD_S)
         if not self.served_model:
-            reason = self._last_words()
+            reason, release = self._last_words(), launch.environment.release
+            tested = environment.TESTED_RELEASE
+            note = "" if release == tested else f" (vLLM {release}; tested with {tested})"
             self.close()
-            raise ConfigError(f"vLLM can't load {launch.model}: {reason or 'it said nothing'}{self._release_note()}")
+            raise ConfigError(f"vLLM can't load {launch.model}: {reason or 'it said nothing'}{note}")
 
     @property
     def outage(self) -> str:
@@ -247,14 +249,6 @@ class HostProcess(Conversation):
         refusals = [line.removeprefix("refused: ") for line in lines if line.startswith("refused: ")]
         error_lines = [line for line in lines if any(word in line.lower() for word in _ERROR_WORDS)]
         return (refusals[-1] if refusals else " | ".join((error_lines or lines)[-3:]))[:600]
-
-    def _release_note(self) -> str:
-        release = self.launch.environment.release
-        return (
-            ""
-            if release == environment.TESTED_RELEASE
-            else f" (vLLM {release}; tested with {environment.TESTED_RELEASE})"
-        )
 
 
 def vllm_environ(environ: dict[str, str], threads: int) -> dict[str, str]:
