@@ -104,7 +104,7 @@ class Answer:
     seconds: float  # from the call to the last token, waiting for a slot inside the engine included
 
 
-class AnswerText:
+class StreamedText:
     """The text of an answer as it comes, piece by piece."""
 
     def __init__(self, start: float, on_text: Callable[[str], None] | None) -> None:

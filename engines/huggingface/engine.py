@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from engines.base import Answer, AnswerText, EngineInfo, TokenizedPrompt
+from engines.base import Answer, EngineInfo, StreamedText, TokenizedPrompt
 from engines.harmony import final_channel
 from engines.huggingface.constrain import Constrainer
 from engines.huggingface.prompt import HFPrompt
@@ -67,7 +67,7 @@ class FolderEngine:
         `start`: when decode was (monotonic seconds). `evaluated`: prompt tokens, by the engine's counter at the end.
         """
         stream = TextStream(self._token_bytes, sampling.stop, final_channel(self._prompt))
-        answer = AnswerText(start, on_text)
+        answer = StreamedText(start, on_text)
         answer_ids: list[int] = []
         for token in tokens:
             answer.note_token()

@@ -15,7 +15,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engines.base import Answer, AnswerText
+from engines.base import Answer, StreamedText
 from engines.guidance import guidance_schema
 from engines.harmony import FinalChannel, final_channel
 from engines.llamacpp.http import LlamaServer, ServerRefused
@@ -43,7 +43,7 @@ class AnswerRequest:
     start: float  # when decode() was (monotonic seconds)
 
 
-class _StreamResult(AnswerText):
+class _StreamResult(StreamedText):
     """What a stream has brought so far."""
 
     count = 0  # of sampled tokens; ids may be missing, see `consume_event`

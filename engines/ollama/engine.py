@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import ollama
 
-from engines.base import Answer, AnswerText, Capabilities, EngineInfo
+from engines.base import Answer, Capabilities, EngineInfo, StreamedText
 from engines.chat import chat
 from engines.entry import EngineOptions, closed_on_failure
 from engines.ollama.http import ModelMissing, OllamaServer
@@ -127,7 +127,7 @@ class OllamaEngine(TextOnly[OllamaServer]):
         if self._drops_system and any(part.role == "system" for part in prompt):
             raise InvalidPrompt(f"the chat template that Ollama has for {self._model} prints no system message")
         self._check_capacity(sampling)
-        answer = AnswerText(start, on_text)
+        answer = StreamedText(start, on_text)
         last = None
         for last in self._server.chat(stop, **self._request(prompt, sampling)):
             if last.message.content or last.message.thinking:

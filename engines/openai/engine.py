@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engines.base import Answer, AnswerText, Capabilities, EngineInfo
+from engines.base import Answer, Capabilities, EngineInfo, StreamedText
 from engines.chat import chat
 from engines.entry import EngineOptions, closed_on_failure
 from engines.openai.http import NoModelList, OpenAIServer, Outside, RequestRefused, outside, permanent_error
@@ -209,7 +209,7 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
         self._refused_fields.add(field)
 
 
-class _AnswerReader(AnswerText):
+class _AnswerReader(StreamedText):
     """What the events of one answer come to."""
 
     prompt_tokens = 0
