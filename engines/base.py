@@ -8,6 +8,7 @@ messages.errors), and ConfigError while it starts.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -94,6 +95,27 @@ class Answer:
     seconds: float  # from the call to the last token, waiting for a slot inside the engine included
     # How likely each value was that it might have had (`QuestionAnswer.likelihoods`): found by whoever asked.
     likelihoods: tuple[float, ...] = ()
+
+
+class StreamedText:
+    """The text of an answer as it comes, piece by piece."""
+
+    def __init__(self, start: float, on_text: Callable[[str], None] | None) -> None:
+        """`start`: when the engine was called, on the monotonic clock."""
+        self.start = start
+        self.text = ""
+        self.first_token_s = 0.0  # 0: none has come
+        self._on_text = on_text
+
+    def note_token(self) -> None:
+        """A token has come, with text or without."""
+        self.first_token_s = self.first_token_s or time.monotonic() - self.start
+
+    def add(self, piece: str) -> None:
+        """Another piece, "" among them, which nobody is told of."""
+        self.text += piece
+        if piece and self._on_text:
+            self._on_text(piece)
 
 
 class Tokenizes(Protocol):
@@ -210,8 +232,7 @@ def outage_of(engine: object) -> str:
     Away is one whose program is another process, which has ended and comes back. Nothing is asked of it meanwhile: its
     worker takes no jobs.
     """
-    outage: str = getattr(engine, "outage", "")
-    return outage
+    return getattr(engine, "outage", "")
 
 
 @dataclass(frozen=True, slots=True)

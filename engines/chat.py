@@ -11,14 +11,13 @@ A template that changes with what a message says can't be rendered this way; one
 
 from __future__ import annotations
 
+import hashlib
 import re
-import threading
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby, pairwise
-from typing import Any
 
 from engines.base import TokenizedPrompt
 from messages.errors import ConfigError, InvalidPrompt
@@ -31,7 +30,7 @@ _AS_LETTERS = str.maketrans("0123456789", "abcdefghij")
 _PADDING = " \n"
 # What may follow the class-wide part. Where one of these changes how its end is tokenized, that end is not shared.
 _FOLLOWERS = ("", "a", "A", "0", " ", " a", "\n", "\n\n", ".", "_", "'s", "é", "语")
-_MEMORY_SIZE = 64
+MEMORY_SIZE = 64
 
 # Code and prose, by which an engine tells how many characters a token has.
 SAMPLE = """def mean(values: list[float]) -> float:
@@ -79,26 +78,28 @@ class ChatPrompt(ABC):
     """Tokenizes prompts for one model. Callable from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._frames: OrderedDict[Any, _Frame] = OrderedDict()
-        self._prefix_ids: OrderedDict[Any, tuple[int, ...]] = OrderedDict()
+        self._frame = lru_cache(MEMORY_SIZE)(self._cut_frame)
+        self._shared_ids = lru_cache(MEMORY_SIZE)(self._common_ids)
 
     def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
         """See `engines.base.Tokenizes.tokenize`. Templates that print the date get the day of `clock`, UTC."""
         messages = chat(prompt)
-        frame = self._frame([message.role for message in messages], clock)
+        frame = self._frame_of([message.role for message in messages], clock)
         ids = self._ids(frame, [message.text for message in messages])
         common = []  # of each message as far as it may be the class's, the one in which others differ last
         for message in messages:
             common.append(message.text[: message.common])
             if message.common < len(message.text):
                 break
-        return TokenizedPrompt(ids, common_prefix(ids, self._shared_ids(frame, tuple(common))) if any(common) else 0)
+        if not any(common):
+            return TokenizedPrompt(ids, 0)
+        beginning = _Frame(frame.gaps[: len(common) + 1], frame.trims[: len(common)])
+        return TokenizedPrompt(ids, common_prefix(ids, self._shared_ids(beginning, tuple(common))))
 
     def require_template(self) -> None:
         """Raises ConfigError if one user message can't be rendered."""
         try:
-            self._frame(["user"], 0.0)
+            self._frame_of(["user"], 0.0)
         except InvalidPrompt as error:
             raise ConfigError(str(error)) from None
 
@@ -132,26 +133,16 @@ class ChatPrompt(ABC):
                 plain += text.rstrip() if ends else text
         return tuple(ids)
 
-    def _shared_ids(self, frame: _Frame, common: tuple[str, ...]) -> tuple[int, ...]:
+    def _common_ids(self, frame: _Frame, common: tuple[str, ...]) -> tuple[int, ...]:
         """The ids that every prompt with this class-wide part, in messages of these roles, begins with."""
-        prefix_frame = _Frame(frame.gaps[: len(common) + 1], frame.trims[: len(common)])
-        with self._lock:
-            cached_ids = self._prefix_ids.get((prefix_frame, common))
-        if cached_ids is not None:
-            return cached_ids
         # The x keeps a template that trims messages from eating a follower made of white space.
-        variants = [self._ids(prefix_frame, [*common[:-1], common[-1] + follower + "x"]) for follower in _FOLLOWERS]
-        ids = variants[0][: min(common_prefix(variants[0], variant) for variant in variants[1:])]
-        self._remember(self._prefix_ids, (prefix_frame, common), ids)
-        return ids
+        variants = [self._ids(frame, [*common[:-1], common[-1] + follower + "x"]) for follower in _FOLLOWERS]
+        return variants[0][: min(common_prefix(variants[0], variant) for variant in variants[1:])]
 
-    def _frame(self, roles: list[ChatRole], clock: float) -> _Frame:
-        gaps = self._rendered_gaps(roles, clock, "")
-        key = (*roles, *gaps)
-        with self._lock:
-            cached_frame = self._frames.get(key)
-        if cached_frame is not None:
-            return cached_frame
+    def _frame_of(self, roles: list[ChatRole], clock: float) -> _Frame:
+        return self._frame(tuple(roles), tuple(self._rendered_gaps(roles, clock, "")))
+
+    def _cut_frame(self, roles: tuple[ChatRole, ...], gaps: tuple[str, ...]) -> _Frame:
         cut = []
         spans = {gap: self.control_span(gap) for gap in {*gaps}}  # in a conversation most are alike
         for number, gap in enumerate(gaps):
@@ -159,15 +150,13 @@ class ChatPrompt(ABC):
             start = 0 if number == 0 else start
             end = len(gap) if number == len(roles) else end
             cut.append((gap[:start], gap[start:end], gap[max(start, end) :]))
-        padded_gaps = self._rendered_gaps(roles, clock, _PADDING)
+        padded_gaps = self._rendered_gaps(roles, 0.0, _PADDING)
         trims = [
             (not before.endswith(_PADDING), not after.startswith(_PADDING)) for before, after in pairwise(padded_gaps)
         ]
-        frame = _Frame(tuple(cut), tuple(trims))
-        self._remember(self._frames, key, frame)
-        return frame
+        return _Frame(tuple(cut), tuple(trims))
 
-    def _rendered_gaps(self, roles: list[ChatRole], clock: float, padding: str) -> list[str]:
+    def _rendered_gaps(self, roles: Sequence[ChatRole], clock: float, padding: str) -> list[str]:
         """The template's text before, between and after messages of these roles."""
         names = [str(number).translate(_AS_LETTERS) for number in range(len(roles))]
         texts = [f"{padding}{_MARKER}{name}x{padding}" for name in names]
@@ -183,12 +172,6 @@ class ChatPrompt(ABC):
             raise InvalidPrompt(f"the model's chat template changes the order of these messages: {', '.join(roles)}")
         return pieces[::2]
 
-    def _remember(self, memory: OrderedDict[Any, Any], key: Any, value: Any) -> None:
-        with self._lock:
-            memory[key] = value
-            while len(memory) > _MEMORY_SIZE:
-                memory.popitem(last=False)
-
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """How many ids from the start are the same."""
@@ -196,3 +179,15 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
         if a != b:
             return index
     return min(len(first), len(second))
+
+
+def vocabulary_hash(tokens: Sequence[str], merges: Iterable[str]) -> str:
+    """Names a tokenizer by each id's text and the merges ("a b"), whatever file they came from.
+
+    A GGUF's `tokenizer.ggml.tokens` (without the "[PADn]" that fill it up) and `tokenizer.ggml.merges` of the same
+    model give the same hash.
+    """
+    digest = hashlib.blake2b(digest_size=16, person=b"kvasir.vocab")
+    for part in (tokens, merges):
+        digest.update("\0".join(part).encode("utf-8", "surrogatepass") + b"\1")
+    return digest.hexdigest()

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -93,5 +95,17 @@ class EngineEntry:
             checks.readable("weights", options.weights)
         except InvalidMessage as error:
             raise ConfigError(str(error)) from None
+        if (slots := min(options.slots, options.prefill_slots)) < 1:
+            raise ConfigError(f"slots must be at least 1, not {slots}")
         engine: Engine = module.open_engine(options)
         return engine
+
+
+@contextmanager
+def closed_on_failure(opened: Any) -> Iterator[None]:
+    """For the length of the block, in which an engine is made of it: if that fails, it is closed."""
+    try:
+        yield
+    except BaseException:
+        opened.close()
+        raise

@@ -35,12 +35,7 @@ class InFamily:
 
     def __init__(self, engine: Any, fingerprint: str) -> None:
         self._engine = engine
-        self._info: EngineInfo = replace(engine.info, fingerprint=fingerprint, weights=engine.info.fingerprint)
-
-    @property
-    def info(self) -> EngineInfo:
-        """The engine's, with the family's fingerprint."""
-        return self._info
+        self.info: EngineInfo = replace(engine.info, fingerprint=fingerprint, weights=engine.info.fingerprint)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)

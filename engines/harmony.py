@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
 from typing import Any
-
-# In LLGuidance's form of Lark, up to the schema. A text holds no control token.
-_THOUGHTS_FIRST = """\
-start: thought* <|channel|> "final" head? <|message|> answer
-thought: <|channel|> /analysis|commentary/ head? <|message|> TEXT? <|end|> <|start|> "assistant" head?
-head: (TEXT | <|constrain|>)+
-TEXT: /(?s:.+)/
-answer: %json """
 
 
 class FinalChannel:
@@ -29,10 +19,6 @@ class FinalChannel:
         self._in_header = False
         self.is_open = False
 
-    def new_watcher(self) -> FinalChannel:
-        """A watcher for another answer."""
-        return FinalChannel(self._header, self._message)
-
     def observe(self, token: int) -> None:
         """Follow one more sampled token."""
         if self.is_open:
@@ -43,16 +29,9 @@ class FinalChannel:
         self._in_header = self._recent == self._header or (self._in_header and token != self._header[0])
 
 
-def final_channel(
-    control_id: Callable[[str], int | None], plain_ids: Callable[[str], Sequence[int]]
-) -> FinalChannel | None:
-    """A watcher for one answer of the model with this vocabulary; None if its answers have no channels."""
-    channel, message = control_id("<|channel|>"), control_id("<|message|>")
+def final_channel(prompt: Any) -> FinalChannel | None:
+    """A watcher for one answer of the model with this prompt's vocabulary; None if its answers have no channels."""
+    channel, message = prompt.control_id("<|channel|>"), prompt.control_id("<|message|>")
     if channel is None or message is None:
         return None
-    return FinalChannel((channel, *plain_ids("final")), message)
-
-
-def thinking_grammar(schema: dict[str, Any]) -> str:
-    """A grammar for who can't be told to wait: messages in other channels, then JSON in the final one."""
-    return _THOUGHTS_FIRST + json.dumps(schema)
+    return FinalChannel((channel, *prompt.plain_ids("final")), message)

@@ -15,10 +15,14 @@ import re
 import secrets
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
+from operator import not_
 from typing import Any, Generic, TypeVar
+
+from tenacity import AsyncRetrying, retry_if_result, wait_exponential
 
 from engines.base import Answer, EngineInfo, TokenizedPrompt
 from engines.chat import SAMPLE
@@ -76,60 +80,63 @@ class _End:
     error: BaseException | None
 
 
-class Calls:
-    """Runs requests that can be called off while the server computes. All methods may be called from any thread.
+class RemoteServer(ABC):
+    """A server, asked in requests that can be called off while it computes. Its methods may be called from any thread.
 
-    `translate_error` makes the job's error of a failed request's; `close_client` closes its connections;
-    `disconnect_errors` are what the client raises for a connection that the server closed. `is_gone` says whether an
-    error means that nobody is there: then `probe` is called again and again, and the server is away until it answers.
+    Once nobody is there, it is probed again and again, and is away until it answers.
     """
 
-    def __init__(
-        self,
-        name: str,
-        translate_error: Callable[[BaseException], KvasirError],
-        close_client: Callable[[], Coroutine[Any, Any, None]],
-        disconnect_errors: tuple[type[BaseException], ...],
-        is_gone: Callable[[BaseException], bool],
-        probe: Callable[[], Coroutine[Any, Any, Any]],
-    ) -> None:
-        self.outage = ""  # why: see engines.base.outage_of
+    disconnect_errors: tuple[type[BaseException], ...]  # of the client, for a connection that the server closed
+
+    def __init__(self, name: str) -> None:
+        self.outage = ""  # why nobody answers there now: see engines.base.outage_of
         self._name = name
-        self._disconnect_errors = disconnect_errors
-        self._is_gone = is_gone
-        self._probe = probe
         self._search: asyncio.Task[None] | None = None
-        self._translate_error = translate_error
-        self._close_client = close_client
         self._closed = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"{name}-http", daemon=True)
         self._thread.start()
 
-    def call(self, send: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    @abstractmethod
+    def _translate_error(self, error: BaseException) -> KvasirError:
+        """What a failed request means for the job."""
+
+    @abstractmethod
+    def _is_gone(self, error: BaseException) -> bool:
+        """Whether an error means that nobody is there."""
+
+    @abstractmethod
+    async def _probe(self) -> Any:
+        """Ask for something that costs nothing."""
+
+    @abstractmethod
+    async def _close_client(self) -> None:
+        """Close the client's connections."""
+
+    def _call(self, send: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """The one thing that comes back. Raises what `translate_error` gives, and EngineUnavailable once closed."""
 
         async def produce_one() -> AsyncIterator[Any]:
             yield await send()
 
-        with closing(self.receive(produce_one, None)) as pieces:
+        with closing(self._receive(produce_one, None)) as pieces:
             return next(pieces)
 
-    def receive(
+    def _receive(
         self, produce: Callable[[], AsyncIterator[Any]], stop: threading.Event | None
     ) -> Generator[Any, None, None]:
-        """One piece after another. Raises as `call`, and Cancelled soon after `stop` is set."""
+        """One piece after another. Raises as `_call`, and Cancelled soon after `stop` is set."""
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._check_running(stop)
+        check_running(self._name, self._closed, stop)
         task = asyncio.run_coroutine_threadsafe(self._deliver(produce, inbox.put), self._loop)
         try:
             while True:
                 try:
                     piece = inbox.get(timeout=_POLL_S)
                 except queue.Empty:
-                    self._check_running(stop)
+                    check_running(self._name, self._closed, stop)
                     continue
-                self._check_running(stop)
+                check_running(self._name, self._closed, stop)
                 if not isinstance(piece, _End):
                     yield piece
                 elif piece.error is None:
@@ -147,7 +154,7 @@ class Calls:
                     may_repeat = False
                     put(piece)
             except BaseException as error:
-                lost_at_once = isinstance(error, self._disconnect_errors) and time.monotonic() - start < _LOST_AT_ONCE_S
+                lost_at_once = isinstance(error, self.disconnect_errors) and time.monotonic() - start < _LOST_AT_ONCE_S
                 if lost_at_once and may_repeat:
                     may_repeat = False
                     continue
@@ -169,10 +176,8 @@ class Calls:
         """At once, for it may have closed no more than one connection; then until it answers, if only with an error."""
         if not await self._answers():
             _log.warning("%s; until it does, its worker takes no jobs", self.outage)
-            pause_s = _FIRST_PAUSE_S
-            while not await self._answers():
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pauses = wait_exponential(_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S)
+            await AsyncRetrying(retry=retry_if_result(not_), wait=pauses)(self._answers)
             _log.warning("the server of the %s engine answers again", self._name)
         self.outage = ""
 
@@ -204,24 +209,6 @@ class Calls:
         await self._close_client()
         await self._loop.shutdown_asyncgens()
 
-    def _check_running(self, stop: threading.Event | None) -> None:
-        check_running(self._name, self._closed, stop)
-
-
-class RemoteServer:
-    """A server that is asked through `Calls`."""
-
-    _calls: Calls
-
-    @property
-    def outage(self) -> str:
-        """Why nobody answers there now; "": somebody does."""
-        return self._calls.outage
-
-    def close(self) -> None:
-        """Requests in progress raise EngineUnavailable. Idempotent."""
-        self._calls.close()
-
 
 S = TypeVar("S", bound=RemoteServer)
 
@@ -229,21 +216,16 @@ S = TypeVar("S", bound=RemoteServer)
 class TextOnly(Generic[S]):
     """The half of an engine that says no to ids and KV caches; its prefill half passes every job through.
 
-    Who answers sets `_info`.
+    Who answers sets `info`.
     """
 
-    _info: EngineInfo
+    info: EngineInfo
 
     def __init__(self, server: S, server_name: str, context: int) -> None:
         self._server = server
         self._server_name = server_name
         self._context = context
         self._letters_per_token = LETTERS_PER_TOKEN
-
-    @property
-    def info(self) -> EngineInfo:
-        """What is loaded."""
-        return self._info
 
     @property
     def outage(self) -> str:

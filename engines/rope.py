@@ -70,13 +70,23 @@ def plain(base: float, dimensions: int) -> list[float]:
     return [base ** (-2 * pair / dimensions) for pair in range(dimensions // 2)]
 
 
-def yarn(frequencies: Sequence[float], factor: float, low: float, high: float) -> list[float]:
-    """Pairs to `low` as they are, from `high` on slowed by `factor`, a ramp between (YaRN, arXiv 2309.00071, 3.2)."""
-    width = high - low or 0.001
-    ramp = [min(1.0, max(0.0, (pair - low) / width)) for pair in range(len(frequencies))]
+def yarn(
+    frequencies: Sequence[float],
+    factor: float,
+    base: float,
+    original: float,
+    rotations: tuple[float, float],
+    truncate: bool = True,
+) -> list[float]:
+    """Fast pairs as they are, slow ones slowed by `factor`, a ramp between (YaRN, arXiv 2309.00071, 3.2).
+
+    The ramp runs from the pair that turns so often in the `original` context as the first of `rotations` says, to that
+    of the second; `truncate`: between whole pairs.
+    """
+    dimensions = 2 * len(frequencies)
+    low, high = (dimensions * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in rotations)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dimensions - 1)
+    ramp = [min(1.0, max(0.0, (pair - low) / (high - low or 0.001))) for pair in range(len(frequencies))]
     return [f * (1 - part) + f / factor * part for f, part in zip(frequencies, ramp, strict=True)]
-
-
-def yarn_bound(rotations: float, dimensions: int, base: float, original: float) -> float:
-    """The pair that turns so many times in the `original` context (YaRN, arXiv 2309.00071, 3.2)."""
-    return dimensions * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from engines.openai.place import outside
 from engines.proof import outside_in
 from grading import planning
 from grading.attacks.detection import instruction_flags
@@ -138,6 +137,8 @@ def _models(assignment: Assignment) -> list[str]:
 
 def _outside(settings: Settings, assignment: Assignment, client: Client | None) -> list[str]:
     """Hosts outside private networks that prompts go to: by the configuration here, and by the workers' own word."""
+    from engines.openai.http import outside  # brings an HTTP client, which takes half a second
+
     names = _models(assignment)
     reported_hosts = {
         outside_in(worker.notes) for worker in (client.workers() if client else ()) if worker.model in names

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kvstore.blocks import BlockRef, snapshot_refs
+from messages import codec
+from messages.errors import InvalidMessage, NewerMessage
 from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
 from messages.workers import WorkerInfo
 
@@ -181,3 +184,12 @@ class ClusterState(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close connections. Idempotent."""
+
+
+def readable_registrations(bodies: Iterable[bytes | None]) -> list[WorkerInfo]:
+    """The registrations that this program can read, by worker_id. None stands for one that has expired meanwhile."""
+    registrations = []
+    for body in filter(None, bodies):
+        with suppress(InvalidMessage, NewerMessage):  # a worker of another version, in the middle of an upgrade
+            registrations.append(codec.decode(body, WorkerInfo))
+    return sorted(registrations, key=lambda registration: registration.worker_id)

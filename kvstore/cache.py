@@ -102,15 +102,12 @@ class CachedKVStore(KVStore):
         with self._lock:
             for ref, block in zip(refs, blocks, strict=True):
                 if ref.is_shared and not ref.is_tagged:  # the next turn needs it once
-                    self._remember((fingerprint, layout, ref), block)
+                    if (identity := (fingerprint, layout, ref)) not in self._blocks:
+                        self._blocks[identity] = block
+                        self.held_bytes += block.data.nbytes
+                    self._blocks.move_to_end(identity)
             while self.held_bytes > self._max_bytes:
                 self._forget(next(iter(self._blocks)))
-
-    def _remember(self, identity: _Identity, block: Block) -> None:
-        if identity not in self._blocks:
-            self._blocks[identity] = block
-            self.held_bytes += block.data.nbytes
-        self._blocks.move_to_end(identity)
 
     def _forget(self, identity: _Identity) -> None:
         self.held_bytes -= self._blocks.pop(identity).data.nbytes

@@ -6,10 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from kvstore.base import TTL_S, ClusterState, KVStore, Run, StoreUsage
+from kvstore.base import TTL_S, ClusterState, KVStore, Run, StoreUsage, readable_registrations
 from kvstore.blocks import BlockRef, is_shared
 from kvstore.records import decode_block, decode_state, decode_window, encode
-from kvstore.workers import readable_registrations
 from messages import codec
 from messages.errors import KVTransferFailed, StoreUnavailable
 from messages.jobs import MAX_QUESTION_ANSWERS
@@ -62,14 +61,13 @@ class Expiring:
             value, expires = self._entries.get(key, (None, 0.0))
             return value if self._clock() < expires else None
 
-    def renew(self, key: str, ttl_s: float) -> bool:
-        """Set the TTL anew; False if there is no such key."""
+    def renew(self, key: str, ttl_s: float) -> bytes | None:
+        """The value, its TTL set anew, or None."""
         with self._lock:
             value = self.get(key)
-            if value is None:
-                return False
-            self._entries[key] = (value, self._clock() + ttl_s)
-            return True
+            if value is not None:
+                self._entries[key] = (value, self._clock() + ttl_s)
+            return value
 
     def delete(self, key: str) -> None:
         """Delete; a missing key is fine."""
@@ -107,7 +105,7 @@ class MemoryKVStore(KVStore):
 
     def find_missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
         """See KVStore."""
-        return [ref for ref in refs if not self._values.renew(ref.key, TTL_S)]
+        return [ref for ref in refs if self._values.renew(ref.key, TTL_S) is None]
 
     def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
         """See KVStore."""
@@ -156,8 +154,7 @@ class MemoryKVStore(KVStore):
         """See KVStore."""
 
     def _value(self, ref: BlockRef) -> bytes:
-        self._values.renew(ref.key, TTL_S)
-        value = self._values.get(ref.key)
+        value = self._values.renew(ref.key, TTL_S)
         if value is None:
             raise KVTransferFailed(f"the KV record at position {ref.start} ({ref.key}) is not in the store")
         return value

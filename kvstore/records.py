@@ -35,9 +35,6 @@ _BIN_BYTES = 5  # marker and length
 Kind = Literal["block", "window", "state"]
 Shape = tuple[int, int, int, int, int]
 
-_BLOCK: Kind = "block"
-_WINDOW: Kind = "window"
-_STATE: Kind = "state"
 _STATE_DTYPE: DType = "f32"
 
 
@@ -46,14 +43,15 @@ def encode(fingerprint: str, layout: KVLayout, ref: BlockRef, record: Record) ->
 
     Raises ValueError if the record is not what `ref` and `layout` say.
     """
+    kind: Kind
     data, dtype, layer = record.data, layout.dtype, None
     if isinstance(record, Block):
-        kind, span, shape = _BLOCK, (record.start, record.end), layout.block_shape(record.num_tokens)
+        kind, span, shape = "block", (record.start, record.end), layout.block_shape(record.num_tokens)
     elif isinstance(record, Window):
-        kind, span = _WINDOW, (record.position, record.position)
+        kind, span = "window", (record.position, record.position)
         shape = layout.window_shape(record.data.shape[2])
     else:
-        kind, span, dtype, layer = _STATE, (record.position, record.position), _STATE_DTYPE, record.layer
+        kind, span, dtype, layer = "state", (record.position, record.position), _STATE_DTYPE, record.layer
         shape, data = _state_shape(layout), data.reshape(1, 1, 1, 1, -1)
     expected = ((ref.start, ref.end), ref.layer, shape, NUMPY_TYPES[dtype])
     if (span, layer, data.shape, data.dtype) != expected:
@@ -66,7 +64,7 @@ def decode_block(value: bytes | memoryview, fingerprint: str, layout: KVLayout, 
     """The block of `ref`, its data a read-only view of `value`. Raises KVTransferFailed, which says what is wrong."""
     header, payload = _split(value, ref)
     shape = layout.block_shape(ref.end - ref.start)
-    _check(header, _header(_BLOCK, fingerprint, layout.dtype, ref, shape, payload), value, payload, ref)
+    _check(header, _header("block", fingerprint, layout.dtype, ref, shape, payload), value, payload, ref)
     return Block(ref.start, _array(payload, layout, shape))
 
 
@@ -78,14 +76,14 @@ def decode_window(value: bytes | memoryview, fingerprint: str, layout: KVLayout,
     if type(rows) is not int or not min_rows <= rows <= ref.end:
         raise _failure(ref, f"has {_describe(rows)} rows; {min_rows} to {ref.end} are needed")
     shape = layout.window_shape(rows)
-    _check(header, _header(_WINDOW, fingerprint, layout.dtype, ref, shape, payload), value, payload, ref)
+    _check(header, _header("window", fingerprint, layout.dtype, ref, shape, payload), value, payload, ref)
     return Window(ref.end, _array(payload, layout, shape))
 
 
 def decode_state(value: bytes | memoryview, fingerprint: str, layout: KVLayout, ref: BlockRef) -> RecurrentState:
     """The state of `ref`, its data a read-only view of `value`. Raises KVTransferFailed."""
     header, payload = _split(value, ref)
-    expected = _header(_STATE, fingerprint, _STATE_DTYPE, ref, _state_shape(layout), payload)
+    expected = _header("state", fingerprint, _STATE_DTYPE, ref, _state_shape(layout), payload)
     _check(header, expected, value, payload, ref)
     assert ref.layer is not None  # see snapshot_refs
     return RecurrentState(ref.end, ref.layer, np.ndarray((layout.state_size,), STATE_TYPE, buffer=payload))

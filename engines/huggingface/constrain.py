@@ -10,9 +10,8 @@ from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from engines.guidance import guidance_schema
-from engines.harmony import FinalChannel
+from engines.harmony import FinalChannel, final_channel
 from engines.huggingface.prompt import HFPrompt
-from engines.huggingface.text import final_channel
 from messages.errors import ConfigError, InvalidSchema
 
 Mask = NDArray[np.bool_]
@@ -76,16 +75,11 @@ class Constrainer:
 
         Raises InvalidSchema, saying why.
         """
-        matcher = LLMatcher(self._tokenizer, _grammar(schema), log_level=0)
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(guidance_schema(schema))
+        except ValueError as error:
+            raise InvalidSchema(f"the JSON schema can't be made a constraint: {error}") from None
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise InvalidSchema(f"the JSON schema can't be made a constraint: {matcher.get_error():.500}")
         return Constraint(matcher, self._num_tokens, self._ends, final_channel(self._prompt))
-
-
-def _grammar(schema: str) -> str:
-    guided_schema = guidance_schema(schema)
-    try:
-        grammar: str = LLMatcher.grammar_from_json_schema(guided_schema)
-    except ValueError as error:
-        raise InvalidSchema(f"the JSON schema can't be made a constraint: {error}") from None
-    return grammar

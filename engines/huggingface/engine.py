@@ -5,28 +5,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from engines.base import Answer, EngineInfo, TokenizedPrompt
+from engines.base import Answer, EngineInfo, StreamedText, TokenizedPrompt
+from engines.harmony import final_channel
 from engines.huggingface.constrain import Constrainer
 from engines.huggingface.prompt import HFPrompt
-from engines.huggingface.text import TextStream, final_channel, token_bytes
+from engines.huggingface.text import TextStream, token_bytes
+from messages.errors import KVTransferFailed
 from messages.jobs import Part, Sampling
+from messages.kv import KVCache, KVLayout
 
 
 class FolderEngine:
-    """The half of an engine that knows ids and texts. The other half sets `_info`."""
+    """The half of an engine that knows ids and texts. The other half sets `info`.
 
-    _info: EngineInfo
+    Where its layout is None, it sets `_no_kv_transfer`, too: that nothing is transferred, and why.
+    """
+
+    info: EngineInfo
+    _no_kv_transfer = ""
 
     def __init__(self, prompt: HFPrompt, num_logits: int) -> None:
         """`num_logits`: the width of the model's logits. Raises ConfigError if the tokenizer can't be used."""
         self._prompt = prompt
         self._token_bytes = token_bytes(prompt)
         self._constrainer = Constrainer(prompt, num_logits)
-
-    @property
-    def info(self) -> EngineInfo:
-        """What is loaded."""
-        return self._info
 
     def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
         """See Tokenizes. Control tokens spelled in the text stay text."""
@@ -41,40 +43,47 @@ class FolderEngine:
         pieces = (self._token_bytes[id] for id in tokens if id < len(self._token_bytes))
         return b"".join(pieces).decode(errors="replace")
 
+    def _require_layout(self) -> KVLayout:
+        if self.info.layout is None:
+            raise KVTransferFailed(self._no_kv_transfer)
+        return self.info.layout
+
+    def _check_call(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
+        self.info.require_capacity(len(tokens) + max_tokens)
+        if cache is not None:
+            cache.require_layout(self._require_layout())
+            cache.require_part_of(len(tokens))
+
     def _collect_answer(
         self,
         tokens: Iterable[int],
         sampling: Sampling,
         on_text: Callable[[str], None] | None,
         start: float,
+        evaluated: Callable[[], int],
     ) -> Answer:
         """The answer of sampled tokens as they come, none that ends it among them; a stop word ends it here.
 
-        `start`: when decode was (monotonic seconds). `evaluated_tokens` is left for the engine to fill in.
+        `start`: when decode was (monotonic seconds). `evaluated`: prompt tokens, by the engine's counter at the end.
         """
         stream = TextStream(self._token_bytes, sampling.stop, final_channel(self._prompt))
+        answer = StreamedText(start, on_text)
         answer_ids: list[int] = []
-        first_token_s = 0.0
         for token in tokens:
-            first_token_s = first_token_s or time.monotonic() - start
+            answer.note_token()
             answer_ids.append(token)
-            _emit_text(stream.push(token), on_text)
+            answer.add(stream.push(token))
             if stream.has_stopped:
                 break
-        _emit_text(stream.finish(), on_text)
+        answer.add(stream.finish())
         cut_off = len(answer_ids) == sampling.max_tokens and not stream.has_stopped
         seconds = time.monotonic() - start
         return Answer(
-            text=stream.text,
+            text=answer.text,
             tokens=tuple(answer_ids),
             completion_tokens=len(answer_ids),
             finish_reason="length" if cut_off else "stop",
-            evaluated_tokens=0,
-            first_token_s=first_token_s or seconds,
+            evaluated_tokens=evaluated(),
+            first_token_s=answer.first_token_s or seconds,
             seconds=seconds,
         )
-
-
-def _emit_text(piece: str, on_text: Callable[[str], None] | None) -> None:
-    if piece and on_text:
-        on_text(piece)

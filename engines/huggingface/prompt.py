@@ -16,9 +16,8 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from engines.chat import SAMPLE, ChatPrompt
+from engines.chat import SAMPLE, ChatPrompt, vocabulary_hash
 from engines.huggingface.weights import read_json
-from engines.vocabulary import vocabulary_hash
 from messages.errors import ConfigError, InvalidPrompt
 from messages.jobs import user_prompt
 
@@ -70,8 +69,7 @@ class HFPrompt(ChatPrompt):
     def piece_ids(self, text: str, begins: bool, control: bool) -> Sequence[int]:
         """See ChatPrompt. A piece has the same ids wherever it stands."""
         tokenizer = self._parsing if control else self._plain
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return tokenizer.encode(text, add_special_tokens=False).ids
 
     def plain_ids(self, text: str) -> tuple[int, ...]:
         """Ids of a bare text; no control tokens."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from engines.rope import Rope, plain, yarn, yarn_bound
+from engines.rope import Rope, plain, yarn
 from messages.errors import KVTransferFailed
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -65,7 +65,7 @@ def stated_rope(config: Mapping[str, Any], kind: str = FULL) -> Rope:
         if part != 1 and config.get("model_type") not in GATED_DELTA:
             raise KVTransferFailed("only part of each key is rotated")
         dimensions, base = int(head_dim(config) * part), float(parameters["rope_theta"])
-        return _build_rope(parameters, plain(base, dimensions), base, dimensions)
+        return _build_rope(parameters, plain(base, dimensions), base)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise KVTransferFailed(f"config.json states no RoPE that can be computed: {error!r}") from None
 
@@ -75,7 +75,7 @@ def head_dim(config: Mapping[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def _build_rope(parameters: dict[str, Any], frequencies: list[float], base: float, dimensions: int) -> Rope:
+def _build_rope(parameters: dict[str, Any], frequencies: list[float], base: float) -> Rope:
     kind = parameters["rope_type"]
     if kind == "default":
         return Rope(tuple(frequencies), base=base)
@@ -88,14 +88,9 @@ def _build_rope(parameters: dict[str, Any], frequencies: list[float], base: floa
         raise KVTransferFailed(
             f"RoPE of the type {str(kind)!r:.40} depends on the prompt's length, or is not known here"
         )
-    low, high = (
-        yarn_bound(float(parameters.get(key) or default), dimensions, base, original)
-        for key, default in (("beta_fast", 32), ("beta_slow", 1))
-    )
-    if parameters.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
+    rotations = (float(parameters.get("beta_fast") or 32), float(parameters.get("beta_slow") or 1))
     factor = float(parameters["factor"])
-    yarn_frequencies = yarn(frequencies, factor, max(low, 0), min(high, dimensions - 1))
+    yarn_frequencies = yarn(frequencies, factor, base, original, rotations, parameters.get("truncate", True))
     return Rope(tuple(yarn_frequencies), _attention_factor(parameters, factor), base)
 
 

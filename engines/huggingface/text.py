@@ -8,16 +8,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from engines import harmony
 from engines.harmony import FinalChannel
 from engines.huggingface.prompt import HFPrompt
 
 _SENTENCEPIECE_SPACE = "\u2581"
-
-
-def final_channel(prompt: HFPrompt) -> FinalChannel | None:
-    """A watcher for one answer of this model; None if its answers have no channels."""
-    return harmony.final_channel(prompt.control_id, prompt.plain_ids)
 
 
 class TextStream:
@@ -36,13 +30,7 @@ class TextStream:
         self._hidden: list[int] = []
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._buffer = ""
-        self._pieces: list[str] = []
         self.has_stopped = False  # a stop word was met
-
-    @property
-    def text(self) -> str:
-        """All that was given out."""
-        return "".join(self._pieces)
 
     def push(self, token: int) -> str:
         """The text that this token completes; "" while a character or a stop word may still be under way."""
@@ -59,7 +47,6 @@ class TextStream:
         if self.has_stopped:
             return piece
         rest, self._buffer = self._buffer, ""
-        self._pieces.append(rest)
         return piece + rest
 
     def _decode(self, token: int) -> str:
@@ -71,20 +58,15 @@ class TextStream:
             return ""
         text = self._buffer + new
         positions = [position for word in self._stop if (position := text.find(word)) >= 0]
-        if positions:
-            self.has_stopped = True
-            piece, self._buffer = text[: min(positions)], ""
-        else:
-            cut = len(text) - self._partial_stop_length(text)
-            piece, self._buffer = text[:cut], text[cut:]
-        self._pieces.append(piece)
-        return piece
+        self.has_stopped = bool(positions)
+        cut = min(positions) if positions else len(text) - self._partial_stop_length(text)
+        self._buffer = "" if positions else text[cut:]
+        return text[:cut]
 
     def _partial_stop_length(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop word."""
-        longest = max(map(len, self._stop), default=0)
-        ends = (text[-size:] for size in range(min(longest - 1, len(text)), 0, -1))
-        return next((len(end) for end in ends if any(word.startswith(end) for word in self._stop)), 0)
+        beginnings = (word[:size] for word in self._stop for size in range(1, len(word)))
+        return max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
 
 
 def token_bytes(prompt: HFPrompt) -> list[bytes]:

@@ -11,10 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
-from engines.base import Answer
+from engines.base import Answer, StreamedText
 from engines.guidance import guidance_schema
 from engines.harmony import FinalChannel, final_channel
 from engines.llamacpp.http import LlamaServer, ServerRefused
@@ -42,30 +43,23 @@ class AnswerRequest:
     start: float  # when decode() was (monotonic seconds)
 
 
-@dataclass
-class _StreamResult:
+class _StreamResult(StreamedText):
     """What a stream has brought so far."""
 
-    start: float
-    on_text: Callable[[str], None] | None = None
-    pieces: list[str] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    count: int = 0  # of sampled tokens; ids may be missing, see `consume_event`
-    evaluated_tokens: int = 0
-    first_token_s: float = 0.0
-    finish: str = ""
+    count = 0  # of sampled tokens; ids may be missing, see `consume_event`
+    evaluated_tokens = 0
+    finish = ""
 
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return "".join(self.pieces)
+    def __init__(self, start: float, on_text: Callable[[str], None] | None = None) -> None:
+        super().__init__(start, on_text)
+        self.tokens: list[int] = []
 
     def consume_event(self, event: dict[str, Any]) -> Sequence[int]:
         """Add one event; the ids that it brought.
 
         The server holds the ids back with the text of an unfinished character, and then sends the last one only.
         """
-        self.first_token_s = self.first_token_s or time.monotonic() - self.start
+        self.note_token()
         tokens: Sequence[int] = event.get("tokens", ())
         self.tokens += tokens
         self.count = int(event["tokens_predicted"])
@@ -73,10 +67,7 @@ class _StreamResult:
             self.evaluated_tokens = int(event["timings"]["prompt_n"])
         if event["stop"]:
             self.finish = str(event.get("stop_type", ""))
-        if event["content"]:
-            self.pieces.append(event["content"])
-            if self.on_text:
-                self.on_text(event["content"])
+        self.add(event["content"])
         return tokens
 
 
@@ -89,12 +80,12 @@ class Completions:
         self._prompt = prompt
         self._can_erase = can_erase
         self._enforced_schemas: set[str] = set()  # schemas that were seen to constrain
-        self._channel = final_channel(prompt.control_id, prompt.plain_ids)
+        self._channel = final_channel(prompt)
 
     def generate(self, request: AnswerRequest) -> Answer:
         """Answer it; thoughts come first in models that have channels."""
         if self._channel is not None:
-            return self._think_and_answer(request, self._channel.new_watcher())
+            return self._think_and_answer(request, copy(self._channel))
         return _answer(self._read_stream(request, self._can_erase), request.sampling)
 
     def top_logprobs(self, slot: int, tokens: Sequence[int], stop: threading.Event | None) -> dict[int, float]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from engines.base import Answer, Capabilities, EngineInfo, TokenizedPrompt
 from engines.chat import SAMPLE, common_prefix
-from engines.entry import EngineOptions
+from engines.entry import EngineOptions, closed_on_failure
 from engines.llamacpp import slotfile
 from engines.llamacpp.answer import AnswerRequest, Completions
 from engines.llamacpp.http import ServerRefused
@@ -41,7 +41,7 @@ from engines.llamacpp.slotfile import SlotFile, SlotShape
 from engines.llamacpp.start import Backing, attach, package_version, start
 from engines.rope import Rope
 from engines.waiting import check_running
-from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
+from messages.errors import EngineUnavailable, KVTransferFailed
 from messages.jobs import Part, PrefillReport, Sampling
 from messages.kv import KVCache, Record
 
@@ -51,14 +51,9 @@ _POLL_S = 0.1
 
 def open_engine(options: EngineOptions) -> LlamaCppEngine:
     """Load a GGUF file, or attach to a running llama-server. Raises ConfigError, saying what to do."""
-    if options.slots < 1:
-        raise ConfigError(f"slots must be at least 1, not {options.slots}")
     backing = attach(options) if options.weights.startswith(("http://", "https://")) else start(options)
-    try:
+    with closed_on_failure(backing):
         return LlamaCppEngine(backing, options.slots)
-    except BaseException:
-        backing.close()
-        raise
 
 
 class LlamaCppEngine:
@@ -85,12 +80,24 @@ class LlamaCppEngine:
         layout = self._shape.layout if self._shape else None
         # A window or a recurrent state that has moved on can't be taken back: the server would read all of it again.
         self._rewinds = layout is not None and not (layout.window or layout.state_layers)
-        self._info = self._describe(len(decode_slots))
-
-    @property
-    def info(self) -> EngineInfo:
-        """What is loaded."""
-        return self._info
+        gguf = backing.gguf
+        # Where the vocabulary can't be read: what it makes of the sample.
+        observed = "observed-" + hashlib.blake2b(repr(self._sample_ids).encode(), digest_size=16).hexdigest()
+        self.info = EngineInfo(
+            engine="llamacpp",
+            device=backing.device,
+            context=backing.context,
+            slots=len(decode_slots),
+            fingerprint=fingerprint(gguf, layout) if gguf and layout else "",
+            tokenizer=tokenizer_hash(gguf) if gguf else observed,
+            layout=layout,
+            ropes=self._ropes if layout else (),
+            capabilities=Capabilities.local(transfers_kv=layout is not None),
+            chars_per_token=len(SAMPLE) / len(self._sample_ids),
+            vocabulary=len(vocabulary(gguf)) if gguf else 0,
+            rounding=rounding(gguf) if gguf else "q4",
+            build=f"{self._server.get('/props').get('build_info')}, {package_version()}",
+        )
 
     @property
     def outage(self) -> str:
@@ -121,7 +128,7 @@ class LlamaCppEngine:
     ) -> PrefillReport:
         """See PrefillEngine. All blocks are emitted at the end: a slot is saved as a whole."""
         shape = self._require_kv_transfer()
-        self._info.require_capacity(len(tokens))
+        self.info.require_capacity(len(tokens))
         state = self._slot_file(tokens[: resume.num_tokens], resume, shape) if resume and resume.blocks else None
         with self._prefill_slots.acquire(stop) as slot:
             start = time.monotonic()
@@ -152,7 +159,7 @@ class LlamaCppEngine:
     ) -> Answer:
         """See DecodeEngine."""
         start = time.monotonic()
-        self._info.require_capacity(len(tokens) + sampling.max_tokens)
+        self.info.require_capacity(len(tokens) + sampling.max_tokens)
         state = self._state(tokens, cache)
         with self._decode_slots.acquire(stop) as slot:
             self._answers.require_enforced(sampling.json_schema, slot, stop)
@@ -175,14 +182,13 @@ class LlamaCppEngine:
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """See Detokenizes."""
-        text: str = self._server.post("/detokenize", {"tokens": list(tokens)})["content"]
-        return text
+        return str(self._server.post("/detokenize", {"tokens": list(tokens)})["content"])
 
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
         """See DecodeEngine."""
-        self._info.require_capacity(len(tokens) + 1)
+        self.info.require_capacity(len(tokens) + 1)
         state = self._state(tokens, cache)
         with self._decode_slots.acquire(stop, lambda slot: self._reusable_tokens(slot, state, tokens)) as slot:
             if not self._reusable_tokens(slot, state, tokens):
@@ -190,30 +196,6 @@ class LlamaCppEngine:
             expected = self._answers.top_logprobs(slot, tokens, stop)
             self._note_restored(slot, state, tokens)
             return expected
-
-    def _describe(self, slots: int) -> EngineInfo:
-        backing, shape = self._backing, self._shape
-        layout = shape.layout if shape else None
-        transfers_kv = layout is not None
-        return EngineInfo(
-            engine="llamacpp",
-            device=backing.device,
-            context=backing.context,
-            slots=slots,
-            fingerprint=fingerprint(backing.gguf, layout) if backing.gguf and layout else "",
-            tokenizer=tokenizer_hash(backing.gguf) if backing.gguf else self._observed_tokenizer(),
-            layout=layout,
-            ropes=self._ropes if layout else (),
-            capabilities=Capabilities.local(transfers_kv=transfers_kv),
-            chars_per_token=len(SAMPLE) / len(self._sample_ids),
-            vocabulary=len(vocabulary(backing.gguf)) if backing.gguf else 0,
-            rounding=rounding(backing.gguf) if backing.gguf else "q4",
-            build=f"{self._server.get('/props').get('build_info')}, {package_version()}",
-        )
-
-    def _observed_tokenizer(self) -> str:
-        """Where the vocabulary can't be read: what it makes of the sample."""
-        return "observed-" + hashlib.blake2b(repr(self._sample_ids).encode(), digest_size=16).hexdigest()
 
     def _learn_slot_files(self) -> str:
         """Have the server write a slot file, and see how it lays them out. Why it can't transfer KV; "": it can."""

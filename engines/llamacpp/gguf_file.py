@@ -21,7 +21,6 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_ENTRIES = 1 << 20
 _MAX_ARRAY = 1 << 26
-_CHUNK = 8 << 20
 _STRING, _ARRAY = 8, 9
 _ROPE_FACTORS, _F32 = "rope_freqs.weight", 0
 _LONG_ROPE_FACTORS = "rope_factors_long.weight"
@@ -62,12 +61,9 @@ class GGUFFile:
 
     def tensor_digest(self) -> str:
         """SHA-256 of the tensor table's end to the file's end: reads the whole file, 1 to 2 s for each GB."""
-        digest = hashlib.sha256()
         with self.path.open("rb") as file:
             file.seek(self.data_start)
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-        return digest.hexdigest()
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_gguf(path: Path) -> GGUFFile:
@@ -75,9 +71,13 @@ def read_gguf(path: Path) -> GGUFFile:
     try:
         size = path.stat().st_size
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if data[:4] != _MAGIC:
+                raise ConfigError(f"{path} is not a GGUF file (it begins with {data[:4]!r})")
             return _parse(path, data, size)
     except FileNotFoundError:
         raise ConfigError(f"there is no weights file {path}") from None
+    except _DamagedFile as damage:
+        raise ConfigError(f"the weights file {path} is damaged: {damage}; download or copy it again") from None
     except (OSError, ValueError) as error:  # a folder, no permission; an empty file can't be mapped
         raise ConfigError(f"the weights file {path} can't be read: {error}") from None
 
@@ -129,20 +129,11 @@ class _GGUFReader:
 
 
 def _parse(path: Path, data: mmap.mmap, size: int) -> GGUFFile:
-    if data[:4] != _MAGIC:
-        raise ConfigError(f"{path} is not a GGUF file (it begins with {data[:4]!r})")
     reader = _GGUFReader(data, size)
     reader.read_bytes(4)
     version = reader.scalar("<I")
     if version not in _VERSIONS:
         raise ConfigError(f"{path} is a GGUF file of version {version}; versions 2 and 3 can be read")
-    try:
-        return _parse_body(path, reader, size)
-    except _DamagedFile as damage:
-        raise ConfigError(f"the weights file {path} is damaged: {damage}; download or copy it again") from None
-
-
-def _parse_body(path: Path, reader: _GGUFReader, size: int) -> GGUFFile:
     num_tensors, num_entries = reader.scalar("<Q"), reader.scalar("<Q")
     if num_tensors > _MAX_ENTRIES or num_entries > _MAX_ENTRIES:
         raise _DamagedFile(f"{num_tensors:,} tensors and {num_entries:,} entries")

@@ -11,6 +11,7 @@ import base64
 import http.client
 import io
 import json
+import logging
 import socket
 import threading
 import time
@@ -22,6 +23,8 @@ from urllib.parse import unquote, urlsplit
 
 from messages.errors import Cancelled, EngineUnavailable
 
+_log = logging.getLogger(__name__)
+
 _POLL_S = 0.1
 _CONNECT_S = 10.0
 _SEND_S = 30.0
@@ -29,6 +32,8 @@ _END_S = 1.0  # for a request to notice that the server is closed
 _ANSWER_S = 30.0  # for questions that need no computing
 _HEALTH = "/health"
 _NOT_THERE = (502, 503, 504)  # a proxy says so, or a server that loads its model
+PATIENCE_S = 10.0  # with a server that does not answer /health
+_HEALTH_EVERY_S = 2.0
 _END = b"[DONE]"  # of vLLM's streams
 
 
@@ -59,7 +64,7 @@ class LlamaServer:
         elif api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self.outage = ""  # why nobody answers there
-        self.is_watched = False  # whether somebody sees that it is there again (`health`)
+        self.is_watched = False  # whether somebody sees that it is there again (`watch`)
         self._closed = threading.Event()
         self._silent = threading.Event()
         self._answering: set[object] = set()  # connections on which an answer is awaited
@@ -80,9 +85,9 @@ class LlamaServer:
     def stream(self, path: str, body: dict[str, Any], stop: threading.Event | None = None) -> Generator[Any]:
         """The server-sent events, each as its JSON. Raises Cancelled soon after `stop` is set."""
         with self._response("POST", path, body, stop) as response:
-            for line in _lines(response):
+            for line in response:
                 self._check_running(stop)
-                kind, _, value = line.partition(b": ")
+                kind, _, value = line.rstrip().partition(b": ")
                 if kind == b"error":
                     raise self._refusal(500, value)
                 if kind == b"data" and value != _END:
@@ -105,12 +110,33 @@ class LlamaServer:
         self.outage = outage
         return silent
 
+    def watch(self, patience_s: float, on_silence: Callable[[], None] = lambda: None) -> None:
+        """Until it is closed, see every other second whether it answers: a hung server would hold its jobs for ever.
+
+        It answers /health while it computes and while it loads. After `patience_s` without an answer its requests end
+        as transient errors, and `on_silence` is called, in the watching thread. One that is gone, or still loads, is
+        away: its worker takes no jobs.
+        """
+        self.is_watched = True
+        self._watcher = threading.Thread(
+            target=self._watch, args=(patience_s, on_silence), name="llama-health", daemon=True
+        )
+        self._watcher.start()
+
+    def _watch(self, patience_s: float, on_silence: Callable[[], None]) -> None:
+        while not self._closed.wait(_HEALTH_EVERY_S):
+            if self.is_silent(patience_s) and not self._closed.is_set():
+                _log.warning("%s has not answered /health for %g s", self.url, patience_s)
+                on_silence()
+
     def close(self) -> None:
         """Requests in progress raise EngineUnavailable. Idempotent.
 
         Waits a moment until they have: a server in this process stops the whole process while it waits for a stream.
         """
         self._closed.set()
+        if self.is_watched:
+            self._watcher.join()
         with self._answer_ended:
             self._answer_ended.wait_for(lambda: not self._answering, _END_S)
 
@@ -206,13 +232,3 @@ class _PollingSocket(io.RawIOBase):
     def makefile(self, mode: str) -> io.BufferedReader:
         """What http.client asks of a socket."""
         return io.BufferedReader(self)
-
-
-def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """Each as soon as it is complete."""
-    rest = b""
-    while piece := response.read1():
-        *lines, rest = (rest + piece).split(b"\n")
-        yield from lines
-    if rest:
-        yield rest

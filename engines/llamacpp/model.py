@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engines import cached
+from engines.chat import vocabulary_hash
 from engines.llamacpp import slotfile
 from engines.llamacpp.gguf_file import GGUFFile
 from engines.llamacpp.slotfile import SlotFile, SlotForm, SlotShape
-from engines.rope import Rope, plain, yarn, yarn_bound
-from engines.vocabulary import vocabulary_hash
+from engines.rope import Rope, plain, yarn
 from messages.errors import InvalidMessage, KVTransferFailed
 from messages.kv import KVLayout
 
@@ -194,11 +194,9 @@ def effective_rope(gguf: GGUFFile) -> Rope:
         return Rope(tuple(frequencies), attention, base)
     trained_context = gguf.hyperparameter("context_length", 0)
     original = float(gguf.hyperparameter("rope.scaling.original_context_length", 0) or trained_context)
-    low, high = (
-        yarn_bound(float(gguf.hyperparameter(f"rope.scaling.{name}", default)), dimensions, base, original)
-        for name, default in (("yarn_beta_fast", 32.0), ("yarn_beta_slow", 1.0))
-    )
-    yarn_frequencies = yarn(frequencies, factor, max(0, math.floor(low)), min(dimensions - 1, math.ceil(high)))
+    fast = float(gguf.hyperparameter("rope.scaling.yarn_beta_fast", 32.0))
+    slow = float(gguf.hyperparameter("rope.scaling.yarn_beta_slow", 1.0))
+    yarn_frequencies = yarn(frequencies, factor, base, original, (fast, slow))
     return Rope(tuple(yarn_frequencies), attention * (1 + 0.1 * math.log(max(factor, 1.0))), base)
 
 
@@ -216,11 +214,6 @@ def tokenizer_hash(gguf: GGUFFile) -> str:
     return vocabulary_hash(vocabulary(gguf), merges)
 
 
-def _tokenizer_digest(gguf: GGUFFile) -> str:
-    """Everything that the file says of its tokenizer, settings included."""
-    return _digest({key: value for key, value in gguf.metadata.items() if key.startswith("tokenizer.ggml.")})
-
-
 def fingerprint(gguf: GGUFFile, layout: KVLayout) -> str:
     """Names the KV family: architecture and its numbers (RoPE among them), tokenizer, weights, format, block length."""
     prefix = gguf.architecture + "."
@@ -228,7 +221,7 @@ def fingerprint(gguf: GGUFFile, layout: KVLayout) -> str:
         {
             "format": FORMAT,
             "architecture": {k: v for k, v in gguf.metadata.items() if k.startswith(prefix)},
-            "tokenizer": _tokenizer_digest(gguf),
+            "tokenizer": _digest({k: v for k, v in gguf.metadata.items() if k.startswith("tokenizer.ggml.")}),
             "weights": weights_digest(gguf),
             "block_tokens": layout.block_tokens,
         }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
-from engines.chat import ChatPrompt
+from engines.chat import MEMORY_SIZE, ChatPrompt
 from engines.llamacpp.http import LlamaServer, ServerRefused
 from messages.errors import InvalidPrompt
 
@@ -23,7 +23,7 @@ class LlamaPrompt(ChatPrompt):
         """Raises ConfigError if the model's chat template can't be used."""
         super().__init__()
         self._server = server
-        self._marks: OrderedDict[str, bool] = OrderedDict()
+        self._is_always_one_token = lru_cache(MEMORY_SIZE)(self._ask_for_mark)
         template = str(server.get("/props").get("chat_template", ""))
         self._date_formats = sorted({match[2] for match in _DATE_CALL.finditer(template)})
         self.require_template()
@@ -40,11 +40,7 @@ class LlamaPrompt(ChatPrompt):
 
     def piece_ids(self, text: str, begins: bool, control: bool) -> Sequence[int]:
         """See ChatPrompt."""
-        return self._tokens(text, add_special=begins, parse_special=True) if control else self._plain(text, begins)
-
-    def plain_ids(self, text: str) -> tuple[int, ...]:
-        """Ids of a bare text; no control tokens."""
-        return self._plain(text, add_special=False)
+        return self._tokens(text, add_special=begins, parse_special=True) if control else self.plain_ids(text, begins)
 
     def control_id(self, text: str) -> int | None:
         """The id of the control token spelled so, if there is one."""
@@ -66,7 +62,9 @@ class LlamaPrompt(ChatPrompt):
     def control_span(self, text: str) -> tuple[int, int]:
         """See ChatPrompt."""
         start, end, position = len(text), 0, 0
-        for piece in self._pieces(text):
+        body = {"content": text, "add_special": False, "parse_special": True, "with_pieces": True}
+        tokens = self._server.post("/tokenize", body)["tokens"] if text else []
+        for piece in (token["piece"] for token in tokens if isinstance(token["piece"], str)):
             start_of_piece = text.find(piece, position)
             if start_of_piece < 0 or not piece:
                 continue
@@ -75,32 +73,20 @@ class LlamaPrompt(ChatPrompt):
                 start, end = min(start, start_of_piece), position
         return start, end
 
-    def _pieces(self, text: str) -> list[str]:
-        if not text:
-            return []
-        body = {"content": text, "add_special": False, "parse_special": True, "with_pieces": True}
-        tokens = self._server.post("/tokenize", body)["tokens"]
-        return [token["piece"] for token in tokens if isinstance(token["piece"], str)]
-
-    def _plain(self, text: str, add_special: bool) -> tuple[int, ...]:
+    def plain_ids(self, text: str, add_special: bool = False) -> tuple[int, ...]:
         """Ids of a text in which nothing is a control token.
 
         llama.cpp makes gpt-oss's marks (`<|channel|>`) tokens that it finds in any text, recognised or not. So a text
         that spells one is cut inside it.
         """
-        cuts = [match.start() + 1 for match in _MARK.finditer(text) if self._always_one_token(match[0])]
+        cuts = [match.start() + 1 for match in _MARK.finditer(text) if self._is_always_one_token(match[0])]
         ids: list[int] = []
         for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
             ids += self._tokens(text[start:end], add_special=add_special and not start, parse_special=False)
         return tuple(ids)
 
-    def _always_one_token(self, mark: str) -> bool:
-        with self._lock:
-            is_token = self._marks.get(mark)
-        if is_token is None:
-            is_token = len(self._tokens(mark, add_special=False, parse_special=False)) == 1
-            self._remember(self._marks, mark, is_token)
-        return is_token
+    def _ask_for_mark(self, mark: str) -> bool:
+        return len(self._tokens(mark, add_special=False, parse_special=False)) == 1
 
     def _tokens(self, text: str, *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
         body = {"content": text, "add_special": add_special, "parse_special": parse_special}

@@ -18,8 +18,8 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.llamacpp.health import PATIENCE_S, HealthWatch
-from engines.llamacpp.http import LlamaServer
+from engines.entry import closed_on_failure
+from engines.llamacpp.http import PATIENCE_S, LlamaServer
 from engines.watchdog import start_watchdog
 from messages.errors import ConfigError, EngineUnavailable
 
@@ -34,16 +34,15 @@ _END_S = 10.0
 _LAST_WORDS = 40
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _STEADY_S = 60.0  # who ran this long did not die of starting
-# Each as given where the release knows its first word.
-_WHERE_KNOWN = (
-    ("--no-kv-unified",),  # else a restored slot is cleared when its neighbour starts
-    ("--swa-full",),  # else sliding-window layers forget what a restored slot needs
-    ("--cache-ram", "0"),  # a slot holds what was put there, and nothing that the server remembers
-    ("--ctx-checkpoints", "0"),  # else a recurrent model's slot file holds a state for each of them
-    ("--no-context-shift",),
-    ("--no-warmup",),
-    ("--no-webui",),
-    ("--slots",),
+# What a server of ours is told: as words, given where the release knows the first, and as a parameter of xllamacpp's.
+SETTINGS: tuple[tuple[tuple[str, ...], str, object], ...] = (
+    (("--no-kv-unified",), "kv_unified", False),  # else a restored slot is cleared when its neighbour starts
+    (("--swa-full",), "swa_full", True),  # else sliding-window layers forget what a restored slot needs: it starts over
+    (("--cache-ram", "0"), "cache_ram_mib", 0),  # a slot holds what was put there, and nothing that is remembered
+    (("--ctx-checkpoints", "0"), "n_ctx_checkpoints", 0),  # else a recurrent model's slot file has a state for each
+    (("--no-warmup",), "warmup", False),
+    (("--no-webui",), "ui", False),
+    (("--slots",), "endpoint_slots", True),
 )
 _KILL = 'kill -9 "$1"'
 _GPUS = {"cuda": "cuda", "metal": "metal", "mtl": "metal", "rocm": "rocm", "vulkan": "vulkan", "sycl": "sycl"}
@@ -79,7 +78,7 @@ def arguments(launch: Launch, port: int, help_text: str) -> list[str]:
     words += ["--slot-save-path", f"{launch.slot_folder}/"]
     # Before it had three values, it was a switch. Without flash attention V is kept transposed.
     words += ["--flash-attn", "on"] if re.search(r"--flash-attn\s+[\[<{]?on", help_text) else ["--flash-attn"]
-    for option in _WHERE_KNOWN:
+    for option in (*(option for option, _, _ in SETTINGS), ("--no-context-shift",)):
         words += option if _has_option(help_text, option[0]) else ()
     if not _has_option(help_text, "--fit"):  # those before it computed on the CPU unless they were told
         words += ["--n-gpu-layers", "999"]
@@ -88,10 +87,8 @@ def arguments(launch: Launch, port: int, help_text: str) -> list[str]:
 
 def device_in(listing: str) -> str:
     """The device in what `--list-devices` prints: the first GPU, else "cpu"."""
-    for name in re.findall(r"^\s*([A-Za-z]+)\d*: ", listing, re.MULTILINE):
-        if name.lower() in _GPUS:
-            return _GPUS[name.lower()]
-    return "cpu"
+    names = [name.lower() for name in re.findall(r"^\s*([A-Za-z]+)\d*: ", listing, re.MULTILINE)]
+    return next((_GPUS[name] for name in names if name in _GPUS), "cpu")
 
 
 class LlamaServerProcess:
@@ -107,30 +104,19 @@ class LlamaServerProcess:
         self._is_loaded = threading.Event()
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self._health: HealthWatch | None = None
         self._spawn()
         self._thread = threading.Thread(target=self._supervise, name=PROGRAM, daemon=True)
         self._thread.start()
-        try:
+        with closed_on_failure(self):
             self._wait_until_loaded(launch)
-        except BaseException:
-            self.close()
-            raise
-        self._health = HealthWatch(self.server, launch.health_s, self._kill)
-
-    @property
-    def pid(self) -> int:
-        """Of the server that runs now, or ran last."""
-        return self._process.pid
+        self.server.watch(launch.health_s, self._kill)
 
     def close(self) -> None:
         """End it. Idempotent."""
         self._closing.set()
         self.server.close()
-        if self._health is not None:
-            self._health.close()
         with self._lock:
-            process = self._process
+            process = self.process
         process.terminate()
         try:
             process.wait(_END_S)
@@ -141,14 +127,14 @@ class LlamaServerProcess:
     def _kill(self) -> None:
         """End one that hangs; it is then started again like one that died."""
         with self._lock:
-            self._process.kill()
+            self.process.kill()
 
     def _spawn(self) -> bool:
         """Start it; False if it is no longer wanted."""
         with self._lock:
             if self._closing.is_set():
                 return False
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -175,7 +161,7 @@ class LlamaServerProcess:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _read_output(self) -> int:
-        process = self._process
+        process = self.process
         assert process.stdout is not None
         with start_watchdog(process.pid, _KILL) as watchdog, process.stdout:
             for line in process.stdout:

@@ -28,7 +28,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from messages.errors import KVTransferFailed
-from messages.kv import Array, Block, DType, KVCache, KVLayout, RecurrentState, Window, cast, cut_into_blocks, is_finite
+from messages.kv import (
+    NUMPY_TYPES,
+    Array,
+    Block,
+    DType,
+    KVCache,
+    KVLayout,
+    RecurrentState,
+    Window,
+    cast,
+    cut_into_blocks,
+    is_finite,
+)
 
 MAGIC = b"qsgg"
 VERSION = 4
@@ -36,7 +48,6 @@ MAX_STREAMS = 1024
 MAX_LAYERS = 1024
 _GGML_TYPES: dict[int, DType] = {0: "f32", 1: "f16", 30: "bf16"}
 _GGML_IDS = {name: number for number, name in _GGML_TYPES.items()}
-_ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +179,10 @@ def build(tokens: Sequence[int], cache: KVCache, shape: SlotShape, streams: int)
         raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens, not {count:,}")
     head = struct.pack("<4sII3i", MAGIC, VERSION, count + 4, -1, 1, count)
     parts: list[bytes | memoryview] = [head, np.asarray(tokens, "<i4").tobytes(), bytes(4)]
-    full = ([_join_blocks(cache, row, side) for row in range(len(layout.full_layers))] for side in (0, 1))
+    full = (  # K of the full-attention layers, then V
+        [np.concatenate([block.data[row, side] for block in cache.blocks]) for row in range(len(layout.full_layers))]
+        for side in (0, 1)
+    )
     parts += _cache_parts(full, count, cache.layout.dtype, shape, streams, tokens)
     if cache.window is not None:
         data = cache.window.data
@@ -276,28 +290,24 @@ def _parse_stream(reader: _SlotFileReader, cells: int, num_tokens: int, form: Sl
         raise KVTransferFailed("slot file: V is transposed; start llama-server with flash attention on (-fa on)")
     if features or not 1 <= count <= MAX_LAYERS:
         raise KVTransferFailed(f"slot file: {count:,} layers, features {features:#x}: not known here")
-    in_order = bool((order[1:] > order[:-1]).all())
+    # In order, as they nearly always are, rows stay views.
+    cell_order = slice(None) if (order[1:] > order[:-1]).all() else order
     keys = [_parse_rows(reader, cells) for _ in range(count)]
     values = [_parse_rows(reader, cells) for _ in range(count)]
-    return tuple(_layer(k, v, None if in_order else order) for k, v in zip(keys, values, strict=True))
+    for (key_type, _), (value_type, _) in zip(keys, values, strict=True):
+        if key_type != value_type:
+            raise KVTransferFailed(f"slot file: K as {key_type} and V as {value_type}; both must have one type")
+    return tuple(SlotLayer(kind, k[cell_order], v[cell_order]) for (kind, k), (_, v) in zip(keys, values, strict=True))
 
 
 def _parse_rows(reader: _SlotFileReader, cells: int) -> tuple[DType, Array]:
     kind, row_bytes = reader.u32("row type"), reader.u64("row size")
     if kind not in _GGML_TYPES:
         raise KVTransferFailed(f"slot file: rows of ggml type {kind}; only f32, f16 and bf16 are transferred")
-    if not row_bytes or row_bytes % _ITEM_BYTES[_GGML_TYPES[kind]]:
+    if not row_bytes or row_bytes % NUMPY_TYPES[_GGML_TYPES[kind]].itemsize:
         raise KVTransferFailed(f"slot file: rows of {row_bytes:,} bytes")
     rows = np.frombuffer(reader.read_bytes(cells * row_bytes, "rows"), np.uint8)
     return _GGML_TYPES[kind], rows.reshape(cells, row_bytes)
-
-
-def _layer(keys: tuple[DType, Array], values: tuple[DType, Array], order: Array | None) -> SlotLayer:
-    if keys[0] != values[0]:
-        raise KVTransferFailed(f"slot file: K as {keys[0]} and V as {values[0]}; both must have one type")
-    if order is None:
-        return SlotLayer(keys[0], keys[1], values[1])
-    return SlotLayer(keys[0], keys[1][order], values[1][order])
 
 
 def _check_caches(file: SlotFile, shape: SlotShape) -> None:
@@ -324,11 +334,6 @@ def _row_bytes(layout: KVLayout) -> int:
     return layout.kv_heads * layout.head_dim * layout.numpy_type.itemsize
 
 
-def _join_blocks(cache: KVCache, row: int, side: int) -> Array:
-    """K (which = 0) or V of one full-attention layer."""
-    return np.concatenate([block.data[row, side] for block in cache.blocks])
-
-
 def _cache_parts(
     sides: Iterable[Sequence[Array]], cells: int, dtype: DType, shape: SlotShape, streams: int, tokens: Sequence[int]
 ) -> Iterator[bytes | memoryview]:
@@ -347,7 +352,9 @@ def _cache_parts(
             yield struct.pack("<IIQ", 0, len(side), 0)
         for rows in side:
             yield row
-            yield _as_stored(rows, dtype, shape, is_key=side_index == 0).data.cast("B")
+            in_dtype = rows if dtype == layout.dtype else cast(rows, dtype, layout.dtype)
+            in_order = to_interleaved(in_dtype) if side_index == 0 and shape.interleaved else in_dtype
+            yield np.ascontiguousarray(in_order).data.cast("B")
     yield bytes(4) * (streams - 1)
 
 
@@ -376,12 +383,3 @@ def _regroup_heads(columns: Array, matrix: Array, layout: KVLayout, groups: tupl
     values = columns[first:].reshape(*groups, value_size, -1).swapaxes(0, 1).reshape(-1, columns.shape[1])
     new_matrix = matrix.reshape(*groups, *matrix.shape[1:]).swapaxes(0, 1).reshape(matrix.shape)
     return np.concatenate([columns[:first], values]), new_matrix
-
-
-def _as_stored(rows: Array, dtype: DType, shape: SlotShape, is_key: bool) -> Array:
-    """Rows in this model's dtype and order of pairs."""
-    if dtype != shape.layout.dtype:
-        rows = cast(rows, dtype, shape.layout.dtype)
-    if is_key and shape.interleaved:
-        rows = to_interleaved(rows)
-    return np.ascontiguousarray(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -16,13 +17,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from engines.entry import EngineOptions
+from engines.entry import EngineOptions, closed_on_failure
 from engines.llamacpp.gguf_file import GGUFFile, read_gguf
-from engines.llamacpp.health import PATIENCE_S, HealthWatch
-from engines.llamacpp.http import LlamaServer
+from engines.llamacpp.http import PATIENCE_S, LlamaServer
 from engines.llamacpp.model import heads
 from engines.llamacpp.ollama_models import SCHEME, check_dialect, find_gguf
-from engines.llamacpp.server import PROGRAM, Launch, LlamaServerProcess, find_program
+from engines.llamacpp.server import PROGRAM, SETTINGS, Launch, LlamaServerProcess, find_program
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 
 _OWN_PROGRAM = f"{PROGRAM}:"
@@ -59,7 +59,7 @@ def start(options: EngineOptions) -> Backing:
 
     The weights are a path, or `ollama:NAME` for a model that was pulled with Ollama. With `llama-server:` before that,
     or without the package xllamacpp, the server is the program llama-server on PATH, else it is in this process. Behind
-    it all `?health_s=10` may say for how long the program may hang (see llama_health).
+    it all `?health_s=10` may say for how long the program may hang.
 
     Raises ConfigError if package and program or the file are missing, the file is damaged or in a dialect that
     llama.cpp doesn't read, or llama.cpp refuses it.
@@ -67,7 +67,9 @@ def start(options: EngineOptions) -> Backing:
     weights, _, patience = options.weights.partition("?health_s=")
     program = _program(weights.startswith(_OWN_PROGRAM))
     weights = weights.removeprefix(_OWN_PROGRAM)
-    gguf = read_gguf(_file(weights))
+    gguf = read_gguf(
+        find_gguf(weights.removeprefix(SCHEME)) if weights.startswith(SCHEME) else Path(weights).expanduser()
+    )
     check_dialect(gguf)
     context = options.context or int(gguf.hyperparameter("context_length", 4096))
     slots = options.slots + 1
@@ -124,13 +126,9 @@ def _lock(folder: Path) -> int:
     return descriptor
 
 
-def _file(weights: str) -> Path:
-    return find_gguf(weights.removeprefix(SCHEME)) if weights.startswith(SCHEME) else Path(weights).expanduser()
-
-
 def _program(is_requested: bool) -> str:
     """Path of llama-server if that is what serves; "": it is the package. Raises ConfigError if there is neither."""
-    if not is_requested and _has_package():
+    if not is_requested and importlib.util.find_spec("xllamacpp"):
         return ""
     program = find_program()
     if not program and is_requested:
@@ -141,14 +139,6 @@ def _program(is_requested: bool) -> str:
             f"or {PROGRAM} on PATH"
         )
     return program
-
-
-def _has_package() -> bool:
-    try:
-        import xllamacpp  # noqa: F401
-    except ModuleNotFoundError:
-        return False
-    return True
 
 
 def package_version() -> str:
@@ -192,20 +182,19 @@ def attach(options: EngineOptions) -> Backing:
         raise ConfigError(f"{options.weights}: {unknown_keys.pop()!r} is neither 'slots' nor 'model' nor 'health_s'")
     patience_s = _patience(settings.get("health_s", ""))
     server = LlamaServer(f"{parts.scheme}://{parts.netloc}{parts.path}")
-    try:
-        properties = server.get("/props")
-        context = int(properties["default_generation_settings"]["n_ctx"])
-        slots = int(properties["total_slots"])
-    except (EngineUnavailable, KeyError, TypeError, ValueError) as error:
-        server.close()
-        raise ConfigError(f"no llama-server answers at {server.url}: {error}") from None
-    if options.context > context:
-        server.close()
-        raise ConfigError(f"a slot of {server.url} holds {context:,} tokens, not {options.context:,}: restart it")
-    gguf = _reported_gguf(settings.get("model", ""), str(properties.get("model_path", "")))
+    with closed_on_failure(server):
+        try:
+            properties = server.get("/props")
+            context = int(properties["default_generation_settings"]["n_ctx"])
+            slots = int(properties["total_slots"])
+        except (EngineUnavailable, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"no llama-server answers at {server.url}: {error}") from None
+        if options.context > context:
+            raise ConfigError(f"a slot of {server.url} holds {context:,} tokens, not {options.context:,}: restart it")
+        gguf = _reported_gguf(settings.get("model", ""), str(properties.get("model_path", "")))
     folder = Path(settings["slots"]) if "slots" in settings else None
-    watch = HealthWatch(server, patience_s)
-    return Backing(server, gguf, folder, slots, options.context or context, "unknown", [watch.close])
+    server.watch(patience_s)
+    return Backing(server, gguf, folder, slots, options.context or context, "unknown")
 
 
 def _patience(text: str) -> float:
@@ -233,17 +222,12 @@ def _parameters(xllamacpp: Any, launch: Launch) -> Any:
     params.model.path = str(launch.weights)
     params.n_ctx = launch.tokens
     params.n_parallel = launch.slots
-    params.kv_unified = False  # else a restored slot is cleared when its neighbour starts
-    params.swa_full = True  # else sliding-window layers forget what a restored slot needs, and it starts over
-    params.cache_ram_mib = 0  # a slot holds what was put there, and nothing that the server remembers
-    params.n_ctx_checkpoints = 0  # else a recurrent model's slot file holds a state for each of them
+    for _, name, value in SETTINGS:
+        setattr(params, name, value)
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED  # else V is transposed
     params.slot_save_path = f"{launch.slot_folder}{os.sep}"
-    params.endpoint_slots = True
     params.hostnames = ["127.0.0.1"]
     params.port = 0
-    params.ui = False
-    params.warmup = False
     params.verbosity = -1
     # ggml's threads wait for each other in a busy loop: on taken cores they slow one another down fifty times. Half of
     # the logical CPUs are the physical cores where there are two threads to a core, and leave room where there aren't.

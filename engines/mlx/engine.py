@@ -13,11 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 from engines.base import Answer, Capabilities, EngineInfo
-from engines.entry import EngineOptions
+from engines.entry import EngineOptions, closed_on_failure
 from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.weights import HFFolder, builds, fingerprint, open_folder, rounding
@@ -27,25 +26,20 @@ from engines.mlx.kv import CacheState
 from engines.mlx.loop import ModelLoop
 from engines.mlx.sampling import Observer, sampler_for
 from engines.mlx.work import DecodeWork, Output, PrefillWork, PromptWork
-from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
+from messages.errors import EngineUnavailable
 from messages.jobs import PrefillReport, Sampling
-from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
+from messages.kv import Block, KVCache, Record, RecurrentState, Window
 
 _log = logging.getLogger(__name__)
 
 
 def open_engine(options: EngineOptions) -> MLXEngine:
     """Load a model folder. Raises ConfigError, saying what to do. MLX chooses its CPU threads itself."""
-    if options.slots < 1:
-        raise ConfigError(f"slots must be at least 1, not {options.slots}")
     folder = open_folder(options.weights)
     prompt = HFPrompt(folder.path)
     loop = ModelLoop(partial(mlx_model.load, folder, options.context), sorted(prompt.end_ids), options.slots)
-    try:
+    with closed_on_failure(loop):
         return MLXEngine(folder, prompt, loop, options)
-    except BaseException:
-        loop.close()
-        raise
 
 
 class MLXEngine(FolderEngine):
@@ -57,8 +51,9 @@ class MLXEngine(FolderEngine):
         self._pinned_states: dict[int, list[CacheState]] = {}
         transfers_kv = loop.layout is not None
         if not transfers_kv:
-            _log.warning("this MLX engine transfers no KV cache: %s", loop.no_kv_transfer)
-        self._info = EngineInfo(
+            self._no_kv_transfer = f"this MLX engine transfers no KV cache: {loop.no_kv_transfer}"
+            _log.warning("%s", self._no_kv_transfer)
+        self.info = EngineInfo(
             engine="mlx",
             device=loop.device,
             context=options.context or int(folder.text.get("max_position_embeddings", 4096)),
@@ -89,8 +84,8 @@ class MLXEngine(FolderEngine):
         stop: threading.Event | None = None,
     ) -> PrefillReport:
         """See PrefillEngine. Blocks are copied out while the next chunk is computed."""
-        layout = self._require_kv_transfer()
-        self._check_prompt(tokens, 0)
+        layout = self._require_layout()
+        self._check_call(tokens, None, 0)
         if resume is not None:
             resume.require_layout(layout)
             resume.require_part_of(len(tokens), min_evaluated=0)
@@ -117,8 +112,8 @@ class MLXEngine(FolderEngine):
         work = DecodeWork(tokens, cache, sampling.max_tokens, sampler_for(sampling), constraint, eager)
         work.fork = self._pinned_states.get(id(cache))
         with self._submit(work):
-            answer = self._collect_answer(self._sample_ids(work, stop), sampling, on_text, start)
-            return replace(answer, evaluated_tokens=work.evaluated_tokens)
+            tokens_out = self._sample_ids(work, stop)
+            return self._collect_answer(tokens_out, sampling, on_text, start, lambda: work.evaluated_tokens)
 
     @contextmanager
     def pin_cache(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
@@ -163,20 +158,9 @@ class MLXEngine(FolderEngine):
         self._loop.require_open()  # outputs that are ready already don't count any more
         return work.next_output(stop)
 
-    def _require_kv_transfer(self) -> KVLayout:
-        if self._loop.layout is None:
-            raise KVTransferFailed(f"this MLX engine transfers no KV cache: {self._loop.no_kv_transfer}")
-        return self._loop.layout
-
     def _check_call(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
         self._loop.require_open()
-        self._check_prompt(tokens, max_tokens)
-        if cache is not None:
-            cache.require_layout(self._require_kv_transfer())
-            cache.require_part_of(len(tokens))
-
-    def _check_prompt(self, tokens: Sequence[int], max_tokens: int) -> None:
-        self._info.require_capacity(len(tokens) + max_tokens)
+        super()._check_call(tokens, cache, max_tokens)
         # MLX checks no index: an id beyond the embeddings ends the process.
         if not 0 <= min(tokens) <= max(tokens) < self._loop.num_logits:
             raise EngineUnavailable(

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeGuard
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
@@ -72,35 +72,26 @@ class ModelLoop:
         ready: queue.SimpleQueue[LoadedModel | Exception],
     ) -> None:
         try:
-            self._serve(load, end_ids, slots, ready)
+            stream = mx.new_stream(mx.default_device())
+            with mx.stream(stream):
+                loaded_model = load()
+                turns = _Scheduler(loaded_model, stream, end_ids, slots, self._inbox)
+                ready.put(loaded_model)
+                try:
+                    turns.run()
+                except Exception:  # noqa: BLE001  a bug must not leave callers waiting for ever
+                    _log.exception("the thread of the MLX engine ended; the engine is closed")
+                finally:
+                    with self._lock:
+                        self._closed = True
+                    turns.end()
         except Exception as error:  # noqa: BLE001  from `load`: raised in the thread that waits for it
             ready.put(error)
         finally:
             mx.clear_cache()
             # MLX wants a thread to do this before it ends: what is left is torn down by destructors that may meet an
             # interpreter which is gone, and abort the process. Older releases have no such function.
-            getattr(mx, "clear_streams", _do_nothing)()
-
-    def _serve(
-        self,
-        load: Callable[[], LoadedModel],
-        end_ids: Sequence[int],
-        slots: int,
-        ready: queue.SimpleQueue[LoadedModel | Exception],
-    ) -> None:
-        stream = mx.new_stream(mx.default_device())
-        with mx.stream(stream):
-            loaded_model = load()
-            turns = _Scheduler(loaded_model, stream, end_ids, slots, self._inbox)
-            ready.put(loaded_model)
-            try:
-                turns.run()
-            except Exception:  # noqa: BLE001  a bug must not leave callers waiting for ever
-                _log.exception("the thread of the MLX engine ended; the engine is closed")
-            finally:
-                with self._lock:
-                    self._closed = True
-                turns.end()
+            getattr(mx, "clear_streams", lambda: None)()
 
 
 class _Scheduler:
@@ -185,17 +176,12 @@ class _Scheduler:
 
         Who needs none joins at once: to let in one for each step would leave slots empty in the meantime.
         """
-        ready_work = [work for work in self._feeding if _is_fed(work)]
-        for work in ready_work:
-            self._feeding.remove(work)
-            with _report_failure(work):
-                self._join_batch(work)
-        if self._feeding:
-            self._feed_next()
-
-    def _feed_next(self) -> None:
-        work = self._feeding.popleft()
-        if work.is_abandoned:
+        for work in tuple(self._feeding):
+            if isinstance(work, DecodeWork) and not work.is_abandoned and work.position >= work.to_feed:
+                self._feeding.remove(work)
+                with _report_failure(work):
+                    self._join_batch(work)
+        if not self._feeding or (work := self._feeding.popleft()).is_abandoned:
             return
         with _report_failure(work):
             self._feed_chunk(work)
@@ -244,16 +230,14 @@ class _Scheduler:
 
     def _hand_out(self, number: int, token: int, reason: str) -> None:
         work = self._decoding[number]
-        if work.failure is not None:
+        if work.failure is None:
+            work.put_token(token, reason)
+        else:
             work.put(work.failure)
-            if reason:
-                del self._decoding[number]
-            else:
-                self._leave([number])
-            return
-        work.put_token(token, reason)
-        if reason:
+        if reason:  # then the batch has let go of it
             del self._decoding[number]
+        elif work.failure is not None:
+            self._leave([number])
 
     def _leave(self, numbers: list[int]) -> None:
         if numbers:
@@ -270,10 +254,6 @@ class _Scheduler:
         self._batch = self._new_batch()
 
 
-def _is_fed(work: PromptWork) -> TypeGuard[DecodeWork]:
-    return isinstance(work, DecodeWork) and not work.is_abandoned and work.position >= work.to_feed
-
-
 @contextmanager
 def _report_failure(work: PromptWork) -> Iterator[None]:
     """What goes wrong with one prompt is told to its caller, and to nobody else."""
@@ -284,7 +264,3 @@ def _report_failure(work: PromptWork) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001  MLX raises RuntimeError, ValueError and others
         _log.exception("MLX failed on a prompt of %d tokens", len(work.tokens))
         work.put(EngineUnavailable(f"MLX failed on the prompt: {error}"))
-
-
-def _do_nothing() -> None:
-    pass

@@ -33,8 +33,10 @@ Output = Record | list[Token] | PrefillReport | KvasirError
 class PromptWork(ABC):
     """One prompt on its way through the model. Made by a caller, who takes its outputs; the loop does the rest."""
 
-    def __init__(self, tokens: Sequence[int], prefix_cache: KVCache | None) -> None:
+    def __init__(self, tokens: Sequence[int], prefix_cache: KVCache | None, to_feed: int) -> None:
+        """`to_feed`: how many of the tokens the cache is to hold when the prompt is done."""
         self.tokens = list(tokens)
+        self.to_feed = to_feed
         self.prefix_cache = prefix_cache
         self.fork: list[mlx_kv.CacheState] | None = None  # `prefix_cache` as arrays, once somebody has made them
         self.is_abandoned = False  # set by the caller, who has stopped listening
@@ -42,11 +44,6 @@ class PromptWork(ABC):
         self.position = 0  # tokens in the cache
         self.evaluated_tokens = 0  # prompt tokens that the model was given
         self._outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
-
-    @property
-    @abstractmethod
-    def to_feed(self) -> int:
-        """How many of the tokens the cache is to hold when the prompt is done."""
 
     @abstractmethod
     def on_chunk(self) -> None:
@@ -88,16 +85,11 @@ class PrefillWork(PromptWork):
     """Puts each Block, the Window if there is one, and the PrefillReport."""
 
     def __init__(self, tokens: Sequence[int], prefix_cache: KVCache | None, layout: KVLayout, first: int) -> None:
-        super().__init__(tokens, prefix_cache)
+        super().__init__(tokens, prefix_cache, len(tokens))
         self.layout = layout
         self._export_position = first
         self._computing: tuple[mx.array, int] | None = None  # rows that MLX computes while earlier ones are copied
         self._start = 0.0
-
-    @property
-    def to_feed(self) -> int:
-        """All."""
-        return len(self.tokens)
 
     def begin(self, caches: list[Any], layout: KVLayout | None) -> None:
         """See PromptWork; the clock of `PrefillReport.prefill_s` starts here."""
@@ -154,7 +146,7 @@ class DecodeWork(PromptWork):
         constraint: Constraint | None,
         eager: bool,
     ) -> None:
-        super().__init__(tokens, prefix_cache)
+        super().__init__(tokens, prefix_cache, len(tokens) - 1)  # the batch begins with the last
         self.max_tokens = max_tokens
         self.sampler = sampler
         self.constraint = constraint
@@ -163,11 +155,6 @@ class DecodeWork(PromptWork):
         self._eager = eager
         self._token_buffer: list[Token] = []
         self._buffer_size = 1  # the first one goes at once
-
-    @property
-    def to_feed(self) -> int:
-        """All but the last, with which the batch begins."""
-        return len(self.tokens) - 1
 
     def on_chunk(self) -> None:
         """Wait for it, so that no more than one chunk is ever under way."""
@@ -186,7 +173,7 @@ class DecodeWork(PromptWork):
         """What the batch does to this sequence's logits."""
         if self.constraint is not None:
             return [self._apply_constraint]
-        return [_identity] if _PROCESS_ALL else []
+        return [lambda context, logits: logits] if _PROCESS_ALL else []
 
     def _apply_constraint(self, context: mx.array, logits: mx.array) -> mx.array:
         """Rule out what the schema doesn't allow; the context ends with the token sampled last."""
@@ -200,7 +187,3 @@ class DecodeWork(PromptWork):
             self.failure = error
             return logits
         return mx.where(mask, logits, mx.array(-mx.inf, logits.dtype))
-
-
-def _identity(context: mx.array, logits: mx.array) -> mx.array:
-    return logits

@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 
 import ollama
 
-from engines.base import Answer, Capabilities, EngineInfo
+from engines.base import Answer, Capabilities, EngineInfo, StreamedText
 from engines.chat import chat
-from engines.entry import EngineOptions
+from engines.entry import EngineOptions, closed_on_failure
 from engines.ollama.http import ModelMissing, OllamaServer
 from engines.remote import (
     LETTERS_PER_TOKEN,
@@ -57,14 +57,12 @@ def open_engine(options: EngineOptions) -> OllamaEngine:
     """Find the server and the model, and have it loaded. Raises ConfigError, saying what to do."""
     host, model = parse_weights(options.weights)
     server = OllamaServer(host)
-    try:
-        return OllamaEngine(server, model, _describe_model(server, model), options)
-    except EngineUnavailable as error:
-        server.close()
-        raise ConfigError(f"{error}; is it running there? (`ollama serve`, or another URL in the weights)") from None
-    except BaseException:
-        server.close()
-        raise
+    with closed_on_failure(server):
+        try:
+            return OllamaEngine(server, model, _describe_model(server, model), options)
+        except EngineUnavailable as error:
+            reason = f"{error}; is it running there? (`ollama serve`, or another URL in the weights)"
+            raise ConfigError(reason) from None
 
 
 def parse_weights(weights: str) -> tuple[str, str]:
@@ -105,7 +103,7 @@ class OllamaEngine(TextOnly[OllamaServer]):
         self._break_up = mark_breaker(description.modelinfo or {})
         self._drops_system = drops_system(description)
         self._letters_per_token = self._warm_up()
-        self._info = EngineInfo(
+        self.info = EngineInfo(
             engine="ollama",
             device=self._device(),
             context=self._context,
@@ -129,27 +127,22 @@ class OllamaEngine(TextOnly[OllamaServer]):
         if self._drops_system and any(part.role == "system" for part in prompt):
             raise InvalidPrompt(f"the chat template that Ollama has for {self._model} prints no system message")
         self._check_capacity(sampling)
-        pieces: list[str] = []
-        first_token_s = 0.0
+        answer = StreamedText(start, on_text)
         last = None
         for last in self._server.chat(stop, **self._request(prompt, sampling)):
-            if not first_token_s and (last.message.content or last.message.thinking):
-                first_token_s = time.monotonic() - start
-            if piece := last.message.content:
-                pieces.append(piece)
-                if on_text:
-                    on_text(piece)
+            if last.message.content or last.message.thinking:
+                answer.note_token()
+            answer.add(last.message.content or "")
         prompt_tokens, finish_reason = self._check_complete(prompt, sampling, last)
-        text = "".join(pieces)
         if sampling.json_schema and finish_reason == "stop":
-            check_json(text, "Ollama")
+            check_json(answer.text, "Ollama")
         return Answer(
-            text=text,
+            text=answer.text,
             tokens=(),
             completion_tokens=int(last.eval_count or 0) if last else 0,
             finish_reason=finish_reason,
             evaluated_tokens=prompt_tokens,
-            first_token_s=first_token_s,
+            first_token_s=answer.first_token_s,
             seconds=time.monotonic() - start,
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import ollama
 
-from engines.remote import CONNECT_S, IDLE_S, Calls, RemoteServer
+from engines.remote import CONNECT_S, IDLE_S, RemoteServer
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidSchema, KvasirError
 
 _NOT_FOUND = 404
@@ -31,6 +31,8 @@ class OllamaServer(RemoteServer):
     `stop` is set.
     """
 
+    disconnect_errors = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
+
     def __init__(self, host: str) -> None:
         """`host` is a URL, or "" for what OLLAMA_HOST says, else this machine."""
         # No read time-out: loading and a long prompt are silent for minutes; the caller's stop event ends them.
@@ -39,40 +41,55 @@ class OllamaServer(RemoteServer):
         transport = _NeverCut(limits=limits, trust_env=False)
         self._client = ollama.AsyncClient(host or None, timeout=timeout, transport=transport)
         self.host = host or "this machine"
-        self._calls = Calls(
-            "ollama",
-            lambda error: _translate_error(error, self.host),
-            lambda: self._client.close(),  # type: ignore[no-untyped-call]  # not `close` itself: it has no annotations
-            (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError),
-            lambda error: isinstance(error, (httpx.TransportError, ConnectionError)),  # the latter is the client's own
-            self._client.ps,
-        )
+        super().__init__("ollama")
 
     def models(self) -> list[str]:
         """Names of the models that were pulled."""
-        return sorted(str(entry.model) for entry in self._calls.call(self._client.list).models)
+        return sorted(str(entry.model) for entry in self._call(self._client.list).models)
 
     def show(self, model: str) -> ollama.ShowResponse:
         """What the server knows of a model."""
-        description: ollama.ShowResponse = self._calls.call(lambda: self._client.show(model))
+        description: ollama.ShowResponse = self._call(lambda: self._client.show(model))
         return description
 
     def models_in_memory(self) -> list[ollama.ProcessResponse.Model]:
         """The models in memory."""
-        return list(self._calls.call(self._client.ps).models)
+        return list(self._call(self._client.ps).models)
 
     def generate(self, **request: Any) -> ollama.GenerateResponse:
         """An answer at once; `request` as for the client's `generate`."""
-        answer: ollama.GenerateResponse = self._calls.call(lambda: self._client.generate(**request))
+        answer: ollama.GenerateResponse = self._call(lambda: self._client.generate(**request))
         return answer
 
     def chat(self, stop: threading.Event | None = None, **request: Any) -> Iterator[ollama.ChatResponse]:
         """An answer piece by piece; `request` as for the client's `chat`."""
-        return self._calls.receive(lambda: self._pieces(request), stop)
+        return self._receive(lambda: self._pieces(request), stop)
 
     async def _pieces(self, request: dict[str, Any]) -> AsyncIterator[Any]:
         async for piece in await self._client.chat(stream=True, **request):
             yield piece
+
+    def _translate_error(self, error: BaseException) -> KvasirError:
+        if not isinstance(error, ollama.ResponseError):
+            reason = str(error) or type(error).__name__
+            return EngineUnavailable(f"the Ollama server at {self.host} does not answer: {reason:.300}")
+        message = error.error.strip()
+        if any(words in message for words in _TOO_LONG):
+            return ContextExceeded(f"Ollama refused the prompt: {message:.300}")
+        if any(word in message.lower() for word in _NO_SCHEMA):
+            return InvalidSchema(f"the JSON schema can't be made a constraint: {message:.300}")
+        if error.status_code == _NOT_FOUND:
+            return ModelMissing(f"Ollama at {self.host}: {message:.300}")
+        return EngineUnavailable(f"Ollama at {self.host} answered {error.status_code}: {message:.300}")
+
+    def _is_gone(self, error: BaseException) -> bool:
+        return isinstance(error, (httpx.TransportError, ConnectionError))  # the latter is the client's own
+
+    async def _probe(self) -> Any:
+        await self._client.ps()
+
+    async def _close_client(self) -> None:
+        await self._client.close()  # type: ignore[no-untyped-call]
 
 
 class _NeverCut(httpx.AsyncHTTPTransport):
@@ -88,18 +105,3 @@ class _NeverCut(httpx.AsyncHTTPTransport):
             extensions = request.extensions
             request = httpx.Request(request.method, request.url, headers=headers, json=body, extensions=extensions)
         return await super().handle_async_request(request)
-
-
-def _translate_error(error: BaseException, host: str) -> KvasirError:
-    """What a failed request means for the job."""
-    if not isinstance(error, ollama.ResponseError):
-        reason = str(error) or type(error).__name__
-        return EngineUnavailable(f"the Ollama server at {host} does not answer: {reason:.300}")
-    message = error.error.strip()
-    if any(words in message for words in _TOO_LONG):
-        return ContextExceeded(f"Ollama refused the prompt: {message:.300}")
-    if any(word in message.lower() for word in _NO_SCHEMA):
-        return InvalidSchema(f"the JSON schema can't be made a constraint: {message:.300}")
-    if error.status_code == _NOT_FOUND:
-        return ModelMissing(f"Ollama at {host}: {message:.300}")
-    return EngineUnavailable(f"Ollama at {host} answered {error.status_code}: {message:.300}")

@@ -17,11 +17,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engines.base import Answer, Capabilities, EngineInfo
+from engines.base import Answer, Capabilities, EngineInfo, StreamedText
 from engines.chat import chat
-from engines.entry import EngineOptions
-from engines.openai.http import NoModelList, OpenAIServer, Outside, RequestRefused, permanent_error
-from engines.openai.place import outside
+from engines.entry import EngineOptions, closed_on_failure
+from engines.openai.http import NoModelList, OpenAIServer, Outside, RequestRefused, outside, permanent_error
 from engines.remote import RANDOM_SEED, TextOnly, break_known_marks, check_json, context_of, new_sample
 from messages.errors import ConfigError, DeadLetter, EngineUnavailable, InvalidPrompt
 from messages.jobs import Part, Sampling
@@ -42,17 +41,13 @@ def open_engine(options: EngineOptions) -> OpenAIEngine:
     """Find the server and the model, and try it. Raises ConfigError, saying what to do."""
     base, model = parse_weights(options.weights)
     server = OpenAIServer(base, options.api_key, options.allow_external)
-    try:
-        return OpenAIEngine(server, model, find_model(server, model), options)
-    except EngineUnavailable as error:
-        server.close()
-        raise startup_error(error, bool(options.api_key)) from None
-    except DeadLetter as error:
-        server.close()
-        raise ConfigError(f"the server at {base} refused a sample of a few hundred tokens: {error}") from None
-    except BaseException:
-        server.close()
-        raise
+    with closed_on_failure(server):
+        try:
+            return OpenAIEngine(server, model, find_model(server, model), options)
+        except EngineUnavailable as error:
+            raise startup_error(error, bool(options.api_key)) from None
+        except DeadLetter as error:
+            raise ConfigError(f"the server at {base} refused a sample of a few hundred tokens: {error}") from None
 
 
 def look_up(options: EngineOptions) -> tuple[str, bool]:
@@ -99,10 +94,8 @@ def find_model(server: OpenAIServer, model: str) -> dict[str, Any]:
     """What the server lists of a model, {} if it lists no models. Raises ConfigError if it has others."""
     try:
         models = server.models()
-    except NoModelList:
-        return {}
-    except RequestRefused as refusal:
-        if refusal.status != 404:
+    except (NoModelList, RequestRefused) as error:
+        if isinstance(error, RequestRefused) and error.status != 404:
             raise
         return {}
     for entry in models:
@@ -122,7 +115,7 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
         self._model = model
         self._refused_fields: set[str] = set()
         self._warm_up()
-        self._info = EngineInfo(
+        self.info = EngineInfo(
             engine="openai",
             device="unknown",
             context=self._context,
@@ -145,7 +138,7 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
         """See DecodesText. Waits as long as a busy server (429) asks for. Counts that it does not tell are 0."""
         start = time.monotonic()
         self._check_capacity(sampling)
-        reading = _AnswerReader(on_text)
+        reading = _AnswerReader(start, on_text)
         messages = [{"role": message.role, "content": break_known_marks(message.text)} for message in chat(prompt)]
         try:
             for event in self._server.chat(self._request(messages, sampling), stop):
@@ -154,16 +147,15 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
             raise permanent_error(refusal) from refusal
         finish_reason = reading.finish_reason()
         self._check_whole(prompt, sampling, reading.prompt_tokens)
-        text = "".join(reading.pieces)
         if sampling.json_schema and finish_reason == "stop":
-            check_json(text, "the server")
+            check_json(reading.text, "the server")
         return Answer(
-            text=text,
+            text=reading.text,
             tokens=(),
             completion_tokens=reading.completion_tokens,
             finish_reason=finish_reason,
             evaluated_tokens=reading.prompt_tokens,
-            first_token_s=(reading.first or time.monotonic()) - start,
+            first_token_s=reading.first_token_s or time.monotonic() - start,
             seconds=time.monotonic() - start,
         )
 
@@ -193,7 +185,7 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
         text = new_sample()
         sampling = Sampling(max_tokens=1, temperature=0, json_schema=json.dumps(_PROBE))
         while True:
-            reading = _AnswerReader(None)
+            reading = _AnswerReader(time.monotonic(), None)
             request = self._request([{"role": "user", "content": text}], sampling)
             try:
                 for event in self._server.chat(request):
@@ -217,16 +209,12 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
         self._refused_fields.add(field)
 
 
-class _AnswerReader:
+class _AnswerReader(StreamedText):
     """What the events of one answer come to."""
 
-    def __init__(self, on_text: Callable[[str], None] | None) -> None:
-        self.pieces: list[str] = []
-        self.first = 0.0  # when the first token came, on the monotonic clock; 0: none has
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        self._reason = ""
-        self._on_text = on_text
+    prompt_tokens = 0
+    completion_tokens = 0
+    _reason = ""
 
     def consume_event(self, event: dict[str, Any]) -> None:
         """Add one event. Raises EngineUnavailable for one of another shape."""
@@ -243,12 +231,9 @@ class _AnswerReader:
             has_thoughts = any(delta.get("reasoning_content") or delta.get("reasoning") for delta in deltas)
         except (AttributeError, TypeError, ValueError):
             raise EngineUnavailable(f"the server sent an event of another shape: {json.dumps(event):.80}") from None
-        if not self.first and (piece or has_thoughts):
-            self.first = time.monotonic()
-        if piece:
-            self.pieces.append(piece)
-            if self._on_text:
-                self._on_text(piece)
+        if piece or has_thoughts:
+            self.note_token()
+        self.add(piece)
 
     def finish_reason(self) -> str:
         """Raises EngineUnavailable if the answer was cut off, InvalidPrompt if it was withheld."""

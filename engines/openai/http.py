@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
+import socket
 import ssl
 import threading
 import time
@@ -13,12 +15,12 @@ from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import certifi
 
-from engines.openai.place import is_fixed_address, outside
-from engines.remote import CONNECT_S, IDLE_S, Calls, RemoteServer
+from engines.remote import CONNECT_S, IDLE_S, RemoteServer
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, InvalidSchema, KvasirError
 
 _log = logging.getLogger(__name__)
@@ -29,6 +31,16 @@ _TOO_LONG = ("context length", "context size", "context_length", "maximum contex
 _NO_SCHEMA = ("grammar", "schema", "response_format")
 _PERMANENT_STATUSES = (400, 413, 422)
 _UNAVAILABLE_STATUSES = (502, 503, 504)  # a proxy's words for a server that is away, or a server's while it loads
+
+# Where prompts may go without being asked: this machine, and private networks.
+_INSIDE = [
+    ipaddress.ip_network(network)
+    for network in (
+        *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "0.0.0.0/32"),
+        *("::1/128", "fc00::/7", "fe80::/10", "::/128"),
+    )
+]
+_INSIDE_NAMES = (".local", ".localhost", ".internal", ".home.arpa")
 
 
 class RequestRefused(EngineUnavailable):
@@ -62,25 +74,25 @@ class OpenAIServer(RemoteServer):
     and Cancelled soon after `stop` is set.
     """
 
+    disconnect_errors = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
+
     def __init__(self, base: str, api_key: str, allow_external: bool) -> None:
         """`base` is the URL up to and with `/v1`. The key is sent there and shown nowhere."""
         self.host = base
         self._key = api_key
         self._may_be_called = allow_external or (is_fixed_address(base) and not outside(base))
         self._session: aiohttp.ClientSession | None = None
-        disconnect_errors = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
-        self._calls = Calls("openai", self._translate_error, self._close, disconnect_errors, _is_gone, self._list)
+        super().__init__("openai")
 
     def models(self) -> list[dict[str, Any]]:
         """What the server lists under /models."""
-        entries = self._calls.call(self._list)
-        return [entry for entry in entries if isinstance(entry, dict)]
+        return [entry for entry in self._call(self._probe) if isinstance(entry, dict)]
 
     def chat(self, body: dict[str, Any], stop: threading.Event | None = None) -> Iterator[dict[str, Any]]:
         """The answer's events. A server that is busy (429) is asked again when it says."""
-        return self._calls.receive(lambda: self._events_with_retry(body), stop)
+        return self._receive(lambda: self._events_with_retry(body), stop)
 
-    async def _list(self) -> list[Any]:
+    async def _probe(self) -> list[Any]:
         await self._check_place()
         async with self._open_session().get(f"{self.host}/models", allow_redirects=False) as response:
             body = await response.read()
@@ -139,7 +151,7 @@ class OpenAIServer(RemoteServer):
             )
         return self._session
 
-    async def _close(self) -> None:
+    async def _close_client(self) -> None:
         if self._session is not None:
             await self._session.close()
 
@@ -184,7 +196,6 @@ class OpenAIServer(RemoteServer):
             )
 
     def _translate_error(self, error: BaseException) -> KvasirError:
-        """What a failed request means for the job."""
         if isinstance(error, RequestRefused) and error.status in _PERMANENT_STATUSES:
             message = error.message.lower()
             if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE or any(words in message for words in _TOO_LONG):
@@ -196,6 +207,11 @@ class OpenAIServer(RemoteServer):
             return EngineUnavailable(f"the server at {self.host} is busy for {error.seconds:.0f} s more")
         return EngineUnavailable(f"the server at {self.host} does not answer: {_error_text(error):.300}")
 
+    def _is_gone(self, error: BaseException) -> bool:
+        if isinstance(error, RequestRefused):
+            return error.status in _UNAVAILABLE_STATUSES
+        return isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, Outside))
+
 
 def permanent_error(refusal: RequestRefused) -> KvasirError:
     """The job's error of a refusal that asking again would not change; the refusal itself if it might."""
@@ -204,12 +220,6 @@ def permanent_error(refusal: RequestRefused) -> KvasirError:
     if any(word in f"{refusal.message} {refusal.param}".lower() for word in _NO_SCHEMA):
         return InvalidSchema(f"the JSON schema can't be made a constraint: {refusal.message:.300}")
     return InvalidPrompt(str(refusal))
-
-
-def _is_gone(error: BaseException) -> bool:
-    if isinstance(error, RequestRefused):
-        return error.status in _UNAVAILABLE_STATUSES
-    return isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, Outside))
 
 
 def _error_text(error: BaseException) -> str:
@@ -239,3 +249,30 @@ def _seconds(retry_after: str) -> float | None:
         return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
     except (ValueError, TypeError):
         return None
+
+
+def outside(url: str) -> str:
+    """The host of a URL if it is outside, "" if it is inside. A name is where all of its addresses are.
+
+    A name without an address is inside if its ending is kept for private networks. Blocks while it looks names up.
+    """
+    host = urlsplit(url).hostname or ""
+    try:
+        addresses = {
+            str(address_info[4][0]) for address_info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        }
+    except (OSError, UnicodeError):
+        return "" if f".{host}".endswith(_INSIDE_NAMES) else host
+    return "" if all(_is_inside(address) for address in addresses) else host
+
+
+def is_fixed_address(url: str) -> bool:
+    """Whether its host is an address or `localhost`: where it is needs no looking up, and won't change."""
+    host = urlsplit(url).hostname or ""
+    return host == "localhost" or host.replace(".", "").isdigit() or ":" in host
+
+
+def _is_inside(address: str) -> bool:
+    ip = ipaddress.ip_address(address)
+    ipv4 = getattr(ip, "ipv4_mapped", None) or ip
+    return any(ipv4 in network for network in _INSIDE)

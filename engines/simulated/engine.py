@@ -32,11 +32,9 @@ from engines.chat import chat
 from engines.entry import EngineOptions
 from engines.logprobs import TOP
 from engines.simulated.schema_text import json_text, prose
-from engines.waiting import acquire_slot
+from engines.waiting import acquire_slot, check_running
 from messages.errors import (
-    Cancelled,
     ConfigError,
-    EngineUnavailable,
     InvalidMessage,
     InvalidSchema,
     KVTransferFailed,
@@ -130,13 +128,16 @@ class SimulatedEngine:
         self._closed = threading.Event()
         self._prefill_slots = threading.Semaphore(model.batch)
         self._slots = threading.Semaphore(options.slots)
-        self._pattern = _pattern(self._layout, model.seed)
-        kind, heads, dim = self._pattern.dtype, self._layout.kv_heads, self._layout.head_dim
+        # Random bits of one token's K and V in all layers, as unsigned integers of the dtype's width.
+        bits = np.dtype(f"<u{self._layout.numpy_type.itemsize}")
+        shape, highest = self._layout.block_shape(1), np.iinfo(bits).max
+        self._pattern = np.random.default_rng(model.seed).integers(0, highest, shape, dtype=bits, endpoint=True)
+        heads, dim = self._layout.kv_heads, self._layout.head_dim
         # A token's 64 bits as so many words of the dtype's width, repeated over its row.
-        self._columns = (np.arange(heads * dim) % (8 // kind.itemsize)).reshape(heads, dim)
+        self._columns = (np.arange(heads * dim) % (8 // bits.itemsize)).reshape(heads, dim)
         # Clears the sign and the exponent's top bit, so that any bits left are a finite number.
-        self._finite = kind.type(np.iinfo(kind).max >> 2)
-        self._info = EngineInfo(
+        self._finite = bits.type(highest >> 2)
+        self.info = EngineInfo(
             engine="simulated",
             device="simulated",
             context=options.context or model.context,
@@ -148,11 +149,6 @@ class SimulatedEngine:
             chars_per_token=float(CHARS_PER_TOKEN),
             prefill_slots=model.batch,
         )
-
-    @property
-    def info(self) -> EngineInfo:
-        """What is "loaded"."""
-        return self._info
 
     def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
         """Begin of text, for each message its role's mark and one id for every four characters, an assistant mark."""
@@ -181,12 +177,9 @@ class SimulatedEngine:
         stop: threading.Event | None = None,
     ) -> PrefillReport:
         """See PrefillEngine."""
-        self._info.require_capacity(len(tokens))
+        self.info.require_capacity(len(tokens))
         chain = _chain(tokens)
-        restored_tokens = 0
-        if resume is not None:
-            self._verify(chain, resume)
-            restored_tokens = resume.num_tokens
+        restored_tokens = self._verify(tokens, resume, 0)
         rate = self._model.prefill / self._model.batch
         with acquire_slot(self._prefill_slots, partial(self._check_running, stop)):
             start_time = time.monotonic()
@@ -212,13 +205,10 @@ class SimulatedEngine:
     ) -> Answer:
         """See DecodeEngine."""
         call_time = time.monotonic()
-        self._info.require_capacity(len(tokens) + sampling.max_tokens)
-        if cache is not None:
-            cache.require_part_of(len(tokens))
-            self._verify(_chain(tokens), cache)
+        self.info.require_capacity(len(tokens) + sampling.max_tokens)
+        evaluated_tokens = len(tokens) - self._verify(tokens, cache)
         text, finish_reason = self._answer(tokens, sampling)
-        evaluated_tokens = len(tokens) - (cache.num_tokens if cache else 0)
-        pieces = _pieces(text)
+        pieces = [text[start : start + CHARS_PER_TOKEN] for start in range(0, len(text), CHARS_PER_TOKEN)]
         first_token_s = 0.0
         with acquire_slot(self._slots, partial(self._check_running, stop)):
             start_time = time.monotonic()
@@ -248,10 +238,8 @@ class SimulatedEngine:
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
         """See DecodeEngine: invented, and takes no time, for a cache is checked bit by bit in any case."""
-        self._info.require_capacity(len(tokens) + 1)
-        if cache is not None:
-            cache.require_part_of(len(tokens))
-            self._verify(_chain(tokens), cache)
+        self.info.require_capacity(len(tokens) + 1)
+        self._verify(tokens, cache)
         source = random.Random(hash((self._model.seed, *tokens)))
         return {source.randrange(_VOCABULARY): -0.1 * number - 1 for number in range(TOP)}
 
@@ -259,7 +247,11 @@ class SimulatedEngine:
         """Text and finish reason; a text under a schema always closes, whatever max_tokens says."""
         source = random.Random(hash((sampling.seed, *tokens)))  # of whole numbers: the same in every process
         if sampling.json_schema:
-            return json_text(_schema(sampling.json_schema), source), "stop"
+            try:
+                schema = json.loads(sampling.json_schema)
+            except (ValueError, RecursionError) as error:
+                raise InvalidSchema(f"the JSON schema is not JSON: {error}") from None
+            return json_text(schema, source), "stop"
         length = source.randint(*self._model.lengths)
         text = prose(source, min(length, sampling.max_tokens) * CHARS_PER_TOKEN)
         ends = [text.find(word) for word in sampling.stop if word and word in text]
@@ -280,11 +272,14 @@ class SimulatedEngine:
         source = np.random.default_rng((int(chain[-1]), layer, self._model.seed))
         return source.standard_normal(self._layout.state_size, np.float32)
 
-    def _verify(self, chain: Array, cache: KVCache) -> None:
+    def _verify(self, tokens: Sequence[int], cache: KVCache | None, min_evaluated: int = 1) -> int:
+        """How many of the tokens it covers."""
+        if cache is None:
+            return 0
+        cache.require_part_of(len(tokens), min_evaluated=min_evaluated)
         if cache.layout != self._layout:
             raise KVTransferFailed(f"the KV cache has the layout {cache.layout}, this model {self._layout}")
-        cache.require_part_of(len(chain), min_evaluated=0)
-        bits = self._pattern.dtype
+        chain, bits = _chain(tokens), self._pattern.dtype
         for block in cache.blocks:
             expected = self._data(chain[block.start : block.end])
             if not np.array_equal(expected.view(bits), block.data.view(bits)):
@@ -292,6 +287,7 @@ class SimulatedEngine:
         for state in cache.states:
             if not np.array_equal(state.data, self._state(chain[: cache.num_tokens], state.layer)):
                 raise KVTransferFailed(f"the state of layer {state.layer} belongs to other tokens, or is damaged")
+        return cache.num_tokens
 
     def _pace(self, start_time: float, simulated_s: float, stop: threading.Event | None) -> None:
         """Return when `simulated_s` have passed since `start_time`, on the scaled clock; sooner with an error."""
@@ -302,10 +298,7 @@ class SimulatedEngine:
             self._check_running(stop)
 
     def _check_running(self, stop: threading.Event | None) -> None:
-        if stop is not None and stop.is_set():
-            raise Cancelled("cancelled while the engine was at work")
-        if self._closed.is_set():
-            raise EngineUnavailable("the simulated engine was closed")
+        check_running("simulated", self._closed, stop)
 
 
 def _check_model(model: SimulatedModel) -> SimulatedModel:
@@ -331,17 +324,6 @@ def _check_model(model: SimulatedModel) -> SimulatedModel:
     except InvalidMessage as error:
         raise ConfigError(f"weights of the simulated engine: {error}") from None
     return model
-
-
-def _schema(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidSchema(f"the JSON schema is not JSON: {error}") from None
-
-
-def _pieces(text: str) -> list[str]:
-    return [text[start : start + CHARS_PER_TOKEN] for start in range(0, len(text), CHARS_PER_TOKEN)]
 
 
 def _text_ids(text: str) -> tuple[int, ...]:
@@ -376,11 +358,3 @@ def _mix(values: Array) -> Array:
     values *= _ODD[2]
     values ^= values >> np.uint64(31)
     return values
-
-
-def _pattern(layout: KVLayout, seed: int) -> Array:
-    """Random bits of one token's K and V in all layers, as unsigned integers of the dtype's width."""
-    kind = np.dtype(f"<u{layout.numpy_type.itemsize}")
-    source = np.random.default_rng(seed)
-    shape = layout.block_shape(1)
-    return source.integers(0, np.iinfo(kind).max, shape, dtype=kind, endpoint=True)

@@ -100,20 +100,19 @@ class _Generator:
         return {name: self.value(properties.get(name, True), depth + 1) for name in names}
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> list[Any]:
-        low = _bound(schema, "minItems", 0)
-        high = _bound(schema, "maxItems", max(low, 3 if depth < 4 else low))
-        if low > high:
-            raise InvalidSchema(f"minItems is {low}, more than maxItems, {high}")
-        length = self._source.randint(low, min(high, max(low, 8)))
+        length = self._length(schema, "Items", 3 if depth < 4 else 0, 8)
         return [self.value(schema.get("items", True), depth + 1) for _ in range(length)]
 
     def _string(self, schema: Mapping[str, Any], depth: int) -> str:
-        low = _bound(schema, "minLength", 0)
-        high = _bound(schema, "maxLength", max(low, 60))
+        return prose(self._source, self._length(schema, "Length", 60, 120))
+
+    def _length(self, schema: Mapping[str, Any], what: str, usual_most: int, most: int) -> int:
+        """Between the schema's least and most of it; where it states no most, `usual_most`, and never above `most`."""
+        low = _bound(schema, f"min{what}", 0)
+        high = _bound(schema, f"max{what}", max(low, usual_most))
         if low > high:
-            raise InvalidSchema(f"minLength is {low}, more than maxLength, {high}")
-        length = self._source.randint(low, min(high, max(low, 120)))
-        return prose(self._source, length)
+            raise InvalidSchema(f"min{what} is {low}, more than max{what}, {high}")
+        return self._source.randint(low, min(high, max(low, most)))
 
     def _integer(self, schema: Mapping[str, Any], depth: int) -> int:
         low, high = _limits(schema)

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -34,7 +34,7 @@ from engines.transformers.kv import Copies, Exporter, fork_layers, restore
 from engines.transformers.model import Check, ModelRun, TorchModel, Weights, find_weights
 from engines.transformers.sampling import Sampler, Scores
 from engines.waiting import acquire_slot, check_running
-from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
+from messages.errors import EngineUnavailable, KVTransferFailed
 from messages.jobs import PrefillReport, Sampling
 from messages.kv import KVCache, KVLayout, Record
 
@@ -47,8 +47,6 @@ _IN_FLIGHT = {"cuda": 1, "cpu": 0}
 
 def open_engine(options: EngineOptions) -> TransformersEngine:
     """Load a model. Raises ConfigError, saying what to do."""
-    if options.slots < 1:
-        raise ConfigError(f"slots must be at least 1, not {options.slots}")
     if options.threads:
         torch.set_num_threads(options.threads)
     weights = find_weights(options.weights)
@@ -68,9 +66,29 @@ class TransformersEngine(FolderEngine):
         self._slots = threading.Semaphore(options.slots)
         self._chunk_tokens = _CHUNK_TOKENS[model.device.type]
         self._in_flight = _IN_FLIGHT[model.device.type]
-        self._layout, self._ropes, self._no_kv_transfer = self._learn_layout(weights, model)
-        self._exporter = Exporter(self._layout, model.device) if self._layout else None
-        self._info = self._describe(weights, model, options)
+        layout: KVLayout | None = None
+        ropes: tuple[Rope, ...] = ()
+        try:
+            layout, ropes = model.layout(weights.folder), model.ropes(weights.folder)
+        except KVTransferFailed as error:
+            self._no_kv_transfer = f"this transformers engine transfers no KV cache: {error}"
+            _log.warning("%s", self._no_kv_transfer)
+        self._exporter = Exporter(layout, model.device) if layout else None
+        self.info = EngineInfo(
+            engine="transformers",
+            device=model.device.type,
+            context=options.context or model.context,
+            slots=options.slots,
+            fingerprint=fingerprint(weights.folder, layout, prompt.tokenizer_hash) if layout else "",
+            tokenizer=prompt.tokenizer_hash,
+            layout=layout,
+            ropes=ropes,
+            capabilities=Capabilities.local(transfers_kv=layout is not None, blocks_while_computing=True),
+            chars_per_token=prompt.chars_per_token,
+            vocabulary=len(prompt.token_texts()),
+            rounding=rounding(weights.folder, layout.dtype) if layout else "q4",
+            build=builds("torch", "transformers"),
+        )
 
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable. Idempotent."""
@@ -88,8 +106,9 @@ class TransformersEngine(FolderEngine):
         stop: threading.Event | None = None,
     ) -> PrefillReport:
         """See PrefillEngine."""
-        layout, exporter = self._require_kv_transfer()
-        self._info.require_capacity(len(tokens))
+        layout, exporter = self._require_layout(), self._exporter
+        assert exporter is not None
+        self.info.require_capacity(len(tokens))
         if resume is not None:
             resume.require_part_of(len(tokens), min_evaluated=0)
         with self._slot(self._prefilling, stop) as model:
@@ -128,9 +147,7 @@ class TransformersEngine(FolderEngine):
             scores = self._read_prompt(model, run, tokens, check)
             evaluated_tokens = run.fed_tokens
             answer_ids = self._sample_ids(model, run, scores, sampling, constraint, check)
-            answer = replace(
-                self._collect_answer(answer_ids, sampling, on_text, start), evaluated_tokens=evaluated_tokens
-            )
+            answer = self._collect_answer(answer_ids, sampling, on_text, start, lambda: evaluated_tokens)
             self._remember_run(cache, (*tokens, *answer.tokens), run)
             return answer
 
@@ -156,44 +173,6 @@ class TransformersEngine(FolderEngine):
             self._remember_run(cache, tokens, run)
             return top_logprobs(scores)
 
-    def _describe(self, weights: Weights, model: TorchModel, options: EngineOptions) -> EngineInfo:
-        layout, transfers_kv = self._layout, self._layout is not None
-        return EngineInfo(
-            engine="transformers",
-            device=model.device.type,
-            context=options.context or model.context,
-            slots=options.slots,
-            fingerprint=fingerprint(weights.folder, layout, self._prompt.tokenizer_hash) if layout else "",
-            tokenizer=self._prompt.tokenizer_hash,
-            layout=layout,
-            ropes=self._ropes,
-            capabilities=Capabilities.local(transfers_kv=transfers_kv, blocks_while_computing=True),
-            chars_per_token=self._prompt.chars_per_token,
-            vocabulary=len(self._prompt.token_texts()),
-            rounding=rounding(weights.folder, layout.dtype) if layout else "q4",
-            build=builds("torch", "transformers"),
-        )
-
-    def _learn_layout(self, weights: Weights, model: TorchModel) -> tuple[KVLayout | None, tuple[Rope, ...], str]:
-        """The layout of the model's caches, and its RoPE; without them, why it hands none over."""
-        try:
-            return model.layout(weights.folder), model.ropes(weights.folder), ""
-        except KVTransferFailed as error:
-            _log.warning("this transformers engine transfers no KV cache: %s", error)
-            return None, (), str(error)
-
-    def _require_kv_transfer(self) -> tuple[KVLayout, Exporter]:
-        if self._layout is None or self._exporter is None:
-            raise KVTransferFailed(f"this transformers engine transfers no KV cache: {self._no_kv_transfer}")
-        return self._layout, self._exporter
-
-    def _check_call(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
-        self._info.require_capacity(len(tokens) + max_tokens)
-        if cache is not None:
-            layout, _ = self._require_kv_transfer()
-            cache.require_layout(layout)
-            cache.require_part_of(len(tokens))
-
     def _check_running(self, stop: threading.Event | None = None) -> None:
         check_running("transformers", self._closed, stop)
 
@@ -207,20 +186,19 @@ class TransformersEngine(FolderEngine):
                     raise EngineUnavailable("the transformers engine was closed")
                 yield model
         except torch.OutOfMemoryError as error:
-            raise EngineUnavailable(f"{self._info.device} has too little memory left for this sequence") from error
+            raise EngineUnavailable(f"{self.info.device} has too little memory left for this sequence") from error
 
     def _begin(self, model: TorchModel, cache: KVCache | None) -> ModelRun:
         run = model.new_run()
         if source := self._pinned_caches.get(id(cache)):
             run.past.layers = fork_layers(source.past)
         elif cache is not None and cache.blocks:
-            layout, _ = self._require_kv_transfer()
-            restore(run.past, cache, layout, model.device)
+            restore(run.past, cache, self._require_layout(), model.device)
         return run
 
     def _remember_run(self, cache: KVCache | None, tokens: Sequence[int], run: ModelRun) -> None:
         """Remember what this thread has computed after an imported cache."""
-        layout = self._layout
+        layout = self.info.layout
         # A window or a recurrent state that has moved on can't be taken back.
         if (source := self._pinned_caches.get(id(cache))) and layout and not (layout.window or layout.state_layers):
             source.runs[threading.get_ident()] = (tokens, run)

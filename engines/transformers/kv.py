@@ -84,7 +84,11 @@ def fork_layers(past: DynamicCache) -> list[Any]:
         if type(layer) is LinearAttentionLayer:
             for name, value in vars(layer).items():
                 if isinstance(value, dict):
-                    setattr(layer, name, {number: _clone(tensor) for number, tensor in value.items()})
+                    setattr(
+                        layer,
+                        name,
+                        {key: part.clone() if torch.is_tensor(part) else part for key, part in value.items()},
+                    )
     return layers
 
 
@@ -185,10 +189,6 @@ def _set_state(
     layer.update_conv_state(columns.unsqueeze(0))
     layer.update_recurrent_state(matrix.unsqueeze(0))
     return torch.stack([torch.isfinite(columns).all(), torch.isfinite(matrix).all()]).all()
-
-
-def _clone(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _layer_rows(layer: Any, begin: int, end: int) -> torch.Tensor:

@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
+from engines.entry import closed_on_failure
 from engines.llamacpp.http import LlamaServer, ServerRefused
 from engines.logprobs import TOP
 from engines.vllm.conversation import (
@@ -79,14 +80,11 @@ class AttachedServer(Conversation):
         self._outage_reason = ""  # it is not up
         self._block = 1
         self._thread = threading.Thread(target=self._watch_server, name="vllm-server", daemon=True)
-        try:
-            self.served_model, self._numbers = self._greet()
-        except EngineUnavailable as error:
-            self.close()
-            raise ConfigError(_with_remedy(error)) from None
-        except BaseException:
-            self.close()
-            raise
+        with closed_on_failure(self):
+            try:
+                self.served_model, self._numbers = self._greet()
+            except EngineUnavailable as error:
+                raise ConfigError(_with_remedy(error)) from None
         self._up.set()
         self._thread.start()
 
@@ -250,7 +248,10 @@ class AttachedServer(Conversation):
     def _take_up(self, served_model: Message, numbers: Array) -> None:
         """It is there again. Raises ConfigError if it computes something else now."""
         expected = self.served_model | {"instance": served_model["instance"]}
-        if served_model != expected or not _alike(numbers, self._numbers):
+        is_alike = numbers.shape == self._numbers.shape and bool(
+            np.linalg.norm(numbers - self._numbers) <= _TOLERANCE * np.linalg.norm(self._numbers)
+        )
+        if served_model != expected or not is_alike:
             raise ConfigError("it serves another model now: restart the worker to take that")
         self.served_model = served_model
         _log.warning("%s is there again", self._server.url)
@@ -291,12 +292,6 @@ def _likely(choice: dict[str, Any]) -> list[tuple[int, float]]:
     top_logprobs = (choice.get("logprobs") or {}).get("top_logprobs") or [{}]
     first: dict[str, float] = top_logprobs[0]
     return [(int(name.removeprefix("token_id:")), float(value)) for name, value in first.items()]
-
-
-def _alike(left: Array, right: Array) -> bool:
-    return left.shape == right.shape and float(np.linalg.norm(left - right)) <= _TOLERANCE * float(
-        np.linalg.norm(right)
-    )
 
 
 def _with_remedy(error: EngineUnavailable) -> str:

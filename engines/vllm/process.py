@@ -65,22 +65,18 @@ class HostProcess(Conversation):
         self._up = threading.Event()
         self._first_start_ended = threading.Event()  # the first start came to its end
         self._connection: socket.socket | None = None
-        self._process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | None = None  # that runs now, or ran last
         self._listener = self._listening()
         atexit.register(self.close)
         self._thread = threading.Thread(target=self._supervise, name="vllm-host", daemon=True)
         self._thread.start()
         self._first_start_ended.wait(_LOAD_S)
         if not self.served_model:
-            reason = self._last_words()
+            reason, release = self._last_words(), launch.environment.release
+            tested = environment.TESTED_RELEASE
+            note = "" if release == tested else f" (vLLM {release}; tested with {tested})"
             self.close()
-            raise ConfigError(f"vLLM can't load {launch.model}: {reason or 'it said nothing'}{self._release_note()}")
-
-    @property
-    def pid(self) -> int:
-        """Of the host that runs now, or ran last."""
-        assert self._process is not None
-        return self._process.pid
+            raise ConfigError(f"vLLM can't load {launch.model}: {reason or 'it said nothing'}{note}")
 
     @property
     def outage(self) -> str:
@@ -148,7 +144,7 @@ class HostProcess(Conversation):
         """One host's life; when it had its model loaded."""
         if not self._spawn():
             return None
-        process = self._process
+        process = self.process
         assert process is not None
         loaded_at = None
         listener = threading.Thread(target=self._listen, args=(process,), daemon=True)
@@ -177,7 +173,7 @@ class HostProcess(Conversation):
         with self._lock:
             if self._closing.is_set():
                 return False
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [self.launch.environment.python, "-P", "-m", "kvasir_vllm.main", self.folder / "host.sock"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -235,7 +231,7 @@ class HostProcess(Conversation):
     def _end(self) -> None:
         """All processes of its group: first they may tidy up, for what they leave in shared memory nobody deletes."""
         with self._lock:
-            process = self._process
+            process = self.process
         if process is None:
             return
         with suppress(ProcessLookupError, PermissionError):
@@ -253,14 +249,6 @@ class HostProcess(Conversation):
         refusals = [line.removeprefix("refused: ") for line in lines if line.startswith("refused: ")]
         error_lines = [line for line in lines if any(word in line.lower() for word in _ERROR_WORDS)]
         return (refusals[-1] if refusals else " | ".join((error_lines or lines)[-3:]))[:600]
-
-    def _release_note(self) -> str:
-        release = self.launch.environment.release
-        return (
-            ""
-            if release == environment.TESTED_RELEASE
-            else f" (vLLM {release}; tested with {environment.TESTED_RELEASE})"
-        )
 
 
 def vllm_environ(environ: dict[str, str], threads: int) -> dict[str, str]:

@@ -38,6 +38,8 @@ ALIGNMENT = 64
 RENEWALS_AHEAD = 256
 GETS_AHEAD = 2  # the server and the network work while a value is checked; a third reply in the making slows both down
 
+Item = tuple[str, bytes, memoryview]  # key, and the two parts of its value
+
 _YES, _NO = b":1\r\n", b":0\r\n"
 
 
@@ -89,7 +91,7 @@ class Bulk:
         self._idle: list[BulkConnection] = []
         self._arena = Arena()
 
-    def put(self, items: Iterable[tuple[str, bytes, memoryview]], ttl_s: int) -> int:
+    def put(self, items: Iterable[Item], ttl_s: int) -> int:
         """Set each key to the two parts of its value joined, with a TTL; returns the bytes stored."""
         total = pending_replies = 0
         with self.connection() as connection:
@@ -151,8 +153,7 @@ class Bulk:
 
     def _open(self, index: int) -> BulkConnection:
         target = bulk_target(self._links.urls[index])
-        if target is None:
-            raise exceptions.ConnectionError("its URL has options")  # of all, or none: seen before
+        assert target is not None  # the options of a URL are those of all its addresses: seen before
         return BulkConnection(target, self._timeout_s, index, self._links.has_choice)
 
     def _take_idle(self) -> BulkConnection | None:
@@ -179,18 +180,15 @@ class BulkConnection:
         self.index = index
         self._socket = _connect(target, timeout_s, glance)
         try:
-            self._log_in(target)
+            if target.password:
+                self.send(command("AUTH", *([target.username] if target.username else []), target.password))
+                self.read_ok()
+            if target.db:
+                self.send(command("SELECT", str(target.db)))
+                self.read_ok()
         except BaseException:
             self.close()
             raise
-
-    def _log_in(self, target: BulkTarget) -> None:
-        if target.password:
-            self.send(command("AUTH", *([target.username] if target.username else []), target.password))
-            self.read_ok()
-        if target.db:
-            self.send(command("SELECT", str(target.db)))
-            self.read_ok()
 
     def is_quiet(self) -> bool:
         """Whether nothing has come since the last reply: a closed connection has its end of stream to be read."""
@@ -207,15 +205,15 @@ class BulkConnection:
         self._socket.sendall(b"".join(commands))
 
     def send_set(self, key: str, prefix: bytes, payload: memoryview, ttl_s: int) -> None:
-        """Send a SET whose value is `prefix` and `payload` joined."""
+        """Send a SET whose value is `prefix` and `payload` joined.
+
+        In one call to the system as a rule: with several threads each call costs a wait for the interpreter.
+        """
         name, ttl = key.encode(), b"%d" % ttl_s
         size = len(prefix) + len(payload)
         head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n%s" % (len(name), name, size, prefix)
-        self._send_all(head, payload, b"\r\n$2\r\nEX\r\n$%d\r\n%s\r\n" % (len(ttl), ttl))
-
-    def _send_all(self, *parts: bytes | memoryview) -> None:
-        """In one call to the system as a rule: with several threads each call costs a wait for the interpreter."""
-        buffers = [memoryview(part) for part in parts]
+        tail = b"\r\n$2\r\nEX\r\n$%d\r\n%s\r\n" % (len(ttl), ttl)
+        buffers = [memoryview(head), payload, memoryview(tail)]
         while buffers:
             sent_bytes = self._socket.sendmsg(buffers)
             while buffers and sent_bytes >= len(buffers[0]):
@@ -322,15 +320,11 @@ class Values:
 
     def place(self, size: int, values_left: int) -> memoryview:
         """`size` bytes, aligned; `values_left` (this one included) bounds how much is set aside."""
-        step = _round_up(size, ALIGNMENT)
+        step = -(-size // ALIGNMENT) * ALIGNMENT
         if step > len(self._free):
             self._free = self._arena.chunk(max(step, min(CHUNK_BYTES, step * values_left)))
         view, self._free = self._free[:size], self._free[step:]
         return view
-
-
-def _round_up(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
 
 
 def _connect(target: BulkTarget, timeout_s: float, glance: bool) -> socket.socket:

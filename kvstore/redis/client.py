@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 import redis
@@ -16,6 +16,9 @@ from redis.retry import Retry
 
 from kvstore.redis.links import GLANCE_S, Links, addresses, connection_class
 from messages.errors import ConfigError, StoreUnavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Client = redis.Redis | redis.RedisCluster
 
@@ -142,6 +145,17 @@ def errors_mapped(address: str) -> Iterator[None]:
     # RedisClusterException is no RedisError.
     except (exceptions.RedisError, exceptions.RedisClusterException, OSError) as error:
         raise StoreUnavailable(sentence(error, address)) from error
+
+
+def with_errors_mapped(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """A method under `errors_mapped`, of an object whose address is its `_place`."""
+
+    @wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with errors_mapped(self._place):
+            return method(self, *args, **kwargs)
+
+    return call
 
 
 def sentence(error: Exception, address: str) -> str:

@@ -24,6 +24,7 @@ from kvstore.redis.bulk import (
     Arena,
     Bulk,
     BulkConnection,
+    Item,
     RedirectError,
     Values,
     command,
@@ -32,7 +33,6 @@ from kvstore.redis.client import NODE_TIMEOUT_S
 from kvstore.redis.links import Links
 
 Node = tuple[str, int]  # host, port
-Item = tuple[str, bytes, memoryview]  # key, and the two parts of its value
 
 # The second of a slot that the map gives to nobody; it is no RedisError.
 _STORE_ERRORS = (exceptions.RedisError, exceptions.RedisClusterException, OSError)

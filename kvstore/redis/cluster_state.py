@@ -24,10 +24,9 @@ import redis
 from redis import exceptions
 from redis.commands.core import Script
 
-from kvstore.base import TTL_S, ClusterState, Run
-from kvstore.redis.client import TIMEOUT_S, errors_mapped, open_client, place
+from kvstore.base import TTL_S, ClusterState, Run, readable_registrations
+from kvstore.redis.client import TIMEOUT_S, open_client, place, with_errors_mapped
 from kvstore.redis.links import Links
-from kvstore.workers import readable_registrations
 from messages import codec
 from messages.workers import WorkerInfo
 
@@ -159,126 +158,121 @@ class RedisClusterState(ClusterState):
 
         return call
 
+    @with_errors_mapped
     def now(self) -> float:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            client: Any = self._client
-            target_options = (
-                {} if isinstance(client, redis.Redis) else {"target_nodes": client.get_node_from_key(_INDEX)}
-            )
-            time = client.time(**target_options)
+        client: Any = self._client
+        target_options = {} if isinstance(client, redis.Redis) else {"target_nodes": client.get_node_from_key(_INDEX)}
+        time = client.time(**target_options)
         return float(time[0] + time[1] / 1e6)
 
+    @with_errors_mapped
     def register(self, registration: WorkerInfo, ttl_s: float) -> None:
         """See ClusterState."""
         keys = [_card(registration.worker_id), _INDEX]
-        with errors_mapped(self._place):
-            self._register(keys, [codec.encode(registration), _milliseconds(ttl_s), registration.worker_id])
+        self._register(keys, [codec.encode(registration), _milliseconds(ttl_s), registration.worker_id])
 
+    @with_errors_mapped
     def registrations(self) -> list[WorkerInfo]:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            names: Any = self._client.zrange(_INDEX, 0, -1)
-            bodies: Any = self._client.mget([_card(name.decode()) for name in names]) if names else []
+        names: Any = self._client.zrange(_INDEX, 0, -1)
+        bodies: Any = self._client.mget([_card(name.decode()) for name in names]) if names else []
         return readable_registrations(bodies)
 
+    @with_errors_mapped
     def unregister(self, worker_id: str) -> None:
         """See ClusterState."""
-        with errors_mapped(self._place), self._client.pipeline() as pipeline:
+        with self._client.pipeline() as pipeline:
             pipeline.delete(_card(worker_id))
             pipeline.zrem(_INDEX, worker_id)
             pipeline.execute()
 
+    @with_errors_mapped
     def take_up(self, worker_id: str, runs: Sequence[Run], ttl_s: float) -> list[tuple[bytes | None, bool]]:
         """See ClusterState."""
         arguments = [worker_id, _milliseconds(ttl_s)]
-        with errors_mapped(self._place):
-            calls = [self._take_up(_results_and_claims(chunk), arguments) for chunk in self._chunks(runs)]
+        calls = [self._take_up(_results_and_claims(chunk), arguments) for chunk in self._chunks(runs)]
         answers = [answer for call in calls for answer in call]
         return [(answer, False) if isinstance(answer, bytes) else (None, bool(answer)) for answer in answers]
 
+    @with_errors_mapped
     def finish(self, worker_id: str, results: Sequence[tuple[str, int, bytes]], ttl_s: float = TTL_S) -> None:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            for chunk in self._chunks(results):
-                keys = _results_and_claims([(job_id, run) for job_id, run, _ in chunk])
-                self._finish(keys, [worker_id, _milliseconds(ttl_s), *(body for _, _, body in chunk)])
+        for chunk in self._chunks(results):
+            keys = _results_and_claims([(job_id, run) for job_id, run, _ in chunk])
+            self._finish(keys, [worker_id, _milliseconds(ttl_s), *(body for _, _, body in chunk)])
 
     def _chunks(self, runs: Sequence[R]) -> list[Sequence[R]]:
         """Those whose keys one script may use: all of them, or on a cluster each by itself."""
         return [runs] if isinstance(self._client, redis.Redis) else [[run] for run in runs]
 
+    @with_errors_mapped
     def note_answer(self, job_id: str, run: int, number: int, body: bytes, ttl_s: float = TTL_S) -> None:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            self._note_answer([f"answers:{job_id}:{run}"], [number, body, _milliseconds(ttl_s)])
+        self._note_answer([f"answers:{job_id}:{run}"], [number, body, _milliseconds(ttl_s)])
 
+    @with_errors_mapped
     def noted_answers(self, job_id: str, run: int) -> dict[int, bytes]:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            bodies: Any = self._client.hgetall(f"answers:{job_id}:{run}")
+        bodies: Any = self._client.hgetall(f"answers:{job_id}:{run}")
         return {int(number): bytes(body) for number, body in bodies.items()}
 
+    @with_errors_mapped
     def forget_answers(self, job_id: str, run: int) -> None:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            self._client.delete(f"answers:{job_id}:{run}")
+        self._client.delete(f"answers:{job_id}:{run}")
 
+    @with_errors_mapped
     def cancel(self, batch_id: str, ttl_s: float = TTL_S) -> None:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            self._set([f"cancelled:{batch_id}"], [b"1", _milliseconds(ttl_s)])
+        self._set([f"cancelled:{batch_id}"], [b"1", _milliseconds(ttl_s)])
 
+    @with_errors_mapped
     def is_cancelled(self, batch_id: str) -> bool:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            return bool(self._client.exists(f"cancelled:{batch_id}"))
+        return bool(self._client.exists(f"cancelled:{batch_id}"))
 
+    @with_errors_mapped
     def claim(self, job_id: str, run: int, worker_id: str, ttl_s: float) -> bool:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            return bool(self._claim([_run_key("claim", job_id, run)], [worker_id, _milliseconds(ttl_s)]))
+        return bool(self._claim([_run_key("claim", job_id, run)], [worker_id, _milliseconds(ttl_s)]))
 
+    @with_errors_mapped
     def release(self, job_id: str, run: int, worker_id: str) -> None:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            self._release([_run_key("claim", job_id, run)], [worker_id])
+        self._release([_run_key("claim", job_id, run)], [worker_id])
 
+    @with_errors_mapped
     def count_crashes(self, stage: str, job_id: str, run: int, change: int, ttl_s: float = TTL_S) -> int:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            return int(self._count_crashes([f"takes:{stage}:{job_id}:{run}"], [change, _milliseconds(ttl_s)]))
+        return int(self._count_crashes([f"takes:{stage}:{job_id}:{run}"], [change, _milliseconds(ttl_s)]))
 
+    @with_errors_mapped
     def put_sketch(self, name: str, body: bytes, ttl_s: float = TTL_S) -> None:
         """See ClusterState. Its bytes go out only where they are missing: workers renew theirs every second."""
-        with errors_mapped(self._place):
-            if not self._client.pexpire(f"sketch:{name}", _milliseconds(ttl_s)):
-                self._set([f"sketch:{name}"], [body, _milliseconds(ttl_s)])
+        if not self._client.pexpire(f"sketch:{name}", _milliseconds(ttl_s)):
+            self._set([f"sketch:{name}"], [body, _milliseconds(ttl_s)])
 
+    @with_errors_mapped
     def get_sketch(self, name: str) -> bytes | None:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            body: Any = self._client.get(f"sketch:{name}")
+        body: Any = self._client.get(f"sketch:{name}")
         return None if body is None else bytes(body)
 
+    @with_errors_mapped
     def reserve(self, name: str, size_bytes: int, capacity_bytes: int, ttl_s: float) -> bool:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            is_granted = self._reserve(
-                [_RESERVATIONS], [name, size_bytes, max(0, capacity_bytes), _milliseconds(ttl_s)]
-            )
-        return bool(is_granted)
+        return bool(self._reserve([_RESERVATIONS], [name, size_bytes, max(0, capacity_bytes), _milliseconds(ttl_s)]))
 
+    @with_errors_mapped
     def unreserve(self, name: str) -> None:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            self._client.hdel(_RESERVATIONS, name)
+        self._client.hdel(_RESERVATIONS, name)
 
+    @with_errors_mapped
     def reserved_bytes(self) -> int:
         """See ClusterState."""
-        with errors_mapped(self._place):
-            total: Any = self._sum_reservations([_RESERVATIONS], [])
-        return int(total)
+        return int(self._sum_reservations([_RESERVATIONS], []))
 
     def close(self) -> None:
         """See ClusterState."""

@@ -80,7 +80,8 @@ class Links:
         self._close_event.set()
 
     def _move(self, index: int) -> None:
-        log.log(logging.WARNING if index else logging.INFO, "the store is reached at %s", self._host(index))
+        host = urlsplit(self.urls[index]).netloc.rpartition("@")[2]
+        log.log(logging.WARNING if index else logging.INFO, "the store is reached at %s", host)
         with self._lock:
             self.current = index
             if self._is_looking or self._close_event.is_set() or not self.on_change:
@@ -121,9 +122,6 @@ class Links:
             return False
         finally:
             client.close()
-
-    def _host(self, index: int) -> str:
-        return urlsplit(self.urls[index]).netloc.rpartition("@")[2]
 
 
 def connection_class(links: Links) -> type[Connection]:

@@ -14,8 +14,8 @@ from redis import exceptions
 from kvstore.base import TTL_S, KVStore, StoreUsage
 from kvstore.blocks import BlockRef, is_shared
 from kvstore.records import decode_block, decode_state, decode_window, encode
-from kvstore.redis.bulk import Bulk, bulk_target
-from kvstore.redis.client import TIMEOUT_S, Client, errors_mapped, node_urls, open_client, place
+from kvstore.redis.bulk import Bulk, Item, bulk_target
+from kvstore.redis.client import TIMEOUT_S, Client, node_urls, open_client, place, with_errors_mapped
 from kvstore.redis.cluster_bulk import ClusterBulk
 from kvstore.redis.links import Links
 from messages.errors import KVTransferFailed
@@ -25,7 +25,6 @@ PIPELINE_BYTES = 16 << 20  # redis-py holds a pipeline's bytes twice
 GETS_AT_ONCE = 8
 DELETES_AT_ONCE = 256
 
-Item = tuple[str, bytes, memoryview]  # key, and the two parts of its value
 R = TypeVar("R", bound=Record)
 Decode = Callable[[bytes | memoryview, str, KVLayout, BlockRef], R]
 
@@ -66,17 +65,17 @@ class RedisKVStore(KVStore):
         else:
             self._transport = Bulk(self._links, timeout_s)
 
+    @with_errors_mapped
     def find_missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
         """See KVStore."""
-        with errors_mapped(self._place):
-            flags = self._transport.renew([ref.key for ref in refs], TTL_S)
+        flags = self._transport.renew([ref.key for ref in refs], TTL_S)
         return [ref for ref, is_stored in zip(refs, flags, strict=True) if not is_stored]
 
+    @with_errors_mapped
     def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
         """See KVStore."""
         items = ((ref.key, *encode(fingerprint, layout, ref, record)) for ref, record in records)
-        with errors_mapped(self._place):
-            return self._transport.put(items, TTL_S)
+        return self._transport.put(items, TTL_S)
 
     def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
         """See KVStore."""
@@ -90,11 +89,12 @@ class RedisKVStore(KVStore):
         """See KVStore."""
         return self._decode_values(decode_state, fingerprint, layout, refs)
 
+    @with_errors_mapped
     def _decode_values(
         self, decode: Decode[R], fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]
     ) -> list[R]:
         keys = [ref.key for ref in refs]
-        with errors_mapped(self._place), closing(self._transport.get(keys, TTL_S)) as values:
+        with closing(self._transport.get(keys, TTL_S)) as values:
             return [
                 decode(_present(value, ref), fingerprint, layout, ref) for ref, value in zip(refs, values, strict=True)
             ]
@@ -103,22 +103,20 @@ class RedisKVStore(KVStore):
         """See KVStore."""
         self._transport.prepare()
 
+    @with_errors_mapped
     def delete(self, refs: Sequence[BlockRef]) -> None:
         """See KVStore."""
         if refs:
-            with errors_mapped(self._place):
-                self._unlink([ref.key for ref in refs])
+            self._unlink([ref.key for ref in refs])
 
+    @with_errors_mapped
     def free_shared(self, size_bytes: int) -> int:
         """See KVStore. The time to live that is left says how recently a record was used: every use sets it anew.
 
         On a cluster an equal share on each primary, since each of them fills by itself.
         """
-        with errors_mapped(self._place):
-            primaries = self._primaries()
-            return sum(
-                self._free_shared(target_options, -(-size_bytes // len(primaries))) for target_options in primaries
-            )
+        primaries = self._primaries()
+        return sum(self._free_shared(target_options, -(-size_bytes // len(primaries))) for target_options in primaries)
 
     def _free_shared(self, primary_selector: Mapping[str, Any], size_bytes: int) -> int:
         freed_bytes = 0
@@ -161,15 +159,15 @@ class RedisKVStore(KVStore):
                 pipeline.unlink(key)
             pipeline.execute()
 
+    @with_errors_mapped
     def usage(self) -> StoreUsage:
         """See KVStore. Of a cluster that of the fullest primary, times their number.
 
         Records spread evenly over slots, and the primary that is full first refuses first.
         """
-        with errors_mapped(self._place):
-            memory_infos: list[Any] = [
-                self._client.info("memory", **target_options) for target_options in self._primaries()
-            ]
+        memory_infos: list[Any] = [
+            self._client.info("memory", **target_options) for target_options in self._primaries()
+        ]
         usages = [StoreUsage(int(memory["used_memory"]), int(memory["maxmemory"])) for memory in memory_infos]
         fullest = max(usages, key=lambda usage: usage.used_bytes / (usage.max_bytes or inf))
         return StoreUsage(len(usages) * fullest.used_bytes, len(usages) * fullest.max_bytes)

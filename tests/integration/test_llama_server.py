@@ -54,15 +54,15 @@ def test_a_server_that_dies_is_started_again_and_its_jobs_can_be_tried_again(
 ) -> None:
     # Given a running server
     process = LlamaServerProcess(str(on_path), Launch(weights, 512, 1, tmp_path, 1))
-    first = process.pid
+    first = process.process.pid
     # When it is killed
     with caplog.at_level(logging.WARNING):
         os.kill(first, signal.SIGKILL)
-        wait_until(lambda: process.pid != first, "another process was started")
+        wait_until(lambda: process.process.pid != first, "another process was started")
     # Then another answers in its place, and the log says so
     wait_until(lambda: answers(process), "the server answers again", timeout_s=20)
     assert "ended with code -9, and is started again" in caplog.text
-    second = process.pid
+    second = process.process.pid
     process.close()
     assert not alive(second)
 
@@ -72,12 +72,12 @@ def test_a_server_that_hangs_is_killed_and_started_again_and_its_jobs_can_be_tri
 ) -> None:
     # Given a running server with an answer under way
     process = LlamaServerProcess(str(on_path), Launch(weights, 8192, 1, tmp_path, 1, health_s=0.5))
-    first = process.pid
+    first = process.process.pid
     # When it stops, in the middle
     with caplog.at_level(logging.WARNING), pytest.raises(EngineUnavailable):
         stop_in_the_middle_of_an_answer(process)
     # Then the answer ended as a transient error, and another server answers in its place
-    wait_until(lambda: process.pid != first, "another process was started", timeout_s=20)
+    wait_until(lambda: process.process.pid != first, "another process was started", timeout_s=20)
     wait_until(lambda: answers(process), "the server answers again", timeout_s=20)
     assert not alive(first)
     assert "has not answered /health for 0.5 s" in caplog.text
@@ -94,10 +94,10 @@ def test_a_server_that_is_not_ours_and_hangs_ends_its_jobs_as_transient_errors(
     expected = engine.decode(tokens, None, GREEDY).text
     # When that stops in the middle of an answer
     with pytest.raises(EngineUnavailable, match="does not answer"):
-        engine.decode(tokens, None, LONG, on_text=lambda _: os.kill(process.pid, signal.SIGSTOP))
+        engine.decode(tokens, None, LONG, on_text=lambda _: os.kill(process.process.pid, signal.SIGSTOP))
     # Then it is left alone, and serves again once it goes on
-    assert alive(process.pid)
-    os.kill(process.pid, signal.SIGCONT)
+    assert alive(process.process.pid)
+    os.kill(process.process.pid, signal.SIGCONT)
     wait_until(lambda: decodes(engine, tokens, expected), "it decodes again", timeout_s=20)
     engine.close()
     process.close()
@@ -112,7 +112,7 @@ def test_a_patience_that_is_none_is_refused(weights: Path, on_path: Path, patien
 def stop_in_the_middle_of_an_answer(process: LlamaServerProcess) -> None:
     for number, _ in enumerate(process.server.stream("/completion", ENDLESS)):
         if number == 0:
-            os.kill(process.pid, signal.SIGSTOP)
+            os.kill(process.process.pid, signal.SIGSTOP)
 
 
 def decodes(engine: Engine, tokens: tuple[int, ...], expected: str) -> bool:
@@ -160,7 +160,7 @@ sys.modules["xllamacpp"] = None
 from engines.llamacpp.start import start
 from engines.registry import EngineOptions
 backing = start(EngineOptions({str(weights)!r}, context=256, slots=1, threads=1))
-print(backing.release[-1].__self__.pid, flush=True)
+print(backing.release[-1].__self__.process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from engines.openai.engine import OpenAIEngine, parse_weights
-from engines.openai.place import outside
+from engines.openai.http import outside
 from engines.proof import prove
 from engines.registry import EngineOptions, open_engine
 from infra.config.settings import describe, load_settings
@@ -317,7 +317,7 @@ def test_a_job_crosses_the_prefill_stage_untouched_and_its_result_says_why(serve
 
 def test_the_result_and_the_report_of_an_outside_server_name_it(engine: OpenAIEngine) -> None:
     # Given an engine that says its server is outside
-    engine._info = replace(engine.info, outside="api.example.com")
+    engine.info = replace(engine.info, outside="api.example.com")
     # Then the reason that its results give names the host, and the report reads it there
     why = prove(engine, engine)
     assert why.endswith("prompts go to api.example.com, outside private networks")

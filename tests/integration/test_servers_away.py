@@ -108,7 +108,7 @@ def test_a_llama_server_is_away_from_its_end_until_its_model_is_loaded(
     text = engine.decode(tokens, None, SHORT).text
     assert outage_of(engine) == process.server.outage == ""
     # When it dies, and is asked before anybody has looked
-    os.kill(process.pid, signal.SIGKILL)
+    os.kill(process.process.pid, signal.SIGKILL)
     with pytest.raises(EngineUnavailable):
         engine.decode(tokens, None, SHORT)
     # Then it is away at once, and answers as before when it is there again

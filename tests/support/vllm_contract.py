@@ -32,7 +32,8 @@ def answers(engine: VLLMEngine, cache: KVCache | None) -> tuple[str, int] | None
 
 def life(engine: VLLMEngine) -> object:
     """Another one each time its vLLM is started."""
-    return getattr(engine.host, "pid", None) or engine.host.served_model["instance"]
+    process = getattr(engine.host, "process", None)
+    return process.pid if process else engine.host.served_model["instance"]
 
 
 class VLLMContract:

@@ -89,7 +89,7 @@ def test_prompts_in_flight_at_once_give_the_caches_of_each_alone(engine: VLLMEng
 def test_a_killed_host_is_started_again_and_jobs_can_be_tried_again(engine: VLLMEngine, whom: str) -> None:
     # Given an answer under way
     cold = engine.decode(TOKENS, None, GREEDY)
-    cache, before = prefilled(engine, TOKENS), engine.host.pid
+    cache, before = prefilled(engine, TOKENS), engine.host.process.pid
     others = [pid for pid in group_of(before) if pid != before]
     assert others
 
@@ -100,7 +100,7 @@ def test_a_killed_host_is_started_again_and_jobs_can_be_tried_again(engine: VLLM
     with pytest.raises(EngineUnavailable):
         engine.decode(TOKENS, None, ENDLESS, on_text=kill)
     # Then what follows is told to try again, all of the old ones are gone, and the next one answers as the first
-    wait_until(lambda: engine.host.pid != before, "it is started again", RESTART_S)
+    wait_until(lambda: engine.host.process.pid != before, "it is started again", RESTART_S)
     assert group_of(before) == []
 
     wait_until(lambda: answers(engine, cache) == (cold.text, 1), "it answers again", RESTART_S, 0.5)
@@ -115,7 +115,7 @@ def test_no_process_outlives_an_owner_that_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time\nfrom engines.registry import EngineOptions\nfrom engines.vllm.engine import open_engine\n"
         f"engine = open_engine(EngineOptions({WEIGHTS!r}, context=1024, slots=1, threads=1))\n"
-        "print(engine.host.pid, flush=True)\ntime.sleep(600)\n"
+        "print(engine.host.process.pid, flush=True)\ntime.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT) as owner:
         assert owner.stdout is not None
@@ -128,7 +128,7 @@ def test_no_process_outlives_an_owner_that_is_killed(tmp_path: Path) -> None:
 def test_a_host_that_hangs_is_noticed_and_started_again(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given an answer under way
     cold = engine.decode(TOKENS, None, GREEDY)
-    cache, before = prefilled(engine, TOKENS), engine.host.pid
+    cache, before = prefilled(engine, TOKENS), engine.host.process.pid
     monkeypatch.setattr(conversation, "SILENT_S", 5.0)
 
     def stop(_: str) -> None:
@@ -141,7 +141,7 @@ def test_a_host_that_hangs_is_noticed_and_started_again(engine: VLLMEngine, monk
     monkeypatch.undo()
 
     # Then they are gone, and the next one answers as the first
-    wait_until(lambda: engine.host.pid != before, "it is started again", RESTART_S)
+    wait_until(lambda: engine.host.process.pid != before, "it is started again", RESTART_S)
     assert group_of(before) == []
     wait_until(lambda: answers(engine, cache) == (cold.text, 1), "it answers again", RESTART_S, 0.5)
 

@@ -173,7 +173,7 @@ def test_a_cache_that_can_not_be_read_fails_its_job_and_no_other(engines: dict[s
     vllm, tokens = engines["vllm"], prompt(333)
     cache, long = prefilled(vllm, tokens), replace(GREEDY, max_tokens=400)
     cold = vllm.decode(tokens, None, long).text
-    host = vllm.host.pid  # type: ignore[union-attr]
+    host = vllm.host.process.pid  # type: ignore[union-attr]
     with ThreadPoolExecutor(1) as thread, vllm.pin_cache(tokens, cache):
         busy = thread.submit(vllm.decode, tokens, None, long)
         (path,) = vllm.host.folder.glob("*.kv")  # type: ignore[union-attr]
@@ -185,7 +185,7 @@ def test_a_cache_that_can_not_be_read_fails_its_job_and_no_other(engines: dict[s
         # Then the other answer is what it was, and the engine serves on
         assert busy.result().text == cold
     assert vllm.decode(tokens, cache, GREEDY).evaluated_tokens == 1
-    assert vllm.host.pid == host  # type: ignore[union-attr]
+    assert vllm.host.process.pid == host  # type: ignore[union-attr]
 
 
 def test_prompts_in_flight_at_once_give_the_caches_and_answers_of_each_alone(engines: dict[str, Engine]) -> None:

@@ -42,15 +42,14 @@ def constrainer(prompt: HFPrompt) -> Constrainer:
 
 def answer(constraint: Constraint, prompt: HFPrompt, seed: int) -> str:
     """What a model that likes all tokens equally says under a constraint."""
-    source, stream = np.random.default_rng(seed), TextStream(token_bytes(prompt))
+    source, stream, text = np.random.default_rng(seed), TextStream(token_bytes(prompt)), ""
     for _ in range(500):
         token = int(source.choice(np.flatnonzero(constraint.compute_mask())))
         constraint.accept(token)
         if token in prompt.end_ids:
-            stream.finish()
-            return stream.text
-        stream.push(token)
-    raise AssertionError(f"no end after 500 tokens: {stream.text!r}")
+            return text + stream.finish()
+        text += stream.push(token)
+    raise AssertionError(f"no end after 500 tokens: {text!r}")
 
 
 @pytest.mark.parametrize("seed", range(5))

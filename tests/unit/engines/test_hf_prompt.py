@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
+from engines.chat import vocabulary_hash
 from engines.huggingface.prompt import HFPrompt
 from engines.llamacpp.gguf_file import read_gguf
-from engines.vocabulary import vocabulary_hash
 from messages.errors import ConfigError, InvalidPrompt
 from messages.jobs import Part, user_prompt
 

@@ -100,7 +100,7 @@ def test_a_host_that_hangs_or_dies_is_started_again_and_all_its_callers_are_told
 ) -> None:
     # Given two requests at a host that ends, or does nothing any more and does not end when it is told to
     host = started(how)
-    before, found = host.pid, []
+    before, found = host.process.pid, []
     callers = [threading.Thread(target=lambda: found.append(evaluated(host))) for _ in range(2)]
     for caller in callers:
         caller.start()
@@ -109,7 +109,7 @@ def test_a_host_that_hangs_or_dies_is_started_again_and_all_its_callers_are_told
 
     # Then both fail for now, it is gone, and the next one answers
     assert found == [None, None]
-    wait_until(lambda: host.pid != before, "another one is started", 20)
+    wait_until(lambda: host.process.pid != before, "another one is started", 20)
     with pytest.raises(ProcessLookupError):
         os.kill(before, 0)
     wait_until(lambda: evaluated(host) == 3, "it answers", 20)
@@ -117,10 +117,10 @@ def test_a_host_that_hangs_or_dies_is_started_again_and_all_its_callers_are_told
 
 def test_a_host_that_is_slow_and_says_so_is_left_alone(started: Callable[[str], HostProcess]) -> None:
     host = started("be slow")
-    before, began = host.pid, time.monotonic()
+    before, began = host.process.pid, time.monotonic()
     assert evaluated(host) == 3
     assert time.monotonic() - began > conversation.SILENT_S
-    assert host.pid == before
+    assert host.process.pid == before
 
 
 @pytest.mark.system  # some six seconds

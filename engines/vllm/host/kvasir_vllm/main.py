@@ -159,17 +159,14 @@ class Host:
                     self._evaluated_tokens[message["id"]] = message["tokens"]
                     self._queue_message(op="step", id=message["id"])
                 elif message["id"] == _PROBE:
-                    self._note_probe(message)
+                    self._probe_problem = message.get("why", "")
+                    self._shape = message.get("shape", {})
+                    if "file" in message:
+                        (self._folder / message["file"]).unlink()
                 else:
                     if message["op"] == "failed":
                         self._failed_keys.add(message["id"])
                     self._queue_message(**message)
-
-    def _note_probe(self, message: wire.Message) -> None:
-        self._probe_problem = message.get("why", "")
-        self._shape = message.get("shape", {})
-        if "file" in message:
-            (self._folder / message["file"]).unlink()
 
     def _queue_message(self, **message: Any) -> None:
         """Together with what else one step of vLLM's brings: each write wakes Kvasir."""
