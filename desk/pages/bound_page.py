@@ -47,7 +47,7 @@ def show_bound_page(desk: Desk, folder: Path) -> None:
             _bound(desk, folder)
         write_address()
 
-    draw_live(bound, None)
+    draw_live(bound)
 
 
 def _bound(desk: Desk, folder: Path) -> None:

@@ -20,9 +20,8 @@ def show_fleet_page(desk: Desk, folder: Path) -> None:
     """Draw it."""
 
     def fleet() -> None:
-        with show_errors():
-            _workers(desk, folder)
-            _rates(desk, folder)
+        _workers(desk, folder)
+        _rates(desk, folder)
 
     draw_live(fleet, REFRESH_S)
     with show_errors():

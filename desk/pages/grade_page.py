@@ -12,7 +12,7 @@ from desk import assignments, dry_runs
 from desk.assignments import Inputs
 from desk.estimate import duration, forecast_s, remaining_s
 from desk.pages.address import go
-from desk.pages.shared import REFRESH_S, Desk, action_button, draw_live, show_errors, show_problem, wait_for
+from desk.pages.shared import REFRESH_S, Desk, action_button, draw_live, show_problem, wait_for
 from desk.text import escape_markdown
 from desk.work import Work
 from producers.words import plural
@@ -33,7 +33,8 @@ def show_grade_page(desk: Desk, folder: Path) -> None:
         return
     _dry_run(desk, folder, inputs)
     _start(desk, folder, inputs)
-    _progress(desk, folder)
+    work = assignments.grading_work(folder)
+    draw_live(lambda: _figures(desk, folder, work), REFRESH_S, work)
 
 
 def _facts(inputs: Inputs) -> list[tuple[str, str]]:
@@ -134,19 +135,6 @@ _STOP_CLUSTER = "The cluster goes on; 'Grade all' gathers what it has done meanw
 
 
 # --- how it goes
-
-
-def _progress(desk: Desk, folder: Path) -> None:
-    work = assignments.grading_work(folder)
-    is_running = work.is_alive
-
-    def progress() -> None:
-        with show_errors():
-            _figures(desk, folder, work)
-        if is_running and not work.is_alive:
-            st.rerun()
-
-    draw_live(progress, REFRESH_S if is_running else None)
 
 
 def _figures(desk: Desk, folder: Path, work: Work) -> None:

@@ -34,12 +34,7 @@ _COLOURS = {
 def show_results_page(desk: Desk, folder: Path) -> None:
     """Draw it."""
     is_running = assignments.grading_work(folder).is_alive
-
-    def whole_class() -> None:
-        with show_errors():
-            _table(desk, folder)
-
-    draw_live(whole_class, 2 * REFRESH_S if is_running else None)
+    draw_live(lambda: _table(desk, folder), 2 * REFRESH_S if is_running else None)
     with show_errors():
         _requests(desk, folder)
         _agreement(desk, folder)

@@ -11,7 +11,7 @@ import streamlit as st
 from desk.decisions import Draft, Overrides
 from desk.pages.address import write_address
 from desk.pages.markup import Markup
-from desk.pages.shared import COOKIE, Desk, decider, draw_live, show_errors, show_problem, show_text
+from desk.pages.shared import COOKIE, Desk, decider, draw_live, show_problem, show_text
 from desk.pages.unsaved import asks_about_unsaved, can_undo, discard, draft_of, save, undo
 from desk.pages.work import MOST_CHARS, draw_work
 from desk.rows import QUEUES, Row, select
@@ -84,12 +84,7 @@ if (!window.kvasir) {
 
 def show_review_page(desk: Desk, folder: Path) -> None:
     """Draw it; a click on it draws it alone, without the page around it."""
-
-    def submission() -> None:
-        with show_errors():
-            _submission(desk, folder)
-
-    draw_live(submission, None)
+    draw_live(lambda: _submission(desk, folder))
 
 
 def _submission(desk: Desk, folder: Path) -> None:

@@ -56,11 +56,8 @@ class Desk:
     _open: dict[tuple[Path, str], tuple[str, float]] = field(default_factory=dict)  # by browser
     _decisions: dict[Path, Decisions] = field(default_factory=dict)
     _stages: dict[Path, Stages] = field(default_factory=dict)
-    _titles: dict[Path, tuple[tuple[int, ...], str]] = field(default_factory=dict)
-    _rows: dict[Path, tuple[tuple[int, ...], list[Row]]] = field(default_factory=dict)
-    _cost: tuple[object, str] = ((), "")
-    _rates: tuple[tuple[tuple[Path, int], ...], list[ModelRate]] = ((), [])
-    _cache: dict[Hashable, tuple[Hashable, Any]] = field(default_factory=dict)
+    _facts: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)  # with the stamp of what each is made of
+    _drawn: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)  # so too, those asked for last at the end
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def folders(self) -> list[Path]:
@@ -70,13 +67,7 @@ class Desk:
     def title(self, folder: Path) -> str:
         """What the assignment is called; read anew only when its files have changed."""
         stamp = tuple(_mtime_ns(folder / name) for name in (FILE, "batch.json"))
-        with self._lock:
-            entry = self._titles.get(folder)
-        if entry is None or entry[0] != stamp:
-            entry = (stamp, read_inputs(folder).title)
-            with self._lock:
-                self._titles[folder] = entry
-        return entry[1]
+        return self._latest(self._facts, ("title", folder), stamp, lambda: read_inputs(folder).title)
 
     def decisions(self, folder: Path) -> Decisions:
         """The decisions of an assignment."""
@@ -114,34 +105,21 @@ class Desk:
             _mtime_ns(folder / TIMES),
             _mtime_ns(folder / REQUESTS),
         )  # before the rows: what comes in between makes them anew next time
-        with self._lock:
-            entry = self._rows.get(folder)
-        if entry is None or entry[0] != stamp:
-            entry = (stamp, make_rows(view, overrides_by_item))
-            with self._lock:
-                self._rows[folder] = entry
-        return view, list(entry[1]), overrides_by_item
+        rows = self._latest(self._facts, ("rows", folder), stamp, lambda: make_rows(view, overrides_by_item))
+        return view, list(rows), overrides_by_item
 
     def cost(self, folder: Path, rubric: Rubric, names: Sequence[str] = ()) -> str:
         """What regrading these submissions with this rubric would ask, in words; counted anew when either changes."""
         view = self.views.of(folder)
-        key = (folder, view.version, rubric.digest, tuple(names))
-        with self._lock:
-            entry = self._cost
-        if entry[0] != key:
-            cost = view.cost(rubric, names)
-            entry = (
-                key,
-                str(cost) if cost.jobs or cost.removed else "Nothing would be asked: it is all answered.",
-            )
-            with self._lock:
-                self._cost = entry
-        return entry[1]
+        stamp = (view.version, rubric.digest, tuple(names))
+        cost = self._latest(self._facts, ("cost", folder), stamp, lambda: view.cost(rubric, names))
+        return str(cost) if cost.jobs or cost.removed else "Nothing would be asked: it is all answered."
 
     def version(self, folder: Path) -> tuple[int, ...]:
         """Which `rows` were given out last."""
         with self._lock:
-            return self._rows[folder][0]
+            stamp: tuple[int, ...] = self._facts["rows", folder][0]
+            return stamp
 
     def by_people(self, folder: Path) -> tuple[int, ...]:
         """The part of `version` that people make: what they decided, asked and replied; no new result changes it."""
@@ -151,24 +129,28 @@ class Desk:
         """How fast each model has been, over all assignments; counted anew only when a result has come."""
         views = [self.views.of(folder) for folder in self.folders()]
         stamp = tuple((view.folder, view.version) for view in views)  # before the results, as for the rows
-        with self._lock:
-            entry = self._rates
-        if entry[0] != stamp:
-            entry = (stamp, model_rates(result for view in views for result in view.results))
-            with self._lock:
-                self._rates = entry
-        return entry[1]
+        results = (result for view in views for result in view.results)
+        return self._latest(self._facts, "rates", stamp, lambda: model_rates(results))
 
     def get_or_make(self, key: Hashable, stamp: Hashable, make: Callable[[], T]) -> T:
-        """What `make` made for this key, made anew only with another stamp: the version of what it shows."""
+        """What `make` drew for this key, as `_latest`; only the last few that were asked for are kept."""
+        content = self._latest(self._drawn, key, stamp, make)
         with self._lock:
-            entry = self._cache.pop(key, None)
+            while len(self._drawn) > CACHE_SIZE:
+                del self._drawn[next(iter(self._drawn))]
+        return content
+
+    def _latest(
+        self, entries: dict[Hashable, tuple[Any, Any]], key: Hashable, stamp: Hashable, make: Callable[[], T]
+    ) -> T:
+        """What `make` made for this key, made anew only with another stamp: the version of what it is made of."""
+        with self._lock:
+            entry = entries.get(key)
         if entry is None or entry[0] != stamp:
             entry = (stamp, make())
         with self._lock:
-            self._cache[key] = entry
-            while len(self._cache) > CACHE_SIZE:  # those that nobody has asked for the longest
-                del self._cache[next(iter(self._cache))]
+            entries.pop(key, None)
+            entries[key] = entry
         content: T = entry[1]
         return content
 
@@ -180,38 +162,28 @@ def _mtime_ns(path: Path) -> int:
         return 0
 
 
-def get_desk(open_backend: Callable[[], Backend]) -> Desk:
+@st.cache_resource(show_spinner=False)  # an argument with an underscore is no part of the key
+def get_desk(_open_backend: Callable[[], Backend]) -> Desk:
     """The process's desk, made once."""
-    desk: Desk = _cached(open_backend)
-    return desk
-
-
-def _new_desk(_open: Callable[[], Backend]) -> Desk:
-    backend = _open()
-    for name in _FOR_TABLES:
+    backend = _open_backend()
+    # Half a second of imports that Streamlit leaves to the first table: done with the first page, and in its thread,
+    # since two threads that import them at once can see them half made.
+    for name in ("pandas", "pyarrow"):
         importlib.import_module(name)
-    _set_aside()
+    # Streamlit collects after every run of a page, before it has sent all that the run drew: with the modules of pandas
+    # and pyarrow to walk over, that took longer than the run itself.
+    gc.collect()
+    gc.freeze()
     return Desk(backend, Views(backend.request_of), FleetWatch(backend.fleet))
 
 
-def _set_aside() -> None:
-    """Take what is loaded by now out of the garbage collector's walks.
+def draw_live(draw: Callable[[], None], every_s: float | None = None, work: Work | None = None) -> None:
+    """Draw a part of the page that draws itself anew without the rest: every so often, or after a click in it.
 
-    Streamlit collects after every run of a page, before it has sent all that the run drew: with the modules of pandas
-    and pyarrow to walk over, that took longer than the run itself.
+    With `work` only as long as that runs; when it has ended, the whole page is drawn anew. An error in the part is
+    shown in its place.
     """
-    gc.collect()
-    gc.freeze()
-
-
-# Half a second of imports that Streamlit leaves to the first table: done with the first page, and in its thread, since
-# two threads that import them at once can see them half made.
-_FOR_TABLES = ("pandas", "pyarrow")
-_cached = st.cache_resource(_new_desk, show_spinner=False)  # an argument with an underscore is no part of the key
-
-
-def draw_live(draw: Callable[[], None], every_s: float | None) -> None:
-    """Draw a part of the page that draws itself anew every so often, without the rest; None: only with the rest."""
+    is_running = work is not None and work.is_alive
     page_state = {name: st.session_state.get(name) for name in ("assignment", "section", "acted")}
 
     def draw_here() -> None:
@@ -219,9 +191,12 @@ def draw_live(draw: Callable[[], None], every_s: float | None) -> None:
         # what a button in here has done may change the rest.
         if any(st.session_state.get(name) != value for name, value in page_state.items()):
             st.rerun()
-        draw()
+        if is_running and work is not None and not work.is_alive:
+            st.rerun()
+        with show_errors():
+            draw()
 
-    st.fragment(draw_here, run_every=every_s)()
+    st.fragment(draw_here, run_every=every_s if is_running or work is None else None)()
 
 
 def action_button(

@@ -13,6 +13,7 @@ from desk.backend import Backend, FleetView
 from desk.decisions import accept_grade
 from desk.fleet import FleetWatch
 from desk.view import Views
+from grading.reviews import append_override
 from tests.support.desk import answer, plan_tiny_class, request_of
 
 pytestmark = pytest.mark.system  # the pages need Streamlit, which comes with the ui extra: so their imports are late
@@ -63,7 +64,7 @@ def test_rows_are_made_anew_only_when_a_result_or_a_decision_has_come(tmp_path: 
     view, graded, _ = desk.rows(out)
     assert [row.state for row in graded] == ["waiting", "graded", "waiting"]
 
-    desk.decisions(out).add(accept_grade(view.grades[1]))
+    append_override(out, accept_grade(view.grades[1]))
     assert [row.is_reviewed for row in desk.rows(out)[1]] == [False, True, False]
 
 
