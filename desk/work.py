@@ -20,7 +20,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from dataclasses import fields as dataclass_fields
 from pathlib import Path
 
 from infra.config.ownership import is_foreign
@@ -33,6 +32,7 @@ from producers.storage.private import (
     take_lock,
     write_atomically,
 )
+from producers.storage.shapes import from_json, parse_as
 
 RESTART_EVENT = "work_started"  # the line in `log` that parts one process's lines from the next one's
 
@@ -62,8 +62,7 @@ class Record:
     command: tuple[str, ...] = ()  # for people who look here: it is never run again
 
     def __post_init__(self) -> None:
-        numbers = type(self.pid) is type(self.limit) is int and isinstance(self.started_at, float)
-        if not numbers or self.pid < 2 or self.limit < 0 or not all(isinstance(name, str) for name in self.only):
+        if self.pid < 2 or self.limit < 0:
             raise ValueError("work.json is none of ours")
 
 
@@ -139,10 +138,8 @@ class Work:
         try:
             if is_foreign(path):
                 return None
-            fields = json.loads(read_ordinary(path))
-            arguments = {spec.name: fields[spec.name] for spec in dataclass_fields(Record) if spec.name in fields}
-            return Record(**arguments | {name: tuple(arguments.get(name, ())) for name in ("only", "command")})
-        except (OSError, ValueError, TypeError, RecursionError):
+            return parse_as(Record, from_json(read_ordinary(path)), "the work")
+        except (OSError, ValueError):
             return None
 
     @property
