@@ -118,6 +118,11 @@ class Grade:
         return tuple(criterion for criterion in self.criteria if criterion.points is None)
 
 
+def criterion_points(criteria: Iterable[CriterionGrade], id: str) -> Points | None:
+    """The points for one criterion; None if it has none, or isn't there."""
+    return next((criterion.points for criterion in criteria if criterion.id == id), None)
+
+
 # --- what a person must decide, and what is good to know ---
 
 

@@ -12,7 +12,7 @@ from desk import assignments, dry_runs
 from desk.assignments import Inputs
 from desk.estimate import duration, forecast_s, remaining_s
 from desk.pages.address import go
-from desk.pages.shared import REFRESH_S, Desk, action_button, draw_live, show_problem, wait_for
+from desk.pages.shared import REFRESH_S, Desk, action_button, draw_live, show_metrics, show_problem, wait_for
 from desk.text import escape_markdown
 from desk.work import Work
 from producers.words import plural
@@ -23,8 +23,16 @@ _MAX_ROWS = 50  # rows of the dry run's table
 def show_grade_page(desk: Desk, folder: Path) -> None:
     """Draw it."""
     inputs = assignments.read_inputs(folder)
+    facts = {
+        "Submissions": inputs.submissions,
+        "Rubric": inputs.rubric,
+        "Solution": inputs.solution,
+        "Template": inputs.template,
+        "Model for code": inputs.code_model or "as configured",
+        "Model for text and feedback": inputs.feedback_model or "as configured",
+    }
     with st.expander("What is graded, by what"):
-        for label, value in _facts(inputs):
+        for label, value in facts.items():
             st.markdown(f"**{label}**: {escape_markdown(value) or '–'}")
     if not inputs.rubric:
         st.info("What is graded, and with how many points, is not written yet.")
@@ -35,17 +43,6 @@ def show_grade_page(desk: Desk, folder: Path) -> None:
     _start(desk, folder, inputs)
     work = assignments.grading_work(folder)
     draw_live(lambda: _figures(desk, folder, work), REFRESH_S, work)
-
-
-def _facts(inputs: Inputs) -> list[tuple[str, str]]:
-    return [
-        ("Submissions", inputs.submissions),
-        ("Rubric", inputs.rubric),
-        ("Solution", inputs.solution),
-        ("Template", inputs.template),
-        ("Model for code", inputs.code_model or "as configured"),
-        ("Model for text and feedback", inputs.feedback_model or "as configured"),
-    ]
 
 
 # --- dry run
@@ -72,13 +69,13 @@ def _dry_run(desk: Desk, folder: Path, inputs: Inputs) -> None:
 
 
 def _findings(desk: Desk, findings: dict[str, Any]) -> None:
-    unreadable = sum(bool(item["problem"]) for item in findings["submissions"])
-    cut = sum(bool(item["cuts"]) for item in findings["submissions"])
-    columns = st.columns(4)
-    columns[0].metric("Submissions", len(findings["submissions"]))
-    columns[1].metric("Can't be read", unreadable)
-    columns[2].metric("Truncated", cut)
-    columns[3].metric("Prompt tokens", f"{findings['prompt_tokens']:,}")
+    figures = {
+        "Submissions": len(findings["submissions"]),
+        "Can't be read": sum(bool(item["problem"]) for item in findings["submissions"]),
+        "Truncated": sum(bool(item["cuts"]) for item in findings["submissions"]),
+        "Prompt tokens": f"{findings['prompt_tokens']:,}",
+    }
+    show_metrics(figures)
     token_basis = (
         "counted with the model's tokenizer" if findings["exact_tokens"] else "estimated: no tokenizer at hand"
     )
@@ -172,8 +169,7 @@ def _stages(desk: Desk, folder: Path, total: int) -> None:
     stages = desk.stages(folder).refresh()
     if desk.backend.is_cluster:
         stages = {"waiting or in work on the cluster": total - stages["done"], "done": stages["done"]}
-    for column, (stage, number) in zip(st.columns(len(stages)), stages.items(), strict=True):
-        column.metric(stage.capitalize(), number)
+    show_metrics({stage.capitalize(): number for stage, number in stages.items()})
 
 
 def _why_nothing(work: Work) -> None:
@@ -189,7 +185,7 @@ def _why_nothing(work: Work) -> None:
 
 def _why_open(work: Work, still_open: int) -> None:
     record = work.record()
-    reason = "" if record is None or record.stopped else work.last_words()
+    reason = work.last_words() if record and not record.stopped else ""
     st.warning(
         escape_markdown(
             f"{plural(still_open, 'job', 'has', 'have')} no result yet. 'Grade all' goes on. {reason}".strip()

@@ -11,7 +11,7 @@ import streamlit as st
 from desk.decisions import Draft, Overrides
 from desk.pages.address import write_address
 from desk.pages.markup import Markup
-from desk.pages.shared import COOKIE, Desk, decider, draw_live, show_problem, show_text
+from desk.pages.shared import COOKIE, Desk, decider, draw_live, point_buttons, show_problem, show_text
 from desk.pages.unsaved import asks_about_unsaved, can_undo, discard, draft_of, save, undo
 from desk.pages.work import MOST_CHARS, draw_work
 from desk.rows import QUEUES, Row, select
@@ -25,7 +25,6 @@ from grading.reviews import Override, version_of
 from grading.rubric.rubric import Criterion
 from messages.errors import KvasirError
 
-_MOST_BUTTONS = 9  # points of a criterion: as many as there are keys
 _KEYS = {
     "j, k": "the next, or the previous, submission",
     "0 to 9": "so many points for the criterion marked ▸, which then moves on to the next",
@@ -344,38 +343,14 @@ def _criterion(draft: Draft, criterion: Criterion | None, item: CriterionGrade, 
     if item.evidence:
         head.verbatim(item.evidence)
     head.draw()
-    _buttons(draft, criterion, item, next_id, is_current)
-    st.number_input(
-        f"Points for {item.id}",
-        0.0,
-        float(item.max_points),
-        None,
-        float(criterion.step) if criterion else 1.0,
-        format="%g",
-        key=draft.key(f"points {item.id}"),
-    )
+    field, step = draft.key(f"points {item.id}"), criterion.step if criterion else 1
+    point_buttons(item.id, item.max_points, step, field, is_current, _enter_points, (field, next_id))
+    st.number_input(f"Points for {item.id}", 0.0, float(item.max_points), None, float(step), format="%g", key=field)
     with st.container(key="at hand" if is_current else None):
         st.text_area(f"Feedback on {item.id}", key=draft.key(f"feedback {item.id}"))
 
 
-def _buttons(draft: Draft, criterion: Criterion | None, item: CriterionGrade, next_id: str, is_current: bool) -> None:
-    """A button for each whole number of points, where these are few; keys press those of the criterion at hand."""
-    if item.max_points > _MOST_BUTTONS or (criterion and criterion.step > 1):
-        return
-    field = draft.key(f"points {item.id}")
-    current_points = st.session_state.get(field)
-    with st.container(horizontal=True, gap="small", key="points-at-hand" if is_current else None):
-        for points in range(int(item.max_points) + 1):
-            st.button(
-                str(points),
-                key=f"give {points} {item.id}",
-                type="primary" if current_points == points else "secondary",
-                on_click=_enter_points,
-                args=(field, float(points), next_id),
-            )
-
-
-def _enter_points(field: str, points: float, next_id: str) -> None:
+def _enter_points(points: float, field: str, next_id: str) -> None:
     st.session_state.update({field: points, "criterion": next_id})
 
 

@@ -31,7 +31,7 @@ from desk.work import Work
 from grading.charts.drawing import Picture
 from grading.export.late import FILE as TIMES
 from grading.export.requests import FILE as REQUESTS
-from grading.rubric.rubric import Rubric
+from grading.rubric.rubric import Points, Rubric
 from messages.errors import KvasirError
 
 T = TypeVar("T")
@@ -39,6 +39,7 @@ T = TypeVar("T")
 REFRESH_S = 2.0
 CACHE_SIZE = 12  # drawn submissions and pictures that are kept for the next click on them
 HELD_S = 600.0  # how long a submission counts as open with whoever looked at it last
+_MOST_BUTTONS = 9  # points of a criterion: as many as there are keys
 COOKIE = "kvasir_desk"  # what this browser is called, and its person
 
 
@@ -278,6 +279,39 @@ def _grid(drawings: Iterable[Picture], dark: bool) -> str:
     cells = "".join(f"<div>{picture.image(dark)}</div>" for picture in drawings)
     grid = "display: grid; grid-template-columns: repeat(auto-fill, minmax(min(320px, 100%), 1fr)); gap: 24px"
     return f'<div style="{grid}">{cells}</div>' if cells else ""
+
+
+def point_buttons(
+    criterion: str,
+    largest: Points,
+    step: Points,
+    field: str,
+    is_current: bool,
+    on_click: Callable[..., None],
+    args: tuple[Any, ...],
+) -> None:
+    """A button for each whole number of points, where these are few; keys press those of the criterion at hand.
+
+    `field` is the key of the number that they set; `on_click` is called with the points, and then `args`.
+    """
+    if largest > _MOST_BUTTONS or step > 1:
+        return
+    current_points = st.session_state.get(field)
+    with st.container(horizontal=True, gap="small", key="points-at-hand" if is_current else None):
+        for points in range(int(largest) + 1):
+            st.button(
+                str(points),
+                key=f"give {points} {criterion}",
+                type="primary" if current_points == points else "secondary",
+                on_click=on_click,
+                args=(float(points), *args),
+            )
+
+
+def show_metrics(figures: Mapping[str, Any]) -> None:
+    """Large figures beside each other, by their labels."""
+    for column, (label, value) in zip(st.columns(len(figures)), figures.items(), strict=True):
+        column.metric(label, value)
 
 
 def show_table(rows: Sequence[Mapping[str, object]], label: str) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 from grading.export.final import ExportFile, FinalGrade, final_grades
 from grading.export.format import ExportFormat
 from grading.export.tables import ExportError, Sheet, cell, column, read_sheet, student, students, write_sheet
-from grading.points import CriterionGrade
+from grading.points import CriterionGrade, criterion_points
 from grading.report.grades import one_line, show_points
 from grading.reviews import MAX_TEXT
 from grading.rubric.rubric import Points
@@ -84,9 +84,7 @@ class Request:
 
 def points_of(final: FinalGrade, criterion_id: str | None) -> Points | None:
     """The points that stand, of a criterion or of all."""
-    if criterion_id is None:
-        return final.points
-    return next((criterion.points for criterion in final.criteria if criterion.id == criterion_id), None)
+    return final.points if criterion_id is None else criterion_points(final.criteria, criterion_id)
 
 
 def read_requests(folder: Path) -> list[Request]:

@@ -27,7 +27,7 @@ from grading.error_bound import (
 from grading.export.final import apply_decisions
 from grading.hand_sample.draw import Draw, Stratum, changed_submissions, counts, limits, load_draw, undecided_members
 from grading.hand_sample.sheet import HandGrade, read_sheet_of
-from grading.points import Grade
+from grading.points import Grade, criterion_points
 from grading.report.graded import GradedClass, load_graded
 from grading.report.grades import one_line
 from grading.reviews import current_decisions, read_overrides
@@ -120,15 +120,14 @@ def _agreement(pairs: Sequence[tuple[Grade, HandGrade]], draw: Draw) -> list[Poi
     confidence = draw.plan.confidence
     columns = [
         compare(
-            item.id, item.title, [(_of(grade, item.id), hand.criteria[item.id]) for grade, hand in pairs], confidence
+            item.id,
+            item.title,
+            [(criterion_points(grade.criteria, item.id) or 0, hand.criteria[item.id]) for grade, hand in pairs],
+            confidence,
         )
         for item in pairs[0][0].criteria
     ]
     return [*columns, compare("", "total", [(grade.points or 0, hand.total) for grade, hand in pairs], confidence)]
-
-
-def _of(grade: Grade, criterion: str) -> Any:
-    return next(item.points for item in grade.criteria if item.id == criterion)
 
 
 # --- hand grades from the desk ---

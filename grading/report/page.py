@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from grading.charts.drawing import STYLE, Picture, columns
 from grading.charts.histogram import Bar, histogram
-from grading.points import Grade
+from grading.points import Grade, criterion_points
 from grading.report.grades import count_states, show_distribution, show_points
-from grading.rubric.rubric import Criterion, Points, Rubric
+from grading.rubric.rubric import Criterion, Rubric
 from producers.words import plural
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _template() -> Template:
     )
     template_globals: dict[str, object] = {
         "plural": plural,
-        "reached": _points_of,
+        "reached": criterion_points,
         "distribution": show_distribution,
         "drawn": lambda picture: Markup(picture.inline()),
     }
@@ -96,14 +96,9 @@ def _lead(grades: Sequence[Grade], rubric: Rubric) -> str:
     return " · ".join([plural(len(grades), "submission"), *counts, f"out of {show_points(rubric.total)} points"])
 
 
-def _points_of(grade: Grade, criterion: Criterion) -> Points | None:
-    """The points of one submission for one criterion."""
-    return next((item.points for item in grade.criteria if item.id == criterion.id), None)
-
-
 def _criterion_figures(grades: Sequence[Grade], criterion: Criterion) -> tuple[float | None, tuple[Bar, ...]]:
     """Mean and distribution, of those who handed something in and got points for it; None and () if nobody did."""
-    handed_in = (_points_of(grade, criterion) for grade in grades if grade.state != "empty")
+    handed_in = (criterion_points(grade.criteria, criterion.id) for grade in grades if grade.state != "empty")
     class_points = [points for points in handed_in if points is not None]
     return (
         (fmean(class_points), histogram(class_points, criterion.points, criterion.step)) if class_points else (None, ())

@@ -25,7 +25,7 @@ from grading.report.grades import outcomes
 from grading.request import AskForm
 from grading.reviews import append_override
 from grading.rubric.rubric import parse_rubric
-from messages.errors import BatchError, RubricError
+from messages.errors import BatchError, RubricError, SubmissionError
 from producers.batch.batch import Batch
 from producers.words import names_in
 from tests.support.desk import answer, plan, plan_tiny_class, request_for, request_of
@@ -420,7 +420,7 @@ def test_a_class_in_a_zip_that_was_cut_off_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe\xfd"])
 def test_a_solution_that_cant_be_read_is_refused_by_its_own_name(data: bytes) -> None:
     assignments.check_document("Lösung.py", b"x = 1")
-    with pytest.raises(InputError, match=r"^Lösung\.ipynb can't be read: "):
+    with pytest.raises(SubmissionError, match=r"^Lösung\.ipynb can't be read: "):
         assignments.check_document("Lösung.ipynb", data)
 
 
