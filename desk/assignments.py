@@ -228,7 +228,8 @@ def save_rubric(folder: Path, name: str, data: bytes) -> Path:
 
 def check_rubric(name: str, data: bytes) -> Rubric:
     """The rubric in an uploaded or edited file. Raises RubricError, naming the file as its author knows it."""
-    return _read_upload(name, data, load_rubric)
+    rubric: Rubric = _read_upload(name, data, load_rubric)
+    return rubric
 
 
 def check_document(name: str, data: bytes) -> None:

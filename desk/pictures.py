@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from desk.rows import Row
-from grading.charts.drawing import Picture, columns, points
-from grading.charts.histogram import histogram
+from grading.charts.drawing import Picture, columns, histogram, points
 from grading.points import criterion_points
 from grading.report.grades import one_line
 from grading.rubric.rubric import Criterion, Points, Rubric

@@ -91,7 +91,8 @@ class Work:
             if lock is None:
                 raise BatchError("this is running already; wait for it, or stop it first")
             try:
-                self._mark_log()
+                with open_private(self.log, "ab") as log:
+                    log.write(json.dumps({"event": RESTART_EVENT, "time": time.time()}).encode() + b"\n")
                 (self.folder / "exit").unlink(missing_ok=True)
                 process = self._spawn(command, lock)
             except OSError as error:
@@ -121,7 +122,9 @@ class Work:
     def is_alive(self) -> bool:
         """Whether its process lives, whichever desk started it."""
         with _lock:
-            self._reap()
+            process = _children.get(self.folder)
+            if process is not None and process.poll() is not None:  # the system keeps it until somebody has asked
+                del _children[self.folder]
             if not (self.folder / "lock").exists():
                 return False
             try:
@@ -138,7 +141,8 @@ class Work:
         try:
             if is_foreign(path):
                 return None
-            return parse_as(Record, from_json(read_ordinary(path)), "the work")
+            record: Record = parse_as(Record, from_json(read_ordinary(path)), "the work")
+            return record
         except (OSError, ValueError):
             return None
 
@@ -172,16 +176,6 @@ class Work:
                 pass_fds=(lock,),
                 umask=0o077,  # for `exit`, and whatever the command writes
             )
-
-    def _mark_log(self) -> None:
-        with open_private(self.log, "ab") as log:
-            log.write(json.dumps({"event": RESTART_EVENT, "time": time.time()}).encode() + b"\n")
-
-    def _reap(self) -> None:
-        """Let a child that has ended go; the system keeps it until somebody has asked."""
-        process = _children.get(self.folder)
-        if process is not None and process.poll() is not None:
-            del _children[self.folder]
 
     def _save(self, record: Record) -> None:
         write_atomically(self.folder / "work.json", json.dumps(asdict(record)))

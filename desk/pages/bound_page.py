@@ -60,7 +60,7 @@ def show_bound_page(desk: Desk, folder: Path) -> None:
 
 
 def _bound(desk: Desk, folder: Path) -> None:
-    view = desk.views.of(folder)
+    view = desk.view(folder)
     show_problem(view)
     counts = view.counts()
     if not counts.total:
@@ -74,12 +74,8 @@ def _bound(desk: Desk, folder: Path) -> None:
         st.info(_GRADING)
         return
     graded_class = load_graded(folder)
-    if not bounds.is_drawn(folder):
-        review_page.ask_name()  # it stands in the record of the draw
-        _draw(folder, graded_class)
-        return
-    draw = bounds.load_draw(folder)
-    stale_grades = bounds.changed_submissions(draw, graded_class)
+    draw = bounds.load_draw(folder) if bounds.is_drawn(folder) else None
+    stale_grades = bounds.changed_submissions(draw, graded_class) if draw else []
     if stale_grades:
         count_text = plural(len(stale_grades), "grade")
         st.warning(
@@ -88,10 +84,11 @@ def _bound(desk: Desk, folder: Path) -> None:
                 "Draw again; what was entered is kept in the folder."
             )
         )
-        review_page.ask_name()
+    if draw is None or stale_grades:
+        review_page.ask_name()  # it stands in the record of the draw
         _draw(folder, graded_class)
         return
-    sheet = bounds.entered_points(folder, draw, graded_class)
+    sheet = bounds.entered_points(folder / SHEET, draw, graded_class)
     open_ids = [id for id, cells in sheet.items() if not all(cells.values())]
     if not open_ids and st.session_state.get("bound shown") == (str(folder), draw.at, draw.looks):
         _answer(folder)

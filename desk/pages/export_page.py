@@ -24,7 +24,7 @@ _MAX_LINES = 50
 
 def show_export_page(desk: Desk, folder: Path) -> None:
     """Draw it."""
-    view = desk.views.of(folder)
+    view = desk.view(folder)
     show_problem(view)
     if not view.grades:
         st.caption("Nothing is graded yet.")

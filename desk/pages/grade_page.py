@@ -79,7 +79,11 @@ def _findings(desk: Desk, findings: dict[str, Any]) -> None:
     token_basis = (
         "counted with the model's tokenizer" if findings["exact_tokens"] else "estimated: no tokenizer at hand"
     )
-    st.caption(f"{plural(findings['prompts'], 'prompt')}; tokens are {token_basis}. {_estimate(desk, findings)}")
+    seconds = forecast_s(  # from whatever this desk has measured
+        findings["prompt_tokens"], findings["prompts"], dry_runs.repeated_tokens(findings), desk.rates()
+    )
+    estimate = f"About {duration(seconds)} at the pace measured so far." if seconds else "How long: after a trial."
+    st.caption(f"{plural(findings['prompts'], 'prompt')}; tokens are {token_basis}. {estimate}")
     for part in findings.get("criteria", ()):
         ids = ", ".join(part["ids"]) or "nothing, and writes the summary"
         st.caption(escape_markdown(f"{part['role']}: {part['model']} grades {ids}"))
@@ -89,14 +93,6 @@ def _findings(desk: Desk, findings: dict[str, Any]) -> None:
     st.dataframe(rows[:_MAX_ROWS], hide_index=True)
     if len(rows) > _MAX_ROWS:
         st.caption(f"The first {_MAX_ROWS} of {len(rows)}.")
-
-
-def _estimate(desk: Desk, findings: dict[str, Any]) -> str:
-    """From whatever this desk has measured."""
-    seconds = forecast_s(
-        findings["prompt_tokens"], findings["prompts"], dry_runs.repeated_tokens(findings), desk.rates()
-    )
-    return f"About {duration(seconds)} at the pace measured so far." if seconds else "How long: after a trial."
 
 
 # --- starting

@@ -41,7 +41,7 @@ from producers.words import join_with_and, plural
 
 def show_regrade_page(desk: Desk, folder: Path) -> None:
     """Draw it."""
-    view = desk.views.of(folder)
+    view = desk.view(folder)
     show_problem(view)
     if assignments.grading_work(folder).is_alive:
         wait_for(assignments.grading_work(folder), "The class is being graded …")
@@ -73,8 +73,16 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
     if new_version in paths:
         st.session_state["rubric version"] = new_version
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        label = {"format_func": lambda path: _label(folder, path, current_path), "key": "rubric version"}
-        rubric_path = st.selectbox("Version", paths, **label) or current_path
+        suffixes = {current_path: ", in use"}
+        rubric_path = (
+            st.selectbox(
+                "Version",
+                paths,
+                format_func=lambda path: assignments.version_name(folder, path) + suffixes.get(path, ""),
+                key="rubric version",
+            )
+            or current_path
+        )
         review_page.ask_name()  # it stands in the record of changes; and the browser is known again after a reload
     key = (st.session_state["browser"], rubric_path)
     draft = desk.rubrics.get(key)
@@ -157,11 +165,6 @@ def _prompts(view: BatchView, draft: RubricDraft) -> None:
                 show_text(question.text.strip())
 
 
-def _label(folder: Path, path: Path, now: Path) -> str:
-    name = assignments.version_name(folder, path)
-    return f"{name}, in use" if path == now else name
-
-
 # --- a new round
 
 
@@ -191,7 +194,7 @@ def _start(desk: Desk, folder: Path, view: BatchView, rubric: Path, draft: Rubri
         st.caption(escape_markdown(desk.cost(folder, draft.rubric(), submissions)))
 
     def regrade() -> None:
-        start_round(desk.backend, folder, desk.views.of(folder), rubric, st.session_state["regrade which"])
+        start_round(desk.backend, folder, desk.view(folder), rubric, st.session_state["regrade which"])
 
     action_button("Regrade beside the present grades", regrade, type="primary", disabled=draft.is_unsaved)
 
@@ -205,7 +208,7 @@ def _round(desk: Desk, folder: Path, view: BatchView, place: Path) -> None:
 
 
 def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, work: Work) -> None:
-    round_view, is_running = desk.views.of(place), work.is_alive
+    round_view, is_running = desk.view(place), work.is_alive
     counts = round_view.counts()
     show_problem(round_view)
     if is_running:
@@ -220,7 +223,7 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, work: Wor
         st.warning(escape_markdown(f"{message} {work.last_words()}".strip()))
         key = f"go on {place}"
         action_button(
-            "Go on with this round", lambda: continue_round(desk.backend, folder, desk.views.of(folder), place), key
+            "Go on with this round", lambda: continue_round(desk.backend, folder, desk.view(folder), place), key
         )
     if not counts.total:
         return
@@ -239,7 +242,7 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, work: Wor
                 append_override(folder, *round_overrides(old, grade, reason, decider(), overrides))
 
     def adopt() -> None:
-        adopt_round(desk.backend, folder, desk.views.of(folder), place, round_view.results, decider())
+        adopt_round(desk.backend, folder, desk.view(folder), place, round_view.results, decider())
 
     action_button(
         "Take over these points", take_over, f"take {place}", left, help="As reviews. What a person has decided stays."

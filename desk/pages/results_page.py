@@ -19,8 +19,6 @@ from grading.alarms import class_alarms
 from grading.report.grades import OUTCOMES, outcomes, show_points
 from producers.words import plural
 
-# In pixels. Streamlit goes by the first rows, and cuts off the words of later ones.
-_WIDTHS = {"needs review": 230}
 _COLOURS = {
     "graded": "green",
     "empty": "blue",
@@ -67,7 +65,8 @@ def _table(desk: Desk, folder: Path) -> None:
         hide_index=True,
         column_config={
             "state": st.column_config.MultiselectColumn(width=110, options=OUTCOMES, color=list(_COLOURS.values())),
-            **{name: st.column_config.TextColumn(width=width) for name, width in _WIDTHS.items()},
+            # In pixels: Streamlit goes by the first rows, and cuts off the words of later ones.
+            "needs review": st.column_config.TextColumn(width=230),
         },
         on_select="rerun",
         selection_mode="multi-row",

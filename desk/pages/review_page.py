@@ -245,7 +245,9 @@ def _verdict(desk: Desk, folder: Path, view: BatchView, row: Row, overrides: Ove
     with st.container(key="why"):
         st.text_input("Reason for the change", key=draft.key("reason"))
     _form_end(desk, draft, row, overrides)
-    _history(overrides)
+    if overrides:
+        with st.expander("Decisions"):
+            _show_decisions("", sorted(overrides.values(), key=lambda override: override.time))
 
 
 def _requests(desk: Desk, folder: Path, row: Row) -> None:
@@ -398,12 +400,6 @@ def _show_decisions(title: str, decisions: Iterable[Override], undone_ids: Itera
         if override.feedback:
             markup.verbatim(override.feedback)
     markup.draw()
-
-
-def _history(overrides: Overrides) -> None:
-    if overrides:
-        with st.expander("Decisions"):
-            _show_decisions("", sorted(overrides.values(), key=lambda override: override.time))
 
 
 # --- the prompt

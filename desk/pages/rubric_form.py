@@ -16,7 +16,6 @@ from desk.rounds import Change
 from desk.text import escape_markdown
 from grading.rubric.form import (
     CriterionFields,
-    LateFields,
     RubricFields,
     has_comments,
     move_criterion,
@@ -24,6 +23,7 @@ from grading.rubric.form import (
     to_yaml,
     with_criterion,
 )
+from grading.rubric.late import LateRule
 from grading.rubric.rubric import ASPECTS, Rubric, exact, parse_rubric, plain
 from messages.errors import RubricError
 
@@ -214,7 +214,7 @@ def _history(criterion: str, changes: Sequence[Change]) -> None:
             markup.draw()
 
 
-def _late(draft: RubricDraft, late: LateFields) -> None:
+def _late(draft: RubricDraft, late: LateRule) -> None:
     _text(draft, "late due", late.due, "Due, as in 2026-11-03T23:59:00+01:00; empty: no rule")
     with st.container(horizontal=True, vertical_alignment="bottom"):
         _number(draft, "late percent", late.percent, "Percent off a day")

@@ -26,7 +26,7 @@ from desk.pages.rubric_form import RubricDraft
 from desk.progress import Stages
 from desk.rows import Row, make_rows
 from desk.text import escape_markdown
-from desk.view import BatchView, Views
+from desk.view import BatchView
 from desk.work import Work
 from grading.charts.drawing import Picture
 from grading.export.late import FILE as TIMES
@@ -48,12 +48,12 @@ class Desk:
     """Everything that outlives a page: shared by all tabs of a process."""
 
     backend: Backend
-    views: Views
     fleet: FleetWatch
     drafts: dict[tuple[str, Path, str], Draft] = field(default_factory=dict)  # unsaved, by browser and submission
     rubrics: dict[tuple[str, Path], RubricDraft] = field(default_factory=dict)  # by browser and version
     # By browser and field: requests and replies.
     unsent_fields: dict[str, dict[str, str | None]] = field(default_factory=dict)
+    _views: dict[Path, BatchView] = field(default_factory=dict)
     _open: dict[tuple[Path, str], tuple[str, float]] = field(default_factory=dict)  # by browser
     _decisions: dict[Path, Decisions] = field(default_factory=dict)
     _stages: dict[Path, Stages] = field(default_factory=dict)
@@ -69,6 +69,12 @@ class Desk:
         """What the assignment is called; read anew only when its files have changed."""
         stamp = tuple(_mtime_ns(folder / name) for name in (FILE, "batch.json"))
         return self._latest(self._facts, ("title", folder), stamp, lambda: read_inputs(folder).title)
+
+    def view(self, folder: Path) -> BatchView:
+        """The batch in this folder, caught up."""
+        with self._lock:
+            view = self._views.setdefault(folder, BatchView(folder, self.backend.request_of))
+        return view.refresh()
 
     def decisions(self, folder: Path) -> Decisions:
         """The decisions of an assignment."""
@@ -98,7 +104,7 @@ class Desk:
 
     def rows(self, folder: Path) -> tuple[BatchView, list[Row], dict[str, Overrides]]:
         """The class now. Raises BatchError if the batch can't be read."""
-        view, decisions = self.views.of(folder), self.decisions(folder)
+        view, decisions = self.view(folder), self.decisions(folder)
         overrides_by_item = dict(decisions.refresh())
         stamp = (
             view.version,
@@ -111,7 +117,7 @@ class Desk:
 
     def cost(self, folder: Path, rubric: Rubric, names: Sequence[str] = ()) -> str:
         """What regrading these submissions with this rubric would ask, in words; counted anew when either changes."""
-        view = self.views.of(folder)
+        view = self.view(folder)
         stamp = (view.version, rubric.digest, tuple(names))
         cost = self._latest(self._facts, ("cost", folder), stamp, lambda: view.cost(rubric, names))
         return str(cost) if cost.jobs or cost.removed else "Nothing would be asked: it is all answered."
@@ -128,7 +134,7 @@ class Desk:
 
     def rates(self) -> list[ModelRate]:
         """How fast each model has been, over all assignments; counted anew only when a result has come."""
-        views = [self.views.of(folder) for folder in self.folders()]
+        views = [self.view(folder) for folder in self.folders()]
         stamp = tuple((view.folder, view.version) for view in views)  # before the results, as for the rows
         results = (result for view in views for result in view.results)
         return self._latest(self._facts, "rates", stamp, lambda: model_rates(results))
@@ -152,8 +158,7 @@ class Desk:
         with self._lock:
             entries.pop(key, None)
             entries[key] = entry
-        content: T = entry[1]
-        return content
+        return entry[1]
 
 
 def _mtime_ns(path: Path) -> int:
@@ -163,7 +168,8 @@ def _mtime_ns(path: Path) -> int:
         return 0
 
 
-@st.cache_resource(show_spinner=False)  # an argument with an underscore is no part of the key
+# An argument with an underscore is no part of the key.
+@st.cache_resource(show_spinner=False)  # type: ignore[untyped-decorator]
 def get_desk(_open_backend: Callable[[], Backend]) -> Desk:
     """The process's desk, made once."""
     backend = _open_backend()
@@ -175,7 +181,7 @@ def get_desk(_open_backend: Callable[[], Backend]) -> Desk:
     # and pyarrow to walk over, that took longer than the run itself.
     gc.collect()
     gc.freeze()
-    return Desk(backend, Views(backend.request_of), FleetWatch(backend.fleet))
+    return Desk(backend, FleetWatch(backend.fleet))
 
 
 def draw_live(draw: Callable[[], None], every_s: float | None = None, work: Work | None = None) -> None:
@@ -272,13 +278,13 @@ def pictures(desk: Desk, key: Hashable, stamp: Hashable, draw: Callable[[], Iter
     Drawn anew only when their `stamp` has changed.
     """
     dark = st.context.theme.type == "dark"
-    return desk.get_or_make((key, dark), stamp, lambda: _grid(draw(), dark))
-
-
-def _grid(drawings: Iterable[Picture], dark: bool) -> str:
-    cells = "".join(f"<div>{picture.image(dark)}</div>" for picture in drawings)
     grid = "display: grid; grid-template-columns: repeat(auto-fill, minmax(min(320px, 100%), 1fr)); gap: 24px"
-    return f'<div style="{grid}">{cells}</div>' if cells else ""
+
+    def draw_grid() -> str:
+        cells = "".join(f"<div>{picture.image(dark)}</div>" for picture in draw())
+        return f'<div style="{grid}">{cells}</div>' if cells else ""
+
+    return desk.get_or_make((key, dark), stamp, draw_grid)
 
 
 def point_buttons(

@@ -23,7 +23,7 @@ def draw_work(folder: Path, submission: Submission, quotes: Mapping[str, str], m
     Lines that are quoted as evidence are highlighted, each with the ids of its criteria: `quotes` has theirs.
     """
     markup = Markup()
-    pictures = plots(figures_of(folder, submission.name).first) if submission.images_left_out else []
+    pictures = plots(figures_of(folder, submission.name)) if submission.images_left_out else []
     pending_plots = sorted(pictures, key=lambda plot: plot.place)
     chars_left = most_chars
     for part in submission.parts:

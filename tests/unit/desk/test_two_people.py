@@ -15,7 +15,11 @@ from desk.decisions import Decisions, accept_grade, make_overrides, round_overri
 from desk.rounds import graded_class_of
 from desk.rows import counters, make_rows
 from desk.view import BatchView
-from grading.export import export_canvas, export_csv, export_feedback, export_moodle, export_moodle_feedback
+from grading.export.canvas import export_canvas
+from grading.export.feedback import export_feedback
+from grading.export.moodle import export_moodle
+from grading.export.moodle_feedback import export_moodle_feedback
+from grading.export.plain import export_csv
 from grading.report.graded import save_graded
 from grading.reviews import Override, append_override, current_decisions, read_overrides, undo_override
 from messages.errors import BatchError
