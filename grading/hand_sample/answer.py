@@ -25,8 +25,17 @@ from grading.error_bound import (
     same_distribution_p,
 )
 from grading.export.final import apply_decisions
-from grading.hand_sample.draw import Draw, Stratum, changed_submissions, counts, limits, load_draw, undecided_members
-from grading.hand_sample.sheet import HandGrade, read_sheet_of
+from grading.hand_sample.draw import (
+    Draw,
+    HandGrade,
+    Stratum,
+    changed_submissions,
+    counts,
+    limits,
+    load_draw,
+    read_sheet_of,
+    undecided_members,
+)
 from grading.points import Grade, criterion_points
 from grading.report.graded import GradedClass, load_graded
 from grading.report.grades import one_line
@@ -95,7 +104,8 @@ def bound_of(folder: Path, sheet: Path | None = None, from_reviews: bool = False
 
 def _part(stratum: Stratum, draw: Draw, grades: Mapping[str, Grade], by_hand: Mapping[str, HandGrade]) -> SamplePart:
     plan, ids = draw.plan, draw.sample(stratum)
-    off = {id: _is_off(grades[id], by_hand[id], draw) for id in ids}
+    differences = {id: abs(exact(by_hand[id].total) - exact(grades[id].points or 0)) for id in ids}
+    off = {id: difference > exact(plan.tolerance) for id, difference in differences.items()}
     units = [SamplingUnit(member.doubt, off.get(member.item_id)) for member in stratum.members]
     part_releases = tuple(releases(units, plan.thresholds, draw.confidence))
     choice = best_release(part_releases, plan.at_most)
@@ -110,10 +120,6 @@ def _part(stratum: Stratum, draw: Draw, grades: Mapping[str, Grade], by_hand: Ma
     return SamplePart(
         stratum.name, len(units), len(ids), tuple(_agreement(pairs, draw)), part_releases, choice, sentence
     )
-
-
-def _is_off(grade: Grade, by_hand: HandGrade, draw: Draw) -> bool:
-    return abs(exact(by_hand.total) - exact(grade.points or 0)) > exact(draw.plan.tolerance)
 
 
 def _agreement(pairs: Sequence[tuple[Grade, HandGrade]], draw: Draw) -> list[PointComparison]:

@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def held(folder: Path, made: Draw) -> dict[str, dict[str, str]]:
-    return entered_points(folder, made, load_graded(folder))
+    return entered_points(folder / SHEET, made, load_graded(folder))
 
 
 def test_points_are_kept_one_by_one_until_the_sheet_can_be_read(folder: Path) -> None:
