@@ -8,14 +8,21 @@ from dataclasses import replace
 from grading.alarms import class_alarms
 from grading.jobs import Assignment, Item, Task
 from grading.points import EARLIER_REMARK, KEPT_REMARK, NO_RESULT_YET, Grade, grade_submission
-from grading.prompts.answers import AnswerError, CriterionAnswer, ParsedAnswer, parse_passage, parse_summary
+from grading.prompts.answers import (
+    AnswerError,
+    CriterionAnswer,
+    ParsedAnswer,
+    parse_criterion_samples,
+    parse_passage,
+    parse_samples,
+    parse_summary,
+)
 from grading.prompts.prompt import RULES, versions
 from grading.prompts.questions import PASSAGE, SUMMARY
 from grading.quotes import PrivateTexts, private_texts
 from grading.report.graded import GradedClass
 from grading.request import WHOLE_CLASS
 from grading.rubric.rubric import Aspect, Rubric
-from grading.samples import parse_criterion_samples, parse_samples
 from grading.submissions.lms_names import same_student
 from messages.jobs import JobResult, QuestionAnswer
 

@@ -48,10 +48,10 @@ class GradingQuestion:
 def questions_of(aspect: Aspect, rubric: Rubric, form: int = QUESTION_FORM) -> list[GradingQuestion]:
     """What this aspect's model is asked about each submission, in order; `form`: that of the batch's prompts."""
     is_named = form >= QUESTION_FORM
-    questions = [
-        GradingQuestion(criterion.id, _about(criterion, is_named), _schema_of(criterion, is_named))
-        for criterion in rubric.for_model(aspect)
-    ]
+    questions = []
+    for criterion in rubric.for_model(aspect):
+        schema = answer_schema([criterion], with_summary=False) if is_named else criterion_schema(criterion)
+        questions.append(GradingQuestion(criterion.id, _about(criterion, is_named), schema))
     if aspect == "feedback":
         text = "\n".join([_SUMMARY, *summary_style(rubric.feedback)])
         questions.append(GradingQuestion(SUMMARY, text, summary_schema()))
@@ -66,10 +66,6 @@ def _about(criterion: Criterion, is_named: bool) -> str:
 
 # Answer
 {answer_format([criterion]) if is_named else _NAMELESS}"""
-
-
-def _schema_of(criterion: Criterion, is_named: bool) -> Mapping[str, Any]:
-    return answer_schema([criterion], with_summary=False) if is_named else criterion_schema(criterion)
 
 
 _NAMELESS = f"""\
