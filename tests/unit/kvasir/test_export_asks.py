@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from grading.export import ExportError, export_canvas, export_feedback, export_moodle
+from grading.export import ExportError
+from grading.export.canvas import export_canvas
+from grading.export.feedback import export_feedback
+from grading.export.moodle import export_moodle
 from grading.points import CriterionGrade, Grade
 from grading.report.graded import GradedClass, load_graded, save_graded
 from kvasir import cli

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from grading.export import export_canvas, export_csv, export_moodle
+from grading.export.canvas import export_canvas
+from grading.export.moodle import export_moodle
+from grading.export.plain import export_csv
 from grading.export.tables import Sheet, read_sheet, write_sheet
 from grading.points import CriterionGrade, Grade
 from grading.report.graded import GradedClass, save_graded
