@@ -43,10 +43,6 @@ class Signal:
     of: Callable[[Grade], float]
 
 
-def _reasons(grade: Grade) -> float:
-    return float(len(grade.doubts))
-
-
 def _spread(grade: Grade) -> float:
     spreads = [
         (exact(max(item.sampled)) - exact(min(item.sampled))) / exact(item.max_points)
@@ -59,7 +55,7 @@ def _spread(grade: Grade) -> float:
 # One threshold by default: grades with a reason for review are exported blank anyway, and each further one costs.
 SIGNALS: Mapping[str, Signal] = MappingProxyType(
     {
-        "reasons": Signal("reasons why a person must look", (0.0,), _reasons),
+        "reasons": Signal("reasons why a person must look", (0.0,), lambda grade: float(len(grade.doubts))),
         "spread": Signal("how far several answers are apart, as a part of a criterion's points", (0.0, 0.2), _spread),
     }
 )

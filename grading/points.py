@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from grading.attacks.detection import instruction_flags
-from grading.prompts.answers import ParsedAnswer, Passage
+from grading.prompts.answers import ParsedAnswer
 from grading.prompts.prompt import cut_summary
 from grading.quotes import Evidence, PrivateTexts, SubmissionTexts, evidence_state, leaks, submission_texts
 from grading.rubric.checks import CheckFinding
@@ -110,12 +110,7 @@ class Grade:
     @property
     def has_nothing_yet(self) -> bool:
         """Whether it waits, and has no points yet for any criterion."""
-        return self.state == "waiting" and len(self.missing_criteria) == len(self.criteria)
-
-    @property
-    def missing_criteria(self) -> tuple[CriterionGrade, ...]:
-        """The criteria without points."""
-        return tuple(criterion for criterion in self.criteria if criterion.points is None)
+        return self.state == "waiting" and all(criterion.points is None for criterion in self.criteria)
 
 
 def criterion_points(criteria: Iterable[CriterionGrade], id: str) -> Points | None:
@@ -178,18 +173,14 @@ def _criterion_doubts(criterion: CriterionGrade, findings: Sequence[CheckFinding
         yield "evidence only in what the students were given"
     if criterion.leaks:
         yield "the feedback repeats what only graders see"
-    if _disagree(criterion):
+    spread = max(criterion.sampled, default=0) - min(criterion.sampled, default=0)
+    if spread > 0 and spread >= DISAGREEMENT * criterion.max_points:
         yield f"{len(criterion.sampled)} answers disagree: {', '.join(map(str, criterion.sampled))} points"
     failed_checks = [
         finding.text for finding in findings if finding.criterion == criterion.id and not finding.has_passed
     ]
     if failed_checks and criterion.points == criterion.max_points:
         yield f"full points, but a check failed ({failed_checks[0]})"
-
-
-def _disagree(criterion: CriterionGrade) -> bool:
-    spread = max(criterion.sampled, default=0) - min(criterion.sampled, default=0)
-    return spread > 0 and spread >= DISAGREEMENT * criterion.max_points
 
 
 # --- the grade ---
@@ -299,14 +290,11 @@ def _passages(answers: Mapping[Aspect, ParsedAnswer | str], work_texts: Submissi
     quoted_passages = [
         passage for passage in passages if passage and evidence_state(passage.quote, work_texts) == "found"
     ]
-    return [
-        Doubt("", f"a passage seems to speak to whoever grades{_sure(passage)}: “{passage.quote}”")
-        for passage in quoted_passages
-    ]
-
-
-def _sure(passage: Passage) -> str:
-    return "" if passage.likelihood is None else f" (the model's own likelihood: {passage.likelihood:.0%})"
+    doubts = []
+    for passage in quoted_passages:
+        sure = "" if passage.likelihood is None else f" (the model's own likelihood: {passage.likelihood:.0%})"
+        doubts.append(Doubt("", f"a passage seems to speak to whoever grades{sure}: “{passage.quote}”"))
+    return doubts
 
 
 def _state(criteria: Sequence[CriterionGrade]) -> GradeState:

@@ -98,13 +98,9 @@ def summary_rows(grades: Iterable[Grade]) -> list[tuple[str, str, str, str, str]
         (
             one_line(grade.submission),
             outcome_of(grade),
-            _out_of(grade),
+            f"{show_points(grade.points) or '–'} / {show_points(grade.max_points)}",
             plural(len(grade.doubts), "reason") if grade.doubts else "",
             one_line(grade.reason) or (plural(len(grade.remarks), "remark") if grade.remarks else ""),
         )
         for grade in grades
     ]
-
-
-def _out_of(grade: Grade) -> str:
-    return f"{show_points(grade.points) or '–'} / {show_points(grade.max_points)}"

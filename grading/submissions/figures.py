@@ -35,27 +35,20 @@ class Figure:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """The first pictures of a submission, and how many there are in all."""
+def figures_of(path: Path, name: str) -> list[Figure]:
+    """The first pictures of the submission that `read_submissions(path)` calls by this name.
 
-    first: tuple[Figure, ...] = ()
-    count: int = 0
-
-
-def figures_of(path: Path, name: str) -> Figures:
-    """Those of the submission that `read_submissions(path)` calls by this name; none if it can't be read any more."""
+    None if it can't be read any more.
+    """
     figures: list[Figure] = []
-    count = 0
     with suppress(SubmissionError):
         for prefix, data in notebooks_of(path, name):
             with suppress(Unreadable):
                 for location, content in _notebook_pictures(data):
-                    count += 1
                     place = place_of(f"{prefix}{location}")
                     if place and len(figures) < MAX_FIGURES:
                         figures.append(Figure(place, _decode_picture(content)))
-    return Figures(tuple(figures), count)
+    return figures
 
 
 def place_of(location: str) -> Place | None:

@@ -332,17 +332,14 @@ def _merge_streams(outputs: list[Any]) -> list[dict[str, Any]]:
         if not isinstance(output, dict):
             continue
         text = _join_lines(output.get("text")) if output.get("output_type") == "stream" else None
-        if text is not None and result and _same_stream(result[-1], output):
+        keys = ("output_type", "name", "stream")
+        if text is not None and result and all(result[-1].get(key) == output.get(key) for key in keys):
             pieces.append(text)
             result[-1]["text"] = pieces
         else:
             pieces = [text or ""]
             result.append(dict(output))
     return result
-
-
-def _same_stream(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    return all(first.get(key) == second.get(key) for key in ("output_type", "name", "stream"))
 
 
 def _join_lines(value: Any) -> str:

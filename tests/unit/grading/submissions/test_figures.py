@@ -49,7 +49,7 @@ def test_each_picture_knows_the_output_that_it_belongs_to(tmp_path: Path) -> Non
 
     found = figures_of(tmp_path, "a.ipynb")
 
-    assert [(figure.place, figure.data) for figure in found.first] == [
+    assert [(figure.place, figure.data) for figure in found] == [
         ((0, 1, 2), PNG),  # the two pieces of the stream are one output
         ((0, 2, 0), b"attached"),
         ((0, 3, 1), JPEG),
@@ -71,19 +71,18 @@ def test_of_a_folder_each_notebook_is_read_and_of_the_class_only_one(tmp_path: P
         Path(shutil.make_archive(str(tmp_path / "class"), "zip", tmp_path / "class")) if packed else tmp_path / "class"
     )
 
-    assert [(one.place, one.data) for one in figures_of(path, "ada").first] == [
+    assert [(one.place, one.data) for one in figures_of(path, "ada")] == [
         ((1, 1, 1), b"ada 1"),
         ((2, 1, 1), b"ada 2"),
     ]
-    assert [one.data for one in figures_of(path, "bob").first] == [b"bob 1"]
-    assert figures_of(path, "eve").count == figures_of(tmp_path / "nowhere", "ada").count == 0
+    assert [one.data for one in figures_of(path, "bob")] == [b"bob 1"]
+    assert figures_of(path, "eve") == figures_of(tmp_path / "nowhere", "ada") == []
 
 
 def test_of_six_hundred_pictures_the_first_are_taken_and_all_are_counted(tmp_path: Path) -> None:
     notebook(tmp_path / "a.ipynb", code(*(output(png=said(f"number {number}".encode())) for number in range(600))))
     found = figures_of(tmp_path, "a.ipynb")
-    assert found.count == 600
-    assert [figure.data for figure in found.first] == [f"number {number}".encode() for number in range(MAX_FIGURES)]
+    assert [figure.data for figure in found] == [f"number {number}".encode() for number in range(MAX_FIGURES)]
 
 
 @pytest.mark.parametrize("lines", [False, True])
@@ -92,5 +91,5 @@ def test_what_is_too_large_or_no_base64_has_no_bytes(tmp_path: Path, lines: bool
     bad = [large, 'a"b', "a", "taken 7", "\u00e4", 7, None, {"a": 1}]
     notebook(tmp_path / "a.ipynb", *(code(output(png=[one] if lines else one)) for one in bad))
     found = figures_of(tmp_path, "a.ipynb")
-    assert found.count == len(bad)
-    assert not any(b"\x89" in figure.data or len(figure.data) > 10 for figure in found.first)
+    assert len(found) == len(bad)
+    assert not any(b"\x89" in figure.data or len(figure.data) > 10 for figure in found)
