@@ -18,7 +18,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -50,22 +49,18 @@ class Override:
     version: str | None = None  # `version_of` what stood when it was made; None: it replaces whatever stands
 
     def __post_init__(self) -> None:
-        problem = _problem(self)
-        if problem:
-            raise BatchError(f"a review can't be used: {problem}")
-
-
-def _problem(override: Override) -> str:
-    if not override.item_id:
-        return "it names no submission (item_id)"
-    if override.points is not None and not (math.isfinite(override.points) and 0 <= override.points <= MAX_POINTS):
-        return f"points must be from 0 to {MAX_POINTS:,}"
-    texts = (override.feedback or "", override.reason, override.reviewer)
-    if any(len(text) > MAX_TEXT for text in texts):
-        return f"feedback, reason and reviewer must be texts of at most {MAX_TEXT:,} characters"
-    if not override.reason.strip():
-        return "it gives no reason"
-    return ""
+        texts = (self.feedback or "", self.reason, self.reviewer)
+        problems = {
+            "it names no submission (item_id)": not self.item_id,
+            f"points must be from 0 to {MAX_POINTS:,}": not 0 <= (self.points or 0) <= MAX_POINTS,  # NaN neither
+            f"feedback, reason and reviewer must be texts of at most {MAX_TEXT:,} characters": (
+                max(map(len, texts)) > MAX_TEXT
+            ),
+            "it gives no reason": not self.reason.strip(),
+        }
+        for problem, is_there in problems.items():
+            if is_there:
+                raise BatchError(f"a review can't be used: {problem}")
 
 
 class ReviewConflict(BatchError):

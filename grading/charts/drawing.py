@@ -184,9 +184,11 @@ def lines(title: str, up: str, series: Mapping[str, Sequence[tuple[float, float]
     body = [head, _rules(top, ticks, maximum)]
     for number, steps in enumerate(series.values()):
         thinned = {int(at / length_s * 700): (at, value) for at, value in steps}  # the last that falls on one pixel
+        # Each value until the next one's time, the last to the end.
         corners = [
             (_LEFT + at / length_s * (_RIGHT - _LEFT), top + (1 - value / maximum) * _HEIGHT)
-            for at, value in _corners(thinned.values(), length_s)
+            for (start, value), (end, _) in itertools.pairwise([*thinned.values(), (length_s, 0.0)])
+            for at in (start, end)
         ]
         for (x, y), (next_x, next_y) in itertools.pairwise(corners):
             body.append(
@@ -279,17 +281,6 @@ def _scale(maximum: float, whole: bool = False) -> tuple[list[float], float]:
     if ticks[-1] < maximum:
         ticks.append(round(ticks[-1] + ticks[1], 6))
     return ticks, ticks[-1]
-
-
-def _corners(steps: Iterable[tuple[float, float]], length_s: float) -> Iterable[tuple[float, float]]:
-    previous_value = None
-    for at, value in steps:
-        if previous_value is not None:
-            yield at, previous_value
-        yield at, value
-        previous_value = value
-    if previous_value is not None:
-        yield length_s, previous_value
 
 
 def _lanes(spans: Iterable[Span]) -> list[list[Span]]:

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from grading.charts.drawing import Picture, Span, lines, spans
 from messages.jobs import JobResult
 
-Steps = list[tuple[float, float]]
-
 
 def pictures(results: Iterable[JobResult]) -> list[Picture]:
     """Progress, queues and Gantt chart; none before the first job has been decoded."""
@@ -58,7 +56,7 @@ def _prefill_end(result: JobResult) -> float:
     return min(prefill.queue_s + prefill.prefill_s + prefill.put_s, result.decode.queue_s or float("inf"))
 
 
-def _steps(up: Iterable[float], down: Iterable[float]) -> Steps:
+def _steps(up: Iterable[float], down: Iterable[float]) -> list[tuple[float, float]]:
     """How many came and have not gone, at each moment; without `up` how many have gone."""
     arrivals = [(at, 1) for at in up]
     moves = sorted([*arrivals, *((at, -1 if arrivals else 1) for at in down)], key=lambda move: (move[0], -move[1]))

@@ -134,7 +134,7 @@ def draw_sample(folder: Path, plan: SamplePlan, by: str, strata: Mapping[str, st
     )
     _set_aside(folder)
     _save(folder, record)
-    _start_sheet(folder, record, graded_class)
+    _extend_sheet(folder, record, Sheet([_header(limits(graded_class))]))
     return record
 
 
@@ -288,7 +288,7 @@ def draw_more(folder: Path) -> Draw:
                 "because they cost: --draw 30,60"
             )
         extended_record = replace(record, looks=record.looks + 1)
-        _extend_sheet(folder, extended_record)
+        _extend_sheet(folder, extended_record, _read_rows(folder / SHEET))
         _save(folder, extended_record)
     return extended_record
 
@@ -327,16 +327,8 @@ def _header(max_points: Mapping[str, Points]) -> list[str]:
     return [_NAME, *(f"{id} (0 to {points})" for id, points in max_points.items()), _REMARK]
 
 
-def _start_sheet(folder: Path, record: Draw, graded_class: GradedClass) -> None:
-    """An empty sheet. Raises BatchError."""
-    header = _header(limits(graded_class))
-    rows = [[member.submission, *[""] * (len(header) - 1)] for member in record.sampled_members().values()]
-    write_atomically(folder / SHEET, write_sheet(Sheet([header, *rows]), newline="\n"))
-
-
-def _extend_sheet(folder: Path, record: Draw) -> None:
-    """Rows for those who are drawn and not in the sheet yet."""
-    sheet = _read_rows(folder / SHEET)
+def _extend_sheet(folder: Path, record: Draw, sheet: Sheet) -> None:
+    """Write the sheet with rows for those who are drawn and not in it yet. Raises BatchError."""
     listed_names = {cell(row, 0) for row in sheet.rows[1:]}
     new_names = [
         member.submission for member in record.sampled_members().values() if member.submission not in listed_names

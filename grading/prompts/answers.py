@@ -62,13 +62,10 @@ def answer_schema(criteria: Sequence[Criterion], with_summary: bool) -> dict[str
     """The JSON schema of an answer: everything bounded, in the order in which it is to be written.
 
     Evidence comes before points, so that a model that writes from left to right looks before it judges.
-    Raises ValueError if there is nothing to ask for.
     """
     properties: dict[str, Any] = {criterion.id: criterion_schema(criterion) for criterion in criteria}
     if with_summary:
         properties["summary"] = _bounded_text(SUMMARY_CHARS)
-    if not properties:
-        raise ValueError("an answer without criteria and without summary")
     return _closed_object(properties)
 
 
@@ -83,16 +80,6 @@ def criterion_schema(criterion: Criterion) -> dict[str, Any]:
     )
 
 
-def summary_schema() -> dict[str, Any]:
-    """The JSON schema of a summary that is asked for by itself."""
-    return _closed_object({"summary": _bounded_text(SUMMARY_CHARS)})
-
-
-def passage_schema() -> dict[str, Any]:
-    """The JSON schema of whether a passage speaks to whoever grades. The quote comes first: it is looked for first."""
-    return _closed_object({"quote": _bounded_text(EVIDENCE_CHARS), "addressed": {"enum": ["no", "yes"]}})
-
-
 def _bounded_text(longest: int) -> dict[str, Any]:
     return {"type": "string", "maxLength": longest}
 
@@ -104,6 +91,12 @@ def _closed_object(properties: dict[str, Any]) -> dict[str, Any]:
         "required": list(properties),
         "additionalProperties": False,
     }
+
+
+# Of a summary that is asked for by itself.
+SUMMARY_SCHEMA = _closed_object({"summary": _bounded_text(SUMMARY_CHARS)})
+# Of whether a passage speaks to whoever grades. The quote comes first: it is looked for first.
+PASSAGE_SCHEMA = _closed_object({"quote": _bounded_text(EVIDENCE_CHARS), "addressed": {"enum": ["no", "yes"]}})
 
 
 def max_answer_tokens(schema: Mapping[str, Any], char_bytes: int = 6, space_bytes: int = 22) -> int:

@@ -14,11 +14,11 @@ from typing import Any
 from grading.prompts.answers import (
     EVIDENCE_CHARS,
     FEEDBACK_CHARS,
+    PASSAGE_SCHEMA,
     SUMMARY_CHARS,
+    SUMMARY_SCHEMA,
     answer_schema,
     criterion_schema,
-    passage_schema,
-    summary_schema,
 )
 from grading.prompts.prompt import answer_format, criterion_text, summary_style
 from grading.rubric.rubric import Aspect, Criterion, Rubric
@@ -54,8 +54,8 @@ def questions_of(aspect: Aspect, rubric: Rubric, form: int = QUESTION_FORM) -> l
         questions.append(GradingQuestion(criterion.id, _about(criterion, is_named), schema))
     if aspect == "feedback":
         text = "\n".join([_SUMMARY, *summary_style(rubric.feedback)])
-        questions.append(GradingQuestion(SUMMARY, text, summary_schema()))
-    return [*questions, GradingQuestion(PASSAGE, _PASSAGE, passage_schema())]
+        questions.append(GradingQuestion(SUMMARY, text, SUMMARY_SCHEMA))
+    return [*questions, GradingQuestion(PASSAGE, _PASSAGE, PASSAGE_SCHEMA)]
 
 
 def _about(criterion: Criterion, is_named: bool) -> str:

@@ -192,9 +192,6 @@ def _output_finding(check: Check, output_text: str, expected: str) -> CheckFindi
 
 def _figures(text: str) -> list[float]:
     """The different figures with three digits or more, in order."""
-    figures: dict[float, None] = {}
-    for match in _FIGURE.finditer(text[:1_000_000]):
-        digits = re.sub(r"\D", "", match.group()).lstrip("0")
-        if len(digits) >= _ENOUGH_DIGITS and len(figures) < _MOST_FIGURES:
-            figures[float(match.group().replace(",", ""))] = None
-    return list(figures)
+    figures = _FIGURE.findall(text[:1_000_000])
+    long_figures = (figure for figure in figures if len(re.sub(r"\D", "", figure).lstrip("0")) >= _ENOUGH_DIGITS)
+    return list(dict.fromkeys(float(figure.replace(",", "")) for figure in long_figures))[:_MOST_FIGURES]
