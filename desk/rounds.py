@@ -17,7 +17,7 @@ from desk.view import BatchView
 from grading.grades import make_graded_class
 from grading.jobs import Assignment
 from grading.prompts.prompt import criterion_text
-from grading.report.graded import GradedClass, save_graded
+from grading.report.grades import GradedClass, save_graded
 from grading.rubric.rubric import load_rubric
 from messages.errors import BatchError
 from messages.jobs import JobResult

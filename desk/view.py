@@ -15,7 +15,7 @@ from grading.grades import make_grades
 from grading.jobs import Assignment, Item
 from grading.planning import assign, prepare
 from grading.points import Grade
-from grading.report.graded import GradedClass, load_graded
+from grading.report.grades import GradedClass, load_graded
 from grading.request import GradeRequest
 from grading.rubric.rubric import Rubric
 from messages import codec

@@ -20,7 +20,7 @@ from grading.prompts.answers import (
 from grading.prompts.prompt import RULES, versions
 from grading.prompts.questions import PASSAGE, SUMMARY
 from grading.quotes import PrivateTexts, private_texts
-from grading.report.graded import GradedClass
+from grading.report.grades import GradedClass
 from grading.request import WHOLE_CLASS
 from grading.rubric.rubric import Aspect, Rubric
 from grading.submissions.lms_names import same_student

@@ -33,8 +33,7 @@ from grading import hand_sample as bounds
 from grading.error_bound import SIZES, percent, percent_without_error, plural_points
 from grading.hand_sample import SHEET, Bound, Draw, SamplePlan, SheetConflict
 from grading.jobs import Item
-from grading.report.graded import GradedClass, load_graded
-from grading.report.grades import show_points
+from grading.report.grades import GradedClass, load_graded, show_points
 from grading.rubric.rubric import Criterion, exact, plain
 from messages.errors import KvasirError
 from producers.words import join_with_and, plural

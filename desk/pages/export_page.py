@@ -16,7 +16,7 @@ from desk.view import BatchView
 from grading import export
 from grading.export import Choices, ExportFile, ExportFormat, SinceLast
 from grading.export.final import apply_decisions
-from grading.report.graded import save_graded
+from grading.report.grades import save_graded
 from producers.words import plural
 
 _MAX_LINES = 50

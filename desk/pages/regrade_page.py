@@ -29,8 +29,7 @@ from desk.view import BatchView
 from desk.work import Work
 from grading.prompts.prompt import prefix
 from grading.prompts.questions import questions_of
-from grading.report.graded import load_graded
-from grading.report.grades import outcome_of
+from grading.report.grades import load_graded, outcome_of
 from grading.reviews import append_override
 from grading.rubric.form import rubric_differences
 from grading.rubric.rubric import ASPECTS, KINDS

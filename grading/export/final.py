@@ -8,8 +8,7 @@ from pathlib import Path
 
 from grading.export.late import UNKNOWN_DELAY, Late, Penalty, late_of
 from grading.points import CriterionGrade, Grade
-from grading.report.graded import GradedClass, load_graded
-from grading.report.grades import one_line
+from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import Override, current_decisions, read_overrides
 from grading.rubric.rubric import Points, add_points, exact, plain
 

@@ -37,8 +37,7 @@ from grading.hand_sample.draw import (
     undecided_members,
 )
 from grading.points import Grade, criterion_points
-from grading.report.graded import GradedClass, load_graded
-from grading.report.grades import one_line
+from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import current_decisions, read_overrides
 from grading.rubric.rubric import exact
 from infra.config.next_command import next_command

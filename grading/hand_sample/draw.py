@@ -21,8 +21,7 @@ from pathlib import Path
 from grading.error_bound import CONFIDENCE, SIGNALS, BoundError, bonferroni_confidence, check_plan, uniform_sample
 from grading.export.tables import ExportError, Sheet, cell, read_sheet, with_cell, write_sheet
 from grading.points import Grade
-from grading.report.graded import GradedClass, load_graded
-from grading.report.grades import one_line
+from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import read_overrides
 from grading.rubric.rubric import Points, add_points, exact, plain
 from infra.config.next_command import next_command

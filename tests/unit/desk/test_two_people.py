@@ -20,7 +20,7 @@ from grading.export.feedback import export_feedback
 from grading.export.moodle import export_moodle
 from grading.export.moodle_feedback import export_moodle_feedback
 from grading.export.plain import export_csv
-from grading.report.graded import save_graded
+from grading.report.grades import save_graded
 from grading.reviews import Override, append_override, current_decisions, read_overrides, undo_override
 from messages.errors import BatchError
 from tests.support.desk import answer, plan_tiny_class, request_of

@@ -21,7 +21,7 @@ from grading.hand_sample import (
     enter_points,
     entered_points,
 )
-from grading.report.graded import load_graded, save_graded
+from grading.report.grades import load_graded, save_graded
 from producers.batch.batch import Batch
 from tests.support.desk import answer, plan_tiny_class
 
