@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-import producers
+import grading
 from examples.attacks.corpus import Text, read
 from grading.attacks.detection import split_sentences
 from grading.attacks.disguises import plain
@@ -145,6 +145,6 @@ def packed(table: ScorerWeights) -> bytes:
 
 
 if __name__ == "__main__":
-    path = Path(producers.__file__).parent / "attacks" / WEIGHTS
+    path = Path(grading.__file__).parent / "attacks" / WEIGHTS
     path.write_bytes(packed(train(read("train"))))
     print(f"{path}: {path.stat().st_size:,} bytes")
