@@ -20,6 +20,6 @@ def estimate_tokens(text: str, letters_per_token: float = LETTERS_PER_TOKEN) -> 
     total = 0
     for match in _PIECES.finditer(text):
         piece = match.group()
-        width = len(piece.encode("utf-8", "replace"))
-        total += math.ceil(width / letters_per_token) if piece[0].isalpha() else 1
+        is_word = piece[0].isalpha()
+        total += math.ceil(len(piece.encode("utf-8", "replace")) / letters_per_token) if is_word else 1
     return total
