@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from desk.decisions import Overrides
-from grading.points import Grade
+from grading.points import Grade, criterion_points
 from grading.report.grades import show_points
 from grading.rubric.rubric import Criterion, Points, exact
 
@@ -41,12 +41,12 @@ def agreement(
 
 
 def _criterion(criterion: Criterion, reviewed_pairs: list[tuple[Grade, Overrides]]) -> Agreement:
-    point_differences = [
-        exact(human) - exact(ai)
-        for grade, overrides in reviewed_pairs
-        for ai, human in [_pair(criterion.id, grade, overrides)]
-        if ai is not None and human is not None
-    ]
+    point_differences = []
+    for grade, overrides in reviewed_pairs:
+        ai, override = criterion_points(grade.criteria, criterion.id), overrides.get(criterion.id)
+        human = override.points if override and override.points is not None else ai
+        if ai is not None and human is not None:
+            point_differences.append(exact(human) - exact(ai))
     return Agreement(
         criterion.title,
         reviewed_count=len(point_differences),
@@ -55,13 +55,6 @@ def _criterion(criterion: Criterion, reviewed_pairs: list[tuple[Grade, Overrides
         mean_difference=fmean(map(float, point_differences)) if point_differences else 0.0,
         largest=float(max(map(abs, point_differences), default=0)),
     )
-
-
-def _pair(criterion: str, grade: Grade, overrides: Overrides) -> tuple[Points | None, Points | None]:
-    """What the model and the person gave; the person's is the model's where nothing else was decided."""
-    ai = next((item.points for item in grade.criteria if item.id == criterion), None)
-    override = overrides.get(criterion)
-    return ai, override.points if override and override.points is not None else ai
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import tempfile
 import time
 import unicodedata
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from desk.backend import Backend
 from desk.work import Work
@@ -211,11 +212,7 @@ def find_submissions(text: str) -> Path:
             "submissions: nothing is uploaded yet, and no path typed; wait for an upload to end, or type one"
         )
     path = Path(text.strip()).expanduser()
-    try:
-        exists = path.exists()
-    except (OSError, ValueError):
-        exists = False
-    if not exists:
+    if not os.path.exists(path):  # pathlib's twin raises where this says no
         raise InputError(f"submissions: nothing is at {text.strip()}; type a path on this machine")
     return path.resolve()
 
@@ -231,24 +228,23 @@ def save_rubric(folder: Path, name: str, data: bytes) -> Path:
 
 def check_rubric(name: str, data: bytes) -> Rubric:
     """The rubric in an uploaded or edited file. Raises RubricError, naming the file as its author knows it."""
-    with tempfile.TemporaryDirectory() as folder:
-        draft = Path(folder, f"rubric{PurePosixPath(name).suffix.lower()}")
-        draft.write_bytes(data)
-        try:
-            return load_rubric(draft)
-        except RubricError as error:
-            raise RubricError(str(error).replace(str(draft), name)) from None
+    rubric: Rubric = _read_upload(name, data, load_rubric)
+    return rubric
 
 
 def check_document(name: str, data: bytes) -> None:
-    """Raises InputError where an uploaded solution or template can't be read."""
+    """Raises SubmissionError where an uploaded solution or template can't be read."""
+    _read_upload(name, data, read_document)
+
+
+def _read_upload(name: str, data: bytes, read: Callable[[Path], Any]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
-        draft = Path(folder, f"document{PurePosixPath(name).suffix.lower()}")
+        draft = Path(folder, f"upload{PurePosixPath(name).suffix.lower()}")
         draft.write_bytes(data)
         try:
-            read_document(draft)
-        except SubmissionError as error:
-            raise InputError(str(error).replace(str(draft), name)) from None
+            return read(draft)
+        except (RubricError, SubmissionError) as error:
+            raise type(error)(str(error).replace(str(draft), name)) from None
 
 
 def rubric_versions(folder: Path) -> list[Path]:

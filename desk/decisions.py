@@ -14,7 +14,7 @@ from typing import Any
 from desk.tail import LineTail
 from grading.export import FinalGrade
 from grading.points import CriterionGrade, Grade
-from grading.reviews import FILE, Override, append_override, decisions_in, undo_override, version_of
+from grading.reviews import FILE, Override, decisions_in, version_of
 from grading.rubric.rubric import Points
 from messages.errors import UsageError
 
@@ -41,7 +41,6 @@ class Decisions:
 
     def __init__(self, folder: Path) -> None:
         self.version = 0  # grows with each change
-        self._folder = folder
         self._tail = LineTail(folder / FILE, make=decisions_in)
         self._lock = threading.RLock()
         self._by_item: dict[str, dict[str | None, Override]] = {}
@@ -58,14 +57,6 @@ class Decisions:
                 for override in row_overrides:
                     self._by_item.setdefault(override.item_id, {})[override.criterion_id] = override
             return {item: dict(overrides) for item, overrides in self._by_item.items()}
-
-    def add(self, *overrides: Override) -> None:
-        """As `append_override`."""
-        append_override(self._folder, *overrides)
-
-    def undo(self, item_id: str, version: str, last_overrides: Overrides, reviewer: str) -> None:
-        """As `undo_override`."""
-        undo_override(self._folder, item_id, version, last_overrides.values(), reviewer)
 
 
 def make_overrides(

@@ -31,15 +31,14 @@ def repeated_tokens(findings: dict[str, Any]) -> int:
 
 def findings_table(findings: dict[str, Any]) -> list[dict[str, object]]:
     """A row for each submission."""
-    return [_row(item) for item in findings["submissions"]]
-
-
-def _row(item: dict[str, Any]) -> dict[str, object]:
-    return {
-        "submission": item["submission"],
-        "language": item["language"],
-        **{f"{kind} tokens": item["tokens"].get(kind, 0) for kind in ("code", "text", "output")},
-        "prompt tokens": sum(item["prompts"].values()),
-        "needs review": "; ".join(item.get("review_reasons", ())),
-        "remarks": "; ".join(item.get("remarks", ())),
-    }
+    return [
+        {
+            "submission": item["submission"],
+            "language": item["language"],
+            **{f"{kind} tokens": item["tokens"].get(kind, 0) for kind in ("code", "text", "output")},
+            "prompt tokens": sum(item["prompts"].values()),
+            "needs review": "; ".join(item.get("review_reasons", ())),
+            "remarks": "; ".join(item.get("remarks", ())),
+        }
+        for item in findings["submissions"]
+    ]

@@ -23,13 +23,8 @@ def highlight_code(code: str, language: str) -> tuple[Pieces, ...]:
     plain = tuple((("", line),) for line in code.split("\n"))
     if language not in _LEXERS or any(len(line) > _MAX_LINE for line in code.split("\n")):
         return plain
-    lines = _lines(code, _lexer(language))
+    lines = _lines(code, get_lexer_by_name(_LEXERS[language]))
     return lines if lines and ["".join(text for _, text in line) for line in lines] == code.split("\n") else plain
-
-
-@lru_cache
-def _lexer(language: str) -> Lexer:
-    return get_lexer_by_name(_LEXERS[language])
 
 
 def _lines(code: str, lexer: Lexer) -> tuple[Pieces, ...]:

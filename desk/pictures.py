@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from desk.rows import Row
-from grading.charts.drawing import Picture, columns, points
-from grading.charts.histogram import histogram
-from grading.points import CriterionGrade
+from grading.charts.drawing import Picture, columns, histogram, points
+from grading.points import criterion_points
 from grading.report.grades import one_line
 from grading.rubric.rubric import Criterion, Points, Rubric
 
@@ -22,16 +21,10 @@ def draw_class(rubric: Rubric, rows: Sequence[Row]) -> list[Picture]:
         return []
     step = min(criterion.step for criterion in rubric.criteria)
     reviewed_rows = [row for row in graded_rows if row.is_reviewed]
-    class_pictures = [
-        _columns(
-            "Submissions by points",
-            [row.ai for row in graded_rows],
-            _now(graded_rows),
-            rubric.total,
-            step,
-            reviewed_rows,
-        )
-    ]
+    # What counts, before lateness; where a review is still open, what the model left.
+    now = [row.ai if row.final.earned_points is None else row.final.earned_points for row in graded_rows]
+    model = [row.ai for row in graded_rows]
+    class_pictures = [_columns("Submissions by points", model, now, rubric.total, step, reviewed_rows)]
     pairs = [(row.ai, row.final.earned_points) for row in reviewed_rows]
     pair_counts = Counter((float(ai), float(now)) for ai, now in pairs if ai is not None and now is not None)
     if pair_counts:
@@ -49,8 +42,8 @@ def draw_criteria(rubric: Rubric, rows: Sequence[Row]) -> list[Picture]:
 
 
 def _criterion(criterion: Criterion, rows: Sequence[Row], reviewed_rows: Sequence[Row]) -> Picture:
-    model = [_points(row.final.grade.criteria, criterion.id) for row in rows]
-    now = [_points(row.final.criteria, criterion.id) for row in rows]
+    model = [criterion_points(row.final.grade.criteria, criterion.id) for row in rows]
+    now = [criterion_points(row.final.criteria, criterion.id) for row in rows]
     title = one_line(criterion.title)
     short = title if len(title) <= 44 else f"{title[:43]}…"
     return _columns(short, model, now, criterion.points, criterion.step, reviewed_rows)
@@ -72,12 +65,3 @@ def _columns(
 
 def _drop_missing(all_points: Iterable[Points | None]) -> list[Points]:
     return [value for value in all_points if value is not None]
-
-
-def _now(rows: Iterable[Row]) -> list[Points | None]:
-    """What counts, before lateness; where a review is still open, what the model left."""
-    return [row.ai if row.final.earned_points is None else row.final.earned_points for row in rows]
-
-
-def _points(criteria: Iterable[CriterionGrade], id: str) -> Points | None:
-    return next((item.points for item in criteria if item.id == id), None)

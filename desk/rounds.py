@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from desk.assignments import InputError, Inputs, grade_command, grading_work, read_inputs, save_inputs
 from desk.backend import Backend
@@ -18,7 +17,7 @@ from desk.view import BatchView
 from grading.grades import make_graded_class
 from grading.jobs import Assignment
 from grading.prompts.prompt import criterion_text
-from grading.report.graded import GradedClass, save_graded
+from grading.report.grades import GradedClass, save_graded
 from grading.rubric.rubric import load_rubric
 from messages.errors import BatchError
 from messages.jobs import JobResult
@@ -128,12 +127,8 @@ class Change:
 
 def changes(folder: Path) -> list[Change]:
     """Which rounds were adopted, oldest first. Raises BatchError on a line that says nothing of the kind."""
-    return [change for _, change in Lines(folder / CHANGES).read_all(_change, "change")]
-
-
-def _change(row: dict[str, Any]) -> Change:
-    change: Change = parse_as(Change, row, "the change")
-    return change
+    lines = Lines(folder / CHANGES).read_all(lambda row: parse_as(Change, row, "the change"), "change")
+    return [change for _, change in lines]
 
 
 def keep_version(folder: Path, view: BatchView) -> None:

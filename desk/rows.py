@@ -10,9 +10,8 @@ from desk.decisions import Overrides
 from desk.view import BatchView
 from grading.export import FinalGrade
 from grading.export.final import apply_decisions
-from grading.export.late import Late, late_of
+from grading.export.late import late_of
 from grading.export.requests import Request, read_requests
-from grading.points import Grade
 from grading.report.grades import outcome_of
 from grading.rubric.rubric import Points
 
@@ -96,19 +95,12 @@ def make_rows(view: BatchView, decisions: Mapping[str, Overrides]) -> list[Row]:
     requests_by_item: dict[str, list[Request]] = {}
     for request in read_requests(view.folder):
         requests_by_item.setdefault(request.item_id, []).append(request)
-    return [_row(number, grade, decisions, late, requests_by_item) for number, grade in enumerate(view.grades)]
-
-
-def _row(
-    number: int,
-    grade: Grade,
-    decisions: Mapping[str, Overrides],
-    late: Late | None,
-    requests_by_item: Mapping[str, Sequence[Request]],
-) -> Row:
-    final = apply_decisions(grade, decisions.get(grade.item_id, {}), late=late)
-    requests = tuple(requests_by_item.get(grade.item_id, ()))
-    return Row(number, grade.submission, outcome_of(grade), grade.points, final, grade.remarks, requests)
+    rows = []
+    for number, grade in enumerate(view.grades):
+        final = apply_decisions(grade, decisions.get(grade.item_id, {}), late=late)
+        requests = tuple(requests_by_item.get(grade.item_id, ()))
+        rows.append(Row(number, grade.submission, outcome_of(grade), grade.points, final, grade.remarks, requests))
+    return rows
 
 
 def counters(class_rows: Sequence[Row], total: int = 0) -> Counters:
@@ -134,15 +126,12 @@ def select(class_rows: Sequence[Row], row_filter: Filter) -> list[Row]:
         and (not row_filter.needs_review or row.needs_review)
         and (not row_filter.awaits_reply or row.awaits_reply)
     ]
-    return _sort(selection, row_filter.order)
-
-
-def _sort(selection: list[Row], order: Order) -> list[Row]:
-    if order == "name":
+    if row_filter.order == "name":
         return selection
-    if order == "needs review first":  # by what the models left open: a decision moves nobody while the rest is seen
+    if row_filter.order == "needs review first":
+        # By what the models left open: a decision moves nobody while the rest is seen.
         return sorted(selection, key=lambda row: (not row.needs_review, -len(row.final.grade.doubts)))
-    sign = 1 if order == "points, lowest first" else -1
+    sign = 1 if row_filter.order == "points, lowest first" else -1
     return sorted(selection, key=lambda row: (row.ai is None, sign * float(row.ai or 0)))
 
 

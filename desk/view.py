@@ -15,7 +15,7 @@ from grading.grades import make_grades
 from grading.jobs import Assignment, Item
 from grading.planning import assign, prepare
 from grading.points import Grade
-from grading.report.graded import GradedClass, load_graded
+from grading.report.grades import GradedClass, load_graded
 from grading.request import GradeRequest
 from grading.rubric.rubric import Rubric
 from messages import codec
@@ -188,18 +188,3 @@ class BatchView:
         grades = make_grades(replace(self.assignment, items=items), self.result, planned_ids, self.stored_class)
         for number, grade in zip(numbers, grades, strict=True):
             self._grades[number] = grade
-
-
-class Views:
-    """The views of a process, one for each folder."""
-
-    def __init__(self, request_of: RequestOf) -> None:
-        self._request_of = request_of
-        self._views: dict[Path, BatchView] = {}
-        self._lock = threading.Lock()
-
-    def of(self, folder: Path) -> BatchView:
-        """The view of this folder, caught up."""
-        with self._lock:
-            view = self._views.setdefault(folder, BatchView(folder, self._request_of))
-        return view.refresh()

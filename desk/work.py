@@ -20,7 +20,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from dataclasses import fields as dataclass_fields
 from pathlib import Path
 
 from infra.config.ownership import is_foreign
@@ -33,6 +32,7 @@ from producers.storage.private import (
     take_lock,
     write_atomically,
 )
+from producers.storage.shapes import from_json, parse_as
 
 RESTART_EVENT = "work_started"  # the line in `log` that parts one process's lines from the next one's
 
@@ -62,8 +62,7 @@ class Record:
     command: tuple[str, ...] = ()  # for people who look here: it is never run again
 
     def __post_init__(self) -> None:
-        numbers = type(self.pid) is type(self.limit) is int and isinstance(self.started_at, float)
-        if not numbers or self.pid < 2 or self.limit < 0 or not all(isinstance(name, str) for name in self.only):
+        if self.pid < 2 or self.limit < 0:
             raise ValueError("work.json is none of ours")
 
 
@@ -92,7 +91,8 @@ class Work:
             if lock is None:
                 raise BatchError("this is running already; wait for it, or stop it first")
             try:
-                self._mark_log()
+                with open_private(self.log, "ab") as log:
+                    log.write(json.dumps({"event": RESTART_EVENT, "time": time.time()}).encode() + b"\n")
                 (self.folder / "exit").unlink(missing_ok=True)
                 process = self._spawn(command, lock)
             except OSError as error:
@@ -122,7 +122,9 @@ class Work:
     def is_alive(self) -> bool:
         """Whether its process lives, whichever desk started it."""
         with _lock:
-            self._reap()
+            process = _children.get(self.folder)
+            if process is not None and process.poll() is not None:  # the system keeps it until somebody has asked
+                del _children[self.folder]
             if not (self.folder / "lock").exists():
                 return False
             try:
@@ -139,10 +141,9 @@ class Work:
         try:
             if is_foreign(path):
                 return None
-            fields = json.loads(read_ordinary(path))
-            arguments = {spec.name: fields[spec.name] for spec in dataclass_fields(Record) if spec.name in fields}
-            return Record(**arguments | {name: tuple(arguments.get(name, ())) for name in ("only", "command")})
-        except (OSError, ValueError, TypeError, RecursionError):
+            record: Record = parse_as(Record, from_json(read_ordinary(path)), "the work")
+            return record
+        except (OSError, ValueError):
             return None
 
     @property
@@ -175,16 +176,6 @@ class Work:
                 pass_fds=(lock,),
                 umask=0o077,  # for `exit`, and whatever the command writes
             )
-
-    def _mark_log(self) -> None:
-        with open_private(self.log, "ab") as log:
-            log.write(json.dumps({"event": RESTART_EVENT, "time": time.time()}).encode() + b"\n")
-
-    def _reap(self) -> None:
-        """Let a child that has ended go; the system keeps it until somebody has asked."""
-        process = _children.get(self.folder)
-        if process is not None and process.poll() is not None:
-            del _children[self.folder]
 
     def _save(self, record: Record) -> None:
         write_atomically(self.folder / "work.json", json.dumps(asdict(record)))

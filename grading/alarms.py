@@ -38,7 +38,11 @@ def class_alarms(grades: Sequence[Grade], rubric: Rubric) -> tuple[str, ...]:
 
 
 def _low_alarms(shares: dict[str, list[float]]) -> tuple[str, ...]:
-    low = [id for id, values in shares.items() if _is_low(values)]
+    low = [
+        id
+        for id, values in shares.items()
+        if len(values) >= MIN_CLASS and sum(value <= LOW for value in values) >= NEARLY_ALL * len(values)
+    ]
     if low and len(low) == len(shares):
         return ("nearly everybody is low on every criterion: is this the rubric and the solution of this assignment?",)
     return tuple(
@@ -47,10 +51,6 @@ def _low_alarms(shares: dict[str, list[float]]) -> tuple[str, ...]:
         for id in low
         if _median_of_rest(shares, id) >= median(shares[id]) + CONTRAST
     )
-
-
-def _is_low(values: Sequence[float]) -> bool:
-    return len(values) >= MIN_CLASS and sum(value <= LOW for value in values) >= NEARLY_ALL * len(values)
 
 
 def _median_of_rest(shares: dict[str, list[float]], id: str) -> float:

@@ -43,10 +43,6 @@ class Signal:
     of: Callable[[Grade], float]
 
 
-def _reasons(grade: Grade) -> float:
-    return float(len(grade.doubts))
-
-
 def _spread(grade: Grade) -> float:
     spreads = [
         (exact(max(item.sampled)) - exact(min(item.sampled))) / exact(item.max_points)
@@ -59,7 +55,7 @@ def _spread(grade: Grade) -> float:
 # One threshold by default: grades with a reason for review are exported blank anyway, and each further one costs.
 SIGNALS: Mapping[str, Signal] = MappingProxyType(
     {
-        "reasons": Signal("reasons why a person must look", (0.0,), _reasons),
+        "reasons": Signal("reasons why a person must look", (0.0,), lambda grade: float(len(grade.doubts))),
         "spread": Signal("how far several answers are apart, as a part of a criterion's points", (0.0, 0.2), _spread),
     }
 )
@@ -272,14 +268,21 @@ def _stats() -> Any:
 
 def check_plan(thresholds: Sequence[float], sizes: Sequence[int], at_most: float, confidence: float) -> None:
     """Raises BoundError for what can't be promised of any class."""
-    if not 1 <= len(thresholds) <= MAX_THRESHOLDS or list(thresholds) != sorted(set(thresholds)):
-        raise BoundError(f"name one to {MAX_THRESHOLDS} thresholds, ascending, each once: {_list(thresholds)}")
-    if not all(math.isfinite(limit) and limit >= 0 for limit in thresholds):
-        raise BoundError(f"a threshold is a number from 0: {_list(thresholds)}")
-    if not sizes or min(sizes) < 1 or list(sizes) != sorted(set(sizes)):
-        raise BoundError(f"name sample sizes ascending, each once, from 1: {_list(sizes)}")
-    if not 0 < at_most < 1 or not 0.5 <= confidence < 1:
-        raise BoundError("a promise is of more than 0% and less than 100%, with a confidence from 50% to below 100%")
+    problems = {
+        f"name one to {MAX_THRESHOLDS} thresholds, ascending, each once: {_list(thresholds)}": (
+            not 1 <= len(thresholds) <= MAX_THRESHOLDS or list(thresholds) != sorted(set(thresholds))
+        ),
+        f"a threshold is a number from 0: {_list(thresholds)}": not all(0 <= limit < math.inf for limit in thresholds),
+        f"name sample sizes ascending, each once, from 1: {_list(sizes)}": (
+            not sizes or min(sizes) < 1 or list(sizes) != sorted(set(sizes))
+        ),
+        "a promise is of more than 0% and less than 100%, with a confidence from 50% to below 100%": (
+            not 0 < at_most < 1 or not 0.5 <= confidence < 1
+        ),
+    }
+    for problem, is_there in problems.items():
+        if is_there:
+            raise BoundError(problem)
 
 
 def _list(values: Iterable[float]) -> str:

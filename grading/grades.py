@@ -13,16 +13,17 @@ from grading.prompts.answers import (
     CriterionGrade,
     ParsedAnswer,
     criterion_grade,
+    parse_criterion_samples,
     parse_passage,
+    parse_samples,
     parse_summary,
 )
 from grading.prompts.prompt import RULES, versions
 from grading.prompts.questions import PASSAGE, SUMMARY
 from grading.quotes import PrivateTexts, private_texts
-from grading.report.graded import GradedClass
+from grading.report.grades import GradedClass
 from grading.request import WHOLE_CLASS
 from grading.rubric.rubric import Aspect, Rubric
-from grading.samples import parse_criterion_samples, parse_samples
 from grading.submissions.lms_names import same_student
 from messages.jobs import JobResult, QuestionAnswer
 

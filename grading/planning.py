@@ -9,7 +9,7 @@ from typing import Literal
 from grading.jobs import Assignment, EarlierJobs, Item, PromptMaker
 from grading.names.pseudonyms import pseudonym, pseudonymise
 from grading.own_work import common_lines, is_template
-from grading.report.graded import GradedClass
+from grading.report.grades import GradedClass
 from grading.request import GradeRequest
 from grading.rubric.rubric import Rubric, load_rubric
 from grading.submissions.lms_names import same_student

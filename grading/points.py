@@ -85,12 +85,12 @@ class Grade:
     @property
     def has_nothing_yet(self) -> bool:
         """Whether it waits, and has no points yet for any criterion."""
-        return self.state == "waiting" and len(self.missing_criteria) == len(self.criteria)
+        return self.state == "waiting" and all(criterion.points is None for criterion in self.criteria)
 
-    @property
-    def missing_criteria(self) -> tuple[CriterionGrade, ...]:
-        """The criteria without points."""
-        return tuple(criterion for criterion in self.criteria if criterion.points is None)
+
+def criterion_points(criteria: Iterable[CriterionGrade], id: str) -> Points | None:
+    """The points for one criterion; None if it has none, or isn't there."""
+    return next((criterion.points for criterion in criteria if criterion.id == id), None)
 
 
 # --- what a person must decide, and what is good to know ---
@@ -148,18 +148,14 @@ def _criterion_doubts(criterion: CriterionGrade, findings: Sequence[CheckFinding
         yield "evidence only in what the students were given"
     if criterion.leaks:
         yield "the feedback repeats what only graders see"
-    if _disagree(criterion):
+    spread = max(criterion.sampled, default=0) - min(criterion.sampled, default=0)
+    if spread > 0 and spread >= DISAGREEMENT * criterion.max_points:
         yield f"{len(criterion.sampled)} answers disagree: {', '.join(map(str, criterion.sampled))} points"
     failed_checks = [
         finding.text for finding in findings if finding.criterion == criterion.id and not finding.has_passed
     ]
     if failed_checks and criterion.points == criterion.max_points:
         yield f"full points, but a check failed ({failed_checks[0]})"
-
-
-def _disagree(criterion: CriterionGrade) -> bool:
-    spread = max(criterion.sampled, default=0) - min(criterion.sampled, default=0)
-    return spread > 0 and spread >= DISAGREEMENT * criterion.max_points
 
 
 # --- the grade ---

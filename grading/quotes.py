@@ -115,8 +115,6 @@ def private_texts(secrets: Iterable[str], public_texts: Iterable[str], notes: It
 def leaks(text: str, private_texts: PrivateTexts, work_texts: SubmissionTexts) -> bool:
     """Whether `text` repeats a run of what only graders see that is neither the student's own nor known to all."""
     squeezed_text = squeeze(text)
-    if not private_texts.secret_text:
-        return False
     runs = (squeezed_text[start : start + LEAK_CHARS] for start in range(len(squeezed_text) - LEAK_CHARS + 1))
     return any(
         run in private_texts.secret_text

@@ -18,9 +18,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,27 +49,18 @@ class Override:
     version: str | None = None  # `version_of` what stood when it was made; None: it replaces whatever stands
 
     def __post_init__(self) -> None:
-        problem = _problem(self)
-        if problem:
-            raise BatchError(f"a review can't be used: {problem}")
-
-
-def _problem(override: Override) -> str:
-    if not isinstance(override.item_id, str) or not override.item_id:
-        return "it names no submission (item_id)"
-    if override.criterion_id is not None and not isinstance(override.criterion_id, str):
-        return "criterion_id must be a criterion's id, or null for the whole submission"
-    points = override.points
-    if points is not None and (not isinstance(points, int | float) or isinstance(points, bool)):
-        return "points must be a number, or null"
-    if points is not None and not (math.isfinite(points) and 0 <= points <= MAX_POINTS):
-        return f"points must be from 0 to {MAX_POINTS:,}"
-    texts = (override.feedback or "", override.reason, override.reviewer)
-    if any(not isinstance(text, str) or len(text) > MAX_TEXT for text in texts):
-        return f"feedback, reason and reviewer must be texts of at most {MAX_TEXT:,} characters"
-    if not override.reason.strip():
-        return "it gives no reason"
-    return ""
+        texts = (self.feedback or "", self.reason, self.reviewer)
+        problems = {
+            "it names no submission (item_id)": not self.item_id,
+            f"points must be from 0 to {MAX_POINTS:,}": not 0 <= (self.points or 0) <= MAX_POINTS,  # NaN neither
+            f"feedback, reason and reviewer must be texts of at most {MAX_TEXT:,} characters": (
+                max(map(len, texts)) > MAX_TEXT
+            ),
+            "it gives no reason": not self.reason.strip(),
+        }
+        for problem, is_there in problems.items():
+            if is_there:
+                raise BatchError(f"a review can't be used: {problem}")
 
 
 class ReviewConflict(BatchError):
@@ -93,16 +84,23 @@ def append_override(folder: Path, *overrides: Override) -> None:
 
 def _append(folder: Path, seen_versions: Iterable[tuple[str, str | None]], rows: Iterable[dict[str, Any]]) -> None:
     """Add lines; `seen_versions`: submissions, and the version of each that they were made on."""
+    with lock_lines(folder / FILE, "decision"):
+        standing = read_overrides(folder)
+        for item_id, version in seen_versions:
+            if version not in (None, version_of(current_decisions(standing, item_id).values())):
+                raise ReviewConflict("somebody has decided on this submission meanwhile; look at both decisions")
+        Lines(folder / FILE).append(rows)
+
+
+@contextmanager
+def lock_lines(path: Path, kind: str) -> Iterator[None]:
+    """Nobody else adds to the file in here, in this process or another. Raises BatchError."""
     try:
-        with open_private(folder / FILE, "ab") as file:
+        with open_private(path, "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            standing = read_overrides(folder)
-            for item_id, version in seen_versions:
-                if version not in (None, version_of(current_decisions(standing, item_id).values())):
-                    raise ReviewConflict("somebody has decided on this submission meanwhile; look at both decisions")
-            Lines(folder / FILE).append(rows)
+            yield
     except OSError as error:
-        raise BatchError(f"can't write {folder / FILE}: {error.strerror}; the decision is not kept") from None
+        raise BatchError(f"can't write {path}: {error.strerror}; the {kind} is not kept") from None
 
 
 def undo_override(
@@ -136,7 +134,7 @@ def decisions_in(row: dict[str, Any]) -> tuple[str | None, list[Override]]:
     Raises ValueError, BatchError on a line that is none.
     """
     if "submission" not in row:
-        return None, [_override({"reviewer": row.get("by", "")} | row)]
+        return None, [parse_as(Override, {"reviewer": row.get("by", "")} | row, "the review")]
     common_fields = {"item_id": row["submission"], "criterion_id": None, "points": None, "feedback": row.get("summary")}
     common_fields |= {
         "reason": row.get("reason") or "looked at",
@@ -145,13 +143,8 @@ def decisions_in(row: dict[str, Any]) -> tuple[str | None, list[Override]]:
     }
     criteria = parse_as(Mapping[str, dict], row.get("criteria", {}), "the review.criteria")  # type: ignore[type-arg]
     changes = [{**common_fields, "feedback": None, **change, "criterion_id": id} for id, change in criteria.items()]
-    decisions = [_override(fields) for fields in (common_fields, *changes)]
+    decisions = [parse_as(Override, fields, "the review") for fields in (common_fields, *changes)]
     return row["submission"], [] if row.get("withdrawn") else decisions
-
-
-def _override(fields: dict[str, Any]) -> Override:
-    override: Override = parse_as(Override, fields, "the review")
-    return override
 
 
 def current_decisions(overrides: Iterable[Override], *names: str) -> dict[str | None, Override]:

@@ -18,8 +18,16 @@ from grading.export.late import late_of
 from grading.grades import make_graded_class, make_grades, with_removed_submissions
 from grading.jobs import Assignment
 from grading.points import Grade
-from grading.report.graded import GradedClass, load_graded, save_graded
-from grading.report.grades import SUMMARY_COLUMNS, one_line, summary, summary_rows, write_grades_csv
+from grading.report.grades import (
+    SUMMARY_COLUMNS,
+    GradedClass,
+    load_graded,
+    one_line,
+    save_graded,
+    summary,
+    summary_rows,
+    write_grades_csv,
+)
 from grading.report.page import render_page
 from grading.request import AskForm, AspectModel, GradeRequest, Selection
 from grading.rubric.rubric import ASPECTS, Aspect, load_rubric

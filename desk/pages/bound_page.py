@@ -16,20 +16,28 @@ from desk import assignments
 from desk.pages import review_page
 from desk.pages.address import write_address
 from desk.pages.markup import Markup
-from desk.pages.shared import Desk, action_button, decider, draw_live, show_errors, show_problem, show_table, wait_for
+from desk.pages.shared import (
+    Desk,
+    action_button,
+    decider,
+    draw_live,
+    point_buttons,
+    show_errors,
+    show_problem,
+    show_table,
+    wait_for,
+)
 from desk.text import escape_markdown
 from desk.view import BatchView
 from grading import hand_sample as bounds
 from grading.error_bound import SIZES, percent, percent_without_error, plural_points
-from grading.hand_sample import SHEET, Bound, BoundError, Draw, SamplePlan, SheetConflict
+from grading.hand_sample import SHEET, Bound, Draw, SamplePlan, SheetConflict
 from grading.jobs import Item
-from grading.report.graded import GradedClass, load_graded
-from grading.report.grades import show_points
+from grading.report.grades import GradedClass, load_graded, show_points
 from grading.rubric.rubric import Criterion, exact, plain
 from messages.errors import KvasirError
 from producers.words import join_with_and, plural
 
-_MOST_BUTTONS = 9  # points of a criterion: as many as there are keys
 _KEYS = {
     "j, k": "the next, or the previous, submission",
     "0 to 9": "so many points for the criterion marked ▸, which then moves on to the next",
@@ -47,11 +55,11 @@ def show_bound_page(desk: Desk, folder: Path) -> None:
             _bound(desk, folder)
         write_address()
 
-    draw_live(bound, None)
+    draw_live(bound)
 
 
 def _bound(desk: Desk, folder: Path) -> None:
-    view = desk.views.of(folder)
+    view = desk.view(folder)
     show_problem(view)
     counts = view.counts()
     if not counts.total:
@@ -65,12 +73,8 @@ def _bound(desk: Desk, folder: Path) -> None:
         st.info(_GRADING)
         return
     graded_class = load_graded(folder)
-    if not bounds.is_drawn(folder):
-        review_page.ask_name()  # it stands in the record of the draw
-        _draw(folder, graded_class)
-        return
-    draw = bounds.load_draw(folder)
-    stale_grades = bounds.changed_submissions(draw, graded_class)
+    draw = bounds.load_draw(folder) if bounds.is_drawn(folder) else None
+    stale_grades = bounds.changed_submissions(draw, graded_class) if draw else []
     if stale_grades:
         count_text = plural(len(stale_grades), "grade")
         st.warning(
@@ -79,10 +83,11 @@ def _bound(desk: Desk, folder: Path) -> None:
                 "Draw again; what was entered is kept in the folder."
             )
         )
-        review_page.ask_name()
+    if draw is None or stale_grades:
+        review_page.ask_name()  # it stands in the record of the draw
         _draw(folder, graded_class)
         return
-    sheet = bounds.entered_points(folder, draw, graded_class)
+    sheet = bounds.entered_points(folder / SHEET, draw, graded_class)
     open_ids = [id for id, cells in sheet.items() if not all(cells.values())]
     if not open_ids and st.session_state.get("bound shown") == (str(folder), draw.at, draw.looks):
         _answer(folder)
@@ -131,18 +136,18 @@ def _draw(folder: Path, graded_class: GradedClass) -> None:
             st.caption(escape_markdown(f"Read: {join_with_and(parts)}."))
     st.caption("All of this is written down before anybody grades, and isn't changed after.")
     is_unclear = not eligible_grades or (bool(upload) and not strata)
-    action_button("Draw", lambda: _draw_now(folder), type="primary", disabled=is_unclear)
 
+    def draw_now() -> None:
+        """By the plan that the fields say."""
+        state = st.session_state
+        size, within, percent_over, confidence, upload = (
+            state[f"plan {name}"] for name in ("size", "within", "most", "confidence", "parts")
+        )
+        plan = SamplePlan((int(size),), plain(exact(within)), percent_over / 100, confidence / 100)
+        bounds.draw_sample(folder, plan, decider(), _strata(upload) if upload else None)
+        state.pop("drawn", None)
 
-def _draw_now(folder: Path) -> None:
-    """By the plan that the fields say."""
-    state = st.session_state
-    size, within, percent_over, confidence, upload = (
-        state[f"plan {name}"] for name in ("size", "within", "most", "confidence", "parts")
-    )
-    plan = SamplePlan((int(size),), plain(exact(within)), percent_over / 100, confidence / 100)
-    bounds.draw_sample(folder, plan, decider(), _strata(upload) if upload else None)
-    state.pop("drawn", None)
+    action_button("Draw", draw_now, type="primary", disabled=is_unclear)
 
 
 def _strata(upload: Any) -> dict[str, str]:
@@ -164,7 +169,9 @@ def _by_hand(
     _draw_summary(folder, draw, graded_class, sheet)
     item_id = _pick(draw, sheet, open_ids)
     if not open_ids:
-        _ready(folder, draw)
+        st.success("All are graded by hand.")
+        shown = {"bound shown": (str(folder), draw.at, draw.looks)}
+        st.button("Show what they say", type="primary", on_click=st.session_state.update, args=(shown,))
     if view.assignment is None or view.rubric is None:
         return
     item = next((item for item in view.assignment.items if item.item_id == item_id), None)
@@ -207,7 +214,7 @@ def _draw_summary(folder: Path, draw: Draw, graded_class: GradedClass, sheet: _S
 
 def _pick(draw: Draw, sheet: _Sheet, open_ids: Sequence[str]) -> str:
     """The submission that is graded by hand, and ways to the others, in the order drawn."""
-    state, ids, names = st.session_state, [*sheet], draw.sampled_members()
+    state, names = st.session_state, draw.sampled_members()
     ids = [id for id in names if id in sheet]
     if state.get("drawn") not in sheet:
         state["drawn"] = (open_ids or ids)[0]
@@ -234,22 +241,15 @@ def _go(item_id: str) -> None:
     st.session_state.update({"drawn": item_id, "hand criterion": None})
 
 
-def _ready(folder: Path, draw: Draw) -> None:
-    st.success("All are graded by hand.")
-    state_update = {"bound shown": (str(folder), draw.at, draw.looks)}
-    st.button("Show what they say", type="primary", on_click=st.session_state.update, args=(state_update,))
-
-
 def _points(folder: Path, criteria: Sequence[Criterion], item: Item, cells: Mapping[str, str]) -> None:
     """A field for each criterion, and buttons where there are few points: each entry goes to the sheet at once."""
     state = st.session_state
     problem, conflict = state.pop("hand said", ""), state.get("hand conflict")
-    ids = [criterion.id for criterion in criteria if criterion.id in cells]
+    drawn_criteria = [criterion for criterion in criteria if criterion.id in cells]
+    ids = [criterion.id for criterion in drawn_criteria]
     if state.get("hand criterion") not in [*ids, "done"]:
         state["hand criterion"] = next((id for id in ids if not cells[id]), "done")
-    for criterion, next_id in zip(
-        [criterion for criterion in criteria if criterion.id in cells], [*ids[1:], "done"], strict=True
-    ):
+    for criterion, next_id in zip(drawn_criteria, [*ids[1:], "done"], strict=True):
         field = f"hand {item.item_id} {criterion.id}"
         # What the sheet says counts, unless this is what was just typed and not accepted.
         if state.get("hand seen", {}).get(field) != cells[criterion.id] or field not in state:
@@ -263,8 +263,7 @@ def _points(folder: Path, criteria: Sequence[Criterion], item: Item, cells: Mapp
             head.caption(criterion.guidance)
         head.draw()
         args = (folder, item.item_id, criterion.id, next_id)
-        if criterion.points <= _MOST_BUTTONS and criterion.step <= 1:
-            _buttons(field, criterion, args, is_current)
+        point_buttons(criterion.id, criterion.points, criterion.step, field, is_current, _press, (field, args))
         st.number_input(
             f"Points for {criterion.id}",
             0.0,
@@ -282,21 +281,8 @@ def _points(folder: Path, criteria: Sequence[Criterion], item: Item, cells: Mapp
         st.error(escape_markdown(problem))
 
 
-def _buttons(field: str, criterion: Criterion, args: tuple[Path, str, str, str], is_current: bool) -> None:
-    current_points = st.session_state[field]
-    with st.container(horizontal=True, gap="small", key="points-at-hand" if is_current else None):
-        for points in range(int(criterion.points) + 1):
-            st.button(
-                str(points),
-                key=f"hand {points} {criterion.id}",
-                type="primary" if current_points == points else "secondary",
-                on_click=_press,
-                args=(points, field, args),
-            )
-
-
-def _press(points: int, field: str, args: tuple[Path, str, str, str]) -> None:
-    st.session_state[field] = float(points)
+def _press(points: float, field: str, args: tuple[Path, str, str, str]) -> None:
+    st.session_state[field] = points
     _enter_points(*args)
 
 
@@ -338,18 +324,14 @@ def _which_counts(conflict: tuple[str, str, str, str, str], args: tuple[Path, st
 
 
 def _answer(folder: Path) -> None:
-    try:
+    bound = None
+    with show_errors():
         bound = bounds.bound_of(folder)
-    except BoundError as error:
-        st.error(escape_markdown(str(error)))
-        bound = None
-    if bound:
         _show_bound(bound)
-    state_update = {"bound shown": None}
     st.button(
         "Back to the hand grades",
         on_click=st.session_state.update,
-        args=(state_update,),
+        args=({"bound shown": None},),
         help="You know the agreement by now: mend slips of the pen, and nothing else.",
     )
     if bound and bound.draw.looks < len(bound.draw.plan.sizes):

@@ -16,7 +16,7 @@ from desk.view import BatchView
 from grading import export
 from grading.export import Choices, ExportFile, ExportFormat, SinceLast
 from grading.export.final import apply_decisions
-from grading.report.graded import save_graded
+from grading.report.grades import save_graded
 from producers.words import plural
 
 _MAX_LINES = 50
@@ -24,7 +24,7 @@ _MAX_LINES = 50
 
 def show_export_page(desk: Desk, folder: Path) -> None:
     """Draw it."""
-    view = desk.views.of(folder)
+    view = desk.view(folder)
     show_problem(view)
     if not view.grades:
         st.caption("Nothing is graded yet.")

@@ -20,9 +20,8 @@ def show_fleet_page(desk: Desk, folder: Path) -> None:
     """Draw it."""
 
     def fleet() -> None:
-        with show_errors():
-            _workers(desk, folder)
-            _rates(desk, folder)
+        _workers(desk, folder)
+        _rates(desk, folder)
 
     draw_live(fleet, REFRESH_S)
     with show_errors():
@@ -31,7 +30,7 @@ def show_fleet_page(desk: Desk, folder: Path) -> None:
 
 def _show_run(desk: Desk, folder: Path) -> None:
     """Not in the part that draws itself anew: of a large class this is a lot to send."""
-    view = desk.views.of(folder)
+    view = desk.view(folder)
     html = pictures(desk, ("run", folder), view.version, lambda: runs.pictures(view.results))
     if html:
         st.subheader("The run in pictures", anchor=False)
@@ -85,7 +84,7 @@ def _activity(worker: WorkerInfo) -> str:
 
 def _in_hand(desk: Desk, folder: Path) -> None:
     """What this machine's process works on at this moment; whose work it is nobody needs to know here."""
-    models, now = desk.views.of(folder).models(), datetime.now(UTC)
+    models, now = desk.view(folder).models(), datetime.now(UTC)
     rows = [
         {
             "stage": stage,

@@ -12,7 +12,7 @@ from desk import assignments, dry_runs
 from desk.assignments import Inputs
 from desk.estimate import duration, forecast_s, remaining_s
 from desk.pages.address import go
-from desk.pages.shared import REFRESH_S, Desk, action_button, draw_live, show_errors, show_problem, wait_for
+from desk.pages.shared import REFRESH_S, Desk, action_button, draw_live, show_metrics, show_problem, wait_for
 from desk.text import escape_markdown
 from desk.work import Work
 from producers.words import plural
@@ -23,8 +23,16 @@ _MAX_ROWS = 50  # rows of the dry run's table
 def show_grade_page(desk: Desk, folder: Path) -> None:
     """Draw it."""
     inputs = assignments.read_inputs(folder)
+    facts = {
+        "Submissions": inputs.submissions,
+        "Rubric": inputs.rubric,
+        "Solution": inputs.solution,
+        "Template": inputs.template,
+        "Model for code": inputs.code_model or "as configured",
+        "Model for text and feedback": inputs.feedback_model or "as configured",
+    }
     with st.expander("What is graded, by what"):
-        for label, value in _facts(inputs):
+        for label, value in facts.items():
             st.markdown(f"**{label}**: {escape_markdown(value) or '–'}")
     if not inputs.rubric:
         st.info("What is graded, and with how many points, is not written yet.")
@@ -33,18 +41,8 @@ def show_grade_page(desk: Desk, folder: Path) -> None:
         return
     _dry_run(desk, folder, inputs)
     _start(desk, folder, inputs)
-    _progress(desk, folder)
-
-
-def _facts(inputs: Inputs) -> list[tuple[str, str]]:
-    return [
-        ("Submissions", inputs.submissions),
-        ("Rubric", inputs.rubric),
-        ("Solution", inputs.solution),
-        ("Template", inputs.template),
-        ("Model for code", inputs.code_model or "as configured"),
-        ("Model for text and feedback", inputs.feedback_model or "as configured"),
-    ]
+    work = assignments.grading_work(folder)
+    draw_live(lambda: _figures(desk, folder, work), REFRESH_S, work)
 
 
 # --- dry run
@@ -71,17 +69,21 @@ def _dry_run(desk: Desk, folder: Path, inputs: Inputs) -> None:
 
 
 def _findings(desk: Desk, findings: dict[str, Any]) -> None:
-    unreadable = sum(bool(item["problem"]) for item in findings["submissions"])
-    cut = sum(bool(item["cuts"]) for item in findings["submissions"])
-    columns = st.columns(4)
-    columns[0].metric("Submissions", len(findings["submissions"]))
-    columns[1].metric("Can't be read", unreadable)
-    columns[2].metric("Truncated", cut)
-    columns[3].metric("Prompt tokens", f"{findings['prompt_tokens']:,}")
+    figures = {
+        "Submissions": len(findings["submissions"]),
+        "Can't be read": sum(bool(item["problem"]) for item in findings["submissions"]),
+        "Truncated": sum(bool(item["cuts"]) for item in findings["submissions"]),
+        "Prompt tokens": f"{findings['prompt_tokens']:,}",
+    }
+    show_metrics(figures)
     token_basis = (
         "counted with the model's tokenizer" if findings["exact_tokens"] else "estimated: no tokenizer at hand"
     )
-    st.caption(f"{plural(findings['prompts'], 'prompt')}; tokens are {token_basis}. {_estimate(desk, findings)}")
+    seconds = forecast_s(  # from whatever this desk has measured
+        findings["prompt_tokens"], findings["prompts"], dry_runs.repeated_tokens(findings), desk.rates()
+    )
+    estimate = f"About {duration(seconds)} at the pace measured so far." if seconds else "How long: after a trial."
+    st.caption(f"{plural(findings['prompts'], 'prompt')}; tokens are {token_basis}. {estimate}")
     for part in findings.get("criteria", ()):
         ids = ", ".join(part["ids"]) or "nothing, and writes the summary"
         st.caption(escape_markdown(f"{part['role']}: {part['model']} grades {ids}"))
@@ -91,14 +93,6 @@ def _findings(desk: Desk, findings: dict[str, Any]) -> None:
     st.dataframe(rows[:_MAX_ROWS], hide_index=True)
     if len(rows) > _MAX_ROWS:
         st.caption(f"The first {_MAX_ROWS} of {len(rows)}.")
-
-
-def _estimate(desk: Desk, findings: dict[str, Any]) -> str:
-    """From whatever this desk has measured."""
-    seconds = forecast_s(
-        findings["prompt_tokens"], findings["prompts"], dry_runs.repeated_tokens(findings), desk.rates()
-    )
-    return f"About {duration(seconds)} at the pace measured so far." if seconds else "How long: after a trial."
 
 
 # --- starting
@@ -136,19 +130,6 @@ _STOP_CLUSTER = "The cluster goes on; 'Grade all' gathers what it has done meanw
 # --- how it goes
 
 
-def _progress(desk: Desk, folder: Path) -> None:
-    work = assignments.grading_work(folder)
-    is_running = work.is_alive
-
-    def progress() -> None:
-        with show_errors():
-            _figures(desk, folder, work)
-        if is_running and not work.is_alive:
-            st.rerun()
-
-    draw_live(progress, REFRESH_S if is_running else None)
-
-
 def _figures(desk: Desk, folder: Path, work: Work) -> None:
     view, rows, _ = desk.rows(folder)
     show_problem(view)
@@ -184,8 +165,7 @@ def _stages(desk: Desk, folder: Path, total: int) -> None:
     stages = desk.stages(folder).refresh()
     if desk.backend.is_cluster:
         stages = {"waiting or in work on the cluster": total - stages["done"], "done": stages["done"]}
-    for column, (stage, number) in zip(st.columns(len(stages)), stages.items(), strict=True):
-        column.metric(stage.capitalize(), number)
+    show_metrics({stage.capitalize(): number for stage, number in stages.items()})
 
 
 def _why_nothing(work: Work) -> None:
@@ -201,7 +181,7 @@ def _why_nothing(work: Work) -> None:
 
 def _why_open(work: Work, still_open: int) -> None:
     record = work.record()
-    reason = "" if record is None or record.stopped else work.last_words()
+    reason = work.last_words() if record and not record.stopped else ""
     st.warning(
         escape_markdown(
             f"{plural(still_open, 'job', 'has', 'have')} no result yet. 'Grade all' goes on. {reason}".strip()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +69,13 @@ def _new(desk: Desk) -> None:
         left, right = st.columns(2)
         left.file_uploader("Solution (optional)", _WORK, key=key("solution"))
         right.file_uploader("Template that students started from (optional)", _WORK, key=key("template"))
-        models = ["", *desk.backend.models]
-        left.selectbox("Model for code", models, format_func=_model, key=key("code"))
-        right.selectbox("Model for text and feedback", models, format_func=_model, key=key("feedback"))
+        for column, label, name in ((left, "code", "code"), (right, "text and feedback", "feedback")):
+            column.selectbox(
+                f"Model for {label}",
+                ["", *desk.backend.models],
+                format_func=lambda model: model or "as configured",
+                key=key(name),
+            )
         st.checkbox(
             "Ask about each criterion by itself",
             help="A criterion that is changed later is then asked about alone.",
@@ -97,13 +100,17 @@ def _create_from_form(home: Path, field: Callable[[str], Any]) -> tuple[str, str
     _check(uploads, place, rubric, (field("solution"), field("template")), home)
     title = field("title")
     folder = assignments.create_folder(home, title)
-    ask = "criteria" if field("one by one") else "together"
-    models = field("code"), field("feedback")
-    inputs = _keep(folder, Inputs(title.strip(), "", "", "", "", *models, ask=ask), uploads, place, rubric)
-    inputs = replace(
-        inputs,
-        solution=_document(folder / "solution", field("solution")),
-        template=_document(folder / "template", field("template")),
+    files = [(upload.name, upload.getvalue()) for upload in uploads]
+    work = assignments.save_submissions(folder, files) if files else assignments.find_submissions(place)
+    inputs = Inputs(
+        title.strip(),
+        str(work),
+        str(assignments.save_rubric(folder, rubric.name, rubric.getvalue())) if rubric else "",
+        _document(folder / "solution", field("solution")),
+        _document(folder / "template", field("template")),
+        field("code"),
+        field("feedback"),
+        ask="criteria" if field("one by one") else "together",
     )
     assignments.save_inputs(folder, inputs)
     return "Grade" if inputs.rubric else "Regrade", str(folder)
@@ -111,10 +118,6 @@ def _create_from_form(home: Path, field: Callable[[str], Any]) -> tuple[str, str
 
 def _document(folder: Path, upload: Any) -> str:
     return str(assignments.save_file(folder, upload.name, upload.getvalue())) if upload else ""
-
-
-def _model(name: str) -> str:
-    return name or "as configured"
 
 
 def _check(uploads: Any, place: str, rubric: Any, documents: Sequence[Any], home: Path) -> None:
@@ -129,10 +132,3 @@ def _check(uploads: Any, place: str, rubric: Any, documents: Sequence[Any], home
         assignments.check_rubric(rubric.name, rubric.getvalue())
     for document in filter(None, documents):
         assignments.check_document(document.name, document.getvalue())
-
-
-def _keep(folder: Path, inputs: Inputs, uploads: Any, place: str, rubric: Any) -> Inputs:
-    files = [(upload.name, upload.getvalue()) for upload in uploads]
-    work = assignments.save_submissions(folder, files) if files else assignments.find_submissions(place)
-    rubric_path = str(assignments.save_rubric(folder, rubric.name, rubric.getvalue())) if rubric else ""
-    return replace(inputs, submissions=str(work), rubric=rubric_path)

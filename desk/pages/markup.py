@@ -146,9 +146,8 @@ def _colour_line(line: Iterable[tuple[str, str]]) -> str:
 
 def _prose(line: str) -> str:
     heading = _HEADING.fullmatch(line)
-    html = _EMPHASIS.sub(_emphasise, escape(heading[1] if heading else line))
+    html = _EMPHASIS.sub(
+        lambda match: f"<b>{match[1]}</b>" if match[1] else f"<code>{match[2]}</code>",
+        escape(heading[1] if heading else line),
+    )
     return f'<b class="work-heading">{html}</b>' if heading else html
-
-
-def _emphasise(match: re.Match[str]) -> str:
-    return f"<b>{match[1]}</b>" if match[1] else f"<code>{match[2]}</code>"

@@ -84,7 +84,7 @@ def show_desk_page(open_backend: Callable[[], Backend]) -> None:
     st.html(_STYLE)
     with show_errors():
         st.sidebar.title("Kvasir", anchor=False)
-        desk = get_desk(open_backend)
+        desk: Desk = get_desk(open_backend)
         identify_browser()
         follow_address()
         review_page.keep_unsent_fields(desk)

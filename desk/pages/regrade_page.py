@@ -26,11 +26,11 @@ from desk.pages.shared import (
 from desk.rounds import adopt_round, changes, continue_round, rounds, start_round, versions
 from desk.text import escape_markdown
 from desk.view import BatchView
-from grading.points import Grade
+from desk.work import Work
 from grading.prompts.prompt import prefix
 from grading.prompts.questions import questions_of
-from grading.report.graded import load_graded
-from grading.report.grades import outcome_of
+from grading.report.grades import load_graded, outcome_of
+from grading.reviews import append_override
 from grading.rubric.form import rubric_differences
 from grading.rubric.rubric import ASPECTS, KINDS
 from messages.errors import RubricError
@@ -40,7 +40,7 @@ from producers.words import join_with_and, plural
 
 def show_regrade_page(desk: Desk, folder: Path) -> None:
     """Draw it."""
-    view = desk.views.of(folder)
+    view = desk.view(folder)
     show_problem(view)
     if assignments.grading_work(folder).is_alive:
         wait_for(assignments.grading_work(folder), "The class is being graded …")
@@ -51,8 +51,12 @@ def show_regrade_page(desk: Desk, folder: Path) -> None:
     for place in reversed(rounds(folder)):
         _round(desk, folder, view, place)
     for place in reversed(versions(folder)):
-        with show_errors():
-            _version(view, place)
+        with (
+            show_errors(),
+            st.expander(escape_markdown(f"Before the rubric changed: version {place.name.partition('-')[0]}")),
+        ):
+            old = {grade.submission: grade for grade in load_graded(place).grades}
+            _show_differences(differences(old, view.grades))
 
 
 # --- the rubric
@@ -68,8 +72,16 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
     if new_version in paths:
         st.session_state["rubric version"] = new_version
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        label = {"format_func": lambda path: _label(folder, path, current_path), "key": "rubric version"}
-        rubric_path = st.selectbox("Version", paths, **label) or current_path
+        suffixes = {current_path: ", in use"}
+        rubric_path = (
+            st.selectbox(
+                "Version",
+                paths,
+                format_func=lambda path: assignments.version_name(folder, path) + suffixes.get(path, ""),
+                key="rubric version",
+            )
+            or current_path
+        )
         review_page.ask_name()  # it stands in the record of changes; and the browser is known again after a reload
     key = (st.session_state["browser"], rubric_path)
     draft = desk.rubrics.get(key)
@@ -152,11 +164,6 @@ def _prompts(view: BatchView, draft: RubricDraft) -> None:
                 show_text(text.strip())
 
 
-def _label(folder: Path, path: Path, now: Path) -> str:
-    name = assignments.version_name(folder, path)
-    return f"{name}, in use" if path == now else name
-
-
 # --- a new round
 
 
@@ -186,32 +193,23 @@ def _start(desk: Desk, folder: Path, view: BatchView, rubric: Path, draft: Rubri
         st.caption(escape_markdown(desk.cost(folder, draft.rubric(), submissions)))
 
     def regrade() -> None:
-        start_round(desk.backend, folder, desk.views.of(folder), rubric, st.session_state["regrade which"])
+        start_round(desk.backend, folder, desk.view(folder), rubric, st.session_state["regrade which"])
 
     action_button("Regrade beside the present grades", regrade, type="primary", disabled=draft.is_unsaved)
 
 
 def _round(desk: Desk, folder: Path, view: BatchView, place: Path) -> None:
     work = assignments.grading_work(place)
-    is_running = work.is_alive
-
-    def show_round() -> None:
-        if is_running and not work.is_alive:
-            st.rerun()
-        with show_errors():
-            _one_round(desk, folder, view, place, is_running)
-
     with st.container(border=True):
         rubric = assignments.version_name(folder, Path(assignments.read_inputs(place).rubric))
         st.markdown(f"**Round {escape_markdown(place.name)}** with the rubric's {escape_markdown(rubric)}")
-        draw_live(show_round, REFRESH_S if is_running else None)
+        draw_live(lambda: _one_round(desk, folder, view, place, work), REFRESH_S, work)
 
 
-def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, is_running: bool) -> None:
-    round_view = desk.views.of(place)
-    counts, work = round_view.counts(), assignments.grading_work(place)
-    if round_view.problem:
-        st.error(escape_markdown(round_view.problem))
+def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, work: Work) -> None:
+    round_view, is_running = desk.view(place), work.is_alive
+    counts = round_view.counts()
+    show_problem(round_view)
     if is_running:
         jobs = f"{counts.finished_jobs} of {plural(counts.total, 'job')}"
         st.caption(jobs if counts.total else work.last_words() or "starting …")
@@ -224,7 +222,7 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, is_runnin
         st.warning(escape_markdown(f"{message} {work.last_words()}".strip()))
         key = f"go on {place}"
         action_button(
-            "Go on with this round", lambda: continue_round(desk.backend, folder, desk.views.of(folder), place), key
+            "Go on with this round", lambda: continue_round(desk.backend, folder, desk.view(folder), place), key
         )
     if not counts.total:
         return
@@ -235,31 +233,20 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, is_runnin
     left, right, _ = st.columns([2, 2, 4])
 
     def take_over() -> None:
-        _take_over(desk, folder, old_grades, round_view.grades, place)
+        overrides_by_item = desk.decisions(folder).refresh()
+        for grade in round_view.grades:
+            if old := old_grades.get(grade.submission):
+                overrides = overrides_by_item.get(old.item_id, {})
+                reason = f"{ROUND_REASON} {place.name}"
+                append_override(folder, *round_overrides(old, grade, reason, decider(), overrides))
 
     def adopt() -> None:
-        adopt_round(desk.backend, folder, desk.views.of(folder), place, round_view.results, decider())
+        adopt_round(desk.backend, folder, desk.view(folder), place, round_view.results, decider())
 
     action_button(
         "Take over these points", take_over, f"take {place}", left, help="As reviews. What a person has decided stays."
     )
     action_button("Use this rubric for the class", adopt, f"adopt {place}", right)
-
-
-def _take_over(desk: Desk, folder: Path, before: dict[str, Grade], after: list[Grade], place: Path) -> None:
-    decisions = desk.decisions(folder)
-    overrides_by_item = decisions.refresh()
-    for grade in after:
-        old = before.get(grade.submission)
-        if old:
-            overrides = overrides_by_item.get(old.item_id, {})
-            decisions.add(*round_overrides(old, grade, f"{ROUND_REASON} {place.name}", decider(), overrides))
-
-
-def _version(view: BatchView, place: Path) -> None:
-    with st.expander(escape_markdown(f"Before the rubric changed: version {place.name.partition('-')[0]}")):
-        old = {grade.submission: grade for grade in load_graded(place).grades}
-        _show_differences(differences(old, view.grades))
 
 
 def _show_differences(comparisons: list[Difference]) -> None:

@@ -19,8 +19,6 @@ from grading.alarms import class_alarms
 from grading.report.grades import OUTCOMES, outcomes, show_points
 from producers.words import plural
 
-# In pixels. Streamlit goes by the first rows, and cuts off the words of later ones.
-_WIDTHS = {"needs review": 230}
 _COLOURS = {
     "graded": "green",
     "empty": "blue",
@@ -34,12 +32,7 @@ _COLOURS = {
 def show_results_page(desk: Desk, folder: Path) -> None:
     """Draw it."""
     is_running = assignments.grading_work(folder).is_alive
-
-    def whole_class() -> None:
-        with show_errors():
-            _table(desk, folder)
-
-    draw_live(whole_class, 2 * REFRESH_S if is_running else None)
+    draw_live(lambda: _table(desk, folder), 2 * REFRESH_S if is_running else None)
     with show_errors():
         _requests(desk, folder)
         _agreement(desk, folder)
@@ -72,7 +65,8 @@ def _table(desk: Desk, folder: Path) -> None:
         hide_index=True,
         column_config={
             "state": st.column_config.MultiselectColumn(width=110, options=OUTCOMES, color=list(_COLOURS.values())),
-            **{name: st.column_config.TextColumn(width=width) for name, width in _WIDTHS.items()},
+            # In pixels: Streamlit goes by the first rows, and cuts off the words of later ones.
+            "needs review": st.column_config.TextColumn(width=230),
         },
         on_select="rerun",
         selection_mode="multi-row",

@@ -11,7 +11,7 @@ import streamlit as st
 from desk.decisions import Draft, Overrides
 from desk.pages.address import write_address
 from desk.pages.markup import Markup
-from desk.pages.shared import COOKIE, Desk, decider, draw_live, show_errors, show_problem, show_text
+from desk.pages.shared import COOKIE, Desk, decider, draw_live, point_buttons, show_problem, show_text
 from desk.pages.unsaved import asks_about_unsaved, can_undo, discard, draft_of, save, undo
 from desk.pages.work import MOST_CHARS, draw_work
 from desk.rows import QUEUES, Row, select
@@ -26,7 +26,6 @@ from grading.rubric.rubric import Criterion
 from messages.errors import KvasirError
 from messages.jobs import prompt_text
 
-_MOST_BUTTONS = 9  # points of a criterion: as many as there are keys
 _KEYS = {
     "j, k": "the next, or the previous, submission",
     "0 to 9": "so many points for the criterion marked ▸, which then moves on to the next",
@@ -85,12 +84,7 @@ if (!window.kvasir) {
 
 def show_review_page(desk: Desk, folder: Path) -> None:
     """Draw it; a click on it draws it alone, without the page around it."""
-
-    def submission() -> None:
-        with show_errors():
-            _submission(desk, folder)
-
-    draw_live(submission, None)
+    draw_live(lambda: _submission(desk, folder))
 
 
 def _submission(desk: Desk, folder: Path) -> None:
@@ -252,7 +246,9 @@ def _verdict(desk: Desk, folder: Path, view: BatchView, row: Row, overrides: Ove
     with st.container(key="why"):
         st.text_input("Reason for the change", key=draft.key("reason"))
     _form_end(desk, draft, row, overrides)
-    _history(overrides)
+    if overrides:
+        with st.expander("Decisions"):
+            _show_decisions("", sorted(overrides.values(), key=lambda override: override.time))
 
 
 def _requests(desk: Desk, folder: Path, row: Row) -> None:
@@ -350,38 +346,14 @@ def _criterion(draft: Draft, criterion: Criterion | None, item: CriterionGrade, 
     if item.evidence:
         head.verbatim(item.evidence)
     head.draw()
-    _buttons(draft, criterion, item, next_id, is_current)
-    st.number_input(
-        f"Points for {item.id}",
-        0.0,
-        float(item.max_points),
-        None,
-        float(criterion.step) if criterion else 1.0,
-        format="%g",
-        key=draft.key(f"points {item.id}"),
-    )
+    field, step = draft.key(f"points {item.id}"), criterion.step if criterion else 1
+    point_buttons(item.id, item.max_points, step, field, is_current, _enter_points, (field, next_id))
+    st.number_input(f"Points for {item.id}", 0.0, float(item.max_points), None, float(step), format="%g", key=field)
     with st.container(key="at hand" if is_current else None):
         st.text_area(f"Feedback on {item.id}", key=draft.key(f"feedback {item.id}"))
 
 
-def _buttons(draft: Draft, criterion: Criterion | None, item: CriterionGrade, next_id: str, is_current: bool) -> None:
-    """A button for each whole number of points, where these are few; keys press those of the criterion at hand."""
-    if item.max_points > _MOST_BUTTONS or (criterion and criterion.step > 1):
-        return
-    field = draft.key(f"points {item.id}")
-    current_points = st.session_state.get(field)
-    with st.container(horizontal=True, gap="small", key="points-at-hand" if is_current else None):
-        for points in range(int(item.max_points) + 1):
-            st.button(
-                str(points),
-                key=f"give {points} {item.id}",
-                type="primary" if current_points == points else "secondary",
-                on_click=_enter_points,
-                args=(field, float(points), next_id),
-            )
-
-
-def _enter_points(field: str, points: float, next_id: str) -> None:
+def _enter_points(points: float, field: str, next_id: str) -> None:
     st.session_state.update({field: points, "criterion": next_id})
 
 
@@ -429,12 +401,6 @@ def _show_decisions(title: str, decisions: Iterable[Override], undone_ids: Itera
         if override.feedback:
             markup.verbatim(override.feedback)
     markup.draw()
-
-
-def _history(overrides: Overrides) -> None:
-    if overrides:
-        with st.expander("Decisions"):
-            _show_decisions("", sorted(overrides.values(), key=lambda override: override.time))
 
 
 # --- the prompt

@@ -16,7 +16,6 @@ from desk.rounds import Change
 from desk.text import escape_markdown
 from grading.rubric.form import (
     CriterionFields,
-    LateFields,
     RubricFields,
     has_comments,
     move_criterion,
@@ -24,6 +23,7 @@ from grading.rubric.form import (
     to_yaml,
     with_criterion,
 )
+from grading.rubric.late import LateRule
 from grading.rubric.rubric import ASPECTS, Rubric, exact, parse_rubric, plain
 from messages.errors import RubricError
 
@@ -81,8 +81,6 @@ class RubricDraft:
     def switch_to(self, view: View) -> None:
         """As a form, or as a file. A text that is no rubric stays a text, and `problem` says why."""
         self.problem = ""
-        if view == self.view:
-            return
         if view == "Form":
             try:
                 self.form = read_fields(self.name, self.text, self._suffix)
@@ -121,7 +119,8 @@ def edit(draft: RubricDraft, changes: Sequence[Change] = ()) -> None:
     # Here and not in the radio's callback: a button of the form that is pressed just before has its callback after it,
     # and the text would lack what the button did.
     if (requested_view := st.session_state.get(f"rubric view {draft.number}", draft.view)) != draft.view:
-        _switch(draft, requested_view)
+        read_widgets(draft)
+        draft.switch_to(requested_view)
     key = f"rubric view {draft.number}"
     st.session_state[key] = draft.view
     kind = {".json": "JSON", ".csv": "CSV"}.get(Path(draft.name).suffix.lower(), "YAML")
@@ -133,30 +132,20 @@ def edit(draft: RubricDraft, changes: Sequence[Change] = ()) -> None:
         format_func=lambda view: kind if view == "YAML" else view,
     )
     if draft.view == "YAML":
-        _as_text(draft)
+        field = _field(draft, "text", draft.text)
+        draft.text = st.text_area("Rubric", height=360, key=field, help="Every change makes other jobs.")
     else:
         _as_form(draft, changes)
     if draft.problem:
         st.error(escape_markdown(draft.problem))
 
 
-def _switch(draft: RubricDraft, view: View) -> None:
-    read_widgets(draft)
-    draft.switch_to(view)
-
-
 def read_widgets(draft: RubricDraft) -> None:
     """What is typed by now, be it in the form or in the text."""
     if draft.view == "YAML":
-        draft.text = st.session_state.get(f"rubric text {draft.number}", draft.text)
+        draft.text = st.session_state.get(f"rubric {draft.number} text", draft.text)
     else:
         _read_form(draft)
-
-
-def _as_text(draft: RubricDraft) -> None:
-    field = f"rubric text {draft.number}"
-    st.session_state.setdefault(field, draft.text)
-    draft.text = st.text_area("Rubric", height=360, key=field, help="Every change makes other jobs.")
 
 
 # --- the form
@@ -177,8 +166,7 @@ def _as_form(draft: RubricDraft, changes: Sequence[Change]) -> None:
         st.markdown(f"**{form.total:g} points in all**")
     with st.expander("Lateness", expanded=bool(form.late.due)):
         _late(draft, form.late)
-    checks = form.rest.get("checks", [])
-    if checks:
+    if checks := form.rest.get("checks", []):
         st.caption(f"{len(checks)} checks are kept as they are; they are edited as YAML.")
     if has_comments(draft.text) and draft.file[1] != draft.text:
         st.caption("The file's comments are lost when a form is saved; edited as YAML they stay.")
@@ -194,8 +182,7 @@ def _criterion(draft: RubricDraft, at: int, criterion: CriterionFields) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         _number(draft, f"points {key}", criterion.points, "Points")
         _number(draft, f"step {key}", criterion.step, "In steps of")
-        field = _field(draft, f"model {key}", criterion.model)
-        st.selectbox("Model", ASPECTS, key=field)
+        st.selectbox("Model", ASPECTS, key=_field(draft, f"model {key}", criterion.model))
     _text(draft, f"guidance {key}", criterion.guidance, "Guidance, which students never see", area=True)
     _text(draft, f"rulings {key}", criterion.rulings, "Rulings on edge cases, one a line", area=True)
     with st.container(horizontal=True):
@@ -227,7 +214,7 @@ def _history(criterion: str, changes: Sequence[Change]) -> None:
             markup.draw()
 
 
-def _late(draft: RubricDraft, late: LateFields) -> None:
+def _late(draft: RubricDraft, late: LateRule) -> None:
     _text(draft, "late due", late.due, "Due, as in 2026-11-03T23:59:00+01:00; empty: no rule")
     with st.container(horizontal=True, vertical_alignment="bottom"):
         _number(draft, "late percent", late.percent, "Percent off a day")

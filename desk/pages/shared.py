@@ -26,12 +26,12 @@ from desk.pages.rubric_form import RubricDraft
 from desk.progress import Stages
 from desk.rows import Row, make_rows
 from desk.text import escape_markdown
-from desk.view import BatchView, Views
+from desk.view import BatchView
 from desk.work import Work
 from grading.charts.drawing import Picture
 from grading.export.late import FILE as TIMES
 from grading.export.requests import FILE as REQUESTS
-from grading.rubric.rubric import Rubric
+from grading.rubric.rubric import Points, Rubric
 from messages.errors import KvasirError
 
 T = TypeVar("T")
@@ -39,6 +39,7 @@ T = TypeVar("T")
 REFRESH_S = 2.0
 CACHE_SIZE = 12  # drawn submissions and pictures that are kept for the next click on them
 HELD_S = 600.0  # how long a submission counts as open with whoever looked at it last
+_MOST_BUTTONS = 9  # points of a criterion: as many as there are keys
 COOKIE = "kvasir_desk"  # what this browser is called, and its person
 
 
@@ -47,20 +48,17 @@ class Desk:
     """Everything that outlives a page: shared by all tabs of a process."""
 
     backend: Backend
-    views: Views
     fleet: FleetWatch
     drafts: dict[tuple[str, Path, str], Draft] = field(default_factory=dict)  # unsaved, by browser and submission
     rubrics: dict[tuple[str, Path], RubricDraft] = field(default_factory=dict)  # by browser and version
     # By browser and field: requests and replies.
     unsent_fields: dict[str, dict[str, str | None]] = field(default_factory=dict)
+    _views: dict[Path, BatchView] = field(default_factory=dict)
     _open: dict[tuple[Path, str], tuple[str, float]] = field(default_factory=dict)  # by browser
     _decisions: dict[Path, Decisions] = field(default_factory=dict)
     _stages: dict[Path, Stages] = field(default_factory=dict)
-    _titles: dict[Path, tuple[tuple[int, ...], str]] = field(default_factory=dict)
-    _rows: dict[Path, tuple[tuple[int, ...], list[Row]]] = field(default_factory=dict)
-    _cost: tuple[object, str] = ((), "")
-    _rates: tuple[tuple[tuple[Path, int], ...], list[ModelRate]] = ((), [])
-    _cache: dict[Hashable, tuple[Hashable, Any]] = field(default_factory=dict)
+    _facts: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)  # with the stamp of what each is made of
+    _drawn: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)  # so too, those asked for last at the end
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def folders(self) -> list[Path]:
@@ -70,13 +68,13 @@ class Desk:
     def title(self, folder: Path) -> str:
         """What the assignment is called; read anew only when its files have changed."""
         stamp = tuple(_mtime_ns(folder / name) for name in (FILE, "batch.json"))
+        return self._latest(self._facts, ("title", folder), stamp, lambda: read_inputs(folder).title)
+
+    def view(self, folder: Path) -> BatchView:
+        """The batch in this folder, caught up."""
         with self._lock:
-            entry = self._titles.get(folder)
-        if entry is None or entry[0] != stamp:
-            entry = (stamp, read_inputs(folder).title)
-            with self._lock:
-                self._titles[folder] = entry
-        return entry[1]
+            view = self._views.setdefault(folder, BatchView(folder, self.backend.request_of))
+        return view.refresh()
 
     def decisions(self, folder: Path) -> Decisions:
         """The decisions of an assignment."""
@@ -106,7 +104,7 @@ class Desk:
 
     def rows(self, folder: Path) -> tuple[BatchView, list[Row], dict[str, Overrides]]:
         """The class now. Raises BatchError if the batch can't be read."""
-        view, decisions = self.views.of(folder), self.decisions(folder)
+        view, decisions = self.view(folder), self.decisions(folder)
         overrides_by_item = dict(decisions.refresh())
         stamp = (
             view.version,
@@ -114,34 +112,21 @@ class Desk:
             _mtime_ns(folder / TIMES),
             _mtime_ns(folder / REQUESTS),
         )  # before the rows: what comes in between makes them anew next time
-        with self._lock:
-            entry = self._rows.get(folder)
-        if entry is None or entry[0] != stamp:
-            entry = (stamp, make_rows(view, overrides_by_item))
-            with self._lock:
-                self._rows[folder] = entry
-        return view, list(entry[1]), overrides_by_item
+        rows = self._latest(self._facts, ("rows", folder), stamp, lambda: make_rows(view, overrides_by_item))
+        return view, list(rows), overrides_by_item
 
     def cost(self, folder: Path, rubric: Rubric, names: Sequence[str] = ()) -> str:
         """What regrading these submissions with this rubric would ask, in words; counted anew when either changes."""
-        view = self.views.of(folder)
-        key = (folder, view.version, rubric.digest, tuple(names))
-        with self._lock:
-            entry = self._cost
-        if entry[0] != key:
-            cost = view.cost(rubric, names)
-            entry = (
-                key,
-                str(cost) if cost.jobs or cost.removed else "Nothing would be asked: it is all answered.",
-            )
-            with self._lock:
-                self._cost = entry
-        return entry[1]
+        view = self.view(folder)
+        stamp = (view.version, rubric.digest, tuple(names))
+        cost = self._latest(self._facts, ("cost", folder), stamp, lambda: view.cost(rubric, names))
+        return str(cost) if cost.jobs or cost.removed else "Nothing would be asked: it is all answered."
 
     def version(self, folder: Path) -> tuple[int, ...]:
         """Which `rows` were given out last."""
         with self._lock:
-            return self._rows[folder][0]
+            stamp: tuple[int, ...] = self._facts["rows", folder][0]
+            return stamp
 
     def by_people(self, folder: Path) -> tuple[int, ...]:
         """The part of `version` that people make: what they decided, asked and replied; no new result changes it."""
@@ -149,28 +134,31 @@ class Desk:
 
     def rates(self) -> list[ModelRate]:
         """How fast each model has been, over all assignments; counted anew only when a result has come."""
-        views = [self.views.of(folder) for folder in self.folders()]
+        views = [self.view(folder) for folder in self.folders()]
         stamp = tuple((view.folder, view.version) for view in views)  # before the results, as for the rows
-        with self._lock:
-            entry = self._rates
-        if entry[0] != stamp:
-            entry = (stamp, model_rates(result for view in views for result in view.results))
-            with self._lock:
-                self._rates = entry
-        return entry[1]
+        results = (result for view in views for result in view.results)
+        return self._latest(self._facts, "rates", stamp, lambda: model_rates(results))
 
     def get_or_make(self, key: Hashable, stamp: Hashable, make: Callable[[], T]) -> T:
-        """What `make` made for this key, made anew only with another stamp: the version of what it shows."""
+        """What `make` drew for this key, as `_latest`; only the last few that were asked for are kept."""
+        content = self._latest(self._drawn, key, stamp, make)
         with self._lock:
-            entry = self._cache.pop(key, None)
+            while len(self._drawn) > CACHE_SIZE:
+                del self._drawn[next(iter(self._drawn))]
+        return content
+
+    def _latest(
+        self, entries: dict[Hashable, tuple[Any, Any]], key: Hashable, stamp: Hashable, make: Callable[[], T]
+    ) -> T:
+        """What `make` made for this key, made anew only with another stamp: the version of what it is made of."""
+        with self._lock:
+            entry = entries.get(key)
         if entry is None or entry[0] != stamp:
             entry = (stamp, make())
         with self._lock:
-            self._cache[key] = entry
-            while len(self._cache) > CACHE_SIZE:  # those that nobody has asked for the longest
-                del self._cache[next(iter(self._cache))]
-        content: T = entry[1]
-        return content
+            entries.pop(key, None)
+            entries[key] = entry
+        return entry[1]
 
 
 def _mtime_ns(path: Path) -> int:
@@ -180,38 +168,29 @@ def _mtime_ns(path: Path) -> int:
         return 0
 
 
-def get_desk(open_backend: Callable[[], Backend]) -> Desk:
+# An argument with an underscore is no part of the key.
+@st.cache_resource(show_spinner=False)  # type: ignore[untyped-decorator]
+def get_desk(_open_backend: Callable[[], Backend]) -> Desk:
     """The process's desk, made once."""
-    desk: Desk = _cached(open_backend)
-    return desk
-
-
-def _new_desk(_open: Callable[[], Backend]) -> Desk:
-    backend = _open()
-    for name in _FOR_TABLES:
+    backend = _open_backend()
+    # Half a second of imports that Streamlit leaves to the first table: done with the first page, and in its thread,
+    # since two threads that import them at once can see them half made.
+    for name in ("pandas", "pyarrow"):
         importlib.import_module(name)
-    _set_aside()
-    return Desk(backend, Views(backend.request_of), FleetWatch(backend.fleet))
-
-
-def _set_aside() -> None:
-    """Take what is loaded by now out of the garbage collector's walks.
-
-    Streamlit collects after every run of a page, before it has sent all that the run drew: with the modules of pandas
-    and pyarrow to walk over, that took longer than the run itself.
-    """
+    # Streamlit collects after every run of a page, before it has sent all that the run drew: with the modules of pandas
+    # and pyarrow to walk over, that took longer than the run itself.
     gc.collect()
     gc.freeze()
+    return Desk(backend, FleetWatch(backend.fleet))
 
 
-# Half a second of imports that Streamlit leaves to the first table: done with the first page, and in its thread, since
-# two threads that import them at once can see them half made.
-_FOR_TABLES = ("pandas", "pyarrow")
-_cached = st.cache_resource(_new_desk, show_spinner=False)  # an argument with an underscore is no part of the key
+def draw_live(draw: Callable[[], None], every_s: float | None = None, work: Work | None = None) -> None:
+    """Draw a part of the page that draws itself anew without the rest: every so often, or after a click in it.
 
-
-def draw_live(draw: Callable[[], None], every_s: float | None) -> None:
-    """Draw a part of the page that draws itself anew every so often, without the rest; None: only with the rest."""
+    With `work` only as long as that runs; when it has ended, the whole page is drawn anew. An error in the part is
+    shown in its place.
+    """
+    is_running = work is not None and work.is_alive
     page_state = {name: st.session_state.get(name) for name in ("assignment", "section", "acted")}
 
     def draw_here() -> None:
@@ -219,9 +198,12 @@ def draw_live(draw: Callable[[], None], every_s: float | None) -> None:
         # what a button in here has done may change the rest.
         if any(st.session_state.get(name) != value for name, value in page_state.items()):
             st.rerun()
-        draw()
+        if is_running and work is not None and not work.is_alive:
+            st.rerun()
+        with show_errors():
+            draw()
 
-    st.fragment(draw_here, run_every=every_s)()
+    st.fragment(draw_here, run_every=every_s if is_running or work is None else None)()
 
 
 def action_button(
@@ -296,13 +278,46 @@ def pictures(desk: Desk, key: Hashable, stamp: Hashable, draw: Callable[[], Iter
     Drawn anew only when their `stamp` has changed.
     """
     dark = st.context.theme.type == "dark"
-    return desk.get_or_make((key, dark), stamp, lambda: _grid(draw(), dark))
-
-
-def _grid(drawings: Iterable[Picture], dark: bool) -> str:
-    cells = "".join(f"<div>{picture.image(dark)}</div>" for picture in drawings)
     grid = "display: grid; grid-template-columns: repeat(auto-fill, minmax(min(320px, 100%), 1fr)); gap: 24px"
-    return f'<div style="{grid}">{cells}</div>' if cells else ""
+
+    def draw_grid() -> str:
+        cells = "".join(f"<div>{picture.image(dark)}</div>" for picture in draw())
+        return f'<div style="{grid}">{cells}</div>' if cells else ""
+
+    return desk.get_or_make((key, dark), stamp, draw_grid)
+
+
+def point_buttons(
+    criterion: str,
+    largest: Points,
+    step: Points,
+    field: str,
+    is_current: bool,
+    on_click: Callable[..., None],
+    args: tuple[Any, ...],
+) -> None:
+    """A button for each whole number of points, where these are few; keys press those of the criterion at hand.
+
+    `field` is the key of the number that they set; `on_click` is called with the points, and then `args`.
+    """
+    if largest > _MOST_BUTTONS or step > 1:
+        return
+    current_points = st.session_state.get(field)
+    with st.container(horizontal=True, gap="small", key="points-at-hand" if is_current else None):
+        for points in range(int(largest) + 1):
+            st.button(
+                str(points),
+                key=f"give {points} {criterion}",
+                type="primary" if current_points == points else "secondary",
+                on_click=on_click,
+                args=(float(points), *args),
+            )
+
+
+def show_metrics(figures: Mapping[str, Any]) -> None:
+    """Large figures beside each other, by their labels."""
+    for column, (label, value) in zip(st.columns(len(figures)), figures.items(), strict=True):
+        column.metric(label, value)
 
 
 def show_table(rows: Sequence[Mapping[str, object]], label: str) -> None:

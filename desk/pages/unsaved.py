@@ -11,7 +11,7 @@ from desk.decisions import Draft, Overrides, accept_grade
 from desk.pages.shared import Desk, decider
 from desk.text import escape_markdown
 from grading.export import FinalGrade
-from grading.reviews import version_of
+from grading.reviews import append_override, undo_override, version_of
 from messages.errors import KvasirError
 
 
@@ -50,7 +50,7 @@ def save(desk: Desk, draft: Draft, standing: Overrides, accept: bool = False, **
             decisions = [replace(accept_grade(grade, name, standing.get(None)), version=version_of(standing.values()))]
         else:
             decisions = draft.decisions(standing, name)
-        desk.decisions(draft.folder).add(*decisions)
+        append_override(draft.folder, *decisions)
         if decisions:
             st.session_state["undo"] = draft.folder, draft.item_id, standing
         discard(desk, **to)
@@ -68,7 +68,8 @@ def undo(desk: Desk, draft: Draft, overrides: Overrides) -> None:
     """Let stand again what stood before the last save; both stay in the record."""
     last_overrides: Overrides = st.session_state.pop("undo")[2]
     try:
-        desk.decisions(draft.folder).undo(draft.item_id, version_of(overrides.values()), last_overrides, decider())
+        version = version_of(overrides.values())
+        undo_override(draft.folder, draft.item_id, version, last_overrides.values(), decider())
         discard(desk)
         st.session_state["said"] = "What you saved last no longer counts."
     except KvasirError as error:

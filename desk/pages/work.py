@@ -8,13 +8,13 @@ from pathlib import Path
 from desk.pages.markup import Markup
 from desk.plots import Plot, plots
 from desk.tables import tables
-from desk.text import SHOWN_CHARS, split_off_rest
 from grading.quotes import quoted_lines
 from grading.submissions.figures import figures_of, place_of
 from grading.submissions.reading import Submission, SubmissionPart
 from producers.words import plural
 
 MOST_CHARS = 60_000  # of a submission, until everything is asked for
+_MOST_PART_CHARS = 20_000  # a browser chokes on an output of half a million characters
 
 
 def draw_work(folder: Path, submission: Submission, quotes: Mapping[str, str], most_chars: int) -> Markup:
@@ -50,7 +50,7 @@ def _picture(markup: Markup, plot: Plot) -> None:
 
 def _part(markup: Markup, part: SubmissionPart, language: str, quotes: Mapping[str, str], most_chars: int) -> int:
     """Draw it; how many characters that were."""
-    body, left_out = split_off_rest(part.text, min(most_chars, SHOWN_CHARS))
+    body = part.text[: min(most_chars, _MOST_PART_CHARS)]
     marks = _marks(body, quotes)
     markup.caption(
         part.location if place_of(part.location) and part.kind == "output" else f"{part.kind}, {part.location}"
@@ -59,7 +59,7 @@ def _part(markup: Markup, part: SubmissionPart, language: str, quotes: Mapping[s
         markup.code(body, language, marks)
     else:
         _lines(markup, body.split("\n"), marks, part.kind == "output")
-    if left_out:
+    if left_out := len(part.text) - len(body):
         markup.caption(f"{plural(left_out, 'character')} more")
     return len(body)
 

@@ -17,11 +17,24 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-import producers
+import grading
 from examples.attacks.corpus import Text, read
 from grading.attacks.detection import split_sentences
 from grading.attacks.disguises import plain
-from grading.attacks.scorer import WEIGHTS, ScorerWeights, buckets, meaning, table_size, word_list
+from grading.attacks.scorer import (
+    BUCKETS,
+    SHORT,
+    WEIGHTS,
+    Floats,
+    Integers,
+    ScorerWeights,
+    features_in,
+    meaning,
+    meaning_count,
+    pair_worth,
+    word_list,
+    words_in,
+)
 
 EPOCHS = 4
 RATE = 0.8
@@ -105,6 +118,24 @@ def _trained(texts: Sequence[Text], seed: int) -> tuple[npt.NDArray[np.float64],
     return weights, bias
 
 
+def table_size() -> int:
+    """How many weights a table has: one for each bucket of n-grams, and one for each two meanings."""
+    return BUCKETS + meaning_count() ** 2
+
+
+def buckets(text: str) -> tuple[Integers, Floats]:
+    """The places in a table of what a whole text holds, each once, and what each is worth to its score."""
+    starts, stems = words_in(text)
+    features = list(features_in(text, starts, stems))
+    counts = np.concatenate([np.full(len(feature.buckets), feature.counts) for feature in features])
+    grams, inverse = np.unique(np.concatenate([feature.buckets for feature in features]), return_inverse=True)
+    present_meanings = np.unique(stems[stems < meaning_count()]).astype(np.int64)
+    first, second = np.triu_indices(len(present_meanings), 1)
+    pairs = BUCKETS + present_meanings[first] * meaning_count() + present_meanings[second]
+    worth = np.bincount(inverse, counts) / np.sqrt(SHORT + (counts * counts).sum())
+    return np.append(grams, pairs), np.append(worth, np.full(len(pairs), pair_worth(len(pairs))))
+
+
 def packed(table: ScorerWeights) -> bytes:
     """The file: a line of JSON, then a byte for each weight."""
     step = float(np.abs(table.weights).max()) / 127
@@ -114,6 +145,6 @@ def packed(table: ScorerWeights) -> bytes:
 
 
 if __name__ == "__main__":
-    path = Path(producers.__file__).parent / "attacks" / WEIGHTS
+    path = Path(grading.__file__).parent / "attacks" / WEIGHTS
     path.write_bytes(packed(train(read("train"))))
     print(f"{path}: {path.stat().st_size:,} bytes")

@@ -88,19 +88,11 @@ def plain(text: str) -> str:
     return " ".join(_DIGIT.sub("0", _TEN_OF_TEN.sub(f" {FULL} ", text.casefold())).split())
 
 
-def _join_letters(text: str) -> str:
-    return _LETTERS_APART.sub(lambda match: re.sub(r"[ .\-_*·]", "", match[0]), text)
-
-
-def _replace_leet(text: str) -> str:
-    return _LEET_WORD.sub(lambda match: re.sub(r"11\b", "ll", match[0]).translate(_LEET), text)
-
-
 # Each makes another text of a sentence; a sentence that stays as it is need not be read again.
 READINGS: tuple[Callable[[str], str], ...] = (
     str,
-    _join_letters,
-    _replace_leet,
+    lambda text: _LETTERS_APART.sub(lambda match: re.sub(r"[ .\-_*·]", "", match[0]), text),
+    lambda text: _LEET_WORD.sub(lambda match: re.sub(r"11\b", "ll", match[0]).translate(_LEET), text),
     lambda text: codecs.encode(text, "rot13"),
     lambda text: text[::-1],
 )

@@ -58,7 +58,7 @@ def table() -> ScorerWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class _Features:
+class Features:
     """One sort of feature: where each may start, their buckets, how far it reaches, and what it counts."""
 
     starts: Integers
@@ -67,7 +67,7 @@ class _Features:
     counts: float
 
 
-def _words(text: str) -> tuple[Integers, npt.NDArray[np.uint64]]:
+def words_in(text: str) -> tuple[Integers, npt.NDArray[np.uint64]]:
     """Where each word of a text starts, and what it means or how it begins."""
     occurrences = [(match.start(), meaning(match[0])) for match in word_list()[1].finditer(text)]
     return np.array([start for start, _ in occurrences], np.int64), np.array(
@@ -75,17 +75,18 @@ def _words(text: str) -> tuple[Integers, npt.NDArray[np.uint64]]:
     )
 
 
-def _features(text: str, starts: Integers, stems: npt.NDArray[np.uint64]) -> Iterator[_Features]:
+def features_in(text: str, starts: Integers, stems: npt.NDArray[np.uint64]) -> Iterator[Features]:
+    """All features of a text: n-grams of its characters, and pairs of its words."""
     codes = np.frombuffer(text.encode("utf-32-le", "replace"), np.uint32).astype(np.uint64)
     hashes = np.zeros(len(codes), np.uint64)
     for size in range(1, max(GRAMS) + 1):
         hashes = hashes[: max(len(codes) - size + 1, 0)] * _ODD[0] + codes[size - 1 :]
         if size in GRAMS:
-            yield _Features(np.arange(len(hashes)), _bucket(hashes, size), size - 1, 1.0)
+            yield Features(np.arange(len(hashes)), _bucket(hashes, size), size - 1, 1.0)
     for distance in NEAR:
         last = max(len(stems) - distance, 0)
         pairs = stems[:last] * _ODD[1] + stems[distance:] * np.uint64(distance > 0)
-        yield _Features(starts, _bucket(pairs, 16 + distance), distance, WORD_WEIGHT)
+        yield Features(starts, _bucket(pairs, 16 + distance), distance, WORD_WEIGHT)
 
 
 def _bucket(hashes: npt.NDArray[np.uint64], salt: int) -> Integers:
@@ -93,25 +94,7 @@ def _bucket(hashes: npt.NDArray[np.uint64], salt: int) -> Integers:
     return ((products ^ (products >> np.uint64(29))) * _ODD[3] >> np.uint64(64 - BITS)).astype(np.int64)
 
 
-def table_size() -> int:
-    """How many weights a table has: one for each bucket of n-grams, and one for each two meanings."""
-    return BUCKETS + meaning_count() ** 2
-
-
-def buckets(text: str) -> tuple[Integers, Floats]:
-    """The places in a table of what a whole text holds, each once, and what each is worth to its score."""
-    starts, stems = _words(text)
-    features = list(_features(text, starts, stems))
-    counts = np.concatenate([np.full(len(feature.buckets), feature.counts) for feature in features])
-    grams, inverse = np.unique(np.concatenate([feature.buckets for feature in features]), return_inverse=True)
-    present_meanings = np.unique(stems[stems < meaning_count()]).astype(np.int64)
-    first, second = np.triu_indices(len(present_meanings), 1)
-    pairs = BUCKETS + present_meanings[first] * meaning_count() + present_meanings[second]
-    worth = np.bincount(inverse, counts) / np.sqrt(SHORT + (counts * counts).sum())
-    return np.append(grams, pairs), np.append(worth, np.full(len(pairs), _pair_worth(len(pairs))))
-
-
-def _pair_worth(count: npt.ArrayLike) -> Floats:
+def pair_worth(count: npt.ArrayLike) -> Floats:
     """What each pair is worth in passages that hold so many."""
     return np.asarray(PAIR_WEIGHT / np.sqrt(FEW_PAIRS + np.asarray(count)), np.float32)
 
@@ -121,8 +104,8 @@ def scores(text: str, passages: Sequence[tuple[int, int]], scorer_weights: Score
     scorer_weights = scorer_weights or table()
     first, last = np.array(passages, np.int64).reshape(-1, 2).T
     total, squares = np.zeros(len(passages)), np.zeros(len(passages))
-    starts, stems = _words(text)
-    for feature in _features(text, starts, stems):
+    starts, stems = words_in(text)
+    for feature in features_in(text, starts, stems):
         sums = np.concatenate(([0.0], np.cumsum(scorer_weights.weights[feature.buckets], dtype=np.float64)))
         low = np.minimum(np.searchsorted(feature.starts, first), len(feature.buckets))
         # Those that reach beyond the passage are not in it. Characters are counted, words have places.
@@ -135,7 +118,7 @@ def scores(text: str, passages: Sequence[tuple[int, int]], scorer_weights: Score
     presence = _meaning_presence(stems, np.searchsorted(starts, first), np.searchsorted(starts, last))
     meaning_counts = presence.sum(axis=1)
     pairs = (presence @ scorer_weights.weights[BUCKETS:].reshape(meaning_count(), -1) * presence).sum(axis=1)
-    return np.asarray(total + pairs * _pair_worth(meaning_counts * (meaning_counts - 1) / 2), np.float32)
+    return np.asarray(total + pairs * pair_worth(meaning_counts * (meaning_counts - 1) / 2), np.float32)
 
 
 def _meaning_presence(stems: npt.NDArray[np.uint64], first: Integers, last: Integers) -> Floats:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import base64
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from grading.charts.histogram import Bar
+from grading.rubric.rubric import Points, exact, plain
 
 _LEFT, _RIGHT = 8.0, 99.0  # percent: between them lies what is drawn
 _HEIGHT = 150  # pixels of the part that holds columns, points or lines
@@ -21,6 +22,7 @@ _LINE = 18  # pixels from one line of text to the next
 _LANE = 12  # pixels of a slot
 _MANY_SPANS = 2_000  # more are joined where nobody could see them apart
 _SHADES = 5
+MAX_BARS = 12  # more can't be read on a phone
 
 # Told apart by people who see few colours (after Okabe and Ito), at least 3:1 against the page.
 _LIGHT = ("#1d1f21", "#63666a", "#d9d6cf", ("#0072b2", "#d55e00", "#00805d", "#b0568a", "#6b6b6b"))
@@ -83,6 +85,14 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
+class Bar:
+    """`count` times it was one of the points that `label` names: `7`, or `6–8` with both ends."""
+
+    label: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """Something that a slot did from `start_s` to `end_s`. Spans of one row that overlap lie in lanes of their own."""
 
@@ -90,6 +100,22 @@ class Span:
     kind: str
     start_s: float
     end_s: float
+
+
+def histogram(values: Iterable[Points], maximum: Points, step: Points) -> tuple[Bar, ...]:
+    """Bars for 0 to `maximum` in steps of `step`, lowest first: one a step, or MAX_BARS at most with equally many.
+
+    The last may have fewer steps. A value between two steps counts for the lower one, one above `maximum` for the
+    last bar.
+    """
+    width, steps = exact(step), int(exact(maximum) / exact(step)) + 1
+    steps_per_bar = -(-steps // MAX_BARS)
+    bar_counts = Counter(min(int(exact(value) / width), steps - 1) // steps_per_bar for value in values)
+    bars = []
+    for first in range(0, steps, steps_per_bar):
+        low, high = plain(first * width), plain(min(first + steps_per_bar, steps) * width - width)
+        bars.append(Bar(f"{low}" if low == high else f"{low}–{high}", bar_counts[first // steps_per_bar]))
+    return tuple(bars)
 
 
 def columns(title: str, across: str, up: str, series: Mapping[str, Sequence[Bar]]) -> Picture:
@@ -134,12 +160,12 @@ def points(title: str, across: str, up: str, pairs: Mapping[tuple[float, float],
     body.append(f'<line class="even" x1="{x(0):.2f}%" y1="{y(0):.1f}" x2="{x(maximum):.2f}%" y2="{y(maximum):.1f}"/>')
     for (across_value, up_value), count in sorted(pairs.items(), key=lambda pair_count: -pair_count[1]):
         radius = 4 + 6 * math.sqrt(count / largest)
-        tooltip = f"{_short_number(across_value)} and {_short_number(up_value)}: {count}"
+        tooltip = f"{across_value:g} and {up_value:g}: {count}"
         body.append(
             f'<circle class="k0" cx="{x(across_value):.2f}%" cy="{y(up_value):.1f}" r="{radius:.1f}">'
             f"<title>{escape(tooltip)}</title></circle>"
         )
-    body += [_text(x(tick), top + _HEIGHT + 24, _short_number(tick), "middle") for tick in ticks]
+    body += [_text(x(tick), top + _HEIGHT + 24, f"{tick:g}", "middle") for tick in ticks]
     body.append(_text((_LEFT + _RIGHT) / 2, top + _HEIGHT + 44, across, "middle"))
     equal_count = sum(count for (across_value, up_value), count in pairs.items() if across_value == up_value)
     above_count = sum(count for (across_value, up_value), count in pairs.items() if up_value > across_value)
@@ -157,16 +183,16 @@ def lines(title: str, up: str, series: Mapping[str, Sequence[tuple[float, float]
     top, head = _head(title, series, up)
     body = [head, _rules(top, ticks, maximum)]
     for number, steps in enumerate(series.values()):
-        corners = list(_corners(_thin_steps(steps, length_s), length_s))
-        for (at, value), (next_at, next_value) in itertools.pairwise(corners):
-            ends = (
-                _at(at, length_s),
-                _level(value, maximum, top),
-                _at(next_at, length_s),
-                _level(next_value, maximum, top),
-            )
+        thinned = {int(at / length_s * 700): (at, value) for at, value in steps}  # the last that falls on one pixel
+        # Each value until the next one's time, the last to the end.
+        corners = [
+            (_LEFT + at / length_s * (_RIGHT - _LEFT), top + (1 - value / maximum) * _HEIGHT)
+            for (start, value), (end, _) in itertools.pairwise([*thinned.values(), (length_s, 0.0)])
+            for at in (start, end)
+        ]
+        for (x, y), (next_x, next_y) in itertools.pairwise(corners):
             body.append(
-                '<line class="line k{}" x1="{:.2f}%" y1="{:.1f}" x2="{:.2f}%" y2="{:.1f}"/>'.format(number, *ends)
+                f'<line class="line k{number}" x1="{x:.2f}%" y1="{y:.1f}" x2="{next_x:.2f}%" y2="{next_y:.1f}"/>'
             )
     body.append(_time_axis(top + _HEIGHT, length_s, _LEFT))
     words = [f"{name}: at most {max((v for _, v in steps), default=0):g}" for name, steps in series.items()]
@@ -225,7 +251,7 @@ def _rules(top: float, ticks: Sequence[float], maximum: float, height: float = _
     for tick in ticks:
         y = top + (1 - tick / maximum) * height
         parts.append(f'<line class="rule" x1="{_LEFT}%" x2="{_RIGHT}%" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(_text(_LEFT - 1, y + 4, _short_number(tick), "end"))
+        parts.append(_text(_LEFT - 1, y + 4, f"{tick:g}", "end"))
     return "".join(parts)
 
 
@@ -255,34 +281,6 @@ def _scale(maximum: float, whole: bool = False) -> tuple[list[float], float]:
     if ticks[-1] < maximum:
         ticks.append(round(ticks[-1] + ticks[1], 6))
     return ticks, ticks[-1]
-
-
-def _short_number(value: float) -> str:
-    return f"{value:g}"
-
-
-def _at(seconds: float, length_s: float) -> float:
-    return _LEFT + seconds / length_s * (_RIGHT - _LEFT)
-
-
-def _level(value: float, maximum: float, top: float) -> float:
-    return top + (1 - value / maximum) * _HEIGHT
-
-
-def _thin_steps(steps: Sequence[tuple[float, float]], length_s: float) -> list[tuple[float, float]]:
-    """The last of those that would fall on one pixel."""
-    return list({int(at / length_s * 700): (at, value) for at, value in steps}.values())
-
-
-def _corners(steps: Iterable[tuple[float, float]], length_s: float) -> Iterable[tuple[float, float]]:
-    previous_value = None
-    for at, value in steps:
-        if previous_value is not None:
-            yield at, previous_value
-        yield at, value
-        previous_value = value
-    if previous_value is not None:
-        yield length_s, previous_value
 
 
 def _lanes(spans: Iterable[Span]) -> list[list[Span]]:
@@ -315,7 +313,7 @@ def _time_axis(y: float, length_s: float, start_x: float) -> str:
     for tick in _ticks(length):
         across = start_x + tick / length * (_RIGHT - start_x)
         anchor = "start" if not tick else "end" if across > 95 else "middle"
-        parts.append(_text(across, y + 16, _short_number(tick), anchor))
+        parts.append(_text(across, y + 16, f"{tick:g}", anchor))
     parts.append(_text((start_x + _RIGHT) / 2, y + 36, f"{unit or 'seconds'} since the start", "middle"))
     return "".join(parts)
 

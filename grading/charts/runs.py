@@ -6,12 +6,10 @@ that were submitted again later are drawn from their own start.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from grading.charts.drawing import Picture, Span, lines, spans
 from messages.jobs import JobResult
-
-Steps = list[tuple[float, float]]
 
 
 def pictures(results: Iterable[JobResult]) -> list[Picture]:
@@ -19,8 +17,10 @@ def pictures(results: Iterable[JobResult]) -> list[Picture]:
     decoded_results = [result for result in results if result.decode.total_s > 0]
     if not decoded_results:
         return []
-    prefill_starts = [_prefill_start(result) for result in decoded_results]
+    # Without a prefill worker a job left the first queue when decode took it.
+    prefill_starts = [(r.prefill if r.prefill.worker_id else r.decode).queue_s for r in decoded_results]
     prefill_ends = [_prefill_end(result) for result in decoded_results if result.prefill.worker_id]
+    is_split = len(prefill_ends) == len(decoded_results)
     decode_starts, end_times = [r.decode.queue_s for r in decoded_results], [r.decode.total_s for r in decoded_results]
     return [
         lines("Answers over time", "jobs answered", {"answered": _steps([], end_times)}),
@@ -29,7 +29,7 @@ def pictures(results: Iterable[JobResult]) -> list[Picture]:
             "jobs",
             {
                 "for prefill": _steps([0.0] * len(decoded_results), prefill_starts),
-                **_ready(prefill_ends, decode_starts),
+                **({"for decode": _steps(prefill_ends, decode_starts)} if is_split else {}),
             },
         ),
         spans("Who worked when", worker_spans(decoded_results)),
@@ -51,21 +51,12 @@ def worker_spans(results: Iterable[JobResult]) -> list[Span]:
     ]
 
 
-def _prefill_start(result: JobResult) -> float:
-    """When it left the first queue; without a prefill worker when decode took it."""
-    return result.prefill.queue_s if result.prefill.worker_id else result.decode.queue_s
-
-
 def _prefill_end(result: JobResult) -> float:
     prefill = result.prefill
     return min(prefill.queue_s + prefill.prefill_s + prefill.put_s, result.decode.queue_s or float("inf"))
 
 
-def _ready(prefill_ends: Sequence[float], decode_starts: Sequence[float]) -> dict[str, Steps]:
-    return {"for decode": _steps(prefill_ends, decode_starts)} if len(prefill_ends) == len(decode_starts) else {}
-
-
-def _steps(up: Iterable[float], down: Iterable[float]) -> Steps:
+def _steps(up: Iterable[float], down: Iterable[float]) -> list[tuple[float, float]]:
     """How many came and have not gone, at each moment; without `up` how many have gone."""
     arrivals = [(at, 1) for at in up]
     moves = sorted([*arrivals, *((at, -1 if arrivals else 1) for at in down)], key=lambda move: (move[0], -move[1]))

@@ -9,15 +9,10 @@ is given out. Raises ExportError (a UsageError).
 """
 
 from grading.export import canvas, feedback, moodle, moodle_feedback, plain, requests
-from grading.export.canvas import assignment_columns, export_canvas, held_by_canvas
-from grading.export.feedback import export_feedback
 from grading.export.final import ExportFile, FinalGrade, final_grades
 from grading.export.format import Choices, ExportFormat, ExportOption, Form
 from grading.export.last import SinceLast, record_export, since_last
 from grading.export.late import keep_times, late_of
-from grading.export.moodle import export_moodle, held_by_moodle
-from grading.export.moodle_feedback import export_moodle_feedback
-from grading.export.plain import export_csv
 from grading.export.requests import (
     Request,
     add_requests,
@@ -53,16 +48,8 @@ __all__ = [
     "Request",
     "SinceLast",
     "add_requests",
-    "assignment_columns",
-    "export_canvas",
-    "export_csv",
-    "export_feedback",
-    "export_moodle",
-    "export_moodle_feedback",
     "export_replies",
     "final_grades",
-    "held_by_canvas",
-    "held_by_moodle",
     "keep_times",
     "late_of",
     "points_of",

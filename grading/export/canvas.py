@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 
-from grading.export.final import ExportFile, FinalGrade, by_user, changes, final_grades, left_blank
+from grading.export.final import ExportFile, FinalGrade, by_user, changes, final_grades, left_blank, why_out
 from grading.export.format import Choices, ExportFormat, ExportOption, Form
 from grading.export.tables import (
     ExportError,
@@ -91,12 +91,15 @@ def export_canvas(
     rows, listed_ids, excused_count, replacements = _fill_in(book, grades, factor)
     excuse_note = plural(excused_count, "student", "is excused in Canvas: left so", "are excused in Canvas: left so")
     notes += [excuse_note] if excused_count else []
-    sheet = replace(book.sheet, rows=rows if all_columns else [_without_others(row, book) for row in rows])
+    if not all_columns:
+        facts = range(book.last_fact + 1)
+        rows = [[cell(row, index) for index in (*facts, book.assignment)] for row in rows]
+    sheet = replace(book.sheet, rows=rows)
     return ExportFile(
         _FILE,
         "text/csv",
         write_sheet(sheet, newline="\n"),
-        left_blank(grades, lambda final: _why_out(final, listed_ids)),
+        left_blank(grades, lambda final: why_out(canvas_id(final.submission), listed_ids, _NO_ID, _NOT_LISTED)),
         (*notes, f"the grades are in the column {book.name!r}"),
         (*changes(f"the column {book.name!r}", replacements), *graded_class.alarms),
     )
@@ -243,15 +246,6 @@ def _fill_in(
                 replacements.append((cell(rows[index], 0).strip() or user, before, after))
             rows[index] = with_cell(rows[index], book.assignment, after)
     return rows, listed_ids, excused_count, replacements
-
-
-def _why_out(final: FinalGrade, listed_ids: set[str]) -> str:
-    user = canvas_id(final.submission)
-    return "" if user in listed_ids else _NOT_LISTED if user else _NO_ID
-
-
-def _without_others(row: Sequence[str], book: _Gradebook) -> list[str]:
-    return [*(cell(row, index) for index in range(book.last_fact + 1)), cell(row, book.assignment)]
 
 
 # --- without a gradebook

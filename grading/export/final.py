@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from grading.export.late import UNKNOWN_DELAY, Late, Penalty, late_of
 from grading.points import CriterionGrade, Grade
-from grading.report.graded import GradedClass, load_graded
-from grading.report.grades import one_line
+from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import Override, current_decisions, read_overrides
 from grading.rubric.rubric import Points, add_points, exact, plain
 
@@ -94,7 +93,9 @@ def apply_decisions(
     criteria = tuple(_apply_override(criterion, decisions.get(criterion.id)) for criterion in grade.criteria)
     points = whole.points if whole and whole.points is not None else _sum(criteria)
     blank_reason = "" if points is not None else _why_none(grade, criteria)
-    doubts = () if whole else _open_doubts(grade, decisions)
+    # A decision about a criterion settles what was doubtful there, one about the whole everything.
+    open_doubts = [doubt for doubt in grade.doubts if not doubt.criterion_id or doubt.criterion_id not in decisions]
+    doubts = () if whole else tuple(doubt.why for doubt in open_doubts)
     if points is not None and doubts and not include_unreviewed:
         blank_reason = f"{NEEDS_REVIEW}: {'; '.join(doubts)}"
     own_total = whole is not None and whole.points is not None
@@ -116,14 +117,11 @@ def apply_decisions(
 
 
 def _apply_override(criterion: CriterionGrade, override: Override | None) -> CriterionGrade:
-    if override is None:
-        return criterion
-    new_grade = criterion
-    if override.points is not None:
-        new_grade = replace(new_grade, points=override.points, reason="")
-    if override.feedback is not None:
-        new_grade = replace(new_grade, feedback=override.feedback, leaks=False)
-    return new_grade
+    if override and override.points is not None:
+        criterion = replace(criterion, points=override.points, reason="")
+    if override and override.feedback is not None:
+        criterion = replace(criterion, feedback=override.feedback, leaks=False)
+    return criterion
 
 
 def _sum(criteria: Iterable[CriterionGrade]) -> Points | None:
@@ -138,9 +136,9 @@ def _why_none(grade: Grade, criteria: Iterable[CriterionGrade]) -> str:
     return f"{grade.state}: {grade.reason or f'no points for {missing_ids}'}"
 
 
-def _open_doubts(grade: Grade, decisions: Mapping[str | None, Override]) -> tuple[str, ...]:
-    """Doubts that no decision settles."""
-    return tuple(doubt.why for doubt in grade.doubts if not doubt.criterion_id or doubt.criterion_id not in decisions)
+def why_out(user: str, listed_ids: Container[str], no_id: str, not_listed: str) -> str:
+    """Which of two reasons keeps who has this id, or "", out of an LMS's file; "" if none does."""
+    return "" if user in listed_ids else not_listed if user else no_id
 
 
 def by_user(grades: Iterable[FinalGrade], id_of: Callable[[str], str]) -> dict[str, FinalGrade]:
@@ -160,8 +158,8 @@ def changes(place: str, replacements: Sequence[tuple[str, str, str]]) -> tuple[s
 
 
 def left_blank(
-    grades: Iterable[FinalGrade], why_out: Callable[[FinalGrade], str] = lambda _final: ""
+    grades: Iterable[FinalGrade], why_left_out: Callable[[FinalGrade], str] = lambda _final: ""
 ) -> tuple[LeftBlank, ...]:
-    """Those without points, and those that `why_out` says are not in the file: each once, on one line."""
-    blank_reasons = ((final, "; ".join(filter(None, (final.why_blank, why_out(final))))) for final in grades)
+    """Those without points, and those that `why_left_out` says are not in the file: each once, on one line."""
+    blank_reasons = ((final, "; ".join(filter(None, (final.why_blank, why_left_out(final))))) for final in grades)
     return tuple(LeftBlank(one_line(final.submission), one_line(reason)) for final, reason in blank_reasons if reason)

@@ -47,11 +47,6 @@ class ExportOption:
         return self.argument or self.flag.lstrip("-").replace("-", "_")
 
 
-def _all_grades(grades: Sequence[FinalGrade], _choices: Choices, _title: str) -> Sequence[FinalGrade]:
-    """For a file that holds the whole class."""
-    return grades
-
-
 @dataclass(frozen=True, slots=True)
 class ExportFormat:
     """One format.
@@ -66,8 +61,8 @@ class ExportFormat:
     file_names: tuple[str, ...]
     make: Callable[..., ExportFile]
     options: tuple[ExportOption, ...] = ()
-    # Which of the class's grades the file would hold, given the choices and the class's title.
-    select_grades: Callable[[Sequence[FinalGrade], Choices, str], Sequence[FinalGrade]] = _all_grades
+    # Which of the class's grades the file would hold, given the choices and the class's title: by default all.
+    select_grades: Callable[[Sequence[FinalGrade], Choices, str], Sequence[FinalGrade]] = lambda grades, *_: grades
     is_compared: bool = True  # with the last export of its kind, and then noted as one
     # What the desk asks, given the names of the assignment: the choices, or None as long as something is missing. A
     # format without one is asked for each of its options.

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from grading.export.final import FinalGrade
 from grading.report.grades import one_line, show_points
@@ -54,7 +53,7 @@ class SinceLast:
     def lines(self) -> list[str]:
         """`name: 6 → 7`, one each."""
         return [
-            one_line(f"{name}: {_show_or_blank(old_points)} → {_show_or_blank(now)}")
+            one_line(f"{name}: {show_points(old_points) or 'blank'} → {show_points(now) or 'blank'}")
             for name, old_points, now in self.differences
         ]
 
@@ -97,12 +96,5 @@ def record_export(folder: Path, export: ExportedPoints) -> None:
 
 
 def _read(folder: Path) -> list[ExportedPoints]:
-    def parse_row(row: dict[str, Any]) -> ExportedPoints:
-        export: ExportedPoints = parse_as(ExportedPoints, row, "the export")
-        return export
-
-    return [export for _, export in Lines(folder / FILE).read_all(parse_row, "export")]
-
-
-def _show_or_blank(points: Points | None) -> str:
-    return show_points(points) or "blank"
+    lines = Lines(folder / FILE).read_all(lambda row: parse_as(ExportedPoints, row, "the export"), "export")
+    return [export for _, export in lines]

@@ -13,8 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from grading.export.tables import ExportError, Sheet, cell, column, read_sheet, student, students
-from grading.report.graded import GradedClass
-from grading.report.grades import one_line
+from grading.report.grades import GradedClass, one_line
 from grading.rubric.late import LateRule
 from grading.rubric.rubric import Points, exact, plain
 from grading.submissions.lms_names import is_late, student_id

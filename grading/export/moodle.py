@@ -13,7 +13,7 @@ from pathlib import Path
 
 from grading.cells import safe_cell, safe_html
 from grading.export.feedback import feedback_fragment
-from grading.export.final import ExportFile, FinalGrade, by_user, changes, final_grades, left_blank
+from grading.export.final import ExportFile, FinalGrade, by_user, changes, final_grades, left_blank, why_out
 from grading.export.format import Choices, ExportFormat, ExportOption, Form
 from grading.export.tables import (
     PARTICIPANT,
@@ -54,7 +54,7 @@ def export_moodle(
     sheet = _read(worksheet)
     _check_maximum(sheet, graded_class.total)
     rows, listed_ids, locked_count, replacements = _fill_in(sheet, grades)
-    blank = left_blank(grades, lambda final: _why_out(final, listed_ids))
+    blank = left_blank(grades, lambda final: why_out(moodle_id(final.submission), listed_ids, NO_ID, _NOT_LISTED))
     lock_words = "can't be changed in Moodle: left as it is", "can't be changed in Moodle: left as they are"
     notes = (plural(locked_count, "grade", *lock_words),) if locked_count else ()
     asks = (*changes("the worksheet", replacements), *graded_class.alarms)
@@ -130,11 +130,6 @@ def _fill_in(
                     row = with_cell(row, at["Feedback comments"], safe_html(feedback_fragment("", final)))
         rows.append(row)
     return rows, listed_ids, locked_count, replacements
-
-
-def _why_out(final: FinalGrade, listed_ids: set[str]) -> str:
-    user = moodle_id(final.submission)
-    return "" if user in listed_ids else _NOT_LISTED if user else NO_ID
 
 
 def _fields(form: Form, _names: Sequence[str]) -> Choices | None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from pathlib import Path, PurePosixPath
 
 from grading.export import feedback
-from grading.export.feedback import EPOCH, FeedbackKind, feedback_text
+from grading.export.feedback import FeedbackKind, feedback_text, zip_feedback
 from grading.export.final import ExportFile, final_grades, left_blank
 from grading.export.format import ExportFormat
 from grading.export.moodle import NO_ID, held_by_moodle
@@ -24,14 +22,13 @@ def export_moodle_feedback(
 ) -> ExportFile:
     """A zip for "Upload multiple feedback files in a zip". Raises ExportError, BatchError."""
     graded_class, grades = final_grades(folder, include_unreviewed)
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
-        for final in grades:
-            if final.points is not None and moodle_id(final.submission):
-                place = zipfile.ZipInfo(f"{PurePosixPath(final.submission).name}/feedback.{kind}", EPOCH)
-                archive.writestr(place, feedback_text(graded_class.title, final, kind), zipfile.ZIP_DEFLATED)
+    data = zip_feedback(
+        (f"{PurePosixPath(final.submission).name}/feedback.{kind}", feedback_text(graded_class.title, final, kind))
+        for final in grades
+        if final.points is not None and moodle_id(final.submission)
+    )
     blank = left_blank(grades, lambda final: "" if moodle_id(final.submission) else NO_ID)
-    return ExportFile(_FILE, "application/zip", data.getvalue(), blank, asks=graded_class.alarms)
+    return ExportFile(_FILE, "application/zip", data, blank, asks=graded_class.alarms)
 
 
 FORMAT = ExportFormat(

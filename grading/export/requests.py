@@ -10,11 +10,9 @@ A student's words are shown and kept, and go into no prompt.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,14 +20,12 @@ from typing import Any
 from grading.export.final import ExportFile, FinalGrade, final_grades
 from grading.export.format import ExportFormat
 from grading.export.tables import ExportError, Sheet, cell, column, read_sheet, student, students, write_sheet
-from grading.points import CriterionGrade
+from grading.points import criterion_points
 from grading.report.grades import one_line, show_points
-from grading.reviews import MAX_TEXT
+from grading.reviews import MAX_TEXT, lock_lines
 from grading.rubric.rubric import Points
 from grading.submissions.lms_names import student_id
-from messages.errors import BatchError
 from producers.storage.journal import Lines
-from producers.storage.private import open_private
 from producers.storage.shapes import parse_as
 from producers.words import shorten_names
 
@@ -84,9 +80,7 @@ class Request:
 
 def points_of(final: FinalGrade, criterion_id: str | None) -> Points | None:
     """The points that stand, of a criterion or of all."""
-    if criterion_id is None:
-        return final.points
-    return next((criterion.points for criterion in final.criteria if criterion.id == criterion_id), None)
+    return final.points if criterion_id is None else criterion_points(final.criteria, criterion_id)
 
 
 def read_requests(folder: Path) -> list[Request]:
@@ -102,10 +96,11 @@ def read_requests(folder: Path) -> list[Request]:
 
 def add_requests(folder: Path, requests: Iterable[Request]) -> int:
     """Keep those that are not kept yet; returns how many. Raises BatchError, and keeps none then."""
-    with _lock_requests(folder):
+    with lock_lines(folder / FILE, "request"):
         stored_ids = {request.id for request in read_requests(folder)}
         new = {request.id: request for request in requests if request.id not in stored_ids}
-        Lines(folder / FILE).append(_row(request) for request in new.values())
+        rows = ({name: value for name, value in asdict(each).items() if name != "answer"} for each in new.values())
+        Lines(folder / FILE).append(rows)
     return len(new)
 
 
@@ -115,7 +110,7 @@ def save_reply(folder: Path, request: Request, reply: str, points: Points | None
     Raises ExportError if there is no reply, or somebody has answered since the request was read; BatchError.
     """
     new_reply = RequestReply(request.id, reply.strip(), points, by)
-    with _lock_requests(folder):
+    with lock_lines(folder / FILE, "request"):
         standing = next(
             (stored_request.answer for stored_request in read_requests(folder) if stored_request.id == request.id), None
         )
@@ -123,17 +118,6 @@ def save_reply(folder: Path, request: Request, reply: str, points: Points | None
             replier = f" ({standing.by})" if standing.by else ""
             raise ExportError(f"somebody has replied meanwhile{replier}; read that reply first")
         Lines(folder / FILE).append([asdict(new_reply)])
-
-
-@contextmanager
-def _lock_requests(folder: Path) -> Iterator[None]:
-    """Nobody else adds to the file in here, in this process or another. Raises BatchError."""
-    try:
-        with open_private(folder / FILE, "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-    except OSError as error:
-        raise BatchError(f"can't write {folder / FILE}: {error.strerror}; the request is not kept") from None
 
 
 def requests_from(data: bytes, grades: Sequence[FinalGrade], by: str = "") -> tuple[list[Request], str]:
@@ -207,13 +191,11 @@ def export_replies(folder: Path) -> ExportFile:
 
 
 def _reply(request: Request, final: FinalGrade | None) -> list[str]:
-    criteria: list[CriterionGrade] = []
-    if final:
-        criteria = [
-            criterion
-            for criterion in final.criteria
-            if request.criterion_id in (None, criterion.id) and not criterion.leaks
-        ]
+    criteria = [
+        criterion
+        for criterion in (final.criteria if final else ())
+        if request.criterion_id in (None, criterion.id) and not criterion.leaks
+    ]
     evidence = [criterion.evidence for criterion in criteria if criterion.evidence_state == "found"]
     return [
         request.id,
@@ -239,12 +221,6 @@ def _require_short(label: str, text: str) -> None:
 def _line(row: dict[str, Any]) -> Request | RequestReply:
     entry: Request | RequestReply = parse_as(RequestReply if "answers" in row else Request, row, "the request")
     return entry
-
-
-def _row(request: Request) -> dict[str, Any]:
-    row = asdict(request)
-    del row["answer"]
-    return row
 
 
 # For the desk alone: `kvasir requests --to` writes them.

@@ -23,15 +23,17 @@ from grading.hand_sample.draw import (
     SHEET,
     Draw,
     SamplePlan,
+    SheetConflict,
     changed_submissions,
     draw_more,
     draw_sample,
+    enter_points,
+    entered_points,
     is_drawn,
     load_draw,
     strata_from,
     undecided_members,
 )
-from grading.hand_sample.sheet import SheetConflict, enter_points, entered_points
 
 __all__ = [
     "SHEET",

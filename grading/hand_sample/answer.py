@@ -25,11 +25,19 @@ from grading.error_bound import (
     same_distribution_p,
 )
 from grading.export.final import apply_decisions
-from grading.hand_sample.draw import Draw, Stratum, changed_submissions, counts, limits, load_draw, undecided_members
-from grading.hand_sample.sheet import HandGrade, read_sheet_of
-from grading.points import Grade
-from grading.report.graded import GradedClass, load_graded
-from grading.report.grades import one_line
+from grading.hand_sample.draw import (
+    Draw,
+    HandGrade,
+    Stratum,
+    changed_submissions,
+    counts,
+    limits,
+    load_draw,
+    read_sheet_of,
+    undecided_members,
+)
+from grading.points import Grade, criterion_points
+from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import current_decisions, read_overrides
 from grading.rubric.rubric import exact
 from infra.config.next_command import next_command
@@ -95,7 +103,8 @@ def bound_of(folder: Path, sheet: Path | None = None, from_reviews: bool = False
 
 def _part(stratum: Stratum, draw: Draw, grades: Mapping[str, Grade], by_hand: Mapping[str, HandGrade]) -> SamplePart:
     plan, ids = draw.plan, draw.sample(stratum)
-    off = {id: _is_off(grades[id], by_hand[id], draw) for id in ids}
+    differences = {id: abs(exact(by_hand[id].total) - exact(grades[id].points or 0)) for id in ids}
+    off = {id: difference > exact(plan.tolerance) for id, difference in differences.items()}
     units = [SamplingUnit(member.doubt, off.get(member.item_id)) for member in stratum.members]
     part_releases = tuple(releases(units, plan.thresholds, draw.confidence))
     choice = best_release(part_releases, plan.at_most)
@@ -112,23 +121,18 @@ def _part(stratum: Stratum, draw: Draw, grades: Mapping[str, Grade], by_hand: Ma
     )
 
 
-def _is_off(grade: Grade, by_hand: HandGrade, draw: Draw) -> bool:
-    return abs(exact(by_hand.total) - exact(grade.points or 0)) > exact(draw.plan.tolerance)
-
-
 def _agreement(pairs: Sequence[tuple[Grade, HandGrade]], draw: Draw) -> list[PointComparison]:
     confidence = draw.plan.confidence
     columns = [
         compare(
-            item.id, item.title, [(_of(grade, item.id), hand.criteria[item.id]) for grade, hand in pairs], confidence
+            item.id,
+            item.title,
+            [(criterion_points(grade.criteria, item.id) or 0, hand.criteria[item.id]) for grade, hand in pairs],
+            confidence,
         )
         for item in pairs[0][0].criteria
     ]
     return [*columns, compare("", "total", [(grade.points or 0, hand.total) for grade, hand in pairs], confidence)]
-
-
-def _of(grade: Grade, criterion: str) -> Any:
-    return next(item.points for item in grade.criteria if item.id == criterion)
 
 
 # --- hand grades from the desk ---

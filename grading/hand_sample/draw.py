@@ -1,7 +1,8 @@
-"""`bound.json` and an empty `hand-grades.csv`: who was drawn to be graded by hand, when, by whom, and what is promised.
+"""`bound.json`: who was drawn to be graded by hand, when, by whom, and what is promised; and the sheet of hand grades.
 
-It is written before anybody grades, and is not changed after: who could choose what to promise, or another sample, once
-the first one is graded, would choose what suits.
+The draw is written before anybody grades, and is not changed after: who could choose what to promise, or another
+sample, once the first one is graded, would choose what suits. The sheet, `hand-grades.csv`, begins empty; it is read as
+a whole, or points are written into it one by one.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from grading.error_bound import CONFIDENCE, SIGNALS, BoundError, bonferroni_confidence, check_plan, uniform_sample
-from grading.export.tables import ExportError, Sheet, cell, read_sheet, write_sheet
+from grading.export.tables import ExportError, Sheet, cell, read_sheet, with_cell, write_sheet
 from grading.points import Grade
-from grading.report.graded import GradedClass, load_graded
-from grading.report.grades import one_line
+from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import read_overrides
-from grading.rubric.rubric import Points
+from grading.rubric.rubric import Points, add_points, exact, plain
 from infra.config.next_command import next_command
 from messages.errors import BatchError
 from producers.storage.private import open_ordinary, open_private, read_ordinary, write_atomically
 from producers.storage.shapes import from_json, parse_as
-from producers.words import plural
+from producers.words import plural, shorten_names
 
 FILE = "bound.json"
 SHEET = "hand-grades.csv"  # it says nothing of what the models gave
@@ -132,7 +133,7 @@ def draw_sample(folder: Path, plan: SamplePlan, by: str, strata: Mapping[str, st
     )
     _set_aside(folder)
     _save(folder, record)
-    _start_sheet(folder, record, graded_class)
+    _extend_sheet(folder, record, Sheet([_header(limits(graded_class))]))
     return record
 
 
@@ -162,7 +163,7 @@ def _complete_plan(plan: SamplePlan, graded_class: GradedClass) -> SamplePlan:
         len(item.sampled) > 1 for grade in graded_class.grades for item in grade.criteria
     ):
         raise BoundError("the signal 'spread' needs several answers to each prompt: kvasir grade --samples 3")
-    return SamplePlan(plan.sizes, plan.tolerance, plan.at_most, plan.confidence, plan.signal, tuple(thresholds))
+    return replace(plan, thresholds=tuple(thresholds))
 
 
 def strata_from(data: bytes, label: str) -> dict[str, str]:
@@ -192,8 +193,9 @@ def _refuse_second(folder: Path, graded_class: GradedClass) -> None:
         return
     earlier_draw = load_draw(folder)
     if not changed_submissions(earlier_draw, graded_class) and _is_being_graded(folder):
+        day = time.strftime("%Y-%m-%d %H:%M", time.localtime(earlier_draw.at))
         raise BoundError(
-            f"{folder} has its sample: drawn by {earlier_draw.by} on {_day(earlier_draw.at)}. A second one of the "
+            f"{folder} has its sample: drawn by {earlier_draw.by} on {day}. A second one of the "
             "same grades would let you keep the better of two, and then neither promises anything"
         )
 
@@ -211,7 +213,7 @@ def _set_aside(folder: Path) -> None:
 def _is_being_graded(folder: Path) -> bool:
     """Whether the sheet holds points, or has gone."""
     try:
-        rows = read_rows(folder / SHEET).rows[1:]
+        rows = _read_rows(folder / SHEET).rows[1:]
     except BoundError:
         return True
     return any(text.strip() for row in rows for text in row[1:])
@@ -277,7 +279,7 @@ def _check(record: Draw) -> None:
 
 def draw_more(folder: Path) -> Draw:
     """The next look that was planned: the sheet gets the rows for it. Raises BoundError where none was."""
-    with lock_sheet(folder):
+    with _lock_sheet(folder):
         record = load_draw(folder)
         if record.looks == len(record.plan.sizes):
             raise BoundError(
@@ -285,13 +287,13 @@ def draw_more(folder: Path) -> Draw:
                 "because they cost: --draw 30,60"
             )
         extended_record = replace(record, looks=record.looks + 1)
-        _extend_sheet(folder, extended_record)
+        _extend_sheet(folder, extended_record, _read_rows(folder / SHEET))
         _save(folder, extended_record)
     return extended_record
 
 
 @contextmanager
-def lock_sheet(folder: Path) -> Iterator[None]:
+def _lock_sheet(folder: Path) -> Iterator[None]:
     """Alone with record and sheet, among all who hold them so. Raises BoundError if nothing is drawn; BatchError."""
     while True:
         try:
@@ -319,21 +321,13 @@ def limits(graded_class: GradedClass) -> dict[str, Points]:
     return {item.id: item.max_points for item in grade.criteria}
 
 
-def header_of(max_points: Mapping[str, Points]) -> list[str]:
+def _header(max_points: Mapping[str, Points]) -> list[str]:
     """The sheet's columns: who, a column a criterion, and room for a remark."""
     return [_NAME, *(f"{id} (0 to {points})" for id, points in max_points.items()), _REMARK]
 
 
-def _start_sheet(folder: Path, record: Draw, graded_class: GradedClass) -> None:
-    """An empty sheet. Raises BatchError."""
-    header = header_of(limits(graded_class))
-    rows = [[member.submission, *[""] * (len(header) - 1)] for member in record.sampled_members().values()]
-    write_atomically(folder / SHEET, write_sheet(Sheet([header, *rows]), newline="\n"))
-
-
-def _extend_sheet(folder: Path, record: Draw) -> None:
-    """Rows for those who are drawn and not in the sheet yet."""
-    sheet = read_rows(folder / SHEET)
+def _extend_sheet(folder: Path, record: Draw, sheet: Sheet) -> None:
+    """Write the sheet with rows for those who are drawn and not in it yet. Raises BatchError."""
     listed_names = {cell(row, 0) for row in sheet.rows[1:]}
     new_names = [
         member.submission for member in record.sampled_members().values() if member.submission not in listed_names
@@ -342,7 +336,7 @@ def _extend_sheet(folder: Path, record: Draw) -> None:
     write_atomically(folder / SHEET, write_sheet(Sheet(rows, sheet.delimiter, sheet.bom), newline="\n"))
 
 
-def read_rows(place: Path) -> Sheet:
+def _read_rows(place: Path) -> Sheet:
     """The sheet as it is. Raises BoundError."""
     try:
         with open_ordinary(place) as file:
@@ -353,9 +347,120 @@ def read_rows(place: Path) -> Sheet:
         raise BoundError(f"{place} can't be read: {error.strerror}") from None
 
 
+# --- the hand grades
+
+
+@dataclass(frozen=True, slots=True)
+class HandGrade:
+    """What a person gave one submission."""
+
+    criteria: Mapping[str, Points]
+    total: Points
+
+
+def read_sheet_of(folder: Path, draw: Draw, graded_class: GradedClass, place: Path | None) -> dict[str, HandGrade]:
+    """The hand grades by item id: of all who were drawn, or none.
+
+    Raises BoundError for a sheet that is half filled in, was changed, or holds others than were drawn.
+    """
+    place = place or folder / SHEET
+    cells_by_id = entered_points(place, draw, graded_class)
+    names = {id: member.submission for id, member in draw.sampled_members().items()}
+    empty = [name for id, name in names.items() if not any(cells_by_id[id].values())]
+    if empty:
+        raise BoundError(
+            f"{place}: {len(empty)} of {len(names)} submissions have no points yet ({shorten_names(empty)}); fill them "
+            "in first: a part of a sample, chosen by who was graded first, promises nothing"
+        )
+    return {id: _grade(place, names[id], cells, limits(graded_class)) for id, cells in cells_by_id.items()}
+
+
+class SheetConflict(BoundError):
+    """The cell holds something else than when it was looked at; `stands` is what."""
+
+    def __init__(self, stands: str) -> None:
+        super().__init__(f"somebody has entered {stands or 'nothing'} here meanwhile; nothing of yours is saved")
+        self.stands = stands
+
+
+def enter_points(folder: Path, item_id: str, criterion: str, points: str, seen_text: str) -> None:
+    """Write the points for one criterion of one submission into the sheet, on disk on return; "" takes them out.
+
+    Args:
+        seen_text: what the cell held when whoever grades looked at it.
+
+    Raises SheetConflict where it holds something else by now, and BoundError: points out of range, a sheet that was
+    changed, somebody who was not drawn. Nothing is written then.
+    """
+    with _lock_sheet(folder):
+        draw, graded_class = load_draw(folder), load_graded(folder)
+        member, max_points = draw.sampled_members().get(item_id), limits(graded_class)
+        stands = entered_points(folder / SHEET, draw, graded_class).get(item_id, {}).get(criterion)
+        if member is None or stands is None:
+            raise BoundError("this was not drawn, or the rubric is another one by now; load the page anew")
+        text = (
+            str(_points(f"{member.submission!r}, {criterion}", points, max_points[criterion])) if points.strip() else ""
+        )
+        if stands not in (seen_text, text):
+            raise SheetConflict(stands)
+        sheet = _read_rows(folder / SHEET)
+        column = [*max_points].index(criterion) + 1
+        rows = [
+            with_cell(row, column, text) if cell(row, 0).strip() == member.submission else row for row in sheet.rows
+        ]
+        write_atomically(folder / SHEET, write_sheet(Sheet(rows, sheet.delimiter, sheet.bom), newline="\n"))
+
+
+def entered_points(place: Path, draw: Draw, graded_class: GradedClass) -> dict[str, dict[str, str]]:
+    """What a sheet holds by now of each who was drawn, by item id: a text for each criterion, "" for none.
+
+    Raises BoundError for a sheet that was changed, or holds others than were drawn.
+    """
+    max_points = limits(graded_class)
+    sheet = _read_rows(place)
+    header = [text.strip() for text in sheet.rows[0]]
+    if header[: len(max_points) + 1] != _header(max_points)[:-1]:
+        raise BoundError(f"{place}: the columns were changed; they must be {', '.join(_header(max_points))}")
+    ids = {member.submission: id for id, member in draw.sampled_members().items()}
+    cells_by_id: dict[str, dict[str, str]] = {}
+    for row in sheet.rows[1:]:
+        name = cell(row, 0).strip()
+        cells = {id: cell(row, index).strip() for index, id in enumerate(max_points, 1)}
+        if not name and not any(cells.values()):
+            continue
+        if ids.get(name) in cells_by_id:
+            raise BoundError(f"{place}: {name!r} has two rows; keep one")
+        if name not in ids:
+            if any(grade.submission == name for grade in graded_class.grades):
+                problem = "was not drawn; a grade that somebody chose says nothing of the others. Take the row out"
+                raise BoundError(f"{place}: {name!r} {problem}")
+            raise BoundError(f"{place}: nobody in this class is called {name!r}; names must stay as they were written")
+        cells_by_id[ids[name]] = cells
+    missing_names = [name for name, id in ids.items() if id not in cells_by_id]
+    if missing_names:
+        raise BoundError(
+            f"{place}: rows were taken out ({shorten_names(missing_names)}); all who were drawn must be in it"
+        )
+    return cells_by_id
+
+
+def _grade(place: Path, name: str, cells: Mapping[str, str], max_points: Mapping[str, Points]) -> HandGrade:
+    empty_criteria = [id for id, text in cells.items() if not text]
+    if empty_criteria:
+        raise BoundError(f"{place}: {name!r} is half filled in: no points for {', '.join(empty_criteria)}")
+    points_by_criterion = {id: _points(f"{place}: {name!r}, {id}", text, max_points[id]) for id, text in cells.items()}
+    return HandGrade(points_by_criterion, add_points(points_by_criterion.values()))
+
+
+def _points(place: str, text: str, max_points: Points) -> Points:
+    try:
+        value = Decimal(text.replace(",", "."))
+    except InvalidOperation:
+        raise BoundError(f"{place}: {text!r} is no number of points") from None
+    if not (value.is_finite() and 0 <= value <= exact(max_points)):
+        raise BoundError(f"{place}: points go from 0 to {max_points}, not {text}")
+    return plain(value)
+
+
 def _save(folder: Path, record: Draw) -> None:
     write_atomically(folder / FILE, json.dumps(asdict(record), indent=1))
-
-
-def _day(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

@@ -62,14 +62,10 @@ def letters(text: str) -> str:
     if text.isascii() and text.isalpha():
         return text.lower()
     if not text.isalpha():
-        text = _unescape(text)
+        text = re.sub(r"\\{1,2}u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})", lambda hit: chr(int(hit[1] or hit[2], 16)), text)
+        text = unquote(html.unescape(text)) if "&" in text or "%" in text else text
     folded_text = unicodedata.normalize("NFKD", text.translate(_LIKE)).casefold()
     return unicodedata.normalize("NFC", "".join(letter for letter in folded_text if letter.isalpha()))
-
-
-def _unescape(text: str) -> str:
-    text = re.sub(r"\\{1,2}u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})", lambda hit: chr(int(hit[1] or hit[2], 16)), text)
-    return unquote(html.unescape(text)) if "&" in text or "%" in text else text
 
 
 def without_digraphs(word: str) -> str:

@@ -219,14 +219,11 @@ class Names:
                 self._add_parts(student, *pair, sure=False)
         self._all_spellings = self._wholes.keys() | self._forms.keys()
 
-    def _add(self, spelling: str, form: _Form) -> None:
-        self._forms.setdefault(spelling, []).append(form)
-
     def _add_parts(self, student: Student, first: str, second: str, sure: bool) -> None:
         for part, counterpart in ((first, second), (second, first)):
-            self._add(part, _Form("part", student, counterpart[0], sure))
+            self._forms.setdefault(part, []).append(_Form("part", student, counterpart[0], sure))
             for login in (counterpart[0] + part, part + counterpart[0], counterpart[0] + part[:7]):
-                self._add(login, _Form("login", student, sure=sure))
+                self._forms.setdefault(login, []).append(_Form("login", student, sure=sure))
 
     def _is_in_use(self, part: str, writer_indices: set[int], present: Sequence[set[Student]]) -> bool:
         """Whether one in fifty, and somebody, writes about it whom no student of that name has anything to do with."""
@@ -373,7 +370,9 @@ class Names:
         for meaning in partial_meanings.with_initials(initials) if initials else partial_meanings.without_initials:
             first, last = start, end
             if meaning.kind == "login":
-                is_meant = len(run) == 1 and (meaning.needs == "nothing" or _has_mark(text, start, end))
+                neighbours = text[start - 1 : start] + text[end : end + 1]
+                has_mark = any(mark in "/\\@0123456789" for mark in neighbours)
+                is_meant = len(run) == 1 and (meaning.needs == "nothing" or has_mark)
             elif is_lower:
                 continue
             else:
@@ -504,10 +503,6 @@ def _needs(form: _Form, spelling: str, is_author: bool, is_present: bool, common
     if is_present and not common and len(spelling) > 2 and not form.student.is_ambiguous and (is_author or form.sure):
         return "nothing"
     return "a label" if is_author else "the initial"
-
-
-def _has_mark(text: str, start: int, end: int) -> bool:
-    return any(mark in "/\\@0123456789" for mark in text[start - 1 : start] + text[end : end + 1])
 
 
 def _after_numbers(student: Student, text: str, end: int) -> int:

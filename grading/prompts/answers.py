@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
 from grading.prompts.repetition import is_repetition
 from grading.rubric.rubric import Criterion, Points
 from messages.errors import KvasirError
+from messages.jobs import QuestionAnswer
+
+_AnswerT = TypeVar("_AnswerT")
 
 # Characters; the prompt asks for them, the schema enforces them.
 EVIDENCE_CHARS = 160
@@ -78,13 +81,10 @@ def answer_schema(criteria: Sequence[Criterion], with_summary: bool) -> dict[str
     """The JSON schema of an answer: everything bounded, in the order in which it is to be written.
 
     Evidence comes before points, so that a model that writes from left to right looks before it judges.
-    Raises ValueError if there is nothing to ask for.
     """
     properties: dict[str, Any] = {criterion.id: criterion_schema(criterion) for criterion in criteria}
     if with_summary:
         properties["summary"] = _bounded_text(SUMMARY_CHARS)
-    if not properties:
-        raise ValueError("an answer without criteria and without summary")
     return _closed_object(properties)
 
 
@@ -99,16 +99,6 @@ def criterion_schema(criterion: Criterion) -> dict[str, Any]:
     )
 
 
-def summary_schema() -> dict[str, Any]:
-    """The JSON schema of a summary that is asked for by itself."""
-    return _closed_object({"summary": _bounded_text(SUMMARY_CHARS)})
-
-
-def passage_schema() -> dict[str, Any]:
-    """The JSON schema of whether a passage speaks to whoever grades. The quote comes first: it is looked for first."""
-    return _closed_object({"quote": _bounded_text(EVIDENCE_CHARS), "addressed": {"enum": ["no", "yes"]}})
-
-
 def _bounded_text(longest: int) -> dict[str, Any]:
     return {"type": "string", "maxLength": longest}
 
@@ -120,6 +110,12 @@ def _closed_object(properties: dict[str, Any]) -> dict[str, Any]:
         "required": list(properties),
         "additionalProperties": False,
     }
+
+
+# Of a summary that is asked for by itself.
+SUMMARY_SCHEMA = _closed_object({"summary": _bounded_text(SUMMARY_CHARS)})
+# Of whether a passage speaks to whoever grades. The quote comes first: it is looked for first.
+PASSAGE_SCHEMA = _closed_object({"quote": _bounded_text(EVIDENCE_CHARS), "addressed": {"enum": ["no", "yes"]}})
 
 
 def max_answer_tokens(schema: Mapping[str, Any], char_bytes: int = 6, space_bytes: int = 22) -> int:
@@ -196,6 +192,58 @@ def parse_passage(text: str, likelihoods: Sequence[float] = ()) -> tuple[str, fl
     likelihood = likelihoods[1] if len(likelihoods) == 2 else None
     is_addressed = data["addressed"] == "yes" if likelihood is None else likelihood >= 0.5
     return (quote, likelihood) if is_addressed and quote else None
+
+
+# --- several answers to one prompt: the median counts, and how far they are apart is kept ---
+
+
+def parse_samples(texts: Sequence[str], criteria: Sequence[Criterion], with_summary: bool) -> ParsedAnswer:
+    """One answer made of several. Raises AnswerError unless more than half of them can be read.
+
+    Each criterion gets the median of the points (of two middle ones the lower), with the evidence and feedback of the
+    first answer that awarded it; the summary is that of the first answer.
+    """
+    parsed_answers = _readable(texts, lambda text: parse_answer(text, criteria, with_summary))
+    if len(parsed_answers) == 1:
+        return parsed_answers[0]
+    median_answers = {
+        criterion.id: _median([answer.criteria[criterion.id] for answer in parsed_answers]) for criterion in criteria
+    }
+    return ParsedAnswer(median_answers, parsed_answers[0].summary)
+
+
+def parse_criterion_samples(answers: Sequence[QuestionAnswer], criterion: Criterion) -> CriterionGrade:
+    """The same for answers to a question about one criterion. Raises as `parse_samples`.
+
+    The likelihoods of the steps are those that the first answer came with.
+    """
+    parsed_answers = _readable([answer.text for answer in answers], lambda text: parse_criterion(text, criterion))
+    median_answer = _median(parsed_answers) if len(parsed_answers) > 1 else parsed_answers[0]
+    shares = answers[0].likelihoods
+    likelihoods = dict(zip(map(str, criterion.grid), shares, strict=True)) if len(shares) == len(criterion.grid) else {}
+    return replace(median_answer, likelihoods=likelihoods)
+
+
+def _readable(texts: Sequence[str], parse: Callable[[str], _AnswerT]) -> list[_AnswerT]:
+    parsed_answers, errors = [], []
+    for text in texts:
+        try:
+            parsed_answers.append(parse(text))
+        except AnswerError as error:
+            errors.append(error)
+    if len(parsed_answers) * 2 <= len(texts):
+        raise errors[0] if len(texts) == 1 else AnswerError(f"{len(errors)} of {len(texts)} answers: {errors[0]}")
+    return parsed_answers
+
+
+def _median(answers: Sequence[CriterionGrade]) -> CriterionGrade:
+    sampled = tuple(answer.points for answer in answers if answer.points is not None)
+    middle = sorted(sampled)[(len(sampled) - 1) // 2]
+    median_answer = next(answer for answer in answers if answer.points == middle)
+    return replace(median_answer, sampled=sampled)
+
+
+# --- the parts of an answer ---
 
 
 def _load_object(text: str) -> dict[str, Any]:

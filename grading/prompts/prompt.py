@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from grading.prompts.answers import EVIDENCE_CHARS, FEEDBACK_CHARS, SUMMARY_CHARS
 from grading.rubric.rubric import Aspect, Criterion, Rubric
@@ -106,12 +106,12 @@ def fence_for(secret: bytes, text: str) -> str:
     if not secret:
         raise ValueError("the fence's secret is empty")
     data = text.encode("utf-8", "surrogatepass")
-    for attempt in itertools.count():
-        salt = attempt.to_bytes(16, "little")
-        digest = hashlib.blake2b(data, digest_size=_FENCE_BYTES, key=secret, salt=salt, person=b"kvasir.fence")
-        if digest.hexdigest() not in text:
-            return digest.hexdigest()
-    raise AssertionError("unreachable")
+    salts = (attempt.to_bytes(16, "little") for attempt in itertools.count())
+    digests = (
+        hashlib.blake2b(data, digest_size=_FENCE_BYTES, key=secret, salt=salt, person=b"kvasir.fence").hexdigest()
+        for salt in salts
+    )
+    return next(digest for digest in digests if digest not in text)
 
 
 def text_of(submission: Submission) -> str:
@@ -217,7 +217,8 @@ def _suffix(
     aspect: Aspect, submission: Submission, fence: str, cuts: Sequence[Cut], findings: Sequence[str], reminder: str
 ) -> str:
     visible_parts, left_out = _select(aspect, submission.parts)
-    remarks = [*left_out, *_remarks(submission, cuts)]
+    images = [plural(submission.images_left_out, "image")] if submission.images_left_out else []
+    remarks = [*left_out, *images, *cut_summary(cuts)]
     lines = [
         *(["Checked by a program, and certain: " + "; ".join(findings) + "."] if findings else []),
         f"The code is {fence}.",
@@ -239,12 +240,6 @@ def _select(aspect: Aspect, parts: Sequence[SubmissionPart]) -> tuple[list[Submi
     visible_parts = [part for part in parts if part.kind != "text" or len(part.text) <= SHORT_TEXT_CHARS]
     hidden_count = len(parts) - len(visible_parts)
     return visible_parts, [f"{plural(hidden_count, 'longer text')}, graded elsewhere"] if hidden_count else []
-
-
-def _remarks(submission: Submission, cuts: Sequence[Cut]) -> Iterable[str]:
-    if submission.images_left_out:
-        yield plural(submission.images_left_out, "image")
-    yield from cut_summary(cuts)
 
 
 def cut_summary(cuts: Sequence[Cut]) -> list[str]:

@@ -13,11 +13,11 @@ from typing import Any
 from grading.prompts.answers import (
     EVIDENCE_CHARS,
     FEEDBACK_CHARS,
+    PASSAGE_SCHEMA,
     SUMMARY_CHARS,
+    SUMMARY_SCHEMA,
     answer_schema,
     criterion_schema,
-    passage_schema,
-    summary_schema,
 )
 from grading.prompts.prompt import answer_format, criterion_text, summary_style
 from grading.rubric.rubric import Aspect, Criterion, Rubric
@@ -33,13 +33,13 @@ def questions_of(aspect: Aspect, rubric: Rubric, form: int = QUESTION_FORM) -> d
     By name, which is a criterion's id, SUMMARY or PASSAGE: the text that follows the work, and the answer's schema.
     """
     is_named = form >= QUESTION_FORM
-    questions = {
-        criterion.id: (_about(criterion, is_named), _schema_of(criterion, is_named))
-        for criterion in rubric.for_model(aspect)
-    }
+    questions = {}
+    for criterion in rubric.for_model(aspect):
+        schema = answer_schema([criterion], with_summary=False) if is_named else criterion_schema(criterion)
+        questions[criterion.id] = _about(criterion, is_named), schema
     if aspect == "feedback":
-        questions[SUMMARY] = "\n".join([_SUMMARY, *summary_style(rubric.feedback)]), summary_schema()
-    return questions | {PASSAGE: (_PASSAGE, passage_schema())}
+        questions[SUMMARY] = "\n".join([_SUMMARY, *summary_style(rubric.feedback)]), SUMMARY_SCHEMA
+    return questions | {PASSAGE: (_PASSAGE, PASSAGE_SCHEMA)}
 
 
 def _about(criterion: Criterion, is_named: bool) -> str:
@@ -50,10 +50,6 @@ def _about(criterion: Criterion, is_named: bool) -> str:
 
 # Answer
 {answer_format([criterion]) if is_named else _NAMELESS}"""
-
-
-def _schema_of(criterion: Criterion, is_named: bool) -> Mapping[str, Any]:
-    return answer_schema([criterion], with_summary=False) if is_named else criterion_schema(criterion)
 
 
 _NAMELESS = f"""\

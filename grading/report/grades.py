@@ -1,24 +1,89 @@
-"""What is kept of a class's grades: grades.csv, and rows for the terminal."""
+"""What is kept of a class's grades: grades.json, for exports and reviews, grades.csv, and rows for the terminal.
+
+`grades.json` is a graded class as its folder keeps it; whoever reads it needs no model and no submissions.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from grading.cells import csv_text
 from grading.points import CriterionGrade, Grade, GradeState
+from grading.rubric.late import LateRule
 from grading.rubric.rubric import Points, Rubric
-from producers.storage.private import write_atomically
+from infra.config.next_command import next_command
+from messages.errors import BatchError
+from producers.storage.private import read_ordinary, write_atomically
+from producers.storage.shapes import from_json, parse_as
 from producers.words import plural
 
+FILE = "grades.json"
+_VERSION = 1
 FIXED_COLUMNS = ("submission", "state", "points", "max_points")
 LAST_COLUMNS = ("needs_review", "remarks", "reason")
 SUMMARY_COLUMNS = ("submission", "state", "points", "needs review", "remarks")
 
-_STATES: tuple[GradeState, ...] = get_args(GradeState)
 OUTCOMES = ("graded", "empty", "unreadable", "incomplete", "failed", "waiting")
+
+
+@dataclass(frozen=True, slots=True)
+class GradedClass:
+    """What came of a class. `versions` are digests of rubric, solution, template and prompt, by name."""
+
+    batch_id: str
+    title: str
+    total: Points
+    grades: tuple[Grade, ...]
+    versions: Mapping[str, str] = field(default_factory=dict)
+    alarms: tuple[str, ...] = ()  # about the class as a whole
+    late: LateRule | None = None
+
+    def __repr__(self) -> str:
+        return f"<GradedClass {self.title!r}: {summary(self.grades)}>"
+
+
+def save_graded(folder: Path, graded_class: GradedClass) -> None:
+    """Write grades.json, whole or not at all. Raises BatchError."""
+    fields = {"version": _VERSION, **asdict(graded_class)}
+    write_atomically(folder / FILE, json.dumps(fields, indent=1, ensure_ascii=True))
+
+
+def load_graded(folder: Path) -> GradedClass:
+    """Read grades.json. Raises BatchError if the folder has none, or it can't be read."""
+    path = folder / FILE
+    command_hint = f"with: {next_command('results', folder)}"
+    try:
+        fields = from_json(read_ordinary(path))
+        if isinstance(fields, dict) and fields.get("version") != _VERSION:
+            raise BatchError(f"{path} was written by another version; write it anew {command_hint}")
+        graded_class: GradedClass = parse_as(GradedClass, _as_now(fields), "the class")
+        if not graded_class.total > 0:
+            raise ValueError("the class has no points")
+        return graded_class
+    except FileNotFoundError:
+        if not (folder / "batch.json").is_file():
+            raise BatchError(f"{folder} holds no batch; name the folder given to --out") from None
+        raise BatchError(f"{folder} has no {FILE} yet; write it {command_hint}") from None
+    except (OSError, ValueError) as error:
+        raise BatchError(f"{path} can't be read ({error}); write it anew {command_hint}") from None
+
+
+def _as_now(fields: Any) -> Any:
+    """Of a class that was written when one list, `flags`, held both: the remarks apart."""
+    grades = fields.get("grades") if isinstance(fields, dict) else None
+    for grade in grades if isinstance(grades, list) else ():
+        if isinstance(grade, dict) and isinstance(grade.get("flags"), list):
+            doubts = grade.get("doubts")
+            reasons = (
+                [doubt.get("why") for doubt in doubts if isinstance(doubt, dict)] if isinstance(doubts, list) else []
+            )
+            grade["remarks"] = [flag for flag in grade["flags"] if flag not in reasons]
+    return fields
 
 
 def write_grades_csv(path: Path, grades: Iterable[Grade], rubric: Rubric) -> None:
@@ -68,7 +133,7 @@ def one_line(text: str) -> str:
 def count_states(grades: Iterable[Grade]) -> dict[GradeState, int]:
     """How many submissions are in each state; all states, in the order of `GradeState`."""
     counts = Counter(grade.state for grade in grades)
-    return {state: counts[state] for state in _STATES}
+    return {state: counts[state] for state in get_args(GradeState)}
 
 
 def outcome_of(grade: Grade) -> str:
@@ -98,13 +163,9 @@ def summary_rows(grades: Iterable[Grade]) -> list[tuple[str, str, str, str, str]
         (
             one_line(grade.submission),
             outcome_of(grade),
-            _out_of(grade),
+            f"{show_points(grade.points) or '–'} / {show_points(grade.max_points)}",
             plural(len(grade.doubts), "reason") if grade.doubts else "",
             one_line(grade.reason) or (plural(len(grade.remarks), "remark") if grade.remarks else ""),
         )
         for grade in grades
     ]
-
-
-def _out_of(grade: Grade) -> str:
-    return f"{show_points(grade.points) or '–'} / {show_points(grade.max_points)}"

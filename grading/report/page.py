@@ -13,17 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import Any
 
-from grading.charts.drawing import STYLE, Picture, columns
-from grading.charts.histogram import Bar, histogram
-from grading.points import Grade
+from grading.charts.drawing import STYLE, Bar, Picture, columns, histogram
+from grading.points import Grade, criterion_points
 from grading.report.grades import count_states, show_distribution, show_points
-from grading.rubric.rubric import Criterion, Points, Rubric
+from grading.rubric.rubric import Criterion, Rubric
 from producers.words import plural
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 _TEMPLATE = "report_page.html.j2"
 # Controls but for tab and line break, halves of surrogate pairs, and non-characters: what HTML doesn't allow.
@@ -62,7 +58,7 @@ def render_page(
 
 
 @cache
-def _template() -> Template:
+def _template() -> Any:
     """Ready with what is the same in every report. Jinja is imported here: most commands make no page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -73,20 +69,16 @@ def _template() -> Template:
     )
     template_globals: dict[str, object] = {
         "plural": plural,
-        "reached": _points_of,
+        "reached": criterion_points,
         "distribution": show_distribution,
         "drawn": lambda picture: Markup(picture.inline()),
     }
     for name, kind in (("style", "css"), ("script", "js")):
         source = (folder / f"report_page.{kind}").read_text("utf-8") + (STYLE if kind == "css" else "")
+        digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()  # names it in the policy
         # Not escaped: the page's own style and script, and pictures, which escape what they hold.
-        template_globals |= {name: Markup(source), f"{name}_hash": _source_hash(source)}
+        template_globals |= {name: Markup(source), f"{name}_hash": f"sha256-{digest}"}
     return environment.get_template(_TEMPLATE, globals=template_globals)
-
-
-def _source_hash(source: str) -> str:
-    """How a content security policy names an inline source."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
 
 
 def _lead(grades: Sequence[Grade], rubric: Rubric) -> str:
@@ -96,14 +88,9 @@ def _lead(grades: Sequence[Grade], rubric: Rubric) -> str:
     return " · ".join([plural(len(grades), "submission"), *counts, f"out of {show_points(rubric.total)} points"])
 
 
-def _points_of(grade: Grade, criterion: Criterion) -> Points | None:
-    """The points of one submission for one criterion."""
-    return next((item.points for item in grade.criteria if item.id == criterion.id), None)
-
-
 def _criterion_figures(grades: Sequence[Grade], criterion: Criterion) -> tuple[float | None, tuple[Bar, ...]]:
     """Mean and distribution, of those who handed something in and got points for it; None and () if nobody did."""
-    handed_in = (_points_of(grade, criterion) for grade in grades if grade.state != "empty")
+    handed_in = (criterion_points(grade.criteria, criterion.id) for grade in grades if grade.state != "empty")
     class_points = [points for points in handed_in if points is not None]
     return (
         (fmean(class_points), histogram(class_points, criterion.points, criterion.step)) if class_points else (None, ())

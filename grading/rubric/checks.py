@@ -14,6 +14,7 @@ beside the model's answer: full points where a check of that criterion failed wa
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -178,7 +179,8 @@ def _output_finding(check: Check, output_text: str, expected: str) -> CheckFindi
         )
     student_figures = _figures(output_text)
     match_count = sum(
-        any(_are_close(figure, student_figure) for student_figure in student_figures) for figure in solution_figures
+        any(math.isclose(figure, student_figure, rel_tol=_CLOSE) for student_figure in student_figures)
+        for figure in solution_figures
     )
     has_passed = match_count >= _MATCHING_SHARE * len(solution_figures)
     return CheckFinding(
@@ -190,13 +192,6 @@ def _output_finding(check: Check, output_text: str, expected: str) -> CheckFindi
 
 def _figures(text: str) -> list[float]:
     """The different figures with three digits or more, in order."""
-    figures: dict[float, None] = {}
-    for match in _FIGURE.finditer(text[:1_000_000]):
-        digits = re.sub(r"\D", "", match.group()).lstrip("0")
-        if len(digits) >= _ENOUGH_DIGITS and len(figures) < _MOST_FIGURES:
-            figures[float(match.group().replace(",", ""))] = None
-    return list(figures)
-
-
-def _are_close(first: float, second: float) -> bool:
-    return abs(first - second) <= _CLOSE * max(abs(first), abs(second))
+    figures = _FIGURE.findall(text[:1_000_000])
+    long_figures = (figure for figure in figures if len(re.sub(r"\D", "", figure).lstrip("0")) >= _ENOUGH_DIGITS)
+    return list(dict.fromkeys(float(figure.replace(",", "")) for figure in long_figures))[:_MOST_FIGURES]

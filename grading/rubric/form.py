@@ -7,13 +7,14 @@ rubric of the same digest; comments are no part of a rubric, so a file that is w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import count
 from typing import Any
 
 import yaml
 
-from grading.rubric.rubric import Points, Rubric, exact, parse_rubric, plain, rubric_data
+from grading.rubric.late import LateRule
+from grading.rubric.rubric import Points, Rubric, add_points, parse_rubric, rubric_data
 
 _FIRST_WIDTH = 110  # columns of a line
 
@@ -32,14 +33,7 @@ class CriterionFields:
     saved_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LateFields:
-    """The rule on lateness; `due` as it is written, "" for no rule."""
-
-    due: str = ""
-    percent: Points = 10
-    grace_minutes: Points = 0
-    most_percent: Points = 100
+NO_LATE_RULE = LateRule(due="", percent=10)  # `due` stands as it is written, "" for no rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +44,13 @@ class RubricFields:
     instructions: str = ""
     feedback: str = ""
     criteria: tuple[CriterionFields, ...] = ()
-    late: LateFields = LateFields()
+    late: LateRule = NO_LATE_RULE
     rest: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def total(self) -> Points:
         """Points that can be had."""
-        return plain(sum(exact(criterion.points) for criterion in self.criteria) + exact(0))
+        return add_points(criterion.points for criterion in self.criteria)
 
 
 def read_fields(file: str, text: str, suffix: str) -> RubricFields:
@@ -71,12 +65,12 @@ def read_fields(file: str, text: str, suffix: str) -> RubricFields:
         )
         for criterion_data in data["criteria"]
     )
-    late: dict[str, Any] = {**data.get("late", {})}
-    late |= {"due": str(late["due"])} if late else {}
+    late = data.get("late", {})
+    rule = replace(NO_LATE_RULE, **late | {"due": str(late["due"])}) if late else NO_LATE_RULE
     field_names = {form_field.name for form_field in fields(RubricFields)}
     rest = {name: value for name, value in data.items() if name not in field_names}
     texts = {name: data[name] for name in ("title", "instructions", "feedback") if name in data}
-    return RubricFields(**texts, criteria=criteria, late=LateFields(**late), rest=rest)
+    return RubricFields(**texts, criteria=criteria, late=rule, rest=rest)
 
 
 def to_yaml(form: RubricFields) -> str:
@@ -85,12 +79,11 @@ def to_yaml(form: RubricFields) -> str:
     data |= {name: getattr(form, name) for name in ("instructions", "feedback") if getattr(form, name)}
     data |= {"total": form.total} if "total" in form.rest else {}
     data["criteria"] = [_criterion_data(criterion) for criterion in form.criteria]
-    late = {late_field.name: getattr(form.late, late_field.name) for late_field in fields(LateFields)}
-    usual = LateFields()
     if form.late.due:
-        required_keys = {"due", "percent"}
         data["late"] = {
-            name: value for name, value in late.items() if name in required_keys or value != getattr(usual, name)
+            name: value
+            for name, value in asdict(form.late).items()
+            if name in ("due", "percent") or value != getattr(NO_LATE_RULE, name)
         }
     if checks := _checks_data(form):
         data["checks"] = checks

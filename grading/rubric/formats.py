@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from grading.submissions.notebooks import as_dict, as_list
 from messages.errors import RubricError
 
 CODE_WORDS = re.compile(
@@ -38,7 +39,7 @@ def is_earlier_form(data: Any) -> bool:
 
 def from_earlier_form(file: str, data: Mapping[str, Any]) -> dict[str, Any]:
     """Our keys and values. Raises RubricError; that the points add up is left to whoever reads the result."""
-    info = _mapping(data.get("assignment_info"))
+    info = as_dict(data.get("assignment_info"))
     elements = data.get("rubric_elements", data)
     if not isinstance(elements, dict) or not elements:
         raise RubricError(f"{file}: 'rubric_elements' must be keys and values, one for each criterion")
@@ -49,7 +50,7 @@ def from_earlier_form(file: str, data: Mapping[str, Any]) -> dict[str, Any]:
         "instructions": str(info.get("description") or ""),
         "criteria": _with_ids(criteria),
     }
-    checks = list(_earlier_checks(_mapping(data.get("autograder_checks"))))
+    checks = list(_earlier_checks(as_dict(data.get("autograder_checks"))))
     return {**rubric, **({"total": total} if total is not None else {}), **({"checks": checks} if checks else {})}
 
 
@@ -62,26 +63,26 @@ def _earlier_criterion(file: str, key: str, value: Any, total: Any) -> dict[str,
     if _parse_number(points) is None:
         raise RubricError(f"{file}: {key!r:.60} says no points; add 'max_points: …'")
     title = key.replace("_", " ").strip().capitalize()
-    notes = [str(value.get("description") or ""), *map(str, _list(value.get("criteria")))]
-    notes += [f"Deduction: {fault}: {deduction}" for fault, deduction in _mapping(value.get("deductions")).items()]
+    notes = [str(value.get("description") or ""), *map(str, as_list(value.get("criteria")))]
+    notes += [f"Deduction: {fault}: {deduction}" for fault, deduction in as_dict(value.get("deductions")).items()]
     return _make_criterion(key, title, points, "\n".join(note for note in notes if note))
 
 
 def _earlier_checks(autograder: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     """The earlier grader's regular-expression checks; equivalents of a function are alternatives to it."""
     if autograder.get("required_variables"):
-        yield {"variables": list(map(str, _list(autograder["required_variables"])))}
-    for section in _mapping(autograder.get("sections")).values():
-        section = _mapping(section)
-        equivalents = _mapping(section.get("function_equivalents"))
+        yield {"variables": list(map(str, as_list(autograder["required_variables"])))}
+    for section in as_dict(autograder.get("sections")).values():
+        section = as_dict(section)
+        equivalents = as_dict(section.get("function_equivalents"))
         functions = [
-            "|".join([str(name), *map(str, _list(equivalents.get(str(name))))])
-            for name in _list(section.get("functions"))
+            "|".join([str(name), *map(str, as_list(equivalents.get(str(name))))])
+            for name in as_list(section.get("functions"))
         ]
         names_by_kind = {
-            "variables": list(map(str, _list(section.get("variables")))),
+            "variables": list(map(str, as_list(section.get("variables")))),
             "functions": functions,
-            "columns": list(map(str, _list(section.get("required_columns")))),
+            "columns": list(map(str, as_list(section.get("required_columns")))),
         }
         yield from ({kind: names} for kind, names in names_by_kind.items() if names)
 
@@ -188,11 +189,3 @@ def _plain_number(number: Decimal) -> int | float:
 
 def _cell(row: Sequence[str], index: int) -> str:
     return row[index].strip() if index < len(row) else ""
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

@@ -186,8 +186,8 @@ def _read_text(path: Path) -> str:
         raise RubricError(f"{path}: the rubric can't be read: {error.strerror or error}") from None
     if len(data) > MAX_FILE_BYTES:
         raise RubricError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB; is this the rubric?")
-    remedy = "open it in the spreadsheet and save it as 'CSV UTF-8'" if path.suffix.lower() == ".csv" else ""
-    remedy = remedy or "save the file as UTF-8"
+    is_csv = path.suffix.lower() == ".csv"
+    remedy = "open it in the spreadsheet and save it as 'CSV UTF-8'" if is_csv else "save the file as UTF-8"
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -260,7 +260,8 @@ def _parse_yaml(file: str, text: str) -> Any:
         position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise RubricError(f"{file}: {position}not YAML: {error.problem or error.context}") from None
     except Exception as error:  # noqa: BLE001  PyYAML meets odd scalars with ValueError, KeyError, AttributeError, ...
-        raise RubricError(f"{file}: not YAML that can be read: {_first_line(error)}") from None
+        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise RubricError(f"{file}: not YAML that can be read: {first_line}") from None
 
 
 def _check_values(file: str, data: Any, depth: int = 0) -> None:
@@ -276,15 +277,9 @@ def _check_values(file: str, data: Any, depth: int = 0) -> None:
         _check_values(file, element, depth + 1)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _refuse_repeats(place: str, keys: list[Any]) -> None:
     seen_keys: set[Hashable] = set()
-    for key in keys:
-        if not isinstance(key, Hashable):  # PyYAML itself refuses it, and says where
-            continue
+    for key in (key for key in keys if isinstance(key, Hashable)):  # PyYAML itself refuses others, and says where
         if key in seen_keys:
             raise RubricError(f"{place}: the key {_quote(key)} is there twice; remove one")
         seen_keys.add(key)
@@ -409,9 +404,7 @@ def _check_grid(at: str, points: Decimal, step: Decimal) -> None:
 
 
 def _check_total(file: str, total: Any, real: Points) -> None:
-    if total is None:
-        return
-    if plain(_positive_number(file, "total", total)) != real:
+    if total is not None and plain(_positive_number(file, "total", total)) != real:
         raise RubricError(f"{file}: 'total' is {_quote(total)}, but the criteria add up to {real}; correct one of them")
 
 

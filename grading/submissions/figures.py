@@ -36,7 +36,7 @@ class Figure:
 
 
 def figures_of(path: Path, name: str) -> list[Figure]:
-    """The first of the submission that `read_submissions(path)` calls by this name; none if it can't be read."""
+    """The first pictures of the submission that `read_submissions(path)` calls so; none if it can't be read."""
     figures: list[Figure] = []
     with suppress(SubmissionError):
         for prefix, data in notebooks_of(path, name):

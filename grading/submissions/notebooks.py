@@ -88,10 +88,11 @@ def pictures_in(text: str) -> Iterator[tuple[str, Any]]:
     """
     for number, cell in enumerate(_cells(_load_json(text)), 1):
         location = f"cell {number}"
-        outputs = _merge_streams(_list(_dict(cell).get("outputs")))
-        attachment_forms = [(location, _dict(files)) for files in _dict(_dict(cell).get("attachments")).values()]
+        outputs = _merge_streams(as_list(as_dict(cell).get("outputs")))
+        attachment_forms = [(location, as_dict(files)) for files in as_dict(as_dict(cell).get("attachments")).values()]
         output_forms = [
-            (_of_output(location, index, outputs), _dict(output.get("data"))) for index, output in enumerate(outputs, 1)
+            (_of_output(location, index, outputs), as_dict(output.get("data")))
+            for index, output in enumerate(outputs, 1)
         ]
         for place, forms in (*attachment_forms, *output_forms):  # several forms of one output are one picture
             if kind := next((kind for kind in ("image/png", "image/jpeg") if kind in forms), ""):
@@ -196,7 +197,7 @@ def _cells(notebook: Mapping[str, Any]) -> list[Any]:
     if isinstance(cells, list):
         return cells
     if isinstance(sheets, list):
-        lists = [_dict(sheet).get("cells") for sheet in sheets]
+        lists = [as_dict(sheet).get("cells") for sheet in sheets]
         return [_from_v3(cell) for cells in lists if isinstance(cells, list) for cell in cells]
     raise Unreadable("not a notebook: it has no list of cells (nbformat 3 and 4 are read)")
 
@@ -208,7 +209,7 @@ def _from_v3(cell: Any) -> Any:
         return {**cell, "cell_type": "markdown"}
     if cell.get("cell_type") != "code":
         return cell
-    outputs = [_output_from_v3(output) for output in _list(cell.get("outputs"))]
+    outputs = [_output_from_v3(output) for output in as_list(cell.get("outputs"))]
     return {**cell, "source": cell.get("input"), "execution_count": cell.get("prompt_number"), "outputs": outputs}
 
 
@@ -234,8 +235,8 @@ class _NotebookReader:
     scanned_chars: Counter[PartKind] = field(default_factory=Counter)
 
     def submission(self, notebook: Mapping[str, Any]) -> Submission:
-        metadata = _dict(notebook.get("metadata"))
-        kernel, info = _dict(metadata.get("kernelspec")), _dict(metadata.get("language_info"))
+        metadata = as_dict(notebook.get("metadata"))
+        kernel, info = as_dict(metadata.get("kernelspec")), as_dict(metadata.get("language_info"))
         names = (info.get("name"), kernel.get("language"), kernel.get("name"), self.language)
         language = next(filter(None, map(language_name, names)), "")
         notes = [
@@ -248,18 +249,18 @@ class _NotebookReader:
 
     def read_cell(self, number: int, cell: Any) -> None:
         location = f"cell {number}"
-        kind = _dict(cell).get("cell_type")
+        kind = as_dict(cell).get("cell_type")
         if kind == "code":
             self._code(location, cell)
         elif kind in ("markdown", "raw"):
             source = _join_lines(cell.get("source"))
             self._add("text", without_header(source) if number == 1 else source, location)
-            self.images += len(_dict(cell.get("attachments")))
+            self.images += len(as_dict(cell.get("attachments")))
         else:
             self.unknown_cells += 1
 
     def _code(self, location: str, cell: Mapping[str, Any]) -> None:
-        source, outputs = _join_lines(cell.get("source")), _merge_streams(_list(cell.get("outputs")))
+        source, outputs = _join_lines(cell.get("source")), _merge_streams(as_list(cell.get("outputs")))
         self.language = self.language or language_name(cell.get("language"))
         self.never_run += bool(source.strip()) and cell.get("execution_count") is None and not outputs
         self.failed_cells += any(output.get("output_type") == "error" for output in outputs)
@@ -272,9 +273,9 @@ class _NotebookReader:
         if kind == "stream":
             return _join_lines(output.get("text"))
         if kind == "error":
-            trace = "\n".join(line for line in _list(output.get("traceback")) if isinstance(line, str))
+            trace = "\n".join(line for line in as_list(output.get("traceback")) if isinstance(line, str))
             return trace or f"{_join_lines(output.get('ename'))}: {_join_lines(output.get('evalue'))}"
-        return self._data(_dict(output.get("data")))
+        return self._data(as_dict(output.get("data")))
 
     def _data(self, data: Mapping[str, Any]) -> str:
         """The text of one result that comes in several forms. A plot in three formats is one picture."""
@@ -310,17 +311,14 @@ def _merge_streams(outputs: list[Any]) -> list[dict[str, Any]]:
         if not isinstance(output, dict):
             continue
         text = _join_lines(output.get("text")) if output.get("output_type") == "stream" else None
-        if text is not None and result and _same_stream(result[-1], output):
+        keys = ("output_type", "name", "stream")
+        if text is not None and result and all(result[-1].get(key) == output.get(key) for key in keys):
             pieces.append(text)
             result[-1]["text"] = pieces
         else:
             pieces = [text or ""]
             result.append(dict(output))
     return result
-
-
-def _same_stream(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    return all(first.get(key) == second.get(key) for key in ("output_type", "name", "stream"))
 
 
 def _join_lines(value: Any) -> str:
@@ -330,11 +328,13 @@ def _join_lines(value: Any) -> str:
     return "".join(line for line in value if isinstance(line, str)) if isinstance(value, list) else ""
 
 
-def _dict(value: Any) -> dict[str, Any]:
+def as_dict(value: Any) -> dict[str, Any]:
+    """A value of somebody's JSON if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def _list(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
+    """The same for a list."""
     return value if isinstance(value, list) else []
 
 

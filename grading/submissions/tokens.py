@@ -20,9 +20,6 @@ def estimate_tokens(text: str, letters_per_token: float = LETTERS_PER_TOKEN) -> 
     total = 0
     for match in _PIECES.finditer(text):
         piece = match.group()
-        total += 1 if not piece[0].isalpha() else math.ceil(_width(piece) / letters_per_token)
+        is_word = piece[0].isalpha()
+        total += math.ceil(len(piece.encode("utf-8", "replace")) / letters_per_token) if is_word else 1
     return total
-
-
-def _width(word: str) -> int:
-    return len(word) if word.isascii() else len(word.encode("utf-8", "replace"))

@@ -16,8 +16,7 @@ import click
 
 from engines.registry import entries
 from grading.points import Grade
-from grading.report.graded import load_graded
-from grading.report.grades import outcome_of
+from grading.report.grades import load_graded, outcome_of
 from infra.config import next_command
 from infra.config.settings import Settings, load_settings
 from kvasir.commands import batch as batch_commands

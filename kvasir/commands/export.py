@@ -12,7 +12,7 @@ import click
 
 from grading import export as out
 from grading.export import Choices, ExportFile, ExportFormat, SinceLast
-from grading.report.graded import load_graded
+from grading.report.grades import load_graded
 from infra.config.next_command import next_command
 from kvasir import class_run
 from kvasir.options import F, Globals, path

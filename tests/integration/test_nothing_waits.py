@@ -12,7 +12,7 @@ import pytest
 
 from desk.assignments import grading_work, read_inputs
 from desk.dry_runs import read_findings
-from grading.report.graded import load_graded
+from grading.report.grades import load_graded
 from grading.rubric.rubric import load_rubric
 from kvasir import cli
 from messages.errors import KvasirError

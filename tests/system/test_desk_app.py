@@ -12,7 +12,7 @@ import pytest
 from desk.backend import Backend, FleetView
 from desk.decisions import accept_grade
 from desk.fleet import FleetWatch
-from desk.view import Views
+from grading.reviews import append_override
 from tests.support.desk import answer, plan_tiny_class, request_of
 
 pytestmark = pytest.mark.system  # the pages need Streamlit, which comes with the ui extra: so their imports are late
@@ -54,7 +54,7 @@ def test_rows_are_made_anew_only_when_a_result_or_a_decision_has_come(tmp_path: 
     from desk.pages.shared import Desk
 
     out, assignment = plan_tiny_class(tmp_path)
-    desk = Desk(cast(Backend, None), Views(request_of), FleetWatch(FleetView))
+    desk = Desk(cast(Backend, SimpleNamespace(request_of=request_of)), FleetWatch(FleetView))
     _, first, _ = desk.rows(out)
     _, again, _ = desk.rows(out)
     assert all(one is other for one, other in zip(first, again, strict=True))
@@ -63,7 +63,7 @@ def test_rows_are_made_anew_only_when_a_result_or_a_decision_has_come(tmp_path: 
     view, graded, _ = desk.rows(out)
     assert [row.state for row in graded] == ["waiting", "graded", "waiting"]
 
-    desk.decisions(out).add(accept_grade(view.grades[1]))
+    append_override(out, accept_grade(view.grades[1]))
     assert [row.is_reviewed for row in desk.rows(out)[1]] == [False, True, False]
 
 
@@ -71,8 +71,8 @@ def test_rates_are_counted_anew_only_when_a_result_has_come(tmp_path: Path) -> N
     from desk.pages.shared import Desk
 
     out, assignment = plan_tiny_class(tmp_path)
-    backend = SimpleNamespace(home=tmp_path / "home", extra_folders=[out])
-    desk = Desk(cast(Backend, backend), Views(request_of), FleetWatch(FleetView))
+    backend = SimpleNamespace(home=tmp_path / "home", extra_folders=[out], request_of=request_of)
+    desk = Desk(cast(Backend, backend), FleetWatch(FleetView))
     assert desk.rates() == []
 
     answer(out, assignment, [0])
@@ -87,7 +87,7 @@ def test_rates_are_counted_anew_only_when_a_result_has_come(tmp_path: Path) -> N
 def test_what_is_drawn_is_kept_until_what_it_shows_has_changed_and_only_the_latest() -> None:
     from desk.pages.shared import CACHE_SIZE, Desk
 
-    desk = Desk(cast(Backend, None), Views(request_of), FleetWatch(FleetView))
+    desk = Desk(cast(Backend, SimpleNamespace(request_of=request_of)), FleetWatch(FleetView))
     made: list[str] = []
 
     def drawn(key: str, stamp: int) -> str:

@@ -23,8 +23,9 @@ from desk.text import escape_markdown
 from desk.view import BatchView
 from grading.report.grades import outcomes
 from grading.request import AskForm
+from grading.reviews import append_override
 from grading.rubric.rubric import parse_rubric
-from messages.errors import BatchError, RubricError
+from messages.errors import BatchError, RubricError, SubmissionError
 from producers.batch.batch import Batch
 from producers.words import names_in
 from tests.support.desk import answer, plan, plan_tiny_class, request_for, request_of
@@ -143,7 +144,9 @@ def test_a_changed_grade_counts_and_leaves_the_results_as_they_were(tmp_path: Pa
     before = (out / "results.jsonl").read_bytes()
     grade = view.grades[0]
 
-    decisions.add(*make_overrides(grade, {}, {"works": 3}, {"works": "All of it runs."}, grade.summary, "I ran it"))
+    append_override(
+        out, *make_overrides(grade, {}, {"works": 3}, {"works": "All of it runs."}, grade.summary, "I ran it")
+    )
 
     row = make_rows(view, decisions.refresh())[0]
     assert (row.ai, row.points, row.is_reviewed) == (4, 5, True)
@@ -154,7 +157,7 @@ def test_a_changed_grade_counts_and_leaves_the_results_as_they_were(tmp_path: Pa
 def test_only_what_differs_from_what_stands_is_a_decision(tmp_path: Path) -> None:
     _, view, decisions = decided_class(tmp_path)
     grade = view.grades[0]
-    decisions.add(*make_overrides(grade, {}, {"works": 3}, {}, grade.summary, "I ran it"))
+    append_override(view.folder, *make_overrides(grade, {}, {"works": 3}, {}, grade.summary, "I ran it"))
     decided = decisions.refresh()[grade.item_id]
 
     assert make_overrides(grade, decided, {"works": 3, "clear": 2}, {}, grade.summary, "") == []
@@ -174,8 +177,8 @@ def test_a_change_without_a_reason_or_out_of_range_is_refused(
 def test_agreement_counts_accepted_grades_as_agreeing_and_unreviewed_ones_not_at_all(tmp_path: Path) -> None:
     _, view, decisions = decided_class(tmp_path)
     first, second, _ = view.grades
-    decisions.add(accept_grade(first))
-    decisions.add(*make_overrides(second, {}, {"works": 0}, {}, second.summary, "it does not run"))
+    append_override(view.folder, accept_grade(first))
+    append_override(view.folder, *make_overrides(second, {}, {"works": 0}, {}, second.summary, "it does not run"))
 
     assert view.rubric
     works, clear = agreement(view.rubric.criteria, view.grades, decisions.refresh())
@@ -196,7 +199,7 @@ def test_a_regrade_is_compared_and_its_points_can_be_taken_over(tmp_path: Path) 
     before = {grade.submission: grade for grade in old.grades}
 
     found = differences(before, new.grades)
-    decisions.add(*round_overrides(old.grades[0], new.grades[0], "regraded"))
+    append_override(old.folder, *round_overrides(old.grades[0], new.grades[0], "regraded"))
 
     assert [difference.change for difference in found] == [-2.0] * 3
     assert found[0].criteria == (("works", 2, 1), ("clear", 2, 1))
@@ -417,7 +420,7 @@ def test_a_class_in_a_zip_that_was_cut_off_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe\xfd"])
 def test_a_solution_that_cant_be_read_is_refused_by_its_own_name(data: bytes) -> None:
     assignments.check_document("Lösung.py", b"x = 1")
-    with pytest.raises(InputError, match=r"^Lösung\.ipynb can't be read: "):
+    with pytest.raises(SubmissionError, match=r"^Lösung\.ipynb can't be read: "):
         assignments.check_document("Lösung.ipynb", data)
 
 

@@ -15,8 +15,12 @@ from desk.decisions import Decisions, accept_grade, make_overrides, round_overri
 from desk.rounds import graded_class_of
 from desk.rows import counters, make_rows
 from desk.view import BatchView
-from grading.export import export_canvas, export_csv, export_feedback, export_moodle, export_moodle_feedback
-from grading.report.graded import save_graded
+from grading.export.canvas import export_canvas
+from grading.export.feedback import export_feedback
+from grading.export.moodle import export_moodle
+from grading.export.moodle_feedback import export_moodle_feedback
+from grading.export.plain import export_csv
+from grading.report.grades import save_graded
 from grading.reviews import Override, append_override, current_decisions, read_overrides, undo_override
 from messages.errors import BatchError
 from tests.support.desk import answer, plan_tiny_class, request_of
@@ -117,10 +121,10 @@ def test_the_desk_reads_a_whole_review_on_one_line_as_exports_do(tmp_path: Path)
 def test_looking_at_a_grade_leaves_the_summary_that_somebody_wrote(tmp_path: Path) -> None:
     _, view, decisions = graded(tmp_path)
     grade = view.grades[0]
-    decisions.add(*make_overrides(grade, {}, {}, {}, "Well done.", "kinder", NAME))
+    append_override(view.folder, *make_overrides(grade, {}, {}, {}, "Well done.", "kinder", NAME))
 
     whole = decisions.refresh()[grade.item_id].get(None)
-    decisions.add(accept_grade(grade, NAME, whole))
+    append_override(view.folder, accept_grade(grade, NAME, whole))
 
     assert make_rows(view, decisions.refresh())[0].final.summary == "Well done."
 
@@ -141,12 +145,16 @@ def test_a_round_replaces_what_rounds_gave_and_never_what_a_person_decided(tmp_p
     out, assignment = plan_tiny_class(tmp_path / "new")
     answer(out, assignment, [0, 1, 2], points=1)
     new = BatchView(out, request_of).refresh()
-    decisions.add(*make_overrides(old.grades[0], {}, {"works": 3}, {}, old.grades[0].summary, "I ran it", NAME))
+    append_override(
+        old.folder, *make_overrides(old.grades[0], {}, {"works": 3}, {}, old.grades[0].summary, "I ran it", NAME)
+    )
     decided = decisions.refresh()
 
     for number in (0, 1):
         stands = decided.get(old.grades[number].item_id, {})
-        decisions.add(*round_overrides(old.grades[number], new.grades[number], "regraded in round 1", NAME, stands))
+        append_override(
+            old.folder, *round_overrides(old.grades[number], new.grades[number], "regraded in round 1", NAME, stands)
+        )
 
     assert [row.points for row in make_rows(old, decisions.refresh())] == [5, 2, 4]
 
@@ -157,16 +165,18 @@ def test_a_table_shows_what_waits_for_a_person_and_a_decision_ends_it(tmp_path: 
     assert [bool(row.needs_review) for row in found] == [True, True, False]
     assert counters(found).need_review == 2
 
-    decisions.add(*make_overrides(view.grades[0], {}, {"works": 1}, {}, view.grades[0].summary, "I ran it"))
+    append_override(
+        view.folder, *make_overrides(view.grades[0], {}, {"works": 1}, {}, view.grades[0].summary, "I ran it")
+    )
     assert make_rows(view, decisions.refresh())[0].needs_review == ("clear: evidence not found",)
-    decisions.add(accept_grade(view.grades[0]))
+    append_override(view.folder, accept_grade(view.grades[0]))
     assert make_rows(view, decisions.refresh())[0].needs_review == ()
 
 
 def test_a_reviewers_name_is_in_the_instructors_table_and_in_nothing_for_a_learning_platform(tmp_path: Path) -> None:
-    out, view, decisions = graded(tmp_path)
+    out, view, _ = graded(tmp_path)
     grade = view.grades[0]
-    decisions.add(*make_overrides(grade, {}, {"works": 1}, {"works": "Half."}, "Half of it.", "I ran it", NAME))
+    append_override(out, *make_overrides(grade, {}, {"works": 1}, {"works": "Half."}, "Half of it.", "I ran it", NAME))
     made = graded_class_of(view)
     assert made
     save_graded(out, made)

@@ -9,12 +9,11 @@ import pytest
 
 from grading.alarms import class_alarms
 from grading.points import Grade, grade_submission
-from grading.prompts.answers import AnswerError, ParsedAnswer, criterion_grade
+from grading.prompts.answers import AnswerError, ParsedAnswer, criterion_grade, parse_samples
 from grading.prompts.prompt import build_prompt, prefix
 from grading.quotes import leaks, private_texts, submission_texts
 from grading.rubric.checks import Check, CheckFinding, run_checks
 from grading.rubric.rubric import Criterion, Rubric
-from grading.samples import parse_samples
 from grading.submissions.reading import Submission
 from grading.submissions.submission import SubmissionPart
 

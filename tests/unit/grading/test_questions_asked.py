@@ -16,8 +16,7 @@ from grading.grades import make_graded_class, make_grades
 from grading.jobs import Assignment, Task
 from grading.points import Grade
 from grading.prompts.questions import PASSAGE, SUMMARY, questions_of
-from grading.report.graded import load_graded, save_graded
-from grading.report.grades import show_distribution
+from grading.report.grades import load_graded, save_graded, show_distribution
 from grading.report.page import render_page
 from grading.request import GradeRequest
 from grading.rubric.rubric import Aspect, load_rubric

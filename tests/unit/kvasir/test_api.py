@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kvasir
-from grading.report.graded import load_graded
+from grading.report.grades import load_graded
 from kvasir import cli
 from producers.batch.batch import Batch
 from tests.support.homework import tiny, tiny_class

@@ -10,7 +10,7 @@ import pytest
 
 from grading.grades import make_graded_class, make_grades
 from grading.hand_sample import BoundError, SamplePlan, draw_sample, load_draw
-from grading.report.graded import load_graded, save_graded
+from grading.report.grades import load_graded, save_graded
 from grading.reviews import Override, append_override
 from kvasir import cli
 from producers.batch.batch import Batch

@@ -12,7 +12,7 @@ import pytest
 
 import kvasir
 from grading.points import Grade
-from grading.report.graded import load_graded, save_graded
+from grading.report.grades import load_graded, save_graded
 from kvasir import cli
 from messages.jobs import JobError, JobResult
 from producers.batch.batch import Batch

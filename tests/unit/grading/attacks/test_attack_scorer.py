@@ -173,8 +173,9 @@ def test_the_example_class_is_flagged_where_it_attacks_and_nowhere_else() -> Non
 
 
 def test_a_passage_scores_the_same_alone_and_at_the_end_of_a_text() -> None:
+    from examples.attacks.train import buckets
     from grading.attacks.disguises import plain
-    from grading.attacks.scorer import buckets, scores, table
+    from grading.attacks.scorer import scores, table
 
     line = plain(PLAIN)
     where, values = buckets(line)

@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from grading.charts import runs
-from grading.charts.drawing import Picture, Span, columns, lines, points, spans
-from grading.charts.histogram import Bar
+from grading.charts.drawing import Bar, Picture, Span, columns, lines, points, spans
 from messages.jobs import DecodeReport, JobResult, PrefillReport
 
 HOSTILE = '<script>"&</script>'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grading.charts.histogram import MAX_BARS, Bar, histogram
+from grading.charts.drawing import MAX_BARS, Bar, histogram
 
 
 def test_one_bar_for_each_number_of_points() -> None:

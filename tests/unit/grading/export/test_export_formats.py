@@ -14,7 +14,7 @@ import pytest
 
 from grading.export import DESK_FORMATS, FORMATS, Choices, ExportFormat
 from grading.points import CriterionGrade, Grade
-from grading.report.graded import GradedClass, save_graded
+from grading.report.grades import GradedClass, save_graded
 from producers.batch.batch import Batch
 from tests.support.processes import ROOT
 

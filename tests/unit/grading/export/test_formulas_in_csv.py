@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from grading.export import export_canvas, export_csv, export_moodle
+from grading.export.canvas import export_canvas
+from grading.export.moodle import export_moodle
+from grading.export.plain import export_csv
 from grading.export.tables import Sheet, read_sheet, write_sheet
 from grading.points import CriterionGrade, Grade
-from grading.report.graded import GradedClass, save_graded
-from grading.report.grades import write_grades_csv
+from grading.report.grades import GradedClass, save_graded, write_grades_csv
 from grading.rubric.rubric import parse_rubric
 
 FORMULA = '=HYPERLINK("http://x/"&A1)'

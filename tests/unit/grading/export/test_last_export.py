@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from grading.export import held_by_canvas, held_by_moodle, record_export, since_last
+from grading.export import record_export, since_last
+from grading.export.canvas import held_by_canvas
 from grading.export.final import apply_decisions, final_grades
 from grading.export.last import FILE
+from grading.export.moodle import held_by_moodle
 from grading.points import CriterionGrade, Grade
-from grading.report.graded import GradedClass, save_graded
+from grading.report.grades import GradedClass, save_graded
 from grading.reviews import Override, append_override
 from kvasir import cli
 from messages.errors import BatchError

@@ -14,9 +14,11 @@ import pytest
 from desk.rounds import graded_class_of
 from desk.rows import make_rows
 from desk.view import BatchView
-from grading.export import ExportError, export_csv, export_feedback, final_grades, keep_times
+from grading.export import ExportError, final_grades, keep_times
+from grading.export.feedback import export_feedback
+from grading.export.plain import export_csv
 from grading.points import CriterionGrade, Grade
-from grading.report.graded import GradedClass, load_graded, save_graded
+from grading.report.grades import GradedClass, load_graded, save_graded
 from grading.report.page import render_page
 from grading.reviews import Override, append_override
 from grading.rubric.late import LateRule

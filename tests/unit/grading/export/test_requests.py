@@ -22,7 +22,7 @@ from grading.export import (
 )
 from grading.export.requests import FILE
 from grading.grades import make_graded_class, make_grades
-from grading.report.graded import save_graded
+from grading.report.grades import save_graded
 from grading.reviews import Override, append_override
 from kvasir import cli
 from messages.errors import BatchError

@@ -21,7 +21,7 @@ from grading.hand_sample import (
     enter_points,
     entered_points,
 )
-from grading.report.graded import load_graded, save_graded
+from grading.report.grades import load_graded, save_graded
 from producers.batch.batch import Batch
 from tests.support.desk import answer, plan_tiny_class
 
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def held(folder: Path, made: Draw) -> dict[str, dict[str, str]]:
-    return entered_points(folder, made, load_graded(folder))
+    return entered_points(folder / SHEET, made, load_graded(folder))
 
 
 def test_points_are_kept_one_by_one_until_the_sheet_can_be_read(folder: Path) -> None:

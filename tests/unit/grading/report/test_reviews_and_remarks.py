@@ -14,7 +14,7 @@ from desk.rows import counters, make_rows
 from desk.view import BatchView
 from grading.points import Grade, grade_submission
 from grading.prompts.answers import ParsedAnswer, criterion_grade
-from grading.report.graded import load_graded
+from grading.report.grades import load_graded
 from grading.rubric.rubric import Criterion, Rubric
 from grading.submissions.reading import Submission, SubmissionPart, read_submissions
 from grading.submissions.truncation import Cut
