@@ -130,17 +130,8 @@ THEIR_CONFIG = {
     "decode_servers": [{"host": "169.254.150.102", "port": 8001, "model": "qwen", "name": "Mac Studio 2"}],
 }
 METRICS = {
-    "prefill_time",
-    "decode_time",
-    "total_time",
-    "prompt_tokens",
-    "completion_tokens",
-    "total_tokens",
-    "prefill_speed",
-    "decode_speed",
-    "method",
-    "prefill_server",
-    "decode_server",
+    *("prefill_time", "decode_time", "total_time", "prompt_tokens", "completion_tokens", "total_tokens"),
+    *("prefill_speed", "decode_speed", "method", "prefill_server", "decode_server"),
 }
 RUBRIC = {"code_quality": {"points": 6, "description": "It runs."}, "business_insight": {"points": 4}}
 

@@ -6,7 +6,6 @@ import pytest
 
 from grading.submissions import archives
 from grading.submissions import reading as submissions
-from grading.submissions.lms_names import canvas_id
 from grading.submissions.reading import read_document, read_submissions
 from messages.errors import SubmissionError
 
@@ -352,23 +351,7 @@ def test_a_limit_takes_the_first_by_name(tmp_path):
         read_submissions(tmp_path, limit=-1)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("doejane_12_34_hw_2_1.ipynb", "12"),
-        ("doe2_LATE_12_34_x.ipynb", "12"),
-        ("anon_LATE_Xy_1_x.R", "Xy"),
-        ("hw_1.R", ""),
-        ("anon", ""),
-    ],
-)
-def test_the_canvas_id_is_the_first_number_after_the_name(name, expected):
-    assert canvas_id(name) == expected
-
-
 # --- errors of the whole
-
-
 def test_a_path_with_nothing_to_read_is_an_error_that_names_it(tmp_path):
     with pytest.raises(SubmissionError, match="nowhere: there is no such file or folder"):
         read_submissions(tmp_path / "nowhere")
