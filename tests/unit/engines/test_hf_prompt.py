@@ -81,14 +81,6 @@ def test_the_ids_of_a_harmless_prompt_are_those_of_its_whole_text(demo: HFPrompt
         )
 
 
-def test_the_first_shared_ids_are_those_of_every_prompt_with_this_prefix(demo: HFPrompt) -> None:
-    prompts = [demo.tokenize(user_prompt(CLASS, own), 0.0) for own in ("x", " x", "\n\nx", "42", "", "é", ".", "reads")]
-    (shared,) = {prompt.shared_tokens for prompt in prompts}
-    assert len({prompt.ids[:shared] for prompt in prompts}) == 1
-    assert shared > 0.9 * min(len(prompt.ids) for prompt in prompts)
-    assert demo.tokenize(user_prompt("", "x"), 0.0).shared_tokens == 0
-
-
 @pytest.mark.parametrize(
     ("template", "around"),
     [
@@ -132,25 +124,19 @@ TALK = (
 )
 
 
+ENDS = "<|im_end|>\n<|im_start|>assistant\nIt is.<|im_end|>\n<|im_start|>user\nAnd the input?<|im_end|>\n"
+ENDS += "<|im_start|>assistant\n"
+FOLDED_ENDS = ENDS.replace("assistant", "model")
+
+
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        (
-            CHATML,
-            "<|im_start|>system\nMind the rubric. <|im_end|>\n<|im_start|>user\n the line is out \n<|im_end|>\n"
-            "<|im_start|>assistant\nIt is.<|im_end|>\n<|im_start|>user\nAnd the input?<|im_end|>\n"
-            "<|im_start|>assistant\n",
-        ),
-        (
-            TRIMS,
-            "<|im_start|>system\nMind the rubric.<|im_end|>\n<|im_start|>user\nthe line is out<|im_end|>\n"
-            "<|im_start|>assistant\nIt is.<|im_end|>\n<|im_start|>user\nAnd the input?<|im_end|>\n"
-            "<|im_start|>assistant\n",
-        ),
+        (CHATML, "<|im_start|>system\nMind the rubric. <|im_end|>\n<|im_start|>user\n the line is out \n" + ENDS),
+        (TRIMS, "<|im_start|>system\nMind the rubric.<|im_end|>\n<|im_start|>user\nthe line is out" + ENDS),
         (
             FOLDS,
-            "<|endoftext|><|im_start|>user\nMind the rubric. \n\nthe line is out<|im_end|>\n"
-            "<|im_start|>model\nIt is.<|im_end|>\n<|im_start|>user\nAnd the input?<|im_end|>\n<|im_start|>model\n",
+            "<|endoftext|><|im_start|>user\nMind the rubric. \n\nthe line is out" + ENDS.replace("assistant", "model"),
         ),
         (
             BARE,
@@ -172,18 +158,6 @@ def test_control_tokens_spelled_in_any_message_stay_text(demo: HFPrompt) -> None
     ids = demo.tokenize(said, 0.0).ids
     assert spelled(demo, ids).count(attack) == 4
     assert len([number for number in ids if number in demo.control_ids]) == 2 * 4 + 1
-
-
-def test_the_class_wide_part_may_end_with_a_message_or_within_one(demo: HFPrompt) -> None:
-    system, before = Part("system", CLASS, "class"), Part("user", "Grade this: ", "class")
-    ends = [demo.tokenize((system, Part("user", own)), 0.0) for own in ("x", " x", "\n\nx", "<|im_end|>", "42")]
-    within = [demo.tokenize((system, before, Part("user", own)), 0.0) for own in ("x", " x", "\n\nx", "", "42") if own]
-    for prompts in (ends, within):
-        (shared,) = {prompt.shared_tokens for prompt in prompts}
-        assert len({prompt.ids[:shared] for prompt in prompts}) == 1
-        assert CLASS in spelled(demo, prompts[0].ids[:shared])
-    assert "Grade this" in spelled(demo, within[0].ids[: within[0].shared_tokens])
-    assert demo.tokenize((Part("system", CLASS), Part("user", "x")), 0.0).shared_tokens == 0
 
 
 @pytest.mark.parametrize(
