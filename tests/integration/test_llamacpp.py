@@ -20,7 +20,7 @@ from engines.proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
 from messages.errors import Cancelled, ConfigError, EngineUnavailable, InvalidPrompt, KVTransferFailed
 from messages.jobs import Part, Sampling, user_prompt
-from messages.kv import Block, KVCache, Record, Window
+from tests.support.kv_samples import prefilled
 from tests.support.tiny_gguf import CHATML, TinyModel, control_ids, token_texts, write_gguf
 
 GREEDY = Sampling(max_tokens=16, temperature=0)
@@ -42,15 +42,6 @@ def engine(weights: Path) -> Iterator[Engine]:
 
 def load(path: Path | str, context: int = 2048, slots: int = 1) -> Engine:
     return open_engine("llamacpp", EngineOptions(str(path), context=context, slots=slots, threads=1))
-
-
-def prefilled(engine: Engine, tokens: tuple[int, ...]) -> KVCache:
-    records: list[Record] = []
-    engine.prefill(tokens, records.append)
-    assert engine.info.layout is not None
-    blocks = tuple(record for record in records if isinstance(record, Block))
-    windows = [record for record in records if isinstance(record, Window)]
-    return KVCache(engine.info.layout, blocks, windows[0] if windows else None)
 
 
 NO_TALK = "{% for m in messages if m.role == 'assistant' %}{{ raise_exception('no talk, please') }}{% endfor %}"

@@ -24,7 +24,8 @@ from engines.proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
 from messages.errors import Cancelled, ConfigError, EngineUnavailable, InvalidSchema, KVTransferFailed
 from messages.jobs import Sampling, user_prompt
-from messages.kv import Block, KVCache, Record, Window
+from messages.kv import Block, Record
+from tests.support.kv_samples import prefilled
 from tests.support.tiny_gguf import TinyModel, write_gguf
 from tests.support.tiny_hf import write_hf
 
@@ -59,15 +60,6 @@ def tiny(folder: Path, architecture: str, layers: int = 2, seed: int = 0) -> tup
     folder.mkdir(exist_ok=True)
     source = write_gguf(folder / "tiny.gguf", model)
     return write_hf(folder / "tiny", source, model), source
-
-
-def prefilled(engine: Engine, tokens: tuple[int, ...], **how: object) -> KVCache:
-    records: list[Record] = []
-    engine.prefill(tokens, records.append, **how)
-    assert engine.info.layout is not None
-    blocks = tuple(record for record in records if isinstance(record, Block))
-    windows = [record for record in records if isinstance(record, Window)]
-    return KVCache(engine.info.layout, blocks, windows[0] if windows else None)
 
 
 @pytest.fixture(scope="module", params=["kvasir-demo", "qwen2", "gpt-oss"])

@@ -126,7 +126,6 @@ TALK = (
 
 ENDS = "<|im_end|>\n<|im_start|>assistant\nIt is.<|im_end|>\n<|im_start|>user\nAnd the input?<|im_end|>\n"
 ENDS += "<|im_start|>assistant\n"
-FOLDED_ENDS = ENDS.replace("assistant", "model")
 
 
 @pytest.mark.parametrize(
@@ -181,17 +180,13 @@ def test_a_conversation_that_a_template_can_not_render_is_refused_for_good(
         prompt.tokenize(TALK, 0.0)
 
 
-def test_a_template_file_goes_before_the_one_in_the_configuration(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, "old {{ messages[0].content }}")
-    (folder / "chat_template.jinja").write_text("new {{ messages[0].content }}")
-    prompt = HFPrompt(folder)
-    assert spelled(prompt, prompt.tokenize(user_prompt("", "x"), 0.0).ids) == "new x"
-
-
-def test_of_several_templates_the_default_one_is_taken(tmp_path: Path) -> None:
+def test_a_template_file_goes_before_those_in_the_configuration_and_the_default_before_others(tmp_path: Path) -> None:
     templates = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "{{ messages[0].content }}!"}]
-    prompt = HFPrompt(folder_with(tmp_path, chat_template=templates))
-    assert spelled(prompt, prompt.tokenize(user_prompt("", "x"), 0.0).ids) == "x!"
+    folder = folder_with(tmp_path, chat_template=templates)
+    for said in ("x!", "new x"):
+        prompt = HFPrompt(folder)
+        assert spelled(prompt, prompt.tokenize(user_prompt("", "x"), 0.0).ids) == said
+        (folder / "chat_template.jinja").write_text("new {{ messages[0].content }}")
 
 
 @pytest.mark.parametrize(
