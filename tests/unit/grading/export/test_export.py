@@ -230,12 +230,13 @@ def test_the_assignments_of_a_gradebook_can_be_listed() -> None:
     assert assignment_columns(GRADEBOOK) == ["Homework 3 (700)", "Homework 4 (701)"]
 
 
-def test_a_submission_without_an_id_is_listed(tmp_path: Path) -> None:
-    batch(tmp_path, [grade("anna.ipynb")])
+def test_a_submission_without_an_id_is_listed_with_its_other_reasons(tmp_path: Path) -> None:
+    batch(tmp_path, [grade("anna.ipynb"), grade("plain.R", words=None)])
 
-    made = export_canvas(tmp_path, GRADEBOOK, "701")
-
-    assert reasons(made) == {"anna.ipynb": "its name holds no Canvas user id, so it is not in the file"}
+    assert reasons(export_canvas(tmp_path, GRADEBOOK, "701")) == {
+        "anna.ipynb": "its name holds no Canvas user id, so it is not in the file",
+        "plain.R": "incomplete: no points for words: late; its name holds no Canvas user id, so it is not in the file",
+    }
 
 
 @pytest.mark.parametrize(
@@ -355,14 +356,6 @@ def test_who_is_left_out_stands_there_once_on_one_line_with_every_reason(
     assert "feedback withheld" not in listed[1].reason  # there is no file that it could be withheld from
 
 
-def test_a_reason_to_be_blank_and_one_to_be_left_out_are_joined(tmp_path: Path) -> None:
-    batch(tmp_path, [grade("plain.R", words=None)])
-
-    assert reasons(export_canvas(tmp_path, GRADEBOOK, "701")) == {
-        "plain.R": "incomplete: no points for words: late; its name holds no Canvas user id, so it is not in the file"
-    }
-
-
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script> ![x](http://x/y) # Title"
     batch(tmp_path, [grade("s.R", summary=evil, criteria=(criterion("loops", 6, 6, feedback=evil),), points=6)])
@@ -407,22 +400,13 @@ def points_of(folder: Path) -> dict[str, str]:
     return {row["submission"]: row["points"] for row in rows}
 
 
-def test_a_decision_about_the_doubtful_criterion_settles_it(canvas: Path) -> None:
-    append_override(canvas, decision(CANVAS["doubtful"], "words", 1))
+@pytest.mark.parametrize(("decided", "points"), [(("words", 1), "3"), (("loops", 1), ""), ((), "5.5")])
+def test_a_decision_about_the_doubtful_criterion_or_the_whole_settles_the_doubt(
+    canvas: Path, decided: tuple[str, int] | tuple[()], points: str
+) -> None:
+    append_override(canvas, decision(CANVAS["doubtful"], *decided))
 
-    assert points_of(canvas)[CANVAS["doubtful"]] == "3"
-
-
-def test_a_decision_about_another_criterion_leaves_the_doubt(canvas: Path) -> None:
-    append_override(canvas, decision(CANVAS["doubtful"], "loops", 1))
-
-    assert points_of(canvas)[CANVAS["doubtful"]] == ""
-
-
-def test_accepting_the_whole_settles_all_doubts(canvas: Path) -> None:
-    append_override(canvas, decision(CANVAS["doubtful"]))
-
-    assert points_of(canvas)[CANVAS["doubtful"]] == "5.5"
+    assert points_of(canvas)[CANVAS["doubtful"]] == points
 
 
 def test_a_total_by_hand_grades_what_failed_and_the_last_decision_counts(canvas: Path) -> None:

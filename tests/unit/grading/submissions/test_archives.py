@@ -199,14 +199,6 @@ def test_names_in_utf_8_without_the_mark_and_in_cp437_are_read(tmp_path):
     assert set(by_name(path)) == {"grün.R", "grü_n.R"}
 
 
-def test_a_name_marked_as_utf_8_that_is_not_makes_the_zip_unreadable(tmp_path):
-    path = make_zip(tmp_path / "class.zip", {"grün.R": "1"})
-    path.write_bytes(path.read_bytes().replace("ü".encode(), b"\xff\xff"))
-
-    with pytest.raises(SubmissionError, match=r"class\.zip is not a zip that can be read: UnicodeDecodeError"):
-        read_submissions(path)
-
-
 def test_two_members_of_one_name_are_a_problem(tmp_path):
     path = tmp_path / "class.zip"
     with pytest.warns(UserWarning, match="Duplicate name"):
@@ -276,9 +268,11 @@ def test_a_directory_too_large_for_the_members_allowed_is_not_parsed(tmp_path, m
         read_submissions(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x05\x06" + b"\0" * 17, b"PK\x03\x04" * 10])
+@pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x05\x06" + b"\0" * 17, b"PK\x03\x04" * 10, "a bad name"])
 def test_a_bad_zip_is_an_error_that_names_it(tmp_path, content):
     path = tmp_path / "class.zip"
+    if isinstance(content, str):  # a name that is marked as UTF-8, and isn't
+        content = make_zip(path, {"grün.R": "1"}).read_bytes().replace("ü".encode(), b"\xff\xff")
     path.write_bytes(content)
 
     with pytest.raises(SubmissionError, match=r"class\.zip is not a zip that can be read"):
