@@ -267,6 +267,9 @@ def test_an_owner_sweeps_its_own_parked_results_and_puts_the_others_back(pipelin
     mine.close()
 
     assert [reply.result.batch_id for reply in swept] == ["mine", "mine"]
+    stranger = Replies(pipeline.broker, "none of them")
+    assert list(stranger.receive_parked()) == []
+    stranger.close(delete=True)
     assert sorted(message.correlation_id for message in pipeline.lying_in(topology.RESULTS_PARKED)) == [
         "nobodys",
         "theirs",
