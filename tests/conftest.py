@@ -16,6 +16,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.support import services
+from tests.support.processes import SIMULATED_MODEL, config_text
 from tests.support.servers import RedisCluster
 
 # How long an example takes says more about the machine than about the code. In CI the examples are the same each
@@ -27,6 +28,9 @@ hypothesis.settings.register_profile(
     derandomize=bool(os.environ.get("CI")),
 )
 hypothesis.settings.load_profile("kvasir")
+
+# Nor does the developer's own kvasir.toml reach a test.
+os.environ["XDG_CONFIG_HOME"] = "/nowhere"
 
 # A shell script's background jobs ignore Ctrl-C, and so would every process that a test starts in order to stop it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -56,6 +60,14 @@ def _no_settings_from_outside() -> Iterator[None]:
     yield
     _forget_settings()
     os.environ.update(before)
+
+
+@pytest.fixture
+def configured_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The present folder: empty but for the configuration of one simulated model, tiny:1b."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
+    return tmp_path
 
 
 def _forget_settings() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ import openai
 import pika
 import pika.exceptions
 import pytest
-from openai.types.batch_request_counts import BatchRequestCounts
 
 from gateway.server import own_name
 from infra.broker import topology
@@ -97,44 +95,3 @@ def test_started_again_after_a_kill_it_takes_its_queue_up_and_away(cluster: Clus
 
 def connected(cluster: Cluster) -> pika.BlockingConnection:
     return pika.BlockingConnection(pika.URLParameters(cluster.broker_url))
-
-
-def test_a_batch_outlives_its_gateway_and_every_line_is_answered_once(cluster: Cluster) -> None:
-    (model,) = cluster.models
-    names = [f"line {number}" for number in range(12)]
-    body = {"model": model, "max_tokens": 12}
-    lines = [
-        {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body | {"messages": asked(name)}}
-        for name in names
-    ]
-    state = ("--state", str(cluster.folder / "gateway"))
-    cluster.worker("prefill", model)
-    cluster.worker("decode", model)
-    gateway, url = serve(cluster, 0, *state)
-    with client(url) as asks:
-        file = asks.files.create(file=("p.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
-        batch = asks.batches.create(
-            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"week": "3"}
-        )
-        wait_until(lambda: answered(asks, batch.id) >= 2, "two are answered", timeout_s=30)
-        gateway.kill()
-
-    again, url = serve(cluster, 0, *state)
-    with client(url) as asks:
-        wait_until(lambda: asks.batches.retrieve(batch.id).status == "completed", "it is over", timeout_s=60)
-        over = asks.batches.retrieve(batch.id)
-        answers = [json.loads(row) for row in asks.files.content(over.output_file_id or "").text.splitlines()]
-    assert (over.created_at, over.metadata, over.error_file_id) == (batch.created_at, batch.metadata, None)
-    assert over.request_counts == BatchRequestCounts(total=12, completed=12, failed=0)
-    assert [row["custom_id"] for row in answers] == names
-    assert len({row["id"] for row in answers}) == 12
-    assert again.terminate() == 0
-
-
-def asked(name: str) -> list[dict[str, str]]:
-    return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"What is {name}?"}]
-
-
-def answered(asks: openai.OpenAI, batch_id: str) -> int:
-    counts = asks.batches.retrieve(batch_id).request_counts
-    return counts.completed if counts else 0

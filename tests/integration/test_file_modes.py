@@ -25,7 +25,6 @@ from kvasir import cli
 from kvasir.desk_app.configuration import DeskBackend
 from messages.jobs import user_prompt
 from tests.support.homework import RUBRIC, tiny, tiny_class
-from tests.support.processes import SIMULATED_MODEL, config_text
 from tests.support.tiny_gguf import write_gguf
 from tests.support.waiting import wait_until
 
@@ -38,11 +37,8 @@ def under(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.fixture(autouse=True)
-def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
-    (tmp_path / "kvasir.toml").chmod(0o644)
+def configured(configured_folder: Path) -> None:
+    (configured_folder / "kvasir.toml").chmod(0o644)
 
 
 def open_to_others(*places: Path) -> list[str]:

@@ -15,7 +15,8 @@ from engines.llamacpp.model import effective_rope, effective_ropes, require_know
 from engines.registry import EngineOptions, open_engine
 from engines.rope import difference
 from messages.errors import ConfigError, KVTransferFailed
-from messages.kv import Array, Block, KVCache
+from messages.kv import Array
+from tests.support.kv_samples import prefilled
 from tests.support.rope_folders import configuration
 from tests.support.tiny_gguf import TinyModel, write_gguf
 
@@ -33,11 +34,8 @@ MODELS = {
 def keys_of(gguf: Path) -> Array:
     """The first layer's keys, (positions, kv_heads, head_dim) as float64."""
     engine = open_engine("llamacpp", EngineOptions(str(gguf), context=512, slots=1, threads=1))
-    blocks: list[Block] = []
-    engine.prefill([40] * POSITIONS, blocks.append)  # type: ignore[arg-type]
-    assert engine.info.layout is not None
     assert engine.info.ropes == (effective_rope(read_gguf(gguf)),)
-    keys, _ = KVCache(engine.info.layout, tuple(blocks)).layer(0)
+    keys, _ = prefilled(engine, (40,) * POSITIONS).layer(0)
     engine.close()
     return keys.astype(np.float64)
 

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,8 @@ from engines.proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
 from messages.errors import Cancelled, ConfigError, EngineUnavailable, InvalidSchema, KVTransferFailed
 from messages.jobs import Sampling, user_prompt
-from messages.kv import Block, KVCache, Record, Window
+from messages.kv import Block, Record
+from tests.support.kv_samples import prefilled
 from tests.support.tiny_gguf import TinyModel, write_gguf
 from tests.support.tiny_hf import write_hf
 
@@ -59,15 +60,6 @@ def tiny(folder: Path, architecture: str, layers: int = 2, seed: int = 0) -> tup
     folder.mkdir(exist_ok=True)
     source = write_gguf(folder / "tiny.gguf", model)
     return write_hf(folder / "tiny", source, model), source
-
-
-def prefilled(engine: Engine, tokens: tuple[int, ...], **how: object) -> KVCache:
-    records: list[Record] = []
-    engine.prefill(tokens, records.append, **how)
-    assert engine.info.layout is not None
-    blocks = tuple(record for record in records if isinstance(record, Block))
-    windows = [record for record in records if isinstance(record, Window)]
-    return KVCache(engine.info.layout, blocks, windows[0] if windows else None)
 
 
 @pytest.fixture(scope="module", params=["kvasir-demo", "qwen2", "gpt-oss"])
@@ -136,41 +128,6 @@ def test_the_engine_proves_its_own_kv_transfer_and_names_its_device(twins: Twins
     assert prove(twins.mlx, twins.mlx) == ""
     devices = {"cpu"} if mx.default_device() == mx.cpu else {"metal", "cuda"}
     assert twins.mlx.info.device in devices
-
-
-def mutations(cache: KVCache, other: KVCache) -> dict[str, KVCache]:
-    """What a broken adapter would transfer KV."""
-
-    def changed(change: Callable[[np.ndarray], np.ndarray]) -> KVCache:
-        return KVCache(cache.layout, tuple(Block(b.start, np.ascontiguousarray(change(b.data))) for b in cache.blocks))
-
-    half = cache.layout.head_dim // 2
-    pairs = np.arange(2 * half).reshape(2, half).T.ravel()
-    return {
-        "K and V swapped": changed(lambda data: data[:, ::-1]),
-        "heads permuted": changed(lambda data: data[:, :, :, ::-1]),
-        "pairs interleaved": changed(lambda data: np.stack([data[:, 0][..., pairs], data[:, 1]], axis=1)),
-        "positions off by one": changed(lambda data: np.stack([turned(data[:, 0]), data[:, 1]], axis=1)),
-        "a foreign block": KVCache(cache.layout, (other.blocks[0], *cache.blocks[1:])),
-    }
-
-
-def turned(keys: np.ndarray) -> np.ndarray:
-    """Keys rotated as if each stood one position further on."""
-    first, second = np.split(keys, 2, axis=-1)
-    angle = 10000.0 ** -(np.arange(first.shape[-1], dtype=np.float32) / first.shape[-1])
-    parts = first * np.cos(angle) - second * np.sin(angle), second * np.cos(angle) + first * np.sin(angle)
-    return np.concatenate(parts, axis=-1)
-
-
-def test_a_cache_that_was_bent_on_the_way_leads_to_another_answer(engine: Engine) -> None:
-    # Given a prompt's cache, and another's of the same length
-    tokens, other = (engine.tokenize(user_prompt(PROSE, own), 0.0).ids for own in ("aaaa", "zzzz"))
-    other = other[:4] + tuple(reversed(other[4:90])) + other[90:]
-    cold = engine.decode(tokens, None, GREEDY)
-    # Then whatever an adapter might do wrong shows
-    for name, bent in mutations(prefilled(engine, tokens[:-1]), prefilled(engine, other[: len(tokens) - 1])).items():
-        assert engine.decode(tokens, bent, GREEDY).tokens != cold.tokens, name
 
 
 def test_blocks_come_out_while_later_ones_are_not_yet_computed(engine: Engine) -> None:
@@ -441,15 +398,6 @@ open_engine("mlx", EngineOptions({str(wrong)!r}, context=512))
     # Then each ends with the refusal, and none is aborted
     assert [run.returncode for run in runs] == [1] * 5
     assert all("MLX can't load" in run.stderr for run in runs)
-
-
-def test_an_engine_that_was_closed_says_so(folder: Path) -> None:
-    engine = load(folder)
-    engine.close()
-    engine.close()
-    for call in (lambda: engine.decode((1, 2), None, GREEDY), lambda: engine.prefill((1, 2), lambda _: None)):
-        with pytest.raises(EngineUnavailable, match="closed"):
-            call()
 
 
 @pytest.mark.system  # a process each

@@ -20,7 +20,7 @@ from kvasir import cli
 from messages.errors import BatchError
 from tests.support.desk import plan_tiny_class
 from tests.support.homework import tiny, tiny_class
-from tests.support.processes import SIMULATED_MODEL, command, config_text, environment
+from tests.support.processes import command, environment
 from tests.support.waiting import wait_until
 
 SETTLED_S = 1.0  # a process that was started has long touched its file
@@ -29,12 +29,9 @@ NOBODY = 65534
 
 
 @pytest.fixture(autouse=True)
-def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
+def configured(configured_folder: Path) -> None:
     # A desk whose browser page ends at once: what happens before anybody clicks is all that is looked at.
-    page = tmp_path / "stand-in" / "streamlit"
+    page = configured_folder / "stand-in" / "streamlit"
     page.mkdir(parents=True)
     (page / "__init__.py").write_text("")
     (page / "__main__.py").write_text("")

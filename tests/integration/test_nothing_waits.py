@@ -56,7 +56,6 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def batch(graded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it, in which a pipe harms nobody else."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
     shutil.copy(graded / "kvasir.toml", tmp_path)
     return shutil.copytree(graded / "out", tmp_path / "out")
 

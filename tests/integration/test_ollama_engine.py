@@ -2,7 +2,6 @@
 
 import json
 import logging
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +13,7 @@ from engines.proof import prove
 from engines.registry import EngineOptions, open_engine
 from infra.config.settings import load_settings
 from kvasir.connect import connect
-from messages.errors import Cancelled, ConfigError, ContextExceeded, EngineUnavailable, InvalidPrompt, InvalidSchema
+from messages.errors import ConfigError, ContextExceeded, EngineUnavailable, InvalidPrompt, InvalidSchema
 from messages.jobs import JobResult, Part, Sampling, user_prompt
 from tests.support.fake_ollama import MODEL, TEMPLATE_TOKENS, TRAINED_CONTEXT, FakeOllama
 from tests.support.pipeline import Pipeline, WatchedEngine
@@ -51,14 +50,6 @@ def test_an_answer_is_streamed_and_the_prompt_is_the_decoders(engine: OllamaEngi
     assert (answer.evaluated_tokens, answer.completion_tokens) == (TEMPLATE_TOKENS + 3, 12)
     assert (answer.finish_reason, answer.tokens) == ("stop", ())
     assert engine.decode_text(user_prompt("", "x"), Sampling(max_tokens=2)).finish_reason == "length"
-
-
-def test_a_request_that_met_a_closing_connection_is_sent_once_more(engine: OllamaEngine, server: FakeOllama) -> None:
-    server.habits.hangs_up = 1
-    assert engine.decode_text(user_prompt("", "x"), SHORT).completion_tokens == 12
-    server.habits.hangs_up = 2
-    with pytest.raises(EngineUnavailable, match="isconnected"):
-        engine.decode_text(user_prompt("", "x"), SHORT)
 
 
 TALK = (
@@ -171,25 +162,6 @@ def test_prompt_and_answer_must_fit_together(engine: OllamaEngine) -> None:
         engine.decode_text(user_prompt("", prompt), Sampling(max_tokens=fitting + 1))
     with pytest.raises(ContextExceeded, match="2,000 tokens to answer"):
         engine.decode_text(user_prompt("", "hi"), Sampling(max_tokens=2000))
-
-
-def test_a_decode_is_stopped_while_the_server_is_silent(engine: OllamaEngine, server: FakeOllama) -> None:
-    # Given a server that says one word and then nothing
-    server.habits.hang.clear()
-    stop = threading.Event()
-    pieces: list[str] = []
-
-    def stop_now(piece: str) -> None:
-        pieces.append(piece)
-        stop.set()
-
-    # When it is stopped
-    with pytest.raises(Cancelled):
-        engine.decode_text(user_prompt("", "go"), SHORT, stop_now, stop)
-    # Then no more came, and the engine works on
-    assert pieces == ["word0 "]
-    server.habits.hang.set()
-    assert engine.decode_text(user_prompt("", "go"), SHORT).completion_tokens == 12
 
 
 def test_closing_ends_a_decode_in_progress_and_unloads_nothing(engine: OllamaEngine, server: FakeOllama) -> None:

@@ -82,14 +82,6 @@ def test_a_connection_that_may_be_closing_is_not_used_again(engine: OpenAIEngine
     assert len(server.connections) == before + 1
 
 
-def test_a_request_that_met_a_closing_connection_is_sent_once_more(engine: OpenAIEngine, server: FakeOpenAI) -> None:
-    server.habits.hangs_up = 1
-    assert engine.decode_text(GO, SHORT).completion_tokens == 12
-    server.habits.hangs_up = 2
-    with pytest.raises(EngineUnavailable, match="isconnected"):
-        engine.decode_text(GO, SHORT)
-
-
 def test_what_is_asked_means_the_same_as_in_every_engine(engine: OpenAIEngine, server: FakeOpenAI) -> None:
     talk = (
         Part("system", "Be brief.", "class"),
@@ -183,28 +175,6 @@ def test_a_bad_day_of_the_server_is_one_of_our_errors(
     for name, value in habits.items():
         setattr(server.habits, name, value)
     with pytest.raises(error, match=words):
-        engine.decode_text(GO, SHORT)
-
-
-def test_a_decode_is_stopped_while_the_server_is_silent(engine: OpenAIEngine, server: FakeOpenAI) -> None:
-    server.habits.hang.clear()
-    stop = threading.Event()
-    pieces: list[str] = []
-
-    def stop_now(piece: str) -> None:
-        pieces.append(piece)
-        stop.set()
-
-    with pytest.raises(Cancelled):
-        engine.decode_text(GO, SHORT, stop_now, stop)
-    assert pieces == ["word0 "]
-    server.habits.hang.set()
-    assert engine.decode_text(GO, SHORT).completion_tokens == 12
-    server.close()
-    with pytest.raises(EngineUnavailable, match="does not answer"):
-        engine.decode_text(GO, SHORT)
-    engine.close()
-    with pytest.raises(EngineUnavailable, match="closed"):
         engine.decode_text(GO, SHORT)
 
 

@@ -55,7 +55,6 @@ def older(form: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     manifest = tmp_path / "class/out/batch.json"
     manifest.write_text(manifest.read_text("utf-8").replace("CLASS", str(tmp_path / "class")), "utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
     (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
     return tmp_path / "class/out"
 

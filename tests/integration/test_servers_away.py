@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,7 @@ import pytest
 from engines.base import outage_of
 from engines.llamacpp.server import Launch, LlamaServerProcess
 from engines.registry import EngineOptions, open_engine
-from messages.errors import EngineUnavailable
+from messages.errors import Cancelled, EngineUnavailable
 from messages.jobs import Sampling, user_prompt
 from messages.workers import ENGINE_AWAY
 from tests.support import llama_server_program
@@ -25,6 +26,7 @@ from tests.support.tiny_gguf import write_gguf
 from tests.support.waiting import wait_until
 
 SHORT = Sampling(max_tokens=8, temperature=0)
+GO = user_prompt("", "go")
 KINDS: dict[str, tuple[Callable[..., Any], str]] = {
     "ollama": (FakeOllama, f"/{OLLAMA_MODEL}"),
     "openai": (FakeOpenAI, f"/{OPENAI_MODEL}"),
@@ -49,6 +51,42 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any, Any, Call
         engine.close()
     for server in servers:
         server.close()
+
+
+def test_a_request_that_met_a_closing_connection_is_sent_once_more(served: Any) -> None:
+    server, engine, *_ = served
+    server.habits.hangs_up = 1
+    assert engine.decode_text(GO, SHORT).completion_tokens == 8
+    server.habits.hangs_up = 2
+    with pytest.raises(EngineUnavailable, match="isconnected"):
+        engine.decode_text(GO, SHORT)
+
+
+def test_a_decode_is_stopped_while_the_server_is_silent(served: Any) -> None:
+    # Given a server that says one word and then nothing
+    server, engine, *_ = served
+    server.habits.hang.clear()
+    stop = threading.Event()
+    pieces: list[str] = []
+
+    def stop_now(piece: str) -> None:
+        pieces.append(piece)
+        stop.set()
+
+    # When it is stopped
+    with pytest.raises(Cancelled):
+        engine.decode_text(GO, SHORT, stop_now, stop)
+    # Then no more came, and the engine works on
+    assert pieces == ["word0 "]
+    server.habits.hang.set()
+    assert engine.decode_text(GO, SHORT).completion_tokens == 8
+    # And what is wrong later is said
+    server.close()
+    with pytest.raises(EngineUnavailable, match="does not answer"):
+        engine.decode_text(GO, SHORT)
+    engine.close()
+    with pytest.raises(EngineUnavailable, match="closed"):
+        engine.decode_text(GO, SHORT)
 
 
 def test_jobs_wait_for_a_server_that_is_away(served: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from grading import planning
+from grading.grades import make_graded_class, make_grades
 from grading.jobs import Assignment, Task
+from grading.report.grades import GradedClass, save_graded
 from grading.request import AspectModel, GradeRequest
 from messages.jobs import DecodeReport, JobResult, PrefillReport
 from producers.batch.batch import Batch
@@ -47,6 +49,14 @@ def answer(
     tasks = [task for number in numbers for task in assignment.items[number].tasks]
     with Batch(out) as batch:
         batch.journal.record(_result(batch.batch_id, assignment, task, points, evidence) for task in tasks)
+
+
+def write_grades(out: Path, assignment: Assignment) -> GradedClass:
+    """Write the grades that follow from the journal, as a grading does at its end."""
+    with Batch(out) as batch:
+        graded_class = make_graded_class(batch.batch_id, assignment, make_grades(assignment, batch.result))
+    save_graded(out, graded_class)
+    return graded_class
 
 
 def _result(batch_id: str, assignment: Assignment, task: Task, points: int, evidence: str) -> JobResult:

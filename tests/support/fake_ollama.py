@@ -5,13 +5,13 @@ A token is a word. Shapes and sentences are those of Ollama 0.33; `OllamaHabits`
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from tests.support.fake_http import FakeHandler, FakeServer
 
 MODEL = "qwen3-coder:30b"
 TRAINED_CONTEXT = 4096
@@ -41,94 +41,32 @@ class OllamaHabits:
         self.hang.set()
 
 
-class FakeOllama:
-    """The server, on a loopback port, until the end of its `with` block."""
-
-    def __init__(self, port: int = 0) -> None:
-        """`port`: 0 for any."""
-        self.habits = OllamaHabits()
-        self.models = {MODEL}
-        self.requests: list[tuple[str, dict[str, Any]]] = []
-        self.context = 0  # of the model as loaded; 0: it isn't
-        self.connections: set[socket.socket] = set()
-        self._http = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
-        self._http.daemon_threads = True
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return f"http://127.0.0.1:{self._http.server_address[1]}"
-
-    def close(self) -> None:
-        """Stop listening, drop who is connected. Idempotent."""
-        self.habits.hang.set()
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
-        for connection in self.connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-    def last_request(self, path: str) -> dict[str, Any]:
-        """The last request to a route."""
-        return next(body for route, body in reversed(self.requests) if route == path)
-
-
-def _handler(server: FakeOllama) -> type[BaseHTTPRequestHandler]:
-    class BoundHandler(_OllamaHandler):
-        fake = server
-
-    return BoundHandler
-
-
 class _RequestRefused(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
 
 
-class _OllamaHandler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    fake: FakeOllama
-
-    def setup(self) -> None:
-        super().setup()
-        self.fake.connections.add(self.connection)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
-
+class _OllamaHandler(FakeHandler, BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/api/tags":
-            self._json(200, {"models": [{"model": name, "name": name} for name in sorted(self.fake.models)]})
+            self.send_json(200, {"models": [{"model": name, "name": name} for name in sorted(self.fake.models)]})
         elif self.path == "/api/ps":
-            self._json(200, {"models": self._list_running()})
+            self.send_json(200, {"models": self._list_running()})
         else:
-            self._json(404, {"error": "page not found"})
+            self.send_json(404, {"error": "page not found"})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.body()
         self.fake.requests.append((self.path, body))
-        if self.fake.habits.hangs_up:
-            self.fake.habits.hangs_up -= 1
-            self.close_connection = True
+        if self.hangs_up():
             return
         try:
             if body["model"] not in self.fake.models:
                 raise _RequestRefused(404, f"model '{body['model']}' not found")
             {"/api/show": self._show, "/api/generate": self._generate, "/api/chat": self._chat}[self.path](body)
         except _RequestRefused as refusal:
-            self._json(refusal.status, {"error": str(refusal)})
-        except (BrokenPipeError, ConnectionResetError):  # the client has cancelled
-            self.close_connection = True
+            self.send_json(refusal.status, {"error": str(refusal)})
 
     def _list_running(self) -> list[dict[str, Any]]:
         if not self.fake.context:
@@ -142,12 +80,12 @@ class _OllamaHandler(BaseHTTPRequestHandler):
             columns = zip(*self.fake.habits.vocabulary, strict=True) if body.get("verbose") else (None, None)
             info |= dict(zip(("tokenizer.ggml.tokens", "tokenizer.ggml.token_type"), columns, strict=True))
         reply = {"template": self.fake.habits.template, "modelfile": self.fake.habits.modelfile}
-        self._json(200, {"model_info": info, "parameters": _PARAMETERS, **reply})
+        self.send_json(200, {"model_info": info, "parameters": _PARAMETERS, **reply})
 
     def _generate(self, body: dict[str, Any]) -> None:
         self._load(body)
         counts = {"prompt_eval_count": len(body["prompt"].split()), "eval_count": 1, "done_reason": "length"}
-        self._json(200, {"model": MODEL, "created_at": _MODIFIED_AT, "response": "a", "done": True, **counts})
+        self.send_json(200, {"model": MODEL, "created_at": _MODIFIED_AT, "response": "a", "done": True, **counts})
 
     def _chat(self, body: dict[str, Any]) -> None:
         habits = self.fake.habits
@@ -189,29 +127,32 @@ class _OllamaHandler(BaseHTTPRequestHandler):
         return words[:limit], "length" if limit < len(words) else "stop"
 
     def _stream(self, words: list[str], reason: str, count: int) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "application/x-ndjson")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
+        self.begin_pieces("application/x-ndjson")
         for word in words:
             self._line({"message": {"role": "assistant", "content": word}, "done": False})
             self.fake.habits.hang.wait(20)
         counts = {"prompt_eval_count": count, "eval_count": len(words), "total_duration": 5_000_000}
         end = {"message": {"role": "assistant", "content": ""}, "done": True, "done_reason": reason, **counts}
         self._line(end)
-        self._chunk(b"")
+        self.send_piece(b"")
 
     def _line(self, event: dict[str, Any]) -> None:
-        self._chunk(json.dumps({"model": MODEL, "created_at": _MODIFIED_AT, **event}).encode() + b"\n")
+        self.send_piece(json.dumps({"model": MODEL, "created_at": _MODIFIED_AT, **event}).encode() + b"\n")
 
-    def _chunk(self, data: bytes) -> None:
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-        self.wfile.flush()
 
-    def _json(self, status: int, value: dict[str, Any]) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+class FakeOllama(FakeServer):
+    """The server, on a loopback port, until the end of its `with` block."""
+
+    handler = _OllamaHandler
+
+    def __init__(self, port: int = 0) -> None:
+        """`port`: 0 for any."""
+        self.habits = OllamaHabits()
+        self.models = {MODEL}
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.context = 0  # of the model as loaded; 0: it isn't
+        super().__init__(port)
+
+    def last_request(self, path: str) -> dict[str, Any]:
+        """The last request to a route."""
+        return next(body for route, body in reversed(self.requests) if route == path)

@@ -6,12 +6,12 @@ A token is a word. `OpenAIHabits` are what it refuses, forgets or breaks off.
 from __future__ import annotations
 
 import json
-import socket
 import threading
-from contextlib import suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+from tests.support.fake_http import FakeHandler, FakeServer
 
 MODEL = "org/tiny"
 KEY = "sk-of-the-tests"
@@ -39,72 +39,19 @@ class OpenAIHabits:
         self.hang.set()
 
 
-class FakeOpenAI:
-    """The server, on a loopback port, until the end of its `with` block."""
-
-    def __init__(self, port: int = 0) -> None:
-        """`port`: 0 for any."""
-        self.habits = OpenAIHabits()
-        self.requests: list[dict[str, Any]] = []
-        self.keys: list[str] = []
-        self.connections: list[socket.socket] = []
-        self._http = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_OpenAIHandler,), {"fake": self}))
-        self._http.daemon_threads = True
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        """Its base URL."""
-        return f"http://127.0.0.1:{self._http.server_address[1]}/v1"
-
-    def close(self) -> None:
-        """Stop listening. Idempotent."""
-        self.habits.hang.set()
-        self._http.shutdown()
-        self._http.server_close()
-        for connection in self.connections:
-            with suppress(OSError):  # it has ended
-                connection.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-
-class _OpenAIHandler(BaseHTTPRequestHandler):
-    fake: FakeOpenAI
-    protocol_version = "HTTP/1.1"
-
-    def setup(self) -> None:
-        super().setup()
-        self.fake.connections.append(self.request)
-
-    def handle_one_request(self) -> None:
-        with suppress(ConnectionError):  # the client has cancelled
-            return super().handle_one_request()
-        self.close_connection = True
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing."""
-
+class _OpenAIHandler(FakeHandler, BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self._lets_in():
             entry = {"id": MODEL, "object": "model", "max_model_len": self.fake.habits.context}
-            self._json(200, {"object": "list", "data": [entry]})
+            self.send_json(200, {"object": "list", "data": [entry]})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = self.body()
         habits = self.fake.habits
         if not self._lets_in():
             return
         self.fake.requests.append(body)
-        if self.fake.habits.hangs_up:
-            self.fake.habits.hangs_up -= 1
-            self.close_connection = True
+        if self.hangs_up():
             return
         if habits.busy:
             wait = habits.busy.pop(0)
@@ -114,7 +61,7 @@ class _OpenAIHandler(BaseHTTPRequestHandler):
         elif unknown_field := next((name for name in habits.refuses if name in body), ""):
             self._refuse(400, f"Unrecognized request argument supplied: {unknown_field}")
         elif not habits.is_stream:
-            self._json(200, {"choices": [{"message": {"role": "assistant", "content": "whole"}}]})
+            self.send_json(200, {"choices": [{"message": {"role": "assistant", "content": "whole"}}]})
         else:
             self._stream(body)
 
@@ -138,10 +85,7 @@ class _OpenAIHandler(BaseHTTPRequestHandler):
         if habits.tells_usage:
             count = sum(len(message["content"].split()) for message in body["messages"])
             events.append({"choices": [], "usage": {"prompt_tokens": count, "completion_tokens": len(words)}})
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
+        self.begin_pieces("text/event-stream")
         for number, event in enumerate(events):
             if habits.ends_after and number == habits.ends_after:
                 break
@@ -149,25 +93,28 @@ class _OpenAIHandler(BaseHTTPRequestHandler):
             habits.hang.wait(20)
         else:
             self._event("[DONE]")
-        self._chunk(b"")
+        self.send_piece(b"")
 
     def _event(self, data: str) -> None:
-        self._chunk(f": a comment\ndata: {data}\n\n".encode())
-
-    def _chunk(self, data: bytes) -> None:
-        try:
-            self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
-        except OSError:  # the client has cancelled
-            self.close_connection = True
+        self.send_piece(f": a comment\ndata: {data}\n\n".encode())
 
     def _refuse(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
-        self._json(status, {"error": {"message": message, "type": "invalid_request_error"}}, headers)
+        self.send_json(status, {"error": {"message": message, "type": "invalid_request_error"}}, headers)
 
-    def _json(self, status: int, value: dict[str, Any], headers: dict[str, str] | None = None) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(status)
-        for name, text in {"Content-Type": "application/json", **(headers or {})}.items():
-            self.send_header(name, text)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+
+class FakeOpenAI(FakeServer):
+    """The server, on a loopback port, until the end of its `with` block."""
+
+    handler = _OpenAIHandler
+
+    def __init__(self, port: int = 0) -> None:
+        """`port`: 0 for any."""
+        self.habits = OpenAIHabits()
+        self.requests: list[dict[str, Any]] = []
+        self.keys: list[str] = []
+        super().__init__(port)
+
+    @property
+    def url(self) -> str:
+        """Its base URL."""
+        return f"{super().url}/v1"

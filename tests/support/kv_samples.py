@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from engines.registry import Engine
 from kvstore.blocks import BlockRef, block_refs, snapshot_refs, window_ref
-from messages.kv import Array, Block, DType, KVLayout, RecurrentState, Window
+from messages.kv import Array, Block, DType, KVCache, KVLayout, Record, RecurrentState, Window, assemble_cache
 
 FINGERPRINT = "tiny-qwen3-0123abcd"
 
@@ -61,6 +63,14 @@ def states(lay: KVLayout, last: BlockRef) -> list[tuple[BlockRef, RecurrentState
         numbers = np.random.default_rng((last.end, ref.layer)).standard_normal(lay.state_size)
         states.append((ref, RecurrentState(last.end, ref.layer, numbers.astype(np.float32))))
     return states
+
+
+def prefilled(engine: Engine, tokens: tuple[int, ...], **how: Any) -> KVCache:
+    """The cache of these tokens."""
+    records: list[Record] = []
+    engine.prefill(tokens, records.append, **how)
+    assert engine.info.layout is not None
+    return assemble_cache(engine.info.layout, records)
 
 
 def same_bits(left: Array, right: Array) -> bool:

@@ -110,13 +110,6 @@ class Prometheus(Server):
                 firing.setdefault(alert["labels"]["alertname"], []).append(alert["labels"])
         return firing
 
-    def healthy_targets(self) -> dict[str, int]:
-        """How many targets of each job answer."""
-        healthy: dict[str, int] = {}
-        for target in self._get("targets", state="active")["activeTargets"]:
-            healthy[target["scrapePool"]] = healthy.get(target["scrapePool"], 0) + (target["health"] == "up")
-        return healthy
-
     def _get(self, endpoint: str, **parameters: Any) -> Any:
         answer = httpx.get(f"{self.url}/api/v1/{endpoint}", params=parameters, timeout=30)
         reply = answer.json()

@@ -7,11 +7,11 @@ or a grade. A suffix is no cure, and no check sees it: `found_thing` is as empty
 from __future__ import annotations
 
 import ast
-import json
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import tomllib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
@@ -23,115 +23,14 @@ HELPERS = "tests/support"
 NEIGHBOURS = ("benchmarks", "examples")  # class names are compared with theirs, too
 PERCENT_ALLOWED = 1.0
 COUNT_ALLOWED = 5  # in a small room one name is more than a percent
-MANY_PLACES = 6
 SINGLE_MODULES = frozenset({"bound", "desk", "backend"})
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-QUESTION_WORDS = _words("what which who whom whose where when why whys how whether")
-PRONOUNS = _words(
-    """all another any anybody anything both each else enough every everybody everything few it least less many me mine
-    more most much nobody nothing one ones other others ours own same several some somebody something such that theirs
-    them these they this those us we yours"""
-)
-ADVERBS = _words(
-    """after again already also always anew apart aside away back before beside besides elsewhere here instead never
-    once only otherwise so still then there together twice"""
-)
-# Those that end in -ed are not listed: `is_vague` knows them by that.
-PARTICIPLES = _words(
-    """been begun bought broken brought built came caught chosen come did does doing done drawn driven eaten fallen fed
-    felt forgotten found given going gone got grown had happening having heard held hidden holding kept known lacking
-    laid left lent looking lost made meant met misled missing paid read running said seen sent shown sold sought spelt
-    spent spoken stolen stood taken taught telling thought thrown told using waiting was went were withdrawn withheld
-    woken won worn written"""
-)
-VAGUE_WORDS = QUESTION_WORDS | PRONOUNS | ADVERBS | PARTICIPLES
-
-# Words in -ed that are no participles.
-PLAIN_WORDS = _words("bed bleed breed deed embed exceed feed heed hundred indeed need proceed red seed speed")
-
-# The exceptions are taken out of both counts: out of the vague names, and out of all names.
-STANDARD_TERMS: Mapping[str, str] = {
-    "acked": "RabbitMQ's word for a message that its consumer has acknowledged",
-    "unacked": "RabbitMQ's word for a message that its consumer has not yet acknowledged",
-    "redelivered": "the flag of that name in AMQP's Basic.Deliver",
-    "cached": "tokens whose KV cache is there already, as in the OpenAI API's cached_tokens",
-    "cancelled": "the condition of that name of asyncio's and concurrent.futures' Future",
-    "closed": "the condition of that name of every file and socket of the standard library",
-    "elapsed": "time since a start, as in httpx, requests and timedelta",
-    "expected": "what a test compares with, opposite `actual`",
-    "hidden": "a model's hidden states, and their dimension",
-    "interleaved": "a layout of rotary embeddings, as in a model's mrope_interleaved",
-    "nested": "of a structure inside another one",
-    "quantized": "of weights",
-    "signed": "of an integer's type",
-    "unsigned": "of an integer's type",
-}
-ACTIONS: Mapping[str, str] = {
-    "read": "as the name of a function it is the verb: io.RawIOBase.read, asyncio.StreamReader.read",
-}
-PAIRS: Mapping[frozenset[str], str] = {
-    frozenset({"before", "after"}): "two states of the same thing, in one scope",
-    frozenset({"left", "right"}): "two sides or operands, in one scope",
-    frozenset({"sent", "received"}): "two directions of one connection, in one scope",
-    frozenset({"used", "free"}): "two parts of one capacity, in one scope",
-}
-# What is written somewhere or called from outside under its name: "Class.name" (class names are unique), or
-# "module:function.name", the module without its folder.
-EXCEPTIONS: Mapping[str, str] = {
-    "WorkerInfo.done": "written in a worker's registration",
-    "WorkerInfo.stolen": "written in a worker's registration",
-    "WorkerInfo.left": "written in a worker's registration",
-    "BatchEntry.asked": "written in batch.json",
-    "Counts.succeeded": "the name of a job's state, as results have it",
-    "Counts.failed": "the name of a job's state, as results have it",
-    "Counts.expired": "the name of a job's state, as results have it",
-    "Record.stopped": "written in work.json",
-    "Record.only": "written in work.json",
-    "Change.who": "written in changes.jsonl",
-    "CriterionGrade.sampled": "written in grades.json",
-    "Doubt.why": "written in grades.json",
-    "Cut.where": "written in grades.json",
-    "StoredBatch.created": "written in the gateway's description of a batch",
-    "StoredBatch.completed": "written in the gateway's description of a batch",
-    "StoredBatch.failed": "written in the gateway's description of a batch",
-    "StoredFile.created": "written in the gateway's description of a file",
-    "Key.created": "written in the gateway's file of keys",
-    "SamplePart.drawn": "written by kvasir bound --json",
-    "SamplePart.found": "written by kvasir bound --json",
-    "PointComparison.compared": "written by kvasir bound --json",
-    "PointComparison.same": "written by kvasir bound --json",
-    "Release.released": "written by kvasir bound --json",
-    "Release.sampled": "written by kvasir bound --json",
-    "Cost.asked": "written by kvasir regrade --json",
-    "Cost.removed": "written by kvasir regrade --json",
-    "Cost.answered": "written by kvasir regrade --json",
-    "Target.predicted": "written by kvasir plan --json",
-    "Target.met": "written by kvasir plan --json",
-    "Target.why": "written by kvasir plan --json",
-    "errors:Stopped": "an error's name, as a job's result and a traceback show it",
-    "batches_api:files.after": "a parameter of OpenAI's API",
-    "batches_api:batches.after": "a parameter of OpenAI's API",
-    "PrefillJob.tokenized": "a method of the public class",
-    "Permission.read": "RabbitMQ's name for the right to consume, in its definitions",
-    "Finding.what": "written by kvasir doctor --json",
-    "Trial.found": "written by kvasir doctor --try --json",
-    "DisaggregatedClient.generate.named": "a parameter of the public class",
-    "GradingFailed.__init__.made": "a parameter of the public class",
-    "grader:grade_submission.named": "a parameter of the public function",
-    "api:grade.only": "a parameter of the public kvasir.grade",
-    "Outcome.worked": "an attribute of the public class",
-    "Regrade.tried": "an attribute of the public class",
-    "Regrade.needed": "a method of the public class",
-    "Regrade.failed": "a method of the public class",
-    "Regrade.decided": "a method of the public class",
-    "Client.unserved": "a method of the public class",
-    "Client.unprefilled": "a method of the public class",
-}
+_LISTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_WORDS = {name: frozenset(text.split()) for name, text in _LISTS["words"].items()}
+PARTICIPLES, PLAIN_WORDS = _WORDS["participles"], _WORDS["plain"]
+VAGUE_WORDS = _WORDS["questions"] | _WORDS["pronouns"] | _WORDS["adverbs"] | PARTICIPLES
+PAIRS = [frozenset(pair.split()) for pair in _LISTS["pairs"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,33 +61,12 @@ class Definition:
 
 
 @dataclass(slots=True)
-class ClassOutline:
-    """What a class takes over and what it defines itself."""
-
-    file: str
-    qualname: str
-    bases: Sequence[str]
-    methods: Collection[str]
-
-    @property
-    def name(self) -> str:
-        """The class's own name."""
-        return self.qualname.rpartition(".")[2]
-
-    @property
-    def is_protocol(self) -> bool:
-        """Whether classes fulfil it by their methods alone."""
-        return "Protocol" in self.bases
-
-
-@dataclass(slots=True)
 class Module:
     """All definitions of a file."""
 
     file: str
     definitions: list[Definition] = field(default_factory=list)
-    classes: list[ClassOutline] = field(default_factory=list)
-    functions: list[str] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)  # with the classes and functions around them
     prescribed_names: set[Definition] = field(default_factory=set)  # commands, options, Python's own names, enum values
 
 
@@ -272,9 +150,7 @@ class Reader(ast.NodeVisitor):
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._add("class", node.name, node.lineno, node.col_offset + len("class "))
         qualname = ".".join(getattr(scope, "name", "") for scope in (*self._scopes, node))
-        bases = [_last_name(base) for base in node.bases]
-        methods = {child.name for child in node.body if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)}
-        self.module.classes.append(ClassOutline(self.module.file, qualname, bases, methods))
+        self.module.classes.append(qualname)
         for child in (*node.decorator_list, *node.bases, *node.keywords):
             self.visit(child)
         self._visit_body(node)
@@ -283,8 +159,6 @@ class Reader(ast.NodeVisitor):
         is_method = bool(self._scopes) and isinstance(self._scopes[-1], ast.ClassDef)
         start = len("def " if isinstance(node, ast.FunctionDef) else "async def ")
         definition = self._add("method" if is_method else "function", node.name, node.lineno, node.col_offset + start)
-        if not self._scopes:
-            self.module.functions.append(node.name)
         if _is_command(node):
             self.module.prescribed_names.add(definition)
         for decorator in node.decorator_list:
@@ -350,7 +224,7 @@ def is_vague(word: str) -> bool:
 class Exceptions:
     """The written exceptions, and those of them that are still needed."""
 
-    def __init__(self, reasons: Mapping[str, str] = EXCEPTIONS) -> None:
+    def __init__(self, reasons: Collection[str] = _LISTS["exceptions"]) -> None:
         self._reasons = reasons
         self.used_keys: set[str] = set()
 
@@ -367,9 +241,9 @@ class Exceptions:
         word = definition.word
         keys = [key for key in definition.keys if key in self._reasons]
         self.used_keys.update(keys)
-        if keys or word in STANDARD_TERMS:
+        if keys or word in _LISTS["standard_terms"]:
             return True
-        if word in ACTIONS:
+        if word in _LISTS["actions"]:
             return definition.kind in ("function", "method")
         return any(word in pair and pair <= set(words) for pair in PAIRS)
 
@@ -418,33 +292,9 @@ def repeated_classes(modules: Iterable[Module]) -> dict[str, list[str]]:
     """Class names that more than one class has, with the files."""
     files: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
     for module in modules:
-        for outline in module.classes:
-            files[outline.name].add((outline.file, outline.qualname))
+        for qualname in module.classes:
+            files[qualname.rpartition(".")[2]].add((module.file, qualname))
     return {name: sorted(file for file, _ in places) for name, places in sorted(files.items()) if len(places) > 1}
-
-
-def repeated_functions(modules: Collection[Module]) -> dict[str, int]:
-    """Names of functions and methods, with the number of unrelated places that define one; overrides do not count."""
-    classes = [outline for module in modules for outline in module.classes]
-    by_name: defaultdict[str, list[ClassOutline]] = defaultdict(list)
-    for outline in classes:
-        by_name[outline.name].append(outline)
-    protocols = [outline for outline in classes if outline.is_protocol and outline.methods]
-
-    def protocols_of(outline: ClassOutline) -> list[ClassOutline]:
-        candidates = [protocol for protocol in protocols if protocol is not outline]
-        return [protocol for protocol in candidates if set(protocol.methods) <= set(outline.methods)]
-
-    def inherited_methods(outline: ClassOutline, path: frozenset[str] = frozenset()) -> set[str]:
-        bases = [base for name in set(outline.bases) - path for base in by_name[name] if base is not outline]
-        names = {name for base in bases for name in base.methods}
-        return names.union(*(inherited_methods(base, path | {outline.name, base.name}) for base in bases))
-
-    places = Counter(name for module in modules for name in module.functions)
-    for outline in classes:
-        overrides = inherited_methods(outline).union(*(protocol.methods for protocol in protocols_of(outline)))
-        places.update(name for name in outline.methods if name not in overrides)
-    return {name: count for name, count in places.most_common() if count > MANY_PLACES and not name.startswith("__")}
 
 
 def repeated_modules(root: Path, rooms: Iterable[str]) -> dict[str, list[str]]:
@@ -476,10 +326,6 @@ def check(root: Path, exceptions: Exceptions) -> int:
     click.echo(f"class names defined twice, with {', '.join(NEIGHBOURS)} and {HELPERS}: {len(everywhere)}")
     for name, files in everywhere.items():
         click.echo(f"  {name}: {', '.join(files)}")
-    functions = repeated_functions(in_rooms)
-    click.echo(f"functions defined in more than {MANY_PLACES} unrelated places of the rooms: {len(functions)}")
-    if functions:
-        click.echo("  " + ", ".join(f"{name} {count}" for name, count in functions.items()))
     for problem in problems:
         click.echo(f"names: {problem}")
     click.echo("names: failed" if problems else "names: clean")
@@ -488,21 +334,17 @@ def check(root: Path, exceptions: Exceptions) -> int:
 
 @click.command()
 @click.option("--list", "listing", is_flag=True, help="Print every vague name of the rooms.")
-@click.option("--json", "as_json", is_flag=True, help="The same as JSON lines.")
 @click.option("--root", type=click.Path(path_type=Path), default=ROOT, help="The checkout.")
 @click.argument("rooms", nargs=-1, type=click.Choice([*ROOMS, HELPERS, *NEIGHBOURS]))
-def main(listing: bool, as_json: bool, root: Path, rooms: Sequence[str]) -> None:
+def main(listing: bool, root: Path, rooms: Sequence[str]) -> None:
     """Fails where a room has more than 1 % and more than 5 vague names, or where two classes share a name."""
     exceptions = Exceptions()
-    if not (listing or as_json):
+    if not listing:
         sys.exit(check(root, exceptions))
     for room in rooms or (*ROOMS, HELPERS):
         for definition in count_names(room, read_modules(root, room), exceptions).vague:
-            if as_json:
-                click.echo(json.dumps(asdict(definition)))
-            else:
-                place = f"{definition.file}:{definition.line}"
-                click.echo(f"{place} {definition.kind} {definition.name} {definition.scope}".rstrip())
+            place = f"{definition.file}:{definition.line}"
+            click.echo(f"{place} {definition.kind} {definition.name} {definition.scope}".rstrip())
 
 
 if __name__ == "__main__":

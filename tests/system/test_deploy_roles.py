@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pika
-import pika.exceptions
+import httpx
 import pytest
 import redis
 from pika.adapters.blocking_connection import BlockingChannel
 from redis.exceptions import AuthenticationError, NoPermissionError
 
 from infra.broker import topology
+from infra.broker.rabbitmq import RabbitMQBroker
 from infra.config.settings import Settings, load_settings
 from infra.config.urls import put_password, put_user
 from infra.deploy.accounts import SERVICES, Service, accounts, passwords
@@ -22,11 +24,13 @@ from infra.deploy.services import definitions, service_files
 from infra.deploy.units import Place
 from kvstore.redis.cluster_state import RedisClusterState
 from kvstore.redis.store import RedisKVStore
+from messages.errors import ConfigError
 from tests.support import programs
 from tests.support.homework import journal, tiny, tiny_class
-from tests.support.processes import Cluster, ModelEntry
+from tests.support.processes import Cluster, ModelEntry, RunningProcess, gateway_url
 from tests.support.rights import is_refused
 from tests.support.servers import HOST, RabbitMQServer, Server, free_port, redis_answers
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system  # half a minute
 
@@ -133,10 +137,40 @@ class RoleCluster(Cluster):
         return super().environment | urls
 
 
+HELLO: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
+
+
+def url_of(gateway: RunningProcess) -> str:
+    return f"{gateway_url(gateway)}/v1"
+
+
+def chat(gateway: RunningProcess) -> str:
+    """A stream of the gateway, whole."""
+    return httpx.post(f"{url_of(gateway)}/chat/completions", json=HELLO | {"stream": True}, timeout=60).text
+
+
+def batch(gateway: RunningProcess) -> dict[str, Any]:
+    """A batch of one line, when it is over."""
+    with httpx.Client(base_url=url_of(gateway), timeout=60) as http:
+        line = json.dumps({"custom_id": "a", "body": HELLO})
+        file = http.post("/files", data={"purpose": "batch"}, files={"file": ("p.jsonl", line)}).json()
+        body = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        made = http.post("/batches", json=body).json()
+        look = partial(http.get, f"/batches/{made['id']}")
+        wait_until(lambda: look().json()["status"] == "completed", "the batch is over", timeout_s=60)
+        over: dict[str, Any] = look().json()
+        return over
+
+
 def test_a_class_goes_through_workers_that_have_their_roles_rights_alone(deployed: Deployed, tmp_path: Path) -> None:
     homework = tiny_class(tmp_path / "homework")
     with RoleCluster(tmp_path / "cluster", deployed) as cluster:
-        # Given queues that the operator has declared
+        # Given a broker without queues: nobody but the operator may make them
+        cluster.role = "producer"
+        refused = cluster.run("status")
+        assert refused.code == 2
+        assert "run kvasir status once as the operator" in refused.stderr
+        cluster.role = "operator"
         assert cluster.run("status").code == 0
         deployed.refused_by_redis()
 
@@ -148,6 +182,8 @@ def test_a_class_goes_through_workers_that_have_their_roles_rights_alone(deploye
         cluster.role = "producer"
         graded = cluster.run("grade", *tiny(homework, tmp_path / "out"))
         streamed = cluster.run("ask", "hello", "--model", MODEL, "--stream")
+        gateway = cluster.start("serve", "--port", "0")
+        served, ran = chat(gateway), batch(gateway)
         cluster.role = "monitor"
         looked = cluster.run("status", "--json")
 
@@ -155,9 +191,12 @@ def test_a_class_goes_through_workers_that_have_their_roles_rights_alone(deploye
         for done in (graded, streamed, looked):
             assert done.code == 0, done.stderr
         assert [row["state"] for row in journal(tmp_path / "out")] == ["succeeded"] * 6
+        assert served.endswith("data: [DONE]\n\n")
+        assert ran["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
+        assert gateway.terminate() == 0
         assert looked.json()["queues"]
         assert list(deployed.redis("operator").scan_iter("kv:*")), "nothing of the class's prefix was stored"
-        for said in (prefill.text(), decode.text(), graded.stderr, streamed.stderr, looked.stderr):
+        for said in (prefill.text(), decode.text(), graded.stderr, streamed.stderr, looked.stderr, gateway.text()):
             assert "ACCESS_REFUSED" not in said
             assert "refused a command" not in said
         # Workers go on without their registration, or a claim, and say so once: Redis's own log misses nothing
@@ -259,25 +298,42 @@ def test_nobody_gets_in_without_a_user(deployed: Deployed) -> None:
 
 
 def test_rabbitmq_refuses_what_is_not_a_roles(deployed: Deployed) -> None:
-    # Given a model's queues
-    with pika.BlockingConnection(pika.URLParameters(deployed.broker.url)) as connection:
-        channel = connection.channel()
-        for spec in topology.queues([MODEL]):
-            channel.queue_declare(spec.name, durable=True, arguments=dict(spec.arguments))
+    broker = RabbitMQBroker(deployed.broker.url)
+    broker.declare([MODEL])
+    reply = broker.open_reply_queue("hw1")
+    broker.close()
     prefill, decode = (topology.work_queue(stage, MODEL, "bulk") for stage in ("prefill", "decode"))
 
-    def refused(role: AccountRole, action: Callable[[BlockingChannel], object]) -> bool:
-        return deployed.broker_refuses(role, action)
+    reads: dict[AccountRole, tuple[str, ...]] = {
+        "producer": (prefill, decode, topology.DEAD_LETTERS, topology.DEATHS),
+        "prefill": (decode, reply, topology.DEAD_LETTERS, topology.RESULTS_PARKED),
+        "decode": (reply, topology.DEAD_LETTERS, topology.RESULTS_PARKED),
+        "monitor": (prefill, decode, reply, topology.DEAD_LETTERS, topology.DEATHS, topology.RESULTS_PARKED),
+    }
+    refuses = deployed.broker_refuses
+    for role, queues in reads.items():
+        for queue in queues:
+            assert refuses(role, lambda channel, queue=queue: channel.basic_get(queue)), (role, "reads", queue)
+            assert refuses(role, lambda channel, queue=queue: channel.queue_purge(queue)), (role, "purges", queue)
+        for queue in (prefill, decode, topology.DEAD_LETTERS):
+            assert refuses(role, lambda channel, queue=queue: channel.queue_delete(queue)), (role, "deletes", queue)
+        assert refuses(role, lambda channel: channel.queue_declare("another", durable=True)), role
 
-    # Then no worker reads, purges or deletes dead letters or makes a queue, and none reaches a queue past the exchanges
-    for role in ("prefill", "decode"):
-        assert refused(role, lambda channel: channel.basic_get(topology.DEAD_LETTERS))
-        assert refused(role, lambda channel: channel.queue_purge(topology.DEAD_LETTERS))
-        assert refused(role, lambda channel: channel.queue_delete(topology.DEAD_LETTERS))
-        assert refused(role, lambda channel: channel.queue_delete(prefill))
-        assert refused(role, lambda channel: channel.queue_declare("another", durable=True))
-        assert refused(role, lambda channel: channel.basic_publish("", prefill, b""))
-        assert refused(role, lambda channel: channel.basic_publish(topology.REPLY_ALTERNATE, "", b""))
-    # And a prefill worker gets, or purges, no decode job
-    assert refused("prefill", lambda channel: channel.basic_get(decode))
-    assert refused("prefill", lambda channel: channel.queue_purge(decode))
+    writes: dict[AccountRole, tuple[str, ...]] = {
+        "producer": (topology.DEAD, topology.STREAM, "kvasir.retry.1s", ""),
+        "prefill": (topology.STREAM, topology.REPLY_ALTERNATE, ""),
+        "decode": (topology.REPLY_ALTERNATE, ""),
+        "monitor": (topology.WORK, topology.REPLY, topology.CONTROL, topology.DEAD, ""),
+    }
+    for role, exchanges in writes.items():
+        for exchange in exchanges:
+            assert refuses(role, lambda channel, to=exchange: channel.basic_publish(to, "x", b"")), (role, exchange)
+
+
+def test_a_user_who_may_not_create_queues_is_told_who_may(deployed: Deployed) -> None:
+    broker = RabbitMQBroker(deployed.url("broker", "producer"))
+    try:
+        with pytest.raises(ConfigError, match=r"another:1b.* does not exist.*as the operator"):
+            broker.declare(["another:1b"])
+    finally:
+        broker.close()

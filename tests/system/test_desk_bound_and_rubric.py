@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,19 +32,6 @@ pytestmark = pytest.mark.system
 
 SIZE = 24
 EARS = "!!window.kvasir && !!document.querySelector('.st-key-points-at-hand button')"
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeskPage]:
-    folder = tmp_path_factory.mktemp("desk")
-    with DeskPage(folder, quick_model(folder)) as opened:
-        yield opened
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with Browser(tmp_path / "browser") as opened:
-        yield opened
 
 
 def sheet(folder: Path) -> list[list[str]]:

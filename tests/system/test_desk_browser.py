@@ -19,7 +19,6 @@ from tests.support.desk_page import (
     axe_finds,
     graded_assignment,
     new_assignment,
-    quick_model,
     type_key,
     value,
     wait_until_holds,
@@ -39,19 +38,6 @@ SECTIONS = {
     "Export": "Make the file",
     "Fleet": "Nothing is running",
 }
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeskPage]:
-    folder = tmp_path_factory.mktemp("desk")
-    with DeskPage(folder, quick_model(folder)) as opened:
-        yield opened
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with Browser(tmp_path / "browser") as opened:
-        yield opened
 
 
 def wait_until_shown(browser: Browser, student: int) -> None:

@@ -15,7 +15,7 @@ from grading.hand_sample import enter_points, load_draw
 from grading.reviews import read_overrides
 from tests.support.browser import PATIENCE_S, Browser
 from tests.support.desk_page import GRADED_S, UPLOADS, DeskPage, choose_first, quick_model, type_key, wait_until_holds
-from tests.support.homework import EXAMPLE, journal
+from tests.support.homework import EXAMPLE, assert_each_once, journal
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system
@@ -43,10 +43,14 @@ def test_an_evening_with_the_demos_class(tmp_path: Path) -> None:
         browser.wait_for("Look before you grade")
         browser.click("Dry run")
         browser.wait_for("counted with the model's tokenizer", GRADED_S)
+        assert not (folder / "results.jsonl").exists(), "a dry run calls no model"
         browser.click("Trial")
         browser.wait_for("All 5 submissions of this run", GRADED_S)
+        tried = journal(folder)
         browser.click("Grade all")
         browser.wait_for("All 16 submissions of this run", GRADED_S)
+        assert journal(folder)[: len(tried)] == tried
+        assert_each_once(folder)
 
         # Grades by hand: the first with keys, the others as a second person enters them
         browser.click("Bound")
@@ -98,7 +102,10 @@ def test_an_evening_with_the_demos_class(tmp_path: Path) -> None:
         rows = list(csv.DictReader(io.StringIO(browser.wait_for_download("final-grades.csv").read_text("utf-8"))))
         assert len(rows) == 16
         assert [row["reviewed"] for row in rows].count("yes") == 1
-        assert journal(folder)
+        assert [row["points"] for row in rows if row["state"] == "failed"] == [""]
+        browser.wait_for("larkspurlena_48112_910012_final.ipynb: failed")
+        browser.click("Results")
+        browser.wait_for("Agreement between model and person")
         assert "Traceback" not in desk.text()
 
 

@@ -34,12 +34,6 @@ Participant 12,Cato Cloverfield,c@example.org,Submitted for grading,,5.00,Yes,"M
 
 
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with Browser(tmp_path / "browser") as opened:
-        yield opened
-
-
-@pytest.fixture
 def desk(tmp_path: Path) -> Iterator[DeskPage]:
     with DeskPage(tmp_path, quick_model(tmp_path)) as opened:
         yield opened

@@ -1,19 +1,16 @@
-"""The desk in a real browser: what an instructor does on an evening, and a power cut."""
+"""The desk in a real browser: a power cut, and what is hostile or mistaken."""
 
 from __future__ import annotations
 
-import csv
-import io
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from grading.reviews import read_overrides
 from tests.support.browser import Browser
 from tests.support.desk_page import GRADED_S, UPLOADS, DeskPage, cut_off, quick_model, steps
-from tests.support.homework import EXAMPLE, assert_each_once, journal, tiny_class
+from tests.support.homework import assert_each_once, journal, tiny_class
 from tests.support.processes import ModelEntry, config_text
 from tests.support.waiting import wait_until
 
@@ -28,66 +25,17 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield opened
 
 
-def example_zip(folder: Path) -> Path:
-    return Path(shutil.make_archive(str(folder / "submissions"), "zip", EXAMPLE / "submissions"))
-
-
-def create(browser: Browser, desk: DeskPage, title: str, work: Path, rubric: Path, *more: Path) -> Path:
-    """A new assignment, made on the page; `more`: solution and template."""
+def create(browser: Browser, desk: DeskPage, title: str, work: Path, rubric: Path) -> Path:
+    """A new assignment, made on the page."""
     browser.open(desk.url)
     browser.wait_for("New assignment")
     browser.fill("Name", title)
-    for label, path in zip(UPLOADS, [work, rubric, *more], strict=False):
+    for label, path in zip(UPLOADS, [work, rubric], strict=False):
         browser.upload(label, path)
         browser.wait_for(path.name[-6:])  # a long name is shown shortened
     browser.click("Create")
     browser.wait_for("Look before you grade")
     return desk.home / title.lower().replace(" ", "-")
-
-
-def test_from_a_zip_to_the_gradebook(browser: Browser, tmp_path: Path) -> None:
-    files = [EXAMPLE / name for name in ("rubric.yaml", "solution.ipynb", "template.ipynb")]
-    with DeskPage(tmp_path, quick_model(tmp_path)) as desk:
-        folder = create(browser, desk, "Homework 4", example_zip(tmp_path), *files)
-
-        browser.click("Dry run")
-        browser.wait_for("counted with the model's tokenizer")
-        assert not (folder / "results.jsonl").exists(), "a dry run calls no model"
-
-        browser.click("Trial")
-        browser.wait_for("All 5 submissions of this run", GRADED_S)
-        tried = journal(folder)
-
-        browser.click("Grade all")
-        browser.wait_for("All 16 submissions of this run", GRADED_S)
-        assert journal(folder)[: len(tried)] == tried
-        assert_each_once(folder)
-
-        browser.click("Review")
-        browser.wait_for("Points for n_doubled")
-        browser.fill("Points for n_doubled", "2")
-        browser.fill("Feedback on n_doubled", "Your count is right.")
-        browser.fill("Reason for the change", "I ran it")
-        before = journal(folder)
-        browser.click("Save the change")
-        browser.wait_for("Decisions")
-        (decision,) = read_overrides(folder)
-        assert (decision.points, decision.feedback, decision.reason) == (2, "Your count is right.", "I ran it")
-        assert journal(folder) == before
-
-        browser.click("Results")
-        browser.wait_for("Agreement between model and person")
-
-        browser.click("Export")
-        browser.click("Include grades that need a review and have none")
-        browser.click("Make the file")
-        browser.click("Download final-grades.csv")
-        rows = list(csv.DictReader(io.StringIO(browser.wait_for_download("final-grades.csv").read_text("utf-8"))))
-        reviewed = next(row for row in rows if row["reviewed"] == "yes")
-        assert reviewed["n_doubled"] == "2"
-        assert [row["points"] for row in rows if row["state"] == "failed"] == [""]
-        browser.wait_for("larkspurlena_48112_910012_final.ipynb: failed")
-        assert "Traceback" not in desk.text()
 
 
 def slow_class(folder: Path) -> tuple[Path, Path]:

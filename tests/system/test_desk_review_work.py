@@ -7,7 +7,6 @@ import io
 import json
 import struct
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from infra.config.settings import load_settings
 from kvasir.class_run import request_from
 from tests.support.browser import AT_REST, PATIENCE_S, Browser
 from tests.support.desk import answer, plan
-from tests.support.desk_page import DeskPage, new_assignment, quick_model
+from tests.support.desk_page import DeskPage, new_assignment
 from tests.support.homework import RUBRIC
 from tests.support.waiting import wait_until
 
@@ -183,13 +182,6 @@ def test_pictures_stand_below_their_output_and_evidence_is_marked_in_code_and_ta
 
 
 # --- in a browser
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeskPage]:
-    folder = tmp_path_factory.mktemp("desk")
-    with DeskPage(folder, quick_model(folder)) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

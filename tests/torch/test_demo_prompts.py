@@ -21,9 +21,9 @@ from engines.registry import Engine, EngineOptions, open_engine
 from grading.jobs import Task
 from infra.config.settings import load_settings
 from kvasir.class_run import open_assignment, request_from
-from messages.kv import Block, KVCache
 from producers.batch.batch import Batch
 from tests.support.homework import EXAMPLE
+from tests.support.kv_samples import prefilled
 
 pytestmark = [pytest.mark.torch, pytest.mark.system]
 
@@ -60,13 +60,6 @@ def tokens_of(engine: Engine, task: Task) -> tuple[int, ...]:
     return engine.tokenize(task.job.prompt, 0.0).ids
 
 
-def transferred(sender: Engine, tokens: tuple[int, ...]) -> KVCache:
-    blocks: list[Block] = []
-    sender.prefill(tokens[:-1], lambda record: blocks.append(record) if isinstance(record, Block) else None)
-    assert sender.info.layout is not None
-    return KVCache(sender.info.layout, tuple(blocks))
-
-
 def parted(engine: Engine, tokens: tuple[int, ...], mine: Answer, other: Answer) -> float:
     """How far `engine` puts its own answer's token, of logits, before another's that first differs; 0: none does."""
     at = first_difference(mine.tokens, other.tokens)
@@ -99,6 +92,6 @@ def test_a_kv_transfer_changes_no_answer(
     for task in tasks[:4]:
         tokens = tokens_of(engines[sender], task)
         cold = engines["llamacpp"].decode(tokens, None, task.job.sampling)
-        warm = engines[receiver].decode(tokens, transferred(engines[sender], tokens), task.job.sampling)
+        warm = engines[receiver].decode(tokens, prefilled(engines[sender], tokens[:-1]), task.job.sampling)
         assert warm.evaluated_tokens == 1
         assert warm.text == cold.text or parted(engines["llamacpp"], tokens, cold, warm) <= MARGIN

@@ -24,10 +24,11 @@ from engines.transformers.model import TorchModel, find_weights
 from engines.transformers.sampling import Sampler
 from messages.errors import Cancelled, ConfigError, KVTransferFailed
 from messages.jobs import Sampling, user_prompt
-from messages.kv import Block, KVCache, Record, Window
+from messages.kv import Block, KVCache
 from tests.contract import test_engines as contract
 from tests.contract.test_engines import CONTEXT, GREEDY, SHARED, SLOTS, Pair, blocks_of, layout_of
 from tests.support.homework import example_prompt
+from tests.support.kv_samples import prefilled
 from tests.support.tiny_gguf import TinyModel, write_gguf
 from tests.support.tiny_hf import write_hf
 
@@ -46,11 +47,7 @@ def load(weights: str, slots: int = SLOTS) -> Engine:
 
 def cache_of(engine: Engine, tokens: tuple[int, ...], **how: Any) -> KVCache:
     """The cache of all tokens but the last."""
-    records: list[Record] = []
-    engine.prefill(tokens[:-1], records.append, **how)
-    blocks = tuple(record for record in records if isinstance(record, Block))
-    windows = [record for record in records if isinstance(record, Window)]
-    return KVCache(layout_of(engine), blocks, windows[0] if windows else None)
+    return prefilled(engine, tokens[:-1], **how)
 
 
 # The contract

@@ -16,10 +16,10 @@ import transformers
 from engines.huggingface.rope import FULL, SLIDING, stated_rope
 from engines.huggingface.weights import open_folder
 from engines.mlx import model as mlx_model
-from engines.registry import Engine, EngineOptions, open_engine
+from engines.registry import EngineOptions, open_engine
 from engines.rope import Rope, difference
 from messages.jobs import Sampling, user_prompt
-from messages.kv import Block, KVCache, Record, Window
+from tests.support.kv_samples import prefilled
 from tests.support.rope_folders import CASES, configuration, rewritten
 
 pytestmark = pytest.mark.torch
@@ -76,19 +76,10 @@ def test_a_cache_goes_both_ways_and_the_texts_are_equal(folder: Path) -> None:
     assert difference(one.info.ropes, other.info.ropes) == ""
     answers = [engine.decode(tokens, None, GREEDY) for engine in engines]
     answers += [
-        one.decode(tokens, cache_of(other, tokens), GREEDY),
-        other.decode(tokens, cache_of(one, tokens), GREEDY),
+        one.decode(tokens, prefilled(other, tokens[:-1]), GREEDY),
+        other.decode(tokens, prefilled(one, tokens[:-1]), GREEDY),
     ]
     for engine in engines:
         engine.close()
     assert {(answer.text, answer.tokens) for answer in answers} == {(answers[0].text, answers[0].tokens)}
     assert [answer.evaluated_tokens for answer in answers] == [len(tokens), len(tokens), 1, 1]
-
-
-def cache_of(engine: Engine, tokens: tuple[int, ...]) -> KVCache:
-    records: list[Record] = []
-    engine.prefill(tokens[:-1], records.append)
-    assert engine.info.layout is not None
-    blocks = tuple(record for record in records if isinstance(record, Block))
-    windows = [record for record in records if isinstance(record, Window)]
-    return KVCache(engine.info.layout, blocks, windows[0] if windows else None)

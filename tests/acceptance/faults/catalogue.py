@@ -576,6 +576,10 @@ def _to_store(inject: Callable[[Stage, TcpProxy], None]) -> Inject:
     return lambda stage: inject(stage, stage.services.to_store)
 
 
+def _killed(name: str, role: Role, of: str = "") -> Fault:
+    return Fault(name, f"SIGKILL of a {role} worker, four times{of}", partial(kill_workers, role=role))
+
+
 def _killed_at(name: str, role: Role, points: tuple[str, ...], each: int, of: str = "") -> Fault:
     what = f"{each} SIGKILLs at {points[0]}" if len(points) == 1 else "a SIGKILL at each step of the handler"
     return Fault(name, what + of, partial(kill_at, role=role, points=points, each=each), owner_starts=False)
@@ -589,6 +593,10 @@ def _of_store_node(name: str, what: str, inject: Inject, replicas: bool = True) 
     services = RedisClusterServices if replicas else BareRedisClusterServices
     having = "a replica each" if replicas else "no replicas"
     return Fault(name, f"{what}; of three primaries with {having}", inject, services=services)
+
+
+def _of_both(name: str, what: str, inject: Inject) -> Fault:
+    return Fault(name, f"{what}, each one of three", inject, services=BothClustersServices)
 
 
 def _freeze(server: Server) -> None:
@@ -607,31 +615,19 @@ _HYBRID = "a model with a recurrent layer"
 _BATCHED = "four prompts at once in each"
 FAULTS = [
     Fault("none", "nothing", nothing),
-    Fault("decode-killed", "SIGKILL of a decode worker, four times", partial(kill_workers, role="decode")),
-    Fault("prefill-killed", "SIGKILL of a prefill worker, four times", partial(kill_workers, role="prefill")),
+    _killed("decode-killed", "decode"),
+    _killed("prefill-killed", "prefill"),
     Fault("all-workers-killed", "SIGKILL of all workers at once, twice", kill_all_workers),
     _killed_at("prefill-steps", "prefill", failpoints.PREFILL, each=1),
     _killed_at("decode-steps", "decode", failpoints.DECODE, each=1),
     *[_killed_at(point, "prefill", (point,), each=3) for point in failpoints.PREFILL],
     *[_killed_at(point, "decode", (point,), each=3) for point in failpoints.DECODE],
-    Fault(
-        "forked-decode-killed",
-        f"SIGKILL of a decode worker, four times; {_FORKED}",
-        partial(kill_workers, role="decode"),
-    ),
+    _killed("forked-decode-killed", "decode", f"; {_FORKED}"),
     _killed_at("forked-prefill-steps", "prefill", failpoints.PREFILL, each=1, of=f"; {_FORKED}"),
     *[_killed_at(point, "decode", (point,), each=3, of=f"; {_FORKED}") for point in failpoints.PER_ANSWER],
-    Fault(
-        "hybrid-decode-killed",
-        f"SIGKILL of a decode worker, four times; {_HYBRID}",
-        partial(kill_workers, role="decode"),
-    ),
+    _killed("hybrid-decode-killed", "decode", f"; {_HYBRID}"),
     _killed_at("hybrid-prefill-steps", "prefill", failpoints.PREFILL, each=1, of=f"; {_HYBRID}"),
-    Fault(
-        "batched-prefill-killed",
-        f"SIGKILL of a prefill worker, four times; {_BATCHED}",
-        partial(kill_workers, role="prefill"),
-    ),
+    _killed("batched-prefill-killed", "prefill", f"; {_BATCHED}"),
     _killed_at("batched-prefill-steps", "prefill", failpoints.PREFILL, each=1, of=f"; {_BATCHED}"),
     Fault("workers-stopped", "SIGSTOP of two workers for 2 to 3 heartbeats, then SIGCONT, twice", stop_workers),
     Fault("workers-leave", "SIGTERM of two workers, three times", leave_workers),
@@ -689,30 +685,22 @@ FAULTS = [
         )
     ),
     _of_store_node("redis-resharded", "a hundred slots moved to another primary, four times", reshard),
-    Fault(
+    _of_both(
         "both-killed",
-        "SIGKILL of a broker and of a Redis primary at once, each one of three",
+        "SIGKILL of a broker and of a Redis primary at once",
         partial(harm_node_of_each, how=signal.SIGKILL),
-        services=BothClustersServices,
     ),
-    Fault(
+    _of_both(
         "both-stopped",
-        "SIGTERM of a broker and of a Redis primary at once, each one of three",
+        "SIGTERM of a broker and of a Redis primary at once",
         partial(harm_node_of_each, how=signal.SIGTERM),
-        services=BothClustersServices,
     ),
-    Fault(
+    _of_both(
         "both-frozen",
-        "SIGSTOP of a broker and of a Redis primary for 12 to 18 s, each one of three",
+        "SIGSTOP of a broker and of a Redis primary for 12 to 18 s",
         partial(harm_node_of_each, how=signal.SIGSTOP),
-        services=BothClustersServices,
     ),
-    Fault(
-        "both-separated",
-        "links of a broker and of a Redis primary cut for 12 to 18 s, each one of three",
-        separate_node_of_each,
-        services=BothClustersServices,
-    ),
+    _of_both("both-separated", "links of a broker and of a Redis primary cut for 12 to 18 s", separate_node_of_each),
     Fault("poison", "one job kills every worker that decodes it", poison, failed=1, dead_lettered=1),
     Fault("garbage", "300 unreadable messages in the work queues", garbage, dead_lettered=300),
     Fault("published-ten-times", "100 of the jobs published ten times each", nothing),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.acceptance.faults.row import Row, count
 
 
@@ -24,40 +26,22 @@ def figures(*results: dict[str, Any], submitted: str = "ab", started: str = "ab"
     )
 
 
-def test_a_batch_that_went_well_is_clean():
-    row = figures(result("a"), result("b"))
-    assert row.is_clean()
-    assert (row.attempted, row.confirmed, row.succeeded) == (2, 2, 2)
-
-
-def test_a_job_without_a_result_is_lost():
-    row = figures(result("a"))
-    assert (row.lost, row.is_clean()) == (1, False)
-
-
-def test_a_failed_job_has_a_result():
-    row = figures(result("a"), result("b", state="failed", text=""))
-    assert (row.failed, row.lost, row.is_clean()) == (1, 0, True)
-
-
-def test_a_strangers_result_is_unexpected():
-    row = figures(result("a"), result("b"), result("c"))
-    assert (row.unexpected, row.is_clean()) == (1, False)
-
-
-def test_another_answer_is_unexpected():
-    row = figures(result("a"), result("b", text="wrong"))
-    assert (row.unexpected, row.is_clean()) == (1, False)
-
-
-def test_a_second_line_of_the_same_run_is_a_duplicate_and_one_of_another_run_is_none():
-    row = figures(result("a"), result("a"), result("b"), result("b", run=2))
-    assert (row.journal_duplicates, row.is_clean()) == (1, False)
-
-
-def test_a_job_confirmed_twice_was_lost_before_the_rerun():
-    row = figures(result("a"), result("b"), submitted="abb")
-    assert (row.lost_before_rerun, row.confirmed, row.is_clean()) == (1, 2, True)
+@pytest.mark.parametrize(
+    ("row", "counted", "clean"),
+    [
+        (figures(result("a"), result("b")), {"attempted": 2, "confirmed": 2, "succeeded": 2}, True),
+        (figures(result("a")), {"lost": 1}, False),
+        (figures(result("a"), result("b", state="failed", text="")), {"failed": 1, "lost": 0}, True),
+        (figures(result("a"), result("b"), result("c")), {"unexpected": 1}, False),  # a stranger's
+        (figures(result("a"), result("b", text="wrong")), {"unexpected": 1}, False),
+        # A second line of the same run is a duplicate, and one of another run is none
+        (figures(result("a"), result("a"), result("b"), result("b", run=2)), {"journal_duplicates": 1}, False),
+        (figures(result("a"), result("b"), submitted="abb"), {"lost_before_rerun": 1, "confirmed": 2}, True),
+        (figures(result("a"), result("b"), started="aaab"), {"executed_twice": 1}, True),
+    ],
+)
+def test_each_kind_of_damage_is_counted(row: Row, counted: dict[str, int], clean: bool) -> None:
+    assert ({name: getattr(row, name) for name in counted}, row.is_clean()) == (counted, clean)
 
 
 def test_an_answer_that_was_noted_and_given_again_is_no_clean_crash():
@@ -71,7 +55,3 @@ def test_of_a_job_with_questions_all_answers_are_compared():
     answers = {**result("a", text=""), "answers": [{"text": "yes"}, {"text": "no"}]}
     rows = [count("a fault", ["a"], [], [answers], {"a": text}, [], 0, None) for text in ("yes\nno", "yes\nyes")]
     assert [row.unexpected for row in rows] == [0, 1]
-
-
-def test_a_job_begun_twice_is_counted_once():
-    assert figures(result("a"), result("b"), started="aaab").executed_twice == 1

@@ -15,19 +15,10 @@ from engines.huggingface.constrain import Constrainer, Constraint
 from engines.huggingface.prompt import HFPrompt
 from engines.huggingface.text import TextStream, token_bytes
 from messages.errors import ConfigError, InvalidSchema
+from tests.contract.test_engines import GRADE_SCHEMA as GRADE
 
 DEMO = Path(__file__).parents[3] / "examples" / "model" / "kvasir-demo"
 WIDTH = 2560 + 37  # a model may have more outputs than its tokenizer has tokens
-GRADE = {
-    "type": "object",
-    "properties": {
-        "points": {"type": "integer", "minimum": 0, "maximum": 10},
-        "verdict": {"enum": ["pass", "fail"]},
-        "remarks": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 2},
-    },
-    "required": ["points", "verdict", "remarks"],
-    "additionalProperties": False,
-}
 
 
 @pytest.fixture(scope="module")

@@ -81,14 +81,6 @@ def test_the_ids_of_a_harmless_prompt_are_those_of_its_whole_text(demo: HFPrompt
         )
 
 
-def test_the_first_shared_ids_are_those_of_every_prompt_with_this_prefix(demo: HFPrompt) -> None:
-    prompts = [demo.tokenize(user_prompt(CLASS, own), 0.0) for own in ("x", " x", "\n\nx", "42", "", "é", ".", "reads")]
-    (shared,) = {prompt.shared_tokens for prompt in prompts}
-    assert len({prompt.ids[:shared] for prompt in prompts}) == 1
-    assert shared > 0.9 * min(len(prompt.ids) for prompt in prompts)
-    assert demo.tokenize(user_prompt("", "x"), 0.0).shared_tokens == 0
-
-
 @pytest.mark.parametrize(
     ("template", "around"),
     [
@@ -132,25 +124,18 @@ TALK = (
 )
 
 
+ENDS = "<|im_end|>\n<|im_start|>assistant\nIt is.<|im_end|>\n<|im_start|>user\nAnd the input?<|im_end|>\n"
+ENDS += "<|im_start|>assistant\n"
+
+
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        (
-            CHATML,
-            "<|im_start|>system\nMind the rubric. <|im_end|>\n<|im_start|>user\n the line is out \n<|im_end|>\n"
-            "<|im_start|>assistant\nIt is.<|im_end|>\n<|im_start|>user\nAnd the input?<|im_end|>\n"
-            "<|im_start|>assistant\n",
-        ),
-        (
-            TRIMS,
-            "<|im_start|>system\nMind the rubric.<|im_end|>\n<|im_start|>user\nthe line is out<|im_end|>\n"
-            "<|im_start|>assistant\nIt is.<|im_end|>\n<|im_start|>user\nAnd the input?<|im_end|>\n"
-            "<|im_start|>assistant\n",
-        ),
+        (CHATML, "<|im_start|>system\nMind the rubric. <|im_end|>\n<|im_start|>user\n the line is out \n" + ENDS),
+        (TRIMS, "<|im_start|>system\nMind the rubric.<|im_end|>\n<|im_start|>user\nthe line is out" + ENDS),
         (
             FOLDS,
-            "<|endoftext|><|im_start|>user\nMind the rubric. \n\nthe line is out<|im_end|>\n"
-            "<|im_start|>model\nIt is.<|im_end|>\n<|im_start|>user\nAnd the input?<|im_end|>\n<|im_start|>model\n",
+            "<|endoftext|><|im_start|>user\nMind the rubric. \n\nthe line is out" + ENDS.replace("assistant", "model"),
         ),
         (
             BARE,
@@ -174,18 +159,6 @@ def test_control_tokens_spelled_in_any_message_stay_text(demo: HFPrompt) -> None
     assert len([number for number in ids if number in demo.control_ids]) == 2 * 4 + 1
 
 
-def test_the_class_wide_part_may_end_with_a_message_or_within_one(demo: HFPrompt) -> None:
-    system, before = Part("system", CLASS, "class"), Part("user", "Grade this: ", "class")
-    ends = [demo.tokenize((system, Part("user", own)), 0.0) for own in ("x", " x", "\n\nx", "<|im_end|>", "42")]
-    within = [demo.tokenize((system, before, Part("user", own)), 0.0) for own in ("x", " x", "\n\nx", "", "42") if own]
-    for prompts in (ends, within):
-        (shared,) = {prompt.shared_tokens for prompt in prompts}
-        assert len({prompt.ids[:shared] for prompt in prompts}) == 1
-        assert CLASS in spelled(demo, prompts[0].ids[:shared])
-    assert "Grade this" in spelled(demo, within[0].ids[: within[0].shared_tokens])
-    assert demo.tokenize((Part("system", CLASS), Part("user", "x")), 0.0).shared_tokens == 0
-
-
 @pytest.mark.parametrize(
     ("template", "complaint"),
     [
@@ -207,17 +180,13 @@ def test_a_conversation_that_a_template_can_not_render_is_refused_for_good(
         prompt.tokenize(TALK, 0.0)
 
 
-def test_a_template_file_goes_before_the_one_in_the_configuration(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, "old {{ messages[0].content }}")
-    (folder / "chat_template.jinja").write_text("new {{ messages[0].content }}")
-    prompt = HFPrompt(folder)
-    assert spelled(prompt, prompt.tokenize(user_prompt("", "x"), 0.0).ids) == "new x"
-
-
-def test_of_several_templates_the_default_one_is_taken(tmp_path: Path) -> None:
+def test_a_template_file_goes_before_those_in_the_configuration_and_the_default_before_others(tmp_path: Path) -> None:
     templates = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "{{ messages[0].content }}!"}]
-    prompt = HFPrompt(folder_with(tmp_path, chat_template=templates))
-    assert spelled(prompt, prompt.tokenize(user_prompt("", "x"), 0.0).ids) == "x!"
+    folder = folder_with(tmp_path, chat_template=templates)
+    for said in ("x!", "new x"):
+        prompt = HFPrompt(folder)
+        assert spelled(prompt, prompt.tokenize(user_prompt("", "x"), 0.0).ids) == said
+        (folder / "chat_template.jinja").write_text("new {{ messages[0].content }}")
 
 
 @pytest.mark.parametrize(

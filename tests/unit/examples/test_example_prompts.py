@@ -16,7 +16,6 @@ def test_every_sentence_is_answered_and_the_instructions_are_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
     (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines("tiny:1b")), "utf-8")
 

@@ -102,34 +102,26 @@ def each(refused: Mapping[str, tuple[Any, ...]], theirs: Iterable[str]) -> list[
     return [(name, refused[name]) for name in sorted(refused) if name in theirs]
 
 
-@pytest.mark.parametrize(("name", "neutral"), each(openai_api.NOT_SERVED, CHAT))
-def test_a_field_of_openais_that_is_not_served_is_refused_by_name_or_says_nothing(
-    standing: ServedGateway, name: str, neutral: tuple[Any, ...]
+GENERATE = {"model": MODEL, "prompt": "x", "stream": False}
+NOT_SERVED = [
+    *(("/v1/chat/completions", ASK, "", *field) for field in each(openai_api.NOT_SERVED, CHAT)),
+    *(("/api/generate", GENERATE, "", *field) for field in each(ollama_api.NOT_SERVED, OLLAMA_CHAT | OLLAMA_GENERATE)),
+    *(("/api/chat", ASK, "options", *field) for field in each(ollama_api.NOT_AN_OPTION, OPTIONS)),
+]
+
+
+@pytest.mark.parametrize(("path", "ask", "within", "name", "neutral"), NOT_SERVED)
+def test_a_field_that_is_not_served_is_refused_by_name_or_says_nothing(
+    standing: ServedGateway, path: str, ask: dict[str, Any], within: str, name: str, neutral: tuple[Any, ...]
 ) -> None:
-    url = f"{standing.url}/v1/chat/completions"
-    error = httpx.post(url, json=ASK | {name: "something"}).json()["error"]
-    assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+    def answer(value: Any) -> httpx.Response:
+        fields = {name: value}
+        return httpx.post(standing.url + path, json=ask | ({within: fields} if within else fields))
+
+    error = answer("something").json()["error"]
+    if path.startswith("/v1"):
+        assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+    else:
+        assert f"'{within}{'.' if within else ''}{name}' is not served" in error
     for value in (None, *neutral):
-        assert httpx.post(url, json=ASK | {name: value}).status_code == 200
-
-
-@pytest.mark.parametrize(("name", "neutral"), each(ollama_api.NOT_SERVED, OLLAMA_CHAT | OLLAMA_GENERATE))
-def test_a_field_of_ollamas_that_is_not_served_is_refused_by_name_or_says_nothing(
-    standing: ServedGateway, name: str, neutral: tuple[Any, ...]
-) -> None:
-    url = f"{standing.url}/api/generate"
-    ask = {"model": MODEL, "prompt": "x", "stream": False}
-    assert f"'{name}' is not served" in httpx.post(url, json=ask | {name: "something"}).json()["error"]
-    for value in (None, *neutral):
-        assert httpx.post(url, json=ask | {name: value}).status_code == 200
-
-
-@pytest.mark.parametrize(("name", "neutral"), each(ollama_api.NOT_AN_OPTION, OPTIONS))
-def test_an_option_of_ollamas_that_is_not_served_is_refused_by_name_or_says_nothing(
-    standing: ServedGateway, name: str, neutral: tuple[Any, ...]
-) -> None:
-    url = f"{standing.url}/api/chat"
-    error = httpx.post(url, json=ASK | {"options": {name: "something"}}).json()["error"]
-    assert f"'options.{name}' is not served" in error
-    for value in (None, *neutral):
-        assert httpx.post(url, json=ASK | {"options": {name: value}}).status_code == 200
+        assert answer(value).status_code == 200

@@ -122,10 +122,6 @@ def test_raw_answers_have_what_the_models_require(served: ServedGateway, pipelin
     [
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "'tools' is not served"),
         ({"think": True}, "'think' is not served"),
-        ({"think": "high"}, "'think' is not served"),
-        ({"logprobs": True}, "'logprobs' is not served"),
-        ({"options": {"repeat_penalty": 1.3}}, "'options.repeat_penalty' is not served"),
-        ({"options": {"num_gpu": 1}}, "'options.num_gpu' is not served"),
         ({"options": {"colour": 1}}, "'options.colour' is not a field"),
         ({"options": {"num_ctx": 5000}}, "options.num_ctx is 5,000, but"),
         ({"options": {"num_predict": 0}}, "max_tokens must be"),

@@ -11,22 +11,18 @@ import pytest
 
 from kvasir import cli
 from tests.support.homework import RUBRIC
-from tests.support.processes import SIMULATED_MODEL, config_text
 
 
 @pytest.fixture
-def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def course(configured_folder: Path) -> Path:
     """Two assignments of two students; the files are called the same in both."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    Path("kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
     for number in (4, 5):
         handed_in = Path(f"homework{number}/submissions")
         handed_in.mkdir(parents=True)
         Path(f"homework{number}/rubric.yaml").write_text(RUBRIC.replace("Means", f"Homework {number}"), "utf-8")
         for student in ("ann", "ben"):
             (handed_in / f"{student}.py").write_text(f"# {student}\nx = sum(range({number}))\n", "utf-8")
-    return tmp_path
+    return configured_folder
 
 
 def grade(homework: str, *more: str) -> int:

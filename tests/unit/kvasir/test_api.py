@@ -16,15 +16,11 @@ from grading.report.grades import load_graded
 from kvasir import cli
 from producers.batch.batch import Batch
 from tests.support.homework import tiny, tiny_class
-from tests.support.processes import SIMULATED_MODEL, config_text
 
 
 @pytest.fixture
-def homework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
-    made = tiny_class(tmp_path / "homework")
+def homework(configured_folder: Path) -> Path:
+    made = tiny_class(configured_folder / "homework")
     (made / "submissions" / "<img src=x onerror=alert(1)>_300_1_h.ipynb").write_text("{", "utf-8")
     return made
 

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from grading.grades import make_graded_class, make_grades
 from grading.hand_sample import BoundError, SamplePlan, draw_sample, load_draw
-from grading.report.grades import load_graded, save_graded
+from grading.report.grades import load_graded
 from grading.reviews import Override, append_override
 from kvasir import cli
-from producers.batch.batch import Batch
-from tests.support.desk import answer, plan_tiny_class
+from tests.support.desk import answer, plan_tiny_class, write_grades
 
 SIZE = 80
 OUT = Path("out")
@@ -28,9 +26,7 @@ def graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, assignment = plan_tiny_class(tmp_path, SIZE)
     answer(out, assignment, range(SIZE - 10))
     answer(out, assignment, range(SIZE - 10, SIZE), evidence="never written")
-    with Batch(out) as batch:
-        made = make_grades(assignment, batch.result)
-        save_graded(out, make_graded_class(batch.batch_id, assignment, made))
+    write_grades(out, assignment)
 
 
 def rows() -> list[dict[str, str]]:
@@ -116,13 +112,17 @@ def test_a_draw_that_is_refused_leaves_the_one_before() -> None:
     assert (OUT / "bound.json").read_bytes() == kept
 
 
-def test_other_grades_draw_another_sample() -> None:
-    bound("--draw", "15")
-    seed = load_draw(OUT).seed
+def change_the_first_grade() -> None:
     grades = OUT / "grades.json"
     kept = json.loads(grades.read_text("utf-8"))
     kept["grades"][0]["points"] = 0
     grades.write_text(json.dumps(kept), "utf-8")
+
+
+def test_other_grades_draw_another_sample() -> None:
+    bound("--draw", "15")
+    seed = load_draw(OUT).seed
+    change_the_first_grade()
     assert bound("--draw", "15") == 0
     assert load_draw(OUT).seed != seed
 
@@ -198,13 +198,10 @@ def test_an_empty_sheet_promises_nothing(capsys: pytest.CaptureFixture[str]) -> 
     assert "15 of 15 submissions have no points yet" in " ".join(capsys.readouterr().err.split())
 
 
-def test_grades_that_changed_need_another_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_grades_that_changed_need_another_sample(capsys: pytest.CaptureFixture[str]) -> None:
     bound("--draw", "15")
     fill()
-    grades = OUT / "grades.json"
-    kept = json.loads(grades.read_text("utf-8"))
-    kept["grades"][0]["points"] = 0
-    grades.write_text(json.dumps(kept), "utf-8")
+    change_the_first_grade()
     assert bound() == 2
     assert "1 grade changed since the sample was drawn" in " ".join(capsys.readouterr().err.split())
     assert bound("--draw", "15") == 0

@@ -20,7 +20,7 @@ from messages.jobs import JobResult, TokenEvent
 from monitoring import logs
 from producers.batch.batch import Batch
 from tests.support.homework import RUBRIC, tiny, tiny_class
-from tests.support.processes import ROOT, SIMULATED_MODEL, ModelEntry, config_text, environment
+from tests.support.processes import ROOT, ModelEntry, config_text, environment
 
 MODEL = "tiny:1b"
 COMMANDS = list(cli.kvasir.commands)
@@ -35,8 +35,8 @@ class Ended:
     stderr: str
 
     def sentence(self) -> str:
-        """What a usage error prints: one line on stderr, nothing on stdout, no traceback."""
-        assert self.stdout == ""
+        """What a usage error prints, with its code: one line on stderr, nothing on stdout, no traceback."""
+        assert (self.code, self.stdout) == (cli.EXIT_USAGE, "")
         assert "Traceback" not in self.stderr
         lines = self.stderr.strip().splitlines()
         assert len(lines) == 1, self.stderr
@@ -48,11 +48,8 @@ Kvasir = Callable[..., Ended]
 
 
 @pytest.fixture
-def kvasir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Kvasir]:
+def kvasir(configured_folder: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Kvasir]:
     """Runs a command in this process, in an empty folder with a configuration of one simulated model."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: SIMULATED_MODEL}), "utf-8")
     loggers = [logging.getLogger(name) for name in ("", *logs.ROOMS)]
     before = [(logger, list(logger.handlers), logger.level) for logger in loggers]
 
@@ -76,169 +73,85 @@ def homework(tmp_path: Path) -> Path:
 # --- usage errors: one sentence, code 2 ---
 
 
-def _no_folder(homework: Path) -> str:
-    (homework / "submissions").rename(homework / "elsewhere")
-    return "no such file or folder"
-
-
-def _empty_folder(homework: Path) -> str:
-    for path in (homework / "submissions").iterdir():
-        path.unlink()
-    return "holds no submission"
-
-
-def _no_rubric(homework: Path) -> str:
-    (homework / "rubric.yaml").unlink()
-    return "rubric.yaml"
-
-
-def _rubric_is_a_folder(homework: Path) -> str:
-    (homework / "rubric.yaml").unlink()
-    (homework / "rubric.yaml").mkdir()
-    return "rubric.yaml"
-
-
-def _rubric_is_not_text(homework: Path) -> str:
-    (homework / "rubric.yaml").write_bytes(b"\xff\xfe\x00")
-    return "rubric.yaml"
-
-
-def _typo_in_the_rubric(homework: Path) -> str:
-    (homework / "rubric.yaml").write_text(RUBRIC.replace("guidance:", "guidence:", 1), "utf-8")
-    return "guidence"
-
-
-def _negative_points(homework: Path) -> str:
-    (homework / "rubric.yaml").write_text(RUBRIC.replace("points: 3", "points: -3"), "utf-8")
-    return "-3"
-
-
 @pytest.mark.parametrize(
-    "spoil",
+    ("file", "content", "expected"),
     [
-        _no_folder,
-        _empty_folder,
-        _no_rubric,
-        _rubric_is_a_folder,
-        _rubric_is_not_text,
-        _typo_in_the_rubric,
-        _negative_points,
+        ("submissions", None, "no such file or folder"),
+        ("submissions", (), "holds no submission"),
+        ("rubric.yaml", None, "rubric.yaml"),
+        ("rubric.yaml", (), "rubric.yaml"),
+        ("rubric.yaml", b"\xff\xfe\x00", "rubric.yaml"),
+        ("rubric.yaml", RUBRIC.replace("guidance:", "guidence:", 1).encode(), "guidence"),
+        ("rubric.yaml", RUBRIC.replace("points: 3", "points: -3").encode(), "-3"),
     ],
 )
 def test_an_unusable_input_is_named_in_one_sentence(
-    kvasir: Kvasir, homework: Path, tmp_path: Path, spoil: Callable[[Path], str]
+    kvasir: Kvasir, homework: Path, tmp_path: Path, file: str, content: bytes | tuple[()] | None, expected: str
 ) -> None:
-    expected = spoil(homework)
+    """It is gone, it is an empty folder, or it holds something else."""
+    (homework / file).rename(tmp_path / "moved")
+    if content == ():
+        (homework / file).mkdir()
+    elif content is not None:
+        (homework / file).write_bytes(content)
 
-    ended = kvasir("grade", *tiny(homework, tmp_path / "out"))
-
-    assert ended.code == cli.EXIT_USAGE
-    assert expected in ended.sentence()
+    assert expected in kvasir("grade", *tiny(homework, tmp_path / "out")).sentence()
     assert not (tmp_path / "out" / "batch.json").exists()
 
 
-def test_without_a_model_nothing_is_graded(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
-    (tmp_path / "kvasir.toml").unlink()
+@pytest.mark.parametrize(
+    ("config", "solution_lines", "expected"),
+    [
+        ("", 0, ["--code-model"]),
+        ("[grading]\ncode_model =\n", 0, ["kvasir.toml", "line 2"]),
+        (config_text({MODEL: ModelEntry("simulated", "sim:scale=0", 4096)}), 2000, ["leaves no room for a submission"]),
+        (config_text({MODEL: ModelEntry("simulated", "sim:scale=0,context=1000000", 1_000_000)}), 50_000, ["prompt"]),
+    ],
+    ids=["no model", "bad TOML", "a solution too long for the model", "a prompt above the size limit, 1 MiB"],
+)
+def test_what_the_configuration_does_not_allow_is_a_usage_error(
+    kvasir: Kvasir, homework: Path, tmp_path: Path, config: str, solution_lines: int, expected: list[str]
+) -> None:
+    (tmp_path / "kvasir.toml").write_text(config, "utf-8")
+    (homework / "solution.py").write_text("total = total + value\n" * solution_lines, "utf-8")
+    solution = ["--solution", homework / "solution.py"] if solution_lines else []
 
-    ended = kvasir("grade", *tiny(homework, tmp_path / "out"))
+    sentence = kvasir("grade", *tiny(homework, tmp_path / "out"), *solution, "--quiet").sentence()
 
-    assert ended.code == cli.EXIT_USAGE
-    assert "--code-model" in ended.sentence()
+    assert all(words in sentence for words in expected)
 
 
 def test_a_model_that_is_not_configured_is_named_with_those_that_are(
     kvasir: Kvasir, homework: Path, tmp_path: Path
 ) -> None:
-    ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--code-model", "tiny:2b"))
+    sentence = kvasir("grade", *tiny(homework, tmp_path / "out", "--code-model", "tiny:2b")).sentence()
 
-    assert ended.code == cli.EXIT_USAGE
-    assert "'tiny:2b' is not configured" in ended.sentence()
-    assert ended.sentence().endswith(f"did you mean {MODEL!r}? (configured: {MODEL})")
+    assert "'tiny:2b' is not configured" in sentence
+    assert sentence.endswith(f"did you mean {MODEL!r}? (configured: {MODEL})")
     assert kvasir("ask", "Why?", "--model", "nobody").sentence().endswith(f"is not configured; known: {MODEL}")
 
 
-def test_bad_toml_is_shown_with_its_line(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
-    (tmp_path / "kvasir.toml").write_text("[grading]\ncode_model =\n", "utf-8")
-
-    ended = kvasir("grade", *tiny(homework, tmp_path / "out"))
-
-    assert ended.code == cli.EXIT_USAGE
-    assert "kvasir.toml" in ended.sentence()
-    assert "line 2" in ended.sentence()
-
-
-def test_a_solution_too_long_for_the_model_is_a_usage_error(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
-    (tmp_path / "kvasir.toml").write_text(
-        config_text({MODEL: ModelEntry("simulated", SIMULATED_MODEL.weights, context=4096)}), "utf-8"
-    )
-    (homework / "solution.py").write_text("total = total + value\n" * 2000, "utf-8")
-
-    ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--solution", homework / "solution.py"))
-
-    assert ended.code == cli.EXIT_USAGE
-    assert "leaves no room for a submission" in ended.sentence()
-
-
-def test_a_prompt_above_the_size_limit_is_a_usage_error(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
-    weights = "sim:scale=0,context=1000000"
-    (tmp_path / "kvasir.toml").write_text(
-        config_text({MODEL: ModelEntry("simulated", weights, context=1_000_000)}), "utf-8"
-    )
-    (homework / "solution.py").write_text("total = total + value\n" * 50_000, "utf-8")  # 1.1 MB
-
-    ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--solution", homework / "solution.py", "--quiet"))
-
-    assert ended.code == cli.EXIT_USAGE
-    assert "prompt" in ended.sentence()
-
-
-def test_an_out_folder_that_can_not_be_made_is_a_usage_error(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
+def test_an_out_folder_that_can_not_be_had_is_a_usage_error(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way", "utf-8")
 
-    ended = kvasir("grade", *tiny(homework, tmp_path / "file" / "out"))
-
-    assert ended.code == cli.EXIT_USAGE
-    assert "--out" in ended.sentence()
-
-
-def test_an_out_folder_in_use_is_left_alone(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
+    assert "--out" in kvasir("grade", *tiny(homework, tmp_path / "file" / "out")).sentence()
     with Batch(tmp_path / "out"):
         ended = kvasir("grade", *tiny(homework, tmp_path / "out"))
-
-    assert ended.code == cli.EXIT_USAGE
     assert "in use by another kvasir process" in ended.sentence()
 
 
-@pytest.mark.parametrize(
-    ("given", "missing"),
-    [
-        ({"KVASIR_BROKER_URL": "amqp://127.0.0.1"}, "KVASIR_STORE_URL"),
-        ({"KVASIR_STORE_URL": "redis://127.0.0.1"}, "KVASIR_BROKER_URL"),
-    ],
-)
+@pytest.mark.parametrize(("given", "missing"), [("BROKER", "STORE"), ("STORE", "BROKER")])
 def test_half_a_cluster_is_a_usage_error(
-    kvasir: Kvasir,
-    homework: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    given: dict[str, str],
-    missing: str,
+    kvasir: Kvasir, homework: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, missing: str
 ) -> None:
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(f"KVASIR_{given}_URL", "amqp://127.0.0.1" if given == "BROKER" else "redis://127.0.0.1")
 
-    ended = kvasir("grade", *tiny(homework, tmp_path / "out"))
-
-    assert ended.code == cli.EXIT_USAGE
-    assert missing in ended.sentence()
+    assert f"KVASIR_{missing}_URL" in kvasir("grade", *tiny(homework, tmp_path / "out")).sentence()
 
 
 @pytest.mark.parametrize("command", ["watch", "results", "retry", "regrade", "requests", "bound --draw 3"])
 def test_a_folder_without_a_batch_is_a_usage_error(kvasir: Kvasir, tmp_path: Path, command: str) -> None:
-    ended = kvasir(*command.split(), tmp_path)
-
-    assert ended.code == cli.EXIT_USAGE
-    assert "holds no batch" in ended.sentence()
+    assert "holds no batch" in kvasir(*command.split(), tmp_path).sentence()
     assert not (tmp_path / "batch.lock").exists()
 
 
@@ -268,29 +181,24 @@ def test_a_damaged_batch_is_a_usage_error_and_stays_as_it_is(
     monkeypatch.setenv("KVASIR_STORE_URL", "redis://127.0.0.1")
     cancelling = kvasir("cancel", out)
 
-    assert grading.code == cancelling.code == cli.EXIT_USAGE
     assert grading.sentence() == cancelling.sentence()
     assert "batch.json can't be read" in grading.sentence()
     assert (out / "batch.json").read_text("utf-8") == damaged
 
 
-@pytest.mark.parametrize("command", ["submit", "cancel"])
-def test_detached_commands_ask_for_a_broker(kvasir: Kvasir, homework: Path, tmp_path: Path, command: str) -> None:
+@pytest.mark.parametrize("command", ["submit", "cancel", "prefill-worker", "decode-worker"])
+def test_what_needs_a_cluster_asks_for_a_broker(kvasir: Kvasir, homework: Path, tmp_path: Path, command: str) -> None:
     kvasir("grade", *tiny(homework, tmp_path / "out"))
-    ended = kvasir(command, *(tiny(homework, tmp_path / "out") if command == "submit" else [tmp_path / "out"]))
+    words = {"submit": tiny(homework, tmp_path / "out"), "cancel": [tmp_path / "out"]}.get(command, ["--model", MODEL])
 
-    assert ended.code == cli.EXIT_USAGE
-    assert "KVASIR_BROKER_URL" in ended.sentence()
+    assert "KVASIR_BROKER_URL" in kvasir(command, *words).sentence()
 
 
 def test_cancel_without_a_broker_says_what_ends_a_grading_here(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
     kvasir("grade", *tiny(homework, tmp_path / "out"))
 
-    assert (
-        kvasir("cancel", tmp_path / "out")
-        .sentence()
-        .endswith("nothing runs but kvasir grade itself, which ends at Ctrl-C")
-    )
+    sentence = kvasir("cancel", tmp_path / "out").sentence()
+    assert sentence.endswith("nothing runs but kvasir grade itself, which ends at Ctrl-C")
     assert "holds no batch" in kvasir("cancel", homework).sentence()
 
 
@@ -311,25 +219,7 @@ def test_a_command_to_type_next_has_the_configuration_and_can_be_pasted(
     assert f"kvasir results '{out}'" in plain.sentence()
 
 
-@pytest.mark.parametrize("role", ["prefill-worker", "decode-worker"])
-def test_a_worker_asks_for_a_cluster(kvasir: Kvasir, role: str) -> None:
-    ended = kvasir(role, "--model", MODEL)
-
-    assert ended.code == cli.EXIT_USAGE
-    assert "KVASIR_BROKER_URL" in ended.sentence()
-
-
-def test_a_missing_option_is_a_usage_error_that_names_it(kvasir: Kvasir, homework: Path) -> None:
-    ended = kvasir("grade", homework / "submissions")
-
-    assert ended.code == cli.EXIT_USAGE
-    assert "--rubric" in ended.stderr
-    assert ended.stdout == ""
-
-
 # --- what works ---
-
-
 def test_grading_prints_a_table_and_running_again_calls_no_engine(
     kvasir: Kvasir, homework: Path, tmp_path: Path
 ) -> None:
@@ -351,16 +241,6 @@ def test_jobs_not_done_by_the_deadline_expire(kvasir: Kvasir, homework: Path, tm
     # Then there are none, and it says why
     assert graded.code == cli.EXIT_FAILURE
     assert json.loads(graded.stdout)["jobs"]["expired"] == 6
-
-
-def test_a_deadline_that_is_none_is_refused_before_anything_is_read(
-    kvasir: Kvasir, homework: Path, tmp_path: Path
-) -> None:
-    ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--deadline", "soon"))
-
-    assert ended.code == cli.EXIT_USAGE
-    assert "such as 07:30, not 'soon'" in ended.stderr
-    assert not (tmp_path / "out").exists()
 
 
 def test_json_is_all_that_stdout_holds(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
@@ -391,16 +271,12 @@ def test_limit_and_only_choose_submissions(kvasir: Kvasir, homework: Path, tmp_p
 
     assert _names(limited) == ["student0_100_1_homework.py", "student1_101_1_homework.py"]
     assert _names(only) == ["student1_101_1_homework.py", "student2_102_1_homework.py"]
+    assert "nobody" in kvasir("grade", *tiny(homework, tmp_path / "out", "--only", "nobody")).sentence()
 
 
-def test_only_with_a_name_that_nobody_has_is_a_usage_error(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
-    ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--only", "nobody"))
-
-    assert ended.code == cli.EXIT_USAGE
-    assert "nobody" in ended.sentence()
-
-
-def test_a_dry_run_counts_tokens_and_leaves_no_trace(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
+def test_a_dry_run_counts_tokens_says_what_is_shared_and_leaves_no_trace(
+    kvasir: Kvasir, homework: Path, tmp_path: Path
+) -> None:
     before = sorted(tmp_path.rglob("*"))
 
     ended = kvasir("--log-level", "info", "grade", *tiny(homework, tmp_path / "out", "--dry-run", "--json"))
@@ -414,14 +290,10 @@ def test_a_dry_run_counts_tokens_and_leaves_no_trace(kvasir: Kvasir, homework: P
     assert sorted(tmp_path.rglob("*")) == before
     assert "decode_started" not in ended.stderr
     assert "prefill_started" not in ended.stderr
-
-
-def test_a_dry_run_for_people_says_what_is_shared(kvasir: Kvasir, homework: Path, tmp_path: Path) -> None:
-    ended = kvasir("grade", *tiny(homework, tmp_path / "out", "--dry-run"))
-
-    assert ended.code == 0
-    assert "6 prompts" in ended.stdout
-    assert "the class shares" in ended.stdout
+    # And for people
+    said = kvasir("grade", *tiny(homework, tmp_path / "out", "--dry-run")).stdout
+    assert "6 prompts" in said
+    assert "the class shares" in said
 
 
 def test_asking_prints_the_answer_alone(kvasir: Kvasir) -> None:
@@ -500,6 +372,8 @@ def _names(ended: Ended) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
+        (["grade", "x"], "--rubric"),
+        (["grade", "x", "--rubric", "y", "--deadline", "soon"], "such as 07:30, not 'soon'"),
         (["decode-worker", "--model", "m", "--kv-cache-gb", "nan"], "'nan' is no finite number"),
         (["decode-worker", "--model", "m", "--grace", "inf"], "'inf' is no finite number"),
         (["decode-worker", "--model", "m", "--slots", "99999"], "not in the range"),

@@ -55,26 +55,9 @@ LONG = "n" * 300
 SURROGATE = "\ud800"
 DEEP: Any = json.loads("[" * 900 + "]" * 900)
 WRONG: list[Any] = [
-    None,
-    True,
-    -1,
-    0,
-    1.5,
-    10**30,
-    float("nan"),
-    1e400,
-    "",
-    "text",
-    "x" * 300,
-    "x" * 5000,
-    SURROGATE,
-    "\0",
-    "../../elsewhere",
-    [],
-    [[]],
-    {},
-    {"a": [1]},
-    DEEP,
+    *(None, True, -1, 0, 1.5, 10**30, float("nan"), 1e400),
+    *("", "text", "x" * 300, "x" * 5000, SURROGATE, "\0", "../../elsewhere"),
+    *([], [[]], {}, {"a": [1]}, DEEP),
 ]
 BYTES = [b"", b"{", b"{}", b"{}\n", b"[]\n", b"null\n", b"\xff\xfe\n", b"[" * 100_000 + b"\n", b'{"a":' * 5000 + b"\n"]
 Node = list[str | int]
@@ -108,7 +91,6 @@ def spoil(graded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spoi
     for name in ("class", "prompts.jsonl", "kvasir.toml"):
         (tmp_path / name).symlink_to(graded / name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
     assert cli.run_command(["results", str(graded / "out")]) == 0
 
     def make(file: str, data: bytes | None) -> None:

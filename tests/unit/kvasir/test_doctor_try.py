@@ -90,7 +90,6 @@ def test_texts_are_as_long_as_asked_and_differ_from_their_first_line_on() -> Non
 
 def configure(folder: Path, monkeypatch: pytest.MonkeyPatch, weights: str = "sim:scale=0") -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
     (folder / "kvasir.toml").write_text(f'[models."{MODEL}"]\nengine = "simulated"\nweights.simulated = "{weights}"\n')
 
 

@@ -35,7 +35,6 @@ WORK = {
 def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A class, and Canvas's rubric, in which nothing says which model reads a criterion."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
     settings = config_text({"tiny:1b": SIMULATED_MODEL, "writer:1b": SIMULATED_MODEL})
     Path("kvasir.toml").write_text(
         settings.replace('feedback_model = "tiny:1b"', 'feedback_model = "writer:1b"'), "utf-8"

@@ -320,7 +320,6 @@ def test_a_password_file_that_is_missing_is_one_row_and_the_others_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("KVASIR_BROKER_URL", "amqp://user@127.0.0.1:9/%2F")
     monkeypatch.setenv("KVASIR_BROKER_PASSWORD_FILE", str(tmp_path / "nowhere"))
     monkeypatch.setenv("KVASIR_STORE_URL", "redis://127.0.0.1:9/0")
@@ -340,7 +339,6 @@ def test_doctor_says_what_is_wrong_with_this_machines_models_and_ends_with_one(
 ) -> None:
     # Given a good model, one whose file is missing, and Ollama's gpt-oss
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     write_gguf(tmp_path / "good.gguf")
     write_gguf(tmp_path / "foreign.gguf", TinyModel("gptoss"))
     tables = [f'[models.{name}]\nweights.llamacpp = "{name}.gguf"\n' for name in ("good", "missing", "foreign")]

@@ -66,7 +66,6 @@ def homework_6(folder: Path, *alarms: str, moodle: bool = False) -> Path:
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
 
 
 def export(capsys: pytest.CaptureFixture[str], kind: str, *more: str) -> tuple[int, str]:

@@ -9,17 +9,13 @@ import pytest
 
 from kvasir import cli
 from tests.support.homework import tiny, tiny_class
-from tests.support.processes import SIMULATED_MODEL, config_text
 
 
 @pytest.fixture
-def graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
-    homework = tiny_class(tmp_path / "homework", 1)
-    cli.run_command(["grade", *tiny(homework, tmp_path / "out", "--quiet")])
-    return tmp_path / "out"
+def graded(configured_folder: Path) -> Path:
+    homework = tiny_class(configured_folder / "homework", 1)
+    cli.run_command(["grade", *tiny(homework, configured_folder / "out", "--quiet")])
+    return configured_folder / "out"
 
 
 def test_the_folder_goes_and_the_submissions_stay(graded: Path) -> None:

@@ -21,7 +21,6 @@ CLASS = [f"student{number}_{100 + number}_1_homework.py" for number in range(4)]
 @pytest.fixture
 def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tiny_class(tmp_path, 4))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
     Path("kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
     return tmp_path
 

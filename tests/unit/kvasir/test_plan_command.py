@@ -50,6 +50,10 @@ def test_the_teams_machines_and_a_class_of_150(capsys: pytest.CaptureFixture[str
     assert found["steals"] > 0
     assert {busy["machine"] for busy in found["busy"]} == {"mac1", "mac2", "spark1", "spark2"}
     assert {row["machine"] for row in found["what_if"]} == {"mac1", "mac2", "spark1", "spark2"}
+    # Energy and cost follow from watts and prices
+    assert found["energy_kwh"] == pytest.approx((240 + 240 + 175 + 140) / 1000 * found["makespan_s"] / 3600)
+    assert found["electricity"] == pytest.approx(found["energy_kwh"] * 0.17)
+    assert found["cost_per_submission"] == pytest.approx((found["electricity"] + found["hardware"]) / 150)
 
 
 def test_the_chart_shows_every_machine_and_every_job(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -87,14 +91,6 @@ def test_a_prediction_never_reads_like_the_goal_that_it_missed(
     goal: float, value: float, digits: int, text: str
 ) -> None:
     assert beside_goal(goal, value, digits) == text
-
-
-def test_energy_and_cost_follow_from_watts_and_prices(capsys: pytest.CaptureFixture[str]) -> None:
-    found = _plan(capsys, "--submissions", "30")
-
-    assert found["energy_kwh"] == pytest.approx((240 + 240 + 175 + 140) / 1000 * found["makespan_s"] / 3600)
-    assert found["electricity"] == pytest.approx(found["energy_kwh"] * 0.17)
-    assert found["cost_per_submission"] == pytest.approx((found["electricity"] + found["hardware"]) / 30)
 
 
 def test_what_is_not_known_is_neither_met_nor_missed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -17,17 +17,13 @@ from kvasir import cli
 from messages.jobs import JobError, JobResult
 from producers.batch.batch import Batch
 from tests.support.homework import RUBRIC, journal, tiny, tiny_class
-from tests.support.processes import SIMULATED_MODEL, config_text
 
 GRADES = Path("out/grades.csv")
 
 
 @pytest.fixture(autouse=True)
-def homework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    Path("kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
-    made = tiny_class(tmp_path / "homework")
+def homework(configured_folder: Path) -> Path:
+    made = tiny_class(configured_folder / "homework")
     assert cli.run_command(["grade", *tiny(made, Path("out"), "--ask", "criteria", "--quiet")]) == 0
     return made
 

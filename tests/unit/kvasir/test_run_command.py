@@ -12,17 +12,13 @@ from kvasir import cli
 from messages.jobs import Part
 from producers.batch.openai_body import Defaults
 from producers.batch.prompt_lines import PromptLine, read_lines
-from tests.support.processes import SIMULATED_MODEL, config_text
 
 MODEL = "tiny:1b"
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: SIMULATED_MODEL}), "utf-8")
-    return tmp_path
+def folder(configured_folder: Path) -> Path:
+    return configured_folder
 
 
 def openai(custom_id: str, text: str = "Hello.", **body: Any) -> dict[str, Any]:

@@ -27,7 +27,6 @@ SLOW = ModelEntry("simulated", "sim:scale=1,prefill=1000000,decode=20,answer=30"
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     (tmp_path / "kvasir.toml").write_text(config_text({MODEL: SIMULATED_MODEL, "slow:1b": SLOW}), "utf-8")
     return tmp_path

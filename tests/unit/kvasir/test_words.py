@@ -16,12 +16,9 @@ MODEL = "tiny:1b"
 
 
 @pytest.fixture
-def homework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def homework(configured_folder: Path) -> Path:
     """A class of two, one of whom handed in a folder, and one file that can't be read."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
-    (tmp_path / "kvasir.toml").write_text(config_text({MODEL: SIMULATED_MODEL}), "utf-8")
-    made = tiny_class(tmp_path / "homework", 1)
+    made = tiny_class(configured_folder / "homework", 1)
     (made / "submissions" / "broken_300_1_homework.ipynb").write_text("{", "utf-8")
     folder = made / "submissions" / "oakhollow_400_1"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""The four messages: what they refuse, and that they survive the wire."""
+"""The four messages: what they refuse. That they survive the wire is in test_golden.py, and in tests/forms."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from messages.jobs import (
     user_prompt,
 )
 from messages.kv import KVLayout
+from tests.unit.messages.golden.make import MESSAGES
 
 LAYOUT = KVLayout(4, 2, 32, "bf16", window=16, window_layers=(1, 3))
 
@@ -50,40 +51,6 @@ def user(text: str, scope: Scope = "own") -> Part:
 def a_result(**changes: object) -> JobResult:
     fields = {"job_id": "j1", "run": 1, "batch_id": "b1", "item_id": "i1", "model": "m", "state": "succeeded"}
     return JobResult(**{**fields, **changes})  # type: ignore[arg-type]
-
-
-TALK = (
-    Part("system", "Be brief.", "class"),
-    Part("user", "Who was Kvasir?", "conversation"),
-    Part("assistant", "Of all gods the wisest.", "conversation"),
-    Part("user", "And then?"),
-)
-ASKED = (
-    Question((Part("user", "Is it right?"),), Sampling(5)),
-    Question((Part("user", "Why?"),), Sampling(9, answers=3)),
-)
-
-MESSAGES = [
-    a_job(lane="now", deadline=5.0, reply_to="reply.b1", stream_to="s"),
-    a_job().tokenized((1, 2, 2**32 - 1), 2),
-    DecodeJob(a_job().tokenized((1, 2, 3), 1), StoredKV("f00", LAYOUT, 2, 0, 99), PrefillReport("w", "e", 1.0)),
-    DecodeJob(a_job().tokenized((1, 2, 3), 1), StoredKV("f00", LAYOUT, 2, 0, 99, sketch="5e7c40")),
-    DecodeJob(a_job().tokenized((1,), 0), None, why_no_kv="the store is away"),
-    a_job(prompt=TALK, questions=ASKED),
-    DecodeJob(
-        a_job(prompt=TALK).tokenized((1, 2, 3), 1), StoredKV("f00", KVLayout(4, 2, 32, "f16", v_head_dim=0), 2, 0)
-    ),
-    a_result(answers=(QuestionAnswer("yes", "stop", evaluated_tokens=9), QuestionAnswer(state="cancelled"))),
-    a_result(text="grüße", finish_reason="stop", decode=DecodeReport(kv_transfer="verified", evaluated_tokens=1)),
-    a_result(decode=DecodeReport(kv_transfer="verified-rounded")),
-    a_result(state="failed", error=JobError("decode", "EngineUnavailable", "gone")),
-    TokenEvent("j1", 1, "d1", 0, "piece", last=True),
-]
-
-
-@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
-def test_a_message_survives_the_wire_unchanged(message):
-    assert codec.decode(codec.encode(message), type(message)) == message
 
 
 @pytest.mark.parametrize(
@@ -286,7 +253,7 @@ def test_parts_can_not_slide_from_one_field_of_a_job_id_into_the_next():
 
 
 def test_a_newer_version_waits_and_an_unknown_one_is_refused():
-    fields = msgpack.unpackb(codec.encode(MESSAGES[0]))
+    fields = msgpack.unpackb(codec.encode(MESSAGES["prefill-every-field"]))
     with pytest.raises(NewerMessage):
         codec.decode(msgpack.packb({**fields, "v": codec.VERSION + 1}), PrefillJob)
     for version in (0, -1, None, "1"):
@@ -376,7 +343,7 @@ def test_arbitrary_bytes_raise_nothing_but_our_errors(body):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(MESSAGES), st.data())
+@given(st.sampled_from(list(MESSAGES.values())), st.data())
 def test_a_message_with_any_field_replaced_is_read_or_refused_but_never_crashes(message, data):
     fields = msgpack.unpackb(codec.encode(message))
     name = data.draw(st.sampled_from(sorted(fields)))
@@ -386,7 +353,7 @@ def test_a_message_with_any_field_replaced_is_read_or_refused_but_never_crashes(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from(MESSAGES), st.integers(0, 10**6), st.integers(1, 255))
+@given(st.sampled_from(list(MESSAGES.values())), st.integers(0, 10**6), st.integers(1, 255))
 def test_a_message_with_any_byte_changed_is_read_or_refused_but_never_crashes(message, place, change):
     body = bytearray(codec.encode(message))
     body[place % len(body)] ^= change
@@ -395,7 +362,7 @@ def test_a_message_with_any_byte_changed_is_read_or_refused_but_never_crashes(me
 
 
 def test_a_result_survives_json():
-    for message in MESSAGES:
+    for message in MESSAGES.values():
         if isinstance(message, JobResult):
             assert codec.result_from_dict(json.loads(json.dumps(codec.to_dict(message)))) == message
 

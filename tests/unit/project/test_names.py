@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -116,20 +115,7 @@ def test_a_second_desk_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "names: desk in kvasir/desk, producers/desk.py" in capsys.readouterr().out
 
 
-def test_overrides_are_one_place(tmp_path: Path) -> None:
-    protocol = "class Engine(Protocol):\n    def take(self): ...\n"
-    by_form = "".join(f"class Engine{number}:\n    def take(self): ...\n" for number in range(9))
-    by_base = "".join(f"class Worker{number}(Base):\n    def run(self): ...\n" for number in range(9))
-    unrelated = "".join(f"class Page{number}:\n    def show(self): ...\n" for number in range(7))
-    base = "class Base:\n    def run(self): ...\n"
-    write_module(tmp_path, "kvasir/a.py", protocol + by_form + base + by_base + unrelated)
-    assert names.repeated_functions(names.read_modules(tmp_path, "kvasir")) == {"show": 7}
-
-
 def test_the_list_says_where_a_name_is(tmp_path: Path) -> None:
     write_module(tmp_path, "kvasir/a.py", "class Page:\n    async def show(self):\n        naïve, found = 1, 2\n")
     listing = CliRunner().invoke(names.main, ["--list", "--root", str(tmp_path), "kvasir"])
     assert listing.output == "kvasir/a.py:3 local found Page.show\n"
-    rows = CliRunner().invoke(names.main, ["--json", "--root", str(tmp_path)]).output.splitlines()
-    place = {"file": "kvasir/a.py", "line": 3, "col": 15}
-    assert [json.loads(row) for row in rows] == [place | {"kind": "local", "name": "found", "scope": "Page.show"}]

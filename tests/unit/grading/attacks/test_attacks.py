@@ -17,12 +17,12 @@ from grading.planning import prepare
 from grading.points import Grade
 from grading.prompts.prompt import has_control_tokens
 from grading.request import AspectModel, GradeRequest
-from grading.submissions.reading import Submission, read_submissions
+from grading.submissions.reading import Submission
 from grading.submissions.submission import SubmissionPart
 from kvasir import connect, load_settings
 from messages.jobs import JobResult
 from tests.support.attacks import ATTACKS, clean_submissions
-from tests.support.homework import EXAMPLE, RUBRIC
+from tests.support.homework import RUBRIC
 
 MODELS = {"code": AspectModel("tiny:1b", 32_768), "feedback": AspectModel("tiny:1b", 32_768)}
 SECRET = b"s" * 16
@@ -83,12 +83,6 @@ def test_at_most_two_in_a_hundred_clean_submissions_are_flagged() -> None:
     flagged = [text for text in clean_submissions() if strongest_passages([text])[0] or has_control_tokens(text)]
 
     assert len(flagged) <= 4, flagged
-
-
-def test_the_example_class_is_flagged_where_it_attacks() -> None:
-    flagged = [one.name for one in read_submissions(EXAMPLE / "submissions") if instruction_flags(one)]
-
-    assert len(flagged) == 1, flagged
 
 
 def test_the_class_shares_its_prefix_and_every_attacker_has_a_fence_of_its_own(attacked: Assignment) -> None:

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from grading.grades import make_graded_class, make_grades
 from grading.report.grades import save_graded
 from grading.rubric.late import LateRule
 from kvasir import cli
-from producers.batch.batch import Batch
-from tests.support.desk import answer, plan_tiny_class
+from tests.support.desk import answer, plan_tiny_class, write_grades
 
 NAME = "student0_100_1_homework.py"
 TABLES = {
@@ -37,10 +35,8 @@ def graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     out, assignment = plan_tiny_class(tmp_path, 3)
     answer(out, assignment, range(3))
-    with Batch(out) as batch:
-        made = make_grades(assignment, batch.result)
-        kept = make_graded_class(batch.batch_id, assignment, made)
-        save_graded(out, replace(kept, late=LateRule("2026-11-03", 10)))
+    kept = write_grades(out, assignment)
+    save_graded(out, replace(kept, late=LateRule("2026-11-03", 10)))
 
 
 def said_of(kind: str, data: bytes, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:

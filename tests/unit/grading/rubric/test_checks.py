@@ -45,16 +45,12 @@ def test_prose_is_not_asked_for_code(tmp_path: Path, name: str, check: Check) ->
     assert said(tmp_path, name, "I took the mean of each area.\n", check) == []
 
 
-@pytest.mark.parametrize(
-    ("check", "expected"), [(RATE, [True]), (GROUPED, []), (COUNT, [True]), (REGION, [True]), (SHOWN, [])]
-)
-def test_sql_is_read_as_sql(tmp_path: Path, check: Check, expected: list[bool]) -> None:
-    assert said(tmp_path, "w.sql", QUERY, check) == expected
-
-
+@pytest.mark.parametrize(("name", "text"), [("w.sql", QUERY), ("w.py", IN_PYTHON)])
 @pytest.mark.parametrize(("check", "expected"), [(RATE, [True]), (GROUPED, []), (COUNT, [True]), (REGION, [True])])
-def test_sql_in_a_python_string_is_read_as_sql(tmp_path: Path, check: Check, expected: list[bool]) -> None:
-    assert said(tmp_path, "w.py", IN_PYTHON, check) == expected
+def test_sql_is_read_as_sql_in_a_python_string_too(
+    tmp_path: Path, name: str, text: str, check: Check, expected: list[bool]
+) -> None:
+    assert said(tmp_path, name, text, check) == expected
 
 
 @pytest.mark.parametrize(

@@ -35,25 +35,9 @@ EARLIER: dict[str, Any] = {
     },
 }
 WRONG: list[Any] = [
-    None,
-    True,
-    -1,
-    0,
-    1.5,
-    10**40,
-    10**400,
-    float("nan"),
-    float("inf"),
-    "",
-    "x" * 100_000,
-    "\ud800",
-    "\0",
-    [],
-    [[]],
-    {},
-    {"a": []},
-    {"points": 1},
-    json.loads("[" * 900 + "]" * 900),
+    *(None, True, -1, 0, 1.5, 10**40, 10**400, float("nan"), float("inf")),
+    *("", "x" * 100_000, "\ud800", "\0"),
+    *([], [[]], {}, {"a": []}, {"points": 1}, json.loads("[" * 900 + "]" * 900)),
 ]
 CANVAS = (
     "Rubric Name,Criteria Name,Criteria Description,Criteria Enable Range,Rating Name,Rating Description,"

@@ -79,11 +79,7 @@ def test_unsafe_paths_are_refused_for_that_member(tmp_path, name):
 
 
 def zipped(members):
-    with io.BytesIO() as buffer:
-        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, content in members.items():
-                archive.writestr(name, content)
-        return buffer.getvalue()
+    return make_zip(io.BytesIO(), members).getvalue()
 
 
 def texts(submission):
@@ -128,7 +124,7 @@ def test_a_students_zip_cannot_leave_its_place_nor_grow_without_bound(tmp_path, 
     path = make_zip(
         tmp_path / "class.zip",
         {
-            "a.zip": zipped({"../b.zip/x.R": "2", "/etc/y.R": "3", "fine.R": "1"}),
+            "a.zip": zipped({"../b.zip/x.R": "2", "/etc/y.R": "3", "fine.R": "1", "inner.zip": zipped({"b.R": "2"})}),
             "b.zip": zipped({"x.R": "mine"}),
             "bomb.zip": zipped({"x.R": b" " * (20 << 20)}),
             "many.zip": zipped({f"{number}.R": "1" for number in range(51)}),
@@ -140,6 +136,7 @@ def test_a_students_zip_cannot_leave_its_place_nor_grow_without_bound(tmp_path, 
     submissions = by_name(path)
 
     assert texts(submissions["a.zip"]) == ["1"]
+    assert "1 file left out: zips inside can't be read" in submissions["a.zip"].notes
     assert texts(submissions["b.zip"]) == ["mine"]
     assert "zip bomb" in submissions["bomb.zip"].problem
     assert "more than 50 files" in submissions["many.zip"].problem
@@ -154,17 +151,6 @@ def test_a_damaged_zip_among_the_files_is_not_opened(tmp_path):
 
     assert submissions["more.zip"].problem == "the zip is damaged: hand it in again"
     assert submissions["s"].notes == ("1 file left out: the zip is damaged: hand it in again",)
-
-
-def test_an_empty_zip_is_said_to_be_one_and_a_zip_in_a_zip_is_not_opened(tmp_path):
-    empty = make_zip(tmp_path / "e.zip", {}).read_bytes()
-    inner = make_zip(tmp_path / "i.zip", {"b.R": "2"}).read_bytes()
-    outer = make_zip(tmp_path / "o.zip", {"a.R": "1", "inner.zip": inner}).read_bytes()
-
-    submissions = by_name(make_zip(tmp_path / "class.zip", {"empty.zip": empty, "outer.zip": outer}))
-
-    assert submissions["empty.zip"].problem == "the zip is empty"
-    assert submissions["outer.zip"].notes == ("1 file left out: zips inside can't be read",)
 
 
 def flag(path, name, bits, offsets):
@@ -211,14 +197,6 @@ def test_names_in_utf_8_without_the_mark_and_in_cp437_are_read(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"grXXn", "grün".encode()).replace(b"grY_n", b"gr\x81_n"))
 
     assert set(by_name(path)) == {"grün.R", "grü_n.R"}
-
-
-def test_a_name_marked_as_utf_8_that_is_not_makes_the_zip_unreadable(tmp_path):
-    path = make_zip(tmp_path / "class.zip", {"grün.R": "1"})
-    path.write_bytes(path.read_bytes().replace("ü".encode(), b"\xff\xff"))
-
-    with pytest.raises(SubmissionError, match=r"class\.zip is not a zip that can be read: UnicodeDecodeError"):
-        read_submissions(path)
 
 
 def test_two_members_of_one_name_are_a_problem(tmp_path):
@@ -290,9 +268,11 @@ def test_a_directory_too_large_for_the_members_allowed_is_not_parsed(tmp_path, m
         read_submissions(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x05\x06" + b"\0" * 17, b"PK\x03\x04" * 10])
+@pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x05\x06" + b"\0" * 17, b"PK\x03\x04" * 10, "a bad name"])
 def test_a_bad_zip_is_an_error_that_names_it(tmp_path, content):
     path = tmp_path / "class.zip"
+    if isinstance(content, str):  # a name that is marked as UTF-8, and isn't
+        content = make_zip(path, {"grün.R": "1"}).read_bytes().replace("ü".encode(), b"\xff\xff")
     path.write_bytes(content)
 
     with pytest.raises(SubmissionError, match=r"class\.zip is not a zip that can be read"):
@@ -305,13 +285,7 @@ def test_a_zip_without_anything_readable_is_an_error(tmp_path):
             read_submissions(make_zip(tmp_path / "class.zip", members))
 
 
-def valid_zip():
-    body = io.BytesIO()
-    make_zip(body, {"a.R": "x <- 1", "s/b.ipynb": NOTEBOOK, "s/c.R": "y" * 200})
-    return body.getvalue()
-
-
-VALID = valid_zip()
+VALID = zipped({"a.R": "x <- 1", "s/b.ipynb": NOTEBOOK, "s/c.R": "y" * 200})
 EDITS = st.lists(st.tuples(st.integers(0, len(VALID) - 1), st.integers(0, 255)), min_size=1, max_size=6)
 
 

@@ -28,6 +28,7 @@ def names(found: list[Submission]) -> list[str]:
     ("name", "canvas", "moodle", "late"),
     [
         ("doejane_LATE_12_34_hw_2_1.R", "12", "", True),
+        ("doe2_LATE_12_34_x.ipynb", "12", "", True),
         ("doejane_12_34_hw.R", "12", "", False),
         ("doejane_12_text.html", "12", "", False),
         ("Jane Doe_77_assignsubmission_file_", "", "77", False),

@@ -16,7 +16,6 @@ from tests.support.processes import SIMULATED_MODEL, config_text
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two submissions; the rubric is beside them, and they are the present folder."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "nobody"))
     (tmp_path / "kvasir.toml").write_text(config_text({"tiny:1b": SIMULATED_MODEL}), "utf-8")
     work = tiny_class(tmp_path / "hw", 2)
     monkeypatch.chdir(work / "submissions")

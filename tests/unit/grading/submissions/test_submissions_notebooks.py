@@ -98,18 +98,16 @@ def test_pieces_of_one_stream_are_joined_and_streams_kept_apart():
     assert [part.location for part in document.parts[1:]] == ["cell 1, output 1", "cell 1, output 2"]
 
 
-def test_an_error_is_an_output_without_ansi_codes():
+def test_an_error_is_an_output_without_ansi_codes_and_its_name_where_there_is_no_traceback():
     trace = ["\x1b[0;31mError\x1b[0m in x: \x1b]8;;http://h\x07object\x1b]8;;\x07 'y' not found", "Traceback:"]
-    document = read(code("x", [{"output_type": "error", "ename": "E", "evalue": "v", "traceback": trace}]))
+    for lines, said in ((trace, "Error in x: object 'y' not found\nTraceback:"), ([], "NameError: no y")):
+        error = {"output_type": "error", "ename": "NameError", "evalue": "no y"} | (
+            {"traceback": lines} if lines else {}
+        )
+        document = read(code("x", [error]))
 
-    assert document.parts[1].text == "Error in x: object 'y' not found\nTraceback:"
-    assert document.notes == ("1 code cell ended in an error",)
-
-
-def test_an_error_without_a_traceback_still_says_what_it_was():
-    document = read(code("x", [{"output_type": "error", "ename": "NameError", "evalue": "no y"}]))
-
-    assert document.parts[1].text == "NameError: no y"
+        assert document.parts[1].text == said
+        assert document.notes == ("1 code cell ended in an error",)
 
 
 def test_an_escape_that_never_ends_takes_nothing_with_it():
