@@ -5,6 +5,7 @@ At the end of its own queue these say whether to leave the last jobs to faster w
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -72,6 +73,11 @@ class Throughput:
             model_averages = [self._models[model]] if model in self._models else []
             values = [averages.fetch_s for averages in [*model_averages, *self._models.values()]]
         return next((value for value in values if value > 0), FIRST_FETCH_S)
+
+    def decode_s(self, model: str) -> float:
+        """Mean time of a job of this model, without its KV cache; infinite until one was decoded here."""
+        averages = self.of(model)
+        return averages.answer_tokens / averages.tokens_per_s if averages.tokens_per_s else math.inf
 
     def expected_s(self, job: DecodeJob) -> float:
         """Expected time of a job in a slot, from what is known before it is decoded."""
