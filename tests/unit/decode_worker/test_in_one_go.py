@@ -20,7 +20,7 @@ from infra.quick_jobs import HELD_IF_INSTANT, HELD_IF_QUICK, QuickJobs, adaptive
 from infra.worker_loop import GroupHelp, SlotPool
 from messages.errors import ContextExceeded, EngineUnavailable
 from messages.jobs import PrefillJob
-from messages.lifecycle import Event, Step
+from messages.lifecycle import Step
 from prefill_worker.worker import PrefillWorker
 from tests.support.pipeline import MODEL, Gate, Pipeline, WatchedEngine, fails, work
 from tests.support.waiting import wait_until
@@ -137,24 +137,26 @@ def test_those_behind_a_slow_one_go_back_and_those_before_it_are_answered(
     assert pipeline.results_so_far(jobs[1]) == pipeline.results_so_far(jobs[2]) == []
 
 
-def test_one_that_goes_back_runs_no_more_once_its_copy_is_there(
+def test_one_that_goes_back_is_anybodys_once_its_copy_is_there(
     pipeline: Pipeline, decoder: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a job behind a slow one
     monkeypatch.setattr(quick_jobs, "GROUP_PATIENCE_S", 0.0)
-    _, second = waiting(pipeline, 2)
-    held: dict[str, tuple[str, ...]] = {}
+    first, second = waiting(pipeline, 2)
+    running: list[tuple[str, ...]] = []
+    hand_back_all = decoder.worker._settler.hand_back_all
 
-    def note(event: Event) -> None:
-        if event.step == Step.REDELIVERED:
-            held[event.job_id] = decoder.worker.registration().jobs
+    def note(deliveries: list[Delivery]) -> None:
+        running.append(decoder.worker.registration().jobs)
+        assert pipeline.cluster_state.claim(second.job_id, 1, "somebody-else", ttl_s=60)
+        hand_back_all(deliveries)
 
-    monkeypatch.setattr(decoder.worker._settler, "observe", note)
-    # When its copy has been published
+    monkeypatch.setattr(decoder.worker._settler, "hand_back_all", note)
+    # When it goes back
     decoder.take(2)
-    # Then a delivery of that copy would not be taken for one of the attempt that is about to be acked
-    assert list(held) == [second.job_id]
-    assert second.job_id not in held[second.job_id]
+    # Then a delivery of its copy would not be taken for one of an attempt here, and somebody else could claim it
+    assert running in ([(first.job_id,)], [()])
+    assert pipeline.ready(work("decode")) == 1
 
 
 def test_a_batch_that_is_cancelled_meanwhile_is_not_decoded_on(pipeline: Pipeline, decoder: Desk) -> None:
@@ -165,6 +167,7 @@ def test_a_batch_that_is_cancelled_meanwhile_is_not_decoded_on(pipeline: Pipelin
     decoder.jobs.accept_group(deliveries)
     gate.wait()
     # When their batch is cancelled
+    pipeline.client.cancel(deliveries[0].message.correlation_id)
     decoder.worker.on_cancel(deliveries[0].message.correlation_id)
     gate.open()
     decoder.worker.finish()
