@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from decode_worker.generate import DecodeAttempt, FetchedCache, RunningJobs, fetch_ahead
-from decode_worker.stealing.forecast import LONG_S
 from decode_worker.stealing.policy import leave_to_faster
 from decode_worker.stealing.thief import QueueChoice
 from infra.broker.base import Broker, Delivery
@@ -49,8 +48,8 @@ class DecodeFlow:
         self._slots = jobs.slots
         self._consumer = jobs.consume(self._bulk, self._slots.count)
         self._running_jobs = running_jobs
-        self._forecast, self._throughput = choice.forecast, choice.throughput
-        self._thief, self._tail = choice.thief, choice.tail
+        self._choice = choice
+        self._throughput, self._thief, self._tail = choice.throughput, choice.thief, choice.tail
         self._kv = kv
         self._hand_back = hand_back
         self._is_pushed = True
@@ -106,12 +105,12 @@ class DecodeFlow:
         return deliveries
 
     def _are_short(self) -> bool:
-        return self._forecast.decode_s(self._model) < LONG_S and not self._running_jobs.has_foreign(self._model)
+        return self._choice.outlook.are_short and not self._running_jobs.has_foreign(self._model)
 
     # The worker's own model
 
     def _pull(self) -> Delivery | None:
-        if self._tail.should_leave():
+        if self._tail.should_leave(self._choice.outlook):
             return None
         delivery = self._broker.get(self._bulk)
         if delivery is None:
@@ -126,7 +125,7 @@ class DecodeFlow:
         if delivery is None:
             return None
         self._credit -= 1
-        if self._tail.should_leave(in_hand=1):
+        if self._tail.should_leave(self._choice.outlook, in_hand=1):
             self._hand_back([*self._stop_flow(), delivery])
             return None
         return delivery
@@ -147,7 +146,7 @@ class DecodeFlow:
 
     def _look_ahead(self, urgent: Callable[[], Delivery | None]) -> None:
         now = time.monotonic()
-        decode_s = self._forecast.decode_s(self._model)
+        decode_s = self._choice.outlook.decode_s
         if self._ahead:
             if now - self._ahead_since > max(_HOLD_S, decode_s / 4):
                 self._hand_back(self._drop_ahead())
@@ -161,11 +160,10 @@ class DecodeFlow:
 
     def _home_ahead(self, decode_s: float) -> Delivery | None:
         """A job of our own, unless it is among the last: another worker might be free for it first."""
-        other_workers = self._forecast.other_workers(self._model)
-        if other_workers:
-            queue = self._forecast.queue(self._model)
+        if self._choice.outlook.has_peers:
+            queue = self._choice.forecast.queue(self._model)
             in_s = self._running_jobs.next_end_s(self._throughput.expected_s) + decode_s
-            if queue.ready <= len(other_workers) or leave_to_faster(queue, in_s) is not None:
+            if queue.ready <= len(queue.peers) or leave_to_faster(queue, in_s) is not None:
                 return None
         return self._broker.get(self._bulk)
 

@@ -117,7 +117,7 @@ class DecodeWorker:
                     failpoint("decode.claimed", attempt.envelope.job_id)
                     attempt.result = self._generator.result(attempt)
                     failpoint("decode.generated", attempt.envelope.job_id)
-                    self._choice.throughput.note(attempt.envelope.model, attempt.result.decode)
+                    self._choice.note(attempt.envelope.model, attempt.result.decode)
                     attempt.body = codec.encode(attempt.result)
         leave_slot()
         if attempt.body:
@@ -251,7 +251,8 @@ class DecodeWorker:
         self._end_all("cancelled", batch_id)
 
     def tick(self) -> None:
-        """Stop what ran past its deadline; look after jobs that no prefill worker is there for."""
+        """Stop what ran past its deadline, choose what to pull, and see to jobs that no prefill worker is there for."""
+        self._choice.look()
         now = self._cluster_state.now()
         for attempt in self._running_jobs.snapshot():
             if attempt.job.job.deadline and now > attempt.job.job.deadline:

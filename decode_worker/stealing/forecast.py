@@ -191,6 +191,29 @@ class QueueForecast:
         return tuple(peers)
 
 
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What was made of the worker's own queue at the last look. Jobs go by this, and ask nobody themselves."""
+
+    decode_s: float  # mean time of a job
+    is_measured: bool  # whether any was decoded here
+    has_peers: bool  # other workers at home there
+    may_leave: bool  # whether one of them is so much faster that the last jobs may be left to it
+
+    @property
+    def are_short(self) -> bool:
+        """Whether its jobs are pushed."""
+        return self.decode_s < LONG_S
+
+
+def look_at_home(forecast: QueueForecast, throughput: Throughput, model: str) -> Outlook:
+    """The outlook now. Reads registrations, and asks no queue."""
+    decode_s, is_measured = forecast.decode_s(model), throughput.of(model).jobs > 0
+    peers = forecast.peers(model)
+    may_leave = decode_s >= LONG_S and any(peer.is_faster(decode_s) for peer in peers)
+    return Outlook(decode_s, is_measured, bool(peers), may_leave)
+
+
 class Tail:
     """Whether to leave the next job of our own queue to faster workers. Used from one thread.
 
@@ -206,16 +229,12 @@ class Tail:
         self._ready = 0
         self.jobs_left = 0
 
-    def should_leave(self, in_hand: int = 0) -> bool:
+    def should_leave(self, outlook: Outlook, in_hand: int = 0) -> bool:
         """Whether the next job is left, of those that wait and those `in_hand`. Raises BrokerUnavailable."""
-        decode_s = self._forecast.decode_s(self._model)
         end_there_s = None
-        peers = (
-            self._forecast.peers(self._model) if self._forecast.other_workers(self._model) else ()
-        )  # alone as a rule
-        if decode_s >= LONG_S and any(peer.is_faster(decode_s) for peer in peers):
+        if outlook.may_leave:
             queue = self._forecast.queue(self._model, in_hand)
-            end_there_s = leave_to_faster(queue, decode_s, self._throughput.fetch_s(self._model))
+            end_there_s = leave_to_faster(queue, outlook.decode_s, self._throughput.fetch_s(self._model))
         if end_there_s is None or self._waited_enough(queue.ready, end_there_s):
             self._since = 0.0
             return False

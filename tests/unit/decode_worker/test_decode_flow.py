@@ -68,7 +68,7 @@ class Bench:
         self.loaded = LoadedEngine(WatchedEngine())
         model_cache = ModelCache(CachedModel(MODEL, 0, self.loaded))
         choice = QueueChoice(self.broker, pipeline.cluster_state, model_cache, "me", pipeline.observe)
-        self.throughput = choice.throughput
+        self.choice = choice
         settler = Settler(self.broker, [MODEL], pipeline.observe)
         jobs = OneByOne[DecodeAttempt](self.broker, settler, self.slots, lambda *_: None, lambda _: None)
         self.flow = DecodeFlow(self.broker, jobs, self.running, choice, pipeline.kv, settler.hand_back_all)
@@ -133,7 +133,7 @@ def test_a_job_that_was_fetched_too_early_goes_back_and_none_takes_its_place_unt
     bench, pipeline, monkeypatch
 ):
     monkeypatch.setattr(flow_module, "_HOLD_S", 0.0)
-    bench.throughput.note(MODEL, DecodeReport(completion_tokens=60, decode_s=0.6))
+    bench.choice.note(MODEL, DecodeReport(completion_tokens=60, decode_s=0.6))
     bench.run(bench.take(), expected_s=0.1)
     bench.flow.throttle(bench.source.urgent)
     assert pipeline.ready(BULK) == 2
@@ -168,7 +168,7 @@ def test_an_interactive_job_goes_before_the_one_that_is_held(bench, pipeline):
 
 
 def test_short_jobs_are_pushed_and_nothing_is_held_ahead(bench, pipeline):
-    bench.throughput.note(MODEL, DecodeReport(completion_tokens=60, decode_s=0.1))
+    bench.choice.note(MODEL, DecodeReport(completion_tokens=60, decode_s=0.1))
     bench.run(bench.take(), expected_s=0.0)
 
     bench.flow.throttle(bench.source.urgent)
