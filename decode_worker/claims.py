@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from infra.broker.base import Delivery
-from infra.broker.envelope import open_envelope
-from infra.broker.topology import stage_and_model
+from infra.broker.envelope import run_of
 from kvstore.base import ClusterState, Run
 from kvstore.heartbeat import CLAIM_TTL_S
 
@@ -34,18 +34,14 @@ class Claims:
         """Let others have it."""
         self._cluster_state.release(*key, self._worker_id)
 
-    def look_up(self, deliveries: list[Delivery]) -> None:
-        """Take up the jobs of several deliveries, which are about to be handled."""
-        keys = [_key(delivery) for delivery in deliveries]
+    @contextmanager
+    def looked_up(self, deliveries: list[Delivery]) -> Iterator[None]:
+        """Take up the jobs of all these, which are handled within the block; what nobody wanted then is released."""
+        keys = [run_of(delivery) for delivery in deliveries]
         self._looked_up |= zip(keys, self.renew(keys), strict=True)
-
-    def forget(self, deliveries: list[Delivery]) -> None:
-        """These are handled no more: release those that nobody has taken up after all."""
-        for delivery in deliveries:
-            if self._looked_up.pop(_key(delivery), None):
-                self.release(_key(delivery))
-
-
-def _key(delivery: Delivery) -> Run:
-    envelope = open_envelope(delivery, *stage_and_model(delivery.queue))
-    return envelope.job_id, envelope.run
+        try:
+            yield
+        finally:
+            for key in keys:
+                if self._looked_up.pop(key, None):
+                    self.release(key)

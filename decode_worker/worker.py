@@ -94,9 +94,7 @@ class DecodeWorker:
             self._tombstones.has, self._cluster_state.now, partial(counting_crashes, self._cluster_state)
         )
         self._claims = Claims(self._cluster_state, self.worker_id)
-        group_help = GroupHelp(
-            lambda: self._choice.throughput.decode_s(model), self._claims.look_up, self._claims.forget
-        )
+        group_help = GroupHelp(lambda: self._choice.throughput.decode_s(model), self._claims.looked_up)
         self._jobs = steps(broker, self._settler, self._slots, self.handle, self.commit, group_help)
         self._aborting = False
         self._started_at = self._cluster_state.now()

@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -192,22 +193,19 @@ class QuickJobs(OneByOne[T]):
     def _handle_group(self, group: list[Delivery], leave_slot: Callable[[], None]) -> None:
         ready: list[T] = []
         self._of_thread.ready = ready
-        start = time.monotonic()
+        start, left = time.monotonic(), group
         try:
-            if len(group) > 1:
-                self._help.look_up(group)
-            for number, delivery in enumerate(group):
-                if number and time.monotonic() - start > GROUP_PATIENCE_S:  # they are slower than was thought
-                    self._help.forget(group)
-                    self._settler.hand_back_all(group[number:])
-                    break
-                if ready and self._is_large(delivery):  # what is ready does not wait for this one
-                    self._group_commit.add(*ready)
-                    ready.clear()
-                self._handle(delivery, leave_slot if delivery is group[-1] else _stay)
+            with self._help.looked_up(group) if len(group) > 1 else nullcontext():
+                # The first is handled in any case; those behind it may turn out slower than was thought.
+                while left and (left is group or time.monotonic() - start <= GROUP_PATIENCE_S):
+                    delivery, *left = left
+                    if ready and self._is_large(delivery):  # what is ready does not wait for this one
+                        self._group_commit.add(*ready)
+                        ready.clear()
+                    self._handle(delivery, _stay if left else leave_slot)
+            self._settler.hand_back_all(left)
         finally:  # whatever ends the group: what is ready is committed
             leave_slot()
-            self._help.forget(group)
             if ready:
                 self._group_commit.add(*ready)
             weight = 1 - 0.9 ** len(group)

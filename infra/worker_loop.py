@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -384,9 +385,8 @@ class GroupHelp:
     """What a worker knows that helps to do several of its jobs in one go; whoever does them one by one needs none."""
 
     mean_s: Callable[[], float] | None = None  # what a job takes; None: measure it
-    # Asks for all of a group what each of them would ask for itself; and forgets what nobody wanted to know after all.
-    look_up: Callable[[list[Delivery]], None] = lambda _deliveries: None
-    forget: Callable[[list[Delivery]], None] = lambda _deliveries: None
+    # A block for a group: it asks for all of them what each would ask for itself.
+    looked_up: Callable[[list[Delivery]], AbstractContextManager[None]] = lambda _group: nullcontext()
 
 
 NO_HELP = GroupHelp()

@@ -141,6 +141,12 @@ class Attempt(Generic[J]):
         self.stop.set()
 
 
+def run_of(delivery: Delivery) -> tuple[str, int]:
+    """The job and run of a delivery, as `open_envelope` has them."""
+    message = delivery.message
+    return _identifier(message.message_id), _count(message.headers.get("kvasir-run"), 1)
+
+
 def is_redelivery(delivery: Delivery) -> bool:
     """Whether the broker took this run back from somebody, this copy of it or an earlier one."""
     return bool(delivery.returns or delivery.message.headers.get("kvasir-returns"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -230,13 +231,18 @@ def test_as_many_go_together_as_are_done_in_one_go(pipeline: Pipeline, mean_s: f
     pipeline.submit(*(pipeline.job(f"student {number}", shared_text="") for number in range(40)))
     broker = EmbeddedBroker(pipeline.server)
     groups: list[list[Delivery]] = []
+
+    def looked_up(group: list[Delivery]) -> AbstractContextManager[None]:
+        groups.append(group)
+        return nullcontext()
+
     jobs = QuickJobs[None](
         broker,
         Settler(broker, [MODEL], pipeline.observe),
         SlotPool(1, inline=True),
         lambda *_: None,
         lambda _: None,
-        GroupHelp(lambda: mean_s, groups.append),
+        GroupHelp(lambda: mean_s, looked_up),
     )
     consumer = jobs.consume(work("prefill"), 1)
     first = consumer.receive(1)
