@@ -110,7 +110,7 @@ class DecodeFlow:
     # The worker's own model
 
     def _pull(self) -> Delivery | None:
-        if self._tail.should_leave(self._choice.outlook):
+        if self._tail.should_leave(self._choice.outlook_for_long()):
             return None
         delivery = self._broker.get(self._bulk)
         if delivery is None:
@@ -125,7 +125,7 @@ class DecodeFlow:
         if delivery is None:
             return None
         self._credit -= 1
-        if self._tail.should_leave(self._choice.outlook, in_hand=1):
+        if self._tail.should_leave(self._choice.outlook_for_long(), in_hand=1):
             self._hand_back([*self._stop_flow(), delivery])
             return None
         return delivery
@@ -146,7 +146,7 @@ class DecodeFlow:
 
     def _look_ahead(self, urgent: Callable[[], Delivery | None]) -> None:
         now = time.monotonic()
-        decode_s = self._choice.outlook.decode_s
+        decode_s = self._choice.outlook_for_long().decode_s
         if self._ahead:
             if now - self._ahead_since > max(_HOLD_S, decode_s / 4):
                 self._hand_back(self._drop_ahead())

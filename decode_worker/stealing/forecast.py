@@ -25,7 +25,7 @@ FIRST_FETCH_S = 0.5  # a KV cache, store to engine
 
 # Jobs that take less are pushed, and neither fetched ahead nor left to others: deciding would cost what it saves.
 LONG_S = 0.5
-_REGISTRATIONS_FOR_S = 0.5  # registrations are renewed once a second; reading them more often tells little more
+REGISTRATIONS_FOR_S = 0.5  # registrations are renewed once a second; reading them more often tells little more
 # A moving average forgets: what a batch is like now counts more than what last night's was like.
 _WEIGHT = 0.1
 
@@ -107,12 +107,12 @@ class QueueForecast:
         self._sees_everybody = False
         self._active: set[str] = set()  # models that somebody works at, at either stage
         self._waiting_models: set[str] = set()  # models of which jobs waited at the last look
-        self._read_at = -_REGISTRATIONS_FOR_S
+        self._read_at = -math.inf
 
     def other_workers(self, model: str = "") -> list[WorkerInfo]:
         """The registrations of all other decode workers, or of those among them whose queue is this model's."""
         with self._lock:
-            if time.monotonic() - self._read_at > _REGISTRATIONS_FOR_S:
+            if time.monotonic() - self._read_at > REGISTRATIONS_FOR_S:
                 registrations = self._cluster_state.registrations()
                 self._active = {
                     registration.model
@@ -127,6 +127,11 @@ class QueueForecast:
                 ]
                 self._read_at = time.monotonic()
             return [registration for registration in self._registrations if model in ("", registration.model)]
+
+    def read_anew(self) -> None:
+        """What is asked next goes by the registrations as they are then."""
+        with self._lock:
+            self._read_at = -math.inf
 
     def sees_everybody(self) -> bool:
         """Whether all registrations can be trusted to be there: ours is among them. Not so while the store is away."""
@@ -199,6 +204,7 @@ class Outlook:
     is_measured: bool  # whether any was decoded here
     has_peers: bool  # other workers at home there
     may_leave: bool  # whether one of them is so much faster that the last jobs may be left to it
+    at: float  # monotonic clock
 
     @property
     def are_short(self) -> bool:
@@ -208,10 +214,11 @@ class Outlook:
 
 def look_at_home(forecast: QueueForecast, throughput: Throughput, model: str) -> Outlook:
     """The outlook now. Reads registrations, and asks no queue."""
+    forecast.read_anew()
     decode_s, is_measured = forecast.decode_s(model), throughput.of(model).jobs > 0
     peers = forecast.peers(model)
     may_leave = decode_s >= LONG_S and any(peer.is_faster(decode_s) for peer in peers)
-    return Outlook(decode_s, is_measured, bool(peers), may_leave)
+    return Outlook(decode_s, is_measured, bool(peers), may_leave, time.monotonic())
 
 
 class Tail:

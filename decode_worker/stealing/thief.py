@@ -8,7 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from decode_worker.stealing.forecast import QueueForecast, Tail, Throughput, look_at_home
+from decode_worker.stealing.forecast import (
+    REGISTRATIONS_FOR_S,
+    Outlook,
+    QueueForecast,
+    Tail,
+    Throughput,
+    look_at_home,
+)
 from decode_worker.stealing.models import ModelCache
 from decode_worker.stealing.policy import Offer, Steal, decide
 from infra.broker.base import Broker, Delivery
@@ -132,6 +139,12 @@ class QueueChoice:
     def look(self) -> None:
         """See what has become of the worker's own queue. From any thread."""
         self.outlook = look_at_home(self.forecast, self.throughput, self.model_cache.home.model)
+
+    def outlook_for_long(self) -> Outlook:
+        """The outlook, no older than registrations get; for long jobs, to which a look is nothing."""
+        if not self.outlook.are_short and time.monotonic() - self.outlook.at > REGISTRATIONS_FOR_S:
+            self.look()
+        return self.outlook
 
     def note(self, model: str, report: DecodeReport) -> None:
         """One more job is decoded. After the first it is known at once whether they are short."""
