@@ -202,7 +202,7 @@ class QuickJobs(OneByOne[T]):
                     if ready and self._is_large(delivery):  # what is ready does not wait for this one
                         self._group_commit.add(*ready)
                         ready.clear()
-                    self._handle(delivery, _stay if left else leave_slot)
+                    self._handle(delivery, _stay)
             self._settler.hand_back_all(left)
         finally:  # whatever ends the group: what is ready is committed
             leave_slot()
@@ -224,7 +224,7 @@ class QuickJobs(OneByOne[T]):
 
 
 def _stay() -> None:
-    """A group leaves its slot with its last job."""
+    """A group leaves its slot at its end."""
 
 
 class GroupCommit(Generic[T]):

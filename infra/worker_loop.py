@@ -331,8 +331,9 @@ class SlotPool:
 
         def leave() -> None:
             with self._condition:
-                self._slots_in_use.discard(slot)
-                self._condition.notify_all()
+                if slot in self._slots_in_use:
+                    self._slots_in_use.remove(slot)
+                    self._condition.notify_all()
 
         def on_done(future: Future[None]) -> None:
             if error := future.exception():
