@@ -11,11 +11,16 @@
                           only). On a machine that others use this is the one to read: neighbours change it little.
 
     kv_jobs_per_s, kv_ratio, kv_cpu_ms    the same jobs with `short_prompt_tokens = 0`: through the store
+    in_process_jobs_per_s, in_process_short_jobs_per_s    with no services: workers, broker and store in one process,
+                          prompts of 4 KiB and of 256 bytes, all through the store (benchmarks.overhead_in_process)
 
 A prompt of 1 KiB is short: it is tokenized, and goes on to decode without a KV cache. With `kv_` its KV cache (256
 tokens, 16 KiB) is stored block by block and read back. Both stages' messages are confirmed, and the result is stored
 before it is published; quorum queues hold the work. Dramatiq's messages carry the prompt alone, through classic queues.
 So the ratio is of the service, not of equal work.
+
+A rate is taken over at least a second, and refused otherwise: a stretch of some milliseconds lies between two groups of
+answers, and says nothing. A run that was too short is repeated with more jobs.
 
 What the figures do not show: a network, and larger KV caches (benchmarks.kvstore).
 """
@@ -30,10 +35,11 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks import harness
 from infra.config.settings import load_settings
@@ -45,8 +51,15 @@ from tests.support.processes import ROOT, Cluster, ModelEntry
 from tests.support.servers import Process
 from tests.support.services import Pair
 
+T = TypeVar("T")
 LATENCY_JOBS, QUICK_LATENCY_JOBS = 400, 60
-JOBS, QUICK_JOBS = 3000, 300
+JOBS, QUICK_JOBS = 10_000, 4000
+PEER_JOBS, QUICK_PEER_JOBS = 3000, 1000
+IN_PROCESS_JOBS, QUICK_IN_PROCESS_JOBS = 2000, 600
+SHORT_PER_LONG = 4  # jobs in process with short prompts, for each with long ones
+LONG_BYTES, SHORT_BYTES = 4096, 256  # of their prompts
+MIN_STRETCH_S = 1.0  # shorter ones say nothing
+MOST_JOBS = 100_000
 ROUNDS, QUICK_ROUNDS = 5, 1
 SLOTS = 4  # decode threads; prefill has one
 PROMPT_BYTES = 1024
@@ -218,11 +231,43 @@ class ComparedPeer:
         self._module.broker.close()
 
 
+class TooShort(RuntimeError):
+    """What was measured took no time to speak of."""
+
+
 def steady_rate(moments: Sequence[float], count: int) -> float:
-    """Answers a second between the first and the last tenth: neither starting nor running dry counts."""
+    """Answers a second between the first and the last tenth: neither starting nor running dry counts.
+
+    Raises TooShort.
+    """
     ordered = sorted(moments)
     first, last = count // 10, count - 1 - count // 10
-    return (last - first) / (ordered[last] - ordered[first])
+    return _rate(last - first, ordered[last] - ordered[first])
+
+
+def _rate(jobs: int, seconds: float) -> float:
+    if seconds < MIN_STRETCH_S:
+        raise TooShort(
+            f"{jobs} answers in {seconds:.2f} s: a rate over less than {MIN_STRETCH_S:.0f} s says nothing; measure more"
+        )
+    return jobs / seconds
+
+
+def long_enough(measure: Callable[[int], T], jobs: int) -> T:
+    """What is measured with so many jobs, or with more if these take no time. Raises TooShort if that doesn't help."""
+    while True:
+        try:
+            return measure(jobs)
+        except TooShort:
+            if 3 * jobs > MOST_JOBS:
+                raise
+            jobs *= 3
+
+
+def in_process_rate(prompt_bytes: int, jobs: int) -> float:
+    """Jobs a second in one process that has no services. Raises TooShort."""
+    found = harness.fresh_process("benchmarks.overhead_in_process", str(prompt_bytes), str(jobs))
+    return _rate(round(found["jobs_per_s"] * found["stretch_s"]), found["stretch_s"])
 
 
 def _prompt() -> str:
@@ -244,9 +289,20 @@ def main() -> int:
     """Measure, explain, and end with the line of JSON."""
     options = harness.options(__doc__)
     print(harness.machine())
-    singles, jobs, rounds = (
-        (QUICK_LATENCY_JOBS, QUICK_JOBS, QUICK_ROUNDS) if options.quick else (LATENCY_JOBS, JOBS, ROUNDS)
+    singles, jobs, peer_jobs, in_process_jobs, rounds = (
+        (QUICK_LATENCY_JOBS, QUICK_JOBS, QUICK_PEER_JOBS, QUICK_IN_PROCESS_JOBS, QUICK_ROUNDS)
+        if options.quick
+        else (LATENCY_JOBS, JOBS, PEER_JOBS, IN_PROCESS_JOBS, ROUNDS)
     )
+    in_process = {
+        "in_process_jobs_per_s": (LONG_BYTES, in_process_jobs),
+        "in_process_short_jobs_per_s": (SHORT_BYTES, SHORT_PER_LONG * in_process_jobs),
+    }
+    in_process_rates = {
+        name: statistics.median(long_enough(partial(in_process_rate, size), count) for _ in range(rounds))
+        for name, (size, count) in in_process.items()
+    }
+    print(", ".join(f"{name} {value:.0f}" for name, value in in_process_rates.items()), flush=True)
     with harness.pair() as pair, tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         bulk, now = _latencies(pair, folder / "latency", singles)
@@ -255,16 +311,18 @@ def main() -> int:
         ours, transferred, theirs = [], [], []
         for number in range(rounds):
             with contextlib.ExitStack() as round_:
-                ours.append(OurPair(pair, folder / str(number), round_).rates(jobs))
-                transferred.append(OurPair(pair, folder / f"{number}-kv", round_, kv_transfer=True).rates(jobs))
-            theirs.append(peer.rates(jobs))
+                our_pair = OurPair(pair, folder / str(number), round_)
+                ours.append(long_enough(our_pair.rates, jobs))
+                our_kv_pair = OurPair(pair, folder / f"{number}-kv", round_, kv_transfer=True)
+                transferred.append(long_enough(our_kv_pair.rates, jobs))
+            theirs.append(long_enough(peer.rates, peer_jobs))
             print(
                 f"ours {ours[-1].answer:.0f}/s, with KV {transferred[-1].answer:.0f}/s,"
                 f" Dramatiq {theirs[-1].answer:.0f}/s; submitted at {ours[-1].submit:.0f}/s and"
                 f" {theirs[-1].submit:.0f}/s",
                 flush=True,
             )
-    report(bulk, now, ours, transferred, theirs, options)
+    report(bulk, now, ours, transferred, theirs, in_process_rates, options)
     return 0
 
 
@@ -291,6 +349,7 @@ def report(
     ours: list[JobRates],
     transferred: list[JobRates],
     theirs: list[JobRates],
+    in_process_rates: dict[str, float],
     options: harness.BenchmarkOptions,
 ) -> None:
     """The figures, for people and as JSON."""
@@ -302,6 +361,7 @@ def report(
     print(", ".join(f"{name} {value:.1f}" for name, value in milliseconds.items()))
     harness.finish(
         **milliseconds,
+        **in_process_rates,
         jobs_per_s=statistics.median(each.answer for each in ours),
         dramatiq_jobs_per_s=statistics.median(each.answer for each in theirs),
         ratio=_ratio(ours, theirs),

@@ -1,9 +1,9 @@
 """Where a decode worker's next job comes from once nothing urgent waits: its own bulk, then other models'.
 
-Short jobs are pushed by the broker, one a slot, and more at once if they take milliseconds. Long ones are pulled, one
-for each slot that is free, because a pushed one can't be left to a faster worker: while all slots are busy nothing
-flows, and when one is free a `get` finds the next job; only a worker that finds none listens. At most one job more is
-held, and not for long: when a slot is about to free, so that its KV cache comes while the slot is still busy.
+Short jobs are pushed by the broker, one a slot. Long ones are pulled, one for each slot that is free, because a pushed
+one can't be left to a faster worker: while all slots are busy nothing flows, and when one is free a `get` finds the
+next job; only a worker that finds none listens. At most one job more is held, and not for long: when a slot is about to
+free, so that its KV cache comes while the slot is still busy.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
-from decode_worker.generate import FetchedCache, RunningJobs, fetch_ahead
+from decode_worker.generate import DecodeAttempt, FetchedCache, RunningJobs, fetch_ahead
 from decode_worker.stealing.policy import leave_to_faster
-from decode_worker.stealing.queue_forecast import LONG_S
 from decode_worker.stealing.thief import QueueChoice
 from infra.broker.base import Broker, Delivery
 from infra.broker.topology import model_of, work_queue
-from infra.worker_loop import SlotPool, adaptive_prefetch, receive_group
+from infra.worker_loop import OneByOne
 from kvstore.base import KVStore
 from messages.errors import BrokerUnavailable, NoQueue
 
@@ -27,8 +26,6 @@ from messages.errors import BrokerUnavailable, NoQueue
 _SOON_S = 0.5
 # A job fetched ahead goes back after that long, or a quarter of a job's mean time: the estimate was wrong.
 _HOLD_S = 2.0
-# So long quick jobs may lie here behind one that turned out slow.
-_FULL_S = 1.0
 
 
 class DecodeFlow:
@@ -37,7 +34,7 @@ class DecodeFlow:
     def __init__(
         self,
         broker: Broker,
-        slots: SlotPool,
+        jobs: OneByOne[DecodeAttempt],
         running_jobs: RunningJobs,
         choice: QueueChoice,
         kv: KVStore,
@@ -47,46 +44,40 @@ class DecodeFlow:
         self._model_cache = choice.model_cache
         self._model = self._model_cache.home.model
         self._bulk = work_queue("decode", self._model, "bulk")
-        self._consumer = broker.consume(self._bulk, slots.count)
-        self._slots = slots
+        self._consume = jobs.consume
+        self._slots = jobs.slots
+        self._consumer = jobs.consume(self._bulk, self._slots.count)
         self._running_jobs = running_jobs
-        self._forecast, self._throughput = choice.forecast, choice.throughput
-        self._thief, self._tail = choice.thief, choice.tail
+        self._choice = choice
+        self._throughput, self._thief, self._tail = choice.throughput, choice.thief, choice.tail
         self._kv = kv
         self._hand_back = hand_back
         self._is_pushed = True
-        self._at_once = 1  # by adaptive_prefetch; 1: jobs are not quick, and each slot is sent one
-        self._full_since = 0.0  # 0: a slot was free at the last look
-        self._prefetch = slots.count  # how many deliveries of the flow may be unacked
-        self._credit = slots.count  # how many more the flow may bring; of long jobs, at least
+        self._credit = self._slots.count  # how many more the flow may bring; of long jobs, at least
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="fetch ahead")
         self._ahead: Delivery | None = None
         self._ahead_since = 0.0
         self._ahead_wanted = True
         self._fetches: dict[int, Future[FetchedCache | None]] = {}
 
-    def next(self, timeout_s: float) -> list[Delivery]:
-        """The next job for a free slot; quick ones with what arrived together with them."""
-        self._full_since = 0.0
+    def next(self, timeout_s: float) -> Delivery | None:
+        """The next job for a free slot."""
         self._ahead_wanted = True
         ahead, self._ahead = self._ahead, None
         if ahead:
-            return [ahead]
-        home: list[Delivery] = []
+            return ahead
+        home = None
         if time.monotonic() < self._tail.next_look:
             time.sleep(timeout_s)
         else:
             if not self._is_pushed and self._are_short():  # they were not known to be, before the first was done
                 self._start_flow()
             home = self._receive_pushed(timeout_s) if self._is_pushed else self._pull()
-        if home:
-            return home
-        delivery = self._thief.steal()
-        return [delivery] if delivery else []
+        return home or self._thief.steal()
 
     def throttle(self, urgent: Callable[[], Delivery | None]) -> None:
         """No slot is free: let nothing flow that would only lie here; fetch the next job's KV cache in time."""
-        if self._are_short() and not self._holds_too_long():
+        if self._are_short():
             return
         with suppress(BrokerUnavailable, NoQueue):
             self._hand_back(self._stop_flow())
@@ -114,60 +105,34 @@ class DecodeFlow:
         return deliveries
 
     def _are_short(self) -> bool:
-        return self._forecast.decode_s(self._model) < LONG_S and not self._running_jobs.has_foreign(self._model)
-
-    def _holds_too_long(self) -> bool:
-        now = time.monotonic()
-        self._full_since = self._full_since or now
-        return self._at_once > 1 and self._is_pushed and now - self._full_since > _FULL_S
+        return self._choice.outlook.are_short and not self._running_jobs.has_foreign(self._model)
 
     # The worker's own model
 
-    def _pull(self) -> list[Delivery]:
-        if self._tail.should_leave():
-            return []
+    def _pull(self) -> Delivery | None:
+        if self._tail.should_leave(self._choice.outlook_for_long()):
+            return None
         delivery = self._broker.get(self._bulk)
-        if delivery:
-            return [delivery]
-        self._start_flow()
-        return []
+        if delivery is None:
+            self._start_flow()
+        return delivery
 
-    def _receive_pushed(self, timeout_s: float) -> list[Delivery]:
+    def _receive_pushed(self, timeout_s: float) -> Delivery | None:
         if self._slots.free > self._credit and not self._are_short():
             self._hand_back(self._stop_flow())  # it does not know of a slot that is free again
             return self._pull()
-        decode_s = self._forecast.decode_s(self._model)
-        self._set_at_once(
-            1 if self._running_jobs.has_foreign(self._model) else adaptive_prefetch(decode_s, self._at_once)
-        )
         delivery = self._consumer.receive(timeout_s)
         if delivery is None:
-            return []
+            return None
         self._credit -= 1
-        if self._tail.should_leave(in_hand=1):
+        if self._tail.should_leave(self._choice.outlook_for_long(), in_hand=1):
             self._hand_back([*self._stop_flow(), delivery])
-            return []
-        if self._at_once == 1:
-            return [delivery]
-        return receive_group(self._consumer, delivery, decode_s)
-
-    def _set_at_once(self, count: int) -> None:
-        """Hold so many quick jobs at once from now on."""
-        if count == self._at_once:
-            return
-        narrower, self._at_once = count < self._at_once, count
-        if narrower:
-            self._hand_back(self._stop_flow())
-            self._start_flow()
-        elif count > self._prefetch:
-            self._credit += count - self._prefetch
-            self._prefetch = count
-            self._consumer.widen(count)
+            return None
+        return delivery
 
     def _start_flow(self) -> None:
-        width = self._slots.count if self._are_short() else max(1, self._slots.free)
-        self._prefetch = self._credit = max(width, self._at_once)
-        self._consumer = self._broker.consume(self._bulk, self._prefetch)
+        self._credit = self._slots.count if self._are_short() else max(1, self._slots.free)
+        self._consumer = self._consume(self._bulk, self._credit)
         self._is_pushed = True
 
     def _stop_flow(self) -> list[Delivery]:
@@ -181,7 +146,7 @@ class DecodeFlow:
 
     def _look_ahead(self, urgent: Callable[[], Delivery | None]) -> None:
         now = time.monotonic()
-        decode_s = self._forecast.decode_s(self._model)
+        decode_s = self._choice.outlook_for_long().decode_s
         if self._ahead:
             if now - self._ahead_since > max(_HOLD_S, decode_s / 4):
                 self._hand_back(self._drop_ahead())
@@ -195,11 +160,10 @@ class DecodeFlow:
 
     def _home_ahead(self, decode_s: float) -> Delivery | None:
         """A job of our own, unless it is among the last: another worker might be free for it first."""
-        other_workers = self._forecast.other_workers(self._model)
-        if other_workers:
-            queue = self._forecast.queue(self._model)
+        if self._choice.outlook.has_peers:
+            queue = self._choice.forecast.queue(self._model)
             in_s = self._running_jobs.next_end_s(self._throughput.expected_s) + decode_s
-            if queue.ready <= len(other_workers) or leave_to_faster(queue, in_s) is not None:
+            if queue.ready <= len(queue.peers) or leave_to_faster(queue, in_s) is not None:
                 return None
         return self._broker.get(self._bulk)
 

@@ -1,4 +1,4 @@
-"""What happens to one decode delivery: check, load the KV cache, generate, store the result, publish + confirm, ack.
+"""What happens to one decode delivery: `DecodeWorker.handle` tells it, from its arrival to its ack.
 
 The order is the safety. The result is stored before it is published, so that a redelivery is answered and not
 decoded again; it is confirmed before the delivery is acked; and only then are the job's own blocks deleted.
@@ -7,31 +7,30 @@ decoded again; it is confirmed before the delivery is acked; and only then are t
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+from decode_worker.claims import Claims
 from decode_worker.fallback import Fallback
 from decode_worker.flow import DecodeFlow
-from decode_worker.generate import DecodeAttempt, FetchedCache, Generator, RunningJobs, stored_refs
-from decode_worker.stealing.models import LoadedModel, ModelCache, NotLoaded
+from decode_worker.generate import DecodeAttempt, Generator, RunningJobs, stored_refs
+from decode_worker.stealing.models import ModelCache
 from decode_worker.stealing.thief import QueueChoice
 from engines.base import outage_of
 from engines.worker_info import engine_registration
 from infra.broker.base import Broker, Delivery
 from infra.broker.envelope import StopReason
 from infra.broker.failpoints import failpoint
-from infra.broker.settle import GroupCommit, Settler, check_runnable, replying
-from infra.broker.topology import model_of
+from infra.broker.settle import Settler, replying
+from infra.checks import Checks
 from infra.config.hours import ALL_HOURS, Hours
-from infra.worker_loop import GROUP_PATIENCE_S, HELD_IF_INSTANT, ConsumerLoop, SlotPool
+from infra.worker_loop import ConsumerLoop, GroupHelp, OneByOne, SlotPool
 from kvstore.base import ClusterState, KVStore
 from kvstore.blocks import BlockRef, snapshot_refs
 from kvstore.cluster_state import BestEffortClusterState
-from kvstore.heartbeat import CLAIM_TTL_S, Heartbeat, new_worker_id
+from kvstore.heartbeat import Heartbeat, new_worker_id
 from kvstore.runnable import Tombstones, counting_crashes
 from messages import codec
 from messages.errors import (
@@ -69,6 +68,7 @@ class DecodeWorker:
         cluster_state: ClusterState,
         observe: Callable[[Event], None],
         kv_check_every: int = KV_CHECK_EVERY,
+        steps: Callable[..., OneByOne[DecodeAttempt]] = OneByOne,
     ) -> None:
         self.worker_id = new_worker_id()
         self._model_cache = model_cache
@@ -77,7 +77,6 @@ class DecodeWorker:
         self._cluster_state = BestEffortClusterState(cluster_state)
         self._observe = observe
         self._slots = SlotPool(model_cache.home.loaded_model.engine.info.slots)
-        self.wait_for_capacity = self._slots.wait
         self._settler = Settler(broker, model_cache.models, observe)
         self._generator = Generator(
             kv, broker, self._cluster_state, self._slots, self.worker_id, observe, kv_check_every
@@ -91,134 +90,41 @@ class DecodeWorker:
             broker, self._settler, "decode", model, self.worker_id, self._open_flow, self._find_outage
         )
         self._tombstones = Tombstones(self._cluster_state)
-        self._outgoing = GroupCommit("answers", self._settle, HELD_IF_INSTANT)
+        self._checks = Checks(
+            self._tombstones.has, self._cluster_state.now, partial(counting_crashes, self._cluster_state)
+        )
+        self._claims = Claims(self._cluster_state, self.worker_id)
+        group_help = GroupHelp(lambda: self._choice.throughput.decode_s(model), self._claims.looked_up)
+        self._jobs = steps(broker, self._settler, self._slots, self.handle, self.commit, group_help)
         self._aborting = False
         self._started_at = self._cluster_state.now()
         self._fallback = Fallback(broker, self._cluster_state, self._settler, self.worker_id, model, self._slots.count)
 
-    def run(self, hours: Hours = ALL_HOURS) -> None:
-        """Serve until stopped. Outside of `hours` no jobs are taken; what has begun goes on."""
-        self._renew()
-        heartbeat = Heartbeat(self._cluster_state, self.registration, self._renew)
-        try:
-            self._loop.run(self, hours)
-        finally:
-            self._slots.close()
-            self._outgoing.close()
-            self._model_cache.close()
-            heartbeat.close()
-
-    def stop(self, abort: bool = False) -> None:
-        """Leave after the jobs in the slots; with `abort` hand those back too."""
-        self._loop.stop()
-        self._aborting = abort or self._aborting  # set first: a job may be beginning just now
-        if abort:
-            self._end_all("not now")
-
-    def _open_flow(self) -> DecodeFlow:
-        hand_back = self._settler.hand_back_all
-        self._flow = DecodeFlow(self._broker, self._slots, self._running_jobs, self._choice, self._kv, hand_back)
-        return self._flow
-
-    def handle(
-        self, deliveries: list[Delivery], ahead: Future[FetchedCache | None] | None, leave_slot: Callable[[], None]
-    ) -> None:
-        """Deliveries of one model, from arrival to answers on their way out, one after the other in a slot's thread."""
-        if self._aborting or self._find_outage():
-            return self._settler.hand_back_all(deliveries)
-        attempts: list[DecodeAttempt] = []
-        num_begun = 0
-        try:
-            with ExitStack() as until_done:
-                loaded_model = until_done.enter_context(self._model_cache.job(model_of(deliveries[0].queue)))
-                opened_attempts = [
-                    new_attempt
-                    for delivery in deliveries
-                    if (new_attempt := self._open(delivery, loaded_model, until_done))
-                ]
-                attempts = self._claim(opened_attempts)
-                began = time.monotonic()
-                for attempt in attempts:
-                    attempt.ahead = ahead  # of the only one: a job that was fetched ahead comes alone
-                    slow = num_begun and time.monotonic() - began > GROUP_PATIENCE_S
-                    if self._aborting or slow or self._find_outage():
-                        attempt.stop_for("not now")  # those behind a slow one go back: the engine stops at once
-                    num_begun += 1
-                    self._decode(attempt)
-        except NotLoaded:  # unloaded since they were fetched
-            self._settler.hand_back_all(deliveries)
-        finally:  # whatever ends the slot: what is answered is sent, and nothing runs any more
-            leave_slot()
-            for attempt in attempts[num_begun:]:
-                self._running_jobs.end(attempt)
-            if finished_attempts := [attempt for attempt in attempts if attempt.body]:
-                self._outgoing.add(*finished_attempts)
-
-    def _open(self, delivery: Delivery, loaded_model: LoadedModel, until_done: ExitStack) -> DecodeAttempt | None:
-        """Read and check a delivery; None if it has been settled."""
+    def handle(self, delivery: Delivery, leave_slot: Callable[[], None]) -> None:
+        """One delivery, from its arrival to its ack. Each step is through before the next begins."""
+        ahead = self._flow.pop_fetch(delivery) if self._flow else None
+        if self._aborting or self._find_outage():  # better with somebody else
+            return self._settler.hand_back_all([delivery])
         attempt = self._settler.begin(DecodeAttempt, delivery)
-        attempt.loaded_model = loaded_model
-        envelope = attempt.envelope
-        with self._settler.settling_errors(attempt):
-            crash_counter = counting_crashes(
-                self._cluster_state, "decode", envelope.job_id, envelope.run, envelope.returns
-            )
-            crashes = until_done.enter_context(crash_counter)
-            failpoint("decode.taken", envelope.job_id)
-            attempt.job = codec.decode(delivery.message.body, DecodeJob)
-            inner = attempt.job.job
-            cancelled, now = self._tombstones.has(inner.batch_id), self._cluster_state.now()
-            check_runnable(attempt, inner, cancelled, now, crashes)
-            return attempt
-        if attempt.has_ended_unanswered and attempt.why_stopped:
-            self._delete_own_blocks([attempt.job])
-        return None
-
-    def _claim(self, attempts: list[DecodeAttempt]) -> list[DecodeAttempt]:
-        """Those of them that are ours to decode. The others are answered, adopted, or somebody else's: deferred."""
-        if not attempts:
-            return []
-        own_attempts = []
-        results_and_claims = self._cluster_state.take_up(
-            self.worker_id, [attempt.key for attempt in attempts], CLAIM_TTL_S
-        )
-        for attempt, (body, has_claim) in zip(attempts, results_and_claims, strict=True):
-            with self._settler.settling_errors(attempt):
-                if body and (stored_result := _result_in(body)):
-                    self._settler.settle(replying(attempt, stored_result))
-                    self._delete_own_blocks([attempt.job])
-                elif self._running_jobs.start(attempt):
-                    if has_claim or body:  # with an unreadable result nobody else is on it
-                        own_attempts.append(attempt)
-                    else:
-                        self._running_jobs.end(attempt)
-                        self._settler.defer(attempt)
-        return own_attempts
-
-    def _renew(self) -> None:
-        """Our sketch, and all claims in one round trip; those that have their results need no claim any more."""
-        self._model_cache.home.loaded_model.sketches.publish()
-        self._cluster_state.take_up(
-            self.worker_id, [attempt.key for attempt in self._running_jobs.snapshot()], CLAIM_TTL_S
-        )
-
-    def _decode(self, attempt: DecodeAttempt) -> None:
-        """Set `attempt.result` and `body`; without these it is settled, and runs no more."""
-        with self._settler.settling_errors(attempt):
-            try:
-                failpoint("decode.claimed", attempt.envelope.job_id)
-                attempt.result = self._generator.result(attempt)
-                self._choice.throughput.note(attempt.envelope.model, attempt.result.decode)
-                failpoint("decode.generated", attempt.envelope.job_id)
-                attempt.body = codec.encode(attempt.result)
-            finally:
-                if not attempt.body:  # first: a copy that goes back may come here at once, and is another attempt
-                    self._running_jobs.end(attempt)
-                    self._cluster_state.release(*attempt.key, self.worker_id)
-        if attempt.has_ended_unanswered:
+        attempt.ahead = ahead
+        with self._settler.settling_errors(attempt), self._model_cache.job(attempt.envelope.model) as loaded_model:
+            attempt.loaded_model = loaded_model
+            # Cancelled? expired? how many workers died with it? Then: answered already, or somebody else's?
+            with self._checks.passed(attempt), self._claimed(attempt) as is_ours:
+                if is_ours:
+                    failpoint("decode.claimed", attempt.envelope.job_id)
+                    attempt.result = self._generator.result(attempt)
+                    failpoint("decode.generated", attempt.envelope.job_id)
+                    self._choice.note(attempt.envelope.model, attempt.result.decode)
+                    attempt.body = codec.encode(attempt.result)
+        leave_slot()
+        if attempt.body:
+            # The result is stored, published and confirmed, then the delivery is acked, then its blocks are deleted.
+            self._jobs.commit(attempt)
+        elif attempt.has_ended_unanswered and attempt.is_read:
             self._delete_own_blocks([attempt.job])
 
-    def _settle(self, answers: list[DecodeAttempt]) -> None:
+    def commit(self, answers: list[DecodeAttempt]) -> None:
         """Results stored, published and confirmed, deliveries acked, the jobs' own blocks deleted. Never raises.
 
         Done for all answers that are ready at once, each step for all of them before the next: one round trip to the
@@ -248,6 +154,59 @@ class DecodeWorker:
             for attempt in answers:
                 self._running_jobs.end(attempt)
 
+    @contextmanager
+    def _claimed(self, attempt: DecodeAttempt) -> Iterator[bool]:
+        """Whether the job is ours to decode; if not, it is answered, adopted, or somebody else's: deferred.
+
+        If the block ends without a result, it runs no more.
+        """
+        body, has_claim = self._claims.take_up(attempt.key)
+        if body and (stored_result := _result_in(body)):
+            self._settler.settle(replying(attempt, stored_result))
+            self._delete_own_blocks([attempt.job])
+            yield False
+        elif not self._running_jobs.start(attempt):
+            yield False
+        elif not (has_claim or body):  # with an unreadable result nobody else is on it
+            self._running_jobs.end(attempt)
+            self._settler.defer(attempt)
+            yield False
+        else:
+            try:
+                yield True
+            finally:
+                if not attempt.body:  # first: a copy that goes back may come here at once, and is another attempt
+                    self._running_jobs.end(attempt)
+                    self._claims.release(attempt.key)
+
+    def run(self, hours: Hours = ALL_HOURS) -> None:
+        """Serve until stopped. Outside of `hours` no jobs are taken; what has begun goes on."""
+        self._renew()
+        heartbeat = Heartbeat(self._cluster_state, self.registration, self._renew)
+        try:
+            self._loop.run(self, hours)
+        finally:
+            self._jobs.close()
+            self._model_cache.close()
+            heartbeat.close()
+
+    def stop(self, abort: bool = False) -> None:
+        """Leave after the jobs in the slots; with `abort` hand those back too."""
+        self._loop.stop()
+        self._aborting = abort or self._aborting  # set first: a job may be beginning just now
+        if abort:
+            self._end_all("not now")
+
+    def _open_flow(self) -> DecodeFlow:
+        hand_back = self._settler.hand_back_all
+        self._flow = DecodeFlow(self._broker, self._jobs, self._running_jobs, self._choice, self._kv, hand_back)
+        return self._flow
+
+    def _renew(self) -> None:
+        """Our sketch, and all claims in one round trip; those that have their results need no claim any more."""
+        self._model_cache.home.loaded_model.sketches.publish()
+        self._claims.renew([attempt.key for attempt in self._running_jobs.snapshot()])
+
     def _delete_own_blocks(self, jobs: Iterable[DecodeJob]) -> None:
         """Delete what these jobs alone used: nobody will need it again."""
         refs: list[BlockRef] = []
@@ -270,17 +229,19 @@ class DecodeWorker:
 
     def count_in_progress(self) -> int:
         """Jobs that are not settled."""
-        return self._slots.active_groups + len(self._outgoing.snapshot())
+        return self._jobs.count_in_progress()
 
-    def accept(self, deliveries: list[Delivery]) -> None:
-        """Give the deliveries a slot."""
-        ahead = self._flow.pop_fetch(deliveries[0]) if self._flow else None
-        self._slots.run_in_slot(partial(self.handle, deliveries, ahead), len(deliveries))
+    def wait_for_capacity(self, timeout_s: float) -> bool:
+        """Whether a slot is free, after `timeout_s` at most."""
+        return self._jobs.wait(timeout_s)
+
+    def accept(self, delivery: Delivery) -> None:
+        """Give the delivery a slot."""
+        self._jobs.accept(delivery)
 
     def finish(self) -> None:
         """Wait for all slots, and for their answers to be settled."""
-        self._slots.finish()
-        self._outgoing.finish()
+        self._jobs.finish()
 
     def on_cancel(self, batch_id: str) -> None:
         """Stop what runs of this batch."""
@@ -288,7 +249,8 @@ class DecodeWorker:
         self._end_all("cancelled", batch_id)
 
     def tick(self) -> None:
-        """Stop what ran past its deadline; look after jobs that no prefill worker is there for."""
+        """Stop what ran past its deadline, choose what to pull, and see to jobs that no prefill worker is there for."""
+        self._choice.look()
         now = self._cluster_state.now()
         for attempt in self._running_jobs.snapshot():
             if attempt.job.job.deadline and now > attempt.job.job.deadline:

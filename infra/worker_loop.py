@@ -19,21 +19,23 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from infra.broker import topology
 from infra.broker.base import Broker, Consumer, Delivery
 from infra.broker.control import ControlListener
 from infra.broker.deaths import answer_deaths
-from infra.broker.envelope import is_redelivery
 from infra.broker.settle import Settler
 from infra.config.hours import ALL_HOURS, Hours
 from messages.errors import BrokerUnavailable, NoQueue
 from messages.workers import ENGINE_AWAY, WorkerStage
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _IDLE_WAIT_S = 0.2
 _TICK_S = 0.5
@@ -43,36 +45,6 @@ _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
 LISTEN_S = 0.02  # how long to listen for bulk alone; waking up costs the broker nothing
 
-# Of quick jobs so many are held at once, by the time that one takes: together they take a second or two.
-QUICK_S, HELD_IF_QUICK = 0.05, 32
-INSTANT_S, HELD_IF_INSTANT = 0.005, 256
-# Jobs that arrived together make a group if they take no longer than this together.
-GROUP_S = 0.02
-# After so long the rest of a group goes back: somebody else may be free, and what is ready waits for them.
-GROUP_PATIENCE_S = 0.5
-
-
-def adaptive_prefetch(mean_s: float, current: int) -> int:
-    """How many jobs that take `mean_s` to hold at once; 1: they are not quick. `current`: how many are now.
-
-    A level is left at twice the time at which it is entered, or it would change with every job.
-    """
-    for limit_s, count in ((INSTANT_S, HELD_IF_INSTANT), (QUICK_S, HELD_IF_QUICK)):
-        if mean_s < limit_s * (2 if current >= count else 1):
-            return count
-    return 1
-
-
-def receive_group(consumer: Consumer, first: Delivery, mean_s: float) -> list[Delivery]:
-    """A delivery, and what has arrived with it as far as that is done in one go."""
-    group = [first]
-    while (len(group) + 1) * mean_s < GROUP_S and len(group) < HELD_IF_QUICK:
-        delivery = consumer.receive(0)
-        if delivery is None:
-            break
-        group.append(delivery)
-    return group
-
 
 class Flow(Protocol):
     """How the jobs of `bulk` come to a worker. Used from one thread, `nudge` excepted.
@@ -80,8 +52,8 @@ class Flow(Protocol):
     What it holds and nobody has begun is handed back by itself, or returned by `pause` and `close` to be settled.
     """
 
-    def next(self, timeout_s: float) -> list[Delivery]:
-        """The next job, and what is done with it in one go; none after `timeout_s`. Begins to flow again after a pause.
+    def next(self, timeout_s: float) -> Delivery | None:
+        """The next job; None after `timeout_s`. Begins to flow again after a pause.
 
         Raises BrokerUnavailable, NoQueue.
         """
@@ -122,14 +94,13 @@ class JobSource:
             self._next_look_at_now = 0.0
             self.flow.nudge()
 
-    def next(self, timeout_s: float) -> list[Delivery]:
-        """The next delivery for a free slot, and what is done with it in one go; none after `timeout_s` at most."""
+    def next(self, timeout_s: float) -> Delivery | None:
+        """The next delivery for a free slot; None after `timeout_s` at most."""
         try:
-            first = self.urgent() or self._suspect()
-            return [first] if first else self.flow.next(min(timeout_s, LISTEN_S))
+            return self.urgent() or self._suspect() or self.flow.next(min(timeout_s, LISTEN_S))
         except BrokerUnavailable:
             time.sleep(min(timeout_s, 0.2))  # the broker reconnects by itself
-            return []
+            return None
 
     def urgent(self) -> Delivery | None:
         """The next job of `now`, if it is time to look there."""
@@ -161,8 +132,8 @@ class Handler(Protocol):
     def count_in_progress(self) -> int:
         """How many deliveries are being worked on."""
 
-    def accept(self, deliveries: list[Delivery]) -> None:
-        """Work on deliveries of one model, one after the other, here or in another thread; never raises."""
+    def accept(self, delivery: Delivery) -> None:
+        """Work on a delivery, here or in another thread; never raises."""
 
     def finish(self) -> None:
         """Return when everything taken has been settled."""
@@ -230,7 +201,7 @@ class ConsumerLoop:
         self._stopping.set()
 
     def _turn(self, source: JobSource, handler: Handler) -> None:
-        """Once there is capacity: the next deliveries go to the worker, or nothing comes for a moment."""
+        """Once there is capacity: the next delivery goes to the worker, or nothing comes for a moment."""
         if self.idle_reason or self._subscription_lost:
             self._listening_since, self._subscription_lost = math.inf, False
             self._settler.hand_back_all(source.flow.pause())
@@ -242,23 +213,20 @@ class ConsumerLoop:
             if not handler.wait_for_capacity(_IDLE_WAIT_S):
                 return
         try:
-            deliveries = source.next(_IDLE_WAIT_S)
+            delivery = source.next(_IDLE_WAIT_S)
         except NoQueue:  # housekeeping declares it again
             self._stopping.wait(_IDLE_WAIT_S)
             return
-        self._listening_since = math.inf if deliveries else min(self._listening_since, time.monotonic())
+        self._listening_since = math.inf if delivery else min(self._listening_since, time.monotonic())
+        if delivery is None:
+            return
         if self._stopping.is_set():
-            return self._settler.hand_back_all(deliveries)
-        if deliveries and topology.is_suspects_queue(deliveries[0].queue):
+            return self._settler.hand_back_all([delivery])
+        if topology.is_suspects_queue(delivery.queue):
             self._settler.hand_back_all(source.flow.pause())  # nothing is held beside it that could crash with it
-            handler.accept(deliveries)
+            handler.accept(delivery)
             return handler.finish()
-        # One that came back goes by itself: if it takes the worker along, its neighbours shall not count as crashed.
-        if fresh_deliveries := [delivery for delivery in deliveries if not is_redelivery(delivery)]:
-            handler.accept(fresh_deliveries)
-        for delivery in deliveries:
-            if is_redelivery(delivery):
-                handler.accept([delivery])
+        handler.accept(delivery)
 
     def _look_at_queues(self) -> None:
         """Declare what somebody deleted, and listen anew where jobs wait and none has come for a while.
@@ -310,14 +278,17 @@ class ConsumerLoop:
 
 
 class SlotPool:
-    """The `count` slots of a worker that does several jobs at once. One thread takes them; anybody may ask.
+    """The `count` slots of a worker. One thread takes them; anybody may ask.
 
     A job leaves its slot when the engine is done with it. Storing, publishing and acking what came of it take
     milliseconds in which the next job is begun already.
+
+    `inline`: the work is done by whoever takes the slot, and there is but one.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, inline: bool = False) -> None:
         self.count = count
+        self._inline = inline
         self.jobs_done = 0
         self._condition = threading.Condition()
         self._slots_in_use: set[object] = set()
@@ -351,13 +322,18 @@ class SlotPool:
         It is given what leaves its slot, to be called early and more than once if need be; the slot is left when it
         returns, too. It must not raise.
         """
+        if self._inline:
+            work(lambda: None)
+            self.jobs_done += jobs
+            return
         self.wait(None)
         slot = object()
 
         def leave() -> None:
             with self._condition:
-                self._slots_in_use.discard(slot)
-                self._condition.notify_all()
+                if slot in self._slots_in_use:
+                    self._slots_in_use.remove(slot)
+                    self._condition.notify_all()
 
         def on_done(future: Future[None]) -> None:
             if error := future.exception():
@@ -403,3 +379,73 @@ class SlotPool:
     def close(self) -> None:
         """Wait for all, and take no more."""
         self._pool.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHelp:
+    """What a worker knows that helps to do several of its jobs in one go; whoever does them one by one needs none."""
+
+    mean_s: Callable[[], float] | None = None  # what a job takes; None: measure it
+    # A block for a group: it asks for all of them what each would ask for itself.
+    looked_up: Callable[[list[Delivery]], AbstractContextManager[None]] = lambda _group: nullcontext()
+
+
+NO_HELP = GroupHelp()
+
+
+class OneByOne(Generic[T]):
+    """A worker's jobs, one for each slot: handled, and what came of each committed, in the slot's own thread.
+
+    `QuickJobs` does the same in larger steps.
+
+    Args:
+        handle: does all that a delivery needs; it is given what leaves the slot early. It must not raise.
+        commit: publishes what came of jobs, confirmed, and acks. It must not raise.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        settler: Settler,
+        slots: SlotPool,
+        handle: Callable[[Delivery, Callable[[], None]], None],
+        commit: Callable[[list[T]], None],
+        _group_help: GroupHelp = NO_HELP,
+    ) -> None:
+        self._broker = broker
+        self._settler = settler
+        self.slots = slots
+        self._handle = handle
+        self._commit = commit
+
+    def consume(self, queue: str, prefetch: int) -> Consumer:
+        """A consumer for a flow whose jobs come here."""
+        return self._broker.consume(queue, prefetch)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether a slot is free, after `timeout_s` at most."""
+        return self.slots.wait(timeout_s)
+
+    def accept(self, delivery: Delivery) -> None:
+        """Have a delivery handled."""
+        self.slots.run_in_slot(partial(self._handle, delivery))
+
+    def commit(self, outcome: T) -> None:
+        """What came of a job is ready: publish it, and ack."""
+        self._commit([outcome])
+
+    def uncommitted(self) -> list[T]:
+        """What waits to be committed, or is being committed, outside of the slots."""
+        return []
+
+    def count_in_progress(self) -> int:
+        """Groups of jobs in slots, and jobs that are not committed yet."""
+        return self.slots.active_groups + len(self.uncommitted())
+
+    def finish(self) -> None:
+        """Return when all that was accepted is settled."""
+        self.slots.finish()
+
+    def close(self) -> None:
+        """Finish, and accept no more."""
+        self.slots.close()

@@ -1,6 +1,6 @@
 """What the cluster state knows against running a job: its batch's tombstone, and how many workers crashed with it.
 
-`infra.broker.settle.check_runnable` decides by it.
+`infra.checks` decides by it.
 
 A tombstone that is seen a second late wastes at most one job's work: the batch's owner writes `cancelled` for all of
 its open jobs, and whoever cancels also tells the workers, who then look at once. So no job asks the store for it.

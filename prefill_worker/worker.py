@@ -1,4 +1,4 @@
-"""What happens to one prefill delivery: check, tokenize, compute, store, publish + confirm, ack.
+"""What happens to one prefill delivery: `PrefillWorker.handle` tells it, from its arrival to its ack.
 
 The order is the safety. All KV lies in the store before the decode job is published, and the decode job is
 confirmed before the delivery is acked; so a crash anywhere means a redelivery, at worst a duplicate.
@@ -9,45 +9,37 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 from engines.base import LoadedEngine, PrefillEngine, outage_of
 from engines.questions import tokenize_job
 from engines.worker_info import engine_registration
-from infra.broker.base import Broker, Consumer, Delivery
+from infra.broker.base import Broker, Delivery
 from infra.broker.control import ring
 from infra.broker.envelope import Attempt
 from infra.broker.failpoints import failpoint
-from infra.broker.settle import GroupCommit, Settlement, Settler, check_runnable, passing_on
+from infra.broker.settle import Settlement, Settler, passing_on
 from infra.broker.topology import jobs_waiting, work_queue
+from infra.checks import Checks
 from infra.config.hours import ALL_HOURS, Hours
-from infra.worker_loop import (
-    GROUP_PATIENCE_S,
-    HELD_IF_INSTANT,
-    QUICK_S,
-    ConsumerLoop,
-    SlotPool,
-    adaptive_prefetch,
-    receive_group,
-)
+from infra.worker_loop import ConsumerLoop, Flow, OneByOne, SlotPool
 from kvstore.base import ClusterState, KVStore
 from kvstore.cluster_state import BestEffortClusterState
 from kvstore.heartbeat import Heartbeat, new_worker_id
 from kvstore.runnable import Tombstones, counting_crashes
-from messages import codec
 from messages.errors import BrokerUnavailable
 from messages.jobs import PrefillJob
 from messages.lifecycle import Event, Step
 from messages.workers import WorkerInfo
+from prefill_worker.flow import PrefillFlow, SlotFlow
 from prefill_worker.kv_transfer import KVWriter, Refusals
 
 log = logging.getLogger(__name__)
 
 _FACTS = ("prefill_s", "put_s", "put_bytes", "computed_tokens", "restored_tokens")  # of the report, for the event
-_SLOW_S = 2 * QUICK_S  # from here on jobs are quick no more
-_LARGE_BYTES = 16 * 1024
 
 
 class PrefillWorker:
@@ -66,6 +58,7 @@ class PrefillWorker:
         cluster_state: ClusterState,
         observe: Callable[[Event], None],
         short_tokens: int = 0,
+        steps: Callable[..., OneByOne[Settlement]] = OneByOne,
     ) -> None:
         self.worker_id = new_worker_id()
         self._model = model
@@ -79,18 +72,58 @@ class PrefillWorker:
             loaded_engine, kv, self._cluster_state, self.worker_id, self._decode_waits, self._refusals, short_tokens
         )
         self._tombstones = Tombstones(self._cluster_state)
+        self._checks = Checks(
+            self._tombstones.has, self._cluster_state.now, partial(counting_crashes, self._cluster_state)
+        )
         self._settler = Settler(broker, [model], observe)
-        self._onward = GroupCommit("passing on", self._settle, HELD_IF_INSTANT)
-        self._slots = SlotPool(loaded_engine.engine.info.prefill_slots)
-        flow = SlotFlow if self._slots.count > 1 else PrefillFlow
-        open_flow = partial(flow, broker, model, self._settler.hand_back_all)
+        prompts_at_once = loaded_engine.engine.info.prefill_slots
+        slots = SlotPool(prompts_at_once, inline=prompts_at_once == 1)
+        self._jobs = steps(broker, self._settler, slots, self.handle, self.commit)
         find_outage = partial(outage_of, loaded_engine.engine)
-        self._loop = ConsumerLoop(broker, self._settler, "prefill", model, self.worker_id, open_flow, find_outage)
+        self._loop = ConsumerLoop(broker, self._settler, "prefill", model, self.worker_id, self._open_flow, find_outage)
         self._lock = threading.Lock()
         self._prefilling: set[Attempt[PrefillJob]] = set()
         self._aborting = False
         self._started_at = self._cluster_state.now()
-        self._finished_jobs = 0
+
+    def handle(self, delivery: Delivery, _leave_slot: Callable[[], None]) -> None:
+        """One delivery, from its arrival to its ack. Each step is through before the next begins."""
+        if self._aborting or outage_of(self._engine):  # better with somebody else
+            return self._settler.hand_back_all([delivery])
+        attempt = self._settler.begin(Attempt[PrefillJob], delivery)
+        envelope, settlement = attempt.envelope, None
+        with (
+            self._settler.settling_errors(attempt),
+            self._checks.passed(attempt) as standing,  # cancelled? expired? did too many workers die with it?
+            self._in_hand_until_done(attempt),
+        ):
+            waited_s = standing.job.waited_s(standing.now)
+            self._observe(envelope.event(Step.PREFILL_STARTED, queue_s=waited_s))
+            # Tokenized once in a job's life.
+            job = standing.job if standing.job.tokens else tokenize_job(self._engine, standing.job)
+            failpoint("prefill.tokenized", job.job_id)
+            # What isn't stored yet is computed and stored, in space that `Admission` has reserved; a class's
+            # prefix by the one worker that holds its lease, of `PrefixLeases`.
+            onward = self._kv_writer.compute_and_store(job, attempt.stop, waited_s)
+            failpoint("prefill.stored", job.job_id)
+            if onward.kv:
+                facts = {name: getattr(onward.prefill, name) for name in _FACTS}
+                self._observe(envelope.event(Step.KV_STORED, **facts))
+            settlement = passing_on(attempt, onward)
+        if settlement:
+            self._jobs.commit(settlement)  # the decode job is published and confirmed, then the delivery is acked
+
+    def commit(self, ready: list[Settlement]) -> None:
+        """Publish decode jobs, confirmed; then ack. Never raises."""
+        try:
+            self._settler.settle(*ready)
+        except BrokerUnavailable:  # only if our broker object was closed: the broker hands the jobs out again
+            log.warning("%d jobs: left unacked, the broker connection is closed", len(ready))
+            return
+        for settlement in ready:
+            failpoint("prefill.acked", settlement.attempt.envelope.job_id)
+        if any(settlement.attempt.envelope.lane == "now" for settlement in ready):
+            ring(self._broker, work_queue("decode", self._model, "now"))
 
     def run(self, hours: Hours = ALL_HOURS) -> None:
         """Serve until stopped. Outside of `hours` no jobs are taken; what has begun goes on."""
@@ -99,8 +132,7 @@ class PrefillWorker:
         try:
             self._loop.run(self, hours)
         finally:
-            self._slots.close()
-            self._onward.close()
+            self._jobs.close()
             heartbeat.close()
 
     def _renew(self) -> None:
@@ -116,98 +148,32 @@ class PrefillWorker:
             for attempt in self._in_hand():
                 attempt.stop_for("not now")
 
-    def accept(self, deliveries: list[Delivery]) -> None:
-        """Deliveries, from arrival to decode jobs that are about to be published; the acks follow that.
-
-        Here, if the engine computes one prompt at a time, and else in a slot.
-        """
-        if self._slots.count > 1:
-            self._slots.run_in_slot(lambda _leave_slot: self.handle(deliveries), len(deliveries))
-        else:
-            self.handle(deliveries)
-
-    def handle(self, deliveries: list[Delivery]) -> None:
-        """Deliveries, from arrival to decode jobs on their way out, one after the other."""
-        start = time.monotonic()
-        ready: list[Settlement] = []
-        for number, delivery in enumerate(deliveries):
-            slow = number and time.monotonic() - start > GROUP_PATIENCE_S  # they are slower than was thought
-            if slow or self._aborting or outage_of(self._engine):
-                self._settler.hand_back_all(deliveries[number:])
-                break
-            if ready and is_large(delivery):  # what is ready does not wait for this one
-                self._onward.add(*ready)
-                ready = []
-            if settlement := self._prefill(delivery):
-                ready.append(settlement)
-        if ready:
-            self._onward.add(*ready)
-
-    def _prefill(self, delivery: Delivery) -> Settlement | None:
-        """One delivery: check, tokenize (once in a job's life), compute what isn't stored yet, store it.
-
-        Returns the decode job to publish; None if the delivery has been settled.
-        """
-        attempt = self._settler.begin(Attempt[PrefillJob], delivery)
-        envelope = attempt.envelope
-        settlement = None
-        crash_counter = counting_crashes(
-            self._cluster_state, "prefill", envelope.job_id, envelope.run, envelope.returns
-        )
-        try:
-            with crash_counter as crashes, self._settler.settling_errors(attempt):
-                failpoint("prefill.taken", envelope.job_id)
-                job = attempt.job = codec.decode(delivery.message.body, PrefillJob)
-                cancelled, now = self._tombstones.has(job.batch_id), self._cluster_state.now()
-                check_runnable(attempt, job, cancelled, now, crashes)
-                with self._lock:
-                    self._prefilling.add(attempt)
-                if self._aborting:
-                    attempt.stop_for("not now")
-                self._observe(envelope.event(Step.PREFILL_STARTED, queue_s=job.waited_s(now)))
-                job = job if job.tokens else tokenize_job(self._engine, job)
-                failpoint("prefill.tokenized", job.job_id)
-                onward = self._kv_writer.compute_and_store(job, attempt.stop, job.waited_s(now))
-                failpoint("prefill.stored", job.job_id)
-                if onward.kv:
-                    facts = {name: getattr(onward.prefill, name) for name in _FACTS}
-                    self._observe(envelope.event(Step.KV_STORED, **facts))
-                settlement = passing_on(attempt, onward)
-        finally:
-            with self._lock:
-                self._prefilling.discard(attempt)
-                self._finished_jobs += 1
-        return settlement
-
-    def _settle(self, ready: list[Settlement]) -> None:
-        """Publish decode jobs, confirmed; then ack. The next job is under way meanwhile."""
-        try:
-            self._settler.settle(*ready)
-        except BrokerUnavailable:  # only if our broker object was closed: the broker hands the jobs out again
-            log.warning("%d jobs: left unacked, the broker connection is closed", len(ready))
-            return
-        for settlement in ready:
-            failpoint("prefill.acked", settlement.attempt.envelope.job_id)
-        if any(settlement.attempt.envelope.lane == "now" for settlement in ready):
-            ring(self._broker, work_queue("decode", self._model, "now"))
+    def _open_flow(self) -> Flow:
+        hand_back = self._settler.hand_back_all
+        if self._jobs.slots.count > 1:
+            return SlotFlow(self._broker, self._model, hand_back)
+        return PrefillFlow(self._jobs.consume, self._model, hand_back)
 
     # What the consumer loop asks.
+
+    def accept(self, delivery: Delivery) -> None:
+        """Here, if the engine computes one prompt at a time, and else in a slot."""
+        self._jobs.accept(delivery)
 
     def wait_for_capacity(self, timeout_s: float) -> bool:
         """Whether there is a slot for another job, and room in the store as far as is known; waits for either."""
         if self._kv_writer.admission.is_open():
-            return self._slots.wait(timeout_s)
+            return self._jobs.wait(timeout_s)
         time.sleep(timeout_s)
         return False
 
     def count_in_progress(self) -> int:
         """Jobs whose decode job is not confirmed yet; the loop's own thread computes none while it asks."""
-        return self._slots.active_groups + len(self._onward.snapshot())
+        return self._jobs.count_in_progress()
 
     def finish(self) -> None:
         """Wait until what was taken is acked."""
-        self._slots.finish()
-        self._onward.finish()
+        self._jobs.finish()
 
     def on_cancel(self, batch_id: str) -> None:
         """Stop what is prefilled of this batch."""
@@ -227,140 +193,35 @@ class PrefillWorker:
         except BrokerUnavailable:
             return True
 
+    @contextmanager
+    def _in_hand_until_done(self, attempt: Attempt[PrefillJob]) -> Iterator[None]:
+        """Within the block it can be stopped from other threads."""
+        with self._lock:
+            self._prefilling.add(attempt)
+        if self._aborting:
+            attempt.stop_for("not now")
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._prefilling.discard(attempt)
+
     def _in_hand(self) -> list[Attempt[PrefillJob]]:
         """What is being prefilled: a snapshot."""
         with self._lock:
             return list(self._prefilling)
 
-    def _job_ids(self) -> tuple[str, ...]:
-        onward = [settlement.attempt for settlement in self._onward.snapshot()]
-        return tuple(attempt.envelope.job_id for attempt in [*self._in_hand(), *onward])
-
     def registration(self) -> WorkerInfo:
         """What this worker says of itself, now."""
         engine = engine_registration(self.worker_id, "prefill", self._model, self._started_at, self._loaded_engine)
+        attempts = self._in_hand()
+        onward = [settlement.attempt for settlement in self._jobs.uncommitted()]
         return replace(
             engine,
-            busy=len(self._in_hand()),
-            done=self._finished_jobs,
+            busy=len(attempts),
+            done=self._jobs.slots.jobs_done,
             tokens_per_s=self._kv_writer.tokens_per_s,
             off=self._loop.idle_reason,
             notes=engine.notes or self._refusals.reason(),
-            jobs=self._job_ids(),
+            jobs=tuple(attempt.envelope.job_id for attempt in [*attempts, *onward]),
         )
-
-
-def is_large(delivery: Delivery) -> bool:
-    """Whether its prompt is so long that it is not quick, whatever came before it."""
-    return len(delivery.message.body) > _LARGE_BYTES
-
-
-class PrefillFlow:
-    """See infra.worker_loop.Flow: of a worker that computes one prompt at a time. One is held, or many quick ones.
-
-    Computing a prompt takes seconds as a rule, and then nothing is held beside it. Short prompts that decode does
-    itself take less than the way to the broker and back; held one at a time, they would mostly wait for that.
-    `next` is called when the worker is done with what it was given before.
-    """
-
-    def __init__(self, broker: Broker, model: str, hand_back: Callable[[list[Delivery]], None]) -> None:
-        self._broker = broker
-        self._bulk = work_queue("prefill", model, "bulk")
-        self._consumer = broker.consume(self._bulk, 1)
-        self._hand_back = hand_back
-        self._prefetch = 1
-        self._mean_s = _SLOW_S  # of a job
-        self._group_size = 0  # how many were given out last
-        self._given_at = 0.0
-        self._is_paused = False
-
-    def next(self, timeout_s: float) -> list[Delivery]:
-        """One job, or a group of quick ones."""
-        if self._is_paused:
-            self._consumer.resume()
-            self._is_paused = False
-        if self._group_size:
-            took_s = (time.monotonic() - self._given_at) / self._group_size
-            self._mean_s += (1 - 0.9**self._group_size) * (took_s - self._mean_s)
-        self._set_prefetch(adaptive_prefetch(self._mean_s, self._prefetch))
-        first = self._consumer.receive(timeout_s)
-        if first is None:
-            group = []
-        elif self._prefetch == 1 or is_large(first):
-            group = [first]
-        else:
-            group = receive_group(self._consumer, first, self._mean_s)
-        if self._prefetch > 1 and any(map(is_large, group)):
-            self._mean_s = _SLOW_S
-            self._set_prefetch(1)
-        self._group_size, self._given_at = len(group), time.monotonic()
-        return group
-
-    def throttle(self, _urgent: Callable[[], Delivery | None]) -> None:
-        """The store has no room: nothing is held that another worker might take."""
-        self._hand_back(self.pause())
-
-    def pause(self) -> list[Delivery]:
-        """See Flow."""
-        self._is_paused, self._group_size = True, 0
-        return self._consumer.pause()
-
-    def close(self) -> list[Delivery]:
-        """See Flow."""
-        return self._consumer.close()
-
-    def nudge(self) -> None:
-        """See Flow."""
-        self._consumer.nudge()
-
-    def _set_prefetch(self, prefetch: int) -> None:
-        if prefetch > self._prefetch:
-            self._consumer.widen(prefetch)
-        elif prefetch < self._prefetch:
-            self._hand_back(self._consumer.close())
-            self._consumer = self._broker.consume(self._bulk, prefetch)
-        self._prefetch = prefetch
-
-
-class SlotFlow:
-    """See infra.worker_loop.Flow: of a worker whose engine computes several prompts at once.
-
-    A job is pulled when a slot is free: one that was pushed would lie here while another worker idles. Only a worker
-    that finds none listens.
-    """
-
-    def __init__(self, broker: Broker, model: str, hand_back: Callable[[list[Delivery]], None]) -> None:
-        self._broker = broker
-        self._bulk = work_queue("prefill", model, "bulk")
-        self._hand_back = hand_back
-        self._listening: Consumer | None = None
-
-    def next(self, timeout_s: float) -> list[Delivery]:
-        """One job."""
-        if self._listening is None:
-            if delivery := self._broker.get(self._bulk):
-                return [delivery]
-            self._listening = self._broker.consume(self._bulk, 1)
-        delivery = self._listening.receive(timeout_s)
-        if delivery is None:
-            return []
-        self._hand_back(self.pause())
-        return [delivery]
-
-    def throttle(self, _urgent: Callable[[], Delivery | None]) -> None:
-        """No slot is free, or the store has no room: nothing is held that another worker might take."""
-        self._hand_back(self.pause())
-
-    def pause(self) -> list[Delivery]:
-        """See Flow."""
-        listening, self._listening = self._listening, None
-        return listening.close() if listening else []
-
-    def close(self) -> list[Delivery]:
-        """See Flow."""
-        return self.pause()
-
-    def nudge(self) -> None:
-        """See Flow."""
-        if listening := self._listening:
-            listening.nudge()

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from engines.base import DecodeEngine, LoadedEngine
-from messages.errors import KvasirError
+from messages.errors import KvasirError, Stopped
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ FIRST_LOAD_BYTES_PER_S = 1e9  # weights, disk to engine: a guess, until one was 
 _BARRED_S = 600.0
 
 
-class NotLoaded(Exception):
+class NotLoaded(Stopped):
     """A job came for a model that is not in memory."""
 
 

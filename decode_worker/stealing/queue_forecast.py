@@ -5,6 +5,7 @@ At the end of its own queue these say whether to leave the last jobs to faster w
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -24,7 +25,7 @@ FIRST_FETCH_S = 0.5  # a KV cache, store to engine
 
 # Jobs that take less are pushed, and neither fetched ahead nor left to others: deciding would cost what it saves.
 LONG_S = 0.5
-_REGISTRATIONS_FOR_S = 0.5  # registrations are renewed once a second; reading them more often tells little more
+REGISTRATIONS_FOR_S = 0.5  # registrations are renewed once a second; reading them more often tells little more
 # A moving average forgets: what a batch is like now counts more than what last night's was like.
 _WEIGHT = 0.1
 
@@ -73,6 +74,11 @@ class Throughput:
             values = [averages.fetch_s for averages in [*model_averages, *self._models.values()]]
         return next((value for value in values if value > 0), FIRST_FETCH_S)
 
+    def decode_s(self, model: str) -> float:
+        """Mean time of a job of this model, without its KV cache; infinite until one was decoded here."""
+        averages = self.of(model)
+        return averages.answer_tokens / averages.tokens_per_s if averages.tokens_per_s else math.inf
+
     def expected_s(self, job: DecodeJob) -> float:
         """Expected time of a job in a slot, from what is known before it is decoded."""
         averages = self.of(job.job.model)
@@ -101,12 +107,12 @@ class QueueForecast:
         self._sees_everybody = False
         self._active: set[str] = set()  # models that somebody works at, at either stage
         self._waiting_models: set[str] = set()  # models of which jobs waited at the last look
-        self._read_at = -_REGISTRATIONS_FOR_S
+        self._read_at = -math.inf
 
     def other_workers(self, model: str = "") -> list[WorkerInfo]:
         """The registrations of all other decode workers, or of those among them whose queue is this model's."""
         with self._lock:
-            if time.monotonic() - self._read_at > _REGISTRATIONS_FOR_S:
+            if time.monotonic() - self._read_at > REGISTRATIONS_FOR_S:
                 registrations = self._cluster_state.registrations()
                 self._active = {
                     registration.model
@@ -121,6 +127,11 @@ class QueueForecast:
                 ]
                 self._read_at = time.monotonic()
             return [registration for registration in self._registrations if model in ("", registration.model)]
+
+    def read_anew(self) -> None:
+        """What is asked next goes by the registrations as they are then."""
+        with self._lock:
+            self._read_at = -math.inf
 
     def sees_everybody(self) -> bool:
         """Whether all registrations can be trusted to be there: ours is among them. Not so while the store is away."""
@@ -185,6 +196,31 @@ class QueueForecast:
         return tuple(peers)
 
 
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What was made of the worker's own queue at the last look. Jobs go by this, and ask nobody themselves."""
+
+    decode_s: float  # mean time of a job
+    is_measured: bool  # whether any was decoded here
+    has_peers: bool  # other workers at home there
+    may_leave: bool  # whether one of them is so much faster that the last jobs may be left to it
+    at: float  # monotonic clock
+
+    @property
+    def are_short(self) -> bool:
+        """Whether its jobs are pushed."""
+        return self.decode_s < LONG_S
+
+
+def look_at_home(forecast: QueueForecast, throughput: Throughput, model: str) -> Outlook:
+    """The outlook now. Reads registrations, and asks no queue."""
+    forecast.read_anew()
+    decode_s, is_measured = forecast.decode_s(model), throughput.of(model).jobs > 0
+    peers = forecast.peers(model)
+    may_leave = decode_s >= LONG_S and any(peer.is_faster(decode_s) for peer in peers)
+    return Outlook(decode_s, is_measured, bool(peers), may_leave, time.monotonic())
+
+
 class Tail:
     """Whether to leave the next job of our own queue to faster workers. Used from one thread.
 
@@ -200,16 +236,12 @@ class Tail:
         self._ready = 0
         self.jobs_left = 0
 
-    def should_leave(self, in_hand: int = 0) -> bool:
+    def should_leave(self, outlook: Outlook, in_hand: int = 0) -> bool:
         """Whether the next job is left, of those that wait and those `in_hand`. Raises BrokerUnavailable."""
-        decode_s = self._forecast.decode_s(self._model)
         end_there_s = None
-        peers = (
-            self._forecast.peers(self._model) if self._forecast.other_workers(self._model) else ()
-        )  # alone as a rule
-        if decode_s >= LONG_S and any(peer.is_faster(decode_s) for peer in peers):
+        if outlook.may_leave:
             queue = self._forecast.queue(self._model, in_hand)
-            end_there_s = leave_to_faster(queue, decode_s, self._throughput.fetch_s(self._model))
+            end_there_s = leave_to_faster(queue, outlook.decode_s, self._throughput.fetch_s(self._model))
         if end_there_s is None or self._waited_enough(queue.ready, end_there_s):
             self._since = 0.0
             return False

@@ -10,13 +10,20 @@ from collections.abc import Callable
 
 from decode_worker.stealing.models import ModelCache
 from decode_worker.stealing.policy import Offer, Steal, decide
-from decode_worker.stealing.queue_forecast import QueueForecast, Tail, Throughput
+from decode_worker.stealing.queue_forecast import (
+    REGISTRATIONS_FOR_S,
+    Outlook,
+    QueueForecast,
+    Tail,
+    Throughput,
+    look_at_home,
+)
 from infra.broker.base import Broker, Delivery
 from infra.broker.envelope import open_envelope
 from infra.broker.topology import work_queue
 from kvstore.base import ClusterState
 from messages.errors import NoQueue
-from messages.jobs import LANES
+from messages.jobs import LANES, DecodeReport
 from messages.lifecycle import Event, Step
 
 log = logging.getLogger(__name__)
@@ -109,7 +116,10 @@ class Thief:
 
 
 class QueueChoice:
-    """What a decode worker chooses between queues by: what it measures and sees of others, and the two rules."""
+    """What a decode worker chooses between queues by: what it measures and sees of others, and the two rules.
+
+    `look` is called about twice a second, behind the jobs' backs; what comes of it is `outlook`.
+    """
 
     def __init__(
         self,
@@ -124,3 +134,20 @@ class QueueChoice:
         self.forecast = QueueForecast(broker, cluster_state, self.throughput, worker_id)
         self.thief = Thief(broker, self.forecast, model_cache, observe)
         self.tail = Tail(self.forecast, self.throughput, model_cache.home.model)
+        self.look()
+
+    def look(self) -> None:
+        """See what has become of the worker's own queue. From any thread."""
+        self.outlook = look_at_home(self.forecast, self.throughput, self.model_cache.home.model)
+
+    def outlook_for_long(self) -> Outlook:
+        """The outlook, no older than registrations get; for long jobs, to which a look is nothing."""
+        if not self.outlook.are_short and time.monotonic() - self.outlook.at > REGISTRATIONS_FOR_S:
+            self.look()
+        return self.outlook
+
+    def note(self, model: str, report: DecodeReport) -> None:
+        """One more job is decoded. After the first it is known at once whether they are short."""
+        self.throughput.note(model, report)
+        if not self.outlook.is_measured:
+            self.look()

@@ -130,10 +130,21 @@ class Attempt(Generic[J]):
     is_outcome_confirmed: bool = False  # what it came to is confirmed: what is adopted after that can be acked
     has_ended_unanswered: bool = False  # the job ended with it, unanswered: nobody will need its own blocks again
 
+    @property
+    def is_read(self) -> bool:
+        """Whether its message has been read."""
+        return hasattr(self, "job")
+
     def stop_for(self, reason: StopReason) -> None:
         """Stop it; the first reason counts."""
         self.why_stopped = self.why_stopped or reason
         self.stop.set()
+
+
+def run_of(delivery: Delivery) -> tuple[str, int]:
+    """The job and run of a delivery, as `open_envelope` has them."""
+    message = delivery.message
+    return _identifier(message.message_id), _count(message.headers.get("kvasir-run"), 1)
 
 
 def is_redelivery(delivery: Delivery) -> bool:

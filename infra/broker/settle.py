@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from infra.broker import topology
 from infra.broker.base import Address, Broker, Delivery, Message
@@ -28,21 +27,17 @@ from messages.errors import (
     KVTransferFailed,
     NewerMessage,
     NoQueue,
-    Poison,
     Retry,
     Stopped,
 )
-from messages.jobs import MAX_ERROR_BYTES, DecodeJob, JobError, JobResult, Lane, PrefillJob, State
+from messages.jobs import MAX_ERROR_BYTES, DecodeJob, JobError, JobResult, Lane, State
 from messages.lifecycle import Event, Step
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 A = TypeVar("A", bound=Attempt[Any])
 
 MAX_ATTEMPTS = 6
 MAX_KV_TRANSFERS = 2  # that fail; then the decoder does the prompt itself
-SUSPECT_AFTER_CRASHES = 3  # of workers that held the job
-POISON_AFTER_CRASHES = SUSPECT_AFTER_CRASHES + 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,88 +242,9 @@ class Settler:
             attempt.deliveries.pop().ack()
 
 
-class GroupCommit(Generic[T]):
-    """Gives items to `work` in a thread of its own, as many as there are, in order. What `work` raises is logged.
-
-    While one group is under way, the next one gathers: settling is cheaper for many at once. With one item now and
-    then each is a group of its own, and waits for nobody. The word is that of databases.
-
-    While `limit` or more are unfinished `add` waits. Thread-safe.
-    """
-
-    def __init__(self, name: str, work: Callable[[list[T]], None], limit: int) -> None:
-        self._name = name
-        self._work = work
-        self._limit = limit
-        self._condition = threading.Condition()
-        self._queue: list[T] = []
-        self._under_way: list[T] = []
-        self._thread: threading.Thread | None = None
-        self._closed = False
-
-    def add(self, *items: T) -> None:
-        """Have these done soon."""
-        with self._condition:
-            self._condition.wait_for(lambda: len(self._under_way) + len(self._queue) < self._limit)
-            self._queue += items
-            self._condition.notify_all()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-
-    def snapshot(self) -> list[T]:
-        """A snapshot."""
-        with self._condition:
-            return self._under_way + self._queue
-
-    def finish(self) -> None:
-        """Return when everything added so far is done."""
-        with self._condition:
-            self._condition.wait_for(lambda: not self._under_way and not self._queue)
-
-    def close(self) -> None:
-        """Finish, and end the thread. Nothing may be added after that."""
-        self.finish()
-        with self._condition:
-            self._closed = True
-            self._condition.notify_all()
-
-    def _run(self) -> None:
-        while True:
-            with self._condition:
-                self._condition.wait_for(lambda: self._queue or self._closed)
-                self._under_way, self._queue = self._queue, []
-            if not self._under_way:
-                return
-            try:
-                self._work(self._under_way)
-            except Exception:  # a bug of ours must not end the thread that everybody waits for
-                log.exception("%s: bug", self._name)
-            with self._condition:
-                self._under_way = []
-                self._condition.notify_all()
-
-
 def prefill_helps(envelope: Envelope) -> bool:
     """Whether a decode job that has no KV cache goes back to prefill, as far as its failed KV transfers go."""
     return envelope.stage == "decode" and envelope.kv_transfers + 1 < MAX_KV_TRANSFERS
-
-
-def check_runnable(attempt: Attempt[Any], job: PrefillJob, cancelled: bool, now: float, crashes: int) -> None:
-    """Raises Stopped if the job is cancelled, expired or a suspect, which its attempt then says; Poison if it is that.
-
-    `cancelled`: its batch was. `now`: the store's clock. `crashes`: how many workers died while holding it.
-    """
-    if cancelled:
-        attempt.stop_for("cancelled")
-    elif job.deadline and now > job.deadline:
-        attempt.stop_for("expired")
-    elif crashes >= POISON_AFTER_CRASHES:
-        raise Poison(f"{crashes} workers died while holding it, the last ones while it ran alone: it kills its worker")
-    elif crashes >= SUSPECT_AFTER_CRASHES and not topology.is_suspects_queue(attempt.deliveries[0].queue):
-        attempt.stop_for("suspect")
-    if attempt.why_stopped:
-        raise Stopped(f"not begun: {attempt.why_stopped}")
 
 
 _STEPS: dict[State, Step] = {

@@ -21,6 +21,7 @@ from engines.sketching import sketch_of
 from engines.worker_info import MEND_ROPE, different_rope, ignored_window, kv_text
 from infra.config.hours import Hours
 from infra.config.settings import ModelSettings, Settings
+from infra.quick_jobs import QuickJobs
 from kvasir.connect import is_cluster, open_broker, open_stores
 from kvasir.engine_options import engine_options
 from kvasir.worker.page import PageOptions, worker_page
@@ -96,7 +97,7 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
         worker: Worker
         if options.stage == "prefill":
             short = model_settings.short_prompt_tokens if model_settings else SHORT_PROMPT_TOKENS
-            worker = PrefillWorker(options.model, loaded_engine, broker, kv, state, observe, short)
+            worker = PrefillWorker(options.model, loaded_engine, broker, kv, state, observe, short, QuickJobs)
         else:
             home = CachedModel(options.model, weights_bytes(weights), loaded_engine)
             stealable_models = _stealables_of(settings, options, engine, state)
@@ -104,7 +105,7 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
                 stores.kv.prepare()
             cache = ModelCache(home, stealable_models, memory_bytes(options.decode.memory_gb))
             check_every = model_settings.kv_check_every if model_settings else KV_CHECK_EVERY
-            worker = DecodeWorker(cache, broker, kv, state, observe, check_every)
+            worker = DecodeWorker(cache, broker, kv, state, observe, check_every, QuickJobs)
         page.mark_loaded(worker.registration, broker, state)
         with _stopped_by_signals(worker, options.grace_s):
             log.info("%s worker %s serves %s on %s", options.stage, worker.worker_id, options.model, engine.info.device)

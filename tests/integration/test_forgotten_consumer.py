@@ -16,7 +16,7 @@ from infra.worker_loop import ConsumerLoop, Flow
 from kvstore.redis.cluster_state import RedisClusterState
 from messages import codec
 from messages.jobs import JobResult, Sampling, user_prompt
-from prefill_worker.worker import PrefillFlow, SlotFlow
+from prefill_worker.flow import PrefillFlow, SlotFlow
 from producers.batch.batch import Batch, BatchEntry
 from producers.batch.runner import Runner
 from producers.client import Client
@@ -53,10 +53,9 @@ class Taker:
     def count_in_progress(self) -> int:
         return 0
 
-    def accept(self, deliveries: list[Delivery]) -> None:
-        for delivery in deliveries:
-            self.taken.append(delivery.message.message_id)
-            delivery.ack()
+    def accept(self, delivery: Delivery) -> None:
+        self.taken.append(delivery.message.message_id)
+        delivery.ack()
 
     def finish(self) -> None:
         pass
@@ -82,7 +81,9 @@ def test_a_worker_that_the_broker_has_forgotten_listens_anew(
         settler = Settler(broker, [MODEL], lambda _event: None)
 
         def open_flow() -> Flow:
-            return kind(broker, MODEL, settler.hand_back_all)
+            if kind is SlotFlow:
+                return SlotFlow(broker, MODEL, settler.hand_back_all)
+            return PrefillFlow(broker.consume, MODEL, settler.hand_back_all)
 
         loop, taker = ConsumerLoop(broker, settler, "prefill", MODEL, "me", open_flow), Taker()
         thread = threading.Thread(target=loop.run, args=(taker,), daemon=True)

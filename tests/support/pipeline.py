@@ -31,6 +31,7 @@ from infra.broker import topology
 from infra.broker.base import Message
 from infra.broker.control import ring
 from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
+from infra.worker_loop import OneByOne
 from kvstore.base import ClusterState
 from kvstore.blocks import BlockRef, block_refs, shared_boundary
 from kvstore.memory import DEFAULT_MAX_BYTES, MemoryClusterState, MemoryKVStore
@@ -266,9 +267,18 @@ class RecordingProgress:
 
 
 class Pipeline:
-    """Broker, store and cluster state; workers as they are started; a client; and what was observed."""
+    """Broker, store and cluster state; workers as they are started; a client; and what was observed.
 
-    def __init__(self, kv: WatchedStore | None = None, unseen_copies: bool = False) -> None:
+    `steps`: how its workers do their jobs.
+    """
+
+    def __init__(
+        self,
+        kv: WatchedStore | None = None,
+        unseen_copies: bool = False,
+        steps: Callable[..., OneByOne[Any]] = OneByOne,
+    ) -> None:
+        self._steps = steps
         self.server = EmbeddedServer()
         self.kv = kv or WatchedStore()
         self.cluster_state: ClusterState = MemoryClusterState()
@@ -311,7 +321,7 @@ class Pipeline:
     ) -> SupervisedWorker:
         """A prefill worker, its registration up."""
         loaded_engine = LoadedEngine(engine or WatchedEngine(), why_no_kv, Sketches(sketch, self.cluster_state))
-        return self._start(partial(PrefillWorker, MODEL, loaded_engine), loaded_engine.engine)
+        return self._start(partial(PrefillWorker, MODEL, loaded_engine, steps=self._steps), loaded_engine.engine)
 
     def start_decode(
         self,
@@ -323,7 +333,8 @@ class Pipeline:
         """A decode worker, its registration up."""
         loaded_engine = LoadedEngine(engine or WatchedEngine(), why_no_kv, Sketches(sketch, self.cluster_state))
         cache = ModelCache(CachedModel(MODEL, 0, loaded_engine))
-        return self._start(partial(DecodeWorker, cache, kv_check_every=kv_check_every), loaded_engine.engine)
+        worker = partial(DecodeWorker, cache, kv_check_every=kv_check_every, steps=self._steps)
+        return self._start(worker, loaded_engine.engine)
 
     def start(self, weights: str = INSTANT) -> tuple[SupervisedWorker, SupervisedWorker]:
         """One of each."""

@@ -58,3 +58,16 @@ def test_a_percentile_is_one_of_the_values() -> None:
     assert overhead.percentile(values, 0.5) == 50.0
     assert overhead.percentile(values, 0.99) == 99.0
     assert overhead.percentile([7.0], 0.99) == 7.0
+
+
+def test_a_rate_over_no_time_to_speak_of_is_refused_and_measured_with_more_jobs() -> None:
+    measured: list[int] = []
+
+    def measure(jobs: int) -> float:
+        measured.append(jobs)
+        return overhead.steady_rate([number / 5000 for number in range(jobs)], jobs)
+
+    with pytest.raises(overhead.TooShort, match=r"239 answers in 0.05 s: a rate over less than 1 s says nothing"):
+        measure(300)
+    assert overhead.long_enough(measure, 1000) == pytest.approx(5000)
+    assert measured[1:] == [1000, 3000, 9000]

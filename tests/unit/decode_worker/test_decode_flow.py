@@ -19,7 +19,7 @@ from infra.broker.base import Delivery
 from infra.broker.embedded.broker import EmbeddedBroker
 from infra.broker.envelope import open_envelope
 from infra.broker.settle import Settler
-from infra.worker_loop import JobSource, SlotPool
+from infra.worker_loop import JobSource, OneByOne, SlotPool
 from kvstore.blocks import BlockRef
 from messages import codec
 from messages.jobs import DecodeJob, DecodeReport, Sampling, user_prompt
@@ -68,8 +68,10 @@ class Bench:
         self.loaded = LoadedEngine(WatchedEngine())
         model_cache = ModelCache(CachedModel(MODEL, 0, self.loaded))
         choice = QueueChoice(self.broker, pipeline.cluster_state, model_cache, "me", pipeline.observe)
-        self.throughput = choice.throughput
-        self.flow = DecodeFlow(self.broker, self.slots, self.running, choice, pipeline.kv, self.hand_back)
+        self.choice = choice
+        settler = Settler(self.broker, [MODEL], pipeline.observe)
+        jobs = OneByOne[DecodeAttempt](self.broker, settler, self.slots, lambda *_: None, lambda _: None)
+        self.flow = DecodeFlow(self.broker, jobs, self.running, choice, pipeline.kv, settler.hand_back_all)
         self.source = JobSource(self.broker, "decode", MODEL, self.flow, lambda: 0)
 
     def hand_back(self, deliveries: list[Delivery]) -> None:
@@ -84,7 +86,7 @@ class Bench:
         assert self.running.start(attempt)
 
     def take(self) -> Delivery:
-        return wait_until(lambda: self.source.next(0.1), "a job comes")[0]
+        return wait_until(lambda: self.source.next(0.1), "a job comes")
 
     def close(self) -> None:
         self.hand_back(self.flow.close())
@@ -131,7 +133,7 @@ def test_a_job_that_was_fetched_too_early_goes_back_and_none_takes_its_place_unt
     bench, pipeline, monkeypatch
 ):
     monkeypatch.setattr(flow_module, "_HOLD_S", 0.0)
-    bench.throughput.note(MODEL, DecodeReport(completion_tokens=60, decode_s=0.6))
+    bench.choice.note(MODEL, DecodeReport(completion_tokens=60, decode_s=0.6))
     bench.run(bench.take(), expected_s=0.1)
     bench.flow.throttle(bench.source.urgent)
     assert pipeline.ready(BULK) == 2
@@ -166,7 +168,7 @@ def test_an_interactive_job_goes_before_the_one_that_is_held(bench, pipeline):
 
 
 def test_short_jobs_are_pushed_and_nothing_is_held_ahead(bench, pipeline):
-    bench.throughput.note(MODEL, DecodeReport(completion_tokens=60, decode_s=0.1))
+    bench.choice.note(MODEL, DecodeReport(completion_tokens=60, decode_s=0.1))
     bench.run(bench.take(), expected_s=0.0)
 
     bench.flow.throttle(bench.source.urgent)

@@ -8,6 +8,8 @@ import pytest
 
 from infra.broker import topology
 from infra.broker.envelope import open_envelope
+from infra.quick_jobs import QuickJobs
+from infra.worker_loop import OneByOne
 from messages import codec
 from messages.errors import EngineUnavailable
 from messages.jobs import DecodeJob, Sampling, user_prompt
@@ -31,9 +33,9 @@ SHORT = "short"
 RETRY_1S = topology.retry_level(1)
 
 
-@pytest.fixture
-def pipeline():
-    with Pipeline() as pipeline:
+@pytest.fixture(params=[OneByOne, QuickJobs])
+def pipeline(request):
+    with Pipeline(steps=request.param) as pipeline:
         yield pipeline
 
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 
-from decode_worker import worker as decode_module
 from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.worker import DecodeWorker
 from engines.base import LoadedEngine
-from infra.broker.base import Delivery
+from infra import quick_jobs
+from infra.broker import topology
+from infra.broker.base import Address, Delivery
 from infra.broker.embedded.broker import EmbeddedBroker
-from infra.worker_loop import HELD_IF_INSTANT, HELD_IF_QUICK, adaptive_prefetch, receive_group
+from infra.broker.settle import Settler
+from infra.quick_jobs import HELD_IF_INSTANT, HELD_IF_QUICK, QuickJobs, adaptive_prefetch
+from infra.worker_loop import GroupHelp, SlotPool
 from messages.errors import ContextExceeded, EngineUnavailable
 from messages.jobs import PrefillJob
-from messages.lifecycle import Event, Step
-from prefill_worker import worker as prefill_module
+from messages.lifecycle import Step
 from prefill_worker.worker import PrefillWorker
 from tests.support.pipeline import MODEL, Gate, Pipeline, WatchedEngine, fails, work
 from tests.support.waiting import wait_until
@@ -38,16 +42,21 @@ class Desk:
         args = (self.broker, pipeline.kv, pipeline.cluster_state, pipeline.observe)
         self.worker: PrefillWorker | DecodeWorker
         if kind is PrefillWorker:
-            self.worker = PrefillWorker(MODEL, LoadedEngine(self.engine), *args)
+            self.worker = PrefillWorker(MODEL, LoadedEngine(self.engine), *args, steps=self._steps)
         else:
-            self.worker = DecodeWorker(ModelCache(CachedModel(MODEL, 0, LoadedEngine(self.engine))), *args)
+            home = CachedModel(MODEL, 0, LoadedEngine(self.engine))
+            self.worker = DecodeWorker(ModelCache(home), *args, steps=self._steps)
         self._queue = work("prefill" if kind is PrefillWorker else "decode")
+
+    def _steps(self, *args: Any) -> QuickJobs[Any]:
+        self.jobs = QuickJobs[Any](*args)
+        return self.jobs
 
     def take(self, count: int) -> list[Delivery]:
         """Give it that many at once; returns when all are settled."""
         deliveries = [delivery for _ in range(count) if (delivery := self.broker.get(self._queue))]
         assert len(deliveries) == count
-        self.worker.accept(deliveries)
+        self.jobs.accept_group(deliveries)
         self.worker.finish()
         return deliveries
 
@@ -120,7 +129,7 @@ def test_what_has_its_result_is_answered_with_it_and_what_another_worker_holds_i
 def test_those_behind_a_slow_one_go_back_and_those_before_it_are_answered(
     pipeline: Pipeline, decoder: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_module, "GROUP_PATIENCE_S", 0.0)
+    monkeypatch.setattr(quick_jobs, "GROUP_PATIENCE_S", 0.0)
     jobs = waiting(pipeline, 3)
     decoder.take(3)
     # The first one was begun in any case
@@ -129,24 +138,26 @@ def test_those_behind_a_slow_one_go_back_and_those_before_it_are_answered(
     assert pipeline.results_so_far(jobs[1]) == pipeline.results_so_far(jobs[2]) == []
 
 
-def test_one_that_goes_back_runs_no_more_once_its_copy_is_there(
+def test_one_that_goes_back_is_anybodys_once_its_copy_is_there(
     pipeline: Pipeline, decoder: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a job behind a slow one
-    monkeypatch.setattr(decode_module, "GROUP_PATIENCE_S", 0.0)
-    _, second = waiting(pipeline, 2)
-    held: dict[str, tuple[str, ...]] = {}
+    monkeypatch.setattr(quick_jobs, "GROUP_PATIENCE_S", 0.0)
+    first, second = waiting(pipeline, 2)
+    running: list[tuple[str, ...]] = []
+    hand_back_all = decoder.worker._settler.hand_back_all
 
-    def note(event: Event) -> None:
-        if event.step == Step.REDELIVERED:
-            held[event.job_id] = decoder.worker.registration().jobs
+    def note(deliveries: list[Delivery]) -> None:
+        running.append(decoder.worker.registration().jobs)
+        assert pipeline.cluster_state.claim(second.job_id, 1, "somebody-else", ttl_s=60)
+        hand_back_all(deliveries)
 
-    monkeypatch.setattr(decoder.worker._settler, "observe", note)
-    # When its copy has been published
+    monkeypatch.setattr(decoder.worker._settler, "hand_back_all", note)
+    # When it goes back
     decoder.take(2)
-    # Then a delivery of that copy would not be taken for one of the attempt that is about to be acked
-    assert list(held) == [second.job_id]
-    assert second.job_id not in held[second.job_id]
+    # Then a delivery of its copy would not be taken for one of an attempt here, and somebody else could claim it
+    assert running in ([(first.job_id,)], [()])
+    assert pipeline.ready(work("decode")) == 1
 
 
 def test_a_batch_that_is_cancelled_meanwhile_is_not_decoded_on(pipeline: Pipeline, decoder: Desk) -> None:
@@ -154,9 +165,10 @@ def test_a_batch_that_is_cancelled_meanwhile_is_not_decoded_on(pipeline: Pipelin
     waiting(pipeline, 3)
     decoder.engine.before_decode = gate = Gate()
     deliveries = [delivery for _ in range(3) if (delivery := decoder.broker.get(work("decode")))]
-    decoder.worker.accept(deliveries)
+    decoder.jobs.accept_group(deliveries)
     gate.wait()
     # When their batch is cancelled
+    pipeline.client.cancel(deliveries[0].message.correlation_id)
     decoder.worker.on_cancel(deliveries[0].message.correlation_id)
     gate.open()
     decoder.worker.finish()
@@ -168,7 +180,7 @@ def test_a_batch_that_is_cancelled_meanwhile_is_not_decoded_on(pipeline: Pipelin
 def test_prompts_behind_a_slow_one_go_back_too(
     pipeline: Pipeline, prefiller: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefill_module, "GROUP_PATIENCE_S", 0.0)
+    monkeypatch.setattr(quick_jobs, "GROUP_PATIENCE_S", 0.0)
     pipeline.submit(*(pipeline.job(f"student {number}", shared_text="") for number in range(3)))
     prefiller.take(3)
     assert (pipeline.ready(work("decode")), pipeline.ready(work("prefill"))) == (1, 2)
@@ -218,10 +230,63 @@ def test_more_is_held_the_quicker_the_jobs_are_and_a_level_is_left_later_than_it
 def test_as_many_go_together_as_are_done_in_one_go(pipeline: Pipeline, mean_s: float, together: int) -> None:
     pipeline.submit(*(pipeline.job(f"student {number}", shared_text="") for number in range(40)))
     broker = EmbeddedBroker(pipeline.server)
-    consumer = broker.consume(work("prefill"), prefetch=64)
+    groups: list[list[Delivery]] = []
+
+    def looked_up(group: list[Delivery]) -> AbstractContextManager[None]:
+        groups.append(group)
+        return nullcontext()
+
+    jobs = QuickJobs[None](
+        broker,
+        Settler(broker, [MODEL], pipeline.observe),
+        SlotPool(1, inline=True),
+        lambda *_: None,
+        lambda _: None,
+        GroupHelp(lambda: mean_s, looked_up),
+    )
+    consumer = jobs.consume(work("prefill"), 1)
     first = consumer.receive(1)
     assert first
-    assert len(receive_group(consumer, first, mean_s)) == together
+    jobs.accept(first)
+    assert [len(group) for group in groups] == ([together] if together > 1 else [])
+    jobs.close()
+    broker.close()
+
+
+def test_one_that_came_back_is_done_by_itself(pipeline: Pipeline) -> None:
+    # Given jobs of which the second was taken back from somebody
+    pipeline.submit(*(pipeline.job(f"student {number}", shared_text="") for number in range(4)))
+    crashing = pipeline.new_broker()
+    taken = [crashing.get(work("prefill")) for _ in range(4)]
+    crashing.drop()
+    for delivery in [crashing.get(work("prefill")) for _ in range(4)]:
+        assert delivery
+        if delivery.message.message_id != taken[1].message.message_id:  # type: ignore[union-attr]
+            pipeline.broker.publish(Address(topology.WORK, work("prefill")), delivery.message)
+            delivery.ack()
+    crashing.drop()
+    # When all have arrived at a worker whose jobs are quick
+    broker = EmbeddedBroker(pipeline.server)
+    settler, groups = Settler(broker, [MODEL], pipeline.observe), list[list[Delivery]]()
+    jobs = QuickJobs[None](
+        broker,
+        settler,
+        SlotPool(1, inline=True),
+        lambda delivery, _leave: [group.append(delivery) for group in groups[-1:]],
+        lambda _: None,
+        GroupHelp(lambda: 0.0001),
+    )
+    monkey = jobs.accept_group
+    jobs.accept_group = lambda group: (groups.append([]), monkey(group))  # type: ignore[assignment,func-returns-value]
+    consumer = jobs.consume(work("prefill"), 4)
+    while delivery := consumer.receive(0):
+        jobs.accept(delivery)
+    # Then nothing is beside it
+    sizes = [(len(group), any(delivery.returns for delivery in group)) for group in groups]
+    assert (1, True) in sizes
+    assert sum(size for size, _ in sizes) == 4
+    assert not any(came_back and size > 1 for size, came_back in sizes)
+    jobs.close()
     broker.close()
 
 

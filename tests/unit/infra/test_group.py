@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from infra.broker.settle import GroupCommit
+from infra.quick_jobs import GroupCommit
 from tests.support.pipeline import Gate
 from tests.support.waiting import wait_until
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import datetime
 
 import msgpack
@@ -15,9 +16,11 @@ from infra.broker.base import Address, Delivery, Message
 from infra.broker.control import announce_cancel, announce_pause, ring
 from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
 from infra.broker.envelope import Attempt, open_envelope
-from infra.broker.settle import Settler, check_runnable
+from infra.broker.settle import Settler
+from infra.checks import Checks
 from infra.config.hours import Hours
 from infra.worker_loop import ConsumerLoop
+from messages import codec
 from messages.errors import Poison, Stopped
 from messages.jobs import PrefillJob, Sampling, user_prompt
 from messages.lifecycle import Step
@@ -45,10 +48,10 @@ class Desk:
     def count_in_progress(self) -> int:
         return len(self._held)
 
-    def accept(self, deliveries: list[Delivery]) -> None:
+    def accept(self, delivery: Delivery) -> None:
         self.slot.acquire()
-        self._held += deliveries
-        self.taken += [delivery.message.message_id for delivery in deliveries]
+        self._held.append(delivery)
+        self.taken.append(delivery.message.message_id)
 
     def settle(self) -> None:
         """Done with what is held."""
@@ -84,10 +87,9 @@ class PushedOneByOne:
         self.close = self._consumer.close
         self.nudge = self._consumer.nudge
 
-    def next(self, timeout_s: float) -> list[Delivery]:
+    def next(self, timeout_s: float) -> Delivery | None:
         self._consumer.resume()
-        delivery = self._consumer.receive(timeout_s)
-        return [delivery] if delivery else []
+        return self._consumer.receive(timeout_s)
 
     def throttle(self, _urgent: object) -> None:
         """It holds what it holds."""
@@ -292,14 +294,16 @@ def test_a_suspect_in_its_own_queue_is_run_and_given_up_after_two_more_crashes(s
 
 def _why_not_begun(site: Site, queue: str, crashes: int) -> str:
     """Why a job is not begun with which so many workers have crashed; "": it is."""
-    site.put("a-job", queue)
+    job = PrefillJob("a-job", "a-batch", "an-item", MODEL, user_prompt("", "hi"), Sampling(8))
+    site.broker.publish(Address(topology.WORK, queue), Message(codec.encode(job), "a-job"))
     delivery = site.broker.get(queue)
     assert delivery is not None
     attempt = Attempt[PrefillJob]([delivery], open_envelope(delivery, "prefill", MODEL))
     delivery.ack()
-    job = PrefillJob("a-job", "a-batch", "an-item", MODEL, user_prompt("", "hi"), Sampling(8))
+    checks = Checks(lambda _batch_id: False, lambda: 0.0, lambda *_run: nullcontext(crashes))
     try:
-        check_runnable(attempt, job, cancelled=False, now=0.0, crashes=crashes)
+        with checks.passed(attempt):
+            pass
     except Stopped:
         return attempt.why_stopped
     return ""

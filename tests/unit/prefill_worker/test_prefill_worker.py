@@ -14,10 +14,14 @@ from infra.broker import topology
 from infra.broker.base import Address, Delivery
 from infra.broker.embedded.broker import EmbeddedBroker
 from infra.broker.envelope import open_envelope
+from infra.broker.settle import Settler
+from infra.quick_jobs import HELD_IF_QUICK, QuickJobs
+from infra.worker_loop import OneByOne, SlotPool
 from messages.errors import EngineUnavailable, KVTransferFailed
 from messages.jobs import Sampling
 from messages.lifecycle import Step
-from prefill_worker.worker import PrefillFlow, PrefillWorker
+from prefill_worker.flow import PrefillFlow
+from prefill_worker.worker import PrefillWorker
 from tests.support.pipeline import (
     BATCH,
     MODEL,
@@ -36,9 +40,9 @@ from tests.support.waiting import wait_until
 SLOW_PREFILL = SLOW.replace("prefill=1000000", "prefill=1")
 
 
-@pytest.fixture
-def pipeline() -> Iterator[Pipeline]:
-    with Pipeline() as pipeline:
+@pytest.fixture(params=[OneByOne, QuickJobs])
+def pipeline(request: pytest.FixtureRequest) -> Iterator[Pipeline]:
+    with Pipeline(steps=request.param) as pipeline:
         yield pipeline
 
 
@@ -337,28 +341,29 @@ def test_a_short_prompt_goes_on_without_its_kv_cache_and_a_longer_one_with_it(pi
 
 
 def test_many_quick_jobs_are_held_at_once_until_a_large_one_comes(pipeline: Pipeline) -> None:
-    # Given a flow whose jobs have been quick so far
-    handed_back: list[Delivery] = []
-    broker = EmbeddedBroker(pipeline.server)
-    flow = PrefillFlow(broker, MODEL, handed_back.extend)
-    jobs = [pipeline.job(f"quick {number}", shared_text="") for number in range(60)]
-    jobs[40] = pipeline.job("large " * 4000, shared_text="")
+    # Given a worker whose jobs have been quick so far, and a large one among those that wait
+    jobs = [pipeline.job(f"quick {number}", shared_text="") for number in range(400)]
+    jobs[200] = pipeline.job("large " * 4000, shared_text="")
     pipeline.submit(*jobs)
-    while len(broker.unacked) <= 1:
-        taken = flow.next(1)
-        assert taken, "jobs ran out before many were held"
-        for delivery in taken:
-            delivery.ack()
+    broker = EmbeddedBroker(pipeline.server)
+    settler, held = Settler(broker, [MODEL], pipeline.observe), dict[str, int]()
 
-    # When the large one comes
-    while all(len(delivery.message.body) < 16 * 1024 for delivery in taken):
-        taken = flow.next(1)
-        assert taken
-        for delivery in taken:
-            delivery.ack()
-
-    # Then those behind it are handed back, for other workers to take
-    assert handed_back
-    for delivery in [*handed_back, *flow.close()]:
+    def handle(delivery: Delivery, _leave_slot: object) -> None:
+        held[delivery.message.message_id] = len(broker.unacked)
         delivery.ack()
+
+    quick_jobs = QuickJobs[None](broker, settler, SlotPool(1, inline=True), handle, lambda _: None)
+    flow = PrefillFlow(quick_jobs.consume, MODEL, settler.hand_back_all)
+
+    # When all up to the large one are done
+    while jobs[200].job_id not in held:
+        delivery = flow.next(1)
+        assert delivery
+        quick_jobs.accept(delivery)
+
+    # Then many were held at once; but beside it one, in case that it takes no longer than the others
+    assert max(held.values()) > HELD_IF_QUICK
+    assert held[jobs[200].job_id] <= 2
+    settler.hand_back_all(flow.close())
+    quick_jobs.close()
     broker.close()

@@ -1,0 +1,47 @@
+"""Which jobs are ours: a claim on each, in the cluster state, which a worker that died renews no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from infra.broker.base import Delivery
+from infra.broker.envelope import run_of
+from kvstore.base import ClusterState, Run
+from kvstore.heartbeat import CLAIM_TTL_S
+
+# A result that is stored already, and whether the claim is ours.
+_Standing = tuple[bytes | None, bool]
+
+
+class Claims:
+    """The claims of one decode worker. Thread-safe."""
+
+    def __init__(self, cluster_state: ClusterState, worker_id: str) -> None:
+        self._cluster_state = cluster_state
+        self._worker_id = worker_id
+        self._looked_up: dict[Run, _Standing] = {}
+
+    def take_up(self, key: Run) -> _Standing:
+        """The job's result, if it has one, and whether the job is ours."""
+        return self._looked_up.pop(key, None) or self.renew([key])[0]
+
+    def renew(self, keys: Sequence[Run]) -> list[_Standing]:
+        """All in one round trip; those that have their results need no claim any more."""
+        return self._cluster_state.take_up(self._worker_id, keys, CLAIM_TTL_S)
+
+    def release(self, key: Run) -> None:
+        """Let others have it."""
+        self._cluster_state.release(*key, self._worker_id)
+
+    @contextmanager
+    def looked_up(self, deliveries: list[Delivery]) -> Iterator[None]:
+        """Take up the jobs of all these, which are handled within the block; what nobody wanted then is released."""
+        keys = [run_of(delivery) for delivery in deliveries]
+        self._looked_up |= zip(keys, self.renew(keys), strict=True)
+        try:
+            yield
+        finally:
+            for key in keys:
+                if self._looked_up.pop(key, None):
+                    self.release(key)

@@ -1,0 +1,103 @@
+"""What both workers decide about a delivery before anything is done for it: small steps, in their order.
+
+A step that finds something raises; how that settles the delivery is said in `infra.broker.settle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from infra.broker.envelope import Attempt, StopReason
+from infra.broker.failpoints import failpoint
+from infra.broker.topology import is_suspects_queue
+from messages import codec
+from messages.errors import Poison, Stopped
+from messages.jobs import DecodeJob, PrefillJob
+
+SUSPECT_AFTER_CRASHES = 3  # of workers that held the job
+POISON_AFTER_CRASHES = SUSPECT_AFTER_CRASHES + 2
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known of a job besides its message."""
+
+    job: PrefillJob
+    is_cancelled: bool  # its batch is
+    now: float  # the store's clock
+    crashes: int  # how many workers died while holding it
+
+
+def stop_cancelled(attempt: Attempt[Any], standing: Standing) -> None:
+    """Its batch was cancelled."""
+    if standing.is_cancelled:
+        _stop(attempt, "cancelled")
+
+
+def stop_expired(attempt: Attempt[Any], standing: Standing) -> None:
+    """Its deadline has passed."""
+    if standing.job.deadline and standing.now > standing.job.deadline:
+        _stop(attempt, "expired")
+
+
+def bury_poison(_attempt: Attempt[Any], standing: Standing) -> None:
+    """It killed its workers even where it ran alone."""
+    if standing.crashes >= POISON_AFTER_CRASHES:
+        raise Poison(
+            f"{standing.crashes} workers died while holding it, the last ones while it ran alone: it kills its worker"
+        )
+
+
+def isolate_suspect(attempt: Attempt[Any], standing: Standing) -> None:
+    """Too many workers died while holding it: from now on it runs alone."""
+    if standing.crashes >= SUSPECT_AFTER_CRASHES and not is_suspects_queue(attempt.deliveries[0].queue):
+        _stop(attempt, "suspect")
+
+
+STEPS = (stop_cancelled, stop_expired, bury_poison, isolate_suspect)
+
+
+def _stop(attempt: Attempt[Any], reason: StopReason) -> None:
+    attempt.stop_for(reason)
+    raise Stopped(f"not begun: {reason}")
+
+
+class Checks:
+    """The steps, and where they look.
+
+    Args:
+        count_crashes: a block in which a job is worked on, by stage, job id, run and returns; gives earlier crashes.
+    """
+
+    def __init__(
+        self,
+        is_cancelled: Callable[[str], bool],
+        now: Callable[[], float],
+        count_crashes: Callable[[str, str, int, int], AbstractContextManager[int]],
+    ) -> None:
+        self._is_cancelled = is_cancelled
+        self._now = now
+        self._count_crashes = count_crashes
+
+    @contextmanager
+    def passed(self, attempt: Attempt[Any]) -> Iterator[Standing]:
+        """Read the message, take all steps, and count a crash should the worker die within the block.
+
+        Raises Stopped and Poison, and what reading raises.
+        """
+        envelope = attempt.envelope
+        with self._count_crashes(envelope.stage, envelope.job_id, envelope.run, envelope.returns) as crashes:
+            failpoint(f"{envelope.stage}.taken", envelope.job_id)
+            body = attempt.deliveries[0].message.body
+            if envelope.stage == "decode":
+                attempt.job = codec.decode(body, DecodeJob)
+                job = attempt.job.job
+            else:
+                job = attempt.job = codec.decode(body, PrefillJob)
+            standing = Standing(job, self._is_cancelled(job.batch_id), self._now(), crashes)
+            for step in STEPS:
+                step(attempt, standing)
+            yield standing

@@ -1,0 +1,83 @@
+"""How the jobs of `bulk` come to a prefill worker: see infra.worker_loop.Flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from infra.broker.base import Broker, Consumer, Delivery
+from infra.broker.topology import work_queue
+
+
+class PrefillFlow:
+    """Of a worker that computes one prompt at a time: one is pushed, and nothing is held beside it.
+
+    `next` is called when the worker is done with what it was given before.
+    """
+
+    def __init__(
+        self, consume: Callable[[str, int], Consumer], model: str, hand_back: Callable[[list[Delivery]], None]
+    ) -> None:
+        self._consumer = consume(work_queue("prefill", model, "bulk"), 1)
+        self._hand_back = hand_back
+        self._is_paused = False
+        self.close = self._consumer.close
+        self.nudge = self._consumer.nudge
+
+    def next(self, timeout_s: float) -> Delivery | None:
+        """See Flow."""
+        if self._is_paused:
+            self._consumer.resume()
+            self._is_paused = False
+        return self._consumer.receive(timeout_s)
+
+    def throttle(self, _urgent: Callable[[], Delivery | None]) -> None:
+        """The store has no room: nothing is held that another worker might take."""
+        self._hand_back(self.pause())
+
+    def pause(self) -> list[Delivery]:
+        """See Flow."""
+        self._is_paused = True
+        return self._consumer.pause()
+
+
+class SlotFlow:
+    """Of a worker whose engine computes several prompts at once.
+
+    A job is pulled when a slot is free: one that was pushed would lie here while another worker idles. Only a worker
+    that finds none listens.
+    """
+
+    def __init__(self, broker: Broker, model: str, hand_back: Callable[[list[Delivery]], None]) -> None:
+        self._broker = broker
+        self._bulk = work_queue("prefill", model, "bulk")
+        self._hand_back = hand_back
+        self._listening: Consumer | None = None
+
+    def next(self, timeout_s: float) -> Delivery | None:
+        """See Flow."""
+        if self._listening is None:
+            if delivery := self._broker.get(self._bulk):
+                return delivery
+            self._listening = self._broker.consume(self._bulk, 1)
+        delivery = self._listening.receive(timeout_s)
+        if delivery:
+            self._hand_back(self.pause())
+        return delivery
+
+    def throttle(self, _urgent: Callable[[], Delivery | None]) -> None:
+        """No slot is free, or the store has no room: nothing is held that another worker might take."""
+        self._hand_back(self.pause())
+
+    def pause(self) -> list[Delivery]:
+        """See Flow."""
+        listening, self._listening = self._listening, None
+        return listening.close() if listening else []
+
+    def close(self) -> list[Delivery]:
+        """See Flow."""
+        return self.pause()
+
+    def nudge(self) -> None:
+        """See Flow."""
+        if listening := self._listening:
+            listening.nudge()
