@@ -210,7 +210,7 @@ class DecodeWorker:
                 attempt.result = self._generator.result(attempt)
                 self._choice.throughput.note(attempt.envelope.model, attempt.result.decode)
                 failpoint("decode.generated", attempt.envelope.job_id)
-                attempt.body = codec.encode(attempt.result)
+                attempt.body = codec.encode(attempt.result, attempt.envelope.version)
             finally:
                 if not attempt.body:  # first: a copy that goes back may come here at once, and is another attempt
                     self._running_jobs.end(attempt)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvstore.blocks import BlockRef, snapshot_refs
+from kvstore.workers import readable_registrations
 from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
 from messages.workers import WorkerInfo
 
@@ -102,8 +103,12 @@ class ClusterState(ABC):
         """Publish or renew a worker's registration."""
 
     @abstractmethod
+    def encoded_registrations(self) -> dict[str, bytes]:
+        """Registrations of all workers alive as they were written, by worker_id: of any version."""
+
     def registrations(self) -> list[WorkerInfo]:
         """Registrations of all workers alive, by worker_id. Unreadable ones are left out."""
+        return readable_registrations(self.encoded_registrations().values())
 
     @abstractmethod
     def unregister(self, worker_id: str) -> None:

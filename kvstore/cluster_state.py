@@ -46,9 +46,9 @@ class BestEffortClusterState(ClusterState):
         """Publish or renew a registration, if possible."""
         self._try(lambda: self._cluster_state.register(registration, ttl_s), None)
 
-    def registrations(self) -> list[WorkerInfo]:
+    def encoded_registrations(self) -> dict[str, bytes]:
         """Registrations, or none."""
-        return self._try(self._cluster_state.registrations, [])
+        return self._try(self._cluster_state.encoded_registrations, {})
 
     def unregister(self, worker_id: str) -> None:
         """Remove a registration, if possible; else it runs out."""

@@ -38,7 +38,7 @@ from kvstore.heartbeat import Heartbeat, new_worker_id
 from kvstore.runnable import Tombstones, counting_crashes
 from messages import codec
 from messages.errors import BrokerUnavailable
-from messages.jobs import PrefillJob
+from messages.jobs import DecodeJob, PrefillJob
 from messages.lifecycle import Event, Step
 from messages.workers import WorkerInfo
 from prefill_worker.kv_transfer import KVWriter, Refusals
@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 _FACTS = ("prefill_s", "put_s", "put_bytes", "computed_tokens", "restored_tokens")  # of the report, for the event
 _SLOW_S = 2 * QUICK_S  # from here on jobs are quick no more
 _LARGE_BYTES = 16 * 1024
+_EARLIER_VERSION = "the job's version of messages can't say who made a KV cache"
 
 
 class PrefillWorker:
@@ -167,7 +168,10 @@ class PrefillWorker:
                 self._observe(envelope.event(Step.PREFILL_STARTED, queue_s=job.waited_s(now)))
                 job = job if job.tokens else tokenize_job(self._engine, job)
                 failpoint("prefill.tokenized", job.job_id)
-                onward = self._kv_writer.compute_and_store(job, attempt.stop, job.waited_s(now))
+                if envelope.version == codec.VERSION:
+                    onward = self._kv_writer.compute_and_store(job, attempt.stop, job.waited_s(now))
+                else:
+                    onward = DecodeJob(job, None, why_no_kv=_EARLIER_VERSION)
                 failpoint("prefill.stored", job.job_id)
                 if onward.kv:
                     facts = {name: getattr(onward.prefill, name) for name in _FACTS}

@@ -27,7 +27,6 @@ from redis.commands.core import Script
 from kvstore.base import TTL_S, ClusterState, Run
 from kvstore.redis.client import TIMEOUT_S, errors_mapped, open_client, place
 from kvstore.redis.links import Links
-from kvstore.workers import readable_registrations
 from messages import codec
 from messages.workers import WorkerInfo
 
@@ -175,12 +174,13 @@ class RedisClusterState(ClusterState):
         with errors_mapped(self._place):
             self._register(keys, [codec.encode(registration), _milliseconds(ttl_s), registration.worker_id])
 
-    def registrations(self) -> list[WorkerInfo]:
+    def encoded_registrations(self) -> dict[str, bytes]:
         """See ClusterState."""
         with errors_mapped(self._place):
             names: Any = self._client.zrange(_INDEX, 0, -1)
-            bodies: Any = self._client.mget([_card(name.decode()) for name in names]) if names else []
-        return readable_registrations(bodies)
+            worker_ids = [name.decode() for name in names]
+            bodies: Any = self._client.mget([_card(worker_id) for worker_id in worker_ids]) if names else []
+        return {worker_id: body for worker_id, body in zip(worker_ids, bodies, strict=True) if body is not None}
 
     def unregister(self, worker_id: str) -> None:
         """See ClusterState."""

@@ -222,6 +222,8 @@ class Runner:
         for model in self._client.unserved(jobs_of):
             jobs = plural(jobs_of[model], "job", "waits", "wait")
             self._progress.say(f"nobody serves {model}: {jobs} until a decode worker is up")
+        for problem, todo in self._client.version_problems():
+            self._progress.say(f"{problem}; {todo}")
         for model in self._client.unprefilled(jobs_of):
             self._progress.say(
                 f"no prefill worker serves {model}: its decode workers do the prompts, which takes longer"
