@@ -19,6 +19,7 @@ from kvasir.commands import engines as engine_commands
 from kvasir.commands import error_bound as bound_commands
 from kvasir.commands import export as export_commands
 from kvasir.commands import forget as forget_commands
+from kvasir.commands import migrate as migrate_commands
 from kvasir.commands import pause as pause_commands
 from kvasir.commands import query as query_commands
 from kvasir.commands import regrade as regrade_commands
@@ -65,6 +66,7 @@ for module in (
     requests_commands,
     bound_commands,
     run_commands,
+    migrate_commands,
     serve_commands,
     forget_commands,
     query_commands,
