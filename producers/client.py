@@ -303,10 +303,6 @@ class Client:
         """Registrations of all workers alive."""
         return self.cluster_state.registrations()
 
-    def version_problems(self) -> list[tuple[str, str]]:
-        """As the function of that name, of the workers that are alive."""
-        return version_problems(self.cluster_state)
-
     def unserved(self, models: Iterable[str]) -> list[str]:
         """Those of these models that no decode worker serves: their jobs wait."""
         return sorted(set(models) - self._served_models("decode"))
