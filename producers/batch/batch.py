@@ -118,7 +118,8 @@ class Batch:
         self.request: dict[str, Any] = manifest["request"]
         self.entries: list[BatchEntry] = manifest["jobs"]
         self.runs: dict[str, int] = manifest["runs"]  # job id -> the run that is wanted, where it is not the first
-        self.may_publish = self.prompt_form == form_of(self.request)  # jobs made now would be those that were planned
+        # Whether jobs made now would be those that were planned.
+        self.may_publish: bool = self.prompt_form == form_of(self.request)
         self._submitted_lines = Lines(folder / "submitted.jsonl")
         self.confirmed_runs: dict[str, int] = {}  # job id -> its last confirmed run
         for _, (job_id, run) in self._submitted_lines.read_all(run_of):
@@ -174,8 +175,8 @@ class Batch:
         """Whether its jobs may be planned now: in our form, or in an older one as long as none has been sent."""
         if self.may_publish or self.prompt_form > NEWEST_FORM:
             return self.may_publish
-        answered = any(self.states[entry.job_id] for entry in self.entries if entry.role != "intake")
-        return not answered and not self.confirmed_runs
+        is_answered = any(self.states[entry.job_id] for entry in self.entries if entry.role != "intake")
+        return not (is_answered or self.confirmed_runs)
 
     def drop_plan(self) -> None:
         """Forget which jobs were planned, none of which has been sent, on disk on return."""

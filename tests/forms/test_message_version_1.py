@@ -33,6 +33,8 @@ NESTED = {
     "kv": "StoredKV",
     "layout": "KVLayout",
     "error": "JobError",
+    "prefill": "PrefillReport",
+    "decode": "DecodeReport",
 }
 ANSWERED = [path for path in sorted(RECORDED.glob("*.msgpack")) if not path.name.startswith(("card", "decode-with-kv"))]
 
@@ -44,10 +46,8 @@ def as_read(name: str, fields: dict[str, Any]) -> dict[str, Any]:
     assert {each for each, default in known.items() if default == "required"} <= fields.keys()
     whole = {each: default["default"] for each, default in known.items() if default != "required"} | fields
     for field, value in whole.items():
-        nested = {"prefill": "PrefillReport", "decode": "DecodeReport"} if name in ("JobResult", "DecodeJob") else NESTED
-        kind = nested.get(field) or NESTED.get(field)
-        if kind and value is not None:
-            whole[field] = as_read(kind, value)
+        if field in NESTED and value is not None:
+            whole[field] = as_read(NESTED[field], value)
     if "tokens" in whole:
         whole["tokens"] = whole["tokens"] or b""
     if whole.get("hand_over") is not None:
