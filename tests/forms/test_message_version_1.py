@@ -20,8 +20,10 @@ from messages.errors import ContextExceeded
 from messages.jobs import DecodeJob, JobResult, PrefillJob, TokenEvent
 from messages.lifecycle import Event, Step
 from messages.workers import WorkerInfo
+from producers.batch.batch import Batch, BatchEntry
+from producers.batch.runner import Runner
 from producers.client import version_problems
-from tests.support.pipeline import BATCH, SHARED_TEXT, Pipeline, always_fails
+from tests.support.pipeline import BATCH, SHARED_TEXT, Pipeline, RecordingProgress, always_fails
 from tests.support.waiting import wait_until
 
 RECORDED = Path(__file__).parent / "message_version_1"
@@ -144,7 +146,7 @@ def test_its_failure_and_its_second_delivery_are_answered_in_its_version() -> No
         assert (failed["state"], failed["error"]["kind"]) == ("failed", "ContextExceeded")
 
 
-def test_a_worker_of_an_older_and_one_of_a_newer_version_are_named_with_what_to_do() -> None:
+def test_a_worker_of_an_older_and_one_of_a_newer_version_are_named_with_what_to_do(tmp_path: Path) -> None:
     with Pipeline() as pipeline:
         assert version_problems(pipeline.cluster_state) == []
         card = (RECORDED / "card-every-field.msgpack").read_bytes()
@@ -156,3 +158,9 @@ def test_a_worker_of_an_older_and_one_of_a_newer_version_are_named_with_what_to_
         assert ("studio1.7.a" in older, "deploy upgrade" in first) == (True, True)
         assert ("studio2.8.b" in later, "pip install --upgrade" in then) == (True, True)
         assert [each.worker_id for each in pipeline.cluster_state.registrations()] == ["host.2.b"]
+        with Batch(tmp_path / "batch") as batch:
+            progress = RecordingProgress()
+            job = pipeline.job()
+            batch.plan([BatchEntry(job.job_id, job.item_id, job.model, "prompt", "a")], {})
+            Runner(batch, (), pipeline.client, progress).run(0.5)
+        assert f"{older}; {first}" in progress.sentences

@@ -44,17 +44,16 @@ TODAY = Program("today", Path(sys.executable))
 def built(commit: str, extras: str = "") -> Program:
     """The program of a commit, from its wheel. Built once, and kept. Ends the process where the history lacks it."""
     place = _PLACE / commit
-    if not (place / "built").exists():
+    if not list(place.glob("*.whl")):
         _check_known(commit)
         click.echo(f"building {commit} in {place}")
         shutil.rmtree(place, ignore_errors=True)
         (place / "source").mkdir(parents=True)
         archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
         subprocess.run(["tar", "x", "-C", str(place / "source")], input=archive, check=True)
-        wheel = built_wheel(place / "source", place)
-        new_environment(place / "environment", f"{wheel}{extras}")
-        (place / "built").touch()
-    return Program(commit, place / "environment/bin/python", next(place.glob("*.whl")))
+        built_wheel(place / "source", place)
+    [wheel] = place.glob("*.whl")
+    return Program(commit, environment_of(commit, f"{wheel}{extras}"), wheel)
 
 
 def built_wheel(source: Path, place: Path) -> Path:
@@ -64,10 +63,13 @@ def built_wheel(source: Path, place: Path) -> Path:
     return next(place.glob("*.whl"))
 
 
-def new_environment(folder: Path, requirement: str) -> Path:
-    """A virtual environment with this in it; its Python."""
-    venv.create(folder, with_pip=False, symlinks=True)
-    install(folder / "bin/python", requirement)
+def environment_of(name: str, requirement: str) -> Path:
+    """The Python of a virtual environment of this name, which is made with this in it if it isn't there."""
+    folder = _PLACE / name / "environment"
+    if not (folder / "whole").exists():
+        venv.create(folder, with_pip=False, symlinks=True)
+        install(folder / "bin/python", requirement)
+        (folder / "whole").touch()
     return folder / "bin/python"
 
 
