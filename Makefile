@@ -19,7 +19,7 @@ TORCH_SIZE = 250 MB; several GB where your package index serves PyTorch with CUD
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo ui serve test test-gate lint test-system test-torch test-vllm audit services observe bench faults matrix env clean
+.PHONY: help demo ui serve test test-gate lint test-system test-torch test-vllm test-upgrade audit services observe bench faults matrix env clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -66,6 +66,9 @@ test-torch: $(STAMPS)/test $(STAMPS)/torch ## tests that need PyTorch, and a rea
 test-vllm: $(STAMPS)/test ## tests that need vLLM (1 GB, 3.5 GB on disk, in an environment of its own)
 	$(PY) -m kvasir engines install vllm
 	$(PY) -m pytest -m vllm
+
+test-upgrade: $(STAMPS)/test ## the first release against this checkout, in every order of upgrade and rollback: ten minutes
+	@$(PY) -m tests.upgrade
 
 audit: $(STAMPS)/test $(STAMPS)/ui ## known vulnerabilities of all that is installed; asks PyPI, so no part of the tests
 	@[ -x .venv/audit/bin/pip-audit ] || { $(PY) -m venv .venv/audit && \

@@ -254,7 +254,7 @@ class Generator:
     def _answer(self, attempt: DecodeAttempt, ask: Ask, cache: KVCache | None, is_first: bool = True) -> Answer:
         """The engine's answer. The job's first is streamed to whoever reads along."""
         engine, job = attempt.loaded_model.engine, attempt.job.job
-        stream = _Stream(self._broker, job) if job.stream_to and is_first else None
+        stream = _Stream(self._broker, job, attempt.envelope.version) if job.stream_to and is_first else None
         on_text = stream.send if stream else None
         if hasattr(engine, "decode_text"):  # isinstance would ask just this, and not quickly
             answer = cast(DecodesText, engine).decode_text(ask.prompt, ask.sampling, on_text, attempt.stop)
@@ -342,9 +342,10 @@ def _question_answer(answer: Answer) -> QuestionAnswer:
 class _Stream:
     """TokenEvents to whoever asked for them. Lossy: the result never depends on it."""
 
-    def __init__(self, broker: Broker, job: PrefillJob) -> None:
+    def __init__(self, broker: Broker, job: PrefillJob, version: int) -> None:
         self._broker = broker
         self._job = job
+        self._version = version
         self._delivery = secrets.token_hex(8)
         self._index = 0
 
@@ -352,7 +353,7 @@ class _Stream:
         """Send one piece; the `last` says that no more come."""
         event = TokenEvent(self._job.job_id, self._job.run, self._delivery, self._index, text, last)
         self._index += 1
-        message = Message(codec.encode(event), self._job.job_id, self._job.batch_id, persistent=False)
+        message = Message(codec.encode(event, self._version), self._job.job_id, self._job.batch_id, persistent=False)
         self._broker.publish_lossy(Address(topology.STREAM, self._job.stream_to), message)
 
 

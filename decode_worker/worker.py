@@ -116,7 +116,7 @@ class DecodeWorker:
                     attempt.result = self._generator.result(attempt)
                     failpoint("decode.generated", attempt.envelope.job_id)
                     self._choice.note(attempt.envelope.model, attempt.result.decode)
-                    attempt.body = codec.encode(attempt.result)
+                    attempt.body = codec.encode(attempt.result, attempt.envelope.version)
         leave_slot()
         if attempt.body:
             # The result is stored, published and confirmed, then the delivery is acked, then its blocks are deleted.

@@ -166,7 +166,7 @@ def _check_idle(folder: Path, view: BatchView) -> None:
         raise BatchError("this assignment is being graded now; wait for it, or stop it first")
     manifest = batches.manifest_of(folder)
     if manifest["prompt_form"] != form_of(manifest["request"]):
-        raise BatchError(batches.older_form(folder))
+        raise BatchError(batches.other_form(folder, manifest["prompt_form"]))
     counts = view.counts()
     if not counts.total:
         raise InputError("grade the class first: there is nothing yet to compare with")

@@ -194,7 +194,8 @@ class Batches:
 
     def _work(self, name: str, batch: Batch, stop: threading.Event) -> None:
         description = self._batches[name]
-        if not batch.entries or any(entry.role == "intake" for entry in batch.open_jobs.values()):
+        is_cut_off = any(entry.role == "intake" for entry in batch.open_jobs.values())
+        if not batch.entries or is_cut_off or (batch.may_plan and not batch.may_publish):
             lines = self._lines(description, batch, self._check_body)
             prompt_lines.plan(batch, lines, self.files.path(description.input_file_id), "none")
             failpoint("gateway.planned", name)

@@ -140,6 +140,7 @@ def decisions_in(row: dict[str, Any]) -> tuple[str | None, list[Override]]:
         "reason": row.get("reason") or "looked at",
         "reviewer": row.get("by", ""),
         "time": row.get("at", 0.0),
+        "v": row.get("v", 1),
     }
     criteria = parse_as(Mapping[str, dict], row.get("criteria", {}), "the review.criteria")  # type: ignore[type-arg]
     changes = [{**common_fields, "feedback": None, **change, "criterion_id": id} for id, change in criteria.items()]

@@ -40,7 +40,7 @@ from kvasir.options import BatchPlace, default_folder
 from messages.errors import BatchError, BrokerUnavailable, StoreUnavailable, UsageError
 from messages.jobs import JobResult
 from monitoring.events import Observer
-from producers.batch.batch import Batch, Counts, older_form
+from producers.batch.batch import Batch, Counts, other_form
 from producers.batch.runner import Progress, Runner
 from producers.storage.private import write_atomically
 
@@ -164,7 +164,7 @@ def open_assignment(batch: Batch, request: GradeRequest) -> Assignment:
     assignment = read_class(batch, request)
     if request.selection.from_manifest:
         assignment = planning.select_unfinished(batch, assignment, _load_saved_class(batch))
-    if batch.may_publish:
+    if batch.may_plan:
         planning.plan(batch, assignment)
     return assignment
 
@@ -174,8 +174,9 @@ def read_class(batch: Batch, request: GradeRequest) -> Assignment:
     selection = request.selection
     if not (selection.is_whole or selection.from_manifest):
         request = replace(request, selection=replace(selection, others=planning.names_so_far(batch)))
-    older = None if batch.may_publish else batch.prompt_form
-    return planning.prepare(request, batch.batch_id, batch.secret, older, batch.entries, batch.succeeded_ids)
+    older = None if batch.may_plan else batch.prompt_form
+    planned_entries = batch.entries if older or batch.may_publish else ()
+    return planning.prepare(request, batch.batch_id, batch.secret, older, planned_entries, batch.succeeded_ids)
 
 
 @contextmanager
@@ -194,7 +195,8 @@ def open_class(
         with Batch(place) as batch:
             assignment = read_class(batch, request)
             if is_same(batch, assignment):
-                batch.check_may_publish()
+                if not batch.may_plan:
+                    batch.check_may_publish()
                 planning.plan(batch, assignment)
                 yield batch, assignment
                 return
@@ -324,7 +326,9 @@ def report(batch: Batch, assignment: Assignment, called_engines: bool, notice: s
 def _outcome(
     batch: Batch, graded_class: GradedClass, run_grades: Iterable[Grade], called_engines: bool, note: str = ""
 ) -> Outcome:
-    go_on = f"go on with: {next_command('watch', batch.folder)}" if batch.may_publish else older_form(batch.folder)
+    go_on = f"go on with: {next_command('watch', batch.folder)}"
+    if not batch.may_publish:
+        go_on = other_form(batch.folder, batch.prompt_form)
     return Outcome(
         batch.batch_id,
         batch.folder,

@@ -24,6 +24,7 @@ from kvasir.commands.error_bound import bound
 from kvasir.commands.export import export
 from kvasir.commands.forget import forget
 from kvasir.commands.logs import logs
+from kvasir.commands.migrate import migrate
 from kvasir.commands.pause_resume_drain import drain, pause, resume
 from kvasir.commands.regrade import regrade
 from kvasir.commands.requests import requests
@@ -83,7 +84,7 @@ def kvasir(context: click.Context, config_file: Path | None, log_level: str, log
 
 for command in (
     *(demo, grade, submit, watch, results, retry, cancel, regrade, dead, deploy, logs, export, requests, bound, run),
-    *(serve, keys, forget, ask, status, config, engines, doctor, plan, prefill_worker, decode_worker),
+    *(migrate, serve, keys, forget, ask, status, config, engines, doctor, plan, prefill_worker, decode_worker),
     *(pause, resume, drain, top, ui),
 ):
     kvasir.add_command(command)

@@ -24,6 +24,7 @@ EXAMPLES = {
     "bound": ["kvasir bound results/homework4 --draw 30", "kvasir bound results/homework4"],
     "cancel": ["kvasir cancel results/homework4"],
     "run": ["kvasir run prompts.jsonl --model qwen3-coder:30b --max-tokens 400"],
+    "migrate": ["kvasir migrate results/homework4"],
     "serve": ["kvasir serve", "kvasir serve --host 0.0.0.0 --port 8080"],
     "keys": ["kvasir keys add ada --model qwen3-coder:30b", "kvasir keys list"],
     "keys add": ["kvasir keys add ada --model qwen3-coder:30b"],

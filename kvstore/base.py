@@ -7,7 +7,7 @@ work. Both raise StoreUnavailable when the store can't be reached, and may be ca
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -105,8 +105,12 @@ class ClusterState(ABC):
         """Publish or renew a worker's registration."""
 
     @abstractmethod
+    def encoded_registrations(self) -> dict[str, bytes]:
+        """Registrations of all workers alive as they were written, by worker_id: of any version."""
+
     def registrations(self) -> list[WorkerInfo]:
         """Registrations of all workers alive, by worker_id. Unreadable ones are left out."""
+        return readable_registrations(self.encoded_registrations().values())
 
     @abstractmethod
     def unregister(self, worker_id: str) -> None:
@@ -186,10 +190,19 @@ class ClusterState(ABC):
         """Close connections. Idempotent."""
 
 
-def readable_registrations(bodies: Iterable[bytes | None]) -> list[WorkerInfo]:
-    """The registrations that this program can read, by worker_id. None stands for one that has expired meanwhile."""
+def readable_registrations(bodies: Iterable[bytes]) -> list[WorkerInfo]:
+    """The registrations that this program can read, by worker_id."""
     registrations = []
-    for body in filter(None, bodies):
+    for body in bodies:
         with suppress(InvalidMessage, NewerMessage):  # a worker of another version, in the middle of an upgrade
             registrations.append(codec.decode(body, WorkerInfo))
     return sorted(registrations, key=lambda registration: registration.worker_id)
+
+
+def other_versions(bodies: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
+    """Of all workers that registered (by worker_id) those of older and those of newer versions.
+
+    An older one reads no message of this version. Of a newer one this program can't read what it registered.
+    """
+    older_ids = [worker_id for worker_id, body in bodies.items() if 0 < codec.version_of(body) < codec.VERSION]
+    return older_ids, [worker_id for worker_id, body in bodies.items() if not readable_registrations([body])]

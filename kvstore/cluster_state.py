@@ -68,7 +68,7 @@ class BestEffortClusterState(ClusterState):
     release = _best_effort(ClusterState.release, None)
     put_sketch = _best_effort(ClusterState.put_sketch, None)
     unreserve = _best_effort(ClusterState.unreserve, None)
-    registrations = _best_effort(ClusterState.registrations, [])
+    encoded_registrations = _best_effort(ClusterState.encoded_registrations, {})
     noted_answers = _best_effort(ClusterState.noted_answers, {})
     is_cancelled = _best_effort(ClusterState.is_cancelled, False)
     claim = _best_effort(ClusterState.claim, True)

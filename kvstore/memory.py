@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from kvstore.base import TTL_S, ClusterState, KVStore, Run, StoreUsage, readable_registrations
+from kvstore.base import TTL_S, ClusterState, KVStore, Run, StoreUsage
 from kvstore.blocks import BlockRef, is_shared
 from kvstore.records import decode_block, decode_state, decode_window, encode
 from messages import codec
@@ -75,11 +75,11 @@ class Expiring:
             value, _ = self._entries.pop(key, (b"", 0.0))
             self._total_bytes -= len(value)
 
-    def values(self) -> list[bytes]:
-        """All that are alive."""
+    def items(self) -> dict[str, bytes]:
+        """All that are alive, by key."""
         now = self._clock()
         with self._lock:
-            return [value for value, expires in self._entries.values() if now < expires]
+            return {key: value for key, (value, expires) in self._entries.items() if now < expires}
 
     def oldest_first(self, matches: Callable[[str], bool]) -> list[tuple[str, int]]:
         """(key, bytes) of the wanted keys, those first that expire first."""
@@ -178,9 +178,9 @@ class MemoryClusterState(ClusterState):
         """See ClusterState."""
         self._workers.put(registration.worker_id, codec.encode(registration), ttl_s)
 
-    def registrations(self) -> list[WorkerInfo]:
+    def encoded_registrations(self) -> dict[str, bytes]:
         """See ClusterState."""
-        return readable_registrations(self._workers.values())
+        return self._workers.items()
 
     def unregister(self, worker_id: str) -> None:
         """See ClusterState."""
@@ -273,7 +273,7 @@ class MemoryClusterState(ClusterState):
 
     def reserved_bytes(self) -> int:
         """See ClusterState."""
-        return sum(map(int, self._reservations.values()))
+        return sum(map(int, self._reservations.items().values()))
 
     def close(self) -> None:
         """See ClusterState."""

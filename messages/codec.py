@@ -3,8 +3,9 @@
 A field that has its default is not sent, so that a later field with a default breaks no reader of this version before
 it is used. Unknown fields are refused.
 
-Reads this version and the one before it. A newer one raises NewerMessage (it waits for the upgrade), anything else
-that can't be read raises InvalidMessage; no input makes it raise something else.
+Reads this version and the one before it, and writes both: whoever asks in a version is answered in it. A newer one
+raises NewerMessage (it waits for the upgrade), anything else that can't be read raises InvalidMessage; no input makes
+it raise something else.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from messages.workers import WorkerInfo
 
 VERSION = 2
 _PREVIOUS_VERSION = 1  # a prompt was two texts, and the KV transfer in a result had another name
+_EARLIER_NAMES = {"kv_transfer": "hand_over", "transferred_tokens": "handed_over_tokens"}
 # Ours hold a map for each of 256 parts, four for each of 64 questions, and no list is longer than a worker's jobs. Far
 # more could be nested too deep to be shown in an error.
 _MAX_NESTS, _MAX_LENGTH = 640, 4096
@@ -65,10 +67,14 @@ Message = PrefillJob | DecodeJob | JobResult | TokenEvent | WorkerInfo
 M = TypeVar("M", PrefillJob, DecodeJob, JobResult, TokenEvent, WorkerInfo)
 
 
-def encode(message: Message) -> bytes:
-    """The message as bytes, at most MAX_MESSAGE_BYTES long. Raises InvalidMessage if it is longer."""
-    fields = {"v": VERSION, "kind": _NAMES[type(message)], **_plain(message, non_default_fields)}
-    body: bytes = msgpack.packb(fields)
+def encode(message: Message, version: int = VERSION) -> bytes:
+    """The message as bytes, at most MAX_MESSAGE_BYTES long. Raises InvalidMessage if it is longer.
+
+    `version`: this one or the one before, in which nothing can be said but answers to what came in it.
+    """
+    fields = _plain(message, non_default_fields)
+    fields = fields if version == VERSION else _downgrade(fields)
+    body: bytes = msgpack.packb({"v": version, "kind": _NAMES[type(message)], **fields})
     if len(body) > MAX_MESSAGE_BYTES:
         raise InvalidMessage(f"message of {len(body):,} bytes; at most {MAX_MESSAGE_BYTES:,} are allowed")
     return body
@@ -94,6 +100,17 @@ def decode(body: bytes, expected: type[M]) -> M:
     return typing.cast(M, _build(expected, fields if version == VERSION else _upgrade(fields)))
 
 
+def version_of(body: bytes) -> int:
+    """The version of a message, without reading it; 0 if it says none. Every writer puts it first."""
+    start = body.find(b"\xa1v", 1, 5) + 2
+    return body[start] if start in (3, 5) and len(body) > start else 0
+
+
+def answer_version(body: bytes) -> int:
+    """The version in which whoever sent this message can read an answer."""
+    return _PREVIOUS_VERSION if version_of(body) == _PREVIOUS_VERSION else VERSION
+
+
 def _upgrade(fields: dict[str, Any]) -> dict[str, Any]:
     """A message of the version before, with the names of this one."""
     if isinstance(report := fields.get("decode"), dict) and "hand_over" in report:
@@ -103,6 +120,20 @@ def _upgrade(fields: dict[str, Any]) -> dict[str, Any]:
         job["prompt"] = [_plain(part, values_of) for part in user_prompt(job.pop("shared"), job.pop("own"))]
     if "hands_over" in fields:
         fields["transfers_kv"] = fields.pop("hands_over")
+    return fields
+
+
+def _downgrade(fields: dict[str, Any]) -> dict[str, Any]:
+    """A message with the names of the version before."""
+    if report := fields.get("decode"):
+        fields["decode"] = {_EARLIER_NAMES.get(name, name): value for name, value in report.items()}
+        if "hand_over" in fields["decode"]:  # it is sent only if there was one, and had one word for it
+            fields["decode"]["hand_over"] = "kv"
+    job = fields.get("job", fields)
+    if parts := job.pop("prompt", None):
+        class_texts = [part["text"] for part in parts if part.get("scope") == "class"]
+        job["shared"] = "".join(class_texts)
+        job["own"] = "".join(part["text"] for part in parts[len(class_texts) :])
     return fields
 
 
@@ -118,7 +149,7 @@ def result_from_dict(fields: Any) -> JobResult:
 
 def _with_kv_transfer(report: dict[str, Any]) -> dict[str, Any]:
     """A decode report of an older folder: the KV transfer had other names there."""
-    new_names = {"hand_over": "kv_transfer", "handed_over_tokens": "transferred_tokens"}
+    new_names = {earlier: name for name, earlier in _EARLIER_NAMES.items()}
     fields = {new_names.get(name, name): value for name, value in report.items()}
     return {**fields, "kv_transfer": "verified" if fields["kv_transfer"] == "kv" else fields["kv_transfer"]}
 
@@ -202,7 +233,8 @@ def _build(cls: type, fields: Any) -> Any:
         raise InvalidMessage(f"{cls.__name__} must be a map, not {type(fields).__name__}")
     field_names, readers = _readers(cls)
     if not fields.keys() <= field_names:
-        raise InvalidMessage(f"{cls.__name__} has no field {min(fields.keys() - field_names, key=str)!r:.60}")
+        unknown = min(fields.keys() - field_names, key=str)
+        raise InvalidMessage(f"{cls.__name__} has no field {unknown!r:.60} here; a newer kvasir may read it")
     values = {name: reader(name, fields[name]) for name, reader in readers if name in fields}
     try:
         return cls(**(fields | values if values else fields))

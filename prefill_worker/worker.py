@@ -30,8 +30,9 @@ from kvstore.base import ClusterState, KVStore
 from kvstore.cluster_state import BestEffortClusterState
 from kvstore.heartbeat import Heartbeat, new_worker_id
 from kvstore.runnable import Tombstones, counting_crashes
+from messages import codec
 from messages.errors import BrokerUnavailable
-from messages.jobs import PrefillJob
+from messages.jobs import DecodeJob, PrefillJob
 from messages.lifecycle import Event, Step
 from messages.workers import WorkerInfo
 from prefill_worker.flow import PrefillFlow, SlotFlow
@@ -40,6 +41,7 @@ from prefill_worker.kv_transfer import KVWriter, Refusals
 log = logging.getLogger(__name__)
 
 _FACTS = ("prefill_s", "put_s", "put_bytes", "computed_tokens", "restored_tokens")  # of the report, for the event
+_EARLIER_VERSION = "the job's version of messages can't say who made a KV cache"
 
 
 class PrefillWorker:
@@ -104,7 +106,10 @@ class PrefillWorker:
             failpoint("prefill.tokenized", job.job_id)
             # What isn't stored yet is computed and stored, in space that `Admission` has reserved; a class's
             # prefix by the one worker that holds its lease, of `PrefixLeases`.
-            onward = self._kv_writer.compute_and_store(job, attempt.stop, waited_s)
+            if envelope.version == codec.VERSION:
+                onward = self._kv_writer.compute_and_store(job, attempt.stop, waited_s)
+            else:
+                onward = DecodeJob(job, None, why_no_kv=_EARLIER_VERSION)
             failpoint("prefill.stored", job.job_id)
             if onward.kv:
                 facts = {name: getattr(onward.prefill, name) for name in _FACTS}

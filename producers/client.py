@@ -14,7 +14,8 @@ from infra.broker import topology
 from infra.broker.base import Address, Broker, Delivery, Message
 from infra.broker.control import announce_cancel, ring
 from infra.broker.envelope import submit_message
-from kvstore.base import ClusterState
+from infra.config.next_command import UPGRADE_COMMAND, next_command
+from kvstore.base import ClusterState, other_versions
 from messages import codec
 from messages.errors import BrokerUnavailable, InvalidMessage, KvasirError, NewerMessage, NoQueue
 from messages.jobs import JobResult, Lane, Part, PrefillJob, Sampling, TokenEvent, job_id, user_prompt
@@ -313,6 +314,19 @@ class Client:
         return {registration.model for registration in self.workers() if registration.role == stage}
 
 
+def version_problems(cluster_state: ClusterState) -> list[tuple[str, str]]:
+    """What can't hold between this program and workers of other versions: what it is, and what to do."""
+    older_ids, newer_ids = other_versions(cluster_state.encoded_registrations())
+    problems = []
+    if older_ids:
+        problem = f"{', '.join(older_ids)}: of an older version, which reads no job from here: its jobs wait"
+        problems.append((problem, f"upgrade the workers first: {next_command('deploy', 'upgrade')}"))
+    if newer_ids:
+        problem = f"{', '.join(newer_ids)}: of a newer version, and can't be seen from here, though it answers"
+        problems.append((problem, f"upgrade this program: {UPGRADE_COMMAND}"))
+    return problems
+
+
 def _until_result(receive: Callable[[float], Delivery | None], replies: Replies) -> Iterator[TokenEvent | JobResult]:
     """Pieces while they come, then the result; pieces still under way when the result arrives come first."""
     while True:
@@ -333,7 +347,7 @@ def read_reply(delivery: Delivery) -> Reply | None:
     try:
         return Reply(codec.decode(delivery.message.body, JobResult), delivery)
     except NewerMessage as error:
-        log.error("left a result in the queue, upgrade to read it: %s", error)
+        log.error("left a result in the queue, upgrade to read it (%s): %s", UPGRADE_COMMAND, error)
         return None
     except InvalidMessage as error:
         log.error("dropped an unreadable result (job %s): %s", delivery.message.message_id or "unknown", error)

@@ -16,7 +16,7 @@ from grading.cells import csv_text
 from grading.points import CriterionGrade, Grade, GradeState
 from grading.rubric.late import LateRule
 from grading.rubric.rubric import Points, Rubric
-from infra.config.next_command import next_command
+from infra.config.next_command import UPGRADE_COMMAND, next_command
 from messages.errors import BatchError
 from producers.storage.private import read_ordinary, write_atomically
 from producers.storage.shapes import from_json, parse_as
@@ -60,7 +60,8 @@ def load_graded(folder: Path) -> GradedClass:
     try:
         fields = from_json(read_ordinary(path))
         if isinstance(fields, dict) and fields.get("version") != _VERSION:
-            raise BatchError(f"{path} was written by another version; write it anew {command_hint}")
+            problem = f"{path} was written by another version of kvasir; upgrade this one ({UPGRADE_COMMAND})"
+            raise BatchError(f"{problem}, or write it anew {command_hint}")
         graded_class: GradedClass = parse_as(GradedClass, _as_now(fields), "the class")
         if not graded_class.total > 0:
             raise ValueError("the class has no points")

@@ -41,6 +41,7 @@ class Envelope:
     kv_transfers: int = 0  # KV transfers that failed so far
     returns: int = 0  # times the broker took it back at this stage, over all copies of this run
     traceparent: str = ""  # passed on unchanged; "": none
+    version: int = codec.VERSION  # of the message it came with, and so of what answers it
 
     def seal(self, body: bytes) -> Message:
         """A message with this identity.
@@ -111,6 +112,7 @@ def open_envelope(delivery: Delivery, stage: WorkerStage, model: str) -> Envelop
         kv_transfers=_count(headers.get("kvasir-kv-transfers"), 0),
         returns=_count(headers.get("kvasir-returns"), 0) + delivery.returns,
         traceparent=trace.valid_traceparent(headers.get(trace.HEADER)),
+        version=codec.answer_version(message.body),
     )
 
 

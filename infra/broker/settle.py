@@ -55,7 +55,7 @@ class Settlement:
 def passing_on(attempt: Attempt[Any], job: DecodeJob) -> Settlement:
     """Prefill is done: the decode job."""
     envelope = attempt.envelope
-    message = envelope.for_stage("decode").seal(codec.encode(job))
+    message = envelope.for_stage("decode").seal(codec.encode(job, envelope.version))
     to = topology.work("decode", envelope.model, envelope.lane)
     return Settlement(attempt, to, message, Step.PASSED_ON, "prefill.passed")
 
@@ -64,7 +64,7 @@ def replying(attempt: Attempt[Any], result: JobResult, body: bytes = b"") -> Set
     """The job has its result; `body` is that, if it is encoded already."""
     envelope = attempt.envelope
     to = topology.reply(envelope.reply_to) if envelope.reply_to else None
-    message = envelope.seal(body or codec.encode(result))
+    message = envelope.seal(body or codec.encode(result, envelope.version))
     facts: dict[str, Any] = {"state": result.state, "total_s": result.decode.total_s}
     if result.error:
         facts["error"] = result.error.kind
@@ -197,9 +197,8 @@ class Settler:
         """The KV cache is gone: back to prefill, ahead of the bulk, with the failed KV transfer counted."""
         envelope = attempt.envelope
         prefill_envelope = replace(envelope.for_stage("prefill"), kv_transfers=envelope.kv_transfers + 1)
-        self._publish(
-            topology.work("prefill", envelope.model, "now"), prefill_envelope.seal(codec.encode(attempt.job.job))
-        )
+        message = prefill_envelope.seal(codec.encode(attempt.job.job, envelope.version))
+        self._publish(topology.work("prefill", envelope.model, "now"), message)
         self.observe(envelope.event(Step.KV_GONE))
         self._ack(attempt)
         ring(self._broker, topology.work_queue("prefill", envelope.model, "now"))

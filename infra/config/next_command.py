@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+UPGRADE_COMMAND = "python -m pip install --upgrade kvasir-inference"  # of the program that says it
+
 _config_option: list[str] = []  # what stands before a command's name
 
 

@@ -15,7 +15,7 @@ from kvasir.options import Globals, path, quiet_option, wait_option
 from kvasir.terminal import TerminalProgress, say, stderr
 from messages.errors import BatchError, ConfigError
 from producers.batch import prompt_lines
-from producers.batch.batch import Batch, older_form
+from producers.batch.batch import Batch, other_form
 from producers.batch.openai_body import Defaults
 from producers.batch.prompt_lines import PromptLine
 from producers.batch.retry import jobs_to_retry
@@ -60,7 +60,7 @@ def run(
         def lines() -> Iterator[PromptLine]:
             return prompt_lines.read_lines(prompts, batch.batch_id, batch.secret, resolve, model)
 
-        if batch.may_publish:
+        if batch.may_plan:
             prompt_lines.plan(batch, lines(), prompts, next(iter(settings.models), "none"))
         if retry_failed:
             batch.check_may_publish()
@@ -111,6 +111,8 @@ def _write_results(batch: Batch, as_json: bool) -> int:
                 say(f"  {entry.name}: {result.error.message if result.error else result.state}")
     if counts.open:
         open_prompts = plural(counts.open, "prompt", "is", "are")
-        hint = "run the same command again to go on" if batch.may_publish else older_form(batch.folder)
+        hint = "run the same command again to go on"
+        if not batch.may_publish:
+            hint = other_form(batch.folder, batch.prompt_form)
         stderr.print(f"{open_prompts} still open; {hint}", soft_wrap=True)
     return 0 if counts.succeeded == counts.total else 1

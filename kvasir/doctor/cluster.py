@@ -34,7 +34,9 @@ from kvasir.doctor.services import (
 )
 from kvasir.engine_options import engine_options
 from kvstore.connect import Stores
+from messages.codec import VERSION
 from messages.errors import BrokerUnavailable, ConfigError, StoreUnavailable
+from producers.client import version_problems
 from producers.words import plural
 
 if TYPE_CHECKING:
@@ -152,4 +154,9 @@ def _check_stores(settings: Settings, stores: Stores) -> Iterator[Finding]:
         for registration in registrations
     ):
         yield check_slot_disk()
+    problems = version_problems(stores.cluster_state)
+    for problem, todo in problems:
+        yield error("versions", problem, todo)
+    if registrations and not problems:
+        yield ok("versions", f"{plural(len(registrations), 'worker')} registered, all of message version {VERSION}")
     yield from check_workers(settings, registrations, stores.cluster_state.get_sketch)

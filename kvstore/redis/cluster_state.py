@@ -24,7 +24,7 @@ import redis
 from redis import exceptions
 from redis.commands.core import Script
 
-from kvstore.base import TTL_S, ClusterState, Run, readable_registrations
+from kvstore.base import TTL_S, ClusterState, Run
 from kvstore.redis.client import TIMEOUT_S, open_client, place, with_errors_mapped
 from kvstore.redis.links import Links
 from messages import codec
@@ -173,11 +173,12 @@ class RedisClusterState(ClusterState):
         self._register(keys, [codec.encode(registration), _milliseconds(ttl_s), registration.worker_id])
 
     @with_errors_mapped
-    def registrations(self) -> list[WorkerInfo]:
+    def encoded_registrations(self) -> dict[str, bytes]:
         """See ClusterState."""
         names: Any = self._client.zrange(_INDEX, 0, -1)
-        bodies: Any = self._client.mget([_card(name.decode()) for name in names]) if names else []
-        return readable_registrations(bodies)
+        worker_ids = [name.decode() for name in names]
+        bodies: Any = self._client.mget([_card(worker_id) for worker_id in worker_ids]) if names else []
+        return {worker_id: body for worker_id, body in zip(worker_ids, bodies, strict=True) if body is not None}
 
     @with_errors_mapped
     def unregister(self, worker_id: str) -> None:

@@ -18,11 +18,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from infra.config.next_command import UPGRADE_COMMAND, next_command
 from infra.config.ownership import is_foreign
 from messages import checks
 from messages.errors import BatchError, InvalidMessage
 from messages.jobs import MAX_ANSWERS, STATES, JobResult, PrefillJob, State
-from producers.batch.forms import PROMPT_FORM, form_of
+from producers.batch.forms import NEWEST_FORM, PROMPT_FORM, form_of
 from producers.storage.journal import MAX_RUN, Journal, Lines, run_of
 from producers.storage.private import make_folder, read_ordinary, take_lock, tighten, write_atomically
 from producers.storage.shapes import from_json, parse_as
@@ -117,7 +118,8 @@ class Batch:
         self.request: dict[str, Any] = manifest["request"]
         self.entries: list[BatchEntry] = manifest["jobs"]
         self.runs: dict[str, int] = manifest["runs"]  # job id -> the run that is wanted, where it is not the first
-        self.may_publish = self.prompt_form == form_of(self.request)  # jobs made now would be those that were planned
+        # Whether jobs made now would be those that were planned.
+        self.may_publish: bool = self.prompt_form == form_of(self.request)
         self._submitted_lines = Lines(folder / "submitted.jsonl")
         self.confirmed_runs: dict[str, int] = {}  # job id -> its last confirmed run
         for _, (job_id, run) in self._submitted_lines.read_all(run_of):
@@ -150,9 +152,14 @@ class Batch:
         """Set what this batch consists of, on disk on return. Jobs known already keep their results.
 
         `passive_entries` belong to it too, but this process does not wait for them: they are neither open nor counted.
+        Raises BatchError where other jobs were planned in an older form: somebody should see what changes.
         """
         passives = list(passive_entries)
-        self.entries = [*passives, *entries]
+        planned_entries = [*passives, *entries]
+        if self.entries and not self.may_publish and _work_of(planned_entries) != _work_of(self.entries):
+            problem = f"{self.folder} was planned in an older form, and its input has changed since"
+            raise BatchError(f"{problem}; see what changes with: {next_command('migrate', self.folder)}")
+        self.entries = planned_entries
         self._passive_ids = {entry.job_id for entry in passives}
         self.request = request
         self.prompt_form, self.may_publish = form_of(request), True
@@ -161,7 +168,20 @@ class Batch:
     def check_may_publish(self) -> None:
         """Raises BatchError, with what to do instead, if it may not."""
         if not self.may_publish:
-            raise BatchError(older_form(self.folder))
+            raise BatchError(other_form(self.folder, self.prompt_form))
+
+    @property
+    def may_plan(self) -> bool:
+        """Whether its jobs may be planned now: in our form, or in an older one as long as none has been sent."""
+        if self.may_publish or self.prompt_form > NEWEST_FORM:
+            return self.may_publish
+        is_answered = any(self.states[entry.job_id] for entry in self.entries if entry.role != "intake")
+        return not (is_answered or self.confirmed_runs)
+
+    def drop_plan(self) -> None:
+        """Forget which jobs were planned, none of which has been sent, on disk on return."""
+        self.may_publish = True
+        self.plan([], self.request)
 
     def run_again(self, job_ids: Iterable[str]) -> None:
         """Want one more run of these jobs, on disk on return."""
@@ -292,8 +312,15 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     return _read_manifest(folder)
 
 
-def older_form(folder: Path) -> str:
-    """Why nothing more is published from this folder, and what to do."""
+def _work_of(entries: Iterable[BatchEntry]) -> set[tuple[str, str, str]]:
+    """What these jobs are about, whatever their ids are made of."""
+    return {(entry.item_id, entry.model, entry.role) for entry in entries}
+
+
+def other_form(folder: Path, form: int) -> str:
+    """Why nothing more is published from this folder, whose prompts have this form, and what to do."""
+    if form > NEWEST_FORM:
+        return f"a newer kvasir made the prompts of {folder}, so nothing is sent from it here: {UPGRADE_COMMAND}"
     return (
         f"the prompts of {folder} are of an older form, so nothing new is sent from it: kvasir watch, kvasir results "
         "and kvasir run still gather and show what it has; to send it again, name a new folder with --out"
@@ -331,7 +358,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         if not isinstance(manifest, dict):
             raise ValueError("it holds no JSON object")
         if manifest.get("version") != VERSION:
-            raise BatchError(f"{path} was written by another version of kvasir; use another --out folder")
+            raise BatchError(f"{path} was written by another version of kvasir; upgrade this one: {UPGRADE_COMMAND}")
         checked_manifest = parse_as(_SHAPE, dict.fromkeys(_SHAPE) | {"prompt_form": 1} | manifest, "the batch")
         _check(checked_manifest)
         return {**checked_manifest, "secret": bytes.fromhex(checked_manifest["secret"])}

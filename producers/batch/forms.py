@@ -13,6 +13,7 @@ PROMPT_FORM = 3
 LINE_FORM = 4
 QUESTION_FORM = 5
 ANY_SPELLING = 2
+NEWEST_FORM = QUESTION_FORM
 
 
 def form_of(request: Mapping[str, Any]) -> int:

@@ -19,7 +19,7 @@ from messages.change import replace_fields
 from messages.jobs import LANES, JobResult, PrefillJob
 from messages.lifecycle import Event, Step
 from producers.batch.batch import Batch, Counts
-from producers.client import Client, Replies, Reply
+from producers.client import Client, Replies, Reply, version_problems
 from producers.words import plural
 
 log = logging.getLogger(__name__)
@@ -203,6 +203,8 @@ class Runner:
         for model in self._client.unserved(jobs_of):
             jobs = plural(jobs_of[model], "job", "waits", "wait")
             self._progress.say(f"nobody serves {model}: {jobs} until a decode worker is up")
+        for problem, todo in version_problems(self._client.cluster_state):
+            self._progress.say(f"{problem}; {todo}")
         for model in self._client.unprefilled(jobs_of):
             self._progress.say(
                 f"no prefill worker serves {model}: its decode workers do the prompts, which takes longer"

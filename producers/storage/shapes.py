@@ -1,4 +1,8 @@
-"""What is read from a batch's folder is checked before it is used: it may be damaged, or come from anywhere."""
+"""What is read from a batch's folder is checked before it is used: it may be damaged, or come from anywhere.
+
+Fields that are unknown are passed over, so a later version may add some. One that changes what is there writes "v": 2
+into the object, which refuses readers that know of no such number.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,17 @@ from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, TypeVar
 
+from infra.config.next_command import UPGRADE_COMMAND
 from messages.errors import BatchError, KvasirError
 
 T = TypeVar("T")
 _LARGEST = 1e15  # of all numbers in these files; larger ones, infinity and NaN break sums
 _KINDS = {str: "text", bool: "true or false", types.NoneType: "null", list: "a list", dict: "an object"}
 _WORDS: dict[Any, str] = {**_KINDS, tuple: "a list", int: "a whole number", float: "a number", typing.Literal: "known"}
+
+
+class NewerForm(ValueError):
+    """A later version wrote it, in a form that this one doesn't know."""
 
 
 def from_json(data: str | bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
@@ -30,7 +39,7 @@ def parse_as(hint: Any, value: Any, place: str) -> Any:
     """A value read from JSON as a type: objects as dataclasses, lists as tuples. Unknown fields are passed over.
 
     A dict of types asks for an object whose fields have these types where they are there.
-    Raises ValueError that names the place within the value.
+    Raises ValueError that names the place within the value, NewerForm.
     """
     kind, inner = typing.get_origin(hint), typing.get_args(hint)
     if kind in (typing.Union, types.UnionType):
@@ -54,6 +63,8 @@ def parse_as(hint: Any, value: Any, place: str) -> Any:
 
 def _build(hint: Any, fields: Mapping[str, Any], place: str) -> Any:
     hints = hint if isinstance(hint, dict) else _hints(hint)
+    if fields.get("v", 1) != 1:
+        raise NewerForm(f"{place} was written by a newer kvasir; upgrade this one: {UPGRADE_COMMAND}")
     parsed_fields = {
         name: parse_as(hint, fields[name], f"{place}.{name}") for name, hint in hints.items() if name in fields
     }
@@ -75,5 +86,7 @@ def row_of(line: bytes, place: str, make: Callable[[dict[str, Any]], T], kind: s
         if not isinstance(row, dict):
             raise ValueError("not a JSON object")
         return make(row)
+    except NewerForm as error:
+        raise BatchError(f"{place}: {error}") from None
     except (KvasirError, ValueError) as error:
         raise BatchError(f"{place}: no {kind} of ours: {error}; remove the line to go on") from None

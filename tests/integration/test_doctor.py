@@ -12,7 +12,7 @@ import redis
 from infra.broker.rabbitmq import RabbitMQBroker
 from kvasir.doctor.members import check_members
 from kvasir.doctor.services import check_link, check_publishing
-from tests.support.processes import SIMULATED_MODEL, Cluster, CompletedCommand, config_text, environment, run
+from tests.support.processes import ROOT, SIMULATED_MODEL, Cluster, CompletedCommand, config_text, environment, run
 from tests.support.servers import HOST, RabbitMQCluster, RabbitMQServer, RedisServer, free_port
 from tests.support.waiting import wait_until
 
@@ -51,6 +51,15 @@ def test_a_cluster_that_fits_together_is_well(broker_url: str, tmp_path: Path, m
         assert any("for journals" in what for level in ("ok", "warn") for what in well.get((level, "disk"), []))
         with redis.Redis.from_url(store.url) as client:
             assert list(client.scan_iter("doctor:*")) == []
+            # And with a worker of message version 1 it is said who must be upgraded, and by what
+            assert well["ok", "versions"] == ["2 workers registered, all of message version 2"]
+            card = ROOT / "tests/forms/message_version_1/card-every-field.msgpack"
+            client.set("card:{cards}:host.2.b", card.read_bytes(), 60_000)
+            client.zadd("cards", {"host.2.b": (time.time() + 60) * 1000})
+        [finding] = [each for each in cluster.run("doctor", "--json").json() if each["subject"] == "versions"]
+        assert (finding["level"], "host.2.b" in finding["what"]) == ("error", True)
+        assert "kvasir" in finding["todo"]
+        assert "deploy upgrade" in finding["todo"]
 
 
 @pytest.mark.system  # it waits for services that are away

@@ -1,0 +1,1 @@
+"""Earlier versions of this program against today's: `make test-upgrade`."""
