@@ -85,9 +85,9 @@ class LlamaServer:
     def stream(self, path: str, body: dict[str, Any], stop: threading.Event | None = None) -> Generator[Any]:
         """The server-sent events, each as its JSON. Raises Cancelled soon after `stop` is set."""
         with self._response("POST", path, body, stop) as response:
-            for line in response:
+            for line in _lines(response):
                 self._check_running(stop)
-                kind, _, value = line.rstrip().partition(b": ")
+                kind, _, value = line.partition(b": ")
                 if kind == b"error":
                     raise self._refusal(500, value)
                 if kind == b"data" and value != _END:
@@ -232,3 +232,13 @@ class _PollingSocket(io.RawIOBase):
     def makefile(self, mode: str) -> io.BufferedReader:
         """What http.client asks of a socket."""
         return io.BufferedReader(self)
+
+
+def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """Each as soon as it is complete. Raises IncompleteRead if the stream is cut: iterating over it would just end."""
+    rest = b""
+    while piece := response.read1():
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest

@@ -32,6 +32,7 @@ KEYS = {
     "overhead": "p50_ms p99_ms jobs_per_s dramatiq_jobs_per_s ratio submit_per_s in_process_jobs_per_s",
     "plan": "rows worst_error",
     "desk": "interactions p95_ms p99_ms growth_mb",
+    "doors": "classes wrong_cells leaked_names dropped_files blank_members completed refused_wrongly",
     "faults": "seed rows total_lost",
     "attacks": "flagged false_flags by_language by_family shipped unseen_languages disguised",
     "gateway": "added_first_token_ms_p50 added_first_token_ms_p99 streams requests_per_s litellm_requests_per_s ratio"
