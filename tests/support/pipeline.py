@@ -194,11 +194,10 @@ class WatchedStore(MemoryKVStore):
 class HybridEngine(WatchedEngine):
     """One whose model keeps a recurrent state in its first layer, as it says."""
 
-    @property
-    def info(self) -> EngineInfo:
-        info = super().info
-        assert info.layout
-        return replace(info, layout=replace(info.layout, recurrent_layers=(0,)))
+    def __init__(self) -> None:
+        super().__init__()
+        assert self.info.layout
+        self.info = replace(self.info, layout=replace(self.info.layout, recurrent_layers=(0,)))
 
 
 class WorkerDied(BaseException):
