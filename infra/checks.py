@@ -90,12 +90,13 @@ class Checks:
         """
         envelope = attempt.envelope
         with self._count_crashes(envelope.stage, envelope.job_id, envelope.run, envelope.returns) as crashes:
-            failpoint(f"{envelope.stage}.taken", envelope.job_id)
             body = attempt.deliveries[0].message.body
             if envelope.stage == "decode":
+                failpoint("decode.taken", envelope.job_id)
                 attempt.job = codec.decode(body, DecodeJob)
                 job = attempt.job.job
             else:
+                failpoint("prefill.taken", envelope.job_id)
                 job = attempt.job = codec.decode(body, PrefillJob)
             standing = Standing(job, self._is_cancelled(job.batch_id), self._now(), crashes)
             for step in STEPS:

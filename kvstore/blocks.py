@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -54,10 +54,18 @@ def block_refs(
     Blocks that lie wholly within the first `shared_tokens` are shared, by all producers with this `sketch`. With a
     `tag` all other whole blocks are kept under it.
     """
-    ids = np.asarray(tokens[:num_tokens], "<u4")
+    ids = tuple(tokens[:num_tokens])
+    return list(_block_refs(fingerprint, layout, ids, shared_tokens, job_id, sketch, tag))
+
+
+@lru_cache(maxsize=16)  # a job's are asked for when it is stored, fetched and deleted
+def _block_refs(
+    fingerprint: str, layout: KVLayout, tokens: tuple[int, ...], shared_tokens: int, job_id: str, sketch: str, tag: str
+) -> list[BlockRef]:
+    ids = np.asarray(tokens, "<u4")
     refs = []
     chain = _hash(f"{fingerprint}/{layout.block_tokens}/{layout.dtype}{sketch and '/'}{sketch}".encode()).digest()
-    for start, end in layout.block_spans(num_tokens):
+    for start, end in layout.block_spans(len(tokens)):
         chain = _hash(chain + ids[start:end].tobytes()).digest()
         name = chain.hex()
         whole = end - start == layout.block_tokens

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import xxhash
 
 from kvstore.base import TTL_S, ClusterState, KVStore, Run, StoreUsage
 from kvstore.blocks import BlockRef, is_shared
-from kvstore.records import decode_block, decode_state, decode_window, encode
+from kvstore.records import check_record, decode_block, decode_state, decode_window, encode
 from messages import codec
+from messages.change import replace_fields
 from messages.errors import KVTransferFailed, StoreUnavailable
 from messages.jobs import MAX_QUESTION_ANSWERS
 from messages.kv import Block, KVLayout, Record, RecurrentState, Window
@@ -18,9 +23,11 @@ from messages.workers import WorkerInfo
 DEFAULT_MAX_BYTES = 4 << 30
 
 Clock = Callable[[], float]
+V = TypeVar("V", bound=Sized)
+R = TypeVar("R", Block, Window, RecurrentState)
 
 
-class Expiring:
+class Expiring(Generic[V]):
     """Values by key, each with a TTL, bounded in bytes. Expired ones are gone for readers, and are swept now and then.
 
     `max_bytes` 0: no bound. `clock` gives seconds and never goes back. Thread-safe.
@@ -30,7 +37,7 @@ class Expiring:
         self.max_bytes = max_bytes
         self._clock = clock
         self._lock = threading.RLock()
-        self._entries: dict[str, tuple[bytes, float]] = {}
+        self._entries: dict[str, tuple[V, float]] = {}
         self._total_bytes = 0
         self._sweep_at = 64
 
@@ -41,7 +48,7 @@ class Expiring:
             self._sweep()
             return self._total_bytes
 
-    def put(self, key: str, value: bytes, ttl_s: float) -> None:
+    def put(self, key: str, value: V, ttl_s: float) -> None:
         """Store a value. Raises StoreUnavailable if it doesn't fit; what was under `key` then stays."""
         with self._lock:
             if len(self._entries) >= self._sweep_at or self._overfull(key, value):
@@ -55,27 +62,32 @@ class Expiring:
             self._entries[key] = (value, self._clock() + ttl_s)
             self._total_bytes += len(value)
 
-    def get(self, key: str) -> bytes | None:
+    def get(self, key: str) -> V | None:
         """The value, or None."""
         with self._lock:
-            value, expires = self._entries.get(key, (None, 0.0))
-            return value if self._clock() < expires else None
+            entry = self._entries.get(key)
+            return entry[0] if entry and self._clock() < entry[1] else None
 
-    def renew(self, key: str, ttl_s: float) -> bytes | None:
-        """The value, its TTL set anew, or None."""
+    def renew(self, keys: Iterable[str], ttl_s: float) -> list[V | None]:
+        """The value of each key, its TTL set anew, or None."""
         with self._lock:
-            value = self.get(key)
-            if value is not None:
-                self._entries[key] = (value, self._clock() + ttl_s)
-            return value
+            now = self._clock()
+            values: list[V | None] = []
+            for key in keys:
+                value, expires = self._entries.get(key, (None, 0.0))
+                values.append(value if now < expires else None)
+                if value is not None and now < expires:
+                    self._entries[key] = (value, now + ttl_s)
+            return values
 
-    def delete(self, key: str) -> None:
-        """Delete; a missing key is fine."""
+    def delete(self, *keys: str) -> None:
+        """Delete; missing keys are fine."""
         with self._lock:
-            value, _ = self._entries.pop(key, (b"", 0.0))
-            self._total_bytes -= len(value)
+            for key in keys:
+                if entry := self._entries.pop(key, None):
+                    self._total_bytes -= len(entry[0])
 
-    def items(self) -> dict[str, bytes]:
+    def items(self) -> dict[str, V]:
         """All that are alive, by key."""
         now = self._clock()
         with self._lock:
@@ -87,87 +99,124 @@ class Expiring:
             entries = [(expires, key, len(value)) for key, (value, expires) in self._entries.items() if matches(key)]
         return [(key, size) for _, key, size in sorted(entries)]
 
-    def _overfull(self, key: str, value: bytes) -> bool:
-        old_value, _ = self._entries.get(key, (b"", 0.0))
-        return bool(self.max_bytes) and self._total_bytes - len(old_value) + len(value) > self.max_bytes
+    def _overfull(self, key: str, value: V) -> bool:
+        if not self.max_bytes:
+            return False
+        old = self._entries.get(key)
+        return self._total_bytes - (len(old[0]) if old else 0) + len(value) > self.max_bytes
 
     def _sweep(self) -> None:
         now = self._clock()
-        for key in [key for key, (_, expires) in self._entries.items() if expires <= now]:
-            self.delete(key)
+        self.delete(*[key for key, (_, expires) in self._entries.items() if expires <= now])
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A record as it is, for nobody else reads it here; and what it was put as."""
+
+    fingerprint: str
+    layout: KVLayout
+    ref: BlockRef
+    record: Record
+    xxh3: int
+
+    def __len__(self) -> int:
+        return self.record.data.nbytes
 
 
 class MemoryKVStore(KVStore):
     """Records in memory. Raises StoreUnavailable once `max_bytes` are in use."""
 
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES, clock: Clock = time.monotonic) -> None:
-        self._values = Expiring(max_bytes, clock)
+        self._held: Expiring[_Held] = Expiring(max_bytes, clock)
 
     def find_missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
         """See KVStore."""
-        return [ref for ref in refs if self._values.renew(ref.key, TTL_S) is None]
+        held = self._held.renew([ref.key for ref in refs], TTL_S)
+        return [ref for ref, entry in zip(refs, held, strict=True) if entry is None]
 
     def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
         """See KVStore."""
         total = 0
         for ref, record in records:
-            value = b"".join(encode(fingerprint, layout, ref, record))
-            self._values.put(ref.key, value, TTL_S)
-            total += len(value)
+            check_record(layout, ref, record)
+            data = record.data
+            is_whole = data.base is None or getattr(data.base, "nbytes", 0) == data.nbytes
+            if not (is_whole and data.flags.c_contiguous):
+                data = data.copy()  # or all that it is a view of would stay for it
+                record = replace_fields(record, data=data)
+            data.flags.writeable = False
+            self._held.put(ref.key, _Held(fingerprint, layout, ref, record, xxhash.xxh3_64_intdigest(data)), TTL_S)
+            total += data.nbytes
         return total
 
     def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
         """See KVStore."""
-        return [decode_block(self._value(ref), fingerprint, layout, ref) for ref in refs]
+        return self._read(Block, decode_block, fingerprint, layout, refs)
 
     def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
         """See KVStore."""
-        return decode_window(self._value(ref), fingerprint, layout, ref)
+        return self._read(Window, decode_window, fingerprint, layout, [ref])[0]
 
     def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[RecurrentState]:
         """See KVStore."""
-        return [decode_state(self._value(ref), fingerprint, layout, ref) for ref in refs]
+        return self._read(RecurrentState, decode_state, fingerprint, layout, refs)
 
     def prepare(self) -> None:
         """See KVStore. Blocks are here already."""
 
     def delete(self, refs: Sequence[BlockRef]) -> None:
         """See KVStore."""
-        for ref in refs:
-            self._values.delete(ref.key)
+        self._held.delete(*[ref.key for ref in refs])
 
     def free_shared(self, size_bytes: int) -> int:
         """See KVStore."""
         freed_bytes = 0
-        for key, size in self._values.oldest_first(is_shared):
+        for key, size in self._held.oldest_first(is_shared):
             if freed_bytes >= size_bytes:
                 break
-            self._values.delete(key)
+            self._held.delete(key)
             freed_bytes += size
         return freed_bytes
 
     def usage(self) -> StoreUsage:
         """See KVStore."""
-        return StoreUsage(self._values.used_bytes, self._values.max_bytes)
+        return StoreUsage(self._held.used_bytes, self._held.max_bytes)
 
     def close(self) -> None:
         """See KVStore."""
 
-    def _value(self, ref: BlockRef) -> bytes:
-        value = self._values.renew(ref.key, TTL_S)
-        if value is None:
-            raise KVTransferFailed(f"the KV record at position {ref.start} ({ref.key}) is not in the store")
-        return value
+    def _read(
+        self,
+        kind: type[R],
+        decode: Callable[[bytes, str, KVLayout, BlockRef], R],
+        fingerprint: str,
+        layout: KVLayout,
+        refs: Sequence[BlockRef],
+    ) -> list[R]:
+        """Records that were put as just what is asked for; whatever differs is judged as the bytes that it would be."""
+        records = []
+        for ref, held in zip(refs, self._held.renew([ref.key for ref in refs], TTL_S), strict=True):
+            if held is None:
+                raise KVTransferFailed(f"the KV record at position {ref.start} ({ref.key}) is not in the store")
+            if xxhash.xxh3_64_intdigest(held.record.data) != held.xxh3:
+                raise KVTransferFailed(f"stored KV record at position {ref.start} ({ref.key}) is damaged")
+            record = held.record
+            if not isinstance(record, kind) or (held.fingerprint, held.layout, held.ref) != (fingerprint, layout, ref):
+                value = b"".join(encode(held.fingerprint, held.layout, held.ref, record))
+                record = decode(value, fingerprint, layout, ref)
+            records.append(record)
+        return records
 
 
 class MemoryClusterState(ClusterState):
     """The cluster state in memory."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._values = Expiring(clock=clock)
+        self._values: Expiring[bytes] = Expiring(clock=clock)
         # Read whole and often, so they are not looked for among everybody's results.
-        self._workers = Expiring(clock=clock)
-        self._reservations = Expiring(clock=clock)
+        self._workers: Expiring[bytes] = Expiring(clock=clock)
+        self._reservations: Expiring[bytes] = Expiring(clock=clock)
         self._claims = threading.Lock()
 
     def now(self) -> float:

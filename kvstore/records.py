@@ -38,13 +38,10 @@ Shape = tuple[int, int, int, int, int]
 _STATE_DTYPE: DType = "f32"
 
 
-def encode(fingerprint: str, layout: KVLayout, ref: BlockRef, record: Record) -> tuple[bytes, memoryview]:
-    """The value in two parts, to be written one after the other: header, and payload (a view of the record's array).
-
-    Raises ValueError if the record is not what `ref` and `layout` say.
-    """
+def check_record(layout: KVLayout, ref: BlockRef, record: Record) -> tuple[Kind, DType, Shape]:
+    """The record's kind, dtype and shape, as they are stored. Raises ValueError if it is not what the others say."""
     kind: Kind
-    data, dtype, layer = record.data, layout.dtype, None
+    dtype, layer = layout.dtype, None
     if isinstance(record, Block):
         kind, span, shape = "block", (record.start, record.end), layout.block_shape(record.num_tokens)
     elif isinstance(record, Window):
@@ -52,11 +49,21 @@ def encode(fingerprint: str, layout: KVLayout, ref: BlockRef, record: Record) ->
         shape = layout.window_shape(record.data.shape[2])
     else:
         kind, span, dtype, layer = "state", (record.position, record.position), _STATE_DTYPE, record.layer
-        shape, data = _state_shape(layout), data.reshape(1, 1, 1, 1, -1)
+        shape = _state_shape(layout)
+    data_shape = record.data.shape if kind != "state" else (1, 1, 1, 1, *record.data.shape)
     expected = ((ref.start, ref.end), ref.layer, shape, NUMPY_TYPES[dtype])
-    if (span, layer, data.shape, data.dtype) != expected:
-        raise ValueError(f"{kind} over {span} of {data.dtype} {data.shape} under {ref.key}, {dtype} {shape}")
-    payload = np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+    if (span, layer, data_shape, record.data.dtype) != expected:
+        raise ValueError(f"{kind} over {span} of {record.data.dtype} {data_shape} under {ref.key}, {dtype} {shape}")
+    return kind, dtype, shape
+
+
+def encode(fingerprint: str, layout: KVLayout, ref: BlockRef, record: Record) -> tuple[bytes, memoryview]:
+    """The value in two parts, to be written one after the other: header, and payload (a view of the record's array).
+
+    Raises ValueError if the record is not what `ref` and `layout` say.
+    """
+    kind, dtype, shape = check_record(layout, ref, record)
+    payload = np.ascontiguousarray(record.data).reshape(-1).view(np.uint8).data
     return _pack(_header(kind, fingerprint, dtype, ref, shape, payload)), payload
 
 

@@ -53,11 +53,13 @@ class Uploader:
 
     def put(self, ref: BlockRef, record: Record) -> None:
         """Pass on one record; waits while too many are pending. After an error it is dropped: see `finish`."""
+        if self._ending:
+            raise ValueError("the upload has been finished or abandoned")
+        if self._thread is None:
+            self._pending.append((ref, record))
+            return
         with self._condition:
-            if self._ending:
-                raise ValueError("the upload has been finished or abandoned")
-            if self._thread:
-                self._condition.wait_for(lambda: self._dropping or len(self._pending) < self._max_pending)
+            self._condition.wait_for(lambda: self._dropping or len(self._pending) < self._max_pending)
             if not self._dropping:
                 self._pending.append((ref, record))
                 self._condition.notify_all()

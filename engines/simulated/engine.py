@@ -263,7 +263,7 @@ class SimulatedEngine:
         """K and V of the tokens whose chain values are given: the pattern, shifted by each token's 64 bits."""
         layout = self._layout
         words = np.ascontiguousarray(chain).view(self._pattern.dtype).reshape(len(chain), -1)
-        data: Array = self._pattern + words[:, self._columns]
+        data: Array = self._pattern + words.take(self._columns, axis=1)  # C-contiguous, as blocks are
         data &= self._finite
         return data.view(layout.numpy_type)
 

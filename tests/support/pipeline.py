@@ -21,9 +21,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from decode_worker.stealing.models import CachedModel, ModelCache
 from decode_worker.worker import DecodeWorker
-from engines.base import Answer, EngineInfo, LoadedEngine, TokenizedPrompt
+from engines.base import Answer, LoadedEngine, TokenizedPrompt
 from engines.registry import EngineOptions
 from engines.simulated.engine import SimulatedEngine, parse_weights
 from engines.sketch import Sketch, Sketches
@@ -181,9 +183,11 @@ class WatchedStore(MemoryKVStore):
 
     def flip_a_byte(self, ref: BlockRef) -> None:
         """Damage a stored record's payload."""
-        value = bytearray(self._value(ref))
-        value[-1] ^= 1
-        self._values.put(ref.key, bytes(value), 3600)
+        held = self._held.get(ref.key)
+        assert held
+        data = held.record.data.copy()
+        data.view(np.uint8).flat[-1] ^= 1
+        self._held.put(ref.key, replace(held, record=replace(held.record, data=data)), 3600)
 
     def _check(self, operation: str) -> None:
         if operation in self.failing_calls:
@@ -194,11 +198,10 @@ class WatchedStore(MemoryKVStore):
 class HybridEngine(WatchedEngine):
     """One whose model keeps a recurrent state in its first layer, as it says."""
 
-    @property
-    def info(self) -> EngineInfo:
-        info = super().info
-        assert info.layout
-        return replace(info, layout=replace(info.layout, recurrent_layers=(0,)))
+    def __init__(self) -> None:
+        super().__init__()
+        assert self.info.layout
+        self.info = replace(self.info, layout=replace(self.info.layout, recurrent_layers=(0,)))
 
 
 class WorkerDied(BaseException):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import uuid
 from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvstore.base import ClusterState, KVStore
@@ -38,7 +40,7 @@ class Room(ABC):
 
     @abstractmethod
     def plant(self, key: str, value: bytes) -> None:
-        """Put any bytes where a record or registration would be, with a TTL."""
+        """Put any bytes where a record is, or a registration would be, with a TTL."""
 
     @abstractmethod
     def raw(self, key: str) -> bytes:
@@ -68,11 +70,18 @@ class MemoryRoom(Room):
 
     def plant(self, key: str, value: bytes) -> None:
         state, worker = self._cluster_state, key.removeprefix("card:{cards}:")
-        values = self._kv._values if key.startswith("kv") else state._values if worker == key else state._workers
-        values.put(worker, value, 3600)
+        if key.startswith("kv"):
+            held = self._kv._held.get(key)
+            assert held
+            damaged = dataclasses.replace(held.record, data=np.frombuffer(value, np.uint8))
+            self._kv._held.put(key, dataclasses.replace(held, record=damaged), 3600)
+        else:
+            values = state._values if worker == key else state._workers
+            values.put(worker, value, 3600)
 
     def raw(self, key: str) -> bytes:
-        return self._kv._values.get(key) or b""
+        held = self._kv._held.get(key)
+        return held.record.data.tobytes() if held else b""
 
     def immortal(self) -> list[str]:
         return []  # Expiring has no entry without one

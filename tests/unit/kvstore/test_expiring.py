@@ -34,7 +34,7 @@ def test_it_behaves_like_a_dict_whose_entries_die(steps: list[tuple[str, str, in
             values.delete(key)
             model.pop(key, None)
         elif what == "renew":
-            assert (values.renew(key, seconds) is not None) == (key in alive)
+            assert (values.renew([key], seconds) != [None]) == (key in alive)
             if key in alive:
                 model[key] = (model[key][0], now + seconds)
         elif sum(len(v) for k, (v, _) in alive.items() if k != key) + size <= 12:

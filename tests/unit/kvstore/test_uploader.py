@@ -114,7 +114,7 @@ def test_finish_raises_the_stores_first_error_and_later_puts_are_dropped(backgro
 
 
 def test_an_error_frees_a_caller_that_is_waiting(store: GatedStore) -> None:
-    store._values.max_bytes = 1
+    store._held.max_bytes = 1
 
     upload = Uploader(store, FINGERPRINT, LAYOUT, max_pending_blocks=1)
     upload.put(*RECORDS[0])
