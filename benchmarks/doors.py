@@ -31,7 +31,8 @@ from pathlib import Path
 
 from benchmarks import harness
 from benchmarks.doors_classes import TOTAL, MadeClass, make_class
-from grading.export import export_canvas, export_moodle
+from grading.export.canvas import export_canvas
+from grading.export.moodle import export_moodle
 from grading.jobs import Assignment, Task
 from grading.planning import plan, prepare
 from grading.request import AspectModel, GradeRequest
