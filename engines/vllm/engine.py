@@ -290,23 +290,23 @@ class VLLMEngine(FolderEngine):
         cache.require_layout(self._layout)
         if name := self._pinned_files.get(id(cache)):
             return name, cache.num_tokens
-        path = self._host.folder / f"{uuid.uuid4().hex}.kv"
-        stack.callback(path.unlink, missing_ok=True)
+        name = f"{uuid.uuid4().hex}.kv"
+        stack.callback(self._host.remove_file, name)
         try:
-            with open(path, "xb", opener=_private) as file:
+            with self._host.open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
                 write_cache(file, cache, self._layout)
         except OSError as error:
             raise KVTransferFailed(f"{self._host.folder} does not take the KV cache: {error.strerror}") from None
-        return path.name, cache.num_tokens
+        return name, cache.num_tokens
 
     def _records(self, message: Message) -> Iterator[Record]:
         """What a file of the connector's holds, if the message speaks of one."""
         if "file" not in message:
             return
-        path = self._host.file(message["file"])
         # Mapped, not read: it stays readable after the file is deleted.
-        data = np.memmap(path, self._layout.numpy_type, "r")
-        path.unlink()
+        with self._host.open_file(message["file"]) as file:
+            data = np.memmap(file, self._layout.numpy_type, "r")
+        self._host.remove_file(message["file"])
         layout = self._layout
         if message["op"] == "window":
             yield Window(message["position"], data.reshape(layout.window_shape(-1)))
@@ -322,10 +322,6 @@ class VLLMEngine(FolderEngine):
         self._info.require_capacity(len(tokens) + max_tokens)
         if cache is not None:
             cache.require_part_of(len(tokens))
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def write_cache(file: BinaryIO, cache: KVCache, layout: KVLayout) -> None:
