@@ -76,6 +76,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield python
 
 
+@pytest.mark.gate
 def test_the_lowest_versions_are_installed_as_they_are_written(python: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     named = [*project["dependencies"], *(word for extra in EXTRAS.split(",") for word in _extra(project, extra))]
@@ -95,6 +96,7 @@ def _is(version: str, floor: str) -> bool:
     return version == floor or re.fullmatch(rf"{re.escape(floor)}(\.0)*", version) is not None
 
 
+@pytest.mark.gate
 def test_every_module_is_imported_and_every_command_has_its_help(python: Path, tmp_path: Path) -> None:
     environment = processes.environment(tmp_path)
     done = subprocess.run(
