@@ -17,7 +17,6 @@ from pathlib import Path
 
 import openai
 import pytest
-from uv import find_uv_bin
 
 from tests.support import processes
 from tests.support.homework import tiny, tiny_class
@@ -64,6 +63,8 @@ print(json.dumps({"missing": sorted(missing), "failed": failed, "commands": comm
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The Python of an environment with the lowest versions; every command of these tests is run by it."""
+    from uv import find_uv_bin  # here, so that without it every other test can be run
+
     folder = tmp_path_factory.mktemp("floors")
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin/python"
