@@ -146,7 +146,7 @@ class MemoryKVStore(KVStore):
                 data = data.copy()  # or all that it is a view of would stay for it
                 record = replace_fields(record, data=data)
             data.flags.writeable = False
-            self._held.put(ref.key, _Held(fingerprint, layout, ref, record, xxhash.xxh3_64_intdigest(data)), TTL_S)
+            self._held.put(ref.key, _Held(fingerprint, layout, ref, record, xxhash.xxh3_64_intdigest(data.data)), TTL_S)
             total += data.nbytes
         return total
 
@@ -199,7 +199,7 @@ class MemoryKVStore(KVStore):
         for ref, held in zip(refs, self._held.renew([ref.key for ref in refs], TTL_S), strict=True):
             if held is None:
                 raise KVTransferFailed(f"the KV record at position {ref.start} ({ref.key}) is not in the store")
-            if xxhash.xxh3_64_intdigest(held.record.data) != held.xxh3:
+            if xxhash.xxh3_64_intdigest(held.record.data.data) != held.xxh3:
                 raise KVTransferFailed(f"stored KV record at position {ref.start} ({ref.key}) is damaged")
             record = held.record
             if not isinstance(record, kind) or (held.fingerprint, held.layout, held.ref) != (fingerprint, layout, ref):

@@ -7,6 +7,7 @@ import fcntl
 import importlib.util
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable
@@ -90,8 +91,9 @@ def make_slot_folder(parent: Path) -> tuple[Path, Callable[[], None]]:
     """A new folder for slot files in `parent`, and how to remove it. Those that killed processes left there go first.
 
     Slot files are made of students' texts, and lie in memory: nobody else would ever delete them. A folder is locked
-    for as long as its process lives.
+    for as long as its process lives. Raises ConfigError where others could exchange it for one of theirs.
     """
+    _require_unexchangeable(parent)
     for old_folder in parent.glob(f"{_SLOT_FOLDERS}*"):
         with suppress(OSError):  # somebody else's, gone already, or locked
             if time.time() - old_folder.lstat().st_mtime > _NEW_S:
@@ -111,6 +113,14 @@ def make_slot_folder(parent: Path) -> tuple[Path, Callable[[], None]]:
             lock = -1
 
     return folder, remove
+
+
+def _require_unexchangeable(parent: Path) -> None:
+    for folder in (parent.resolve(), *parent.resolve().parents):
+        found = folder.stat()
+        open_to = found.st_mode & (stat.S_IWOTH if found.st_gid in (0, os.getgid()) else stat.S_IWOTH | stat.S_IWGRP)
+        if found.st_uid not in (0, os.getuid()) or (open_to and not found.st_mode & stat.S_ISVTX):
+            raise ConfigError(f"{parent} can't hold KV caches: others than you may rename what is in {folder}")
 
 
 def _lock(folder: Path) -> int:

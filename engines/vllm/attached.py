@@ -33,6 +33,7 @@ from engines.vllm.conversation import (
     layout_seen,
 )
 from engines.vllm.host.kvasir_vllm import events
+from engines.vllm.host.kvasir_vllm.shared_folder import bind
 from engines.vllm.host.kvasir_vllm.wire import Message
 from messages.errors import Cancelled, ConfigError, EngineUnavailable, InvalidMessage, KvasirError
 from messages.kv import Array, cast
@@ -69,9 +70,7 @@ class AttachedServer(Conversation):
         super().__init__(shared_folder)
         self._server = LlamaServer(url, "vLLM", api_key)
         self._events = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        address = self.folder / events.SOCKET
-        self._events.bind(str(address))
-        address.chmod(0o600)
+        bind(self._events, self._handle, self.folder / events.SOCKET)
         self._draining = threading.Lock()
         self._evaluated_tokens: dict[str, int] = {}
         self._failed_keys: set[str] = set()
@@ -102,7 +101,7 @@ class AttachedServer(Conversation):
         if self._thread.ident is not None:
             self._thread.join()
         self._events.close()
-        self._remove_folder()
+        self._close_folder()
 
     def _begin(self, key: str, request: Message) -> None:
         if outage := self.outage:
@@ -214,14 +213,14 @@ class AttachedServer(Conversation):
         """What the connector gave out of the greeting's KV cache. Raises ConfigError."""
         if message["op"] == "failed":
             raise ConfigError(f"the connector in {self._server.url} refuses: {message['why']}")
-        path = self.file(message["file"])
         try:
             layout = layout_seen(message["shape"])
-            numbers = cast(np.fromfile(path, layout.numpy_type), layout.dtype, "f32")
+            with self.open_file(message["file"]) as file:
+                numbers = cast(np.fromfile(file, layout.numpy_type), layout.dtype, "f32")
         except (TypeError, ValueError, OSError, InvalidMessage) as error:
             raise ConfigError(f"{self._server.url} gives its KV cache in a form that is not known: {error}") from None
         finally:
-            path.unlink(missing_ok=True)
+            self.remove_file(message["file"])
         self._block = layout.block_tokens
         return description | {"shape": message["shape"]}, numbers
 

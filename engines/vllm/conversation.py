@@ -5,6 +5,7 @@ While it is down, whoever asks gets EngineUnavailable, and jobs are tried again.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -13,9 +14,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from engines.llamacpp.start import make_slot_folder
+from engines.vllm.host.kvasir_vllm.shared_folder import open_file, open_folder
 from engines.vllm.host.kvasir_vllm.wire import Message
 from engines.waiting import check_running
 from messages.errors import EngineUnavailable, InvalidSchema, KvasirError, KVTransferFailed
@@ -38,6 +40,7 @@ class Conversation(ABC):
 
     def __init__(self, parent: Path) -> None:
         self.folder, self._remove_folder = make_slot_folder(parent)
+        self._handle = open_folder(self.folder)
         self.served_model: Message = {}
         self._inboxes: dict[str, queue.SimpleQueue[Message]] = {}
         self._last_message_at = 0.0  # when it last said something; monotonic clock
@@ -98,9 +101,21 @@ class Conversation(ABC):
         """Raises EngineUnavailable once it is closed, and Cancelled once `stop` is set."""
         check_running("vllm", self._closing, stop)
 
-    def file(self, name: object) -> Path:
-        """A file that it speaks of: one in the folder, whatever it says."""
-        return self.folder / Path(str(name)).name
+    def open_file(self, name: object, flags: int = os.O_RDONLY) -> BinaryIO:
+        """A file that it speaks of: one in the folder, whatever it says. Raises OSError."""
+        descriptor = open_file(self._handle, Path(str(name)).name, flags)
+        return open(descriptor, "wb" if flags & os.O_WRONLY else "rb")
+
+    def remove_file(self, name: object) -> None:
+        """It may be gone already, and the folder too."""
+        with suppress(OSError):
+            os.unlink(Path(str(name)).name, dir_fd=self._handle)
+
+    def _close_folder(self) -> None:
+        """And delete it."""
+        handle, self._handle = self._handle, -1
+        os.close(handle)
+        self._remove_folder()
 
     def _check_wanted(self, message: Message, stop: threading.Event | None) -> None:
         try:
@@ -127,4 +142,4 @@ class Conversation(ABC):
 
     def _discard(self, message: Message) -> None:
         if "file" in message:
-            self.file(message["file"]).unlink(missing_ok=True)
+            self.remove_file(message["file"])

@@ -275,25 +275,25 @@ class VLLMEngine(FolderEngine):
         if name := self._pinned_files.get(id(cache)):
             yield name, cache.num_tokens
             return
-        path = self.host.folder / f"{uuid.uuid4().hex}.kv"
+        name = f"{uuid.uuid4().hex}.kv"
         try:
             try:
-                with open(path, "xb", opener=_private) as file:
+                with self.host.open_file(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
                     write_cache(file, cache, self._layout)
             except OSError as error:
                 raise KVTransferFailed(f"{self.host.folder} does not take the KV cache: {error.strerror}") from None
-            yield path.name, cache.num_tokens
+            yield name, cache.num_tokens
         finally:
-            path.unlink(missing_ok=True)
+            self.host.remove_file(name)
 
     def _records(self, message: Message) -> Iterator[Record]:
         """What a file of the connector's holds, if the message speaks of one."""
         if "file" not in message:
             return
-        path = self.host.file(message["file"])
         # Mapped, not read: it stays readable after the file is deleted.
-        data = np.memmap(path, self._layout.numpy_type, "r")
-        path.unlink()
+        with self.host.open_file(message["file"]) as file:
+            data = np.memmap(file, self._layout.numpy_type, "r")
+        self.host.remove_file(message["file"])
         layout = self._layout
         if message["op"] == "window":
             yield Window(message["position"], data.reshape(layout.window_shape(-1)))
@@ -304,10 +304,6 @@ class VLLMEngine(FolderEngine):
             size = math.prod(shape)
             yield Block(start, data[offset : offset + size].reshape(shape))
             offset += size
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def write_cache(file: BinaryIO, cache: KVCache, layout: KVLayout) -> None:

@@ -28,7 +28,9 @@ _CUDA = (f"vllm=={TESTED_RELEASE}", "msgpack>=1.1")
 # They come along, do not fit this PyTorch, and then nothing can be imported.
 _UNFIT = ("torchvision", "torchaudio", "torchcodec")
 # The part that needs nothing but what vLLM brings, and the flags with which it is loaded.
-_CONNECTOR = tuple(f"kvasir_vllm/{name}.py" for name in ("__init__", "connector", "events", "pages", "sampling"))
+_CONNECTOR = tuple(
+    f"kvasir_vllm/{name}.py" for name in ("__init__", "connector", "events", "pages", "sampling", "shared_folder")
+)
 FLAGS = "vllm.yaml"
 _RELEASE = """
 from importlib.metadata import PackageNotFoundError, version

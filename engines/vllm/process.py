@@ -22,6 +22,7 @@ from engines.vllm.conversation import FIRST_PAUSE_S, LONGEST_PAUSE_S, POLL_S, SH
 from engines.vllm.environment import Environment
 from engines.vllm.host import kvasir_vllm
 from engines.vllm.host.kvasir_vllm import wire
+from engines.vllm.host.kvasir_vllm.shared_folder import bind
 from engines.vllm.host.kvasir_vllm.wire import Message
 from engines.watchdog import start_watchdog
 from messages.errors import ConfigError, EngineUnavailable
@@ -92,7 +93,7 @@ class HostProcess(Conversation):
         self._listener.close()
         self._end()
         self._thread.join(2 * _END_S)
-        self._remove_folder()
+        self._close_folder()
 
     def _begin(self, key: str, request: Message) -> None:
         self._send({"op": "generate", "id": key} | request)
@@ -120,9 +121,7 @@ class HostProcess(Conversation):
 
     def _listening(self) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        path = self.folder / "host.sock"
-        listener.bind(str(path))
-        path.chmod(0o600)
+        bind(listener, self._handle, self.folder / "host.sock")
         listener.listen(1)
         listener.settimeout(POLL_S)
         return listener

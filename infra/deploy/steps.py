@@ -31,8 +31,9 @@ class DeployStep:
 
 
 def prepare(place: Place) -> list[DeployStep]:
-    """The folders; secrets are their owner's alone."""
-    folders = " ".join(shlex.quote(f"{place.folder}/{name}") for name in _FOLDERS)
+    """The folders; secrets are their owner's alone. A unit may write to the home's .cache, but can't make it."""
+    cache = f"{place.home}/.cache"
+    folders = " ".join(shlex.quote(path) for path in (*(f"{place.folder}/{name}" for name in _FOLDERS), cache))
     secrets = shlex.quote(f"{place.folder}/secrets")
     return [DeployStep(f"make {place.folder}", f"mkdir -p {folders}; chmod 700 {secrets}")]
 

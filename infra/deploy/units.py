@@ -24,6 +24,36 @@ LOOPBACK = "127.0.0.1"
 GRACE_S = 600.0  # a long answer takes minutes, and what is not finished by then is handed back
 _STOP_MARGIN_S = 30.0
 _UNSAFE = re.compile(r"[^a-z0-9]+")
+# Not there, because GPUs would be gone or CUDA and PyTorch fail: PrivateDevices, DevicePolicy and DeviceAllow, and so
+# ProtectClock, which implies one (/dev/nvidia*, /dev/dri, /dev/kfd); MemoryDenyWriteExecute (kernels are compiled when
+# they are needed). ProtectHome is not complete: weights, vLLM's environment and often Python itself are in it.
+_SANDBOX = """\
+NoNewPrivileges=true
+CapabilityBoundingSet=
+ProtectSystem=strict
+ProtectHome=read-only
+PrivateTmp=true
+ProtectProc=invisible
+ProtectHostname=true
+ProtectControlGroups=true
+ProtectKernelLogs=true
+ProtectKernelModules=true
+ProtectKernelTunables=true
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+RestrictNamespaces=true
+RestrictRealtime=true
+RestrictSUIDSGID=true
+LockPersonality=true
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=EPERM
+UMask=0077
+# What leaks memory ends alone, and is started again, before the machine has none.
+MemoryMax=90%
+"""
+# The home's only other folder that can be written is .cache (models of a hub, and what vLLM compiles): what would be
+# written elsewhere in it has a place in Kvasir's.
+_CACHES = {"CUDA_CACHE_PATH": "cache/cuda", "TRITON_CACHE_DIR": "cache/triton", "VLLM_CONFIG_ROOT": "cache/vllm"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +149,7 @@ def unit_file(supervisor: Supervisor, unit: Unit, place: Place) -> tuple[str, st
 
     Raises ConfigError for a value that would be more than a value there.
     """
-    words = (place.user, place.folder, unit.says, *unit.command(place), *unit.variables(place).values())
+    words = (place.user, place.home, place.folder, unit.says, *unit.command(place), *unit.variables(place).values())
     for value in words:
         if CONTROL.search(value):
             raise ConfigError(
@@ -159,7 +189,10 @@ def control(supervisor: Supervisor, verb: Literal["start", "stop", "enable"], un
 def _systemd(unit: Unit, place: Place) -> str:
     # Only in a command does systemd read variables.
     command = " ".join(_quoted_for_systemd(word).replace("$", "$$") for word in unit.command(place))
-    environment = "".join(f"Environment={_quoted_for_systemd(f'{k}={v}')}\n" for k, v in unit.variables(place).items())
+    variables = {name: f"{place.folder}/{path}" for name, path in _CACHES.items()} | unit.variables(place)
+    environment = "".join(f"Environment={_quoted_for_systemd(f'{k}={v}')}\n" for k, v in variables.items())
+    written = " ".join(_quoted_for_systemd(path) for path in (place.folder, f"-{place.home}/.cache"))
+    hidden = " ".join(_quoted_for_systemd(f"-{place.home}/{name}") for name in (".ssh", ".gnupg", ".aws"))
     return (
         f"[Unit]\nDescription=Kvasir {_percent(unit.says)}\n"
         "Wants=network-online.target\nAfter=network-online.target\n"
@@ -169,7 +202,7 @@ def _systemd(unit: Unit, place: Place) -> str:
         "Restart=always\nRestartSec=2\n"
         "# SIGTERM: it finishes what it has, and hands back what takes longer.\n"
         f"KillSignal=SIGTERM\nTimeoutStopSec={GRACE_S + _STOP_MARGIN_S:.0f}\n"
-        "NoNewPrivileges=true\nProtectSystem=full\nPrivateTmp=true\n\n"
+        f"{_SANDBOX}ReadWritePaths={written}\nInaccessiblePaths={hidden}\n\n"
         "[Install]\nWantedBy=multi-user.target\n"
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import redis
+import yaml
 from pika.adapters.blocking_connection import BlockingChannel
 from redis.exceptions import AuthenticationError, NoPermissionError
 
@@ -27,7 +30,7 @@ from kvstore.redis.store import RedisKVStore
 from messages.errors import ConfigError
 from tests.support import programs
 from tests.support.homework import journal, tiny, tiny_class
-from tests.support.processes import Cluster, ModelEntry, RunningProcess, gateway_url
+from tests.support.processes import ROOT, Cluster, ModelEntry, RunningProcess, gateway_url
 from tests.support.rights import is_refused
 from tests.support.servers import HOST, RabbitMQServer, Server, free_port, redis_answers
 from tests.support.waiting import wait_until
@@ -337,3 +340,37 @@ def test_a_user_who_may_not_create_queues_is_told_who_may(deployed: Deployed) ->
             broker.declare(["another:1b"])
     finally:
         broker.close()
+
+
+def test_the_services_of_compose_know_the_roles(tmp_path: Path) -> None:
+    """As their containers start them, the image's own entrypoint aside."""
+    variables = {f"{role.upper()}_PASSWORD": f"{role}-word" for role in PERMISSIONS} | {"OPERATOR": "ada"}
+    run = partial(subprocess.run, env=os.environ | variables, check=True, text=True, cwd=tmp_path)
+    folder = ROOT / "infra/deploy/compose"
+    filled = [run(["awk", "-f", folder / "with-passwords.awk", folder / name], stdout=subprocess.PIPE).stdout
+              for name in ("definitions.json", "users.acl")]  # fmt: skip
+    (tmp_path / "definitions.json").write_text(filled[0])
+    with RabbitMQServer(settings={"load_definitions": str(tmp_path / "definitions.json")}) as broker:
+        for role in PERMISSIONS:
+            user = "ada" if role == "operator" else f"kvasir-{role}"
+            url = f"amqp://{user}:{role}-word@{HOST}:{broker.port}/%2F"
+            assert is_refused(url, lambda channel: channel.exchange_declare("mine")) == (role != "operator")
+
+    command = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["redis"]["command"][-1]
+    script = command.replace("$$", "$").replace("/etc/kvasir", str(folder))
+    port = free_port()
+    start = f"exec {programs.require('redis')} --bind {HOST} --port {port} --dir {tmp_path} -"
+    script = script.replace("exec docker-entrypoint.sh redis-server -", start)
+    environment = os.environ | variables | {"REDIS_MAXMEMORY": "100mb"}
+    with subprocess.Popen(["sh", "-c", script], env=environment, stdout=subprocess.DEVNULL) as process:
+        try:
+            url = f"redis://kvasir-monitor:monitor-word@{HOST}:{port}/0"
+            wait_until(lambda: redis_answers(url), "Redis answers", 20)
+            with redis.Redis.from_url(url) as monitor:
+                assert monitor.config_get("maxmemory") == {"maxmemory": str(100 << 20)}
+                with pytest.raises(NoPermissionError):
+                    monitor.set("kv:x", b"")
+            with redis.Redis(HOST, port) as nobody, pytest.raises(AuthenticationError):
+                nobody.ping()
+        finally:
+            process.terminate()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from engines.llamacpp.start import make_slot_folder
+from messages.errors import ConfigError
 
 MAKES_ONE = """
 import sys
@@ -82,3 +86,18 @@ def test_a_folder_is_removed_once(tmp_path: Path) -> None:
     remove()
 
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o757])
+def test_no_folder_is_made_where_others_can_exchange_it(tmp_path: Path, mode: int) -> None:
+    everybodys = tmp_path / "everybodys"
+    (everybodys / "mine").mkdir(parents=True)
+    everybodys.chmod(mode)
+    for parent in (everybodys, everybodys / "mine"):
+        with pytest.raises(ConfigError, match=r"others than you may rename what is in .*everybodys$"):
+            make_slot_folder(parent)
+    assert [path.name for path in everybodys.rglob("*")] == ["mine"]
+    everybodys.chmod(mode | stat.S_ISVTX)  # as /dev/shm is
+    folder, remove = make_slot_folder(everybodys / "mine")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    remove()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import socket
 import stat
 import sys
@@ -179,8 +180,30 @@ def test_doctor_asks_the_server_and_wants_no_vllm_here(
 
 
 def test_a_file_is_looked_for_in_its_folder_alone(reached: AttachedServer) -> None:
+    (reached.folder / "passwd").write_bytes(b"ours")
     for name in ("../../etc/passwd", "/etc/passwd", "passwd"):
-        assert reached.file(name) == reached.folder / "passwd"
+        with reached.open_file(name) as file:
+            assert file.read() == b"ours"
+
+
+def test_a_link_in_the_place_of_its_folder_leads_nobody_elsewhere(
+    server: StandIn, reached: AttachedServer, tmp_path: Path
+) -> None:
+    theirs, moved = tmp_path / "theirs", tmp_path / "moved"
+    theirs.mkdir()
+    (theirs / "secret.kv").write_bytes(b"theirs")
+    reached.folder.rename(moved)
+    reached.folder.symlink_to(theirs)
+
+    with reached.open_file("a.kv", os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+        file.write(b"a student's work")
+    reached.remove_file("secret.kv")
+
+    assert [path.name for path in theirs.iterdir()] == ["secret.kv"]
+    assert (moved / "a.kv").read_bytes() == b"a student's work"
+    (moved / "link.kv").symlink_to(theirs / "secret.kv")
+    with pytest.raises(OSError, match=r"link\.kv"):
+        reached.open_file("link.kv")
 
 
 def test_an_answer_that_breaks_off_is_none(server: StandIn, reached: AttachedServer) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
 import stat
 import subprocess
 import tomllib
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +18,9 @@ import pytest
 import yaml
 
 from infra.config.settings import load_settings
+from infra.deploy.accounts import Account, user_of
+from infra.deploy.permissions import PERMISSIONS
+from infra.deploy.services import definitions, store_users
 from kvasir import cli
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,7 +29,10 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 VARIABLE = re.compile(r"\$\{(\w+)(:\?|:-)?")
 
-every_service = pytest.mark.parametrize("name", SERVICES)
+JOBS = {"topology"}  # they end
+FOLDER = ROOT / "infra/deploy/compose"
+
+every_service = pytest.mark.parametrize("name", [name for name in SERVICES if name not in JOBS])
 every_worker = pytest.mark.parametrize("name", ["prefill-worker", "decode-worker"])
 
 
@@ -39,26 +48,92 @@ def test_a_service_is_checked_restarted_and_of_a_fixed_version(name: str) -> Non
     service = SERVICES[name]
     assert service["healthcheck"]["test"]
     assert service["restart"] == "unless-stopped"
-    assert re.search(r":v?\d", service["image"])
+    ours = r"kvasir(-gateway)?:0\.1\.0"
+    assert re.search(rf":v?\d+\.\d+|^{ours}$", service["image"])
 
 
-@pytest.mark.parametrize("name", ["rabbitmq", "redis", "grafana"])
-def test_what_can_be_logged_into_has_a_password_without_a_default(name: str) -> None:
-    passwords = [value for key, value in SERVICES[name]["environment"].items() if "PASS" in key]
-    assert len(passwords) == 1
-    assert re.fullmatch(r"\$\{KVASIR_\w+_PASSWORD:\?[^}]+\}", passwords[0])
+@pytest.mark.parametrize("name", SERVICES)
+def test_nothing_fills_memory_or_disk(name: str) -> None:
+    assert SERVICES[name]["mem_limit"]
+    assert SERVICES[name]["logging"] == {"driver": "json-file", "options": {"max-size": "10m", "max-file": "3"}}
+
+
+@pytest.mark.parametrize(("name", "count"), [("rabbitmq", 5), ("redis", 5), ("grafana", 1)])
+def test_what_can_be_logged_into_has_passwords_without_a_default(name: str, count: int) -> None:
+    passwords = {value for key, value in SERVICES[name]["environment"].items() if "PASS" in key}
+    assert len(passwords) == count
+    assert all(re.fullmatch(r"\$\{KVASIR_\w+_PASSWORD:\?[^}]+\}", password) for password in passwords)
+
+
+ROLE_PASSWORDS = {f"{role.upper()}_PASSWORD": f"{role}-{10**9}" for role in PERMISSIONS}
+ACCOUNTS = [
+    Account("ada" if role == "operator" else user_of(role), ROLE_PASSWORDS[f"{role.upper()}_PASSWORD"], role)
+    for role in PERMISSIONS
+]
+
+
+def test_the_brokers_users_have_their_roles_rights_and_there_are_no_others() -> None:
+    written = json.loads(_with_passwords("definitions.json"))
+    expected = json.loads(definitions(ACCOUNTS))
+    for user, account in zip(expected["users"], ACCOUNTS, strict=True):
+        del user["password_hash"], user["hashing_algorithm"]
+        user["password"] = account.password
+    assert written == expected
+    assert "load_definitions = /run/kvasir/definitions.json" in (FOLDER / "rabbitmq.conf").read_text()
+    assert ">/run/kvasir/definitions.json" in SERVICES["rabbitmq"]["entrypoint"][-1]
+    assert "RABBITMQ_DEFAULT_USER" not in SERVICES["rabbitmq"]["environment"]
+
+
+def test_the_stores_users_have_their_roles_rights_and_there_are_no_others() -> None:
+    hashed = re.sub(r">(\S+)", lambda word: f"#{sha256(word[1].encode()).hexdigest()}", _with_passwords("users.acl"))
+    assert hashed == store_users(ACCOUNTS)
+    assert "$$(awk -f /etc/kvasir/with-passwords.awk /etc/kvasir/users.acl)\n" in SERVICES["redis"]["command"][-1]
+
+
+def _with_passwords(name: str) -> str:
+    command = ["awk", "-f", str(FOLDER / "with-passwords.awk"), str(FOLDER / name)]
+    variables = os.environ | ROLE_PASSWORDS | {"OPERATOR": "ada"}
+    return subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [("topology", ""), ("prefill-worker", "prefill"), ("decode-worker", "decode"), ("gateway", "producer")],
+)
+def test_a_process_logs_in_as_its_role(name: str, role: str) -> None:
+    given = SERVICES[name]["environment"]
+    for service, kind in (("BROKER", "RABBITMQ"), ("STORE", "REDIS")):
+        user = urlsplit(re.sub(r"\$\{(\w+).*?\}", r"\1", given[f"KVASIR_{service}_URL"])).username
+        assert user == (f"kvasir-{role}" if role else "KVASIR_RABBITMQ_USER")
+        variable = f"KVASIR_{kind}_{role.upper()}_PASSWORD" if role else f"KVASIR_{kind}_PASSWORD"
+        assert given[f"KVASIR_{service}_PASSWORD"].startswith(f"${{{variable}:?")
+    assert SERVICES["redis-exporter"]["environment"]["REDIS_USER"] == "kvasir-monitor"
+
+
+def test_the_operator_declares_what_workers_and_gateway_wait_for() -> None:
+    before, name, options = _command("topology")
+    assert (before, name, options) == (["--config=/models/kvasir.toml", "--log-style=json"], "status", [])
+    assert set(SERVICES["topology"]["depends_on"]) == {"rabbitmq", "redis"}
+    assert SERVICES["topology"]["restart"] == "on-failure"
+
+
+def test_workflows_take_actions_by_commit() -> None:
+    used = re.findall(r"uses: (.*)", (ROOT / ".github/workflows/ci.yml").read_text())
+    assert used
+    assert [line for line in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)] == []
 
 
 @every_service
 def test_a_service_waits_for_the_health_of_what_it_needs(name: str) -> None:
     for other, how in SERVICES[name].get("depends_on", {}).items():
         assert other in SERVICES
-        assert how == {"condition": "service_healthy"}
+        ended = "service_completed_successfully"
+        assert how == {"condition": ended if other in JOBS else "service_healthy"}
 
 
 def test_redis_keeps_nothing_and_evicts_nothing() -> None:
     command = SERVICES["redis"]["command"][-1]
-    for directive in ('save ""', "appendonly no", "maxmemory-policy noeviction", "requirepass $$REDIS_PASSWORD"):
+    for directive in ('save ""', "appendonly no", "maxmemory-policy noeviction"):
         assert directive in command
 
 
@@ -133,7 +208,7 @@ def test_a_worker_reaches_the_services_by_name_and_is_started_only_when_asked_fo
     service = SERVICES[name]
     urls = [value for key, value in service["environment"].items() if key.endswith("_URL")]
     assert [urlsplit(re.sub(r"\$\{.*?\}", "user", url)).hostname for url in urls] == ["rabbitmq", "redis"]
-    assert set(service["depends_on"]) == {"rabbitmq", "redis"}
+    assert set(service["depends_on"]) == {"topology"}
     for key, value in service["environment"].items():
         assert "PASSWORD" not in key or re.fullmatch(r"\$\{KVASIR_\w+_PASSWORD:\?[^}]+\}", value)
     assert service["profiles"] == ["workers"]
@@ -193,7 +268,7 @@ def _command(name: str) -> tuple[list[str], str, list[str]]:
 
 
 def test_prometheus_and_grafana_know_the_services_by_their_names() -> None:
-    folder = ROOT / "infra/deploy/compose"
+    folder = FOLDER
     jobs = yaml.safe_load((folder / "prometheus.yml").read_text())["scrape_configs"]
     targets = [target for job in jobs for group in job.get("static_configs", []) for target in group["targets"]]
     assert {target.split(":")[0] for target in targets} <= set(SERVICES)
@@ -209,6 +284,7 @@ def test_make_env_writes_every_variable_for_its_owner_alone(tmp_path: Path) -> N
     wanted = set(VARIABLE.findall((ROOT / "docker-compose.yml").read_text()))
     assert {name for name, _how in wanted} <= set(first)
     passwords = [name for name in first if name.endswith("PASSWORD")]
+    assert len(passwords) == 11
     assert all(len(first[name]) == 48 and first[name] != second[name] for name in passwords)
     assert stat.S_IMODE((tmp_path / "first/.env").stat().st_mode) == 0o600
 

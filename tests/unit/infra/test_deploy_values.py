@@ -97,6 +97,7 @@ def test_a_line_break_from_anywhere_else_is_refused_too(tmp_path: Path, supervis
         (replace(unit, environment=(("A", "a\nb"),)), _place(tmp_path)),
         (unit, _place(tmp_path, A="a\nb")),
         (unit, _place(Path("/home/a\nb"))),
+        (unit, replace(_place(tmp_path), home="/home/a\nProtectHome=false")),
         (unit, replace(_place(tmp_path), user="a\nUser=root")),
     )
     for one, place in broken:
@@ -112,15 +113,31 @@ def test_systemd_gets_every_odd_word_as_it_is(tmp_path: Path) -> None:
     assert [word.replace("$$", "$") for word in _systemd_words(command)] == ["/bin/echo", *ODD]
     assert not re.search(r"(?<!\$)\$(\$\$)*(?!\$)", command), "a dollar sign by itself is a variable"
     given = [_systemd_words(line.removeprefix("Environment=")) for line in lines if line.startswith("Environment=")]
-    assert [words[0].partition("=")[::2] for words in given if words[0] != "PYTHONUNBUFFERED=1"] == list(
-        _variables().items()
-    )
+    found = dict(words[0].partition("=")[::2] for words in given)
+    assert {name: found.get(name) for name in _variables()} == _variables()
     verify = programs.find("systemd-analyze")
     if verify:  # it has no say in values, but knows a directive when it sees one
         file = tmp_path / "kvasir-x.service"
         file.write_text(text.replace("User=k\n", "User=root\n"), "utf-8")
         done = subprocess.run([verify, "verify", str(file)], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_systemd_shuts_a_unit_in_and_leaves_it_its_folder_and_gpus(tmp_path: Path) -> None:
+    place = replace(_place(tmp_path), home="/home/a k", folder="/home/a k/kvasir", user="k")
+    _, text = unit_file("systemd", Unit("kvasir-x", "a worker", ("/bin/echo",), 1), place)
+    assert 'ReadWritePaths="/home/a k/kvasir" "-/home/a k/.cache"\n' in text
+    assert '"-/home/a k/.ssh"' in text
+    # Each of these, ProtectClock by implication, takes /dev/nvidia* away, or forbids to compile for a GPU.
+    assert not re.search(r"^(Private|Protect)(Devices|Clock)|^Device|^MemoryDenyWriteExecute", text, re.MULTILINE)
+    if sys.platform == "linux":
+        file = tmp_path / "kvasir-x.service"
+        file.write_text(text, "utf-8")
+        words = [programs.require("systemd"), "security", "--offline=true", "--no-pager", str(file)]
+        done = subprocess.run(words, capture_output=True, text=True)
+        exposure = re.search(r"Overall exposure level for kvasir-x.service: ([\d.]+)", done.stdout)
+        assert exposure, done.stderr
+        assert float(exposure[1]) <= 4
 
 
 def test_launchd_gets_every_odd_word_as_it_is(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import os
 import re
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from . import events
 from .pages import Pages
+from .shared_folder import open_file, open_folder, send
 
 SAMPLER = f"{__package__}.sampling:KvasirSampler"
 _SHARED_MEMORY = "/dev/shm"
@@ -252,7 +254,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         rows = pages.window_rows(load.tokens)
         full = (len(pages.full_layers), 2, load.tokens, pages.heads, pages.dim)
         windows = (len(pages.window_layers), 2, rows, pages.heads, pages.dim)
-        with open(self._open(load, load.name, os.O_RDONLY), "rb") as file:
+        with self._folder(load) as folder, open(open_file(folder, load.name, os.O_RDONLY), "rb") as file:
             # Copied on write, so that PyTorch may have it; nothing is written.
             data = np.memmap(file, _NUMPY_TYPES[pages.dtype], "c")
         full_data, window_data = np.split(data, [math.prod(full)])
@@ -280,29 +282,28 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._give_out(save, [data], f"{save.key}-window.kv", op="window", position=save.end)
 
     def _give_out(self, save: Save, arrays: Sequence[NDArray[Any]], name: str, **message: Any) -> None:
-        with open(self._open(save, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-            for array in arrays:
-                file.write(np.ascontiguousarray(array).data)
-        if not self._notify(save, **message, file=name, shape=self._known_pages().shape):
-            (self._root / save.folder / name).unlink()  # nobody will fetch it
+        with self._folder(save) as folder:
+            with open(open_file(folder, name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+                for array in arrays:
+                    file.write(np.ascontiguousarray(array).data)
+            if not self._notify(save, **message, file=name, shape=self._known_pages().shape):
+                os.unlink(name, dir_fd=folder)  # nobody will fetch it
 
-    def _open(self, transfer: Load | Save, name: str, flags: int) -> int:
-        """A file of a request's folder. Links are not followed: we may be root, and others write to shared memory."""
-        folder = os.open(self._root / transfer.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    @contextmanager
+    def _folder(self, transfer: TransferRequest | Load | Save) -> Iterator[int]:
+        """A handle of a request's folder: we may be root, and others write to shared memory."""
+        folder = open_folder(self._root / transfer.folder)
         try:
-            descriptor = os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=folder)
-            owner = os.fstat(folder)
-            if flags & os.O_CREAT and owner.st_uid != os.geteuid():  # root in a container
-                os.fchown(descriptor, owner.st_uid, owner.st_gid)
-            return descriptor
+            yield folder
         finally:
             os.close(folder)
 
     def _notify(self, recipient: TransferRequest | Load | Save, **message: Any) -> bool:
         """Whether it was heard."""
-        address = self._root / recipient.folder / events.SOCKET
+        datagram = events.pack_datagram(message | {"id": recipient.key})
         try:
-            self._events.sendto(events.pack_datagram(message | {"id": recipient.key}), str(address))
+            with self._folder(recipient) as folder:
+                send(self._events, datagram, folder, events.SOCKET)
         except OSError:  # nobody asks any more
             return False
         return True

@@ -24,6 +24,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from . import events, wire
 from .connector import SAMPLER, require_one_rank
+from .shared_folder import bind, open_folder
 
 _PROBE = "probe"
 _PROBE_TOKENS = 4
@@ -42,11 +43,11 @@ class Host:
         self._shape: dict[str, Any] = {}
         self._probe_problem = ""
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        address = self._folder / events.SOCKET
-        address.unlink(missing_ok=True)
+        handle = open_folder(self._folder)
+        with suppress(FileNotFoundError):
+            os.unlink(events.SOCKET, dir_fd=handle)
         self._events = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._events.bind(str(address))
-        address.chmod(0o600)
+        bind(self._events, handle, self._folder / events.SOCKET)
         self._events.setblocking(False)
         self._block = 1
 
