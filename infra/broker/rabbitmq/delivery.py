@@ -47,6 +47,7 @@ class Holder:
         self._on_acked = on_acked
         self._unacked: set[int] = set()  # any thread
         self._acks: deque[int] = deque()  # any thread appends, the IO thread takes
+        self._are_acks_due = False  # a task will send them
         self._open_tags: dict[int, None] = {}  # (IO) tags whose ack has not been sent, in order
         self.raw: pika.channel.Channel | None = None
         self.is_lost = False
@@ -77,7 +78,9 @@ class Holder:
         except KeyError:
             return not self.is_lost
         self._acks.append(tag)
-        self._connection.submit(self._send_acks)
+        if not self._are_acks_due:
+            self._are_acks_due = True
+            self._connection.submit(self._send_acks)
         return True
 
     def lose(self) -> None:
@@ -92,6 +95,7 @@ class Holder:
             self.raw.close()
 
     def _send_acks(self) -> None:
+        self._are_acks_due = False  # before the look: whoever appends after it has another task sent
         tags = [self._acks.popleft() for _ in range(len(self._acks))]
         if tags and self.raw is not None and self.raw.is_open:
             for tag, multiple in acks(tags, self._open_tags):
