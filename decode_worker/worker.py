@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -182,13 +182,8 @@ class DecodeWorker:
     def run(self, hours: Hours = ALL_HOURS) -> None:
         """Serve until stopped. Outside of `hours` no jobs are taken; what has begun goes on."""
         self._renew()
-        heartbeat = Heartbeat(self._cluster_state, self.registration, self._renew)
-        try:
-            self._loop.run(self, hours)
-        finally:
-            self._jobs.close()
-            self._model_cache.close()
-            heartbeat.close()
+        with closing(Heartbeat(self._cluster_state, self.registration, self._renew)), closing(self._model_cache):
+            self._loop.run(self._jobs, self, hours)
 
     def stop(self, abort: bool = False) -> None:
         """Leave after the jobs in the slots; with `abort` hand those back too."""
@@ -227,21 +222,9 @@ class DecodeWorker:
 
     # What the consumer loop asks.
 
-    def count_in_progress(self) -> int:
-        """Jobs that are not settled."""
-        return self._jobs.count_in_progress()
-
-    def wait_for_capacity(self, timeout_s: float) -> bool:
-        """Whether a slot is free, after `timeout_s` at most."""
-        return self._jobs.wait(timeout_s)
-
-    def accept(self, delivery: Delivery) -> None:
-        """Give the delivery a slot."""
-        self._jobs.accept(delivery)
-
-    def finish(self) -> None:
-        """Wait for all slots, and for their answers to be settled."""
-        self._jobs.finish()
+    def has_room(self) -> bool:
+        """What a result takes is next to nothing."""
+        return True
 
     def on_cancel(self, batch_id: str) -> None:
         """Stop what runs of this batch."""

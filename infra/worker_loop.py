@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from infra.broker import topology
 from infra.broker.base import Broker, Consumer, Delivery
@@ -124,19 +124,10 @@ class JobSource:
 
 
 class Handler(Protocol):
-    """What a worker does with its deliveries."""
+    """What the loop asks a worker, besides giving it jobs."""
 
-    def wait_for_capacity(self, timeout_s: float) -> bool:
-        """Whether one more delivery can be taken now."""
-
-    def count_in_progress(self) -> int:
-        """How many deliveries are being worked on."""
-
-    def accept(self, delivery: Delivery) -> None:
-        """Work on a delivery, here or in another thread; never raises."""
-
-    def finish(self) -> None:
-        """Return when everything taken has been settled."""
+    def has_room(self) -> bool:
+        """Whether there is room for what one more job leaves behind, as far as is known."""
 
     def on_cancel(self, batch_id: str) -> None:
         """The batch was cancelled."""
@@ -178,39 +169,39 @@ class ConsumerLoop:
         """Why it takes no jobs now, in a few words; "": it takes some."""
         return self._pause_reason or (ENGINE_AWAY if self._find_outage() else "")
 
-    def run(self, handler: Handler, hours: Hours = ALL_HOURS) -> None:
-        """Take deliveries in these hours until stopped; finish what is in hand, hand back the rest, leave."""
+    def run(self, jobs: OneByOne[Any], handler: Handler, hours: Hours = ALL_HOURS) -> None:
+        """Give `jobs` deliveries in these hours until stopped; finish what is in hand, hand back the rest, leave."""
         self._hours = hours
         self._update_pause()
         for remark in self._broker.declare([self._model]):
             log.warning(remark)
-        source = JobSource(self._broker, self._stage, self._model, self._open_flow(), handler.count_in_progress)
+        source = JobSource(self._broker, self._stage, self._model, self._open_flow(), jobs.count_in_progress)
         house = threading.Thread(target=self._keep_house, args=(source, handler), name="housekeeping", daemon=True)
         house.start()
         try:
             while not self._stopping.is_set():
-                self._turn(source, handler)
+                self._turn(source, jobs, handler)
         finally:
             self._stopping.set()
             self._settler.hand_back_all(source.flow.close())
-            handler.finish()
+            jobs.close()
             house.join()
 
     def stop(self) -> None:
         """Take nothing more. May be called from any thread, and from a signal handler."""
         self._stopping.set()
 
-    def _turn(self, source: JobSource, handler: Handler) -> None:
-        """Once there is capacity: the next delivery goes to the worker, or nothing comes for a moment."""
-        if self.idle_reason or self._subscription_lost:
+    def _turn(self, source: JobSource, jobs: OneByOne[Any], handler: Handler) -> None:
+        """Once a slot is free: the next delivery goes there, or nothing comes for a moment."""
+        if self.idle_reason or self._subscription_lost or not handler.has_room():
             self._listening_since, self._subscription_lost = math.inf, False
             self._settler.hand_back_all(source.flow.pause())
             self._stopping.wait(_IDLE_WAIT_S)
             return
-        if not handler.wait_for_capacity(0):
+        if not jobs.wait(0):
             self._listening_since = math.inf
             source.flow.throttle(source.urgent)
-            if not handler.wait_for_capacity(_IDLE_WAIT_S):
+            if not jobs.wait(_IDLE_WAIT_S):
                 return
         try:
             delivery = source.next(_IDLE_WAIT_S)
@@ -224,9 +215,9 @@ class ConsumerLoop:
             return self._settler.hand_back_all([delivery])
         if topology.is_suspects_queue(delivery.queue):
             self._settler.hand_back_all(source.flow.pause())  # nothing is held beside it that could crash with it
-            handler.accept(delivery)
-            return handler.finish()
-        handler.accept(delivery)
+            jobs.accept(delivery)
+            return jobs.finish()
+        jobs.accept(delivery)
 
     def _look_at_queues(self) -> None:
         """Declare what somebody deleted, and listen anew where jobs wait and none has come for a while.

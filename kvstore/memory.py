@@ -199,8 +199,10 @@ class MemoryKVStore(KVStore):
         for ref, held in zip(refs, self._held.renew([ref.key for ref in refs], TTL_S), strict=True):
             if held is None:
                 raise KVTransferFailed(f"the KV record at position {ref.start} ({ref.key}) is not in the store")
-            if xxhash.xxh3_64_intdigest(held.record.data.data) != held.xxh3:
-                raise KVTransferFailed(f"stored KV record at position {ref.start} ({ref.key}) is damaged")
+            if (xxh3 := xxhash.xxh3_64_intdigest(held.record.data.data)) != held.xxh3:
+                raise KVTransferFailed(
+                    f"stored KV record at position {ref.start} ({ref.key}) has xxh3 {held.xxh3}, not {xxh3}"
+                )
             record = held.record
             if not isinstance(record, kind) or (held.fingerprint, held.layout, held.ref) != (fingerprint, layout, ref):
                 value = b"".join(encode(held.fingerprint, held.layout, held.ref, record))

@@ -28,7 +28,7 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
 }
 
 # A number's bits as a type, all but the sign, and those of the exponent.
-_BITS: dict[str, tuple[np.dtype[Any], int, int]] = {
+_BITS: dict[DType, tuple[np.dtype[Any], int, int]] = {
     "f16": (np.dtype("<u2"), 0x7FFF, 0x7C00),
     "bf16": (np.dtype("<u2"), 0x7FFF, 0x7F80),
     "f32": (np.dtype("<u4"), 0x7FFFFFFF, 0x7F800000),

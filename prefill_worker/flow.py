@@ -31,7 +31,7 @@ class PrefillFlow:
         return self._consumer.receive(timeout_s)
 
     def throttle(self, _urgent: Callable[[], Delivery | None]) -> None:
-        """The store has no room: nothing is held that another worker might take."""
+        """See Flow: nothing is held that another worker might take."""
         self._hand_back(self.pause())
 
     def pause(self) -> list[Delivery]:
@@ -65,7 +65,7 @@ class SlotFlow:
         return delivery
 
     def throttle(self, _urgent: Callable[[], Delivery | None]) -> None:
-        """No slot is free, or the store has no room: nothing is held that another worker might take."""
+        """See Flow: nothing is held that another worker might take."""
         self._hand_back(self.pause())
 
     def pause(self) -> list[Delivery]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -133,12 +132,8 @@ class PrefillWorker:
     def run(self, hours: Hours = ALL_HOURS) -> None:
         """Serve until stopped. Outside of `hours` no jobs are taken; what has begun goes on."""
         self._renew()
-        heartbeat = Heartbeat(self._cluster_state, self.registration, self._renew)
-        try:
-            self._loop.run(self, hours)
-        finally:
-            self._jobs.close()
-            heartbeat.close()
+        with closing(Heartbeat(self._cluster_state, self.registration, self._renew)):
+            self._loop.run(self._jobs, self, hours)
 
     def _renew(self) -> None:
         """What lies in the store under our name: our sketch, so that decoders can compare theirs, and leases."""
@@ -161,24 +156,9 @@ class PrefillWorker:
 
     # What the consumer loop asks.
 
-    def accept(self, delivery: Delivery) -> None:
-        """Here, if the engine computes one prompt at a time, and else in a slot."""
-        self._jobs.accept(delivery)
-
-    def wait_for_capacity(self, timeout_s: float) -> bool:
-        """Whether there is a slot for another job, and room in the store as far as is known; waits for either."""
-        if self._kv_writer.admission.is_open():
-            return self._jobs.wait(timeout_s)
-        time.sleep(timeout_s)
-        return False
-
-    def count_in_progress(self) -> int:
-        """Jobs whose decode job is not confirmed yet; the loop's own thread computes none while it asks."""
-        return self._jobs.count_in_progress()
-
-    def finish(self) -> None:
-        """Wait until what was taken is acked."""
-        self._jobs.finish()
+    def has_room(self) -> bool:
+        """Whether the store has room for a KV cache."""
+        return self._kv_writer.admission.is_open()
 
     def on_cancel(self, batch_id: str) -> None:
         """Stop what is prefilled of this batch."""

@@ -42,12 +42,12 @@ def forget_consumers(server: RabbitMQServer, queue: str) -> int:
 
 
 class Taker:
-    """A handler that settles what it is given at once."""
+    """Jobs and a handler: it settles what it is given at once."""
 
     def __init__(self) -> None:
         self.taken: list[str] = []
 
-    def wait_for_capacity(self, _timeout_s: float) -> bool:
+    def wait(self, _timeout_s: float) -> bool:
         return True
 
     def count_in_progress(self) -> int:
@@ -59,6 +59,11 @@ class Taker:
 
     def finish(self) -> None:
         pass
+
+    close = finish
+
+    def has_room(self) -> bool:
+        return True
 
     def on_cancel(self, _batch_id: str) -> None:
         pass
@@ -86,7 +91,7 @@ def test_a_worker_that_the_broker_has_forgotten_listens_anew(
             return PrefillFlow(broker.consume, MODEL, settler.hand_back_all)
 
         loop, taker = ConsumerLoop(broker, settler, "prefill", MODEL, "me", open_flow), Taker()
-        thread = threading.Thread(target=loop.run, args=(taker,), daemon=True)
+        thread = threading.Thread(target=loop.run, args=(taker, taker), daemon=True)
         thread.start()
         try:
             # Given a worker that listens, and has been sent a job

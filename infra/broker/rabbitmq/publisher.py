@@ -63,6 +63,7 @@ class Publisher:
         self._next_tag = 1
         self._in_flight: dict[int, Outgoing] = {}  # by delivery tag, in order
         self._backlog: deque[Outgoing] = deque()  # any thread appends, the IO thread takes
+        self._is_drain_due = False  # a task will publish what waits
         self._lossy: pika.channel.Channel | None = None
         self._lossy_backlog = 0
         self._backoff = Backoff()
@@ -72,7 +73,9 @@ class Publisher:
     def send(self, outgoing: Outgoing) -> None:
         """Publish, now or once there is a connection. The stream hears how it ended."""
         self._backlog.append(outgoing)
-        self.connection.submit(self._drain)
+        if not self._is_drain_due:
+            self._is_drain_due = True
+            self.connection.submit(self._drain)
 
     def send_lossy(self, to: Address, message: Message) -> None:
         """Publish if that is possible right now."""
@@ -92,6 +95,7 @@ class Publisher:
 
     def _drain(self) -> None:
         """Publish what waits, if that is possible now. A task of its own, so that many go in one piece."""
+        self._is_drain_due = False  # before the look: whoever appends after it has another task publish
         if self._closed:
             self._close()
         channel = self._usable()

@@ -388,7 +388,7 @@ def test_cancelling_one_batch_leaves_the_others_running(pipeline):
     wait_until(lambda: len(decode.engine.decode_calls) == 2, "both run")
 
     pipeline.client.cancel("doomed")
-    wait_until(lambda: decode.worker.count_in_progress() == 1, "the cancelled one has stopped")
+    wait_until(lambda: decode.worker._jobs.count_in_progress() == 1, "the cancelled one has stopped")
     gate.open()
 
     assert pipeline.result(other).state == "succeeded"
@@ -514,7 +514,9 @@ def test_a_delivery_whose_slot_died_is_left_to_the_broker() -> None:
         decode.engine.before_decode = fails(WorkerDied())
         job = pipeline.job()
         pipeline.submit(job)
-        wait_until(lambda: decode.engine.decode_calls and not decode.worker.count_in_progress(), "the slot has died")
+        wait_until(
+            lambda: decode.engine.decode_calls and not decode.worker._jobs.count_in_progress(), "the slot has died"
+        )
 
         # When the channel closes, then the broker hands the job out again
         decode.broker.drop()

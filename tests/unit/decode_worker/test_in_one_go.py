@@ -57,7 +57,7 @@ class Desk:
         deliveries = [delivery for _ in range(count) if (delivery := self.broker.get(self._queue))]
         assert len(deliveries) == count
         self.jobs.accept_group(deliveries)
-        self.worker.finish()
+        self.worker._jobs.finish()
         return deliveries
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ def test_a_batch_that_is_cancelled_meanwhile_is_not_decoded_on(pipeline: Pipelin
     pipeline.client.cancel(deliveries[0].message.correlation_id)
     decoder.worker.on_cancel(deliveries[0].message.correlation_id)
     gate.open()
-    decoder.worker.finish()
+    decoder.worker._jobs.finish()
     # Then none of them was answered, and none waits
     pipeline.nothing_is_left()
     assert [event.step for event in pipeline.events].count(Step.ANSWERED) == 0

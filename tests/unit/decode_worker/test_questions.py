@@ -254,7 +254,8 @@ def test_cancelling_the_batch_ends_all_answers_at_once(pipeline):
 
     pipeline.nothing_is_left()
     wait_until(
-        lambda: Step.CANCELLED in pipeline.steps(job) or not decode.worker.count_in_progress(), "its slots are free"
+        lambda: Step.CANCELLED in pipeline.steps(job) or not decode.worker._jobs.count_in_progress(),
+        "its slots are free",
     )
     assert pipeline.results_so_far(job) == []
     assert len(decode.engine.decode_calls) <= 2

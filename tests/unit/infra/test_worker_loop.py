@@ -30,7 +30,7 @@ from tests.support.waiting import wait_until
 
 
 class Desk:
-    """A handler with one slot: it notes what it is given, and holds it until told to settle."""
+    """Jobs and a handler, with one slot: it notes what it is given, and holds it until told to settle."""
 
     def __init__(self) -> None:
         self.taken: list[str] = []
@@ -39,7 +39,7 @@ class Desk:
         self.slot = threading.Semaphore(1)
         self._held: list[Delivery] = []
 
-    def wait_for_capacity(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float) -> bool:
         if not self.slot.acquire(timeout=timeout_s):
             return False
         self.slot.release()
@@ -61,6 +61,11 @@ class Desk:
     def finish(self) -> None:
         while self._held:
             self.settle()
+
+    close = finish
+
+    def has_room(self) -> bool:
+        return True
 
     def on_cancel(self, batch_id: str) -> None:
         self.cancelled.append(batch_id)
@@ -114,7 +119,7 @@ class Site:
         self.station = ConsumerLoop(
             self.stations_broker, settler, "decode", MODEL, "me", self.open_flow, lambda: self.away
         )
-        self._thread = threading.Thread(target=self.station.run, args=(self.desk, self.hours), daemon=True)
+        self._thread = threading.Thread(target=self.station.run, args=(self.desk, self.desk, self.hours), daemon=True)
 
     def open_flow(self) -> PushedOneByOne:
         self.flow = PushedOneByOne(self.stations_broker)
