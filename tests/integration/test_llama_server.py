@@ -139,7 +139,7 @@ def alive(pid: int) -> bool:
 
 
 def test_a_server_that_can_not_load_its_model_is_one_sentence(on_path: Path, weights: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"can't load .*error: argument --port: invalid int value"):
+    with pytest.raises(ConfigError, match=r"can't load .*error: argument --host x.sock: invalid value"):
         LlamaServerProcess(refusing(tmp_path / "bin"), Launch(weights, 512, 1, tmp_path))
 
 
@@ -147,7 +147,7 @@ def refusing(folder: Path) -> str:
     """A llama-server that knows its options and none of their values."""
     folder.mkdir()
     program = folder / "llama-server"
-    program.write_text('#!/bin/sh\necho "error: argument --port: invalid int value" >&2\nexit 2\n')
+    program.write_text('#!/bin/sh\necho "error: argument --host x.sock: invalid value" >&2\nexit 2\n')
     program.chmod(0o755)
     return str(program)
 
@@ -183,13 +183,14 @@ def test_the_options_fit_the_release() -> None:
     old = "-fa, --flash-attn     enable Flash Attention\n--swa-full"
     launch = Launch(Path("m.gguf"), 2048, 4, Path("/dev/shm/slots"))
     # Then each is told what it understands, and that its model belongs on the GPU
-    line = " ".join(arguments(launch, 8000, new))
+    line = " ".join(arguments(launch, new))
+    assert "--host /dev/shm/slots/server.sock " in line
     assert "--ctx-size 2048 --parallel 4 --slot-save-path /dev/shm/slots/ --flash-attn on" in line
     assert "--swa-full" in line
     assert "--cache-ram 0" in line
     assert "--no-kv-unified" in line
     assert "--n-gpu-layers" not in line
-    assert " ".join(arguments(launch, 8000, old)).endswith("--flash-attn --swa-full --n-gpu-layers 999")
+    assert " ".join(arguments(launch, old)).endswith("--flash-attn --swa-full --n-gpu-layers 999")
 
 
 @pytest.mark.parametrize(
