@@ -49,6 +49,19 @@ def test_a_server_of_our_own_transfers_kv_and_decodes_as_the_one_in_the_process(
     package.close()
 
 
+def test_a_folder_that_is_too_long_for_a_socket_is_one_sentence(weights: Path, on_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="set TMPDIR to a shorter one"):
+        LlamaServerProcess(str(on_path), Launch(weights, 512, 1, tmp_path / ("x" * 90)))
+
+
+def test_a_program_that_takes_no_socket_is_refused(weights: Path, tmp_path: Path) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\necho '--host HOST  ip address to listen (default: 127.0.0.1)'\n")
+    program.chmod(0o755)
+    with pytest.raises(ConfigError, match="which keeps other users out"):
+        LlamaServerProcess(str(program), Launch(weights, 512, 1, tmp_path))
+
+
 def test_a_server_that_dies_is_started_again_and_its_jobs_can_be_tried_again(
     weights: Path, on_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
