@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
@@ -75,8 +75,9 @@ async def _ready(request: Request) -> Response:
 
 @_for_operators.get("/metrics")
 async def _metrics(request: Request) -> Response:
-    """Prometheus text format."""
-    return Response(generate_latest(request.app.state.gateway.figures.registry), media_type=CONTENT_TYPE_LATEST)
+    """Prometheus text format; of models only those that the key may use."""
+    figures = request.app.state.gateway.figures
+    return Response(figures.as_text(request.state.key), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _on_error(request: Request, error: KvasirError) -> Response:

@@ -22,6 +22,7 @@ from gateway.refusal import ApiError
 from infra.broker.failpoints import failpoint
 from messages.errors import ConfigError, KvasirError
 from messages.jobs import PrefillJob
+from messages.lines import on_one_line
 from producers.batch import prompt_lines
 from producers.batch.batch import Batch, Counts
 from producers.batch.openai_body import Defaults
@@ -297,7 +298,7 @@ def _rows(batch: Batch, successful: bool) -> Iterator[str]:
     for entry in batch.entries:
         if (batch.states[entry.job_id] == "succeeded") == successful and (result := batch.result(entry.job_id)):
             line = prompt_lines.output_line(entry, result, batch.created_at)
-            yield json.dumps(line, ensure_ascii=False) + "\n"
+            yield on_one_line(json.dumps(line, ensure_ascii=False)) + "\n"
 
 
 def _problems(batch: Batch) -> Iterator[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.registry import Collector
 
+from gateway.keys import Key
 from messages.jobs import JobResult
 from monitoring.metrics import SECONDS
 from producers.batch.openai_body import cached_tokens
@@ -47,6 +49,10 @@ class GatewayMetrics:
             for kind in ("prompt", "cached", "completion"):
                 self.tokens.labels(model, kind)
 
+    def as_text(self, key: Key | None) -> bytes:
+        """What `/metrics` answers; of models only those that this key may use."""
+        return generate_latest(_Visible(self.registry, key) if key else self.registry)
+
     def count_result(self, result: JobResult, seconds: float) -> None:
         """Count a result."""
         self.jobs.labels(result.model, result.state).inc()
@@ -57,3 +63,21 @@ class GatewayMetrics:
             ("completion", result.decode.completion_tokens),
         ):
             self.tokens.labels(result.model, kind).inc(tokens)
+
+
+class _Visible(Collector):
+    """What somebody with this key may see."""
+
+    def __init__(self, registry: CollectorRegistry, key: Key) -> None:
+        self._registry = registry
+        self._key = key
+
+    def collect(self) -> Iterable[Metric]:
+        """See prometheus_client."""
+        for metric in self._registry.collect():
+            metric.samples = [
+                sample
+                for sample in metric.samples
+                if "model" not in sample.labels or self._key.may_use(sample.labels["model"])
+            ]
+            yield metric

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
@@ -13,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.gateway import Gateway
 from gateway.refusal import ApiError
+from monitoring import access
 from producers.batch.prompt_lines import MAX_FILE_BYTES
 
 MAX_BODY_BYTES = 8 << 20
@@ -22,7 +22,6 @@ MAX_UPLOAD_BYTES = MAX_FILE_BYTES + (64 << 10)  # what is around the file in its
 UPLOAD_S = 600.0
 _UPLOAD = ("POST", "/v1/files")
 _OPEN_TO_ALL = ("/", "/health", "/ready", "/docs", "/openapi.json")
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class Guard:
@@ -98,18 +97,8 @@ class Guard:
 
 def _check_local(headers: Headers) -> None:
     """Without keys a page on the web, opened on this machine, must not be able to ask."""
-    if _hostname(f"//{headers.get('host', '')}") not in _LOOPBACK:
-        raise ApiError(403, "without API keys only requests to localhost are answered: add one with kvasir keys add")
-    origin = headers.get("origin")
-    if origin and _hostname(origin) not in _LOOPBACK:
-        raise ApiError(403, "without API keys pages from elsewhere are not answered: add one with kvasir keys add")
-
-
-def _hostname(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:  # brackets that are no IPv6 address
-        return None
+    if problem := access.why_not(access.LOOPBACK, headers.get("host", ""), headers.get("origin")):
+        raise ApiError(403, f"without API keys {problem}: add one with kvasir keys add")
 
 
 def _limit_size(headers: Headers, receive: Receive, limit: int, too_long: ApiError) -> Receive:

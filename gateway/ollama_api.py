@@ -18,6 +18,7 @@ from gateway.requests import Strict, meaningful_fields
 from gateway.streams import stream_response
 from infra.config.types import ModelSettings
 from messages.jobs import JobResult, Sampling
+from messages.lines import on_one_line
 
 router = APIRouter(prefix="/api", tags=["Ollama"], responses=RESPONSES)
 
@@ -269,7 +270,7 @@ async def _lines(
             yield json.dumps(_last(name, event, words(""))) + "\n"
         else:
             piece = {"model": name, "created_at": _time(), **words(event), "done": False}
-            yield json.dumps(piece, ensure_ascii=False) + "\n"
+            yield on_one_line(json.dumps(piece, ensure_ascii=False)) + "\n"
 
 
 def _last(name: str, result: JobResult, words: dict[str, Any]) -> dict[str, Any]:
@@ -320,7 +321,7 @@ def _model(gateway: Gateway, name: str, request: Request) -> ModelSettings:
 
 
 def _error_line(refusal: ApiError) -> str:
-    return json.dumps(refusal.ollama(), ensure_ascii=False) + "\n"
+    return on_one_line(json.dumps(refusal.ollama(), ensure_ascii=False)) + "\n"
 
 
 def _time(moment: datetime | None = None) -> str:

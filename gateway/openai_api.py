@@ -19,6 +19,7 @@ from gateway.refusal import RESPONSES, ApiError
 from gateway.requests import Strict, meaningful_fields
 from gateway.streams import stream_response
 from messages.jobs import JobResult, Lane
+from messages.lines import on_one_line
 from producers.batch.openai_body import Defaults, choices_of, messages_of, sampling_of, usage_of
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=RESPONSES)
@@ -319,4 +320,4 @@ class _Text(_Completion):
 
 
 def _event(chunk: dict[str, Any]) -> str:
-    return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+    return f"data: {on_one_line(json.dumps(chunk, ensure_ascii=False))}\n\n"

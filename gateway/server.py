@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import secrets
 import signal
@@ -29,6 +28,7 @@ from gateway.guard import MAX_OPEN
 from gateway.keys import KeyRing, file_in
 from infra.config.types import ModelSettings
 from messages.errors import ConfigError
+from monitoring.access import is_loopback
 from monitoring.server import Page, PageServer
 from producers.client import Client
 
@@ -42,7 +42,7 @@ _IDLE_S = 30
 
 def check_host(host: str, folder: Path) -> None:
     """Raises ConfigError if anybody else than this machine's users could ask without a key."""
-    if not KeyRing(file_in(folder)).is_required and not _is_loopback(host):
+    if not KeyRing(file_in(folder)).is_required and not is_loopback(host):
         raise ConfigError(
             f"without API keys the gateway listens on loopback only, not on {host}: "
             f"add a key with kvasir keys add NAME --state {folder}"
@@ -195,12 +195,3 @@ def own_name(port: int) -> str:
     """What a gateway on this port of this machine is called at the broker, however often it is started."""
     host = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in socket.gethostname())
     return f"gateway-{host[:64]}-{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -11,6 +11,8 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 
+from messages.lines import with_plain_breaks
+
 _STARTS = r"[=+\-@＝＋－＠]"
 # Spreadsheets look past these, or show nothing for them.
 _INVISIBLE = "[\x00-\x08\x0e-\x1f\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]"
@@ -50,7 +52,9 @@ def csv_text(rows: Iterable[Sequence[str]], delimiter: str = ",", newline: str =
     """The rows as a file, every field in quotes. A row's first is text even if it is a number: it begins the line."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, delimiter=delimiter, lineterminator=newline, quoting=csv.QUOTE_ALL)
-    writer.writerows([safe_cell(cell, number=index > 0) for index, cell in enumerate(row)] for row in rows)
+    writer.writerows(
+        [safe_cell(with_plain_breaks(cell), number=index > 0) for index, cell in enumerate(row)] for row in rows
+    )
     return text.getvalue()
 
 

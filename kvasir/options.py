@@ -15,8 +15,8 @@ import click
 from grading.request import ASK_FORMS
 from infra.config.settings import Settings, load_settings
 from monitoring import logs
+from monitoring.access import LOOPBACK
 from monitoring.events import Observer, fan_out
-from monitoring.server import LOOPBACK
 from producers.words import names_in
 
 F = TypeVar("F", bound=Callable[..., Any])

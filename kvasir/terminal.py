@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
+from messages.lines import on_one_line
 from producers.batch.batch import Counts
 from producers.words import plural
 
@@ -146,7 +147,7 @@ def make_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], rig
 
 def say_json(value: Any) -> None:
     """Print JSON on stdout; what the terminal can't show as escapes, so that nothing is lost."""
-    click.echo(json.dumps(value, ensure_ascii=not _takes_everything(sys.stdout)))
+    click.echo(on_one_line(json.dumps(value, ensure_ascii=not _takes_everything(sys.stdout))))
 
 
 def confirm(question: str, no_change_message: str) -> bool:

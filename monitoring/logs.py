@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from messages.lifecycle import Event, Step
+from messages.lines import on_one_line
 
 Style = Literal["console", "json"]
 
@@ -167,7 +168,8 @@ class _Console(logging.Formatter):
     """`01:02:03 INFO decode_started job=… batch=… model=…`"""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = f"{datetime.fromtimestamp(record.created):%H:%M:%S} {record.levelname:<7} {record.getMessage()}"
+        message = on_one_line(record.getMessage())
+        text = f"{datetime.fromtimestamp(record.created):%H:%M:%S} {record.levelname:<7} {message}"
         job: Mapping[str, Any] = getattr(record, "job", {})
         text = " ".join([text, *(f"{name}={_short(value)}" for name, value in job.items())])
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
@@ -186,7 +188,7 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return _as_json(fields)
+        return on_one_line(_as_json(fields))
 
 
 @lru_cache(maxsize=4)

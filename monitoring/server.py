@@ -5,8 +5,8 @@
     /ready     200 if a job could be worked on now, else 503: {"ready", "reasons"}
     /status    the worker's registration and what else is known, as JSON
 
-There is no login: it listens on loopback unless told otherwise, and tells no prompt, no answer and no name. It holds
-32 connections, each for ten seconds; `/health` answers meanwhile.
+There is no login: it listens on loopback unless told otherwise, answers no page on the web (`access`), and tells no
+prompt, no answer and no name. It holds 32 connections, each for ten seconds; `/health` answers meanwhile.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any, Self
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from messages.errors import ConfigError
+from monitoring.access import LOOPBACK, why_not
 
-LOOPBACK = "127.0.0.1"
 MAX_CONNECTIONS = 32
 _REQUEST_TIMEOUT_S = 10.0  # of all of it: connecting, asking, reading the answer
 
@@ -62,7 +62,7 @@ class PageServer:
     def __init__(self, page: Page, host: str = LOOPBACK, port: int = 0) -> None:
         """`port` 0 takes a free one. Raises ConfigError if the address can't be listened on."""
         try:
-            self._server = _Server((host, port), _handler(page))
+            self._server = _Server((host, port), _handler(page, host))
         except OSError as error:
             raise ConfigError(f"no metrics on {host}:{port}: {error.strerror or error}; choose another port") from None
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics page", daemon=True)
@@ -123,13 +123,16 @@ class _Server(ThreadingHTTPServer):
         """A reader who left in the middle is no news."""
 
 
-def _handler(page: Page) -> type[BaseHTTPRequestHandler]:
+def _handler(page: Page, listens_on: str) -> type[BaseHTTPRequestHandler]:
     class PageHandler(BaseHTTPRequestHandler):
         timeout = _REQUEST_TIMEOUT_S
 
         def do_GET(self) -> None:
             """Answer one request."""
-            status, kind, body = page.answer(self.path.partition("?")[0])
+            # A probe may ask in HTTP/1.0, without naming a host; no browser does.
+            problem = why_not(listens_on, self.headers.get("Host", LOOPBACK), self.headers.get("Origin"))
+            path = self.path.partition("?")[0]
+            status, kind, body = _json(403, {"error": problem}) if problem else page.answer(path)
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))

@@ -25,6 +25,7 @@ from engines.chat import SAMPLE, common_prefix
 from engines.entry import EngineOptions, closed_on_failure
 from engines.llamacpp import slotfile
 from engines.llamacpp.answer import AnswerRequest, Completions
+from engines.llamacpp.entry import SERVER_SCHEMES
 from engines.llamacpp.http import ServerRefused
 from engines.llamacpp.model import (
     effective_ropes,
@@ -51,7 +52,7 @@ _POLL_S = 0.1
 
 def open_engine(options: EngineOptions) -> LlamaCppEngine:
     """Load a GGUF file, or attach to a running llama-server. Raises ConfigError, saying what to do."""
-    backing = attach(options) if options.weights.startswith(("http://", "https://")) else start(options)
+    backing = attach(options) if options.weights.startswith(SERVER_SCHEMES) else start(options)
     with closed_on_failure(backing):
         return LlamaCppEngine(backing, options.slots)
 

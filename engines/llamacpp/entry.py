@@ -7,6 +7,8 @@ from pathlib import Path
 from engines.base import Capabilities
 from engines.entry import EngineEntry, EngineOptions
 
+SERVER_SCHEMES = ("http://", "https://", "unix://")  # before the address of a server that runs already
+
 
 class _LlamaCpp(EngineEntry):
     def install_command(self, weights: str = "") -> str:
@@ -20,7 +22,7 @@ class _LlamaCpp(EngineEntry):
         from engines.llamacpp.gguf_file import read_gguf
         from engines.llamacpp.ollama_models import SCHEME, check_dialect, find_gguf
 
-        if not options.weights.startswith(("http://", "https://")):
+        if not options.weights.startswith(SERVER_SCHEMES):
             name = options.weights.removeprefix("llama-server:").partition("?health_s=")[0]
             check_dialect(read_gguf(find_gguf(name.removeprefix(SCHEME)) if name.startswith(SCHEME) else Path(name)))
         return super().check(options)

@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from messages.errors import Cancelled, EngineUnavailable
 
@@ -35,6 +36,11 @@ _NOT_THERE = (502, 503, 504)  # a proxy says so, or a server that loads its mode
 PATIENCE_S = 10.0  # with a server that does not answer /health
 _HEALTH_EVERY_S = 2.0
 _END = b"[DONE]"  # of vLLM's streams
+
+
+def socket_url(path: Path) -> str:
+    """The address of a server that listens on a socket in the file system."""
+    return f"unix://{quote(str(path))}"
 
 
 class ServerRefused(EngineUnavailable):
@@ -53,10 +59,13 @@ class LlamaServer:
         self.url = url.rstrip("/")
         self._name = name
         parts = urlsplit(self.url)
-        secure = parts.scheme == "https"
-        self._connection = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        self._address = (parts.hostname or "", parts.port)
-        self._path = parts.path
+        self._connect: Callable[..., http.client.HTTPConnection]
+        if parts.scheme == "unix":
+            self._connect = partial(_UnixConnection, unquote(parts.path))
+        else:
+            kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+            self._connect = partial(kind, parts.hostname or "", parts.port)
+        self._path = "" if parts.scheme == "unix" else parts.path
         self._headers = {"Content-Type": "application/json"}
         if parts.username:
             account = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
@@ -92,6 +101,7 @@ class LlamaServer:
                     raise self._refusal(500, value)
                 if kind == b"data" and value != _END:
                     yield self._json(value)
+            self._check_running(stop)  # the end that a killed server leaves looks like any other
 
     def is_silent(self, patience_s: float) -> bool:
         """Ask /health, and wait so long for any answer. While there was none, requests raise EngineUnavailable.
@@ -152,7 +162,7 @@ class LlamaServer:
         """The answer to a request, with a connection that is closed afterwards. Raises ServerRefused if it is no."""
         check = self._check_open if path == _HEALTH else partial(self._check_running, stop)
         check()
-        connection = self._connection(*self._address, timeout=min(_CONNECT_S, timeout_s))
+        connection = self._connect(timeout=min(_CONNECT_S, timeout_s))
         self._answering.add(connection)
         try:
             connection.connect()
@@ -204,6 +214,20 @@ class LlamaServer:
         if isinstance(value, dict) and "error" in value:
             raise self._refusal(500, body)
         return value
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """To a server that listens on a socket in the file system."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        """See http.client."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
 class _PollingSocket(io.RawIOBase):

@@ -8,9 +8,9 @@ some releases have are given where `--help` lists them.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -19,14 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.entry import closed_on_failure
-from engines.llamacpp.http import PATIENCE_S, LlamaServer
+from engines.llamacpp.http import PATIENCE_S, LlamaServer, socket_url
 from engines.watchdog import start_watchdog
 from messages.errors import ConfigError, EngineUnavailable
 
 _log = logging.getLogger(__name__)
 
 PROGRAM = "llama-server"
-_HOST = "127.0.0.1"
+_SOCKET = "server.sock"
+_MAX_SOCKET_BYTES = 100  # of its path: macOS takes 103, Linux 107
 _ASK_S = 60.0  # a CUDA build takes seconds to say which devices it has
 _LOAD_S = 1800.0  # 60 GB from a slow disk
 _POLL_S = 0.1
@@ -55,10 +56,18 @@ class Launch:
     weights: Path
     tokens: int
     slots: int
-    slot_folder: Path
+    slot_folder: Path  # of mode 0700
     threads: int = 0  # 0: its own choice
     architecture: str = ""  # of the weights, for messages
     health_s: float = PATIENCE_S  # without an answer to /health until it is killed
+
+    @property
+    def socket(self) -> Path:
+        """Where it listens: in a folder that only this user can look into. No other user and no web page gets there."""
+        path = self.slot_folder / _SOCKET
+        if len(os.fsencode(path)) > _MAX_SOCKET_BYTES:
+            raise ConfigError(f"{self.slot_folder} is too long a path for a socket: set TMPDIR to a shorter one")
+        return path
 
     @property
     def model(self) -> str:
@@ -71,9 +80,9 @@ def find_program() -> str:
     return shutil.which(PROGRAM) or ""
 
 
-def arguments(launch: Launch, port: int, help_text: str) -> list[str]:
+def arguments(launch: Launch, help_text: str) -> list[str]:
     """The command line after the program's name; `help_text` is what its `--help` prints."""
-    words = ["--model", str(launch.weights), "--host", _HOST, "--port", str(port)]
+    words = ["--model", str(launch.weights), "--host", str(launch.socket)]
     words += ["--ctx-size", str(launch.tokens), "--parallel", str(launch.slots)]
     words += ["--slot-save-path", f"{launch.slot_folder}/"]
     # Before it had three values, it was a switch. Without flash attention V is kept transposed.
@@ -96,10 +105,13 @@ class LlamaServerProcess:
 
     def __init__(self, program: str, launch: Launch) -> None:
         """Returns once the model is loaded. Raises ConfigError with the server's last words if it isn't."""
-        port = _free_port()
-        self.server = LlamaServer(f"http://{_HOST}:{port}")
+        help_text = _output_of(program, "--help")
+        if ".sock" not in help_text:  # it would take the path for a host's name
+            raise ConfigError(f"{program} can't listen on a Unix socket, which keeps other users out: update llama.cpp")
+        self._socket = launch.socket
+        self.server = LlamaServer(socket_url(self._socket))
         self.device = device_in(_output_of(program, "--list-devices"))
-        self._command = [program, *arguments(launch, port, _output_of(program, "--help"))]
+        self._command = [program, *arguments(launch, help_text)]
         self._last_words: deque[str] = deque(maxlen=_LAST_WORDS)
         self._is_loaded = threading.Event()
         self._closing = threading.Event()
@@ -134,6 +146,7 @@ class LlamaServerProcess:
         with self._lock:
             if self._closing.is_set():
                 return False
+            self._socket.unlink(missing_ok=True)  # of one that was killed: nobody can listen there a second time
             self.process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -209,9 +222,3 @@ def _output_of(program: str, question: str) -> str:
 
 def _has_option(help_text: str, option: str) -> bool:
     return re.search(rf"{re.escape(option)}(?![\w-])", help_text) is not None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        return int(probe.getsockname()[1])

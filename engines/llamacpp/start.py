@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from engines.entry import EngineOptions, closed_on_failure
 from engines.llamacpp.gguf_file import GGUFFile, read_gguf
-from engines.llamacpp.http import PATIENCE_S, LlamaServer
+from engines.llamacpp.http import PATIENCE_S, LlamaServer, socket_url
 from engines.llamacpp.model import heads
 from engines.llamacpp.ollama_models import SCHEME, check_dialect, find_gguf
 from engines.llamacpp.server import PROGRAM, SETTINGS, Launch, LlamaServerProcess, find_program
@@ -174,14 +174,14 @@ def _run_here(launch: Launch) -> _RunningServer:
         servers.append(xllamacpp.Server(_parameters(xllamacpp, launch)))
     except RuntimeError as error:
         raise ConfigError(f"llama.cpp can't load {launch.model}: {error}") from None
-    server = LlamaServer(servers[0].listening_address)
+    server = LlamaServer(socket_url(launch.socket))
     # It listens before its loop runs, and waits for ever if it is told to end in between. The loop answers this.
     server.get("/slots")
     return server, _device(xllamacpp), servers.clear
 
 
 def attach(options: EngineOptions) -> Backing:
-    """A llama-server that runs already: `http://host:port?slots=FOLDER&model=FILE&health_s=10`.
+    """A llama-server that runs already: `http://host:port?slots=FOLDER&model=FILE&health_s=10`, or `unix://SOCKET?…`.
 
     FOLDER is its --slot-save-path as seen from here, FILE its GGUF (left out: the path that the server reports).
     Where either can't be reached, nothing is transferred. Raises ConfigError if the server can't be reached.
@@ -236,8 +236,7 @@ def _parameters(xllamacpp: Any, launch: Launch) -> Any:
         setattr(params, name, value)
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED  # else V is transposed
     params.slot_save_path = f"{launch.slot_folder}{os.sep}"
-    params.hostnames = ["127.0.0.1"]
-    params.port = 0
+    params.hostnames = [str(launch.socket)]
     params.verbosity = -1
     # ggml's threads wait for each other in a busy loop: on taken cores they slow one another down fifty times. Half of
     # the logical CPUs are the physical cores where there are two threads to a core, and leave room where there aren't.

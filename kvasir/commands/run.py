@@ -14,6 +14,7 @@ from kvasir.connect import connect
 from kvasir.options import Globals, path, quiet_option, wait_option
 from kvasir.terminal import TerminalProgress, say, stderr
 from messages.errors import BatchError, ConfigError
+from messages.lines import on_one_line
 from producers.batch import prompt_lines
 from producers.batch.batch import Batch, other_form
 from producers.batch.openai_body import Defaults
@@ -95,7 +96,7 @@ def _write_results(batch: Batch, as_json: bool) -> int:
     results = [(entry, result) for entry in batch.entries if (result := batch.result(entry.job_id))]
     for name, is_success in (("answers.jsonl", True), ("errors.jsonl", False)):
         rows = [
-            json.dumps(prompt_lines.output_line(entry, result, batch.created_at), ensure_ascii=False)
+            on_one_line(json.dumps(prompt_lines.output_line(entry, result, batch.created_at), ensure_ascii=False))
             for entry, result in results
             if (result.state == "succeeded") == is_success
         ]

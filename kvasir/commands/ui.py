@@ -14,7 +14,7 @@ from kvasir.desk_app.configuration import DeskBackend
 from kvasir.options import Globals
 from messages.errors import ConfigError
 
-_SCRIPT = Path(__file__).parents[1] / "desk_app" / "script.py"
+_APP = Path(__file__).parents[1] / "desk_app" / "app.py"
 _UPLOAD_MB = 1024
 
 
@@ -50,7 +50,7 @@ def ui(global_options: Globals, folders: tuple[Path, ...], home: Path, port: int
         click.echo(f"the grading in {folder} was cut off; {consequence}", err=True)
     if sys.stdout:
         sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(_SCRIPT), *arguments])
+    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(_APP), *arguments])
 
 
 def _server(host: str, port: int) -> list[str]:

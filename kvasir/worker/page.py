@@ -15,9 +15,10 @@ from infra.config.settings import Settings
 from kvstore.base import ClusterState
 from messages.errors import StoreUnavailable
 from messages.workers import WorkerInfo, WorkerStage
+from monitoring.access import LOOPBACK
 from monitoring.energy import GpuCollector, PowerMeter, nvml_watts
 from monitoring.metrics import Metrics
-from monitoring.server import LOOPBACK, Page, PageServer
+from monitoring.server import Page, PageServer
 from monitoring.worker_metrics import RegistrationCollector
 
 log = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Generic, TypeVar, cast
 from messages import checks, codec
 from messages.errors import BatchError
 from messages.jobs import STATES, JobResult, State
+from messages.lines import on_one_line
 from producers.storage.private import open_ordinary, open_private
 from producers.storage.shapes import row_of
 
@@ -41,7 +42,7 @@ class Lines:
 
         Raises BatchError, with the file as it was before.
         """
-        lines = [(_as_json(row) + "\n").encode() for row in rows]
+        lines = [(on_one_line(_as_json(row)) + "\n").encode() for row in rows]
         if not lines:
             return []
         try:

@@ -49,6 +49,19 @@ def test_a_server_of_our_own_transfers_kv_and_decodes_as_the_one_in_the_process(
     package.close()
 
 
+def test_a_folder_that_is_too_long_for_a_socket_is_one_sentence(weights: Path, on_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="set TMPDIR to a shorter one"):
+        LlamaServerProcess(str(on_path), Launch(weights, 512, 1, tmp_path / ("x" * 90)))
+
+
+def test_a_program_that_takes_no_socket_is_refused(weights: Path, tmp_path: Path) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\necho '--host HOST  ip address to listen (default: 127.0.0.1)'\n")
+    program.chmod(0o755)
+    with pytest.raises(ConfigError, match="which keeps other users out"):
+        LlamaServerProcess(str(program), Launch(weights, 512, 1, tmp_path))
+
+
 def test_a_server_that_dies_is_started_again_and_its_jobs_can_be_tried_again(
     weights: Path, on_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,7 +152,7 @@ def alive(pid: int) -> bool:
 
 
 def test_a_server_that_can_not_load_its_model_is_one_sentence(on_path: Path, weights: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"can't load .*error: argument --port: invalid int value"):
+    with pytest.raises(ConfigError, match=r"can't load .*error: argument --host x.sock: invalid value"):
         LlamaServerProcess(refusing(tmp_path / "bin"), Launch(weights, 512, 1, tmp_path))
 
 
@@ -147,7 +160,7 @@ def refusing(folder: Path) -> str:
     """A llama-server that knows its options and none of their values."""
     folder.mkdir()
     program = folder / "llama-server"
-    program.write_text('#!/bin/sh\necho "error: argument --port: invalid int value" >&2\nexit 2\n')
+    program.write_text('#!/bin/sh\necho "error: argument --host x.sock: invalid value" >&2\nexit 2\n')
     program.chmod(0o755)
     return str(program)
 
@@ -183,13 +196,14 @@ def test_the_options_fit_the_release() -> None:
     old = "-fa, --flash-attn     enable Flash Attention\n--swa-full"
     launch = Launch(Path("m.gguf"), 2048, 4, Path("/dev/shm/slots"))
     # Then each is told what it understands, and that its model belongs on the GPU
-    line = " ".join(arguments(launch, 8000, new))
+    line = " ".join(arguments(launch, new))
+    assert "--host /dev/shm/slots/server.sock " in line
     assert "--ctx-size 2048 --parallel 4 --slot-save-path /dev/shm/slots/ --flash-attn on" in line
     assert "--swa-full" in line
     assert "--cache-ram 0" in line
     assert "--no-kv-unified" in line
     assert "--n-gpu-layers" not in line
-    assert " ".join(arguments(launch, 8000, old)).endswith("--flash-attn --swa-full --n-gpu-layers 999")
+    assert " ".join(arguments(launch, old)).endswith("--flash-attn --swa-full --n-gpu-layers 999")
 
 
 @pytest.mark.parametrize(

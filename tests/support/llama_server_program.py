@@ -25,9 +25,10 @@ def parser() -> argparse.ArgumentParser:
     """Its options, as a release of 2026 has them."""
     argument_parser = argparse.ArgumentParser("llama-server", allow_abbrev=False)
     argument_parser.add_argument("--list-devices", action="store_true")
-    for name in ("--model", "--host", "--slot-save-path"):
+    for name in ("--model", "--slot-save-path"):
         argument_parser.add_argument(name)
-    for name in ("--port", "--ctx-size", "--parallel", "--threads", "--cache-ram"):
+    argument_parser.add_argument("--host", help="an address, or a Unix socket if it ends with .sock")
+    for name in ("--ctx-size", "--parallel", "--threads", "--cache-ram"):
         argument_parser.add_argument(name, type=int)
     argument_parser.add_argument("--flash-attn", choices=("on", "off", "auto"), metavar="[on|off|auto]")
     for name in ("--no-kv-unified", "--swa-full", "--no-warmup", "--no-webui"):
@@ -53,7 +54,7 @@ def main() -> None:
 def _parameters(xllamacpp: Any, options: argparse.Namespace) -> Any:
     params = xllamacpp.CommonParams()
     params.model.path = options.model
-    params.hostnames, params.port = [options.host], options.port
+    params.hostnames = [options.host]
     params.n_ctx, params.n_parallel = options.ctx_size, options.parallel
     params.slot_save_path, params.endpoint_slots = options.slot_save_path, True
     params.kv_unified, params.swa_full = not options.no_kv_unified, options.swa_full

@@ -1,4 +1,4 @@
-"""Which TCP sockets processes listen on, as the kernel tells (Linux)."""
+"""Which sockets processes listen on, as the kernel tells (Linux)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 _LISTEN = "0A"
+_ACCEPTS = 0x10000  # among the flags of a Unix socket
+_DATAGRAMS = "0002"
 
 
 def processes_of(folder: Path) -> set[int]:
@@ -31,6 +33,17 @@ def listening(pids: Collection[int]) -> set[tuple[str, int]]:
                 host, port = fields[1].split(":")
                 ports.add((_address(host), int(port, 16)))
     return ports
+
+
+def named(pids: Collection[int]) -> set[str]:
+    """The path of each Unix socket on which one of these processes listens, or takes datagrams; "@…": it has none."""
+    inodes = {target for pid in pids for target in _links(Path(f"/proc/{pid}/fd"))}
+    rows = [line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return {
+        row[7]
+        for row in rows
+        if len(row) == 8 and f"socket:[{row[6]}]" in inodes and (int(row[3], 16) & _ACCEPTS or row[4] == _DATAGRAMS)
+    }
 
 
 def _address(text: str) -> str:

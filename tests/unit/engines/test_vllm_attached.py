@@ -6,12 +6,14 @@ In its place a server of HTTP answers as vLLM's does, and its connector's part i
 from __future__ import annotations
 
 import ast
+import http.client
 import json
 import os
 import socket
 import stat
 import sys
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -284,11 +286,11 @@ def test_one_that_says_nothing_of_any_work_is_given_up(
     # Given a server that takes a request and answers nothing
     monkeypatch.setattr(conversation, "SILENT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        answering, reached._server.url = reached._server._address, "http://somewhere"
-        reached._server._address = ("127.0.0.1", silent.getsockname()[1])
+        answering, reached._server.url = reached._server._connect, "http://somewhere"
+        reached._server._connect = partial(http.client.HTTPConnection, *silent.getsockname())
         with pytest.raises(EngineUnavailable, match="it hangs"):
             list(reached.ask(None, emit=None, inject=None, **PROMPT))
-        reached._server._address = answering
+        reached._server._connect = answering
     wait_until(lambda: evaluated(reached) == 3, "it is taken up again")
 
 

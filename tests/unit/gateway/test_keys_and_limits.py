@@ -100,6 +100,11 @@ def test_a_key_opens_its_models_and_no_others(
         assert [each["id"] for each in http.get("/v1/models", headers=with_key(one)).json()["data"]] == [OTHER]
         assert [each["name"] for each in http.get("/api/tags", headers=with_key(one)).json()["models"]] == [OTHER]
         assert http.get("/api/ps", headers=with_key(one)).json()["models"] == []
+        figures = http.get("/metrics", headers=with_key(one)).text
+        assert f'model="{OTHER}"' in figures
+        assert "kvasir_gateway_open_requests 1.0" in figures
+        assert MODEL not in figures
+        assert f'model="{MODEL}"' in http.get("/metrics", headers=with_key(all_models)).text
         for path in ("/v1/chat/completions", "/api/chat", "/api/show"):
             body = ASK if "show" not in path else {"model": MODEL}
             refused = http.post(path, json=body, headers=with_key(one))

@@ -1,0 +1,18 @@
+"""The application that Streamlit serves: the desk, behind the check of who may ask.
+
+Streamlit's own `server.allowedHosts` is asked for WebSockets only; media, uploads and downloads are plain HTTP.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starlette.middleware import Middleware
+from streamlit import App, get_option
+
+from monitoring.access import LOOPBACK, Guard
+
+app = App(
+    Path(__file__).with_name("script.py"),
+    middleware=[Middleware(Guard, listens_on=get_option("server.address") or LOOPBACK)],
+)

@@ -1,0 +1,89 @@
+"""Who may speak to what listens: the one check of the gateway without keys, the desk, and the pages.
+
+Where no key is asked for, being on this machine is what admits. But a page anywhere on the web can have a browser on
+this machine ask, and read the answer if its own name leads here (DNS rebinding). So a request has to name this machine,
+and must come from no page of another.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+LOOPBACK = "127.0.0.1"
+_LOOPBACK_NAMES = ("localhost", LOOPBACK, "::1")
+_PRIVATE_DOMAINS = ("internal", "lan", "local", "localhost")  # nobody can make a name in them lead here from outside
+
+_Message = MutableMapping[str, Any]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def why_not(listens_on: str, host: str, origin: str | None) -> str:
+    """Why a request with these headers is refused, as a sentence; "": it isn't."""
+    if not _names_us(_hostname(f"//{host}"), listens_on):
+        return "requests are answered only under this machine's own names and addresses"
+    if origin and not _names_us(_hostname(origin), listens_on):
+        return "pages from elsewhere are not answered"
+    return ""
+
+
+class Guard:
+    """ASGI middleware: HTTP and WebSockets of an application that listens on `listens_on`."""
+
+    def __init__(self, app: Callable[..., Awaitable[None]], listens_on: str) -> None:
+        self._app = app
+        self._listens_on = listens_on
+
+    async def __call__(
+        self, scope: _Message, receive: Callable[[], Awaitable[_Message]], send: Callable[[_Message], Awaitable[None]]
+    ) -> None:
+        """One request, or one WebSocket."""
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        problem = why_not(self._listens_on, headers.get(b"host", ""), headers.get(b"origin"))
+        if not problem:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": problem})
+        else:
+            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
+            await send({"type": "http.response.body", "body": problem.encode()})
+
+
+def _names_us(name: str | None, listens_on: str) -> bool:
+    """Whether a name can only be meant for this machine, or for one in its own network where that is listened to."""
+    if name is None or name in (*_LOOPBACK_NAMES, listens_on):
+        return name is not None
+    if is_loopback(listens_on):
+        return False
+    _, dot, domain = name.rpartition(".")
+    return _is_address(name) or not dot or domain in _PRIVATE_DOMAINS or name in _own_names()
+
+
+@functools.cache
+def _own_names() -> tuple[str, ...]:
+    return socket.gethostname().lower(), socket.getfqdn().lower()
+
+
+def _hostname(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:  # brackets that are no IPv6 address
+        return None
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
