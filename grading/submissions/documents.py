@@ -29,11 +29,11 @@ _COMMAND = "pip install 'kvasir-inference[documents]'"
 
 def read_docx(data: bytes, _suffix: str = "") -> Submission:
     """A Word document: headings, paragraphs, lists, tables, text boxes and notes. Raises Unreadable."""
+    _check_package(data)
     try:
         import mammoth  # an extra
     except ImportError:
         raise Unreadable(f"Word documents can't be read here: install what reads them with {_COMMAND}") from None
-    _check_package(data)
     try:
         no_picture = mammoth.images.img_element(lambda _: {"src": ""})
         result = mammoth.convert_to_html(io.BytesIO(data), convert_image=no_picture)

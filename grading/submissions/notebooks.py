@@ -100,6 +100,11 @@ def pictures_in(text: str) -> Iterator[tuple[str, Any]]:
                 yield place, forms[kind]
 
 
+def cells_of(text: str) -> list[dict[str, Any]]:
+    """The cells of a notebook that are objects, as nbformat 4 has them. Raises Unreadable, as `read_notebook`."""
+    return [cell for cell in _cells(_load_json(text)) if isinstance(cell, dict)]
+
+
 def slim_notebook(data: bytes, placeholder_for: Callable[[bytes], bytes] = lambda _: b"") -> bytes:
     """The file with `placeholder_for(base64)` instead of each picture's base64.
 
@@ -279,7 +284,7 @@ class _NotebookReader:
 
     def _source(self, location: str, cell: Mapping[str, Any]) -> tuple[str, bool]:
         """A cell's text without hidden tests, and whether the student was given it like that."""
-        source = _join_lines(cell.get("source"))
+        source = join_lines(cell.get("source"))
         visible_source = without_hidden_tests(cell["cell_type"], source)
         if visible_source != source:
             self.hidden_tests.append(location)
@@ -289,23 +294,23 @@ class _NotebookReader:
     def _output(self, output: Mapping[str, Any]) -> str:
         kind = output.get("output_type")
         if kind == "stream":
-            return _join_lines(output.get("text"))
+            return join_lines(output.get("text"))
         if kind == "error":
             trace = "\n".join(line for line in as_list(output.get("traceback")) if isinstance(line, str))
-            return trace or f"{_join_lines(output.get('ename'))}: {_join_lines(output.get('evalue'))}"
+            return trace or f"{join_lines(output.get('ename'))}: {join_lines(output.get('evalue'))}"
         return self._data(as_dict(output.get("data")))
 
     def _data(self, data: Mapping[str, Any]) -> str:
         """The text of one result that comes in several forms. A plot in three formats is one picture."""
         if any(mime.startswith(_WIDGET) for mime in data):
             return ""
-        plain, markup = _join_lines(data.get("text/plain")), _join_lines(data.get("text/html"))
+        plain, markup = join_lines(data.get("text/plain")), join_lines(data.get("text/html"))
         markup, self.markup = markup[: self.markup], max(0, self.markup - len(markup))
         html_text, images = html_to_text(markup)
         self.images += any(mime.startswith(_PICTURES) for mime in data) or images
         if plain.strip() and not (html_text and _OBJECT.fullmatch(plain.strip())):
             return plain
-        return html_text or _join_lines(data.get("text/markdown")) or _join_lines(data.get("text/latex"))
+        return html_text or join_lines(data.get("text/markdown")) or join_lines(data.get("text/latex"))
 
     def _add(self, kind: PartKind, text: str, location: str, given: bool = False) -> None:
         space = min(_MAX_PART, _MAX_SCANNED - self.scanned_chars[kind])
@@ -328,7 +333,7 @@ def _merge_streams(outputs: list[Any]) -> list[dict[str, Any]]:
     for output in outputs:
         if not isinstance(output, dict):
             continue
-        text = _join_lines(output.get("text")) if output.get("output_type") == "stream" else None
+        text = join_lines(output.get("text")) if output.get("output_type") == "stream" else None
         keys = ("output_type", "name", "stream")
         if text is not None and result and all(result[-1].get(key) == output.get(key) for key in keys):
             pieces.append(text)
@@ -339,7 +344,7 @@ def _merge_streams(outputs: list[Any]) -> list[dict[str, Any]]:
     return result
 
 
-def _join_lines(value: Any) -> str:
+def join_lines(value: Any) -> str:
     """nbformat's multi-line string: one string, or a list of them."""
     if isinstance(value, str):
         return value

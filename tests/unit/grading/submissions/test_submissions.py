@@ -201,7 +201,8 @@ def test_other_kinds_are_a_problem_at_the_top_and_a_note_in_a_folder(tmp_path):
     odt, bare, folder = read_submissions(tmp_path)
 
     assert odt.problem == (
-        "files of type .odt can't be read; hand in one of: .ipynb, .r, .rmd, .qmd, .py, .sql, .md, .txt, .html, .docx, .pdf"
+        "files of type .odt can't be read; hand in one of: "
+        ".ipynb, .r, .rmd, .qmd, .py, .sql, .md, .txt, .html, .docx, .pdf"
     )
     assert bare.problem.startswith("files without a known type can't be read")
     assert folder.notes == (
