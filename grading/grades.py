@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from grading.alarms import class_alarms
 from grading.jobs import Assignment, Item, Task
+from grading.own_work import given_with_rubric
 from grading.points import EARLIER_REMARK, KEPT_REMARK, NO_RESULT_YET, Grade, grade_submission
 from grading.prompts.answers import (
     AnswerError,
@@ -95,12 +96,13 @@ def with_removed_submissions(
 
 def _hidden_texts(assignment: Assignment) -> PrivateTexts:
     """What no feedback may repeat, beside what the students have been given."""
-    rubric, solution, template = assignment.rubric, assignment.solution, assignment.template
+    rubric, solution = assignment.rubric, assignment.solution
     notes = [criterion.guidance for criterion in rubric.criteria]
     secrets = [RULES, *notes, *(part.text for part in (solution.parts if solution else ()))]
-    titles = [criterion.title for criterion in rubric.criteria]
-    given = [rubric.instructions, *titles, *(part.text for part in (template.parts if template else ()))]
-    return private_texts(secrets, given, notes)
+    outputs = [
+        part.text for part in (assignment.template.parts if assignment.template else ()) if part.kind == "output"
+    ]
+    return private_texts(secrets, [*given_with_rubric(rubric, assignment.given), *outputs], notes)
 
 
 def make_graded_class(

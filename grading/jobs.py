@@ -19,7 +19,7 @@ from grading.rubric.checks import CheckFinding, run_checks
 from grading.rubric.rubric import ASPECTS, Aspect, Rubric
 from grading.submissions.reading import Submission
 from grading.submissions.tokens import estimate_tokens
-from grading.submissions.truncation import Cut, Limits, truncate
+from grading.submissions.truncation import USUAL_TOKENS, Count, Cut, Limits, count_parts, limits_within, truncate
 from messages.errors import ConfigError
 from messages.jobs import (
     MAX_QUESTION_ANSWERS,
@@ -37,6 +37,7 @@ from producers.batch.batch import BatchEntry
 # Several answers at temperature 0 would be one answer several times.
 SAMPLES_TEMPERATURE = 0.3
 _KEY_DIGITS = 12
+_HEADING_TOKENS = 36  # of a part, with its code
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class Assignment:
     items: tuple[Item, ...]
     solution: Submission | None = None
     template: Submission | None = None
+    given: tuple[str, ...] = ()  # the passages that the class was given to work in
     selected_ids: frozenset[str] = frozenset()  # item ids of the submissions that are graded now
 
     @property
@@ -145,6 +147,11 @@ def _split_into_jobs(questions: Mapping[str, Question]) -> Iterator[dict[str, Qu
         yield group
 
 
+def _with_plain_headings(submission: Submission) -> Submission:
+    """As earlier releases showed it: prompts did not say which cells were given."""
+    return replace(submission, parts=tuple(replace(part, given=False) for part in submission.parts))
+
+
 class PromptMaker:
     """Builds the items of one class: everything that is the same for all of them is computed once."""
 
@@ -166,7 +173,7 @@ class PromptMaker:
             )
         self._questions = {aspect: self._named_questions(aspect) for aspect in self._aspects if not self._asks_together}
         self._samplings = {aspect: self._longest_sampling(aspect) for aspect in self._aspects}
-        self._limits = self._fitting_limits()
+        self._space = min([self._submission_space(aspect) for aspect in self._aspects], default=USUAL_TOKENS)
 
     def item(self, submission: Submission) -> Item:
         """One submission, cut, with its prompts."""
@@ -175,7 +182,7 @@ class PromptMaker:
         if submission.problem or submission.empty:
             return Item(submission, (), (), item_id)
         letters = min(model.letters_per_token for model in assignment.request.models.values())
-        short, cuts = truncate(submission, self._limits, lambda text: estimate_tokens(text, letters))
+        short, cuts = self._cut(submission, lambda text: estimate_tokens(text, letters))
         fence = fence_for(self._secret, text_of(short))
         solution = assignment.solution.parts if assignment.solution else ()
         findings = tuple(run_checks(assignment.rubric.checks, submission.parts, solution, submission.language))
@@ -195,7 +202,7 @@ class PromptMaker:
                 asks_together=self._asks_together,
             )
             tasks += self._tasks(aspect, prompt, f"{item_id}.{aspect}")
-        likeness = copy_reason(submission, assignment.rubric, assignment.solution, assignment.template, self._common)
+        likeness = copy_reason(submission, assignment.rubric, assignment.solution, assignment.given, self._common)
         return Item(submission, cuts, tuple(tasks), item_id, findings, fence, likeness)
 
     def _tasks(self, aspect: Aspect, prompt: tuple[Part, ...], item_id: str) -> list[Task]:
@@ -257,11 +264,25 @@ class PromptMaker:
             json_schema=json.dumps(schema, separators=(",", ":"), ensure_ascii=False),
         )
 
-    def _fitting_limits(self) -> Limits:
-        """The usual limits, scaled down where a model's context has no room for them."""
+    def _cut(self, submission: Submission, count: Count) -> tuple[Submission, tuple[Cut, ...]]:
+        """The submission as far as the models have room for it, or as was asked for."""
+        cap = self._assignment.request.max_submission_tokens
+        if cap is None:
+            return truncate(_with_plain_headings(submission), self._earlier_limits(), count)
+        # Headings are part of the prompt too; of thousands of parts most are left out, and theirs with them.
+        space = max(self._space - _HEADING_TOKENS * len(submission.parts), self._space // 2)
+        total = min(space, cap or space)
+        sizes = count_parts(submission, count)
+        return (
+            (submission, ())
+            if sum(sizes.values()) <= total
+            else truncate(submission, limits_within(sizes, total), count)
+        )
+
+    def _earlier_limits(self) -> Limits:
+        """The default limits, scaled down where a model's context has no room for them."""
         limits = Limits()
-        total = limits.code_tokens + limits.text_tokens + limits.output_tokens
-        share = min([1.0, *(self._submission_space(aspect) / total for aspect in self._aspects)])
+        share = min(1.0, self._space / USUAL_TOKENS)
         return replace(
             limits,
             code_tokens=int(limits.code_tokens * share),

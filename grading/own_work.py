@@ -1,10 +1,11 @@
-"""What of a submission is the student's own: the lines that the template has not. White space and case don't count."""
+"""What of a submission is the student's own, and what the class was given. White space and case don't count."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import replace
 
 from grading.quotes import line_counts, squeeze
 from grading.rubric.rubric import Rubric
@@ -20,6 +21,10 @@ NOTE_COUNTS = 3
 _NOTE_CHARS = 25
 _LINE_CHARS = 4  # shorter ones (`end`, `)`) are nobody's
 
+# A cell's mark of the teacher's is the student's file's word: it counts for the class where several students have it,
+# and this part of those who have such cells at all.
+_SEVERAL, _PART_OF_THEM = 2, 0.1
+
 # A line that says whose work it is: in prose or a comment, or a constant as nbgrader's.
 _PERSON_FIELD = (
     r"(?:(?:your|full|student|first|last|given)[ _-])*(?:names?|authors?|students?|id|e-?mail|date|collaborators?)"
@@ -28,13 +33,46 @@ _CONSTANT = r"[A-Z_]*(?:NAMES?|AUTHORS?|COLLABORATORS?|STUDENT_ID|EMAIL)"
 _HEADER = re.compile(rf"(?:[#%/*>|\s_-]*(?i:{_PERSON_FIELD})[\s*_]*:|{_CONSTANT}\s*(?:=|<-)).{{0,120}}\Z")
 
 
-def is_template(work: Submission, template: Submission) -> bool:
-    """Whether nothing was added to the template but who it is from; outputs, order and white space don't count."""
-    template_texts, work_texts = _texts(template), _texts(work)
-    if squeeze("".join(template_texts)) == squeeze("".join(work_texts)):
+def given_to_class(template: Submission | None, class_work: Iterable[Submission]) -> tuple[str, ...]:
+    """The passages that the class was given to work in: the template's, and cells that several have from the teacher.
+
+    A cell that one student alone has so counts for that student only (`SubmissionPart.given`).
+    """
+    given_cells = [{part.text: None for part in work.parts if part.given} for work in class_work]
+    times = Counter(text for texts in given_cells for text in texts)
+    enough = max(_SEVERAL, _PART_OF_THEM * sum(map(bool, given_cells)))
+    return (*_texts(template), *(text for text, number in times.items() if number >= enough))
+
+
+def given_with_rubric(rubric: Rubric, given: Sequence[str]) -> list[str]:
+    """What was given, and what the rubric says to students."""
+    return [rubric.instructions, *(criterion.title for criterion in rubric.criteria), *given]
+
+
+def mark_given(work: Submission, rubric: Rubric, given: Sequence[str]) -> Submission:
+    """With its parts marked that hold nothing but what the class was given, and whether it adds anything to that.
+
+    A line of the rubric may be an answer (one of several to choose from): work is not empty because of it.
+    """
+    if work.empty or work.problem:
+        return work
+    given_lines = line_counts(given_with_rubric(rubric, given)).keys()
+    parts = tuple(
+        replace(part, known=True) if part.kind != "output" and line_counts([part.text]).keys() <= given_lines else part
+        for part in work.parts
+    )
+    return replace(work, parts=parts, only_template=_adds_nothing(work, given))
+
+
+def _adds_nothing(work: Submission, given: Sequence[str]) -> bool:
+    """Whether nothing was added but who it is from; outputs, order and white space don't count."""
+    if not given and not any(part.given for part in work.parts):
+        return False
+    own_texts = _own_texts(work)
+    if squeeze("".join(given)) == squeeze("".join(own_texts)):
         return True
-    lines = (line for text in work_texts for line in text.split("\n") if not _HEADER.match(line.strip()))
-    return not line_counts(lines) - line_counts(template_texts)
+    lines = (line for text in own_texts for line in text.split("\n") if not _HEADER.match(line.strip()))
+    return not line_counts(lines) - line_counts(given)
 
 
 def common_lines(class_work: Iterable[Submission]) -> Set[str]:
@@ -45,13 +83,13 @@ def common_lines(class_work: Iterable[Submission]) -> Set[str]:
 
 
 def copy_reason(
-    work: Submission, rubric: Rubric, solution: Submission | None, template: Submission | None, common: Set[str]
+    work: Submission, rubric: Rubric, solution: Submission | None, given: Sequence[str], common: Set[str]
 ) -> str:
     """Why it looks like a copy of the solution or the rubric: most of its own lines are theirs; "" if it doesn't."""
-    template_lines = line_counts([rubric.instructions, *_texts(template)])
+    given_lines = line_counts(given_with_rubric(rubric, given))
     own_lines, solution_lines = (
-        {line for line in line_counts(_texts(source)) - template_lines if len(line) >= _LINE_CHARS}
-        for source in (work, solution)
+        {line for line in line_counts(texts) - given_lines if len(line) >= _LINE_CHARS}
+        for texts in (_own_texts(work), _texts(solution))
     )
     notes = {
         line for line in line_counts(criterion.guidance for criterion in rubric.criteria) if len(line) >= _NOTE_CHARS
@@ -68,6 +106,10 @@ def copy_reason(
             "notes"
         )
     return ""
+
+
+def _own_texts(work: Submission) -> list[str]:
+    return [part.text for part in work.parts if part.kind != "output" and not part.given]
 
 
 def _texts(work: Submission | None) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from grading.jobs import Assignment, EarlierJobs, Item, PromptMaker
 from grading.names.pseudonyms import pseudonym, pseudonymise
-from grading.own_work import common_lines, is_template
+from grading.own_work import common_lines, given_to_class, mark_given
 from grading.report.grades import GradedClass
 from grading.request import GradeRequest
 from grading.rubric.rubric import Rubric, load_rubric
@@ -74,13 +74,10 @@ def assign(
 
     `form` is that of the questions, where it asks any.
     """
-    work = [
-        replace(submission, only_template=is_template(submission, template))
-        if template and not submission.empty
-        else submission
-        for submission in submissions
-    ]
-    assignment = Assignment(request, rubric, (), solution, template)
+    submissions = list(submissions)
+    given = given_to_class(template, submissions)
+    work = [mark_given(submission, rubric, given) for submission in submissions]
+    assignment = Assignment(request, rubric, (), solution, template, given)
     maker = PromptMaker(
         assignment, batch_id, secret, common_lines(work), EarlierJobs(planned_entries, succeeded_ids), form
     )

@@ -42,9 +42,12 @@ def submission_texts(submission: Submission, foreign_lines: Mapping[str, int] | 
     texts = tuple(neutralise(part.text) for part in submission.parts)
     remaining_lines = Counter(foreign_lines)
     squeezed_lines, own_flags, own_lines = [], bytearray(), []
-    for line in "\n".join(texts).split("\n"):
+    lines = (
+        (line, part.given) for part, text in zip(submission.parts, texts, strict=True) for line in text.split("\n")
+    )
+    for line, is_given in lines:
         squeezed_lines.append(squeeze(line))
-        is_own = remaining_lines[squeezed_lines[-1]] <= 0
+        is_own = not is_given and remaining_lines[squeezed_lines[-1]] <= 0
         remaining_lines[squeezed_lines[-1]] -= 1
         own_flags += bytes([is_own]) * len(squeezed_lines[-1])
         own_lines += [line] if is_own else []

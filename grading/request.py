@@ -71,6 +71,8 @@ class GradeRequest:
     selection: Selection = WHOLE_CLASS
     samples: int = 1  # answers to each prompt, from one prefill; where they disagree a person looks
     ask: AskForm = "together"
+    # Of a submission; 0: as many as the models have room for; None: planned with the limits of earlier releases.
+    max_submission_tokens: int | None = 0
 
     @property
     def excluded_paths(self) -> dict[str, str]:
@@ -91,6 +93,7 @@ class GradeRequest:
             "limit": self.selection.limit,
             "samples": self.samples,
             "ask": self.ask,
+            **({} if self.max_submission_tokens is None else {"max_submission_tokens": self.max_submission_tokens}),
         }
 
     def read(self, selection: Selection = WHOLE_CLASS) -> list[Submission]:

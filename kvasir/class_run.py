@@ -120,7 +120,17 @@ def request_from(
     loaded_rubric = load_rubric(rubric)
     of_aspect = {"code": settings.code_model, "feedback": settings.feedback_model}
     models = {aspect: aspect_model(of_aspect[aspect]()) for aspect in ASPECTS if loaded_rubric.for_model(aspect)}
-    return GradeRequest(folder, rubric, models, solution, template, Selection(names, limit), samples, ask)
+    return GradeRequest(
+        folder,
+        rubric,
+        models,
+        solution,
+        template,
+        Selection(names, limit),
+        samples,
+        ask,
+        settings.grading.max_submission_tokens,
+    )
 
 
 def request_of_batch(settings: Settings, batch: Batch, will_run: bool = True) -> GradeRequest:
@@ -156,6 +166,7 @@ def request_from_manifest(
         Selection(tuple(stored_request["only"]), stored_request["limit"], from_manifest=True),
         stored_request.get("samples", 1),
         "criteria" if stored_request.get("ask") == "criteria" else "together",
+        stored_request.get("max_submission_tokens"),
     )
 
 
@@ -193,7 +204,7 @@ def open_class(
         say(exclusion_sentence(request.excluded_paths))
     while True:
         with Batch(place) as batch:
-            assignment = read_class(batch, request)
+            assignment = read_class(batch, _as_planned(batch, request))
             if is_same(batch, assignment):
                 if not batch.may_plan:
                     batch.check_may_publish()
@@ -210,6 +221,12 @@ def open_class(
         else:
             number += 1
             place = default.with_name(f"{default.name}-{number}")
+
+
+def _as_planned(batch: Batch, request: GradeRequest) -> GradeRequest:
+    """The request with the limits that its batch's prompts were planned with, if that was by an earlier release."""
+    by_earlier_release = batch.request and "max_submission_tokens" not in batch.request
+    return replace(request, max_submission_tokens=None) if by_earlier_release else request
 
 
 def place_of(request: GradeRequest, target: BatchPlace) -> Path:

@@ -28,6 +28,7 @@ from kvasir.commands.migrate import migrate
 from kvasir.commands.pause_resume_drain import drain, pause, resume
 from kvasir.commands.regrade import regrade
 from kvasir.commands.requests import requests
+from kvasir.commands.rubric import rubric
 from kvasir.commands.run import run
 from kvasir.commands.serve import keys, serve
 from kvasir.commands.status import status
@@ -85,7 +86,7 @@ def kvasir(context: click.Context, config_file: Path | None, log_level: str, log
 for command in (
     *(demo, grade, submit, watch, results, retry, cancel, regrade, dead, deploy, logs, export, requests, bound, run),
     *(migrate, serve, keys, forget, ask, status, config, engines, doctor, plan, prefill_worker, decode_worker),
-    *(pause, resume, drain, top, ui),
+    *(pause, resume, drain, top, ui, rubric),
 ):
     kvasir.add_command(command)
 complete(kvasir)

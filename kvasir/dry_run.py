@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -15,7 +15,7 @@ from grading.report.grades import one_line
 from grading.request import GradeRequest
 from grading.submissions.lms_names import student_id
 from grading.submissions.tokens import estimate_tokens
-from grading.submissions.truncation import count_parts
+from grading.submissions.truncation import USUAL_TOKENS, count_parts
 from infra.config.settings import Settings
 from kvasir.class_run import exclusion_sentence
 from kvasir.connect import connect
@@ -40,6 +40,8 @@ def show_dry_run(settings: Settings, request: GradeRequest, as_json: bool) -> in
         summary = describe(assignment, *_counter(assignment, client))
         summary["outside"] = _outside(settings, assignment, client)
     say_json(summary) if as_json else _print(summary)
+    if not as_json and (sentence := _limit_sentence(assignment.items)):
+        say(sentence)
     return 1 if any(item["problem"] for item in summary["submissions"]) else 0
 
 
@@ -180,6 +182,20 @@ def _print(summary: dict[str, Any]) -> None:
         say(f"OUTSIDE: prompts, with students' work, go to {host}, outside private networks")
     for part in summary["shared_prefix"]:
         say(f"{part['role']}: the class shares {part['tokens']:,} tokens, {part['percent']}% of its prompts")
+
+
+def _limit_sentence(items: Sequence[Item]) -> str:
+    """What `max_submission_tokens` costs, or what it would save; "" where no submission is long."""
+    if cut_tokens := sum(cut.dropped_tokens for item in items for cut in item.cuts):
+        number = plural(sum(bool(item.cuts) for item in items), "submission")
+        return f"{number} cut: {cut_tokens:,} tokens of work that no model reads"
+    sizes = [sum(count_parts(item.submission, estimate_tokens).values()) for item in items if item.tasks]
+    if saved_tokens := sum(max(0, size - USUAL_TOKENS) for size in sizes):
+        return (
+            f"nothing is cut; the longest submission has about {max(sizes):,} tokens. max_submission_tokens = "
+            f"{USUAL_TOKENS} in [grading] would leave out {saved_tokens:,} of the class's"
+        )
+    return ""
 
 
 _FIGURES = ("code", "text", "output", "prompts")

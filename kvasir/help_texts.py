@@ -42,6 +42,8 @@ EXAMPLES = {
         "kvasir export results/homework4 --format canvas --gradebook gradebook.csv --assignment 1234",
         "kvasir export results/homework4 --format feedback --as html",
     ],
+    "rubric": ["kvasir rubric from homework.ipynb > rubric.yaml"],
+    "rubric from": ["kvasir rubric from homework.ipynb > rubric.yaml"],
     "forget": ["kvasir forget results/homework4"],
     "dead": ["kvasir dead list", "kvasir dead replay 3f2a"],
     "dead list": ["kvasir dead list --model qwen3-coder:30b"],

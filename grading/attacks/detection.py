@@ -36,11 +36,13 @@ _PIECE = re.compile(r".{1,240}(?:\s|$)|.{1,240}")
 
 @lru_cache(maxsize=1024)  # a watched batch is graded again with each result, and its submissions stay as they are
 def instruction_flags(submission: Submission) -> tuple[str, ...]:
-    """A sentence for each part, at most three, with the passage that most reads as if it spoke to the grader."""
+    """A sentence for each part, at most three, with the passage that most reads as if it spoke to the grader.
+
+    What the whole class was given is not asked: it is the teacher's.
+    """
     flags = []
-    for part, scored_passage in zip(
-        submission.parts, strongest_passages([part.text for part in submission.parts]), strict=True
-    ):
+    parts = [part for part in submission.parts if not part.known]
+    for part, scored_passage in zip(parts, strongest_passages([part.text for part in parts]), strict=True):
         location = part.location or part.kind
         if scored_passage:
             score, passage = scored_passage

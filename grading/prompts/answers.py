@@ -21,7 +21,7 @@ FEEDBACK_CHARS = 200
 SUMMARY_CHARS = 400
 
 
-# "not their own": it stands there, but only in lines of the template, the instructions or the rubric.
+# "not their own": it stands there, but only in what was given: cells, template, instructions, rubric.
 Evidence = Literal["found", "not found", "none given", "not their own"]
 
 

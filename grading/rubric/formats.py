@@ -2,8 +2,10 @@
 
     the earlier grader's JSON   assignment_info, rubric_elements, …, or only {name: {points, description}}
     Canvas's rubric CSV         Rubric Name, Criteria Name, Criteria Description, Criteria Enable Range, the ratings
+    nbgrader's notebook         `grade_id` and `points` of each graded cell; hidden tests are left out
+    Otter-Grader's notebook     `name` and `points` of each `# BEGIN QUESTION` (otter/assign/blocks.py)
 
-What these formats don't say is which model reads a criterion: words of its name decide, as CODE_WORDS lists them.
+What the first two don't say is which model reads a criterion: words of its name decide, as CODE_WORDS lists them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from grading.submissions.notebooks import as_dict, as_list
+import yaml
+
+from grading.submissions.cell_marks import nbgrader_of, without_hidden_tests
+from grading.submissions.notebooks import as_dict, as_list, cells_of, join_lines
 from messages.errors import RubricError
 
 CODE_WORDS = re.compile(
@@ -25,6 +30,8 @@ CODE_WORDS = re.compile(
 )
 _STEPS = tuple(Decimal(step) for step in ("1", "0.5", "0.25", "0.1", "0.05", "0.01", "0.001"))
 _RESERVED_IDS = ("summary", "state", "points", "needs_review", "remarks", "reason")  # no criterion's id
+_OTTER_BOUNDARY = re.compile(r"(?:```otter\s*)?#\s+(BEGIN|END)\s+QUESTION\b", re.IGNORECASE)
+_OTTER_TEST = re.compile(r"#+\s*(?:hidden\s*)?test\b|\W*(?:\w\s*=\s*)?\W*#\s*BEGIN\s*TEST\s*CONFIG", re.IGNORECASE)
 _CANVAS = ("Rubric Name", "Criteria Name", "Criteria Description", "Criteria Enable Range")
 
 
@@ -145,7 +152,89 @@ def _common_step(values: Iterable[Decimal]) -> Decimal:
     return next((step for step in steps if all(value % step == 0 for value in nonzero_ratings)), _STEPS[-1])
 
 
-# --- both
+# --- notebooks
+
+
+def from_notebook(file: str, text: str) -> dict[str, Any]:
+    """Our keys and values of what a teacher's notebook says of points. Raises RubricError."""
+    cells = cells_of(text)
+    criteria = [*_nbgrader_criteria(cells), *_otter_criteria(file, cells)]
+    if not criteria:
+        raise RubricError(
+            f"{file} says no points: it has no graded cell of nbgrader's and no question of Otter-Grader's"
+        )
+    headings = (line for cell in cells for line in join_lines(cell.get("source")).split("\n") if line.startswith("# "))
+    return {"title": _plain_title(next(headings, "")) or "Assignment", "criteria": _with_ids(criteria)}
+
+
+def _nbgrader_criteria(cells: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
+    """One of each cell that has points. Its title is the text before it, or its own if it is the task."""
+    question = ""
+    for cell in cells:
+        marks, kind = nbgrader_of(cell), str(cell.get("cell_type"))
+        source = without_hidden_tests(kind, join_lines(cell.get("source")))
+        if kind == "markdown" and not marks.get("solution"):
+            question = source
+        if (marks.get("grade") or marks.get("task")) and _parse_number(marks.get("points")):
+            is_test = kind == "code" and not marks.get("solution")
+            notes = f"Tests that it should pass:\n{source}" if is_test and source.strip() else ""
+            yield _of_cell(str(marks.get("grade_id")), question, marks["points"], notes, kind == "code")
+
+
+def _otter_criteria(file: str, cells: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
+    """One of each question. Its title is the first text in it."""
+    config: Mapping[str, Any] = {}
+    question, tests = "", 0
+    for cell in cells:
+        kind, source = cell.get("cell_type"), join_lines(cell.get("source"))
+        if boundary := _OTTER_BOUNDARY.match(source):
+            if boundary[1].upper() == "BEGIN":
+                config, question, tests = as_dict(_yaml(file, source.strip("`").removeprefix("otter"))), "", 0
+            elif config:
+                yield _of_cell(
+                    name if isinstance(name := config.get("name"), str) else "",
+                    question,
+                    _otter_points(config, tests),
+                    "",
+                    not config.get("manual"),
+                )
+                config = {}
+        elif config and kind == "markdown":
+            question = question or source
+        elif config and _OTTER_TEST.match(source):
+            tests += 1
+
+
+def _otter_points(config: Mapping[str, Any], tests: int) -> Any:
+    """otter/assign/tests_manager.py, `determine_question_point_value`: one where nothing is said."""
+    points = config.get("points")
+    if isinstance(points, list):
+        return sum(map(_one_unless_number, points))
+    return _one_unless_number(points.get("each")) * tests if isinstance(points, dict) else _one_unless_number(points)
+
+
+def _one_unless_number(value: Any) -> int | float:
+    return value if isinstance(value, int | float) else 1
+
+
+def _yaml(file: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise RubricError(f"{file}: a `# BEGIN QUESTION` holds no YAML that can be read") from None
+
+
+def _of_cell(id: str, question: str, points: Any, notes: str, is_code: bool) -> dict[str, Any]:
+    return _make_criterion(id, _plain_title(question) or id, points, notes) | {
+        "model": "code" if is_code else "feedback"
+    }
+
+
+def _plain_title(text: str) -> str:
+    return " ".join(re.sub(r"[*#`]+|<!--.*?-->", " ", text).split())[:200]
+
+
+# --- all of them
 
 
 def _make_criterion(id: str, title: str, points: Any, guidance: str) -> dict[str, Any]:

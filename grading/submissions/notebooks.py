@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any
 
 from grading.submissions.archives import MIB, Unreadable, replace_controls
+from grading.submissions.cell_marks import is_given, nbgrader_of, without_hidden_tests
 from grading.submissions.submission import PartKind, Submission, SubmissionPart
 
 # Fixed names, because what a notebook says of its kernel is the student's text.
@@ -97,6 +98,11 @@ def pictures_in(text: str) -> Iterator[tuple[str, Any]]:
         for place, forms in (*attachment_forms, *output_forms):  # several forms of one output are one picture
             if kind := next((kind for kind in ("image/png", "image/jpeg") if kind in forms), ""):
                 yield place, forms[kind]
+
+
+def cells_of(text: str) -> list[dict[str, Any]]:
+    """The cells of a notebook that are objects, as nbformat 4 has them. Raises Unreadable, as `read_notebook`."""
+    return [cell for cell in _cells(_load_json(text)) if isinstance(cell, dict)]
 
 
 def slim_notebook(data: bytes, placeholder_for: Callable[[bytes], bytes] = lambda _: b"") -> bytes:
@@ -233,6 +239,8 @@ class _NotebookReader:
     language: str = ""  # of the first code cell that names one (nbformat 3)
     markup: int = _MAX_MARKUP  # characters of HTML that may still be read
     scanned_chars: Counter[PartKind] = field(default_factory=Counter)
+    hidden_tests: list[str] = field(default_factory=list)  # where they were left out
+    doubtful: list[str] = field(default_factory=list)  # of these, where it is not nbgrader that says so
 
     def submission(self, notebook: Mapping[str, Any]) -> Submission:
         metadata = as_dict(notebook.get("metadata"))
@@ -244,8 +252,12 @@ class _NotebookReader:
             _count_note(self.never_run, "code cell was", "code cells were", "never run"),
             _count_note(self.failed_cells, "code cell", "code cells", "ended in an error"),
             _count_note(self.unknown_cells, "cell", "cells", "of no known kind left out"),
+            f"hidden tests left out ({', '.join(self.hidden_tests)})" if self.hidden_tests else "",
         ]
-        return Submission("", language, tuple(self.parts), self.images, tuple(filter(None, notes)))
+        doubts = [f"left out as hidden tests ({', '.join(self.doubtful)}): is it?"] if self.doubtful else []
+        return Submission(
+            "", language, tuple(self.parts), self.images, tuple(filter(None, notes)), unreadable_notes=tuple(doubts)
+        )
 
     def read_cell(self, number: int, cell: Any) -> None:
         location = f"cell {number}"
@@ -253,50 +265,61 @@ class _NotebookReader:
         if kind == "code":
             self._code(location, cell)
         elif kind in ("markdown", "raw"):
-            source = _join_lines(cell.get("source"))
-            self._add("text", without_header(source) if number == 1 else source, location)
+            source, given = self._source(location, cell)
+            self._add("text", without_header(source) if number == 1 else source, location, given)
             self.images += len(as_dict(cell.get("attachments")))
         else:
             self.unknown_cells += 1
 
     def _code(self, location: str, cell: Mapping[str, Any]) -> None:
-        source, outputs = _join_lines(cell.get("source")), _merge_streams(as_list(cell.get("outputs")))
+        source, given = self._source(location, cell)
+        has_hidden_tests = location in self.hidden_tests  # an error's trace would show them
+        outputs = [] if has_hidden_tests else _merge_streams(as_list(cell.get("outputs")))
         self.language = self.language or language_name(cell.get("language"))
         self.never_run += bool(source.strip()) and cell.get("execution_count") is None and not outputs
         self.failed_cells += any(output.get("output_type") == "error" for output in outputs)
-        self._add("code", source, location)
+        self._add("code", source, location, given)
         for index, output in enumerate(outputs, 1):
             self._add("output", self._output(output), _of_output(location, index, outputs))
+
+    def _source(self, location: str, cell: Mapping[str, Any]) -> tuple[str, bool]:
+        """A cell's text without hidden tests, and whether the student was given it like that."""
+        source = join_lines(cell.get("source"))
+        visible_source = without_hidden_tests(cell["cell_type"], source)
+        if visible_source != source:
+            self.hidden_tests.append(location)
+            self.doubtful += [] if nbgrader_of(cell).get("grade") else [location]
+        return visible_source, is_given(cell, source)
 
     def _output(self, output: Mapping[str, Any]) -> str:
         kind = output.get("output_type")
         if kind == "stream":
-            return _join_lines(output.get("text"))
+            return join_lines(output.get("text"))
         if kind == "error":
             trace = "\n".join(line for line in as_list(output.get("traceback")) if isinstance(line, str))
-            return trace or f"{_join_lines(output.get('ename'))}: {_join_lines(output.get('evalue'))}"
+            return trace or f"{join_lines(output.get('ename'))}: {join_lines(output.get('evalue'))}"
         return self._data(as_dict(output.get("data")))
 
     def _data(self, data: Mapping[str, Any]) -> str:
         """The text of one result that comes in several forms. A plot in three formats is one picture."""
         if any(mime.startswith(_WIDGET) for mime in data):
             return ""
-        plain, markup = _join_lines(data.get("text/plain")), _join_lines(data.get("text/html"))
+        plain, markup = join_lines(data.get("text/plain")), join_lines(data.get("text/html"))
         markup, self.markup = markup[: self.markup], max(0, self.markup - len(markup))
         html_text, images = html_to_text(markup)
         self.images += any(mime.startswith(_PICTURES) for mime in data) or images
         if plain.strip() and not (html_text and _OBJECT.fullmatch(plain.strip())):
             return plain
-        return html_text or _join_lines(data.get("text/markdown")) or _join_lines(data.get("text/latex"))
+        return html_text or join_lines(data.get("text/markdown")) or join_lines(data.get("text/latex"))
 
-    def _add(self, kind: PartKind, text: str, location: str) -> None:
+    def _add(self, kind: PartKind, text: str, location: str, given: bool = False) -> None:
         space = min(_MAX_PART, _MAX_SCANNED - self.scanned_chars[kind])
         self.scanned_chars[kind] += min(len(text), space)
         text = shorten(text, space)
         text, images = clean_output(text) if kind == "output" else clean_source(text)
         self.images += images
         if text.strip():
-            self.parts.append(SubmissionPart(kind, text.strip("\n"), location))
+            self.parts.append(SubmissionPart(kind, text.strip("\n"), location, given))
 
 
 def _of_output(location: str, index: int, outputs: Sequence[Any]) -> str:
@@ -310,7 +333,7 @@ def _merge_streams(outputs: list[Any]) -> list[dict[str, Any]]:
     for output in outputs:
         if not isinstance(output, dict):
             continue
-        text = _join_lines(output.get("text")) if output.get("output_type") == "stream" else None
+        text = join_lines(output.get("text")) if output.get("output_type") == "stream" else None
         keys = ("output_type", "name", "stream")
         if text is not None and result and all(result[-1].get(key) == output.get(key) for key in keys):
             pieces.append(text)
@@ -321,7 +344,7 @@ def _merge_streams(outputs: list[Any]) -> list[dict[str, Any]]:
     return result
 
 
-def _join_lines(value: Any) -> str:
+def join_lines(value: Any) -> str:
     """nbformat's multi-line string: one string, or a list of them."""
     if isinstance(value, str):
         return value

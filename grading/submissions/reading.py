@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Iterator,
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from grading.submissions.archives import (
     MAX_SUBMISSION_BYTES,
@@ -25,6 +26,7 @@ from grading.submissions.archives import (
     printable_path,
     replace_controls,
 )
+from grading.submissions.documents import read_docx, read_pdf
 from grading.submissions.handed_in import FileGroup, resolve
 from grading.submissions.lms_names import is_late
 from grading.submissions.notebooks import (
@@ -59,7 +61,7 @@ _MAX_CHARS: dict[PartKind, int] = {"code": 150_000, "text": 150_000, "output": 7
 _MAX_PARTS = 10_000
 _VERY_LONG = "very long"
 _MAX_TEXT_BYTES = MIB // 2  # of one file that is no notebook
-MAX_FOLDER_BYTES = 4 * MIB  # of such files of one student; notebooks count a quarter
+MAX_FOLDER_BYTES = 4 * MIB  # of such files of one student; notebooks count a quarter, documents a sixteenth
 _DATA_URI = re.compile(rb"(data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,)[A-Za-z0-9+/=%]*")
 _MOODLE_FOLDER = "_assignsubmission_"  # in the name of each student's folder
 
@@ -271,11 +273,13 @@ def _kind(path: str, data: bytes) -> str:
     if data[:64].lstrip(b"\xef\xbb\xbf \r\n").startswith(b"{") and b'"cells"' in data and b'"cell_type"' in data:
         return ".ipynb"
     inner = _suffix(PurePosixPath(path).stem)
-    return inner if inner in _READERS and inner != ".ipynb" else suffix
+    return inner if inner in _READERS and inner not in (".ipynb", *_BINARY) else suffix
 
 
 def _parse(data: bytes, cut: str, path: str, suffix: str) -> Submission:
     """Raises Unreadable."""
+    if suffix in _BINARY:
+        return _READERS[suffix](data, suffix)
     text, note = decode_text(data)
     document = _READERS[suffix](text, suffix)
     kind = "notebook" if suffix == ".ipynb" else "file"
@@ -287,6 +291,8 @@ def _slim(data: bytes, suffix: str) -> tuple[bytes, str]:
     """The file as far as it is read, and a note if that is not all of it. Raises Unreadable."""
     if suffix == ".ipynb":
         return slim_notebook(data), ""
+    if suffix in _BINARY:
+        return data, ""
     short = _DATA_URI.sub(rb"\1", data[: 8 * _MAX_TEXT_BYTES])
     if len(short) <= _MAX_TEXT_BYTES and len(data) <= 8 * _MAX_TEXT_BYTES:
         return short, ""
@@ -320,9 +326,10 @@ def _read_folder(group: FileGroup) -> Submission:
     parts = [
         replace(part, location=_with_label(label, part.location, ", ")) for label, file in files for part in file.parts
     ]
+    doubts = [_with_label(label, doubt, ": ") for label, file in files for doubt in file.unreadable_notes]
     images = sum(file.images_left_out for _, file in files)
     language = _main_language(file for _, file in files)
-    return Submission("", language, tuple(parts), images, tuple(notes), unreadable_notes=tuple(problems))
+    return Submission("", language, tuple(parts), images, tuple(notes), unreadable_notes=(*problems, *doubts))
 
 
 def _labels(files: list[ArchiveEntry]) -> list[str]:
@@ -346,7 +353,7 @@ def _read_all(entries: list[ArchiveEntry], labels: list[str]) -> tuple[list[tupl
             suffix = _kind(entry.path, entry_bytes)
             data, cut = _slim(entry_bytes, suffix)
             del entry_bytes
-            bytes_scanned += len(data) // (4 if suffix == ".ipynb" else 1)
+            bytes_scanned += len(data) // {".ipynb": 4, ".docx": 16, ".pdf": 16}.get(suffix, 1)
             if bytes_scanned > MAX_FOLDER_BYTES:
                 raise Unreadable(f"left out, because the folder's text is longer than {MAX_FOLDER_BYTES // MIB} MiB")
             files.append((label, _parse(data, cut, entry.path, suffix)))
@@ -461,7 +468,7 @@ class _ChunkReader:
         self.lines, self.language = [], None
 
 
-_READERS: dict[str, Callable[[str, str], Submission]] = {
+_READERS: dict[str, Callable[[Any, str], Submission]] = {
     ".ipynb": _notebook,
     ".r": _script,
     ".rmd": _markdown_with_chunks,
@@ -471,5 +478,8 @@ _READERS: dict[str, Callable[[str, str], Submission]] = {
     ".md": _prose,
     ".txt": _prose,
     ".html": _page,
+    ".docx": read_docx,
+    ".pdf": read_pdf,
 }
+_BINARY = (".docx", ".pdf")  # their readers are given bytes
 READABLE = tuple(_READERS)

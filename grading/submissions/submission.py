@@ -15,6 +15,8 @@ class SubmissionPart:
     kind: PartKind
     text: str
     location: str
+    given: bool = False  # a cell that its notebook calls the teacher's, as the students were given it
+    known: bool = False  # every line of it is among what the whole class was given
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Submission:
     images_left_out: int = 0
     notes: tuple[str, ...] = ()  # what an instructor should know
     problem: str = ""
-    unreadable_notes: tuple[str, ...] = ()  # of the notes those on files of the work that can't be read
+    unreadable_notes: tuple[str, ...] = ()  # of the notes those on what of the work is not read
     only_template: bool = False  # nothing was added to what the students were given
     # Of what the same student handed in before: left out, the latest counts.
     superseded_names: tuple[str, ...] = ()

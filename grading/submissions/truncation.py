@@ -8,7 +8,7 @@ around a line that says how much is missing. Nothing is cut without a `Cut` that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from grading.submissions.notebooks import water_level
@@ -24,9 +24,16 @@ _TRIES = 5
 _LINE_SHARE = 0.2  # a cut moves to the end of a line if that costs no more than this
 
 
+# More than this of one submission is rare, and was cut by earlier releases, whatever the model could hold.
+USUAL_TOKENS = 22_000
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Budgets in tokens: per kind, and for any single output. 0 leaves a kind out."""
+    """Budgets in tokens: per kind, and for any single output. 0 leaves a kind out.
+
+    The defaults are those of earlier releases, for every model; batches that were planned with them keep them.
+    """
 
     code_tokens: int = 12_000
     text_tokens: int = 6_000
@@ -36,6 +43,20 @@ class Limits:
     def of(self, kind: PartKind) -> int:
         """The budget of a kind."""
         return {"code": self.code_tokens, "text": self.text_tokens, "output": self.output_tokens}[kind]
+
+
+def limits_within(sizes: Mapping[PartKind, int], total: int) -> Limits:
+    """Budgets for a submission of these sizes that is to have `total` tokens: what one kind doesn't need, others get.
+
+    Outputs are cut first, down to the part that they have in the default limits.
+    """
+    usual = Limits()
+    outputs = min(
+        sizes["output"], max(total - sizes["code"] - sizes["text"], total * usual.output_tokens // USUAL_TOKENS)
+    )
+    code_share = (total - outputs) * usual.code_tokens // (usual.code_tokens + usual.text_tokens)
+    code = min(sizes["code"], max(total - outputs - sizes["text"], code_share))
+    return Limits(code, min(sizes["text"], total - outputs - code), outputs, outputs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ MEANINGS = {
     "grading.notice": "A sentence across the top of every report, such as that these are no real grades",
     "grading.max_tokens": "Longest answer where no schema bounds it",
     "grading.temperature": "0: always the likeliest token",
+    "grading.max_submission_tokens": "Of a student's work in a prompt; the rest is cut, and said",
     "grading.top_p": "Choose among the likeliest tokens that have this probability together",
     "costs.price_per_kwh": "Of electricity, in any currency; 0: not known",
     "costs.years": "That a machine is used, to spread its price",

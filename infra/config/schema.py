@@ -171,6 +171,7 @@ class Grading:
     max_tokens: Tokens = 3000  # these three as the team's grader had them
     temperature: Temperature = 0.2
     top_p: Share = 0.9
+    max_submission_tokens: TokensOrNone = 0  # of a student's work in a prompt; 0: as many as the model has room for
 
 
 @dataclass(frozen=True, slots=True)

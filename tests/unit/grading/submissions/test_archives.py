@@ -28,15 +28,15 @@ def by_name(path):
 def test_a_zip_is_read_as_a_folder_is(tmp_path):
     path = make_zip(
         tmp_path / "class.zip",
-        {"b.R": "1", "a.ipynb": NOTEBOOK, "s/x.R": "2", "s/": "", "__MACOSX/._b.R": "", "s/.DS_Store": "", "c.pdf": ""},
+        {"b.R": "1", "a.ipynb": NOTEBOOK, "s/x.R": "2", "s/": "", "__MACOSX/._b.R": "", "s/.DS_Store": "", "c.odt": ""},
     )
 
     submissions = by_name(path)
 
-    assert list(submissions) == ["a.ipynb", "b.R", "c.pdf", "s"]
+    assert list(submissions) == ["a.ipynb", "b.R", "c.odt", "s"]
     assert submissions["a.ipynb"].parts[0].text == "Sales rose."
     assert submissions["s"].parts[0].text == "2"
-    assert "type .pdf can't be read" in submissions["c.pdf"].problem
+    assert "type .odt can't be read" in submissions["c.odt"].problem
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_a_bad_zip_is_an_error_that_names_it(tmp_path, content):
 
 
 def test_a_zip_without_anything_readable_is_an_error(tmp_path):
-    for members in ({}, {"a.pdf": "x"}):
+    for members in ({}, {"a.odt": "x"}):
         with pytest.raises(SubmissionError, match="holds no submission that can be read"):
             read_submissions(make_zip(tmp_path / "class.zip", members))
 

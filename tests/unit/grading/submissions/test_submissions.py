@@ -187,12 +187,13 @@ def test_hidden_files_and_clutter_are_ignored(tmp_path):
 
 
 def test_other_kinds_are_a_problem_at_the_top_and_a_note_in_a_folder(tmp_path):
-    put(tmp_path, a__pdf="x", b="x", s0work__R="1", s0data__csv="x", s0plot__png="x", s0more__csv="x", s0inner__zip="x")
+    put(tmp_path, a__odt="x", b="x", s0work__R="1", s0data__csv="x", s0plot__png="x", s0more__csv="x", s0inner__zip="x")
 
-    pdf, bare, folder = read_submissions(tmp_path)
+    odt, bare, folder = read_submissions(tmp_path)
 
-    assert pdf.problem == (
-        "files of type .pdf can't be read; hand in one of: .ipynb, .r, .rmd, .qmd, .py, .sql, .md, .txt, .html"
+    assert odt.problem == (
+        "files of type .odt can't be read; hand in one of: "
+        ".ipynb, .r, .rmd, .qmd, .py, .sql, .md, .txt, .html, .docx, .pdf"
     )
     assert bare.problem.startswith("files without a known type can't be read")
     assert folder.notes == (
@@ -349,7 +350,7 @@ def test_a_path_with_nothing_to_read_is_an_error_that_names_it(tmp_path):
         read_submissions(tmp_path / "nowhere")
     with pytest.raises(SubmissionError, match=f"{tmp_path.name} holds no submission that can be read"):
         read_submissions(tmp_path)
-    put(tmp_path, a__pdf="x", b0c__docx="x")
+    put(tmp_path, a__odt="x", b0c__png="x")
     with pytest.raises(SubmissionError, match=f"{tmp_path.name} holds no submission that can be read"):
         read_submissions(tmp_path)
 

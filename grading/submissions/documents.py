@@ -1,0 +1,152 @@
+"""Word documents and PDFs as text, each within bounds of size, pages, nesting and time. Pictures are counted.
+
+Both libraries are an extra (`kvasir-inference[documents]`). Neither fetches anything that a document points to.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import zipfile
+from dataclasses import dataclass
+from typing import Any
+
+from grading.submissions.archives import MIB, Unreadable
+from grading.submissions.notebooks import clean_source, html_to_text
+from grading.submissions.submission import Submission, SubmissionPart
+from producers.words import plural
+
+_MAX_EXPANDED, _MAX_FILES = 64 * MIB, 2_000  # of a Word document, which is a zip
+_MAX_XML, _MAX_TAGS = 16 * MIB, 400_000  # of each of its files that are read
+_MAX_PAGES, _MAX_PAGE_BYTES, _MAX_OPERATORS = 300, 16 * MIB, 1_000_000  # of a PDF; operators on all pages together
+_MAX_DRAWINGS = 5_000  # forms and pictures, wherever they are drawn
+_THIN_CHARS = 80  # on a page, on average: less is a scan, or drawings
+# Word writes UTF-8. In another encoding what is refused could be hidden.
+_OTHER_ENCODING = re.compile(rb"<\?xml[^>]{0,200}encoding\s*=\s*[\"'](?!utf-8[\"']|us-ascii[\"'])", re.IGNORECASE)
+_COMMAND = "pip install 'kvasir-inference[documents]'"
+
+
+def read_docx(data: bytes, _suffix: str = "") -> Submission:
+    """A Word document: headings, paragraphs, lists, tables, text boxes and notes. Raises Unreadable."""
+    _check_package(data)
+    try:
+        import mammoth  # an extra
+    except ImportError:
+        raise Unreadable(f"Word documents can't be read here: install what reads them with {_COMMAND}") from None
+    try:
+        no_picture = mammoth.images.img_element(lambda _: {"src": ""})
+        result = mammoth.convert_to_html(io.BytesIO(data), convert_image=no_picture)
+    except RecursionError:
+        raise Unreadable("it is nested too deeply to be a document; save it again in Word") from None
+    except Exception as error:  # noqa: BLE001  a damaged document raises a dozen kinds
+        raise Unreadable(f"it is no Word document, or damaged ({type(error).__name__}); save it again") from None
+    text, images = html_to_text(result.value)
+    equations = sum("oMath" in message.message for message in result.messages)
+    doubt = f"{plural(equations, 'equation')} in it can't be read" if equations else ""
+    return _document(text, images, doubt)
+
+
+def _check_package(data: bytes) -> None:
+    """Raises Unreadable if reading it would take much, or if it holds what can stand for more text than is there."""
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(data))
+        files = archive.infolist()
+        if len(files) > _MAX_FILES or sum(file.file_size for file in files) > _MAX_EXPANDED:
+            raise Unreadable("it expands to more than a document needs, so it is not read")
+        for file in files:  # a reader gets no more bytes than the size that was added up
+            if file.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise Unreadable("it is compressed in a way that isn't read; save it again in Word")
+            if file.filename.lower().endswith((".xml", ".rels")):
+                _check_xml(archive.read(file))
+    except Unreadable:
+        raise
+    except Exception as error:  # noqa: BLE001  a damaged zip raises a dozen kinds
+        raise Unreadable(f"it is no Word document, or damaged ({type(error).__name__}); save it again") from None
+
+
+def _check_xml(xml: bytes) -> None:
+    if len(xml) > _MAX_XML or xml.count(b"<") > _MAX_TAGS:
+        raise Unreadable("it holds too much for a document; hand in the text alone")
+    if (
+        b"<!DOCTYPE" in xml
+        or b"<!ENTITY" in xml
+        or b"\0" in xml
+        or _OTHER_ENCODING.match(xml.lstrip(b"\xef\xbb\xbf \r\n"))
+    ):
+        raise Unreadable("it declares entities or an odd encoding, as no word processor does, so it is not read")
+
+
+def read_pdf(data: bytes, _suffix: str = "") -> Submission:
+    """A PDF's text, page by page. Raises Unreadable."""
+    try:
+        import pypdf  # an extra
+    except ImportError:
+        raise Unreadable(f"PDFs can't be read here: install what reads them with {_COMMAND}") from None
+    bounds = {
+        "page_tree_maximum_entries": 10 * _MAX_PAGES,
+        "zlib_maximum_output_length": _MAX_PAGE_BYTES,
+        "lzw_maximum_output_length": _MAX_PAGE_BYTES,
+        "run_length_maximum_output_length": _MAX_PAGE_BYTES,
+        "stream_parsing_work_maximum_count": _MAX_OPERATORS,
+        "xform_maximum_invocations_per_extraction": 2 * _MAX_DRAWINGS,  # past them pypdf would leave text out
+        "jbig2dec_binary": None,  # no program is started
+    }
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what it says of a file is the student's text
+    try:
+        with pypdf.apply_configuration(**bounds):
+            return _pdf(pypdf.PdfReader(io.BytesIO(data)))
+    except Unreadable:
+        raise
+    except RecursionError:
+        raise Unreadable("it is nested too deeply to be a document; export it again") from None
+    except pypdf.errors.LimitReachedError:
+        raise Unreadable("it expands to more than a document needs, so it is not read") from None
+    except Exception as error:  # noqa: BLE001  a damaged document raises a dozen kinds
+        raise Unreadable(f"it is no PDF, or damaged ({type(error).__name__}); export it again") from None
+
+
+def _pdf(reader: Any) -> Submission:
+    if reader.is_encrypted and not reader.decrypt(""):
+        raise Unreadable("it is encrypted; hand it in without a password")
+    pages = reader.pages
+    if len(pages) > _MAX_PAGES:
+        raise Unreadable(f"it has {len(pages):,} pages, and at most {_MAX_PAGES} are read; hand in the work alone")
+    work = _Work()
+    texts, images = [], 0
+    for page in pages:
+        texts.append(page.extract_text(visitor_operand_before=work.count))
+        work.check()  # pypdf goes on where a drawing can't be read
+        resources = page.get("/Resources", {})
+        drawn = resources.get("/XObject", {})
+        images += sum(drawn[name].get("/Subtype") == "/Image" for name in drawn)
+    chars = sum(len(text.strip()) for text in texts)
+    is_thin = chars < _THIN_CHARS * len(texts)
+    doubt = f"{plural(chars, 'character')} of text on {plural(len(texts), 'page')}: it may be a scan" if is_thin else ""
+    return _document("\n\n".join(texts), images, doubt)
+
+
+@dataclass(slots=True)
+class _Work:
+    """What the pages of a PDF have drawn so far. Drawings may draw each other, ten times each."""
+
+    operators: int = 0
+    drawings: int = 0
+
+    def count(self, operator: bytes, *_: object) -> None:
+        """One more. Raises as `check`."""
+        self.operators += 1
+        self.drawings += operator == b"Do"
+        self.check()
+
+    def check(self) -> None:
+        """Raises Unreadable if it is more than a document needs."""
+        if self.operators > _MAX_OPERATORS or self.drawings > _MAX_DRAWINGS:
+            raise Unreadable("it holds too much for a document; hand in the text alone")
+
+
+def _document(text: str, images: int, doubt: str) -> Submission:
+    text, inline_images = clean_source(text)
+    parts = (SubmissionPart("text", text.strip("\n"), "text"),) if text.strip() else ()
+    doubts = (doubt,) if doubt else ()
+    return Submission("", "", parts, images + inline_images, doubts, unreadable_notes=doubts)
