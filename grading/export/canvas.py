@@ -17,7 +17,7 @@ from pathlib import Path
 
 from grading.export.final import ExportFile, FinalGrade, by_user, changes, final_grades, left_blank, why_out
 from grading.export.format import Choices, ExportFormat, ExportOption, Form
-from grading.export.tables import (
+from grading.tables import (
     ExportError,
     Sheet,
     cell,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from grading.export.tables import ExportError, Sheet, cell, column, read_sheet, student, students
+from grading.tables import ExportError, Sheet, cell, column, read_sheet, student, students
 from grading.report.grades import GradedClass, one_line
 from grading.rubric.late import LateRule
 from grading.rubric.rubric import Points, exact, plain

@@ -15,7 +15,7 @@ from grading.cells import safe_cell, safe_html
 from grading.export.feedback import feedback_fragment
 from grading.export.final import ExportFile, FinalGrade, by_user, changes, final_grades, left_blank, why_out
 from grading.export.format import Choices, ExportFormat, ExportOption, Form
-from grading.export.tables import (
+from grading.tables import (
     PARTICIPANT,
     ExportError,
     Sheet,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from grading.export.final import ExportFile, FinalGrade, final_grades, left_blank
 from grading.export.format import ExportFormat
-from grading.export.tables import Sheet, write_sheet
+from grading.tables import Sheet, write_sheet
 from grading.report.grades import one_line, show_points
 from grading.submissions.lms_names import student_id
 

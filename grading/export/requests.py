@@ -19,7 +19,7 @@ from typing import Any
 
 from grading.export.final import ExportFile, FinalGrade, final_grades
 from grading.export.format import ExportFormat
-from grading.export.tables import ExportError, Sheet, cell, column, read_sheet, student, students, write_sheet
+from grading.tables import ExportError, Sheet, cell, column, read_sheet, student, students, write_sheet
 from grading.points import criterion_points
 from grading.report.grades import one_line, show_points
 from grading.reviews import MAX_TEXT, lock_lines

@@ -19,7 +19,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from grading.error_bound import CONFIDENCE, SIGNALS, BoundError, bonferroni_confidence, check_plan, uniform_sample
-from grading.export.tables import ExportError, Sheet, cell, read_sheet, with_cell, write_sheet
+from grading.tables import ExportError, Sheet, cell, read_sheet, with_cell, write_sheet
 from grading.points import Grade
 from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import read_overrides

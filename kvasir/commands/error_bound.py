@@ -10,7 +10,7 @@ import click
 from desk.decisions import account
 from grading import hand_sample as bounds
 from grading.error_bound import SIGNALS, Release, percent, plural_points
-from grading.export.tables import MAX_BYTES
+from grading.tables import MAX_BYTES
 from grading.hand_sample import SHEET, Bound, BoundError, Draw, SamplePlan
 from grading.rubric.rubric import exact, plain
 from infra.config.next_command import next_command
