@@ -77,6 +77,7 @@ def try_class(seed: int, size: int | None = None) -> Finding:
         (folder / "submissions.zip").write_bytes(made.zipped())
         (folder / "roster.csv").write_bytes(made.roster)
         (folder / "groups.csv").write_bytes(made.groups)
+        (folder / "participants.csv").write_bytes(made.participants)
         try:
             _grade_and_export(folder, made, finding)
         except UsageError as error:
@@ -85,13 +86,9 @@ def try_class(seed: int, size: int | None = None) -> Finding:
 
 
 def _grade_and_export(folder: Path, made: MadeClass, finding: Finding) -> None:
-    rosters = (folder / "roster.csv", *((folder / "groups.csv",) if made.groups else ()))
-    request = GradeRequest(
-        folder / "submissions.zip",
-        folder / "rubric.yaml",
-        _MODELS,
-        **({"rosters": rosters} if "rosters" in GradeRequest.__dataclass_fields__ else {}),
-    )
+    files = ("roster.csv", "groups.csv", "participants.csv")
+    rosters = tuple(path for name in files if (path := folder / name).stat().st_size)
+    request = GradeRequest(folder / "submissions.zip", folder / "rubric.yaml", _MODELS, rosters=rosters)
     with Batch(folder / "batch") as batch:
         assignment = prepare(request, batch.batch_id, batch.secret)
         plan(batch, assignment)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from grading.roster import Roster, read_rosters
 from grading.rubric.rubric import Aspect
 from grading.submissions.reading import Submission, inputs_inside, read_submissions
 from grading.submissions.tokens import LETTERS_PER_TOKEN
@@ -71,11 +72,13 @@ class GradeRequest:
     selection: Selection = WHOLE_CLASS
     samples: int = 1  # answers to each prompt, from one prefill; where they disagree a person looks
     ask: AskForm = "together"
+    rosters: tuple[Path, ...] = ()  # who is in the class, for `read_rosters`
 
     @property
     def excluded_paths(self) -> dict[str, str]:
         """What lies among the submissions and is none, as `inputs_inside` has it."""
         documents = {"the rubric": self.rubric, "the solution": self.solution, "the template": self.template}
+        documents |= {f"roster {number}": path for number, path in enumerate(self.rosters, 1)}
         return inputs_inside(self.folder, documents)
 
     @property
@@ -93,8 +96,17 @@ class GradeRequest:
             "ask": self.ask,
         }
 
+    def read_roster(self) -> Roster:
+        """Who is in the class. Raises UsageError."""
+        return read_rosters(self.rosters)
+
     def read(self, selection: Selection = WHOLE_CLASS) -> list[Submission]:
-        """The submissions in the folder, or those selected. Raises SubmissionError."""
+        """The submissions in the folder, or those selected. Raises SubmissionError, and as `read_roster`."""
         return read_submissions(
-            self.folder, selection.names, selection.limit, selection.from_manifest, self.excluded_paths
+            self.folder,
+            selection.names,
+            selection.limit,
+            selection.from_manifest,
+            self.excluded_paths,
+            self.read_roster().key,
         )

@@ -10,9 +10,13 @@ from grading.export.late import UNKNOWN_DELAY, Late, Penalty, late_of
 from grading.points import CriterionGrade, Grade
 from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import Override, current_decisions, read_overrides
+from grading.roster import Owner, Roster, kept_files, read_rosters, roster_in
 from grading.rubric.rubric import Points, add_points, exact, plain
+from grading.tables import Sheet
+from producers.words import join_with_and
 
 NEEDS_REVIEW = "needs review"
+NOBODYS = "nothing in its name says whose it is, so it is not in the file: say whose with kvasir assign"
 _SHOWN_CHANGES = 5
 
 
@@ -136,14 +140,49 @@ def _why_none(grade: Grade, criteria: Iterable[CriterionGrade]) -> str:
     return f"{grade.state}: {grade.reason or f'no points for {missing_ids}'}"
 
 
-def why_out(user: str, listed_ids: Container[str], no_id: str, not_listed: str) -> str:
-    """Which of two reasons keeps who has this id, or "", out of an LMS's file; "" if none does."""
-    return "" if user in listed_ids else not_listed if user else no_id
+@dataclass(frozen=True, slots=True)
+class SharedOut:
+    """To whom the grades of a class go: of a team's to each of its members."""
+
+    by_number: Mapping[str, FinalGrade]  # by the LMS's number of the person
+    owners: Mapping[str, Owner]  # by submission
+    contested: Mapping[str, str]  # what is open about people, by number; they get no grade yet
+
+    def why_out(self, final: FinalGrade, listed_ids: Container[str], not_listed: str) -> str:
+        """Why a grade is not, or not for each of its people, in a file that lists these; "" if it is."""
+        owner = self.owners[final.submission]
+        if not owner.people:
+            return owner.question or (not_listed if owner.claim and owner.claim.number else NOBODYS)
+        missing = [person for person in owner.people if person.number not in listed_ids]
+        if len(missing) == len(owner.people):
+            return not_listed
+        return f"{join_with_and([person.shown for person in missing])}: {not_listed}" if missing else ""
+
+    def open_people(self, roster: Roster) -> tuple[LeftBlank, ...]:
+        """Who has to be asked about."""
+        return tuple(
+            LeftBlank(one_line(roster.by_number[number].shown), one_line(reason))
+            for number, reason in self.contested.items()
+            if number in roster.by_number
+        )
 
 
-def by_user(grades: Iterable[FinalGrade], id_of: Callable[[str], str]) -> dict[str, FinalGrade]:
-    """The grades by the id that an LMS has of their submissions' names; those without one are left out."""
-    return {user: final for final in grades if (user := id_of(final.submission))}
+def share_out(roster: Roster, grades: Sequence[FinalGrade]) -> SharedOut:
+    """Whose grade each is, by this roster."""
+    owners, contested = roster.owners(final.submission for final in grades)
+    by_number = {person.number: final for final in grades for person in owners[final.submission].people}
+    return SharedOut(by_number, owners, contested)
+
+
+def without_twins(grades: Iterable[FinalGrade]) -> list[FinalGrade]:
+    """Each once: a team's goes to several people."""
+    return list({final.grade.id: final for final in grades}.values())
+
+
+def roster_with(folder: Path, sheet: Sheet | None) -> Roster:
+    """What the batch's folder knows of the people, and a file from the LMS, which is newer. Raises ExportError."""
+    kept = read_rosters(kept_files(folder))
+    return roster_in(sheet).with_more(kept) if sheet else kept
 
 
 def changes(place: str, replacements: Sequence[tuple[str, str, str]]) -> tuple[str, ...]:
@@ -162,4 +201,4 @@ def left_blank(
 ) -> tuple[LeftBlank, ...]:
     """Those without points, and those that `why_left_out` says are not in the file: each once, on one line."""
     blank_reasons = ((final, "; ".join(filter(None, (final.why_blank, why_left_out(final))))) for final in grades)
-    return tuple(LeftBlank(one_line(final.submission), one_line(reason)) for final, reason in blank_reasons if reason)
+    return tuple(LeftBlank(one_line(final.grade.shown), one_line(reason)) for final, reason in blank_reasons if reason)
