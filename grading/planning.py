@@ -91,6 +91,11 @@ def assign(
     return replace(assignment, items=items, selected_ids=frozenset(item.item_id for item in items))
 
 
+def questions(assignment: Assignment) -> dict[str, str]:
+    """What a person has to say about whose the class's submissions are, by name."""
+    return assignment.request.read_roster().questions(item.submission.name for item in assignment.items)
+
+
 def _as_planned(assignment: Assignment, planned_entries: Iterable[BatchEntry]) -> Assignment:
     """With the ids under which its jobs were published; what was handed in since is none of the batch's."""
     ids = {entry.item_id: entry.job_id for entry in planned_entries}

@@ -22,7 +22,7 @@ from decimal import Decimal
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from grading.names.letters import letters
+from grading.letters import letters
 from grading.submissions.lms_names import Claim, claim_of, same_student
 from grading.tables import PARTICIPANT, ExportError, Sheet, cell, column, read_sheet
 from messages.errors import BatchError, UsageError
@@ -31,12 +31,14 @@ from producers.storage.private import read_ordinary, write_atomically
 from producers.storage.shapes import from_json, parse_as
 from producers.words import join_with_and, shorten_names
 
+TEST_STUDENT = "Student, Test"  # Canvas's own
 FILE = "roster.json"
 ANSWERS = "assigned.jsonl"
 # What Moodle calls everybody whose name it hides, in the languages of its own that are met most.
 HIDDEN_NAMES = frozenset({"", "anon", "participant", "teilnehmer", "teilnehmerin", "participante", "student"})
 _EXCEL_NUMBER = re.compile(r"\d+(?:[.,]\d*)?(?:[eE]\+?\d{1,2})?")
-UNASSIGNED = "nothing in its name says whose it is, so it was not sent: say whose with kvasir assign"
+_SAY = "say whose with kvasir assign"
+UNASSIGNED = f"nothing in its name says whose it is, so it was not sent: {_SAY}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Owner:
 
     people: tuple[Person, ...] = ()
     group: str = ""
+    shown: str = ""  # whose it is, for people; "" if nothing says so
     question: str = ""  # what a person has to answer before its grade goes to anybody
     is_known: bool = True  # whether some rule explains its name
     claim: Claim | None = None
@@ -67,18 +70,6 @@ class Owner:
     def has(self, number: str) -> bool:
         """Whether it is this person's, too."""
         return any(person.number == number for person in self.people)
-
-    @property
-    def shown(self) -> str:
-        """Whose it is, for people; "" if nothing says so."""
-        if self.group:
-            return f"{self.group} ({'; '.join(person.shown for person in self.people)})"
-        if self.people:
-            return self.people[0].shown
-        if self.claim is None:
-            return ""
-        name = self.claim.name or "anonymous"
-        return f"{name} ({self.claim.number})" if self.claim.number else name
 
 
 UNKNOWN = Owner()
@@ -148,21 +139,39 @@ class Roster:
             for person in owner.people:
                 claimed[person.number].append(name)
         contested: dict[str, str] = {}
-        losers: defaultdict[str, set[str]] = defaultdict(set)
+        lost: defaultdict[str, dict[str, str]] = defaultdict(dict)  # by submission: who it doesn't go to, and why
         for number, names in claimed.items():
             answered = [name for name in names if name in self.answers]
             kept = answered if len(answered) == 1 else names if len(names) == 1 else []
+            listed = join_with_and([PurePosixPath(name).name for name in kept or names])
+            why = f"{listed} was said to be theirs, so this counts for nobody"
             if not kept:
-                listed = join_with_and([PurePosixPath(name).name for name in names])
-                contested[number] = f"more than one submission is theirs ({listed}): say which with kvasir assign"
+                why = contested[number] = f"more than one submission is theirs ({listed}): {_SAY}"
             for name in set(names) - set(kept):
-                losers[name].add(number)
-        for name, numbers in losers.items():
+                lost[name][number] = why
+        for name, reasons in lost.items():
             owner = owners[name]
-            left = tuple(person for person in owner.people if person.number not in numbers)
-            question = "" if left else "; ".join(dict.fromkeys(contested.get(number, "") for number in numbers))
-            owners[name] = replace(owner, people=left, question=question or owner.question)
-        return owners, contested
+            left = tuple(person for person in owner.people if person.number not in reasons)
+            question = owner.question if left else "; ".join(dict.fromkeys(reasons.values()))
+            owners[name] = replace(owner, people=left, question=question)
+        return {name: replace(owner, shown=self._shown(owner)) for name, owner in owners.items()}, contested
+
+    def shown(self, person: Person) -> str:
+        """As people are shown; with the number where two have one name."""
+        return f"{person.name} ({person.number})" if self._names[person.name] > 1 else person.shown
+
+    @cached_property
+    def _names(self) -> Counter[str]:
+        return Counter(person.name for person in self.people if person.name)
+
+    def _shown(self, owner: Owner) -> str:
+        people = "; ".join(map(self.shown, owner.people))
+        if owner.group or people:
+            return f"{owner.group} ({people or 'nobody'})" if owner.group else people
+        if owner.claim is None:
+            return ""
+        name = owner.claim.name or "anonymous"
+        return f"{name} ({owner.claim.number})" if owner.claim.number else name
 
     def owner(self, submission: str) -> Owner:
         """Whose it is by its name alone, or by what a person said."""
@@ -192,6 +201,13 @@ class Roster:
         count = sum(claim_of(name) is not None or self.key(name) != same_student(name) for name in known)
         is_of_an_lms = count > 1 and 2 * count > len(known)
         return {name for name, is_known in known.items() if not is_known} if is_of_an_lms else set()
+
+    def questions(self, submissions: Iterable[str]) -> dict[str, str]:
+        """What a person has to say of whose these are, by name."""
+        owners, _ = self.owners(submissions)
+        unassigned = self.unassigned(owners)
+        questions = {name: UNASSIGNED if name in unassigned else owner.question for name, owner in owners.items()}
+        return {name: question for name, question in questions.items() if question}
 
     @cached_property
     def _canvas_names(self) -> dict[str, list[Owner]]:
@@ -256,7 +272,7 @@ class Roster:
 
 
 def _ask(claim: Claim, problem: str) -> str:
-    return f"it says {claim.name!r} and {claim.number or 'no number'}, but {problem}: say whose with kvasir assign"
+    return f"it says {claim.name!r} and {claim.number or 'no number'}, but {problem}: {_SAY}"
 
 
 def _words(name: str) -> Counter[str]:
@@ -412,12 +428,18 @@ def kept_files(folder: Path, given: tuple[Path, ...] = ()) -> tuple[Path, ...]:
 
 
 def keep_roster(folder: Path, roster: Roster) -> None:
-    """Keep it, on disk on return, if there is anybody in it. Raises BatchError."""
+    """Keep it for the batch in `folder`, on disk on return, if there is anybody in it. Raises BatchError."""
     kept = read_rosters([folder / FILE]) if (folder / FILE).is_file() else Roster()
     if roster.people and (roster.product, roster.people) != (kept.product, kept.people):
         people = [asdict(person) for person in roster.people]
         text = json.dumps({"product": roster.product, "people": people}, indent=1, ensure_ascii=False)
         write_atomically(folder / FILE, text)
+
+
+def copy_kept(folder: Path, place: Path) -> None:
+    """What is kept in one folder, in another that has nothing of the kind. Raises BatchError."""
+    for path in kept_files(folder):
+        write_atomically(place / path.name, read_ordinary(path))
 
 
 def keep_answer(folder: Path, submission: str, person: str, by: str = "") -> None:

@@ -30,6 +30,7 @@ from grading.report.grades import (
 )
 from grading.report.page import render_page
 from grading.request import AskForm, AspectModel, GradeRequest, Selection
+from grading.roster import kept_files
 from grading.rubric.rubric import ASPECTS, Aspect, load_rubric
 from grading.same_class import is_same
 from grading.submissions.reading import check_apart
@@ -112,6 +113,7 @@ def request_from(
     limit: int = 0,
     samples: int = 1,
     ask: AskForm = "together",
+    rosters: tuple[Path, ...] = (),
 ) -> GradeRequest:
     """The request that a command's options describe, called as in `grading_options`.
 
@@ -120,14 +122,14 @@ def request_from(
     loaded_rubric = load_rubric(rubric)
     of_aspect = {"code": settings.code_model, "feedback": settings.feedback_model}
     models = {aspect: aspect_model(of_aspect[aspect]()) for aspect in ASPECTS if loaded_rubric.for_model(aspect)}
-    return GradeRequest(folder, rubric, models, solution, template, Selection(names, limit), samples, ask)
+    return GradeRequest(folder, rubric, models, solution, template, Selection(names, limit), samples, ask, rosters)
 
 
 def request_of_batch(settings: Settings, batch: Batch, will_run: bool = True) -> GradeRequest:
     """The request that a batch was made from. Raises BatchError if it never was, else as `request_from_manifest`."""
     if not batch.request:
         raise BatchError(f"{batch.folder} holds no batch yet; start one with kvasir grade or kvasir submit")
-    return request_from_manifest(settings, batch.request, will_run)
+    return replace(request_from_manifest(settings, batch.request, will_run), rosters=kept_files(batch.folder))
 
 
 def request_from_manifest(
@@ -174,6 +176,7 @@ def read_class(batch: Batch, request: GradeRequest) -> Assignment:
     selection = request.selection
     if not (selection.is_whole or selection.from_manifest):
         request = replace(request, selection=replace(selection, others=planning.names_so_far(batch)))
+    request = replace(request, rosters=kept_files(batch.folder, request.rosters))
     older = None if batch.may_publish else batch.prompt_form
     return planning.prepare(request, batch.batch_id, batch.secret, older, batch.entries, batch.succeeded_ids)
 
@@ -196,6 +199,8 @@ def open_class(
             if is_same(batch, assignment):
                 batch.check_may_publish()
                 planning.plan(batch, assignment)
+                for name, question in planning.questions(assignment).items():
+                    say(one_line(f"{name}: {question}"))
                 yield batch, assignment
                 return
             stored_request = batch.request

@@ -161,7 +161,7 @@ class SharedOut:
     def open_people(self, roster: Roster) -> tuple[LeftBlank, ...]:
         """Who has to be asked about."""
         return tuple(
-            LeftBlank(one_line(roster.by_number[number].shown), one_line(reason))
+            LeftBlank(one_line(roster.shown(roster.by_number[number])), one_line(reason))
             for number, reason in self.contested.items()
             if number in roster.by_number
         )

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import PurePosixPath
 
+from grading.letters import WORD, letters
 from grading.names.common_words import COMMON_WORDS
-from grading.names.letters import WORD, letters
 from grading.names.search import MIN_LETTERS, Names, Student, student_called
 from grading.roster import HIDDEN_NAMES, NOBODY, Owner, Person, Roster
 from grading.submissions.reading import Submission

@@ -11,8 +11,7 @@ from functools import cache, lru_cache
 from pathlib import PurePosixPath
 from typing import Literal
 
-from grading.names.common_words import COMMON_WORDS
-from grading.names.letters import (
+from grading.letters import (
     CJK,
     GAP,
     GAP_CHARS,
@@ -23,6 +22,7 @@ from grading.names.letters import (
     without_digraphs,
     without_markup,
 )
+from grading.names.common_words import COMMON_WORDS
 from grading.submissions.reading import Submission
 from producers.batch.forms import ANY_SPELLING, PROMPT_FORM
 
