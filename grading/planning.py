@@ -86,7 +86,7 @@ def assign(
     maker = PromptMaker(
         assignment, batch_id, secret, common_lines(work), EarlierJobs(planned_entries, succeeded_ids), form
     )
-    owners, _ = request.read_roster().owners(submission.name for submission in work)
+    owners = request.read_roster().owners(submission.name for submission in work)
     items = tuple(replace(maker.item(submission), owner=owners[submission.name]) for submission in work)
     return replace(assignment, items=items, selected_ids=frozenset(item.item_id for item in items))
 

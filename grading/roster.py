@@ -29,14 +29,13 @@ from messages.errors import BatchError, UsageError
 from producers.storage.journal import Lines
 from producers.storage.private import read_ordinary, write_atomically
 from producers.storage.shapes import from_json, parse_as
-from producers.words import join_with_and, shorten_names
+from producers.words import join_with_and
 
-TEST_STUDENT = "Student, Test"  # Canvas's own
 FILE = "roster.json"
 ANSWERS = "assigned.jsonl"
+TEST_STUDENT = "Student, Test"  # Canvas's own
 # What Moodle calls everybody whose name it hides, in the languages of its own that are met most.
 HIDDEN_NAMES = frozenset({"", "anon", "participant", "teilnehmer", "teilnehmerin", "participante", "student"})
-_EXCEL_NUMBER = re.compile(r"\d+(?:[.,]\d*)?(?:[eE]\+?\d{1,2})?")
 _SAY = "say whose with kvasir assign"
 UNASSIGNED = f"nothing in its name says whose it is, so it was not sent: {_SAY}"
 
@@ -51,25 +50,31 @@ class Person:
     section: str = ""
 
     @property
-    def shown(self) -> str:
-        """How people are shown."""
-        return self.name or f"Participant {self.number}"
+    def key(self) -> str:
+        """What tells people apart."""
+        return self.number or self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose a submission is, as far as that is known."""
+    """Whose a submission is, as far as that is known: a person's, or a group's."""
 
     people: tuple[Person, ...] = ()
     group: str = ""
-    shown: str = ""  # whose it is, for people; "" if nothing says so
+    shown: str = ""  # for people; "" if nobody is known
     question: str = ""  # what a person has to answer before its grade goes to anybody
-    is_known: bool = True  # whether some rule explains its name
+    is_explained: bool = True  # whether some rule explains the submission's name
     claim: Claim | None = None
 
-    def has(self, number: str) -> bool:
-        """Whether it is this person's, too."""
-        return any(person.number == number for person in self.people)
+    @property
+    def name(self) -> str:
+        """The group's, or the person's."""
+        return self.group or self.people[0].name
+
+    @property
+    def numbers(self) -> set[str]:
+        """The people's."""
+        return {person.number for person in self.people}
 
 
 UNKNOWN = Owner()
@@ -89,135 +94,116 @@ class Roster:
         return {person.number: person for person in self.people if person.number}
 
     @cached_property
-    def groups(self) -> dict[str, tuple[Person, ...]]:
-        """The members of each group."""
-        members: defaultdict[str, tuple[Person, ...]] = defaultdict(tuple)
+    def groups(self) -> list[Owner]:
+        """Those who may hand in together."""
+        members: defaultdict[str, list[Person]] = defaultdict(list)
         for person in self.people:
-            if person.group:
-                members[person.group] += (person,)
-        return dict(members)
+            members[person.group].append(person)
+        return [Owner(tuple(people), group) for group, people in members.items() if group]
+
+    @cached_property
+    def everybody(self) -> list[Owner]:
+        """Whoever may hand in: each person, and each group."""
+        return [*(Owner((person,)) for person in self.by_number.values()), *self.groups]
 
     def with_more(self, other: Roster) -> Roster:
         """Both together: of whom both know, what this one says goes first. Raises ExportError: of two products."""
         if self.product and other.product and self.product != other.product:
             raise ExportError(f"one roster is of {self.product}, another of {other.product}; name those of one")
-        people = {person.number or person.name: person for person in other.people}
+        people = {person.key: person for person in other.people}
         for person in self.people:
-            key = person.number or person.name
             said = {name: value for name, value in asdict(person).items() if value}
-            people[key] = replace(people.get(key, person), **said)
+            people[person.key] = replace(people.get(person.key, person), **said)
         return Roster(self.product or other.product, tuple(people.values()), {**other.answers, **self.answers})
 
-    def find(self, text: str) -> tuple[str, tuple[Person, ...]]:
-        """The group of this name, if it is one, and the people meant by a number, a name or a group's name.
+    def find(self, text: str) -> Owner:
+        """Who is meant by a number, a name or a group's name; without a roster it is a number.
 
-        Raises UsageError where that is nobody, or not clear. Without a roster it is a number.
+        Raises UsageError where that is nobody, or not clear.
         """
         if not self.people:
-            return "", (Person(text),)
-        if text in self.by_number:
-            return "", (self.by_number[text],)
-        if text in self.groups:
-            return text, self.groups[text]
-        named = [person for person in self.people if text and _words(person.name) == _words(text)]
-        if len(named) == 1:
-            return "", (named[0],)
-        if named:
-            raise UsageError(f"{text!r:.60} are {shorten_names([person.number for person in named])}: say the number")
-        raise UsageError(f"the roster has nobody, and no group, called {text!r:.60}")
+            return Owner((Person(text),))
+        exact = [owner for owner in self.everybody if text == (owner.group or owner.people[0].number)]
+        meant = exact or [owner for owner in self.everybody if owner.name and _words(owner.name) == _words(text)]
+        if len(meant) != 1:
+            count = "more than one" if meant else "nobody, and no group,"
+            raise UsageError(f"the roster has {count} called {text!r:.60}; numbers tell people apart")
+        return meant[0]
 
-    # --- whose a submission is
-
-    def owners(self, submissions: Iterable[str]) -> tuple[dict[str, Owner], dict[str, str]]:
-        """Whose each submission is; and what is open about people whom more than one would go to, by their number.
-
-        Those people are among nobody's. What a person said goes before what a name says.
-        """
-        owners = {name: self.owner(name) for name in submissions}
-        claimed: defaultdict[str, list[str]] = defaultdict(list)
-        for name, owner in owners.items():
-            for person in owner.people:
-                claimed[person.number].append(name)
-        contested: dict[str, str] = {}
-        lost: defaultdict[str, dict[str, str]] = defaultdict(dict)  # by submission: who it doesn't go to, and why
-        for number, names in claimed.items():
-            answered = [name for name in names if name in self.answers]
-            kept = answered if len(answered) == 1 else names if len(names) == 1 else []
-            listed = join_with_and([PurePosixPath(name).name for name in kept or names])
-            why = f"{listed} was said to be theirs, so this counts for nobody"
-            if not kept:
-                why = contested[number] = f"more than one submission is theirs ({listed}): {_SAY}"
-            for name in set(names) - set(kept):
-                lost[name][number] = why
-        for name, reasons in lost.items():
-            owner = owners[name]
-            left = tuple(person for person in owner.people if person.number not in reasons)
-            question = owner.question if left else "; ".join(dict.fromkeys(reasons.values()))
-            owners[name] = replace(owner, people=left, question=question)
-        return {name: replace(owner, shown=self._shown(owner)) for name, owner in owners.items()}, contested
-
-    def shown(self, person: Person) -> str:
-        """As people are shown; with the number where two have one name."""
-        return f"{person.name} ({person.number})" if self._names[person.name] > 1 else person.shown
+    def shown(self, owner: Owner) -> str:
+        """Whose it is, for people: with the number where two have one name, or none."""
+        people = "; ".join(
+            person.name if self._names[person.name] == 1 else f"{person.name or 'Participant'} ({person.number})"
+            for person in owner.people
+        )
+        return f"{owner.group} ({people})" if owner.group else people
 
     @cached_property
     def _names(self) -> Counter[str]:
-        return Counter(person.name for person in self.people if person.name)
+        return Counter(person.name for person in self.people)
 
-    def _shown(self, owner: Owner) -> str:
-        people = "; ".join(map(self.shown, owner.people))
-        if owner.group or people:
-            return f"{owner.group} ({people or 'nobody'})" if owner.group else people
-        if owner.claim is None:
-            return ""
-        name = owner.claim.name or "anonymous"
-        return f"{name} ({owner.claim.number})" if owner.claim.number else name
+    # --- whose a submission is
 
-    def owner(self, submission: str) -> Owner:
-        """Whose it is by its name alone, or by what a person said."""
-        claim = claim_of(submission)
-        if answer := self.answers.get(submission):
-            try:
-                group, people = self.find(answer)
-                return Owner(people, group, claim=claim)
-            except UsageError:  # another roster now
-                return Owner(question=f"it was given to {answer}, whom the roster doesn't have", claim=claim)
-        owner = self._in_canvas(submission) if self.product == "canvas" else None
-        if owner is None and claim is not None:
-            owner = self._claimed(claim)
-        return owner or self._by_hand(submission)
+    def owners(self, submissions: Iterable[str]) -> dict[str, Owner]:
+        """Whose each submission is. What a person said goes before what a name says.
 
-    def key(self, submission: str) -> str:
-        """What all that one person handed in has in common."""
-        owner = self._in_canvas(submission) if self.product == "canvas" else None
-        claim = claim_of(submission)
-        if owner and owner.claim:
-            claim = owner.claim
-        return f"{claim.key} {claim.name}" if claim else same_student(submission)
-
-    def unassigned(self, submissions: Iterable[str]) -> set[str]:
-        """Those that no rule explains, where the LMS has named most of the class."""
-        known = {name: self.owner(name).is_known for name in submissions}
-        count = sum(claim_of(name) is not None or self.key(name) != same_student(name) for name in known)
-        is_of_an_lms = count > 1 and 2 * count > len(known)
-        return {name for name, is_known in known.items() if not is_known} if is_of_an_lms else set()
+        To whom more than one would go, none goes before somebody has said which.
+        """
+        owners = {name: self._owner(name) for name in submissions}
+        claimed: defaultdict[str, list[str]] = defaultdict(list)
+        for name, owner in owners.items():
+            for number in owner.numbers:
+                claimed[number].append(name)
+        for number, names in claimed.items():
+            answered = [name for name in names if name in self.answers]
+            kept = answered if len(answered) == 1 else names[:1] if len(names) == 1 else []
+            others = join_with_and([PurePosixPath(name).name for name in names])
+            for name in set(names) - set(kept):
+                left = tuple(person for person in owners[name].people if person.number != number)
+                question = f"of {others} only one can count for {self.by_number[number].name or number}: {_SAY}"
+                owners[name] = replace(owners[name], people=left, question=question)
+        return {name: replace(owner, shown=self.shown(owner)) for name, owner in owners.items()}
 
     def questions(self, submissions: Iterable[str]) -> dict[str, str]:
         """What a person has to say of whose these are, by name."""
-        owners, _ = self.owners(submissions)
+        owners = self.owners(submissions)
         unassigned = self.unassigned(owners)
         questions = {name: UNASSIGNED if name in unassigned else owner.question for name, owner in owners.items()}
         return {name: question for name, question in questions.items() if question}
 
+    def unassigned(self, submissions: Iterable[str]) -> set[str]:
+        """Those that no rule explains, where the LMS has named most of the class."""
+        owners = {name: self._owner(name) for name in submissions}
+        count = sum(owner.claim is not None for owner in owners.values())
+        is_of_an_lms = count > 1 and 2 * count > len(owners)
+        return {name for name, owner in owners.items() if is_of_an_lms and not owner.is_explained}
+
+    def key(self, submission: str) -> str:
+        """What all that one person handed in has in common."""
+        claim = self._owner(submission).claim
+        return f"{claim.key} {claim.name}" if claim else same_student(submission)
+
+    def _owner(self, submission: str) -> Owner:
+        """Whose it is by its name alone, or by what a person said."""
+        owner = self._by_name(submission)
+        if answer := self.answers.get(submission):
+            try:
+                return replace(self.find(answer), claim=owner.claim)
+            except UsageError as error:  # another roster now
+                return replace(owner, people=(), group="", question=str(error), is_explained=True)
+        return owner
+
+    def _by_name(self, submission: str) -> Owner:
+        owner = self._in_canvas(submission) if self.product == "canvas" else None
+        claim = claim_of(submission)
+        return owner or (self._claimed(claim) if claim else self._by_hand(submission))
+
     @cached_property
-    def _canvas_names(self) -> dict[str, list[Owner]]:
-        """Whom a name in a file may mean, as Canvas writes it."""
+    def _by_canvas_name(self) -> dict[str, list[Owner]]:
         named: defaultdict[str, list[Owner]] = defaultdict(list)
-        for person in self.people:
-            named[canvas_name(person.name)].append(Owner((person,)))
-        for group, members in self.groups.items():
-            named[canvas_name(group)].append(Owner(members, group))
-        return dict(named)
+        for owner in self.everybody:
+            named[canvas_name(owner.name)].append(owner)
+        return named
 
     def _in_canvas(self, submission: str) -> Owner | None:
         """Whose name and number stand together in a file's name: a name may hold underscores, and numbers."""
@@ -225,65 +211,46 @@ class Roster:
         for place in range(1, len(pieces)):
             name, is_late = "_".join(pieces[:place]), pieces[place] == "LATE"
             number = "".join(pieces[place + is_late : place + is_late + 1])
-            meant = [owner for owner in self._canvas_names.get(name, ()) if owner.has(number)]
+            meant = [owner for owner in self._by_canvas_name.get(name, ()) if number in owner.numbers]
             if len(meant) == 1:
                 return replace(meant[0], claim=Claim("canvas", name, number, is_late))
         return None
 
     def _claimed(self, claim: Claim) -> Owner:
         """Whose number and name an LMS wrote, where these agree with the roster's."""
-        if claim.product != self.product or (claim.product == "canvas" and not claim.name):
-            return Owner(claim=claim)
-        if self.product == "moodle" and self.groups:
-            return self._team(claim)
         person = self.by_number.get(claim.number)
-        if person is None:
+        if claim.product != self.product or not (person or self.groups):
             return Owner(claim=claim)
-        if claim.product == "moodle" and _agrees(claim.name, person.name):
-            return Owner((person,), claim=claim)
-        return Owner(question=_ask(claim, f"the number is that of {person.shown}"), claim=claim)
-
-    def _team(self, claim: Claim) -> Owner:
-        """Whose a team's folder is: a number that equals a participant's means nothing."""
-        named = [group for group in self.groups if moodle_name(group) == claim.name]
-        if len(named) == 1:
-            return Owner(self.groups[named[0]], named[0], claim=claim)
-        problem = f"groups {join_with_and(named)} are written alike" if named else "no group is called so"
-        return Owner(question=_ask(claim, problem), claim=claim)
+        if claim.product == "moodle" and self.groups:  # a number that equals a participant's means nothing
+            meant = [owner for owner in self.groups if moodle_name(owner.group) == claim.name]
+        else:
+            meant = [Owner((person,))] if person and claim.product == "moodle" and _agrees(claim, person) else []
+        if len(meant) == 1:
+            return replace(meant[0], claim=claim)
+        known = f"{claim.number} is the number of {person.name}" if person else "the roster has none of that name"
+        return Owner(question=f"it is called {claim.name!r}, but {known}: {_SAY}" if claim.name else "", claim=claim)
 
     def _by_hand(self, submission: str) -> Owner:
-        """Whose whole name, number or account a name is that no LMS made."""
-        path = PurePosixPath(submission)
-        stems = {path.name, path.stem}
-        if self.product == "classroom":  # `<assignment>-<account>`
-            names = [name.casefold() for name in stems]
-            meant = [
-                person for person in self.people if any(f"-{name}".endswith(f"-{person.number}") for name in names)
-            ]
-            longest = max((len(person.number) for person in meant), default=0)
-            meant = [person for person in meant if len(person.number) == longest]
-        else:
-            meant = [
-                person
-                for person in self.people
-                if person.number in stems or (person.name and _words(path.stem) == _words(person.name))
-            ]
-        return Owner((meant[0],)) if len(meant) == 1 else Owner(is_known=False)
+        """Whose whole name, number or account a name is that no LMS made; at GitHub `<assignment>-<account>`."""
+        stem = PurePosixPath(submission).stem
+        meant = [
+            person
+            for person in self.by_number.values()
+            if person.number == stem
+            or (self.product == "classroom" and submission.casefold().endswith(f"-{person.number}"))
+            or (person.name and _words(person.name) == _words(stem))
+        ]
+        meant.sort(key=lambda person: len(person.number), reverse=self.product == "classroom")
+        is_clear = bool(meant) and (len(meant) == 1 or self.product == "classroom")
+        return Owner((meant[0],)) if is_clear else Owner(is_explained=False)
 
 
-def _ask(claim: Claim, problem: str) -> str:
-    return f"it says {claim.name!r} and {claim.number or 'no number'}, but {problem}: {_SAY}"
+NOBODY = Roster()
 
 
 def _words(name: str) -> Counter[str]:
     """A name's words, in any order."""
     return Counter(filter(None, map(letters, re.split(r"[\W_]+", unicodedata.normalize("NFC", name)))))
-
-
-NOBODY = Roster()
-
-
-NOBODY = Roster()
 
 
 # --- how the LMSs write names
@@ -302,13 +269,13 @@ def moodle_name(name: str) -> str:
     return re.sub(r"[\x00-\x1f\x7f&<>\"`|':\\/]", "", spaced)
 
 
-def _agrees(claimed: str, name: str) -> bool:
+def _agrees(claim: Claim, person: Person) -> bool:
     """Whether Moodle wrote this person's name, or none: marking was blind, or is.
 
     Before 4.1 a group that was chosen for the download stands before it (`assign::download_submissions`).
     """
-    expected = moodle_name(name)
-    return not name or letters(claimed) in HIDDEN_NAMES or claimed == expected or claimed.endswith(f"-{expected}")
+    is_hidden = not person.name or letters(claim.name) in HIDDEN_NAMES
+    return is_hidden or f"-{claim.name}".endswith(f"-{moodle_name(person.name)}")
 
 
 # --- reading rosters
@@ -317,9 +284,9 @@ def _agrees(claimed: str, name: str) -> bool:
 def read_rosters(paths: Iterable[Path]) -> Roster:
     """The roster in these files: CSVs as LMSs hand them out, and what a batch's folder keeps.
 
-    Raises ExportError: a file is none, or they are of two products; BatchError: a line of answers is none.
+    Raises ExportError: a file is none, or they are of two products; BatchError: what the folder keeps is damaged.
     """
-    roster = Roster()
+    roster = NOBODY
     for path in paths:
         roster = roster.with_more(_read(path))
     return roster
@@ -328,8 +295,8 @@ def read_rosters(paths: Iterable[Path]) -> Roster:
 def _read(path: Path) -> Roster:
     try:
         if path.name == ANSWERS:
-            lines = Lines(path).read_all(lambda row: parse_as(_Answer, row, "the answer"), "answer")
-            return Roster(answers={answer.submission: answer.person for _, answer in lines})
+            lines = Lines(path).read_all(lambda row: parse_as(Mapping[str, str], row, "it"), "answer")
+            return Roster(answers={answer.get("submission", ""): answer.get("person", "") for _, answer in lines})
         if path.name == FILE:
             roster: Roster = parse_as(Roster, from_json(read_ordinary(path)), "the roster")
             return roster
@@ -340,56 +307,46 @@ def _read(path: Path) -> Roster:
         raise BatchError(f"{path} can't be read ({error}); name the roster again with --roster") from None
 
 
+# By the columns that only these files have: whose they are, and where number, name, group and section stand.
+_KINDS = {
+    ("canvas_user_id", "group_name"): ("canvas", ("canvas_user_id", "name", "group_name", "sections")),
+    ("github_username", "identifier"): ("classroom", ("github_username", "identifier")),
+    # `assign_grading_table`, `mod/assign/gradingtable.php`: Group only where teams hand in
+    ("Identifier", "Grade"): ("moodle", ("Identifier", "Full name", "Group")),
+    ("Student", "ID"): ("canvas", ("ID", "Student", "", "Section")),
+    ("LastName", "FirstName", "ID"): ("canvas", ("ID", "LastName", "", "Section")),
+    # Moodle's participants, whose numbers are others: names for the texts
+    ("First name", "Last name"): ("", ("", "Last name")),
+}
+
+
 def roster_in(sheet: Sheet) -> Roster:
     """The people in a gradebook, worksheet, groups CSV or Classroom's roster. Raises ExportError if it is none."""
     header = sheet.rows[0]
-
-    def has(*names: str) -> bool:
-        return all(column(header, name) >= 0 for name in names)
-
-    def people(*captions: str) -> list[Person]:
-        return [Person(*_cells(sheet, row, *captions)) for row in sheet.rows[1:]]
-
-    if has("canvas_user_id", "group_name"):  # Canvas: People, the group set, Export
-        return _roster("canvas", people("canvas_user_id", "name", "group_name", "sections"))
-    if has("identifier", "github_username"):
-        listed = people("github_username", "identifier" if not has("name") else "name")
-        return _roster("classroom", [replace(person, number=person.number.casefold()) for person in listed])
-    if has("Identifier", "Grade"):  # `assign_grading_table`, `mod/assign/gradingtable.php`: Group only with teams
-        numbers = [(PARTICIPANT.match(person.number), person) for person in people("Identifier", "Full name", "Group")]
-        return _roster("moodle", [replace(person, number=match[1]) for match, person in numbers if match])
-    if has("ID") and (has("Student") or has("LastName", "FirstName")):
-        return _roster("canvas", [_student(sheet, row) for row in sheet.rows[1:] if not _is_heading(row)])
-    if has("First name", "Last name"):  # Moodle's participants: names for the texts, of whatever class
-        names = [" ".join(_cells(sheet, row, "First name", "Last name")) for row in sheet.rows[1:]]
-        return _roster("", [Person("", name) for name in names])
+    for needed, (product, captions) in _KINDS.items():
+        if all(column(header, caption) >= 0 for caption in needed):
+            people = [_person(product, sheet, row, captions) for row in sheet.rows[1:] if not _is_heading(row)]
+            return Roster(product, tuple({person.key: person for person in people if person.key}.values()))
     raise ExportError(
         "a roster is Canvas's gradebook or groups CSV, Moodle's grading worksheet, or GitHub Classroom's roster; "
         f"this file has the columns {', '.join(header)[:80]}"
     )
 
 
-def _roster(product: str, people: Iterable[Person]) -> Roster:
-    keyed = {person.number or person.name: person for person in people}
-    return Roster(product, tuple(person for key, person in keyed.items() if key))
-
-
 def _is_heading(row: list[str]) -> bool:
-    """`Points Possible`, or what stands above it: no student (`GradebookImporter#csv_stream`)."""
+    """`Points Possible`: no student (`GradebookImporter#csv_stream`)."""
     return "points possible" in cell(row, 0).casefold()
 
 
-def _student(sheet: Sheet, row: list[str]) -> Person:
-    name, number, section = _cells(sheet, row, "Student", "ID", "Section")
-    if column(sheet.rows[0], "Student") < 0:
-        name = ", ".join(_cells(sheet, row, "LastName", "FirstName"))
+def _person(product: str, sheet: Sheet, row: list[str], captions: Iterable[str]) -> Person:
+    number, name, *more = (cell(row, column(sheet.rows[0], caption)).strip() for caption in captions)
+    given = cell(row, column(sheet.rows[0], "FirstName" if product else "First name")).strip()
+    name = f"{name}, {given}" if given and product else f"{given} {name}".strip()
     # `GradebookExporter#student_name` quotes what a spreadsheet would compute.
     name = re.sub(r'\A="(.*)"\Z', r"\1", name, flags=re.DOTALL)
-    return Person(number_in(number), name, section=section)
-
-
-def _cells(sheet: Sheet, row: list[str], *captions: str) -> list[str]:
-    return [cell(row, column(sheet.rows[0], caption)).strip() for caption in captions]
+    match = PARTICIPANT.match(number) if product == "moodle" else None
+    number = number_in(number) if product == "canvas" else number.casefold()
+    return Person(match[1] if match else number, name, *more)
 
 
 def number_in(text: str) -> str:
@@ -397,43 +354,30 @@ def number_in(text: str) -> str:
 
     Raises ExportError where a digit is lost.
     """
-    text = text.strip()
-    if text.isdecimal() or not _EXCEL_NUMBER.fullmatch(text):
-        return text
-    number = Decimal(text.replace(",", "."))
+    if not re.fullmatch(r"\d+(?:[.,]\d*)?(?:[eE]\+?\d{1,2})?", text.strip()):
+        return text.strip()
+    number = Decimal(text.strip().replace(",", "."))
     exponent = number.as_tuple().exponent
     if number != int(number) or not isinstance(exponent, int) or exponent > 0:
         raise ExportError(f"a spreadsheet has shortened the ID {text}, and digits are lost: export the file anew")
-    return str(int(number))
+    return f"{number:.0f}"
 
 
 # --- what a batch's folder keeps
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """A line of `assigned.jsonl`."""
-
-    submission: str
-    person: str  # a number, or a group's name
-    by: str = ""
-    time: float = field(default_factory=time.time)  # seconds since the epoch
-
-
 def kept_files(folder: Path, given: tuple[Path, ...] = ()) -> tuple[Path, ...]:
-    """What a batch's folder knows of its people, for `read_rosters`; a roster that is `given` replaces its own."""
+    """What a batch's folder knows of its people, for `read_rosters`; rosters that are `given` replace its own."""
     roster, answers = folder / FILE, folder / ANSWERS
-    rosters = given or ((roster,) if roster.is_file() else ())
-    return (*rosters, *((answers,) if answers.is_file() and answers not in given else ()))
+    files = [*(given or [roster]), *([] if answers in given else [answers])]
+    return tuple(path for path in files if path in given or path.is_file())
 
 
 def keep_roster(folder: Path, roster: Roster) -> None:
     """Keep it for the batch in `folder`, on disk on return, if there is anybody in it. Raises BatchError."""
-    kept = read_rosters([folder / FILE]) if (folder / FILE).is_file() else Roster()
-    if roster.people and (roster.product, roster.people) != (kept.product, kept.people):
-        people = [asdict(person) for person in roster.people]
-        text = json.dumps({"product": roster.product, "people": people}, indent=1, ensure_ascii=False)
-        write_atomically(folder / FILE, text)
+    if roster.people:
+        fields = {"product": roster.product, "people": [asdict(person) for person in roster.people]}
+        write_atomically(folder / FILE, json.dumps(fields, indent=1, ensure_ascii=False))
 
 
 def copy_kept(folder: Path, place: Path) -> None:
@@ -442,6 +386,8 @@ def copy_kept(folder: Path, place: Path) -> None:
         write_atomically(place / path.name, read_ordinary(path))
 
 
-def keep_answer(folder: Path, submission: str, person: str, by: str = "") -> None:
+def keep_answer(folder: Path, submission: str, owner: Owner, by: str = "") -> None:
     """Keep whose a submission is, on disk on return. Raises BatchError."""
-    Lines(folder / ANSWERS).append([asdict(_Answer(submission, person, by))])
+    person = owner.group or owner.people[0].number
+    line = {"submission": submission, "person": person, "by": by, "at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    Lines(folder / ANSWERS).append([line])

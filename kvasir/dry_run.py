@@ -13,7 +13,7 @@ from grading.jobs import Assignment, Item
 from grading.prompts.prompt import cut_summary
 from grading.report.grades import one_line
 from grading.request import GradeRequest
-from grading.roster import TEST_STUDENT
+from grading.roster import TEST_STUDENT, Owner
 from grading.submissions.lms_names import student_id
 from grading.submissions.tokens import estimate_tokens
 from grading.submissions.truncation import count_parts
@@ -77,8 +77,8 @@ def _missing(assignment: Assignment) -> list[str]:
     """Who is in the roster, and handed in nothing."""
     numbers = {person.number for item in assignment.items for person in item.owner.people}
     roster = assignment.request.read_roster()
-    people = [person for person in roster.by_number.values() if person.name != TEST_STUDENT]
-    return [roster.shown(person) for person in people if person.number not in numbers]
+    people = [person for person in roster.by_number.values() if person.number not in numbers]
+    return [roster.shown(Owner((person,))) for person in people if person.name != TEST_STUDENT]
 
 
 def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) -> dict[str, Any]:

@@ -86,18 +86,11 @@ def _questions(desk: Desk, folder: Path) -> None:
     st.subheader("Whose is it?", anchor=False)
     show_table([{"submission": name, "question": question} for name, question in questions.items()], "open questions")
     roster = view.assignment.request.read_roster()
-    people = {person.number: roster.shown(person) for person in roster.by_number.values()}
-    choices = people | {group: f"the group {group}" for group in roster.groups}
     with st.container(horizontal=True, vertical_alignment="bottom"):
         name = st.selectbox("Submission", list(questions), key="whose")
-        owner = st.selectbox("belongs to", list(choices), index=None, format_func=choices.__getitem__, key="owner")
-        action_button("Assign", lambda: _assign(folder, name, owner), disabled=owner is None)
+        owner = st.selectbox("belongs to", roster.everybody, index=None, format_func=roster.shown, key="owner")
+        action_button("Assign", lambda: keep_answer(folder, name, owner, decider()), disabled=owner is None)
     st.caption("What was not sent for this is sent by 'Grade all'.")
-
-
-def _assign(folder: Path, name: str, owner: str | None) -> None:
-    if owner is not None:
-        keep_answer(folder, name, owner, decider())
 
 
 # --- dry run

@@ -21,16 +21,11 @@ from grading.export.final import (
     SharedOut,
     changes,
     final_grades,
-    left_blank,
-    roster_with,
     share_out,
-    without_twins,
 )
 from grading.export.format import Choices, ExportFormat, ExportOption, Form
-from grading.report.grades import GradedClass
 from grading.roster import number_in
 from grading.rubric.rubric import Points, exact, plain
-from grading.submissions.lms_names import canvas_id, claim_of
 from grading.tables import (
     ExportError,
     Sheet,
@@ -85,7 +80,7 @@ def export_canvas(
     """The grades as a gradebook that Canvas imports.
 
     Args:
-        gradebook: what the instructor exported from Canvas; None makes a file from the submissions' names alone.
+        gradebook: what the instructor exported from Canvas, which says whose a submission is.
         assignment: the column: its id, its title, or both as in `Homework 4 (1234)`; "" if there is only one, and
             its title is the class's. Grades in another assignment's column are the worst that can happen here.
         all_columns: keep the other assignments' columns. Left out, the import can't bring back old grades there.
@@ -93,13 +88,14 @@ def export_canvas(
 
     Raises ExportError, BatchError.
     """
-    graded_class, grades = final_grades(folder, include_unreviewed)
     if gradebook is None:
-        return _without_gradebook(folder, graded_class, grades, assignment)
+        raise ExportError(
+            "Canvas's numbers and names say whose a grade is: export the gradebook there and name it with --gradebook"
+        )
+    graded_class, grades = final_grades(folder, include_unreviewed)
     book = _read(gradebook, assignment.strip(), graded_class.title)
     factor, notes = _factor(book, graded_class.total, scale)
-    roster = roster_with(folder, book.sheet)
-    shared = share_out(roster, grades)
+    shared = share_out(folder, book.sheet, grades)
     rows, listed_ids, excused_count, replacements = _fill_in(book, shared, factor)
     excuse_note = plural(excused_count, "student", "is excused in Canvas: left so", "are excused in Canvas: left so")
     notes += [excuse_note] if excused_count else []
@@ -111,10 +107,7 @@ def export_canvas(
         _FILE,
         "text/csv",
         write_sheet(sheet, newline="\n"),
-        (
-            *left_blank(grades, lambda final: shared.why_out(final, listed_ids, _NOT_LISTED)),
-            *shared.open_people(roster),
-        ),
+        shared.left_blank(listed_ids, _NOT_LISTED),
         (*notes, f"the grades are in the column {book.name!r}"),
         (*_drops(book), *changes(f"the column {book.name!r}", replacements), *graded_class.alarms),
     )
@@ -125,13 +118,12 @@ def held_by_canvas(
 ) -> list[FinalGrade]:
     """Those of the grades, blank ones too, that the file would hold; arguments as for `export_canvas`. ExportError."""
     if gradebook is None:
-        return list(_by_id(folder, grades).values())
+        return []
     book = _read(gradebook, assignment.strip(), title)
-    by_id = share_out(roster_with(folder, book.sheet), grades).by_number
+    by_id = share_out(folder, book.sheet, grades).by_number
     rows = [book.sheet.rows[index] for index in book.students()]
     current_cells = {cell(row, book.id_column): cell(row, book.assignment).strip() for row in rows}
-    held = [final for user, final in by_id.items() if user in current_cells and _holds(final, current_cells[user])]
-    return without_twins(held)
+    return [final for user, final in by_id.items() if user in current_cells and _holds(final, current_cells[user])]
 
 
 def _holds(final: FinalGrade, current_text: str) -> bool:
@@ -139,11 +131,9 @@ def _holds(final: FinalGrade, current_text: str) -> bool:
     return current_text.upper() != _EXCUSED_MARK and (final.points is not None or not current_text)
 
 
-_NO_ID = "its name holds no Canvas user id, so it is not in the file"
 _NOT_LISTED = "its Canvas user id is not in the gradebook, so it is not in the file"
 # `NON_ASSIGNMENT_COLUMN_HEADERS` in instructure/canvas-lms, `lib/gradebook_importer.rb`: they may stand anywhere in it.
 _IGNORED = re.compile("(?:Current|Final) (?:Score|Points|Grade)|Override (?:Score|Grade|Status)")
-_UNCOMPARED = "no roster says whose the submissions are, so names and numbers are not compared: name the gradebook"
 _PASS_OR_FAIL = frozenset({"complete", "incomplete"})
 
 
@@ -254,10 +244,8 @@ def _factor(book: _Gradebook, total: Points, scale: bool) -> tuple[Decimal, list
 def _drops(book: _Gradebook) -> list[str]:
     """What Canvas doesn't keep, or doesn't show, of the points."""
     cells = [cell(row, book.assignment).strip().casefold() for row in book.sheet.rows]
-    remarks = []
-    if _PASS_OR_FAIL.intersection(cells):
-        remarks.append(f"in {book.name!r} Canvas keeps no points, only whether they are complete")
-    return remarks
+    remark = f"in {book.name!r} Canvas keeps no points, only whether they are complete"
+    return [remark] if _PASS_OR_FAIL.intersection(cells) else []
 
 
 def _fill_in(
@@ -286,48 +274,13 @@ def _fill_in(
     return rows, listed_ids, excused_count, replacements
 
 
-# --- without a gradebook
-
-
-def _by_id(folder: Path, grades: Sequence[FinalGrade]) -> dict[str, FinalGrade]:
-    """The grades by user id: by the roster that the batch's folder keeps, else by what the names say."""
-    roster = roster_with(folder, None)
-    if roster.people:
-        return dict(share_out(roster, grades).by_number)
-    return {id: final for final in grades if (id := canvas_id(final.submission))}
-
-
-def _without_gradebook(
-    folder: Path, graded_class: GradedClass, grades: Sequence[FinalGrade], assignment: str
-) -> ExportFile:
-    """A gradebook of those alone who handed in: Canvas wrote their ids into the submissions' names."""
-    if not _ASSIGNMENT_COLUMN.match(assignment):
-        raise ExportError(
-            "without a downloaded gradebook the assignment must be named with its id, as in 'Homework 4 (1234)': "
-            "Canvas would take another title for a new assignment"
-        )
-    by_id, roster = _by_id(folder, grades), roster_with(folder, None)
-    facts = ["Student", "ID", "SIS User ID", "SIS Login ID", "Section"]
-    rows = [[*facts, assignment], ["    Points Possible", "", "", "", "", two_decimals(graded_class.total)]]
-    for id, final in by_id.items():
-        claim, person = claim_of(final.submission), roster.by_number.get(id)
-        name = person.name if person else claim.name if claim else ""
-        rows.append([name, id, "", "", "", two_decimals(final.points)])
-    owners, held = share_out(roster, grades).owners, {final.grade.id for final in by_id.values()}
-    blank = left_blank(
-        grades, lambda final: "" if final.grade.id in held else owners[final.submission].question or _NO_ID
-    )
-    unsure = () if roster.people else (_UNCOMPARED,)
-    return ExportFile(_FILE, "text/csv", write_sheet(Sheet(rows)), blank, asks=(*unsure, *graded_class.alarms))
-
-
 # --- the format
 
 
 def _fields(form: Form, names: Sequence[str]) -> Choices | None:
-    gradebook = form.file("Gradebook exported from Canvas (optional)")
+    gradebook = form.file("Gradebook exported from Canvas")
     if not gradebook:
-        return {"assignment": form.text("Assignment in Canvas, as in Homework 4 (1234)")}
+        return None
     columns = assignment_columns(gradebook)
     matching = matching_columns(columns, *names)
     # Before one is chosen it is the column of this name, or none: nothing is chosen by its place.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from grading.export.late import UNKNOWN_DELAY, Late, Penalty, late_of
 from grading.points import CriterionGrade, Grade
 from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import Override, current_decisions, read_overrides
-from grading.roster import Owner, Roster, kept_files, read_rosters, roster_in
+from grading.roster import Owner, kept_files, read_rosters, roster_in
 from grading.rubric.rubric import Points, add_points, exact, plain
 from grading.tables import Sheet
 from producers.words import join_with_and
@@ -144,45 +144,31 @@ def _why_none(grade: Grade, criteria: Iterable[CriterionGrade]) -> str:
 class SharedOut:
     """To whom the grades of a class go: of a team's to each of its members."""
 
-    by_number: Mapping[str, FinalGrade]  # by the LMS's number of the person
     owners: Mapping[str, Owner]  # by submission
-    contested: Mapping[str, str]  # what is open about people, by number; they get no grade yet
+    by_number: Mapping[str, FinalGrade]  # by the LMS's number of the person
+    grades: Sequence[FinalGrade]
 
-    def why_out(self, final: FinalGrade, listed_ids: Container[str], not_listed: str) -> str:
-        """Why a grade is not, or not for each of its people, in a file that lists these; "" if it is."""
-        owner = self.owners[final.submission]
-        if not owner.people:
-            return owner.question or (not_listed if owner.claim and owner.claim.number else NOBODYS)
-        missing = [person for person in owner.people if person.number not in listed_ids]
-        if len(missing) == len(owner.people):
-            return not_listed
-        return f"{join_with_and([person.shown for person in missing])}: {not_listed}" if missing else ""
+    def left_blank(self, listed_numbers: Collection[str], not_listed: str) -> tuple[LeftBlank, ...]:
+        """As `left_blank`, and the grades that aren't, or not for each of their people, in a file that lists these."""
 
-    def open_people(self, roster: Roster) -> tuple[LeftBlank, ...]:
-        """Who has to be asked about."""
-        return tuple(
-            LeftBlank(one_line(roster.shown(roster.by_number[number])), one_line(reason))
-            for number, reason in self.contested.items()
-            if number in roster.by_number
-        )
+        def why_out(final: FinalGrade) -> str:
+            owner = self.owners[final.submission]
+            missing = [person.name or person.number for person in owner.people if person.number not in listed_numbers]
+            if owner.question or (owner.people and not missing):
+                return owner.question
+            if not owner.people and not (owner.claim and owner.claim.number):
+                return NOBODYS
+            return f"{join_with_and(missing)}: {not_listed}" if owner.group else not_listed
+
+        return left_blank(self.grades, why_out)
 
 
-def share_out(roster: Roster, grades: Sequence[FinalGrade]) -> SharedOut:
-    """Whose grade each is, by this roster."""
-    owners, contested = roster.owners(final.submission for final in grades)
+def share_out(folder: Path, sheet: Sheet, grades: Sequence[FinalGrade]) -> SharedOut:
+    """Whose the grades are, by a file from the LMS and by what the batch's folder knows. Raises ExportError."""
+    roster = roster_in(sheet).with_more(read_rosters(kept_files(folder)))
+    owners = roster.owners(final.submission for final in grades)
     by_number = {person.number: final for final in grades for person in owners[final.submission].people}
-    return SharedOut(by_number, owners, contested)
-
-
-def without_twins(grades: Iterable[FinalGrade]) -> list[FinalGrade]:
-    """Each once: a team's goes to several people."""
-    return list({final.grade.id: final for final in grades}.values())
-
-
-def roster_with(folder: Path, sheet: Sheet | None) -> Roster:
-    """What the batch's folder knows of the people, and a file from the LMS, which is newer. Raises ExportError."""
-    kept = read_rosters(kept_files(folder))
-    return roster_in(sheet).with_more(kept) if sheet else kept
+    return SharedOut(owners, by_number, grades)
 
 
 def changes(place: str, replacements: Sequence[tuple[str, str, str]]) -> tuple[str, ...]:

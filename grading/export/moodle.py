@@ -19,10 +19,7 @@ from grading.export.final import (
     SharedOut,
     changes,
     final_grades,
-    left_blank,
-    roster_with,
     share_out,
-    without_twins,
 )
 from grading.export.format import Choices, ExportFormat, ExportOption, Form
 from grading.rubric.rubric import Points
@@ -63,11 +60,9 @@ def export_moodle(
     graded_class, grades = final_grades(folder, include_unreviewed)
     sheet = _read(worksheet)
     _check_maximum(sheet, graded_class.total)
-    roster = roster_with(folder, sheet)
-    shared = share_out(roster, grades)
+    shared = share_out(folder, sheet, grades)
     rows, listed_ids, locked_count, replacements = _fill_in(sheet, shared)
-    blank = left_blank(grades, lambda final: shared.why_out(final, listed_ids, _NOT_LISTED))
-    blank += shared.open_people(roster)
+    blank = shared.left_blank(listed_ids, _NOT_LISTED)
     lock_words = "can't be changed in Moodle: left as it is", "can't be changed in Moodle: left as they are"
     notes = (plural(locked_count, "grade", *lock_words),) if locked_count else ()
     asks = (*changes("the worksheet", replacements), *graded_class.alarms)
@@ -80,17 +75,16 @@ def held_by_moodle(folder: Path, grades: Sequence[FinalGrade], worksheet: bytes 
     if worksheet is None:
         return [final for final in grades if moodle_id(final.submission)]
     sheet = _read(worksheet)
-    by_id = share_out(roster_with(folder, sheet), grades).by_number
+    by_id = share_out(folder, sheet, grades).by_number
     id_column, grade_column = column(sheet.rows[0], "Identifier"), column(sheet.rows[0], "Grade")
     rows = {match[1]: row for row in sheet.rows[1:] if (match := PARTICIPANT.match(cell(row, id_column)))}
-    held = [
+    return [
         final
         for user, final in by_id.items()
         if (row := rows.get(user)) and not _is_locked(sheet, row)
         # Where we have nothing to put in place of a grade, that one stays.
         if final.points is not None or cell(row, grade_column).strip() in ("", "-")
     ]
-    return without_twins(held)
 
 
 def _is_locked(sheet: Sheet, row: Sequence[str]) -> bool:

@@ -47,7 +47,7 @@ def pseudonymise(
     `roster`: all of its names are replaced, also those of people who handed in nothing.
     """
     originals = list(submissions)
-    owners, _ = roster.owners(submission.name for submission in originals)
+    owners = roster.owners(submission.name for submission in originals)
     stand_ins = {submission.name: f"student-{pseudonym(submission.name, secret)}" for submission in originals}
     authors = [_authors(submission.name, owners[submission.name], stand_ins) for submission in originals]
     handed_in = {person.number for owner in owners.values() for person in owner.people}

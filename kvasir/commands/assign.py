@@ -46,9 +46,9 @@ def assign(global_options: Globals, batch: Path, submission: str, person: str) -
             raise UsageError(f"the batch has {'several' if meant else 'no'} submissions called {submission!r:.80}")
         if not person:
             raise UsageError(f"say whose {submission} is: a number, a name or a group of the roster")
-        group, people = roster.find(person)
-        keep_answer(batch, meant[0], group or people[0].number, account())
-        say(f"{one_line(meant[0])} is {group or people[0].shown}'s.")
+        owner = roster.find(person)
+        keep_answer(batch, meant[0], owner, account())
+        say(f"{one_line(meant[0])} is {roster.shown(owner)}'s.")
         try:
             outcome = class_run.look(settings, owned_batch)
         except UsageError as error:
