@@ -40,16 +40,18 @@ def prepare(
     rubric = load_rubric(request.rubric)
     solution = read_document(request.solution) if request.solution else None
     template = read_document(request.template) if request.template else None
-    roster, selection = request.read_roster(), request.selection
-    all_submissions = request.read()
-    unassigned = roster.unassigned(submission.name for submission in all_submissions if not submission.problem)
+    selection, all_submissions = request.selection, request.read()
+    roster = request.read_roster()
+    owners = roster.owners(submission.name for submission in all_submissions)
     selected_names = {
         submission.name for submission in (all_submissions if selection.is_whole else request.read(selection))
     }
     # Names are taken out of everybody's texts, whoever is graded: a classmate's may be in one's work.
     form = older_form or QUESTION_FORM
     submissions = [
-        replace(submission, parts=(), problem=UNASSIGNED) if submission.name in unassigned else submission
+        replace(submission, parts=(), problem=submission.problem or UNASSIGNED)
+        if owners[submission.name].question == UNASSIGNED
+        else submission
         for submission in pseudonymise(all_submissions, secret, form, roster)
         if submission.name in selected_names or selection.leaves_alone(submission.name)
     ]
@@ -93,7 +95,7 @@ def assign(
 
 def questions(assignment: Assignment) -> dict[str, str]:
     """What a person has to say about whose the class's submissions are, by name."""
-    return assignment.request.read_roster().questions(item.submission.name for item in assignment.items)
+    return {item.submission.name: item.owner.question for item in assignment.items if item.owner.question}
 
 
 def _as_planned(assignment: Assignment, planned_entries: Iterable[BatchEntry]) -> Assignment:

@@ -147,7 +147,8 @@ class Roster:
     def owners(self, submissions: Iterable[str]) -> dict[str, Owner]:
         """Whose each submission is. What a person said goes before what a name says.
 
-        To whom more than one would go, none goes before somebody has said which.
+        To whom more than one would go, none goes before somebody has said which. UNASSIGNED is the question where no
+        rule explains a name though the LMS has named most of the class.
         """
         owners = {name: self._owner(name) for name in submissions}
         claimed: defaultdict[str, list[str]] = defaultdict(list)
@@ -162,21 +163,12 @@ class Roster:
                 left = tuple(person for person in owners[name].people if person.number != number)
                 question = f"of {others} only one can count for {self.by_number[number].name or number}: {_SAY}"
                 owners[name] = replace(owners[name], people=left, question=question)
-        return {name: replace(owner, shown=self.shown(owner)) for name, owner in owners.items()}
-
-    def questions(self, submissions: Iterable[str]) -> dict[str, str]:
-        """What a person has to say of whose these are, by name."""
-        owners = self.owners(submissions)
-        unassigned = self.unassigned(owners)
-        questions = {name: UNASSIGNED if name in unassigned else owner.question for name, owner in owners.items()}
-        return {name: question for name, question in questions.items() if question}
-
-    def unassigned(self, submissions: Iterable[str]) -> set[str]:
-        """Those that no rule explains, where the LMS has named most of the class."""
-        owners = {name: self._owner(name) for name in submissions}
-        count = sum(owner.claim is not None for owner in owners.values())
-        is_of_an_lms = count > 1 and 2 * count > len(owners)
-        return {name for name, owner in owners.items() if is_of_an_lms and not owner.is_explained}
+        claim_count = sum(owner.claim is not None for owner in owners.values())
+        for name, owner in owners.items():
+            is_unassigned = not owner.is_explained and claim_count > 1 and 2 * claim_count > len(owners)
+            question = UNASSIGNED if is_unassigned else owner.question
+            owners[name] = replace(owner, shown=self.shown(owner), question=question)
+        return owners
 
     def key(self, submission: str) -> str:
         """What all that one person handed in has in common."""

@@ -50,9 +50,12 @@ def pseudonymise(
     owners = roster.owners(submission.name for submission in originals)
     stand_ins = {submission.name: f"student-{pseudonym(submission.name, secret)}" for submission in originals}
     authors = [_authors(submission.name, owners[submission.name], stand_ins) for submission in originals]
-    handed_in = {person.number for owner in owners.values() for person in owner.people}
-    others = [person for person in roster.people if person.number not in handed_in]
-    absent = [_student(person, f"student-{pseudonym(person.number, secret)}") for person in others if person.name]
+    handed_in = {person.key for owner in owners.values() for person in owner.people}
+    absent = [
+        _student(person, f"student-{pseudonym(person.key, secret)}")
+        for person in roster.people
+        if person.name and person.key not in handed_in
+    ]
     names = Names([author for some in authors for author in some] + absent, form)
     if not names.students:
         return originals
@@ -74,8 +77,7 @@ def _authors(name: str, owner: Owner, stand_ins: dict[str, str]) -> list[Student
     stand_in, claim = stand_ins[name], owner.claim
     people = [_student(person, stand_in) for person in owner.people if person.name]
     if claim is None:
-        stem = name if not people else ""
-        return people or _whole_name(stem, stand_in)
+        return people or _whole_name(name, stand_in)
     claimed = letters(claim.name)
     if claimed in HIDDEN_NAMES or len(claimed) < 2 or claimed in {letters(student.platform_name) for student in people}:
         return people
@@ -99,14 +101,11 @@ def _whole_name(name: str, stand_in: str) -> list[Student]:
 
 def _exact_names(students: Iterable[Student]) -> Callable[[str], str]:
     """Replaces names as the roster writes them, whatever stands in them: `Ada O_Brien_42`, `007, Ada`."""
-    stand_ins: dict[str, str] = {}
-    for student in students:
-        family, comma, given = student.platform_name.partition(", ")
-        stand_ins[student.platform_name] = student.stand_in
-        if comma:
-            stand_ins[f"{given} {family}"] = student.stand_in
-    written = sorted((name for name in stand_ins if " " in name), key=len, reverse=True)
-    if not written:
-        return str
-    pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, written))})(?!\w)")
+    stand_ins = {
+        name: student.stand_in
+        for student in students
+        for name in (student.platform_name, " ".join(reversed(student.platform_name.split(", ", 1))))
+    }
+    longest_first = sorted(stand_ins, key=len, reverse=True)
+    pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
     return lambda text: pattern.sub(lambda match: stand_ins[match[0]], text)

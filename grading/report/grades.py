@@ -51,6 +51,9 @@ class GradedClass:
 def save_graded(folder: Path, graded_class: GradedClass) -> None:
     """Write grades.json, whole or not at all. Raises BatchError."""
     fields = {"version": _VERSION, **asdict(graded_class)}
+    for grade in fields["grades"]:
+        if not grade["person"]:
+            del grade["person"]
     write_atomically(folder / FILE, json.dumps(fields, indent=1, ensure_ascii=True))
 
 
