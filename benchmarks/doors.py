@@ -77,6 +77,7 @@ def try_class(seed: int, size: int | None = None) -> Finding:
         (folder / "submissions.zip").write_bytes(made.zipped())
         (folder / "roster.csv").write_bytes(made.roster)
         (folder / "groups.csv").write_bytes(made.groups)
+        (folder / "participants.csv").write_bytes(made.participants)
         try:
             _grade_and_export(folder, made, finding)
         except UsageError as error:
@@ -85,13 +86,9 @@ def try_class(seed: int, size: int | None = None) -> Finding:
 
 
 def _grade_and_export(folder: Path, made: MadeClass, finding: Finding) -> None:
-    rosters = (folder / "roster.csv", *((folder / "groups.csv",) if made.groups else ()))
-    request = GradeRequest(
-        folder / "submissions.zip",
-        folder / "rubric.yaml",
-        _MODELS,
-        **({"rosters": rosters} if "rosters" in GradeRequest.__dataclass_fields__ else {}),
-    )
+    files = ("roster.csv", "groups.csv", "participants.csv")
+    rosters = tuple(path for name in files if (path := folder / name).stat().st_size)
+    request = GradeRequest(folder / "submissions.zip", folder / "rubric.yaml", _MODELS, rosters=rosters)
     with Batch(folder / "batch") as batch:
         assignment = prepare(request, batch.batch_id, batch.secret)
         plan(batch, assignment)
@@ -108,16 +105,16 @@ def _grade_and_export(folder: Path, made: MadeClass, finding: Finding) -> None:
 
 def _result(batch_id: str, task: Task) -> JobResult:
     """What a reader answers who adds up what the work says."""
-    found = _PART.findall(task.prompt.suffix)
+    found = _PART.findall(task.job.prompt[-1].text)
     points = sum(int(number) for _, number in found)
     quote = f"part {found[0][0]} = {found[0][1]}" if found else ""
     answer = {"parts": {"evidence": quote, "points": points, "feedback": "The parts were added up."}}
     text = json.dumps(answer)
-    return JobResult(task.job_id, 1, batch_id, task.item_id, task.model, "succeeded", text=text)
+    return JobResult(task.job.job_id, 1, batch_id, task.job.item_id, task.job.model, "succeeded", text=text)
 
 
 def _look_at_prompts(made: MadeClass, assignment: Assignment, finding: Finding, is_reviewed: bool) -> None:
-    prompts = "\n".join(task.prompt.suffix for task in assignment.tasks)
+    prompts = "\n".join(task.job.prompt[-1].text for task in assignment.tasks)
     folded = prompts.casefold()
     finding.leaked_names = [name for name in sorted(made.names) if name.casefold() in folded]
     for path, data in made.files.items():

@@ -78,6 +78,7 @@ class MadeClass:
     files: dict[str, bytes] = field(default_factory=dict)  # the zip of submissions
     roster: bytes = b""  # gradebook or worksheet
     groups: bytes = b""  # Canvas's groups CSV; empty without a group set
+    participants: bytes = b""  # Moodle's list of participants, where marking is blind; else empty
     people: list[Person] = field(default_factory=list)
     points: dict[int, int] = field(default_factory=dict)  # by number, of those who have to get a grade
     blank: set[int] = field(default_factory=set)  # must stay blank: nothing handed in, a link only
@@ -217,7 +218,8 @@ def _canvas(rng: random.Random, made: MadeClass) -> None:
         made.groups = _canvas_groups(made.people)
     units = _units(made.people)
     for label, authors in units:
-        if rng.random() < 0.15:
+        # Somebody hands in: of an assignment without submissions there is nothing to download.
+        if rng.random() < 0.15 and (made.files or authors is not units[-1][1]):
             made.blank |= {person.number for person in authors}
             continue
         late = rng.random() < 0.2
@@ -241,6 +243,7 @@ def _canvas(rng: random.Random, made: MadeClass) -> None:
                 f"{page}<body><h1>{TITLE}: {html.escape(representative.full)}</h1>Click Here</body></html>".encode()
             )
             made.traits.add("link")
+            made.is_ambiguous |= renamed
             made.blank |= {person.number for person in authors}
             continue
         if form < 0.2:  # `add_text_or_url(:text)` with `text_entry_page.html.erb`: the author's name in the heading
@@ -347,7 +350,8 @@ def _moodle(rng: random.Random, made: MadeClass) -> None:
     group_numbers = _make_teams(rng, made) if kind == "teams" else {}
     units = _units(made.people) if kind != "teams" else _teams(made.people)
     for label, authors in units:
-        if rng.random() < 0.15:
+        # Somebody hands in: of an assignment without submissions there is nothing to download.
+        if rng.random() < 0.15 and (made.files or authors is not units[-1][1]):
             made.blank |= {person.number for person in authors}
             continue
         person = authors[0]
@@ -381,6 +385,10 @@ def _moodle(rng: random.Random, made: MadeClass) -> None:
         _hand_in(made, authors, work.points, is_ambiguous=renamed)
     made.names |= {name for each in made.people for name in (each.full, each.sortable)}
     made.roster = _worksheet(rng, made, is_blind=kind == "blind", with_groups=kind == "teams")
+    if kind == "blind":  # `user/table/participants.php`, downloaded: names, and no participant's number
+        rows = [["First name", "Last name", "Email address"]]
+        rows += [[each.given, each.family, f"u{each.number}@example.edu"] for each in made.people]
+        made.participants = _csv(rows, ",", True)
 
 
 def _make_teams(rng: random.Random, made: MadeClass) -> dict[str, int | None]:

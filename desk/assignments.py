@@ -17,8 +17,10 @@ from typing import IO, Any
 
 from desk.backend import Backend
 from desk.work import Work
+from grading.roster import NOBODY, keep_roster, kept_files, roster_in
 from grading.rubric.rubric import Rubric, load_rubric
 from grading.submissions.reading import read_document
+from grading.tables import read_sheet
 from infra.config.ownership import why_not_ours
 from messages.errors import BatchError, KvasirError, RubricError, SubmissionError, UsageError
 from producers.batch import batch as batches
@@ -275,9 +277,19 @@ def grading_work(folder: Path) -> Work:
     return Work(folder / "runs" / "grade")
 
 
-def dry_run_command(backend: Backend, inputs: Inputs) -> list[str]:
-    """What is found, and how long it is."""
-    return backend.command("grade", *_words(inputs), "--dry-run", "--json")
+def dry_run_command(backend: Backend, folder: Path, inputs: Inputs) -> list[str]:
+    """What is found, and how long it is; by the people that the assignment's `folder` knows of."""
+    rosters = [word for path in kept_files(folder) for word in ("--roster", str(path))]
+    return backend.command("grade", *_words(inputs), *rosters, "--dry-run", "--json")
+
+
+def save_roster(folder: Path, files: Iterable[tuple[str, bytes]]) -> int:
+    """Keep who is in the class, from uploaded (name, data) pairs; how many. Raises ExportError, BatchError."""
+    roster = NOBODY
+    for name, data in files:
+        roster = roster.with_more(roster_in(read_sheet(data, name)))
+    keep_roster(folder, roster)
+    return len(roster.people)
 
 
 def grade_command(backend: Backend, inputs: Inputs, out: Path, limit: int = 0, names: Sequence[str] = ()) -> list[str]:

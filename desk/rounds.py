@@ -18,6 +18,7 @@ from grading.grades import make_graded_class
 from grading.jobs import Assignment
 from grading.prompts.prompt import criterion_text
 from grading.report.grades import GradedClass, save_graded
+from grading.roster import copy_kept
 from grading.rubric.rubric import load_rubric
 from messages.errors import BatchError
 from messages.jobs import JobResult
@@ -70,6 +71,7 @@ def make_round(folder: Path, place: Path) -> None:
     with Batch(folder) as batch:
         make_folder(place)
         batch.copy(place)
+        copy_kept(folder, place)
 
 
 def is_same_plan(place: Path, assignment: Assignment) -> bool:

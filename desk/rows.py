@@ -25,7 +25,7 @@ class Row:
     """One submission as the table shows it."""
 
     number: int  # index in the batch
-    name: str
+    name: str  # whose it is, as people are shown
     state: str  # one of OUTCOMES
     ai: Points | None  # as the models left it
     final: FinalGrade  # with what a person decided
@@ -69,7 +69,7 @@ class Filter:
 QUEUES = {
     "needs review": Filter(needs_review=True, order="needs review first"),
     "asked for another look": Filter(awaits_reply=True),
-    "without points": Filter(states=("unreadable", "incomplete", "failed")),
+    "without points": Filter(states=("unreadable", "unassigned", "incomplete", "failed")),
     "all": Filter(),
 }
 
@@ -99,7 +99,7 @@ def make_rows(view: BatchView, decisions: Mapping[str, Overrides]) -> list[Row]:
     for number, grade in enumerate(view.grades):
         final = apply_decisions(grade, decisions.get(grade.item_id, {}), late=late)
         requests = tuple(requests_by_item.get(grade.item_id, ()))
-        rows.append(Row(number, grade.submission, outcome_of(grade), grade.points, final, grade.remarks, requests))
+        rows.append(Row(number, grade.shown, outcome_of(grade), grade.points, final, grade.remarks, requests))
     return rows
 
 
@@ -120,7 +120,7 @@ def select(class_rows: Sequence[Row], row_filter: Filter) -> list[Row]:
     selection = [
         row
         for row in class_rows
-        if text in row.name.casefold()
+        if text in f"{row.name} {row.final.submission}".casefold()
         and (not row_filter.states or row.state in row_filter.states)
         and row_filter.is_reviewed in (None, row.is_reviewed)
         and (not row_filter.needs_review or row.needs_review)

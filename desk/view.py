@@ -17,6 +17,7 @@ from grading.planning import assign, prepare
 from grading.points import Grade
 from grading.report.grades import GradedClass, load_graded
 from grading.request import GradeRequest
+from grading.roster import kept_files
 from grading.rubric.rubric import Rubric
 from messages import codec
 from messages.errors import BatchError, KvasirError
@@ -44,7 +45,7 @@ class BatchView:
         self.version = 0  # grows with whatever a page would show otherwise
         self._request_of = request_of
         self._lock = threading.RLock()
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: tuple[tuple[int, int], ...] | None = None
         self._tail = LineTail(folder / "results.jsonl", make=codec.result_from_dict)
         self.stored_class: GradedClass | None = None  # the grades last written, as they were when the batch was planned
         self._plan_key: object = None
@@ -142,13 +143,12 @@ class BatchView:
         path = self.folder / "batch.json"
         if not path.exists():
             return False
-        status = path.stat()
-        stamp = (status.st_mtime_ns, status.st_ino)
+        stamp = tuple((file.stat().st_mtime_ns, file.stat().st_ino) for file in (path, *kept_files(self.folder)))
         if stamp == self._stamp:
             return False
         manifest = batches.manifest_of(self.folder)
         self._stamp = stamp
-        plan_key = (manifest["request"], manifest["jobs"])
+        plan_key = (manifest["request"], manifest["jobs"], stamp[1:])
         if plan_key == self._plan_key and manifest["runs"] == self._runs:
             return False
         if manifest["request"] and plan_key != self._plan_key:
@@ -157,7 +157,7 @@ class BatchView:
         return True
 
     def _plan(self, manifest: Mapping[str, Any]) -> None:
-        request = self._request_of(manifest["request"])
+        request = replace(self._request_of(manifest["request"]), rosters=kept_files(self.folder))
         jobs, runs = manifest["jobs"], manifest["runs"]
         lines = (self._standings.line_of(entry.job_id, runs.get(entry.job_id, 1)) for entry in jobs)
         succeeded_ids = {line.job_id for line in lines if line and line.state == "succeeded"}

@@ -59,7 +59,8 @@ def make_grades(
             and planned_ids is not None
             and not all(task.job.job_id in planned_ids for task in item.tasks)
         ):
-            new_grades.append(_as_before(replace(old, submission=name), previous_class.versions, now))
+            old = replace(old, submission=name, person=item.owner.shown)
+            new_grades.append(_as_before(old, previous_class.versions, now))
         else:
             new_grades.append(replace(_grade(assignment.rubric, item, result_of, hidden), versions=now))
     return new_grades
@@ -138,7 +139,8 @@ def _grade(rubric: Rubric, item: Item, result_of: Callable[[str], JobResult | No
         )
     name = item.submission.name
     grade = grade_submission(name, rubric, answers, item.submission, item.cuts, item.findings, hidden, item.copy_reason)
-    return replace(grade, item_id=item.item_id)
+    remarks = (*([f"whose is it? {item.owner.question}"] if item.owner.question else []), *grade.remarks)
+    return replace(grade, item_id=item.item_id, person=item.owner.shown, remarks=remarks)
 
 
 def _answer(rubric: Rubric, item: Item, task: Task, result: JobResult | None) -> ParsedAnswer | str:

@@ -15,6 +15,7 @@ from grading.prompts.answers import answer_schema, max_answer_tokens
 from grading.prompts.prompt import build_prompt, fence_for, text_of
 from grading.prompts.questions import PASSAGE, SUMMARY, questions_of
 from grading.request import GradeRequest
+from grading.roster import UNKNOWN, Owner
 from grading.rubric.checks import CheckFinding, run_checks
 from grading.rubric.rubric import ASPECTS, Aspect, Rubric
 from grading.submissions.reading import Submission
@@ -76,6 +77,7 @@ class Item:
     findings: tuple[CheckFinding, ...] = ()
     fence: str = ""
     copy_reason: str = ""  # why it looks like a copy of the solution
+    owner: Owner = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

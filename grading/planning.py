@@ -11,6 +11,7 @@ from grading.names.pseudonyms import pseudonym, pseudonymise
 from grading.own_work import common_lines, given_to_class, mark_given
 from grading.report.grades import GradedClass
 from grading.request import GradeRequest
+from grading.roster import UNASSIGNED, keep_roster
 from grading.rubric.rubric import Rubric, load_rubric
 from grading.submissions.lms_names import same_student
 from grading.submissions.reading import Submission, read_document
@@ -39,16 +40,19 @@ def prepare(
     rubric = load_rubric(request.rubric)
     solution = read_document(request.solution) if request.solution else None
     template = read_document(request.template) if request.template else None
-    all_submissions = request.read()
-    selection = request.selection
+    selection, all_submissions = request.selection, request.read()
+    roster = request.read_roster()
+    owners = roster.owners(submission.name for submission in all_submissions)
     selected_names = {
         submission.name for submission in (all_submissions if selection.is_whole else request.read(selection))
     }
     # Names are taken out of everybody's texts, whoever is graded: a classmate's may be in one's work.
     form = older_form or QUESTION_FORM
     submissions = [
-        submission
-        for submission in pseudonymise(all_submissions, secret, form)
+        replace(submission, parts=(), problem=submission.problem or UNASSIGNED)
+        if owners[submission.name].question == UNASSIGNED
+        else submission
+        for submission in pseudonymise(all_submissions, secret, form, roster)
         if submission.name in selected_names or selection.leaves_alone(submission.name)
     ]
     assignment = assign(
@@ -81,8 +85,14 @@ def assign(
     maker = PromptMaker(
         assignment, batch_id, secret, common_lines(work), EarlierJobs(planned_entries, succeeded_ids), form
     )
-    items = tuple(maker.item(submission) for submission in work)
+    owners = request.read_roster().owners(submission.name for submission in work)
+    items = tuple(replace(maker.item(submission), owner=owners[submission.name]) for submission in work)
     return replace(assignment, items=items, selected_ids=frozenset(item.item_id for item in items))
+
+
+def questions(assignment: Assignment) -> dict[str, str]:
+    """What a person has to say about whose the class's submissions are, by name."""
+    return {item.submission.name: item.owner.question for item in assignment.items if item.owner.question}
 
 
 def _as_planned(assignment: Assignment, planned_entries: Iterable[BatchEntry]) -> Assignment:
@@ -146,6 +156,7 @@ def plan(batch: Batch, assignment: Assignment) -> None:
         if (problem := item.submission.problem)
     ]
     entries += [entry for entry, _ in unreadable]
+    keep_roster(batch.folder, assignment.request.read_roster())
     batch.plan(*_with_others(batch, assignment, entries, selected_items))
     if unreadable:
         batch.journal.record(result for _, result in unreadable)

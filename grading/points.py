@@ -61,6 +61,12 @@ class Grade:
     item_id: str = ""  # pseudonym: what reviews and queues call the submission
     doubts: tuple[Doubt, ...] = ()  # none of them is among the remarks
     versions: Mapping[str, str] = field(default_factory=dict)  # of what graded it; empty if that is not known
+    person: str = ""  # whose it is, where anything says so
+
+    @property
+    def shown(self) -> str:
+        """What people are shown of whose it is: for terminal, desk and report."""
+        return self.person or self.submission
 
     @property
     def id(self) -> str:

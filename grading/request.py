@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from grading.roster import Roster, read_rosters
 from grading.rubric.rubric import Aspect
 from grading.submissions.reading import Submission, inputs_inside, read_submissions
 from grading.submissions.tokens import LETTERS_PER_TOKEN
@@ -73,11 +74,13 @@ class GradeRequest:
     ask: AskForm = "together"
     # Of a submission; 0: as many as the models have room for; None: planned with the limits of earlier releases.
     max_submission_tokens: int | None = 0
+    rosters: tuple[Path, ...] = ()  # who is in the class, for `read_rosters`
 
     @property
     def excluded_paths(self) -> dict[str, str]:
         """What lies among the submissions and is none, as `inputs_inside` has it."""
         documents = {"the rubric": self.rubric, "the solution": self.solution, "the template": self.template}
+        documents |= {f"roster {number}": path for number, path in enumerate(self.rosters, 1)}
         return inputs_inside(self.folder, documents)
 
     @property
@@ -96,8 +99,17 @@ class GradeRequest:
             **({} if self.max_submission_tokens is None else {"max_submission_tokens": self.max_submission_tokens}),
         }
 
+    def read_roster(self) -> Roster:
+        """Who is in the class. Raises UsageError."""
+        return read_rosters(self.rosters)
+
     def read(self, selection: Selection = WHOLE_CLASS) -> list[Submission]:
-        """The submissions in the folder, or those selected. Raises SubmissionError."""
+        """The submissions in the folder, or those selected. Raises SubmissionError, and as `read_roster`."""
         return read_submissions(
-            self.folder, selection.names, selection.limit, selection.from_manifest, self.excluded_paths
+            self.folder,
+            selection.names,
+            selection.limit,
+            selection.from_manifest,
+            self.excluded_paths,
+            self.read_roster().key,
         )

@@ -30,6 +30,7 @@ from grading.report.grades import (
 )
 from grading.report.page import render_page
 from grading.request import AskForm, AspectModel, GradeRequest, Selection
+from grading.roster import kept_files
 from grading.rubric.rubric import ASPECTS, Aspect, load_rubric
 from grading.same_class import is_same
 from grading.submissions.reading import check_apart
@@ -112,6 +113,7 @@ def request_from(
     limit: int = 0,
     samples: int = 1,
     ask: AskForm = "together",
+    rosters: tuple[Path, ...] = (),
 ) -> GradeRequest:
     """The request that a command's options describe, called as in `grading_options`.
 
@@ -130,6 +132,7 @@ def request_from(
         samples,
         ask,
         settings.grading.max_submission_tokens,
+        rosters,
     )
 
 
@@ -137,7 +140,7 @@ def request_of_batch(settings: Settings, batch: Batch, will_run: bool = True) ->
     """The request that a batch was made from. Raises BatchError if it never was, else as `request_from_manifest`."""
     if not batch.request:
         raise BatchError(f"{batch.folder} holds no batch yet; start one with kvasir grade or kvasir submit")
-    return request_from_manifest(settings, batch.request, will_run)
+    return replace(request_from_manifest(settings, batch.request, will_run), rosters=kept_files(batch.folder))
 
 
 def request_from_manifest(
@@ -185,6 +188,7 @@ def read_class(batch: Batch, request: GradeRequest) -> Assignment:
     selection = request.selection
     if not (selection.is_whole or selection.from_manifest):
         request = replace(request, selection=replace(selection, others=planning.names_so_far(batch)))
+    request = replace(request, rosters=kept_files(batch.folder, request.rosters))
     older = None if batch.may_plan else batch.prompt_form
     planned_entries = batch.entries if older or batch.may_publish else ()
     return planning.prepare(request, batch.batch_id, batch.secret, older, planned_entries, batch.succeeded_ids)
@@ -209,6 +213,8 @@ def open_class(
                 if not batch.may_plan:
                     batch.check_may_publish()
                 planning.plan(batch, assignment)
+                for name, question in planning.questions(assignment).items():
+                    say(one_line(f"{name}: {question}"))
                 yield batch, assignment
                 return
             stored_request = batch.request

@@ -14,6 +14,7 @@ import click
 
 from infra.config import next_command
 from kvasir.commands.ask import ask
+from kvasir.commands.assign import assign
 from kvasir.commands.batch import cancel, grade, results, retry, submit, watch
 from kvasir.commands.config import config
 from kvasir.commands.dead_letters import dead
@@ -84,8 +85,8 @@ def kvasir(context: click.Context, config_file: Path | None, log_level: str, log
 
 
 for command in (
-    *(demo, grade, submit, watch, results, retry, cancel, regrade, dead, deploy, logs, export, requests, bound, run),
-    *(migrate, serve, keys, forget, ask, status, config, engines, doctor, plan, prefill_worker, decode_worker),
+    *(demo, grade, submit, watch, results, retry, cancel, regrade, assign, dead, deploy, logs, export, requests, bound),
+    *(run, migrate, serve, keys, forget, ask, status, config, engines, doctor, plan, prefill_worker, decode_worker),
     *(pause, resume, drain, top, ui, rubric),
 ):
     kvasir.add_command(command)

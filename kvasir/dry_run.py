@@ -13,6 +13,7 @@ from grading.jobs import Assignment, Item
 from grading.prompts.prompt import cut_summary
 from grading.report.grades import one_line
 from grading.request import GradeRequest
+from grading.roster import TEST_STUDENT, Owner
 from grading.submissions.lms_names import student_id
 from grading.submissions.tokens import estimate_tokens
 from grading.submissions.truncation import USUAL_TOKENS, count_parts
@@ -70,7 +71,16 @@ def describe(
         "shared_prefix": [_shared_prefix(assignment, aspect, count) for aspect in models],
         "submissions": items,
         "left_out": assignment.request.excluded_paths,
+        "missing": _missing(assignment),
     }
+
+
+def _missing(assignment: Assignment) -> list[str]:
+    """Who is in the roster, and handed in nothing."""
+    numbers = {person.number for item in assignment.items for person in item.owner.people}
+    roster = assignment.request.read_roster()
+    people = [person for person in roster.by_number.values() if person.number not in numbers]
+    return [roster.shown(Owner((person,))) for person in people if person.name != TEST_STUDENT]
 
 
 def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) -> dict[str, Any]:
@@ -90,6 +100,7 @@ def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) 
     empty_reason = "only the template" if submission.only_template else "nothing of the student's own"
     return {
         "submission": submission.name,
+        "person": item.owner.shown,
         "language": submission.language,
         "problem": submission.problem,
         "empty": submission.empty and not submission.problem,
@@ -108,7 +119,7 @@ def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) 
             )
         ),
         "remarks": [
-            *([submission.problem] if submission.problem else []),
+            *filter(None, (submission.problem, item.owner.question)),
             *([f"{empty_reason}: 0 points without a model"] if submission.empty else []),
             *too_long,
             *(f"truncated: {line}" for line in cut_summary(item.cuts)),
@@ -173,6 +184,8 @@ def _print(summary: dict[str, Any]) -> None:
     print_table(columns, rows, right=_FIGURES)
     if summary["left_out"]:
         say(exclusion_sentence(summary["left_out"]))
+    if summary["missing"]:
+        say(f"{len(summary['missing']):,} of the roster handed in nothing: {'; '.join(summary['missing'])}")
     say(f"{plural(summary['prompts'], 'prompt')}, {summary['prompt_tokens']:,} tokens ({counting_method})")
     if summary["questions"]:
         say(f"{plural(summary['questions'], 'question')}, each after the prompt of its submission, from one KV cache")
@@ -205,4 +218,4 @@ def _row(item: dict[str, Any]) -> list[str]:
     tokens = item["tokens"]
     figures = [*(f"{tokens[kind]:,}" for kind in ("code", "text", "output")), f"{sum(item['prompts'].values()):,}"]
     texts = [one_line("; ".join(item[key])) for key in ("review_reasons", "remarks")]
-    return [one_line(item["submission"]), item["language"], *figures, *texts]
+    return [one_line(item["person"] or item["submission"]), item["language"], *figures, *texts]

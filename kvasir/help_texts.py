@@ -17,6 +17,7 @@ EXAMPLES = {
     "results": ["kvasir results results/homework4"],
     "retry": ["kvasir retry results/homework4", "kvasir retry results/homework4 --only 48101,oakhollowozzie"],
     "regrade": ["kvasir regrade results/homework4", "kvasir regrade results/homework4 --criterion joins"],
+    "assign": ["kvasir assign results/homework4", "kvasir assign results/homework4 notes.R 'Aldertree, Ada'"],
     "requests": [
         "kvasir requests results/homework4 --from asked.csv",
         "kvasir requests results/homework4 --answer 3f0c91d2aa07 --reply 'You did label the axes; sorry.'",

@@ -146,6 +146,13 @@ class_options = combine_options(
 grading_options = combine_options(
     click.argument("folder", type=path),
     click.option("--rubric", type=path, required=True, help="Rubric, YAML or JSON."),
+    click.option(
+        "--roster",
+        "rosters",
+        type=path,
+        multiple=True,
+        help="Who is in the class: the LMS's gradebook, worksheet or groups CSV; may be repeated.",
+    ),
     class_options,
     click.option("--out", type=path, help="Folder of the batch [default: results/TITLE-FOLDER]."),
     click.option("--replace", is_flag=True, help="Move another class's batch that is in --out aside."),

@@ -81,7 +81,8 @@ def _since_last(
             apply_decisions(grade, overrides_by_item.get(grade.item_id, {}), include_unreviewed, late)
             for grade in class_grades
         ]
-        since = export.since_last(folder, export_format.name, grades, export_format.select_grades(grades, choices, ""))
+        held_grades = export_format.select_grades(folder, grades, choices, "")
+        since = export.since_last(folder, export_format.name, grades, held_grades)
         st.write(escape_markdown(since.summary()))
         if since.differences:
             show_text("\n".join(since.lines()[:_MAX_LINES]))

@@ -12,9 +12,22 @@ from desk import assignments, dry_runs
 from desk.assignments import Inputs
 from desk.estimate import duration, forecast_s, remaining_s
 from desk.pages.address import go
-from desk.pages.shared import REFRESH_S, Desk, action_button, draw_live, show_metrics, show_problem, wait_for
+from desk.pages.shared import (
+    REFRESH_S,
+    Desk,
+    action_button,
+    decider,
+    draw_live,
+    show_errors,
+    show_metrics,
+    show_problem,
+    show_table,
+    wait_for,
+)
 from desk.text import escape_markdown
 from desk.work import Work
+from grading import planning
+from grading.roster import keep_answer, kept_files, read_rosters
 from producers.words import plural
 
 _MAX_ROWS = 50  # rows of the dry run's table
@@ -39,10 +52,45 @@ def show_grade_page(desk: Desk, folder: Path) -> None:
         if st.button("Write the rubric", type="primary"):
             go("Regrade", str(folder))
         return
+    _roster(folder)
     _dry_run(desk, folder, inputs)
     _start(desk, folder, inputs)
     work = assignments.grading_work(folder)
     draw_live(lambda: _figures(desk, folder, work), REFRESH_S, work)
+    _questions(desk, folder)
+
+
+# --- who is in the class
+
+
+def _roster(folder: Path) -> None:
+    count = len(read_rosters(kept_files(folder)).people)
+    uploads: Any = st.file_uploader(
+        "Who is in the class: gradebook, worksheet or groups CSV from the LMS",
+        ["csv"],
+        accept_multiple_files=True,
+        help="Names are taken out of all texts, and each submission's name is compared with this list.",
+    )
+    if uploads:
+        with show_errors():
+            count = assignments.save_roster(folder, [(upload.name, upload.getvalue()) for upload in uploads])
+    st.caption(f"{count:,} people are known." if count else "No list yet: the files' names alone say whose they are.")
+
+
+def _questions(desk: Desk, folder: Path) -> None:
+    """Whose submissions are that don't say so: one is chosen, and a click gives it to somebody."""
+    view = desk.view(folder)
+    questions = planning.questions(view.assignment) if view.assignment else {}
+    if not questions or not view.assignment:
+        return
+    st.subheader("Whose is it?", anchor=False)
+    show_table([{"submission": name, "question": question} for name, question in questions.items()], "open questions")
+    roster = view.assignment.request.read_roster()
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        name = st.selectbox("Submission", list(questions), key="whose")
+        owner = st.selectbox("belongs to", roster.everybody, index=None, format_func=roster.shown, key="owner")
+        action_button("Assign", lambda: keep_answer(folder, name, owner, decider()), disabled=owner is None)
+    st.caption("What was not sent for this is sent by 'Grade all'.")
 
 
 # --- dry run
@@ -54,7 +102,7 @@ def _dry_run(desk: Desk, folder: Path, inputs: Inputs) -> None:
     is_running = work.is_alive
     action_button(
         "Dry run",
-        lambda: work.start(assignments.dry_run_command(desk.backend, inputs)),
+        lambda: work.start(assignments.dry_run_command(desk.backend, folder, inputs)),
         disabled=is_running,
         help="Reads everything and calls no model.",
     )

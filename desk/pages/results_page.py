@@ -23,6 +23,7 @@ _COLOURS = {
     "graded": "green",
     "empty": "blue",
     "unreadable": "red",
+    "unassigned": "violet",
     "incomplete": "orange",
     "failed": "red",
     "waiting": "gray",
@@ -124,7 +125,7 @@ def _act(selection: list[Row], page_rows: list[Row]) -> None:
     if open_clicked and item:
         go("Review", submission=item)
     if regrade_clicked:
-        st.session_state["regrade names"] = [row.name for row in selection]
+        st.session_state["regrade names"] = [row.final.submission for row in selection]
         go("Regrade")
 
 

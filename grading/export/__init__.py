@@ -22,7 +22,7 @@ from grading.export.requests import (
     requests_from,
     save_reply,
 )
-from grading.export.tables import ExportError
+from grading.tables import ExportError
 
 # The formats, in the order of `kvasir export --help`.
 FORMATS: tuple[ExportFormat, ...] = (

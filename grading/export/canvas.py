@@ -15,9 +15,18 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 
-from grading.export.final import ExportFile, FinalGrade, by_user, changes, final_grades, left_blank, why_out
+from grading.export.final import (
+    ExportFile,
+    FinalGrade,
+    SharedOut,
+    changes,
+    final_grades,
+    share_out,
+)
 from grading.export.format import Choices, ExportFormat, ExportOption, Form
-from grading.export.tables import (
+from grading.roster import number_in
+from grading.rubric.rubric import Points, exact, plain
+from grading.tables import (
     ExportError,
     Sheet,
     cell,
@@ -29,8 +38,6 @@ from grading.export.tables import (
     with_cell,
     write_sheet,
 )
-from grading.rubric.rubric import Points, exact, plain
-from grading.submissions.lms_names import canvas_id, canvas_name
 from producers.words import plural
 
 _ASSIGNMENT_COLUMN = re.compile(r"(?P<title>.*\S)\s*\((?P<id>\d+)\)\s*\Z", re.DOTALL)
@@ -73,7 +80,7 @@ def export_canvas(
     """The grades as a gradebook that Canvas imports.
 
     Args:
-        gradebook: what the instructor exported from Canvas; None makes a file from the submissions' names alone.
+        gradebook: what the instructor exported from Canvas, which says whose a submission is.
         assignment: the column: its id, its title, or both as in `Homework 4 (1234)`; "" if there is only one, and
             its title is the class's. Grades in another assignment's column are the worst that can happen here.
         all_columns: keep the other assignments' columns. Left out, the import can't bring back old grades there.
@@ -81,14 +88,15 @@ def export_canvas(
 
     Raises ExportError, BatchError.
     """
-    graded_class, grades = final_grades(folder, include_unreviewed)
     if gradebook is None:
-        new_sheet = _new_gradebook(grades, graded_class.total, assignment)
-        blank = left_blank(grades, lambda final: "" if canvas_id(final.submission) else _NO_ID)
-        return ExportFile(_FILE, "text/csv", write_sheet(new_sheet), blank, asks=graded_class.alarms)
+        raise ExportError(
+            "Canvas's numbers and names say whose a grade is: export the gradebook there and name it with --gradebook"
+        )
+    graded_class, grades = final_grades(folder, include_unreviewed)
     book = _read(gradebook, assignment.strip(), graded_class.title)
     factor, notes = _factor(book, graded_class.total, scale)
-    rows, listed_ids, excused_count, replacements = _fill_in(book, grades, factor)
+    shared = share_out(folder, book.sheet, grades)
+    rows, listed_ids, excused_count, replacements = _fill_in(book, shared, factor)
     excuse_note = plural(excused_count, "student", "is excused in Canvas: left so", "are excused in Canvas: left so")
     notes += [excuse_note] if excused_count else []
     if not all_columns:
@@ -99,22 +107,22 @@ def export_canvas(
         _FILE,
         "text/csv",
         write_sheet(sheet, newline="\n"),
-        left_blank(grades, lambda final: why_out(canvas_id(final.submission), listed_ids, _NO_ID, _NOT_LISTED)),
+        shared.left_blank(listed_ids, _NOT_LISTED),
         (*notes, f"the grades are in the column {book.name!r}"),
-        (*changes(f"the column {book.name!r}", replacements), *graded_class.alarms),
+        (*_drops(book), *changes(f"the column {book.name!r}", replacements), *graded_class.alarms),
     )
 
 
 def held_by_canvas(
-    grades: Sequence[FinalGrade], gradebook: bytes | None, assignment: str = "", title: str = ""
+    folder: Path, grades: Sequence[FinalGrade], gradebook: bytes | None, assignment: str = "", title: str = ""
 ) -> list[FinalGrade]:
     """Those of the grades, blank ones too, that the file would hold; arguments as for `export_canvas`. ExportError."""
-    by_id = by_user(grades, canvas_id)
     if gradebook is None:
-        return list(by_id.values())
+        return []
     book = _read(gradebook, assignment.strip(), title)
+    by_id = share_out(folder, book.sheet, grades).by_number
     rows = [book.sheet.rows[index] for index in book.students()]
-    current_cells = {cell(row, book.id_column).strip(): cell(row, book.assignment).strip() for row in rows}
+    current_cells = {cell(row, book.id_column): cell(row, book.assignment).strip() for row in rows}
     return [final for user, final in by_id.items() if user in current_cells and _holds(final, current_cells[user])]
 
 
@@ -123,8 +131,10 @@ def _holds(final: FinalGrade, current_text: str) -> bool:
     return current_text.upper() != _EXCUSED_MARK and (final.points is not None or not current_text)
 
 
-_NO_ID = "its name holds no Canvas user id, so it is not in the file"
 _NOT_LISTED = "its Canvas user id is not in the gradebook, so it is not in the file"
+# `NON_ASSIGNMENT_COLUMN_HEADERS` in instructure/canvas-lms, `lib/gradebook_importer.rb`: they may stand anywhere in it.
+_IGNORED = re.compile("(?:Current|Final) (?:Score|Points|Grade)|Override (?:Score|Grade|Status)")
+_PASS_OR_FAIL = frozenset({"complete", "incomplete"})
 
 
 def assignment_columns(gradebook: bytes) -> list[str]:
@@ -161,6 +171,16 @@ def _read(data: bytes, assignment: str, title: str) -> _Gradebook:
     if not possible:
         raise ExportError("the gradebook has no row 'Points Possible'; export it from Canvas anew")
     assignment_column = _find_assignment_column(sheet.rows[0], last_fact, assignment, title)
+    name = sheet.rows[0][assignment_column].strip()
+    if _IGNORED.search(name):
+        raise ExportError(f"Canvas ignores the column {name!r} because of its title: give the assignment another there")
+    if re.search(r"read\s+only", cell(sheet.rows[possible], assignment_column), re.IGNORECASE):
+        raise ExportError(f"Canvas ignores the column {name!r}: it is read only there")
+    rows = [
+        with_cell(row, id_column, number_in(cell(row, id_column))) if index > possible else row
+        for index, row in enumerate(sheet.rows)
+    ]
+    sheet = replace(sheet, rows=rows)
     return _Gradebook(sheet, id_column, last_fact, assignment_column, possible, uses_decimal_comma(sheet))
 
 
@@ -203,7 +223,7 @@ def _find_assignment_column(header: Sequence[str], last_fact: int, assignment: s
 def _factor(book: _Gradebook, total: Points, scale: bool) -> tuple[Decimal, list[str]]:
     """By what points are multiplied, and a note on it."""
     text = cell(book.sheet.rows[book.possible], book.assignment).strip().replace(",", ".")
-    if not text or "read only" in text.casefold():
+    if not text:
         return Decimal(1), []
     possible = Decimal(text) if _POINTS.match(text) else Decimal(0)
     if possible == exact(total):
@@ -221,18 +241,24 @@ def _factor(book: _Gradebook, total: Points, scale: bool) -> tuple[Decimal, list
 # --- filling it in
 
 
+def _drops(book: _Gradebook) -> list[str]:
+    """What Canvas doesn't keep, or doesn't show, of the points."""
+    cells = [cell(row, book.assignment).strip().casefold() for row in book.sheet.rows]
+    remark = f"in {book.name!r} Canvas keeps no points, only whether they are complete"
+    return [remark] if _PASS_OR_FAIL.intersection(cells) else []
+
+
 def _fill_in(
-    book: _Gradebook, grades: Sequence[FinalGrade], factor: Decimal
+    book: _Gradebook, shared: SharedOut, factor: Decimal
 ) -> tuple[list[list[str]], set[str], int, list[tuple[str, str, str]]]:
     """All rows, the ids of the class that are in the gradebook, how many are excused, and what is replaced."""
-    by_id = by_user(grades, canvas_id)
     rows = list(book.sheet.rows)
     listed_ids: set[str] = set()
     excused_count = 0
     replacements: list[tuple[str, str, str]] = []
     for index in book.students():
-        user = cell(rows[index], book.id_column).strip()
-        final = by_id.get(user)
+        user = cell(rows[index], book.id_column)
+        final = shared.by_number.get(user)
         if final is None:
             continue
         listed_ids.add(user)
@@ -248,33 +274,13 @@ def _fill_in(
     return rows, listed_ids, excused_count, replacements
 
 
-# --- without a gradebook
-
-
-def _new_gradebook(grades: Sequence[FinalGrade], total: Points, assignment: str) -> Sheet:
-    """A gradebook from the names that Canvas gave the submissions: its ids are in them."""
-    if not _ASSIGNMENT_COLUMN.match(assignment):
-        raise ExportError(
-            "without a downloaded gradebook the assignment must be named with its id, as in 'Homework 4 (1234)': "
-            "Canvas would take another title for a new assignment"
-        )
-    facts = ["Student", "ID", "SIS User ID", "SIS Login ID", "Section"]
-    rows = [[*facts, assignment], ["    Points Possible", "", "", "", "", two_decimals(total)]]
-    listed_grades = [final for final in grades if canvas_id(final.submission)]
-    rows += [
-        [canvas_name(final.submission), canvas_id(final.submission), "", "", "", two_decimals(final.points)]
-        for final in listed_grades
-    ]
-    return Sheet(rows)
-
-
 # --- the format
 
 
 def _fields(form: Form, names: Sequence[str]) -> Choices | None:
-    gradebook = form.file("Gradebook exported from Canvas (optional)")
+    gradebook = form.file("Gradebook exported from Canvas")
     if not gradebook:
-        return {"assignment": form.text("Assignment in Canvas, as in Homework 4 (1234)")}
+        return None
     columns = assignment_columns(gradebook)
     matching = matching_columns(columns, *names)
     # Before one is chosen it is the column of this name, or none: nothing is chosen by its place.
@@ -295,8 +301,8 @@ FORMAT = ExportFormat(
         ExportOption("--all-columns", "flag", "canvas: keep the other assignments' columns."),
         ExportOption("--scale", "flag", "canvas: scale to the points possible there."),
     ),
-    select_grades=lambda grades, choices, title: held_by_canvas(
-        grades, choices.get("gradebook"), choices.get("assignment", ""), title
+    select_grades=lambda folder, grades, choices, title: held_by_canvas(
+        folder, grades, choices.get("gradebook"), choices.get("assignment", ""), title
     ),
     fields=_fields,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,9 +10,13 @@ from grading.export.late import UNKNOWN_DELAY, Late, Penalty, late_of
 from grading.points import CriterionGrade, Grade
 from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import Override, current_decisions, read_overrides
+from grading.roster import Owner, kept_files, read_rosters, roster_in
 from grading.rubric.rubric import Points, add_points, exact, plain
+from grading.tables import Sheet
+from producers.words import join_with_and
 
 NEEDS_REVIEW = "needs review"
+NOBODYS = "nothing in its name says whose it is, so it is not in the file: say whose with kvasir assign"
 _SHOWN_CHANGES = 5
 
 
@@ -136,14 +140,35 @@ def _why_none(grade: Grade, criteria: Iterable[CriterionGrade]) -> str:
     return f"{grade.state}: {grade.reason or f'no points for {missing_ids}'}"
 
 
-def why_out(user: str, listed_ids: Container[str], no_id: str, not_listed: str) -> str:
-    """Which of two reasons keeps who has this id, or "", out of an LMS's file; "" if none does."""
-    return "" if user in listed_ids else not_listed if user else no_id
+@dataclass(frozen=True, slots=True)
+class SharedOut:
+    """To whom the grades of a class go: of a team's to each of its members."""
+
+    owners: Mapping[str, Owner]  # by submission
+    by_number: Mapping[str, FinalGrade]  # by the LMS's number of the person
+    grades: Sequence[FinalGrade]
+
+    def left_blank(self, listed_numbers: Collection[str], not_listed: str) -> tuple[LeftBlank, ...]:
+        """As `left_blank`, and the grades that aren't, or not for each of their people, in a file that lists these."""
+
+        def why_out(final: FinalGrade) -> str:
+            owner = self.owners[final.submission]
+            missing = [person.name or person.number for person in owner.people if person.number not in listed_numbers]
+            if owner.question or (owner.people and not missing):
+                return owner.question
+            if not owner.people and not (owner.claim and owner.claim.number):
+                return NOBODYS
+            return f"{join_with_and(missing)}: {not_listed}" if owner.group else not_listed
+
+        return left_blank(self.grades, why_out)
 
 
-def by_user(grades: Iterable[FinalGrade], id_of: Callable[[str], str]) -> dict[str, FinalGrade]:
-    """The grades by the id that an LMS has of their submissions' names; those without one are left out."""
-    return {user: final for final in grades if (user := id_of(final.submission))}
+def share_out(folder: Path, sheet: Sheet, grades: Sequence[FinalGrade]) -> SharedOut:
+    """Whose the grades are, by a file from the LMS and by what the batch's folder knows. Raises ExportError."""
+    roster = roster_in(sheet).with_more(read_rosters(kept_files(folder)))
+    owners = roster.owners(final.submission for final in grades)
+    by_number = {person.number: final for final in grades for person in owners[final.submission].people}
+    return SharedOut(owners, by_number, grades)
 
 
 def changes(place: str, replacements: Sequence[tuple[str, str, str]]) -> tuple[str, ...]:
@@ -162,4 +187,4 @@ def left_blank(
 ) -> tuple[LeftBlank, ...]:
     """Those without points, and those that `why_left_out` says are not in the file: each once, on one line."""
     blank_reasons = ((final, "; ".join(filter(None, (final.why_blank, why_left_out(final))))) for final in grades)
-    return tuple(LeftBlank(one_line(final.submission), one_line(reason)) for final, reason in blank_reasons if reason)
+    return tuple(LeftBlank(one_line(final.grade.shown), one_line(reason)) for final, reason in blank_reasons if reason)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from grading.export.tables import ExportError, Sheet, cell, column, read_sheet, student, students
 from grading.report.grades import GradedClass, one_line
 from grading.rubric.late import LateRule
 from grading.rubric.rubric import Points, exact, plain
 from grading.submissions.lms_names import is_late, student_id
+from grading.tables import ExportError, Sheet, cell, column, read_sheet, student, students
 from messages.errors import BatchError
 from producers.storage.private import open_ordinary, write_atomically
 from producers.words import plural, shorten_names

@@ -13,9 +13,18 @@ from pathlib import Path
 
 from grading.cells import safe_cell, safe_html
 from grading.export.feedback import feedback_fragment
-from grading.export.final import ExportFile, FinalGrade, by_user, changes, final_grades, left_blank, why_out
+from grading.export.final import (
+    ExportFile,
+    FinalGrade,
+    SharedOut,
+    changes,
+    final_grades,
+    share_out,
+)
 from grading.export.format import Choices, ExportFormat, ExportOption, Form
-from grading.export.tables import (
+from grading.rubric.rubric import Points
+from grading.submissions.lms_names import moodle_id
+from grading.tables import (
     PARTICIPANT,
     ExportError,
     Sheet,
@@ -28,8 +37,6 @@ from grading.export.tables import (
     with_cell,
     write_sheet,
 )
-from grading.rubric.rubric import Points
-from grading.submissions.lms_names import moodle_id
 from producers.words import plural
 
 _FILE = "moodle-worksheet.csv"
@@ -53,8 +60,9 @@ def export_moodle(
     graded_class, grades = final_grades(folder, include_unreviewed)
     sheet = _read(worksheet)
     _check_maximum(sheet, graded_class.total)
-    rows, listed_ids, locked_count, replacements = _fill_in(sheet, grades)
-    blank = left_blank(grades, lambda final: why_out(moodle_id(final.submission), listed_ids, NO_ID, _NOT_LISTED))
+    shared = share_out(folder, sheet, grades)
+    rows, listed_ids, locked_count, replacements = _fill_in(sheet, shared)
+    blank = shared.left_blank(listed_ids, _NOT_LISTED)
     lock_words = "can't be changed in Moodle: left as it is", "can't be changed in Moodle: left as they are"
     notes = (plural(locked_count, "grade", *lock_words),) if locked_count else ()
     asks = (*changes("the worksheet", replacements), *graded_class.alarms)
@@ -62,12 +70,12 @@ def export_moodle(
     return ExportFile(_FILE, "text/csv", data, blank, notes, asks)
 
 
-def held_by_moodle(grades: Sequence[FinalGrade], worksheet: bytes | None) -> list[FinalGrade]:
+def held_by_moodle(folder: Path, grades: Sequence[FinalGrade], worksheet: bytes | None) -> list[FinalGrade]:
     """Those of the grades, blank ones too, that the worksheet would hold, or for None the feedback zip. ExportError."""
-    by_id = by_user(grades, moodle_id)
     if worksheet is None:
-        return list(by_id.values())
+        return [final for final in grades if moodle_id(final.submission)]
     sheet = _read(worksheet)
+    by_id = share_out(folder, sheet, grades).by_number
     id_column, grade_column = column(sheet.rows[0], "Identifier"), column(sheet.rows[0], "Grade")
     rows = {match[1]: row for row in sheet.rows[1:] if (match := PARTICIPANT.match(cell(row, id_column)))}
     return [
@@ -101,13 +109,10 @@ def _check_maximum(sheet: Sheet, total: Points) -> None:
         )
 
 
-def _fill_in(
-    sheet: Sheet, grades: Sequence[FinalGrade]
-) -> tuple[list[list[str]], set[str], int, list[tuple[str, str, str]]]:
+def _fill_in(sheet: Sheet, shared: SharedOut) -> tuple[list[list[str]], set[str], int, list[tuple[str, str, str]]]:
     """All rows, the participants met, how many are locked, and which grades are replaced: (student, old, new)."""
     header = sheet.rows[0]
     at = {name: column(header, name) for name in (*_REQUIRED_COLUMNS, "Full name", "Feedback comments")}
-    by_id = by_user(grades, moodle_id)
     comma = uses_decimal_comma(sheet)
     rows, listed_ids, locked_count = [header], set(), 0
     replacements: list[tuple[str, str, str]] = []
@@ -116,7 +121,7 @@ def _fill_in(
         if safe_cell(comment) != comment:  # students read it: no apostrophe of ours belongs there
             row = with_cell(row, at["Feedback comments"], safe_html(comment))
         match = PARTICIPANT.match(cell(row, at["Identifier"]))
-        final = by_id.get(match[1]) if match else None
+        final = shared.by_number.get(match[1]) if match else None
         if final is not None and match:
             listed_ids.add(match[1])
             if _is_locked(sheet, row):
@@ -144,6 +149,6 @@ FORMAT = ExportFormat(
     (_FILE,),
     export_moodle,
     (ExportOption("--worksheet", "file", "moodle: the grading worksheet that you downloaded there."),),
-    select_grades=lambda grades, choices, _title: held_by_moodle(grades, choices.get("worksheet")),
+    select_grades=lambda folder, grades, choices, _title: held_by_moodle(folder, grades, choices.get("worksheet")),
     fields=_fields,
 )

@@ -38,6 +38,6 @@ FORMAT = ExportFormat(
     (_FILE,),
     export_moodle_feedback,
     feedback.FORMAT.options,
-    select_grades=lambda grades, _choices, _title: held_by_moodle(grades, None),
+    select_grades=lambda folder, grades, _choices, _title: held_by_moodle(folder, grades, None),
     fields=lambda _form, _names: {},
 )

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from grading.export.final import ExportFile, FinalGrade, final_grades, left_blank
 from grading.export.format import ExportFormat
-from grading.export.tables import Sheet, write_sheet
 from grading.report.grades import one_line, show_points
 from grading.submissions.lms_names import student_id
+from grading.tables import Sheet, write_sheet
 
 FILE = "final-grades.csv"  # grades.csv, in the same folder, is what the models gave
 FIRST = ("submission", "student_id", "state", "reviewed", "reviewer", "points", "max_points", "points_by_models")

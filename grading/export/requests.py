@@ -19,12 +19,12 @@ from typing import Any
 
 from grading.export.final import ExportFile, FinalGrade, final_grades
 from grading.export.format import ExportFormat
-from grading.export.tables import ExportError, Sheet, cell, column, read_sheet, student, students, write_sheet
 from grading.points import criterion_points
 from grading.report.grades import one_line, show_points
 from grading.reviews import MAX_TEXT, lock_lines
 from grading.rubric.rubric import Points
 from grading.submissions.lms_names import student_id
+from grading.tables import ExportError, Sheet, cell, column, read_sheet, student, students, write_sheet
 from producers.storage.journal import Lines
 from producers.storage.shapes import parse_as
 from producers.words import shorten_names

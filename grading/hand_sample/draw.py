@@ -19,11 +19,11 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from grading.error_bound import CONFIDENCE, SIGNALS, BoundError, bonferroni_confidence, check_plan, uniform_sample
-from grading.export.tables import ExportError, Sheet, cell, read_sheet, with_cell, write_sheet
 from grading.points import Grade
 from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import read_overrides
 from grading.rubric.rubric import Points, add_points, exact, plain
+from grading.tables import ExportError, Sheet, cell, read_sheet, with_cell, write_sheet
 from infra.config.next_command import next_command
 from messages.errors import BatchError
 from producers.storage.private import open_ordinary, open_private, read_ordinary, write_atomically

@@ -20,16 +20,17 @@ What this can't find stands in docs/security.md. The time it takes grows with a 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import PurePosixPath
 
-from grading.names.letters import WORD, letters
-from grading.names.search import Names, Student, student_called
-from grading.submissions.lms_names import canvas_name, moodle_id, student_id
+from grading.letters import WORD, letters
+from grading.names.common_words import COMMON_WORDS
+from grading.names.search import MIN_LETTERS, Names, Student, student_called
+from grading.roster import HIDDEN_NAMES, NOBODY, Owner, Person, Roster
 from grading.submissions.reading import Submission
 from producers.batch.forms import PROMPT_FORM
-
-_PLACEHOLDER_NAMES = frozenset({"", "anon", "participant", "teilnehmer", "teilnehmerin", "participante", "student"})
 
 
 def pseudonym(name: str, secret: bytes) -> str:
@@ -37,27 +38,74 @@ def pseudonym(name: str, secret: bytes) -> str:
     return hashlib.blake2b(name.encode(), digest_size=5, key=secret, person=b"kvasir.item").hexdigest()
 
 
-def pseudonymise(submissions: Iterable[Submission], secret: bytes, form: int = PROMPT_FORM) -> list[Submission]:
+def pseudonymise(
+    submissions: Iterable[Submission], secret: bytes, form: int = PROMPT_FORM, roster: Roster = NOBODY
+) -> list[Submission]:
     """The same submissions, with the names of all their authors replaced in all their texts; `name` stays.
 
     `form`: that of the batch's prompts. Prompts of form 1 knew only whole names of five letters or more.
+    `roster`: all of its names are replaced, also those of people who handed in nothing.
     """
     originals = list(submissions)
-    authors = [_author(submission.name, f"student-{pseudonym(submission.name, secret)}") for submission in originals]
-    names = Names([author for author in authors if author], form)
+    owners = roster.owners(submission.name for submission in originals)
+    stand_ins = {submission.name: f"student-{pseudonym(submission.name, secret)}" for submission in originals}
+    authors = [_authors(submission.name, owners[submission.name], stand_ins) for submission in originals]
+    handed_in = {person.key for owner in owners.values() for person in owner.people}
+    absent = [
+        _student(person, f"student-{pseudonym(person.key, secret)}")
+        for person in roster.people
+        if person.name and person.key not in handed_in
+    ]
+    names = Names([author for some in authors for author in some] + absent, form)
     if not names.students:
         return originals
+    firsts = [next(iter(some), None) for some in authors]
+    replace_exact = _exact_names(names.students) if roster.people else str
     safe_submissions = []
-    for submission, author, near in zip(originals, authors, names.learn(originals, authors), strict=True):
-        parts = tuple(replace(part, text=names.replace_names(part.text, author, near)) for part in submission.parts)
+    for submission, some, first, near in zip(originals, authors, firsts, names.learn(originals, firsts), strict=True):
+        present = near | set(some)
+        parts = tuple(
+            replace(part, text=names.replace_names(replace_exact(part.text), first, present))
+            for part in submission.parts
+        )
         safe_submissions.append(replace(submission, parts=parts))
     return safe_submissions
 
 
-def _author(name: str, stand_in: str) -> Student | None:
-    """The author, as far as the platform wrote a name; None if the file's name doesn't follow one."""
-    platform_name = canvas_name(name)  # Moodle's is in the same place
-    number = student_id(name)
-    if not number or letters(platform_name) in _PLACEHOLDER_NAMES or len(letters(platform_name)) < 2:
-        return None
-    return student_called(platform_name, stand_in, number, WORD.findall(platform_name) if moodle_id(name) else ())
+def _authors(name: str, owner: Owner, stand_ins: dict[str, str]) -> list[Student]:
+    """All who may have written a submission, its name's own words among them; none where these say nothing."""
+    stand_in, claim = stand_ins[name], owner.claim
+    people = [_student(person, stand_in) for person in owner.people if person.name]
+    if claim is None:
+        return people or _whole_name(name, stand_in)
+    claimed = letters(claim.name)
+    if claimed in HIDDEN_NAMES or len(claimed) < 2 or claimed in {letters(student.platform_name) for student in people}:
+        return people
+    words = WORD.findall(claim.name) if claim.product == "moodle" else ()
+    return [*people, student_called(claim.name, stand_in, claim.number, words)]
+
+
+def _student(person: Person, stand_in: str) -> Student:
+    return student_called(person.name, stand_in, person.number, WORD.findall(person.name))
+
+
+def _whole_name(name: str, stand_in: str) -> list[Student]:
+    """Of a file or folder that a person named: all of its name, unless it is made of what others write about too."""
+    path = PurePosixPath(name)
+    stem = path.stem if re.fullmatch(r"\.\w{1,5}", path.suffix) else path.name
+    spellings = [letters(word) for word in WORD.findall(stem)]
+    if len(letters(stem)) < MIN_LETTERS or all(len(word) < 3 or word in COMMON_WORDS for word in spellings):
+        return []
+    return [Student(stand_in, stem, is_whole=True)]
+
+
+def _exact_names(students: Iterable[Student]) -> Callable[[str], str]:
+    """Replaces names as the roster writes them, whatever stands in them: `Ada O_Brien_42`, `007, Ada`."""
+    stand_ins = {
+        name: student.stand_in
+        for student in students
+        for name in (student.platform_name, " ".join(reversed(student.platform_name.split(", ", 1))))
+    }
+    longest_first = sorted(stand_ins, key=len, reverse=True)
+    pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
+    return lambda text: pattern.sub(lambda match: stand_ins[match[0]], text)

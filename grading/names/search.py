@@ -11,8 +11,7 @@ from functools import cache, lru_cache
 from pathlib import PurePosixPath
 from typing import Literal
 
-from grading.names.common_words import COMMON_WORDS
-from grading.names.letters import (
+from grading.letters import (
     CJK,
     GAP,
     GAP_CHARS,
@@ -23,6 +22,7 @@ from grading.names.letters import (
     without_digraphs,
     without_markup,
 )
+from grading.names.common_words import COMMON_WORDS
 from grading.submissions.reading import Submission
 from producers.batch.forms import ANY_SPELLING, PROMPT_FORM
 
@@ -75,6 +75,7 @@ class Student:
     parts: set[tuple[str, str]] = field(default_factory=set)  # pairs of family and given name, or the reverse
     of_words: bool = False  # made of common words
     is_ambiguous: bool = False  # so, or short
+    is_whole: bool = False  # a name that some file has, of which no part means anybody
 
     @property
     def wholes(self) -> set[str]:
@@ -83,7 +84,7 @@ class Student:
 
     def guesses(self) -> set[tuple[str, str]]:
         """Where the family name may end, if nothing says so."""
-        spellings = self.wholes if not self.parts else ()
+        spellings = self.wholes if not (self.parts or self.is_whole) else ()
         return {(spelling[:cut], spelling[cut:]) for spelling in spellings for cut in range(2, len(spelling) - 1)}
 
 
@@ -444,7 +445,7 @@ def _note_parts(students: Sequence[Student], spelling: str, words: Sequence[str]
             turn = (way + way).find(spelling)
             ends = [turn] if len(spelling) - turn in cuts else cuts if turn == 0 and len(cuts) == 1 else []
             new = {(way[:end], way[end:]) for end in ends} - student.parts
-            if new:
+            if new and not student.is_whole:
                 student.parts |= new
                 student.of_words = _made_of_words(student)
 

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from grading.cells import csv_text
 from grading.points import CriterionGrade, Grade, GradeState
+from grading.roster import UNASSIGNED
 from grading.rubric.late import LateRule
 from grading.rubric.rubric import Points, Rubric
 from infra.config.next_command import UPGRADE_COMMAND, next_command
@@ -28,7 +29,7 @@ FIXED_COLUMNS = ("submission", "state", "points", "max_points")
 LAST_COLUMNS = ("needs_review", "remarks", "reason")
 SUMMARY_COLUMNS = ("submission", "state", "points", "needs review", "remarks")
 
-OUTCOMES = ("graded", "empty", "unreadable", "incomplete", "failed", "waiting")
+OUTCOMES = ("graded", "empty", "unreadable", "unassigned", "incomplete", "failed", "waiting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,9 @@ class GradedClass:
 def save_graded(folder: Path, graded_class: GradedClass) -> None:
     """Write grades.json, whole or not at all. Raises BatchError."""
     fields = {"version": _VERSION, **asdict(graded_class)}
+    for grade in fields["grades"]:
+        if not grade["person"]:
+            del grade["person"]
     write_atomically(folder / FILE, json.dumps(fields, indent=1, ensure_ascii=True))
 
 
@@ -138,8 +142,8 @@ def count_states(grades: Iterable[Grade]) -> dict[GradeState, int]:
 
 
 def outcome_of(grade: Grade) -> str:
-    """Its state in the words of a summary: an `unreadable` file is nobody's failure."""
-    return "unreadable" if grade.is_unreadable else grade.state
+    """Its state in the words of a summary: an `unreadable` or `unassigned` file is nobody's failure."""
+    return "unassigned" if grade.reason == UNASSIGNED else "unreadable" if grade.is_unreadable else grade.state
 
 
 def summary(grades: Sequence[Grade]) -> str:
@@ -162,7 +166,7 @@ def summary_rows(grades: Iterable[Grade]) -> list[tuple[str, str, str, str, str]
     """
     return [
         (
-            one_line(grade.submission),
+            one_line(grade.shown),
             outcome_of(grade),
             f"{show_points(grade.points) or '–'} / {show_points(grade.max_points)}",
             plural(len(grade.doubts), "reason") if grade.doubts else "",

@@ -6,13 +6,13 @@ LMS hands out each attachment by itself. Nothing is dropped in silence: the subm
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from grading.submissions import archives
 from grading.submissions.archives import ArchiveEntry, Unreadable
-from grading.submissions.lms_names import age, moodle_id, same_student, student_id
+from grading.submissions.lms_names import age, claim_of, same_student, student_id
 
 
 @dataclass(slots=True)
@@ -40,11 +40,14 @@ class FileGroup:
             raise Unreadable("two files have the same name; rename one")
 
 
-def resolve(groups: Iterable[FileGroup]) -> list[FileGroup]:
-    """One group a student, sorted by name, each with what it replaces."""
+def resolve(groups: Iterable[FileGroup], student_of: Callable[[str], str] = same_student) -> list[FileGroup]:
+    """One group a student, sorted by name, each with what it replaces.
+
+    `student_of` says of a name what all have in common that one student handed in.
+    """
     by_student: dict[str, list[FileGroup]] = {}
     for group in groups:
-        by_student.setdefault(same_student(group.name), []).append(group)
+        by_student.setdefault(student_of(group.name), []).append(group)
     return sorted(
         (_merge_groups(student_groups) for student_groups in by_student.values()), key=lambda group: group.name
     )
@@ -72,7 +75,7 @@ def _merge_groups(student_groups: list[FileGroup]) -> FileGroup:
 
 def _kind(group: FileGroup) -> str:
     """What replaces what: a file one of its kind, a Moodle folder one of its plugin."""
-    name = PurePosixPath(group.name).name
     if group.is_folder:
-        return name.rstrip("_").rpartition("_")[2] if moodle_id(name) else "/"
-    return PurePosixPath(name).suffix.lower()
+        claim = claim_of(group.name)
+        return claim.plugin if claim and claim.plugin else "/"
+    return PurePosixPath(group.name).suffix.lower()

@@ -28,7 +28,7 @@ from grading.submissions.archives import (
 )
 from grading.submissions.documents import read_docx, read_pdf
 from grading.submissions.handed_in import FileGroup, resolve
-from grading.submissions.lms_names import is_late
+from grading.submissions.lms_names import is_late, same_student
 from grading.submissions.notebooks import (
     clean_source,
     html_to_text,
@@ -100,6 +100,7 @@ def read_submissions(
     limit: int = 0,
     lenient: bool = False,
     excluded_paths: Container[str] = (),
+    student_of: Callable[[str], str] = same_student,
 ) -> list[Submission]:
     """The submissions in a folder or zip, or the one in a file, sorted by name.
 
@@ -112,6 +113,7 @@ def read_submissions(
         limit: at most so many, the first by name; 0 for all.
         lenient: a name in `names` that matches nothing is no error.
         excluded_paths: places of files in the folder that are no submissions.
+        student_of: as in `resolve`.
 
     Raises:
         SubmissionError: nothing there is of a kind that can be read, the zip is damaged or expands to too much, or a
@@ -121,7 +123,8 @@ def read_submissions(
         raise SubmissionError(f"limit must be 0 (all) or more, not {limit}")
     with open_entries(path) as all_entries:
         entries = [entry for entry in all_entries if entry.path not in excluded_paths]
-        groups = resolve(_group_entries(entries, _wrapper(entries) if path.suffix.lower() == ".zip" else ""))
+        wrapper = _wrapper(entries) if path.suffix.lower() == ".zip" else ""
+        groups = resolve(_group_entries(entries, wrapper), student_of)
         if not any(_readable(group) for group in groups):
             kinds = ", ".join(_READERS)
             raise SubmissionError(

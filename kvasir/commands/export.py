@@ -84,7 +84,7 @@ def export(
     choices = _choices(export_format, format_values)
     try:
         graded_class, grades = out.final_grades(batch, include_unreviewed)
-        selected_grades = export_format.select_grades(grades, choices, graded_class.title)
+        selected_grades = export_format.select_grades(batch, grades, choices, graded_class.title)
         since = out.since_last(batch, export_format.name, grades, selected_grades)
         if dry_run:
             _print_changes(since)

@@ -33,6 +33,8 @@ _KEPT_PATTERNS = (
     "reviews.jsonl",
     "exports.jsonl",
     "requests.jsonl",
+    "roster.json",
+    "assigned.jsonl",
     "times.csv",
     "changes.jsonl",
     "bound.json",

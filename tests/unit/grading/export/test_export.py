@@ -16,10 +16,10 @@ from grading.export.feedback import export_feedback
 from grading.export.moodle import export_moodle
 from grading.export.moodle_feedback import export_moodle_feedback
 from grading.export.plain import export_csv
-from grading.export.tables import two_decimals
 from grading.points import CriterionGrade, Doubt, Grade
 from grading.report.grades import GradedClass, load_graded, save_graded
 from grading.reviews import Override, append_override, read_overrides
+from grading.tables import two_decimals
 from messages.errors import BatchError
 from tests.support import lms
 

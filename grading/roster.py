@@ -1,0 +1,385 @@
+"""Who is in the class, as the LMS lists them, and whose each submission is.
+
+A roster is what every instructor can download: Canvas's gradebook and the CSV of a group set, Moodle's grading
+worksheet, GitHub Classroom's `classroom_roster.csv`. What a submission's name says is a claim: number and name are
+compared with the roster, the name as the LMS itself derives it. Where the two disagree a person is asked once, and the
+answer is kept in the batch's folder (`assigned.jsonl`), beside the roster that it was planned with (`roster.json`).
+
+A team's folder at Moodle is called after the group and its id, which counts something else than participants; a group's
+file at Canvas after the group and one of its members.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from decimal import Decimal
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from grading.letters import letters
+from grading.submissions.lms_names import Claim, claim_of, same_student
+from grading.tables import PARTICIPANT, ExportError, Sheet, cell, column, read_sheet
+from messages.errors import BatchError, UsageError
+from producers.storage.journal import Lines
+from producers.storage.private import read_ordinary, write_atomically
+from producers.storage.shapes import from_json, parse_as
+from producers.words import join_with_and
+
+FILE = "roster.json"
+ANSWERS = "assigned.jsonl"
+TEST_STUDENT = "Student, Test"  # Canvas's own
+# What Moodle calls everybody whose name it hides, in the languages of its own that are met most.
+HIDDEN_NAMES = frozenset({"", "anon", "participant", "teilnehmer", "teilnehmerin", "participante", "student"})
+_SAY = "say whose with kvasir assign"
+UNASSIGNED = f"nothing in its name says whose it is, so it was not sent: {_SAY}"
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """One of the class, as the LMS lists them."""
+
+    number: str  # Canvas's user id, Moodle's participant number, the account at GitHub; "": known by name alone
+    name: str = ""  # `Aldertree, Ada` at Canvas, `Ada Aldertree` at Moodle; "" where it is hidden
+    group: str = ""
+    section: str = ""
+
+    @property
+    def key(self) -> str:
+        """What tells people apart."""
+        return self.number or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a submission is, as far as that is known: a person's, or a group's."""
+
+    people: tuple[Person, ...] = ()
+    group: str = ""
+    shown: str = ""  # for people; "" if nobody is known
+    question: str = ""  # what a person has to answer before its grade goes to anybody
+    is_explained: bool = True  # whether some rule explains the submission's name
+    claim: Claim | None = None
+
+    @property
+    def name(self) -> str:
+        """The group's, or the person's."""
+        return self.group or self.people[0].name
+
+    @property
+    def numbers(self) -> set[str]:
+        """The people's."""
+        return {person.number for person in self.people}
+
+
+UNKNOWN = Owner()
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The people of a class, and what was answered about submissions. Empty where nobody gave one."""
+
+    product: str = ""  # whose it is: canvas, moodle or classroom
+    people: tuple[Person, ...] = ()
+    answers: Mapping[str, str] = field(default_factory=dict)  # by submission: a person's number, or a group
+
+    @cached_property
+    def by_number(self) -> dict[str, Person]:
+        """The people by number."""
+        return {person.number: person for person in self.people if person.number}
+
+    @cached_property
+    def groups(self) -> list[Owner]:
+        """Those who may hand in together."""
+        members: defaultdict[str, list[Person]] = defaultdict(list)
+        for person in self.people:
+            members[person.group].append(person)
+        return [Owner(tuple(people), group) for group, people in members.items() if group]
+
+    @cached_property
+    def everybody(self) -> list[Owner]:
+        """Whoever may hand in: each person, and each group."""
+        return [*(Owner((person,)) for person in self.by_number.values()), *self.groups]
+
+    def with_more(self, other: Roster) -> Roster:
+        """Both together: of whom both know, what this one says goes first. Raises ExportError: of two products."""
+        if self.product and other.product and self.product != other.product:
+            raise ExportError(f"one roster is of {self.product}, another of {other.product}; name those of one")
+        people = {person.key: person for person in other.people}
+        for person in self.people:
+            said = {name: value for name, value in asdict(person).items() if value}
+            people[person.key] = replace(people.get(person.key, person), **said)
+        return Roster(self.product or other.product, tuple(people.values()), {**other.answers, **self.answers})
+
+    def find(self, text: str) -> Owner:
+        """Who is meant by a number, a name or a group's name; without a roster it is a number.
+
+        Raises UsageError where that is nobody, or not clear.
+        """
+        if not self.people:
+            return Owner((Person(text),))
+        exact = [owner for owner in self.everybody if text == (owner.group or owner.people[0].number)]
+        meant = exact or [owner for owner in self.everybody if owner.name and _words(owner.name) == _words(text)]
+        if len(meant) != 1:
+            count = "more than one" if meant else "nobody, and no group,"
+            raise UsageError(f"the roster has {count} called {text!r:.60}; numbers tell people apart")
+        return meant[0]
+
+    def shown(self, owner: Owner) -> str:
+        """Whose it is, for people: with the number where two have one name, or none."""
+        people = "; ".join(
+            person.name if self._names[person.name] == 1 else f"{person.name or 'Participant'} ({person.number})"
+            for person in owner.people
+        )
+        return f"{owner.group} ({people})" if owner.group else people
+
+    @cached_property
+    def _names(self) -> Counter[str]:
+        return Counter(person.name for person in self.people)
+
+    # --- whose a submission is
+
+    def owners(self, submissions: Iterable[str]) -> dict[str, Owner]:
+        """Whose each submission is. What a person said goes before what a name says.
+
+        To whom more than one would go, none goes before somebody has said which. UNASSIGNED is the question where no
+        rule explains a name though the LMS has named most of the class.
+        """
+        owners = {name: self._owner(name) for name in submissions}
+        claimed: defaultdict[str, list[str]] = defaultdict(list)
+        for name, owner in owners.items():
+            for number in owner.numbers:
+                claimed[number].append(name)
+        for number, names in claimed.items():
+            answered = [name for name in names if name in self.answers]
+            kept = answered if len(answered) == 1 else names[:1] if len(names) == 1 else []
+            others = join_with_and([PurePosixPath(name).name for name in names])
+            for name in set(names) - set(kept):
+                left = tuple(person for person in owners[name].people if person.number != number)
+                question = f"of {others} only one can count for {self.by_number[number].name or number}: {_SAY}"
+                owners[name] = replace(owners[name], people=left, question=question)
+        claim_count = sum(owner.claim is not None for owner in owners.values())
+        for name, owner in owners.items():
+            is_unassigned = not owner.is_explained and claim_count > 1 and 2 * claim_count > len(owners)
+            question = UNASSIGNED if is_unassigned else owner.question
+            owners[name] = replace(owner, shown=self.shown(owner), question=question)
+        return owners
+
+    def key(self, submission: str) -> str:
+        """What all that one person handed in has in common."""
+        claim = self._owner(submission).claim
+        return f"{claim.key} {claim.name}" if claim else same_student(submission)
+
+    def _owner(self, submission: str) -> Owner:
+        """Whose it is by its name alone, or by what a person said."""
+        owner = self._by_name(submission)
+        if answer := self.answers.get(submission):
+            try:
+                return replace(self.find(answer), claim=owner.claim)
+            except UsageError as error:  # another roster now
+                return replace(owner, people=(), group="", question=str(error), is_explained=True)
+        return owner
+
+    def _by_name(self, submission: str) -> Owner:
+        owner = self._in_canvas(submission) if self.product == "canvas" else None
+        claim = claim_of(submission)
+        return owner or (self._claimed(claim) if claim else self._by_hand(submission))
+
+    @cached_property
+    def _by_canvas_name(self) -> dict[str, list[Owner]]:
+        named: defaultdict[str, list[Owner]] = defaultdict(list)
+        for owner in self.everybody:
+            named[canvas_name(owner.name)].append(owner)
+        return named
+
+    def _in_canvas(self, submission: str) -> Owner | None:
+        """Whose name and number stand together in a file's name: a name may hold underscores, and numbers."""
+        pieces = unicodedata.normalize("NFC", PurePosixPath(submission).name).split("_")
+        for place in range(1, len(pieces)):
+            name, is_late = "_".join(pieces[:place]), pieces[place] == "LATE"
+            number = "".join(pieces[place + is_late : place + is_late + 1])
+            meant = [owner for owner in self._by_canvas_name.get(name, ()) if number in owner.numbers]
+            if len(meant) == 1:
+                return replace(meant[0], claim=Claim("canvas", name, number, is_late))
+        return None
+
+    def _claimed(self, claim: Claim) -> Owner:
+        """Whose number and name an LMS wrote, where these agree with the roster's."""
+        person = self.by_number.get(claim.number)
+        if claim.product != self.product or not (person or self.groups):
+            return Owner(claim=claim)
+        if claim.product == "moodle" and self.groups:  # a number that equals a participant's means nothing
+            meant = [owner for owner in self.groups if moodle_name(owner.group) == claim.name]
+        else:
+            meant = [Owner((person,))] if person and claim.product == "moodle" and _agrees(claim, person) else []
+        if len(meant) == 1:
+            return replace(meant[0], claim=claim)
+        known = f"{claim.number} is the number of {person.name}" if person else "the roster has none of that name"
+        return Owner(question=f"it is called {claim.name!r}, but {known}: {_SAY}" if claim.name else "", claim=claim)
+
+    def _by_hand(self, submission: str) -> Owner:
+        """Whose whole name, number or account a name is that no LMS made; at GitHub `<assignment>-<account>`."""
+        stem = PurePosixPath(submission).stem
+        meant = [
+            person
+            for person in self.by_number.values()
+            if person.number == stem
+            or (self.product == "classroom" and submission.casefold().endswith(f"-{person.number}"))
+            or (person.name and _words(person.name) == _words(stem))
+        ]
+        meant.sort(key=lambda person: len(person.number), reverse=self.product == "classroom")
+        is_clear = bool(meant) and (len(meant) == 1 or self.product == "classroom")
+        return Owner((meant[0],)) if is_clear else Owner(is_explained=False)
+
+
+NOBODY = Roster()
+
+
+def _words(name: str) -> Counter[str]:
+    """A name's words, in any order."""
+    return Counter(filter(None, map(letters, re.split(r"[\W_]+", unicodedata.normalize("NFC", name)))))
+
+
+# --- how the LMSs write names
+
+
+def canvas_name(name: str) -> str:
+    """As it begins a file's name: `sanitize_user_name` and `sanitize_file_name`, `lib/content_zipper.rb`."""
+    folded = unicodedata.normalize("NFC", re.sub(r"_(\d+)_", r"\1", name).lower())
+    kinds = ((char, unicodedata.category(char)) for char in folded)
+    return "".join(char for char, kind in kinds if kind[0] in "LM" or kind in ("Nd", "Pc"))
+
+
+def moodle_name(name: str) -> str:
+    """As it begins a folder's: `get_student_prefix` and `clean_filename`, that is `clean_param(…, PARAM_FILE)`."""
+    spaced = unicodedata.normalize("NFC", name).replace("_", " ")
+    return re.sub(r"[\x00-\x1f\x7f&<>\"`|':\\/]", "", spaced)
+
+
+def _agrees(claim: Claim, person: Person) -> bool:
+    """Whether Moodle wrote this person's name, or none: marking was blind, or is.
+
+    Before 4.1 a group that was chosen for the download stands before it (`assign::download_submissions`).
+    """
+    is_hidden = not person.name or letters(claim.name) in HIDDEN_NAMES
+    return is_hidden or f"-{claim.name}".endswith(f"-{moodle_name(person.name)}")
+
+
+# --- reading rosters
+
+
+def read_rosters(paths: Iterable[Path]) -> Roster:
+    """The roster in these files: CSVs as LMSs hand them out, and what a batch's folder keeps.
+
+    Raises ExportError: a file is none, or they are of two products; BatchError: what the folder keeps is damaged.
+    """
+    roster = NOBODY
+    for path in paths:
+        roster = roster.with_more(_read(path))
+    return roster
+
+
+def _read(path: Path) -> Roster:
+    try:
+        if path.name == ANSWERS:
+            lines = Lines(path).read_all(lambda row: parse_as(Mapping[str, str], row, "it"), "answer")
+            return Roster(answers={answer.get("submission", ""): answer.get("person", "") for _, answer in lines})
+        if path.name == FILE:
+            roster: Roster = parse_as(Roster, from_json(read_ordinary(path)), "the roster")
+            return roster
+        return roster_in(read_sheet(path.read_bytes(), f"roster {path.name}"))
+    except OSError as error:
+        raise ExportError(f"the roster {path} can't be read: {error.strerror}") from None
+    except ValueError as error:
+        raise BatchError(f"{path} can't be read ({error}); name the roster again with --roster") from None
+
+
+# By the columns that only these files have: whose they are, and where number, name, group and section stand.
+_KINDS = {
+    ("canvas_user_id", "group_name"): ("canvas", ("canvas_user_id", "name", "group_name", "sections")),
+    ("github_username", "identifier"): ("classroom", ("github_username", "identifier")),
+    # `assign_grading_table`, `mod/assign/gradingtable.php`: Group only where teams hand in
+    ("Identifier", "Grade"): ("moodle", ("Identifier", "Full name", "Group")),
+    ("Student", "ID"): ("canvas", ("ID", "Student", "", "Section")),
+    ("LastName", "FirstName", "ID"): ("canvas", ("ID", "LastName", "", "Section")),
+    # Moodle's participants, whose numbers are others: names for the texts
+    ("First name", "Last name"): ("", ("", "Last name")),
+}
+
+
+def roster_in(sheet: Sheet) -> Roster:
+    """The people in a gradebook, worksheet, groups CSV or Classroom's roster. Raises ExportError if it is none."""
+    header = sheet.rows[0]
+    for needed, (product, captions) in _KINDS.items():
+        if all(column(header, caption) >= 0 for caption in needed):
+            people = [_person(product, sheet, row, captions) for row in sheet.rows[1:] if not _is_heading(row)]
+            return Roster(product, tuple({person.key: person for person in people if person.key}.values()))
+    raise ExportError(
+        "a roster is Canvas's gradebook or groups CSV, Moodle's grading worksheet, or GitHub Classroom's roster; "
+        f"this file has the columns {', '.join(header)[:80]}"
+    )
+
+
+def _is_heading(row: list[str]) -> bool:
+    """`Points Possible`: no student (`GradebookImporter#csv_stream`)."""
+    return "points possible" in cell(row, 0).casefold()
+
+
+def _person(product: str, sheet: Sheet, row: list[str], captions: Iterable[str]) -> Person:
+    number, name, *more = (cell(row, column(sheet.rows[0], caption)).strip() for caption in captions)
+    given = cell(row, column(sheet.rows[0], "FirstName" if product else "First name")).strip()
+    name = f"{name}, {given}" if given and product else f"{given} {name}".strip()
+    # `GradebookExporter#student_name` quotes what a spreadsheet would compute.
+    name = re.sub(r'\A="(.*)"\Z', r"\1", name, flags=re.DOTALL)
+    match = PARTICIPANT.match(number) if product == "moodle" else None
+    number = number_in(number) if product == "canvas" else number.casefold()
+    return Person(match[1] if match else number, name, *more)
+
+
+def number_in(text: str) -> str:
+    """The id in a cell: `71003` where a spreadsheet has made `7.1003E+04` or `71003.0` of it.
+
+    Raises ExportError where a digit is lost.
+    """
+    if not re.fullmatch(r"\d+(?:[.,]\d*)?(?:[eE]\+?\d{1,2})?", text.strip()):
+        return text.strip()
+    number = Decimal(text.strip().replace(",", "."))
+    exponent = number.as_tuple().exponent
+    if number != int(number) or not isinstance(exponent, int) or exponent > 0:
+        raise ExportError(f"a spreadsheet has shortened the ID {text}, and digits are lost: export the file anew")
+    return f"{number:.0f}"
+
+
+# --- what a batch's folder keeps
+
+
+def kept_files(folder: Path, given: tuple[Path, ...] = ()) -> tuple[Path, ...]:
+    """What a batch's folder knows of its people, for `read_rosters`; rosters that are `given` replace its own."""
+    roster, answers = folder / FILE, folder / ANSWERS
+    files = [*(given or [roster]), *([] if answers in given else [answers])]
+    return tuple(path for path in files if path in given or path.is_file())
+
+
+def keep_roster(folder: Path, roster: Roster) -> None:
+    """Keep it for the batch in `folder`, on disk on return, if there is anybody in it. Raises BatchError."""
+    if roster.people:
+        fields = {"product": roster.product, "people": [asdict(person) for person in roster.people]}
+        write_atomically(folder / FILE, json.dumps(fields, indent=1, ensure_ascii=False))
+
+
+def copy_kept(folder: Path, place: Path) -> None:
+    """What is kept in one folder, in another that has nothing of the kind. Raises BatchError."""
+    for path in kept_files(folder):
+        write_atomically(place / path.name, read_ordinary(path))
+
+
+def keep_answer(folder: Path, submission: str, owner: Owner, by: str = "") -> None:
+    """Keep whose a submission is, on disk on return. Raises BatchError."""
+    person = owner.group or owner.people[0].number
+    line = {"submission": submission, "person": person, "by": by, "at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    Lines(folder / ANSWERS).append([line])

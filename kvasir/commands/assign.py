@@ -1,0 +1,40 @@
+"""`kvasir assign`: whose a submission is, where its name doesn't say, or says what the roster doesn't."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from desk.decisions import account
+from grading.report.grades import one_line
+from grading.roster import keep_answer, kept_files, read_rosters
+from infra.config.next_command import next_command
+from kvasir.options import path
+from kvasir.terminal import say
+from messages.errors import UsageError
+from producers.batch import batch as batches
+
+
+@click.command()
+@click.argument("batch", type=path)
+@click.argument("submission", default="")
+@click.argument("person", default="")
+def assign(batch: Path, submission: str, person: str) -> int:
+    """Say whose a SUBMISSION of the batch in folder BATCH is: PERSON is a number, a name or a group of the roster.
+
+    Without them: list what is open. An answer is kept in the folder, and counts in every export.
+    """
+    names = sorted({entry.name for entry in batches.manifest_of(batch)["jobs"]})
+    roster = read_rosters(kept_files(batch))
+    if not submission:
+        open_lines = [f"{name}: {owner.question}" for name, owner in roster.owners(names).items() if owner.question]
+        say("\n".join(map(one_line, open_lines)) or "Nothing is open: whose each submission is, is known.")
+        return 1 if open_lines else 0
+    meant = [name for name in names if submission in (name, Path(name).name, Path(name).stem)]
+    if len(meant) != 1:
+        raise UsageError(f"the batch has {'several' if meant else 'no'} submissions called {submission!r:.80}")
+    owner = roster.find(person)
+    keep_answer(batch, meant[0], owner, account())
+    say(f"{one_line(meant[0])} is {roster.shown(owner)}'s; what was not sent for this: {next_command('watch', batch)}")
+    return 0
