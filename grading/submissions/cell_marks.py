@@ -35,7 +35,7 @@ def is_given(cell: Mapping[str, Any], source: str) -> bool:
     """Whether the students were given this cell, and this student has not written into it."""
     marks, metadata = nbgrader_of(cell), cell.get("metadata")
     if isinstance(marks.get("checksum"), str):
-        return str(marks["checksum"]) == _checksum(str(cell.get("cell_type")), source, marks)
+        return bool(marks["checksum"] == _checksum(str(cell.get("cell_type")), source, marks))
     return _is_locked(marks) or (
         isinstance(metadata, dict) and metadata.get("editable") is False and not marks.get("solution")
     )

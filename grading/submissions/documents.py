@@ -83,7 +83,7 @@ def read_pdf(data: bytes, _suffix: str = "") -> Submission:
         import pypdf  # an extra
     except ImportError:
         raise Unreadable(f"PDFs can't be read here: install what reads them with {_COMMAND}") from None
-    bounds = {
+    bounds: dict[str, Any] = {
         "page_tree_maximum_entries": 10 * _MAX_PAGES,
         "zlib_maximum_output_length": _MAX_PAGE_BYTES,
         "lzw_maximum_output_length": _MAX_PAGE_BYTES,
@@ -112,7 +112,7 @@ def _pdf(reader: Any) -> Submission:
     pages = reader.pages
     if len(pages) > _MAX_PAGES:
         raise Unreadable(f"it has {len(pages):,} pages, and at most {_MAX_PAGES} are read; hand in the work alone")
-    work = _Work()
+    work = _PdfWork()
     texts, images = [], 0
     for page in pages:
         texts.append(page.extract_text(visitor_operand_before=work.count))
@@ -127,7 +127,7 @@ def _pdf(reader: Any) -> Submission:
 
 
 @dataclass(slots=True)
-class _Work:
+class _PdfWork:
     """What the pages of a PDF have drawn so far. Drawings may draw each other, ten times each."""
 
     operators: int = 0
