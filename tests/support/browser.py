@@ -19,7 +19,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from tests.support import programs
@@ -101,8 +103,10 @@ class BrowserFailed(AssertionError):
 class Browser:
     """One window. Use as a context manager."""
 
-    def __init__(self, folder: Path, width: int = 1280, height: int = 900) -> None:
-        """`folder` takes the profile, and what the page downloads (in `downloads`)."""
+    def __init__(
+        self, folder: Path, width: int = 1280, height: int = 900, names: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """`folder` takes the profile, and what the page downloads (in `downloads`). `names`: where each name leads."""
         self.downloads = folder / "downloads"
         self.downloads.mkdir(parents=True, exist_ok=True)
         self._number = 0
@@ -110,7 +114,7 @@ class Browser:
         self._session = ""
         self._tabs: list[str] = []
         self._size = width, height
-        self._process, self._writing_end, self._reading_end = _start(folder / "profile", width, height)
+        self._process, self._writing_end, self._reading_end = _start(folder / "profile", width, height, names)
         try:
             self._attach()
         except BaseException:
@@ -302,12 +306,16 @@ def _find(kind: str, label: str, nth: int) -> str:
     return _FIND % (json.dumps(kind), json.dumps(label), nth)
 
 
-def _start(profile: Path, width: int, height: int) -> tuple[subprocess.Popen[bytes], int, int]:
+def _start(
+    profile: Path, width: int, height: int, names: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], int, int]:
     """Chromium reads commands from its file descriptor 3, and writes answers to 4."""
     command_read, command_write = os.pipe()
     answer_read, answer_write = os.pipe()
     program = shutil.which("chromium") or programs.require("chromium")
-    command = [program, *_OPTIONS, f"--user-data-dir={profile}", f"--window-size={width},{height}", "about:blank"]
+    rules = ",".join(f"MAP {name} {address}" for name, address in names.items())
+    options = [f"--user-data-dir={profile}", f"--window-size={width},{height}", f"--host-resolver-rules={rules}"]
+    command = [program, *_OPTIONS, *options, "about:blank"]
     ends = [str(command_read), str(answer_write)]
     process = subprocess.Popen(
         [sys.executable, "-c", _PASS_PIPES, *ends, *command],
