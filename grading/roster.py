@@ -216,7 +216,8 @@ class Roster:
         if claim.product == "moodle" and self.groups:  # a number that equals a participant's means nothing
             meant = [owner for owner in self.groups if moodle_name(owner.group) == claim.name]
         else:
-            meant = [Owner((person,))] if person and claim.product == "moodle" and _agrees(claim, person) else []
+            is_theirs = person and (not person.name or (claim.product == "moodle" and _agrees(claim, person)))
+            meant = [Owner((person,))] if person and is_theirs else []
         if len(meant) == 1:
             return replace(meant[0], claim=claim)
         known = f"{claim.number} is the number of {person.name}" if person else "the roster has none of that name"
@@ -262,12 +263,11 @@ def moodle_name(name: str) -> str:
 
 
 def _agrees(claim: Claim, person: Person) -> bool:
-    """Whether Moodle wrote this person's name, or none: marking was blind, or is.
+    """Whether Moodle wrote this person's name, or none: marking was blind.
 
     Before 4.1 a group that was chosen for the download stands before it (`assign::download_submissions`).
     """
-    is_hidden = not person.name or letters(claim.name) in HIDDEN_NAMES
-    return is_hidden or f"-{claim.name}".endswith(f"-{moodle_name(person.name)}")
+    return letters(claim.name) in HIDDEN_NAMES or f"-{claim.name}".endswith(f"-{moodle_name(person.name)}")
 
 
 # --- reading rosters

@@ -88,11 +88,11 @@ def export_canvas(
 
     Raises ExportError, BatchError.
     """
+    graded_class, grades = final_grades(folder, include_unreviewed)
     if gradebook is None:
         raise ExportError(
-            "Canvas's numbers and names say whose a grade is: export the gradebook there and name it with --gradebook"
+            "the gradebook says whose a grade is: export it from Canvas (Grades, Export) and name it with --gradebook"
         )
-    graded_class, grades = final_grades(folder, include_unreviewed)
     book = _read(gradebook, assignment.strip(), graded_class.title)
     factor, notes = _factor(book, graded_class.total, scale)
     shared = share_out(folder, book.sheet, grades)
@@ -107,7 +107,7 @@ def export_canvas(
         _FILE,
         "text/csv",
         write_sheet(sheet, newline="\n"),
-        shared.left_blank(listed_ids, _NOT_LISTED),
+        shared.left_blank(listed_ids, _NO_ID, _NOT_LISTED),
         (*notes, f"the grades are in the column {book.name!r}"),
         (*_drops(book), *changes(f"the column {book.name!r}", replacements), *graded_class.alarms),
     )
@@ -131,6 +131,7 @@ def _holds(final: FinalGrade, current_text: str) -> bool:
     return current_text.upper() != _EXCUSED_MARK and (final.points is not None or not current_text)
 
 
+_NO_ID = "its name holds no Canvas user id, so it is not in the file"
 _NOT_LISTED = "its Canvas user id is not in the gradebook, so it is not in the file"
 # `NON_ASSIGNMENT_COLUMN_HEADERS` in instructure/canvas-lms, `lib/gradebook_importer.rb`: they may stand anywhere in it.
 _IGNORED = re.compile("(?:Current|Final) (?:Score|Points|Grade)|Override (?:Score|Grade|Status)")

@@ -10,13 +10,12 @@ from grading.export.late import UNKNOWN_DELAY, Late, Penalty, late_of
 from grading.points import CriterionGrade, Grade
 from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import Override, current_decisions, read_overrides
-from grading.roster import Owner, kept_files, read_rosters, roster_in
+from grading.roster import UNASSIGNED, Owner, kept_files, read_rosters, roster_in
 from grading.rubric.rubric import Points, add_points, exact, plain
 from grading.tables import Sheet
 from producers.words import join_with_and
 
 NEEDS_REVIEW = "needs review"
-NOBODYS = "nothing in its name says whose it is, so it is not in the file: say whose with kvasir assign"
 _SHOWN_CHANGES = 5
 
 
@@ -144,20 +143,21 @@ def _why_none(grade: Grade, criteria: Iterable[CriterionGrade]) -> str:
 class SharedOut:
     """To whom the grades of a class go: of a team's to each of its members."""
 
+    product: str  # whose the file is
     owners: Mapping[str, Owner]  # by submission
     by_number: Mapping[str, FinalGrade]  # by the LMS's number of the person
     grades: Sequence[FinalGrade]
 
-    def left_blank(self, listed_numbers: Collection[str], not_listed: str) -> tuple[LeftBlank, ...]:
+    def left_blank(self, listed_numbers: Collection[str], no_id: str, not_listed: str) -> tuple[LeftBlank, ...]:
         """As `left_blank`, and the grades that aren't, or not for each of their people, in a file that lists these."""
 
         def why_out(final: FinalGrade) -> str:
             owner = self.owners[final.submission]
             missing = [person.name or person.number for person in owner.people if person.number not in listed_numbers]
-            if owner.question or (owner.people and not missing):
+            if owner.question not in ("", UNASSIGNED) or (owner.people and not missing):
                 return owner.question
-            if not owner.people and not (owner.claim and owner.claim.number):
-                return NOBODYS
+            if not owner.people:
+                return not_listed if owner.claim and owner.claim.product == self.product else no_id
             return f"{join_with_and(missing)}: {not_listed}" if owner.group else not_listed
 
         return left_blank(self.grades, why_out)
@@ -168,7 +168,7 @@ def share_out(folder: Path, sheet: Sheet, grades: Sequence[FinalGrade]) -> Share
     roster = roster_in(sheet).with_more(read_rosters(kept_files(folder)))
     owners = roster.owners(final.submission for final in grades)
     by_number = {person.number: final for final in grades for person in owners[final.submission].people}
-    return SharedOut(owners, by_number, grades)
+    return SharedOut(roster.product, owners, by_number, grades)
 
 
 def changes(place: str, replacements: Sequence[tuple[str, str, str]]) -> tuple[str, ...]:

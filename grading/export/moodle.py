@@ -62,7 +62,7 @@ def export_moodle(
     _check_maximum(sheet, graded_class.total)
     shared = share_out(folder, sheet, grades)
     rows, listed_ids, locked_count, replacements = _fill_in(sheet, shared)
-    blank = shared.left_blank(listed_ids, _NOT_LISTED)
+    blank = shared.left_blank(listed_ids, NO_ID, _NOT_LISTED)
     lock_words = "can't be changed in Moodle: left as it is", "can't be changed in Moodle: left as they are"
     notes = (plural(locked_count, "grade", *lock_words),) if locked_count else ()
     asks = (*changes("the worksheet", replacements), *graded_class.alarms)

@@ -32,6 +32,14 @@ from grading.roster import HIDDEN_NAMES, NOBODY, Owner, Person, Roster
 from grading.submissions.reading import Submission
 from producers.batch.forms import PROMPT_FORM
 
+# What files are called that are called after nobody.
+_COMMON = COMMON_WORDS | frozenset(
+    """
+    analysis assignment code coursework exercise exercises final homework lab main notebook notes plot problem project
+    question report script sheet solution submission task untitled work
+    """.split()  # noqa: SIM905  as the table of common words
+)
+
 
 def pseudonym(name: str, secret: bytes) -> str:
     """Ten hex digits for a submission's name: the same within a batch, and nobody's without the batch's secret."""
@@ -93,8 +101,8 @@ def _whole_name(name: str, stand_in: str) -> list[Student]:
     """Of a file or folder that a person named: all of its name, unless it is made of what others write about too."""
     path = PurePosixPath(name)
     stem = path.stem if re.fullmatch(r"\.\w{1,5}", path.suffix) else path.name
-    spellings = [letters(word) for word in WORD.findall(stem)]
-    if len(letters(stem)) < MIN_LETTERS or all(len(word) < 3 or word in COMMON_WORDS for word in spellings):
+    telling = [word for word in map(letters, WORD.findall(stem)) if len(word) > 2 and word not in _COMMON]
+    if len(letters(stem)) < MIN_LETTERS or not telling:
         return []
     return [Student(stand_in, stem, is_whole=True)]
 

@@ -186,7 +186,6 @@ def test_a_reviewers_name_is_in_the_instructors_table_and_in_nothing_for_a_learn
 
     for exported in (
         export_canvas(out, GRADEBOOK.encode(), "Homework (7)"),
-        export_canvas(out, None, "Homework (7)"),
         export_moodle(out, WORKSHEET.encode()),
         export_moodle_feedback(out),
         export_feedback(out, "html"),

@@ -178,13 +178,9 @@ def test_points_possible_must_be_the_rubrics_total_or_be_scaled_to(canvas: Path)
     assert lms.canvas_import(made.data, {"701"}, USERS).grades["701"]["48102"] == 91.67
 
 
-def test_without_a_gradebook_the_ids_in_the_names_do(canvas: Path) -> None:
-    made = export_canvas(canvas, None, "Homework 4 (701)")
-
-    found = lms.canvas_import(made.data, {"701"}, USERS)
-    assert found.grades == {"701": {"48102": 5.5, "48101": 0.0}}
-    with pytest.raises(ExportError, match="new assignment"):
-        export_canvas(canvas, None, "Homework 4")
+def test_without_a_gradebook_nothing_says_whose_a_grade_is(canvas: Path) -> None:
+    with pytest.raises(ExportError, match="export it from Canvas"):
+        export_canvas(canvas, None, "Homework 4 (701)")
 
 
 @pytest.mark.parametrize(
@@ -327,7 +323,6 @@ def test_feedback_that_repeats_what_only_graders_see_is_withheld_and_listed(tmp_
 @pytest.mark.parametrize(
     "export",
     [
-        lambda folder: export_canvas(folder, None, "Homework 4 (701)"),
         lambda folder: export_canvas(folder, GRADEBOOK, "701"),
         lambda folder: export_moodle(folder, WORKSHEET),
         export_moodle_feedback,
@@ -362,6 +357,21 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert "<script" not in page
     assert "<script" not in markdown
     assert "![x]" not in markdown
+
+
+@pytest.mark.parametrize("start", ["=1+1", "+cmd", "-2+3", "@SUM(A1)", "\t=1", " =1", "=1;2"])
+def test_no_cell_becomes_a_formula(tmp_path: Path, start: str) -> None:
+    names = {key: start.strip() + name for key, name in CANVAS.items()}
+    batch(tmp_path, [grade(names["whole"], remarks=(start,)), *four_grades(names)[1:]])
+
+    assert lms.formulas(export_csv(tmp_path).data) == []
+    assert lms.formulas(export_canvas(tmp_path, GRADEBOOK, "701").data) == []
+    assert safe_cell(start).startswith("'")
+
+
+@pytest.mark.parametrize("number", ["-3", "+1.5", "7", "-2,25", "12%"])
+def test_numbers_stay_numbers(number: str) -> None:
+    assert safe_cell(number) == number
 
 
 def test_the_table_has_a_row_for_everybody(canvas: Path) -> None:

@@ -158,7 +158,7 @@ class FilledIn:
     ("title", "upload", "names", "choices"),
     [
         ("Table (CSV)", None, (), {}),
-        ("Canvas gradebook", None, (), {"assignment": "Homework 4 (1234)"}),
+        ("Canvas gradebook", None, (), None),
         ("Canvas gradebook", GRADEBOOK, ("b",), {"gradebook": GRADEBOOK, "assignment": "B (2)", "scale": True}),
         ("Canvas gradebook", GRADEBOOK, ("a", "b"), None),  # nothing is chosen by its place
         ("Moodle worksheet", None, (), None),
@@ -196,7 +196,7 @@ def row(each: ExportFormat) -> str:
 def test_the_file_is_called_as_the_format_says(each: ExportFormat, tmp_path: Path) -> None:
     graded_class(tmp_path)
     needed: dict[str, Choices] = {
-        "canvas": {"assignment": "Homework 4 (1234)"},
+        "canvas": {"gradebook": GRADEBOOK, "assignment": "B"},
         "moodle": {"worksheet": b"Identifier,Grade,Last modified (grade)\n"},
     }
     kinds = [option.choices for option in each.options if option.name == "kind"]

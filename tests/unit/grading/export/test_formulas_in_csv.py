@@ -117,7 +117,6 @@ def test_no_file_of_a_class_holds_one(tmp_path: Path, text: str) -> None:
         (tmp_path / "grades.csv").read_bytes(),
         export_csv(tmp_path).data,
         export_canvas(tmp_path, gradebook, "701").data,
-        export_canvas(tmp_path, None, "Homework 4 (701)").data,
         export_moodle(tmp_path, worksheet).data,
     ):
         assert dangerous(data) == []

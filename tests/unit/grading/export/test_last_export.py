@@ -101,10 +101,10 @@ def canvas_class(folder: Path) -> Path:
 def test_a_gradebook_holds_whom_it_lists_and_neither_excuses_nor_grades_that_stay(tmp_path: Path) -> None:
     grades = final_grades(canvas_class(tmp_path))[1]
 
-    assert [final.submission for final in held_by_canvas(grades, GRADEBOOK, "7")] == [NAMES[0]]
+    assert [final.submission for final in held_by_canvas(tmp_path, grades, GRADEBOOK, "7")] == [NAMES[0]]
     blank = GRADEBOOK.replace(b"A,3", b"A,")
-    assert [final.submission for final in held_by_canvas(grades, blank, "7")] == [NAMES[0], NAMES[3]]
-    assert [final.submission for final in held_by_canvas(grades, None)] == NAMES[:4]
+    assert [final.submission for final in held_by_canvas(tmp_path, grades, blank, "7")] == [NAMES[0], NAMES[3]]
+    assert held_by_canvas(tmp_path, grades, None) == []
 
 
 def test_a_worksheet_holds_whom_it_lists_and_no_grade_that_is_locked_or_stays(tmp_path: Path) -> None:
@@ -117,9 +117,9 @@ Participant 1,,-,No
 Participant 3,%s,-,Yes
 """
 
-    assert [final.submission for final in held_by_moodle(grades, worksheet % b"3.00")] == names[:1]
-    assert [final.submission for final in held_by_moodle(grades, worksheet % b"-")] == [names[0], names[3]]
-    assert [final.submission for final in held_by_moodle(grades, None)] == names
+    assert [final.submission for final in held_by_moodle(tmp_path, grades, worksheet % b"3.00")] == names[:1]
+    assert [final.submission for final in held_by_moodle(tmp_path, grades, worksheet % b"-")] == [names[0], names[3]]
+    assert [final.submission for final in held_by_moodle(tmp_path, grades, None)] == names
 
 
 def test_the_command_compares_and_notes_what_the_file_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

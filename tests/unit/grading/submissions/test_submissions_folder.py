@@ -111,13 +111,13 @@ def test_a_solution_graded_as_the_one_submission_is_one(folder: Path) -> None:
 @pytest.mark.parametrize(
     "only",
     [
-        ["--only", '"Miller, Anna.py",student0_100_1_homework.py'],
-        ["--only", '"Miller, Anna.py"', "--only", "100"],
+        ["--only", '"miller_900_9_work, final.py",student0_100_1_homework.py'],
+        ["--only", '"miller_900_9_work, final.py"', "--only", "100"],
     ],
 )
 def test_only_takes_a_name_with_a_comma_and_may_be_repeated(folder: Path, only: list[str]) -> None:
-    (folder / "Miller, Anna.py").write_text("print(1)\n")
-    chosen = ["Miller, Anna.py", "student0_100_1_homework.py"]
+    (folder / "miller_900_9_work, final.py").write_text("print(1)\n")
+    chosen = ["miller_900_9_work, final.py", "student0_100_1_homework.py"]
 
     assert grade(".", "--rubric", "../rubric.yaml", "--out", "../out", *only) == 0
     assert graded(Path("../out")) == chosen
