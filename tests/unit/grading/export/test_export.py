@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from grading.cells import safe_cell
 from grading.export import ExportError, ExportFile
 from grading.export.canvas import assignment_columns, export_canvas
 from grading.export.feedback import export_feedback
