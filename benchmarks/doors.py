@@ -31,7 +31,8 @@ from pathlib import Path
 
 from benchmarks import harness
 from benchmarks.doors_classes import TOTAL, MadeClass, make_class
-from grading.export import export_canvas, export_moodle
+from grading.export.canvas import export_canvas
+from grading.export.moodle import export_moodle
 from grading.jobs import Assignment, Task
 from grading.planning import plan, prepare
 from grading.request import AspectModel, GradeRequest
@@ -107,16 +108,16 @@ def _grade_and_export(folder: Path, made: MadeClass, finding: Finding) -> None:
 
 def _result(batch_id: str, task: Task) -> JobResult:
     """What a reader answers who adds up what the work says."""
-    found = _PART.findall(task.prompt.suffix)
+    found = _PART.findall(task.job.prompt[-1].text)
     points = sum(int(number) for _, number in found)
     quote = f"part {found[0][0]} = {found[0][1]}" if found else ""
     answer = {"parts": {"evidence": quote, "points": points, "feedback": "The parts were added up."}}
     text = json.dumps(answer)
-    return JobResult(task.job_id, 1, batch_id, task.item_id, task.model, "succeeded", text=text)
+    return JobResult(task.job.job_id, 1, batch_id, task.job.item_id, task.job.model, "succeeded", text=text)
 
 
 def _look_at_prompts(made: MadeClass, assignment: Assignment, finding: Finding, is_reviewed: bool) -> None:
-    prompts = "\n".join(task.prompt.suffix for task in assignment.tasks)
+    prompts = "\n".join(task.job.prompt[-1].text for task in assignment.tasks)
     folded = prompts.casefold()
     finding.leaked_names = [name for name in sorted(made.names) if name.casefold() in folded]
     for path, data in made.files.items():

@@ -8,7 +8,7 @@ from typing import Literal
 
 from grading.jobs import Assignment, EarlierJobs, Item, PromptMaker
 from grading.names.pseudonyms import pseudonym, pseudonymise
-from grading.own_work import common_lines, is_template
+from grading.own_work import common_lines, is_template, with_equal_files_noted
 from grading.report.grades import GradedClass
 from grading.request import GradeRequest
 from grading.rubric.rubric import Rubric, load_rubric
@@ -80,6 +80,7 @@ def assign(
         else submission
         for submission in submissions
     ]
+    work = with_equal_files_noted(work)
     assignment = Assignment(request, rubric, (), solution, template)
     maker = PromptMaker(
         assignment, batch_id, secret, common_lines(work), EarlierJobs(planned_entries, succeeded_ids), form

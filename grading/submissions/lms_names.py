@@ -12,11 +12,11 @@ from pathlib import PurePosixPath
 
 _CANVAS = re.compile(
     r"(?:anon(?:_LATE)?_(?P<anonymous>[A-Za-z0-9]+)|[^_]+(?:_LATE)?_(?P<number>[0-9]+))"
-    r"_(?:(?P<attachment>[0-9]+)(?:_.*)?|text\.html)\Z",
+    r"_(?:(?P<attachment>[0-9]+)(?:_.*)?|(?:text|link)\.html)\Z",
     re.DOTALL,
 )
 _MOODLE = re.compile(r"(?P<name>.*)_(?P<id>\d+)_assignsubmission_[a-z]+_?(?:/.*)?\Z", re.DOTALL)
-_COPY = re.compile(r"(?P<stem>.+?) ?\((?P<number>\d{1,3})\)\Z")  # how browsers call a second download
+COPY = re.compile(r"(?P<stem>.+?) ?\((?P<number>\d{1,3})\)\Z")  # how browsers call a second download
 
 
 def canvas_id(name: str) -> str:
@@ -59,11 +59,11 @@ def same_student(name: str) -> str:
     if canvas_id(name):
         return f"canvas {canvas_id(name)}"
     path = PurePosixPath(unicodedata.normalize("NFC", name))  # macOS and zips spell an umlaut in two ways
-    match = _COPY.match(path.stem)
+    match = COPY.match(path.stem)
     return f"file {path.with_name(match['stem'] + path.suffix) if match else path}"
 
 
 def age(name: str) -> tuple[int, int, str]:
     """Sorts one student's submissions, the latest last."""
-    match = _COPY.match(PurePosixPath(name).stem)
+    match = COPY.match(PurePosixPath(name).stem)
     return canvas_attachment(name), int(match["number"]) if match else 0, name
