@@ -131,10 +131,12 @@ def moodle_prefix(name: str, number: int | None) -> str:
 def make_class(seed: int, size: int | None = None) -> MadeClass:
     """One random class; of the same seed the same. `size`: people; 3 to 8 if not given."""
     rng = random.Random(f"doors {seed}")
-    product: Product = rng.choice(("canvas", "moodle"))
-    made = MadeClass(product)
-    made.people = _people(rng, size or rng.randint(3, 8), made.traits)
-    (_canvas if product == "canvas" else _moodle)(rng, made)
+    made = MadeClass("canvas")
+    while not made.files:  # of a class in which nobody has handed in there is no download
+        product: Product = rng.choice(("canvas", "moodle"))
+        made = MadeClass(product)
+        made.people = _people(rng, size or rng.randint(3, 8), made.traits)
+        (_canvas if product == "canvas" else _moodle)(rng, made)
     return made
 
 

@@ -13,7 +13,7 @@ from grading.jobs import Assignment, Item
 from grading.prompts.prompt import cut_summary
 from grading.report.grades import one_line
 from grading.request import GradeRequest
-from grading.submissions.handed_in import others_files_sentence
+from grading.submissions.handed_in import ignored_files_sentence
 from grading.submissions.lms_names import student_id
 from grading.submissions.tokens import estimate_tokens
 from grading.submissions.truncation import count_parts
@@ -51,7 +51,7 @@ def describe(
     models = assignment.request.models
     context_by_model = {model.name: model.context for model in models.values()} | dict(contexts)
     items = [_item(item, count, context_by_model) for item in assignment.items]
-    others_files = others_files_sentence(item.submission for item in assignment.items)
+    ignored_files = ignored_files_sentence(item.submission for item in assignment.items)
     return {
         "rubric": assignment.rubric.title,
         "points": assignment.rubric.total,
@@ -70,7 +70,7 @@ def describe(
         "shared_prefix": [_shared_prefix(assignment, aspect, count) for aspect in models],
         "submissions": items,
         "left_out": assignment.request.excluded_paths,
-        **({"others_files": others_files} if others_files else {}),
+        **({"ignored_files": ignored_files} if ignored_files else {}),
     }
 
 
@@ -180,8 +180,8 @@ def _print(summary: dict[str, Any]) -> None:
     print_table(columns, rows, right=_FIGURES)
     if summary["left_out"]:
         say(exclusion_sentence(summary["left_out"]))
-    if "others_files" in summary:
-        say(summary["others_files"])
+    if "ignored_files" in summary:
+        say(summary["ignored_files"])
     say(f"{plural(summary['prompts'], 'prompt')}, {summary['prompt_tokens']:,} tokens ({counting_method})")
     if summary["questions"]:
         say(f"{plural(summary['questions'], 'question')}, each after the prompt of its submission, from one KV cache")

@@ -35,13 +35,13 @@ _MAX_DIRECTORY_BYTES = 4 * MIB
 _CHUNK = 1 << 16
 # GitHub Classroom's list of the class is downloaded under the last of these names.
 _CLUTTER = frozenset({"__macosx", "thumbs.db", "desktop.ini", "classroom_roster.csv"})
-# Folders that pip, npm, renv, packrat, git, Python and knitr fill: nobody's work, and often thousands of files.
-_OTHERS_FOLDERS = frozenset(
+# Folders that pip, npm, renv, packrat, git and Python fill: nobody's work, and often thousands of files.
+_IGNORED_FOLDERS = frozenset(
     {"venv", ".venv", "site-packages", "node_modules", "renv", ".renv", "packrat", ".git", "__pycache__", ".cache"}
 )
 _DATA_SUFFIXES = frozenset(
     {".csv", ".tsv", ".json", ".jsonl", ".parquet", ".feather", ".arrow", ".npy", ".npz", ".h5", ".hdf5", ".pkl"}
-    | {".rds", ".rda", ".rdata", ".sqlite", ".db", ".dta", ".sav", ".sas7bdat"}
+    | {".rds", ".rda", ".rdata", ".rdb", ".rdx", ".sqlite", ".db", ".dta", ".sav", ".sas7bdat"}
 )
 _UNSAFE_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 # Control characters per character; terminal output kept in a file (ESC) stays far below.
@@ -54,9 +54,19 @@ _GIBBERISH = re.compile(
     r"[\x80-\x9f]|[^\x00-\x7f\s‘’“”«»…–—]{4}|[ŠšŽžŸˆ˜ƒ‡‰]|[a-zß-öø-ÿ][À-ÖØ-Þ]|[^\W\d_][„‚]"
     r"|[^\W\d_][“”†™¡-ª®-°²³¶¸-º¼-¿][^\W\d_]"
 )
-_GUESSED_ENCODINGS = (
-    *("gb18030", "big5", "cp932", "cp949", "koi8_r", "cp1251", "cp866", "cp1250", "cp1253", "cp1255", "cp1256"),
-)
+_GUESSED_ENCODINGS = [
+    "gb18030",
+    "big5",
+    "cp932",
+    "cp949",
+    "koi8_r",
+    "cp1251",
+    "cp866",
+    "cp1250",
+    "cp1253",
+    "cp1255",
+    "cp1256",
+]
 _OLD_WESTERN_ENCODINGS = ("cp850", "mac_roman")  # of DOS and of the Mac, which differ from Windows' in all accents
 _PIECE_BYTES, _MAX_PIECES = 4_000, 100  # what an encoding is guessed from
 _CONTROLS = re.compile(r"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
@@ -85,10 +95,10 @@ class ArchiveEntry:
     is_folder: bool = False
 
     @property
-    def others(self) -> str:
+    def ignored_kind(self) -> str:
         """What it is if it is nobody's work: `venv`, `.csv files`; "" for work."""
         path = PurePosixPath(self.path)
-        folder = next((part.lower() for part in path.parts if part.lower() in _OTHERS_FOLDERS), "")
+        folder = next((part.lower() for part in path.parts if part.lower() in _IGNORED_FOLDERS), "")
         return folder or (f"{path.suffix.lower()} files" if path.suffix.lower() in _DATA_SUFFIXES else "")
 
 
@@ -147,7 +157,7 @@ def too_many_files() -> str:
 
 def _is_clutter(path: str) -> bool:
     for part in PurePosixPath(path).parts:
-        if part.lower() in _OTHERS_FOLDERS:
+        if part.lower() in _IGNORED_FOLDERS:
             return False
         if part.startswith(".") or part.lower() in _CLUTTER:
             return True
@@ -183,7 +193,7 @@ def _guess(data: bytes, as_western: str) -> tuple[str, str, str]:
         if not _GIBBERISH.search(text) and text.encode("cp1252", "ignore").decode("cp1252") == text:
             return _check_text(text), "", _guess_doubt(text)
     pieces = [piece for piece in re.split(rb'["\r\n]', data) if len(piece) <= _PIECE_BYTES and not piece.isascii()]
-    best = from_bytes(b"\n".join(pieces[:_MAX_PIECES]), cp_isolation=list(_GUESSED_ENCODINGS)).best()
+    best = from_bytes(b"\n".join(pieces[:_MAX_PIECES]), cp_isolation=_GUESSED_ENCODINGS).best()
     text = _check_text(data.decode(best.encoding, "replace") if best and pieces else as_western)
     return text, "", _guess_doubt(text)
 
@@ -231,7 +241,7 @@ def _subfolder_entries(folder: Path, root: Path) -> list[ArchiveEntry]:
 
 
 def _is_work_folder(path: Path) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path) and path.name.lower() not in _OTHERS_FOLDERS
+    return os.path.isdir(path) and not os.path.islink(path) and path.name.lower() not in _IGNORED_FOLDERS
 
 
 def _listing(folder: Path, root: Path) -> list[Path]:
@@ -316,7 +326,7 @@ def _parse_zip(file: IO[bytes]) -> zipfile.ZipFile:
 def _zip_entries(path: Path, archive: zipfile.ZipFile) -> list[ArchiveEntry]:
     meter = _Meter(path)
     entries = [_zip_entry(info, partial(_read_member, archive, info, meter)) for info in archive.infolist()]
-    work_count = sum(not entry.others for entry in entries)
+    work_count = sum(not entry.ignored_kind for entry in entries)
     if work_count > MAX_ZIP_MEMBERS:
         raise SubmissionError(
             f"{printable_path(path)} holds {work_count:,} files; at most {MAX_ZIP_MEMBERS:,} are read"
@@ -350,7 +360,7 @@ class _StudentsZips:
         if not infos:
             return [replace(outer, problem="the zip is empty")]
         entries = [_zip_entry(info, partial(self._read, outer, info)) for info in infos]
-        if sum(not entry.others for entry in entries) > MAX_MEMBERS:
+        if sum(not entry.ignored_kind for entry in entries) > MAX_MEMBERS:
             return [ArchiveEntry(outer.path, lambda: b"", too_many_files(), is_folder=True)]
         inner_entries = [
             replace(entry, path=f"{outer.path}/{entry.path}") for entry in entries if not _is_clutter(entry.path)

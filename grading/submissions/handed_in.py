@@ -37,8 +37,7 @@ class FileGroup:
 
     def check(self) -> None:
         """Raises Unreadable if there are too many files, or two that can't be told apart."""
-        paths = [entry.path for entry in self.entries if not entry.others]
-        if len(paths) > archives.MAX_MEMBERS:
+        if sum(not entry.ignored_kind for entry in self.entries) > archives.MAX_MEMBERS:
             raise Unreadable(archives.too_many_files())
         paths = [entry.path for entry in self.entries if not entry.is_folder]
         if len(set(paths)) < len(paths):
@@ -80,8 +79,8 @@ def _without_copy_number(name: str) -> str:
     return match["stem"] + path.suffix if match else path.name
 
 
-def others_files_sentence(submissions: Iterable[Submission]) -> str:
+def ignored_files_sentence(submissions: Iterable[Submission]) -> str:
     """What of the class's files is nobody's work, said once for all; "" if there is none."""
-    counts = Counter(kind for submission in submissions for kind in submission.others_files)
+    counts = Counter(kind for submission in submissions for kind in submission.ignored_kinds)
     kinds = [f"{kind} (in {plural(count, 'submission')})" for kind, count in sorted(counts.items())]
     return f"Not the students' own, so not read: {', '.join(kinds)}" if kinds else ""

@@ -176,7 +176,7 @@ def notebooks_of(path: Path, name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _groups(path: Path, entries: Sequence[ArchiveEntry]) -> list[FileGroup]:
-    work = [entry for entry in entries if not entry.others]
+    work = [entry for entry in entries if not entry.ignored_kind]
     return resolve(_group_entries(entries, _wrapper(work) if path.suffix.lower() == ".zip" else ""), _readable)
 
 
@@ -193,7 +193,7 @@ def _with_notes(group: FileGroup, submission: Submission) -> Submission:
         notes=(*submission.notes, *notes, *doubts),
         doubtful_notes=(*submission.doubtful_notes, *doubts),
         superseded_names=tuple(group.superseded_names),
-        others_files=tuple(sorted({entry.others for entry in group.entries} - {""})),
+        ignored_kinds=tuple(sorted({entry.ignored_kind for entry in group.entries} - {""})),
     )
 
 
@@ -244,7 +244,7 @@ def _group_entries(entries: Iterable[ArchiveEntry], wrapper: str) -> list[FileGr
     for entry in entries:
         prefix = wrapper if entry.path.startswith(wrapper) else ""
         top, slash, _ = entry.path.removeprefix(prefix).partition("/")
-        if entry.path == wrapper.rstrip("/") or top.lower() == entry.others:
+        if entry.path == wrapper.rstrip("/") or top.lower() == entry.ignored_kind:
             continue
         group = groups.setdefault(prefix + top, FileGroup(prefix + top))
         group.is_folder |= bool(slash) or entry.is_folder
@@ -411,13 +411,13 @@ def _read_all(entries: list[ArchiveEntry], labels: list[str]) -> tuple[list[tupl
 
 def _readable(group: FileGroup) -> list[ArchiveEntry]:
     """Files of a kind that can be read, sorted by path."""
-    work = (entry for entry in group.entries if not entry.is_folder and not entry.others)
+    work = (entry for entry in group.entries if not entry.is_folder and not entry.ignored_kind)
     return sorted((entry for entry in work if _suffix(entry.path) in _READERS), key=lambda entry: entry.path)
 
 
 def _skipped_files(group: FileGroup) -> list[str]:
     """A note per kind of file that is not read."""
-    work = (entry for entry in group.entries if not entry.is_folder and not entry.others)
+    work = (entry for entry in group.entries if not entry.is_folder and not entry.ignored_kind)
     skipped_entries = [entry for entry in work if _suffix(entry.path) not in _READERS]
     kinds = Counter(entry.problem or f"{_kind_of(entry.path)} can't be read" for entry in skipped_entries)
     return [

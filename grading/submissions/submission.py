@@ -35,7 +35,7 @@ class Submission:
     only_template: bool = False  # nothing was added to what the students were given
     superseded_names: tuple[str, ...] = ()  # of earlier copies of the same student's files: left out
     link: str = ""
-    others_files: tuple[str, ...] = ()  # kinds of files in it that are nobody's work, as `venv`: not read
+    ignored_kinds: tuple[str, ...] = ()  # kinds of files in it that are nobody's work, as `venv`: not read
     file_digests: tuple[str, ...] = ()  # of its files that aren't tiny, to find equal ones
 
     @property

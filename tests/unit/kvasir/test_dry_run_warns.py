@@ -116,22 +116,22 @@ def test_links_and_other_peoples_files_are_said_before_a_run_and_after_it(
     write_link(Path("submissions"))
     rows = {row["submission"]: row for row in json.loads(looked(capsys, "--json"))["submissions"]}
     said = " ".join(looked(capsys).split())
-    others_files = "Not the students' own, so not read: .csv files (in 1 submission), venv (in 1 submission)"
+    ignored_files = "Not the students' own, so not read: .csv files (in 1 submission), venv (in 1 submission)"
 
     assert rows["fay_LATE_12_text.html"]["prompts"] == {}
     assert rows["fay_LATE_12_text.html"]["review_reasons"] == [f"only a link was handed in: {ADDRESS}"]
-    assert others_files in said
+    assert ignored_files in said
 
     command = ["grade", "submissions", "--rubric", "rubric.csv", "--out", "results"]
     assert cli.run_command([*command, "--json"]) in (0, 1)  # the simulated model may give no answer that can be used
     captured = capsys.readouterr()
     graded = {row["submission"]: row for row in json.loads(captured.out)["submissions"]}
     fay = graded["fay_LATE_12_text.html"]
-    assert others_files in " ".join(captured.err.split())
+    assert ignored_files in " ".join(captured.err.split())
     assert (fay["state"], fay["points"], fay["needs_review"]) == ("link only", None, True)
     assert "handed in late" in fay["reason"]
     page = html.unescape(Path("results", "report.html").read_text("utf-8"))
-    assert others_files in page
+    assert ignored_files in page
     assert "1 link only" in page
 
     cli.run_command(["export", "results", "--format", "csv", "--include-unreviewed"])

@@ -205,7 +205,7 @@ def test_other_kinds_are_a_problem_at_the_top_and_a_note_in_a_folder(tmp_path):
         "files of type .pdf can't be read; hand in one of: .ipynb, .r, .rmd, .qmd, .py, .sql, .md, .txt, .html"
     )
     assert bare.problem.startswith("files without a known type can't be read")
-    assert folder.others_files == (".csv files",)
+    assert folder.ignored_kinds == (".csv files",)
     assert folder.notes == (
         "1 file left out: files of type .png can't be read",
         "1 file left out: the zip is damaged: hand it in again",

@@ -15,7 +15,7 @@ from grading.points import grade_submission
 from grading.reviews import Override
 from grading.rubric.rubric import Criterion, Rubric
 from grading.submissions.archives import decode_text
-from grading.submissions.handed_in import others_files_sentence
+from grading.submissions.handed_in import ignored_files_sentence
 from grading.submissions.reading import Submission, read_submissions
 
 RUBRIC = Rubric("Homework 5", "", (Criterion("a", "A", 4, "", "code"),), "d" * 32)
@@ -145,12 +145,12 @@ def test_other_peoples_code_and_data_are_left_out_and_said_once(tmp_path: Path, 
         ("ada", ["x = 1"], ()),
         ("bob", ["2"], ()),
     ]
-    assert others_files_sentence(submissions) == (
+    assert ignored_files_sentence(submissions) == (
         "Not the students' own, so not read: .csv files (in 2 submissions), .git (in 1 submission), "
         ".venv (in 1 submission), __pycache__ (in 1 submission), node_modules (in 1 submission), "
         "renv (in 1 submission), site-packages (in 1 submission), venv (in 1 submission)"
     )
-    assert others_files_sentence([replace(submissions[0], others_files=())]) == ""
+    assert ignored_files_sentence([replace(submissions[0], ignored_kinds=())]) == ""
 
 
 def test_thousands_of_other_peoples_files_are_not_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
