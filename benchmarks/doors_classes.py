@@ -132,10 +132,12 @@ def moodle_prefix(name: str, number: int | None) -> str:
 def make_class(seed: int, size: int | None = None) -> MadeClass:
     """One random class; of the same seed the same. `size`: people; 3 to 8 if not given."""
     rng = random.Random(f"doors {seed}")
-    product: Product = rng.choice(("canvas", "moodle"))
-    made = MadeClass(product)
-    made.people = _people(rng, size or rng.randint(3, 8), made.traits)
-    (_canvas if product == "canvas" else _moodle)(rng, made)
+    made = MadeClass("canvas")
+    while not made.files:  # of a class in which nobody has handed in there is no download
+        product: Product = rng.choice(("canvas", "moodle"))
+        made = MadeClass(product)
+        made.people = _people(rng, size or rng.randint(3, 8), made.traits)
+        (_canvas if product == "canvas" else _moodle)(rng, made)
     return made
 
 
@@ -238,19 +240,17 @@ def _canvas(rng: random.Random, made: MadeClass) -> None:
         work = _Work(rng, authors, [person for person in made.people if person not in authors])
         form = rng.random()
         if form < 0.08:  # `add_text_or_url(:url)` with `redirect_page.html.erb`: a page that leads elsewhere
-            page = f'<html><head><meta http-equiv="Refresh" content="0; url=https://example.org/{rng.random()}"></head>'
-            made.files[f"{prefix}_link.html"] = (
-                f"{page}<body><h1>{TITLE}: {html.escape(representative.full)}</h1>Click Here</body></html>".encode()
-            )
+            redirect = f'<meta http-equiv="Refresh" content="0; url=https://example.org/{rng.random()}">'
+            page = _canvas_page(representative, "Click Here to go to the submission", redirect)
+            made.files[f"{prefix}_link.html"] = page
             made.traits.add("link")
             made.is_ambiguous |= renamed
             made.blank |= {person.number for person in authors}
             continue
-        if form < 0.2:  # `add_text_or_url(:text)` with `text_entry_page.html.erb`: the author's name in the heading
-            heading = "" if kind == "anonymous" else f"<h1>{TITLE}: {html.escape(representative.full)}</h1>"
-            made.files[f"{prefix}_text.html"] = (
-                f"<html><body>{heading}<p>{html.escape(work.text())}</p></body></html>".encode()
-            )
+        if form < 0.2:  # `add_text_or_url(:text)` with `text_entry_page.html.erb`
+            text = f"<p>{html.escape(work.text())}</p>"
+            page = _canvas_page(representative, f'<div style="width: 600px; padding: 20px;">\n  {text}\n</div>')
+            made.files[f"{prefix}_text.html"] = page
         else:
             for name in work.names(rng.choice((1, 1, 1, 2, 3))):
                 attachment += rng.randint(1, 50)
@@ -264,6 +264,13 @@ def _canvas(rng: random.Random, made: MadeClass) -> None:
             _hand_in(made, authors, work.points, is_ambiguous=renamed)
     made.names |= {name for person in made.people for name in (person.full, person.sortable)}
     made.roster = _gradebook(rng, made)
+
+
+def _canvas_page(author: Person, body: str, meta: str = "") -> bytes:
+    """What both pages have (`app/views/assignments`): the author's name twice, unescaped, of anonymous work, too."""
+    heading = f"{TITLE}: {author.full}"
+    head = f'<meta http-equiv="Content-Type" content="text/html;charset=utf-8" />\n  {meta}\n<title>{heading}</title>'
+    return f"<html>\n<head>\n  {head}\n</head>\n<body>\n<h1>{heading}</h1>\n{body}\n</body>\n</html>".encode()
 
 
 def _units(people: Sequence[Person]) -> list[tuple[str, list[Person]]]:

@@ -69,7 +69,7 @@ class Filter:
 QUEUES = {
     "needs review": Filter(needs_review=True, order="needs review first"),
     "asked for another look": Filter(awaits_reply=True),
-    "without points": Filter(states=("unreadable", "unassigned", "incomplete", "failed")),
+    "without points": Filter(states=("link only", "unreadable", "unassigned", "incomplete", "failed")),
     "all": Filter(),
 }
 

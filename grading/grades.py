@@ -111,7 +111,7 @@ def make_graded_class(
 ) -> GradedClass:
     """What the batch's folder keeps of the class's grades; `previous_class` as in `make_grades`."""
     rubric = assignment.rubric
-    by_models = [grade for grade in new_grades if grade.state != "empty" and not grade.is_unreadable]
+    by_models = [grade for grade in new_grades if grade.state not in ("empty", "link only") and not grade.is_unreadable]
     earlier = previous_class and by_models and all(EARLIER_REMARK in grade.remarks for grade in by_models)
     version_digests = previous_class.versions if previous_class and earlier else dict(_versions(assignment))
     return GradedClass(

@@ -181,7 +181,7 @@ class PromptMaker:
         """One submission, cut, with its prompts."""
         assignment = self._assignment
         item_id = pseudonym(submission.name, self._secret)
-        if submission.problem or submission.empty:
+        if not submission.is_gradable:
             return Item(submission, (), (), item_id)
         letters = min(model.letters_per_token for model in assignment.request.models.values())
         short, cuts = self._cut(submission, lambda text: estimate_tokens(text, letters))

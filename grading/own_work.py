@@ -10,6 +10,7 @@ from dataclasses import replace
 from grading.quotes import line_counts, squeeze
 from grading.rubric.rubric import Rubric
 from grading.submissions.reading import Submission
+from producers.words import plural
 
 # Fewer lines in common are no copy: everybody who is right writes the same few lines.
 MANY_LINES = 6
@@ -19,6 +20,7 @@ MOST_OF_ITS_OWN, MOST_OF_THEIRS = 0.75, 0.9
 # A line of the grading notes has no reason to be in a submission: one counts as this many lines of code.
 NOTE_COUNTS = 3
 _NOTE_CHARS = 25
+_A_FEW = 3  # of a small class that may be most
 _LINE_CHARS = 4  # shorter ones (`end`, `)`) are nobody's
 
 # A cell's mark of the teacher's is the student's file's word: it counts for the class where several students have it,
@@ -77,9 +79,24 @@ def _adds_nothing(work: Submission, given: Sequence[str]) -> bool:
 
 def common_lines(class_work: Iterable[Submission]) -> Set[str]:
     """Lines that more than half of a class wrote; none for less than three."""
-    line_sets = [line_counts(_texts(work)).keys() for work in class_work if not work.problem and not work.empty]
+    line_sets = [line_counts(_texts(work)).keys() for work in class_work if work.is_gradable]
     times = Counter(line for lines in line_sets for line in lines)
     return {line for line, number in times.items() if 2 * number > len(line_sets) > 2}
+
+
+def with_equal_files_noted(class_work: Sequence[Submission]) -> list[Submission]:
+    """With a remark on each that shares a file with classmates; not one that most have, or all: that was given."""
+    file_sets = [set() if work.only_template else set(work.file_digests) for work in class_work]
+    times = Counter(digest for digests in file_sets for digest in digests)
+    shared_by_few = {digest for digest, count in times.items() if 1 < count <= max(_A_FEW, len(class_work) // 2)}
+    return [
+        replace(work, notes=(*work.notes, *(_equal_note(digest, times[digest]) for digest in sorted(digests))))
+        for work, digests in zip(class_work, (digests & shared_by_few for digests in file_sets), strict=True)
+    ]
+
+
+def _equal_note(digest: str, count: int) -> str:
+    return f"the same file is in {plural(count - 1, 'other submission')}, too (mark {digest[:6]})"
 
 
 def copy_reason(

@@ -8,7 +8,7 @@ from typing import Literal
 
 from grading.jobs import Assignment, EarlierJobs, Item, PromptMaker
 from grading.names.pseudonyms import pseudonym, pseudonymise
-from grading.own_work import common_lines, given_to_class, mark_given
+from grading.own_work import common_lines, given_to_class, mark_given, with_equal_files_noted
 from grading.report.grades import GradedClass
 from grading.request import GradeRequest
 from grading.roster import UNASSIGNED, keep_roster
@@ -80,7 +80,7 @@ def assign(
     """
     submissions = list(submissions)
     given = given_to_class(template, submissions)
-    work = [mark_given(submission, rubric, given) for submission in submissions]
+    work = with_equal_files_noted([mark_given(submission, rubric, given) for submission in submissions])
     assignment = Assignment(request, rubric, (), solution, template, given)
     maker = PromptMaker(
         assignment, batch_id, secret, common_lines(work), EarlierJobs(planned_entries, succeeded_ids), form

@@ -7,6 +7,7 @@ computed here, from all criteria or not at all.
     incomplete  some criteria have no points, and so there is no total
     failed      no criterion has points: the submission can't be read, or no answer can be used
     empty       nothing was handed in: 0 points, with the reason
+    link only   an address was handed in instead of work: no points, and a person has to look there
     waiting     some answer has not come yet
 """
 
@@ -27,7 +28,7 @@ from grading.submissions.reading import Submission
 from grading.submissions.truncation import Cut
 from producers.words import plural
 
-GradeState = Literal["graded", "incomplete", "failed", "empty", "waiting"]
+GradeState = Literal["graded", "incomplete", "failed", "empty", "link only", "waiting"]
 NO_RESULT_YET = "no result yet"  # in place of an answer
 # Remarks on a grade that a later run left as it was.
 KEPT_REMARK = "as it was graded before: the work, a model or a setting has changed since"
@@ -112,7 +113,7 @@ def _submission_remarks(submission: Submission, cuts: Sequence[Cut]) -> list[str
     remarks = _truncation_notes(cuts, outputs=True)
     if submission.images_left_out:
         remarks.append(_images_left_out(submission))
-    return [*remarks, *(note for note in submission.notes if note not in submission.unreadable_notes)]
+    return [*remarks, *(note for note in submission.notes if note not in submission.doubtful_notes)]
 
 
 def _images_left_out(submission: Submission) -> str:
@@ -131,7 +132,7 @@ def _doubts(
     whole = (
         *instruction_flags(submission),
         copy_reason,
-        *submission.unreadable_notes,
+        *submission.doubtful_notes,
         *_truncation_notes(cuts, outputs=False),
     )
     doubts = [Doubt("", reason) for reason in whole if reason]
@@ -189,11 +190,15 @@ def grade_submission(
     """
     if submission.problem:
         return _without_answers(name, rubric, "failed", submission.problem)
+    if submission.link:
+        only_a_link = f"only a link was handed in: {submission.link}"
+        link_grade = _without_answers(name, rubric, "link only", "; ".join([only_a_link, *submission.notes]))
+        return replace(link_grade, doubts=(Doubt("", only_a_link),))
     if submission.empty:
         cause = "only the template was handed in" if submission.only_template else "nothing to grade was handed in"
         reason = "; ".join([cause, *submission.notes])
         unseen_parts = [
-            *submission.unreadable_notes,
+            *submission.doubtful_notes,
             *([_images_left_out(submission)] if submission.images_left_out else []),
         ]
         empty_grade = _without_answers(name, rubric, "empty", reason)

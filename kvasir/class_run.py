@@ -33,6 +33,7 @@ from grading.request import AskForm, AspectModel, GradeRequest, Selection
 from grading.roster import kept_files
 from grading.rubric.rubric import ASPECTS, Aspect, load_rubric
 from grading.same_class import is_same
+from grading.submissions.handed_in import ignored_files_sentence
 from grading.submissions.reading import check_apart
 from infra.config.next_command import next_command
 from infra.config.settings import ModelSettings, Settings
@@ -212,6 +213,8 @@ def open_class(
             if is_same(batch, assignment):
                 if not batch.may_plan:
                     batch.check_may_publish()
+                if sentence := ignored_files_sentence(item.submission for item in assignment.items):
+                    say(sentence)
                 planning.plan(batch, assignment)
                 for name, question in planning.questions(assignment).items():
                     say(one_line(f"{name}: {question}"))
@@ -329,10 +332,11 @@ def report(batch: Batch, assignment: Assignment, called_engines: bool, notice: s
     write_grades_csv(batch.folder / "grades.csv", grades, assignment.rubric)
     graded_class = make_graded_class(batch.batch_id, assignment, grades, saved_class)
     save_graded(batch.folder, graded_class)
+    ignored_files = ignored_files_sentence(item.submission for item in assignment.items)
     page = render_page(
         grades,
         assignment.rubric,
-        [*_about(graded_class), *facts(results)],
+        [*_about(graded_class), *([("Files", ignored_files)] if ignored_files else []), *facts(results)],
         notice,
         runs.pictures(results),
         _late(batch.folder, graded_class),

@@ -14,6 +14,7 @@ from grading.prompts.prompt import cut_summary
 from grading.report.grades import one_line
 from grading.request import GradeRequest
 from grading.roster import TEST_STUDENT, Owner
+from grading.submissions.handed_in import ignored_files_sentence
 from grading.submissions.lms_names import student_id
 from grading.submissions.tokens import estimate_tokens
 from grading.submissions.truncation import USUAL_TOKENS, count_parts
@@ -53,6 +54,7 @@ def describe(
     models = assignment.request.models
     context_by_model = {model.name: model.context for model in models.values()} | dict(contexts)
     items = [_item(item, count, context_by_model) for item in assignment.items]
+    ignored_files = ignored_files_sentence(item.submission for item in assignment.items)
     return {
         "rubric": assignment.rubric.title,
         "points": assignment.rubric.total,
@@ -72,6 +74,7 @@ def describe(
         "submissions": items,
         "left_out": assignment.request.excluded_paths,
         "missing": _missing(assignment),
+        **({"ignored_files": ignored_files} if ignored_files else {}),
     }
 
 
@@ -104,6 +107,7 @@ def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) 
         "language": submission.language,
         "problem": submission.problem,
         "empty": submission.empty and not submission.problem,
+        **({"link": submission.link} if submission.link else {}),
         "tokens": count_parts(submission, count),
         "images_left_out": submission.images_left_out,
         "cuts": cut_summary(item.cuts),
@@ -114,7 +118,12 @@ def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) 
         "review_reasons": list(
             dict.fromkeys(
                 reason
-                for reason in (*instruction_flags(submission), item.copy_reason, *submission.unreadable_notes)
+                for reason in (
+                    f"only a link was handed in: {submission.link}" if submission.link else "",
+                    *instruction_flags(submission),
+                    item.copy_reason,
+                    *submission.doubtful_notes,
+                )
                 if reason
             )
         ),
@@ -123,7 +132,7 @@ def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) 
             *([f"{empty_reason}: 0 points without a model"] if submission.empty else []),
             *too_long,
             *(f"truncated: {line}" for line in cut_summary(item.cuts)),
-            *submission.notes,
+            *(note for note in submission.notes if note not in submission.doubtful_notes),
             *(f"replaces {name}" for name in submission.superseded_names),
             *([f"{plural(submission.images_left_out, 'image')} left out"] if submission.images_left_out else []),
         ],
@@ -186,6 +195,8 @@ def _print(summary: dict[str, Any]) -> None:
         say(exclusion_sentence(summary["left_out"]))
     if summary["missing"]:
         say(f"{len(summary['missing']):,} of the roster handed in nothing: {'; '.join(summary['missing'])}")
+    if "ignored_files" in summary:
+        say(summary["ignored_files"])
     say(f"{plural(summary['prompts'], 'prompt')}, {summary['prompt_tokens']:,} tokens ({counting_method})")
     if summary["questions"]:
         say(f"{plural(summary['questions'], 'question')}, each after the prompt of its submission, from one KV cache")

@@ -22,6 +22,7 @@ from producers.words import plural
 _COLOURS = {
     "graded": "green",
     "empty": "blue",
+    "link only": "violet",
     "unreadable": "red",
     "unassigned": "violet",
     "incomplete": "orange",

@@ -29,7 +29,7 @@ FIXED_COLUMNS = ("submission", "state", "points", "max_points")
 LAST_COLUMNS = ("needs_review", "remarks", "reason")
 SUMMARY_COLUMNS = ("submission", "state", "points", "needs review", "remarks")
 
-OUTCOMES = ("graded", "empty", "unreadable", "unassigned", "incomplete", "failed", "waiting")
+OUTCOMES = ("graded", "empty", "link only", "unreadable", "unassigned", "incomplete", "failed", "waiting")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The files of a folder, a zip or a single path, as bytes, within bounds. Nothing is ever written to disk.
 
 Students' uploads come from anywhere, so nothing a file says of itself is believed: sizes are counted while reading,
-links don't lead out of the folder, and a zip's members can't name a place outside it.
+links don't lead out of their submission, and a zip's members can't name a place outside it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -33,10 +33,42 @@ RATIO_FREE_BYTES = 8 * MIB  # below this a high ratio is harmless: one repetitiv
 # A central directory of 20,000 members is below this; zipfile reads it whole, and one object per member.
 _MAX_DIRECTORY_BYTES = 4 * MIB
 _CHUNK = 1 << 16
-_CLUTTER = frozenset({"__macosx", "__pycache__", "thumbs.db", "desktop.ini"})
+# GitHub Classroom's list of the class is downloaded under the last of these names.
+_CLUTTER = frozenset({"__macosx", "thumbs.db", "desktop.ini", "classroom_roster.csv"})
+# Folders that pip, npm, renv, packrat, git and Python fill: nobody's work, and often thousands of files.
+_IGNORED_FOLDERS = frozenset(
+    {"venv", ".venv", "site-packages", "node_modules", "renv", ".renv", "packrat", ".git", "__pycache__", ".cache"}
+)
+_DATA_SUFFIXES = frozenset(
+    {".csv", ".tsv", ".json", ".jsonl", ".parquet", ".feather", ".arrow", ".npy", ".npz", ".h5", ".hdf5", ".pkl"}
+    | {".rds", ".rda", ".rdata", ".rdb", ".rdx", ".sqlite", ".db", ".dta", ".sav", ".sas7bdat"}
+)
 _UNSAFE_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 # Control characters per character; terminal output kept in a file (ESC) stays far below.
 _BINARY_SHARE = 0.1
+_ASCII_SHARE = 10  # UTF-16 of line ends, blanks and code has this many times more NULs at one place of its pairs
+# What no Western text has, read as Windows-1252: a byte without a letter there; four letters with marks in a row
+# (Cyrillic, Chinese, …); what are Mac's and DOS's umlauts and accents; a capital after a small letter; a sign within a
+# word. Signs that people do put into words (d’été, col·lecció, word—word, a±b) are none of them.
+_GIBBERISH = re.compile(
+    r"[\x80-\x9f]|[^\x00-\x7f\s‘’“”«»…–—]{4}|[ŠšŽžŸˆ˜ƒ‡‰]|[a-zß-öø-ÿ][À-ÖØ-Þ]|[^\W\d_][„‚]"
+    r"|[^\W\d_][“”†™¡-ª®-°²³¶¸-º¼-¿][^\W\d_]"
+)
+_GUESSED_ENCODINGS = [
+    "gb18030",
+    "big5",
+    "cp932",
+    "cp949",
+    "koi8_r",
+    "cp1251",
+    "cp866",
+    "cp1250",
+    "cp1253",
+    "cp1255",
+    "cp1256",
+]
+_OLD_WESTERN_ENCODINGS = ("cp850", "mac_roman")  # of DOS and of the Mac, which differ from Windows' in all accents
+_PIECE_BYTES, _MAX_PIECES = 4_000, 100  # what an encoding is guessed from
 _CONTROLS = re.compile(r"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 _ENCRYPTED_FLAG = 0x1
 _UTF8_NAME = 0x800
@@ -61,6 +93,13 @@ class ArchiveEntry:
     load: Callable[[], bytes]  # at most MAX_FILE_BYTES; raises Unreadable
     problem: str = ""  # known before reading
     is_folder: bool = False
+
+    @property
+    def ignored_kind(self) -> str:
+        """What it is if it is nobody's work: `venv`, `.csv files`; "" for work."""
+        path = PurePosixPath(self.path)
+        folder = next((part.lower() for part in path.parts if part.lower() in _IGNORED_FOLDERS), "")
+        return folder or (f"{path.suffix.lower()} files" if path.suffix.lower() in _DATA_SUFFIXES else "")
 
 
 def replace_controls(text: str) -> str:
@@ -117,24 +156,52 @@ def too_many_files() -> str:
 
 
 def _is_clutter(path: str) -> bool:
-    return any(part.startswith(".") or part.lower() in _CLUTTER for part in PurePosixPath(path).parts)
+    for part in PurePosixPath(path).parts:
+        if part.lower() in _IGNORED_FOLDERS:
+            return False
+        if part.startswith(".") or part.lower() in _CLUTTER:
+            return True
+    return False
 
 
-def decode_text(data: bytes) -> tuple[str, str]:
-    """The text of a file, and a note if its encoding had to be guessed. Raises Unreadable if it is no text."""
+def decode_text(data: bytes) -> tuple[str, str, str]:
+    """The text of a file, a note if its encoding had to be guessed, and a doubt if the guess may be wrong.
+
+    Raises Unreadable if it is no text.
+    """
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return _check_text(data.decode("utf-16", "replace")), ""
+        return _check_text(data.decode("utf-16", "replace")), "", ""
+    low, high = data[1::2].count(0), data[::2].count(0)
+    if max(low, high) > _ASCII_SHARE * min(low, high) and 4 * max(low, high) > len(data) // 2:
+        return _check_text(data.decode("utf-16-le" if low > high else "utf-16-be", "replace")), "", ""
     try:
-        return _check_text(data.decode("utf-8-sig")), ""
+        return _check_text(data.decode("utf-8-sig")), "", ""
     except UnicodeDecodeError:
-        return _check_text(_from_windows(data)), "its encoding is not UTF-8; it was read as Windows-1252"
+        text = data.decode("latin-1")
+    with suppress(UnicodeDecodeError):  # five bytes mean nothing in it
+        text = data.decode("cp1252")
+    note = "its encoding is not UTF-8; it was read as Windows-1252"
+    return (_check_text(text), note, "") if not _GIBBERISH.search(text) else _guess(data, text)
 
 
-def _from_windows(data: bytes) -> str:
-    try:
-        return data.decode("cp1252")
-    except UnicodeDecodeError:  # five bytes mean nothing in it
-        return data.decode("latin-1")
+def _guess(data: bytes, as_western: str) -> tuple[str, str, str]:
+    """As `decode_text`, of what can't be a Western text. Whoever reads the doubt sees whether the guess was right."""
+    from charset_normalizer import from_bytes  # imports for a while, and hardly any class needs it
+
+    for encoding in _OLD_WESTERN_ENCODINGS:
+        text = data.decode(encoding)
+        if not _GIBBERISH.search(text) and text.encode("cp1252", "ignore").decode("cp1252") == text:
+            return _check_text(text), "", _guess_doubt(text)
+    pieces = [piece for piece in re.split(rb'["\r\n]', data) if len(piece) <= _PIECE_BYTES and not piece.isascii()]
+    best = from_bytes(b"\n".join(pieces[:_MAX_PIECES]), cp_isolation=_GUESSED_ENCODINGS).best()
+    text = _check_text(data.decode(best.encoding, "replace") if best and pieces else as_western)
+    return text, "", _guess_doubt(text)
+
+
+def _guess_doubt(text: str) -> str:
+    excerpt = re.search(r".{0,20}[^\x00-\x7f].{0,20}", text)
+    shown = replace_controls(excerpt[0]) if excerpt else ""
+    return f"its encoding is not UTF-8, and was guessed: is “{shown}” what was written?"
 
 
 def _check_text(text: str) -> str:
@@ -150,7 +217,7 @@ def _check_text(text: str) -> str:
 
 def _folder_entries(root: Path) -> Iterator[ArchiveEntry]:
     for path in _listing(root, root):
-        if _is_real_folder(path):
+        if _is_work_folder(path):
             yield from _subfolder_entries(path, root)
         else:
             yield _file_entry(path, root)
@@ -166,15 +233,15 @@ def _subfolder_entries(folder: Path, root: Path) -> list[ArchiveEntry]:
             paths = _listing(folder_stack.pop(), root)
         except SubmissionError as error:
             return [ArchiveEntry(name, lambda: b"", str(error), is_folder=True)]
-        folder_stack += [path for path in paths if _is_real_folder(path)]
-        entries += [_file_entry(path, root) for path in paths if not _is_real_folder(path)]
+        folder_stack += [path for path in paths if _is_work_folder(path)]
+        entries += [_file_entry(path, root) for path in paths if not _is_work_folder(path)]
         if len(entries) + len(folder_stack) > MAX_MEMBERS:
             return [ArchiveEntry(name, lambda: b"", too_many_files(), is_folder=True)]
     return entries or [ArchiveEntry(name, lambda: b"", is_folder=True)]
 
 
-def _is_real_folder(path: Path) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path)
+def _is_work_folder(path: Path) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path) and path.name.lower() not in _IGNORED_FOLDERS
 
 
 def _listing(folder: Path, root: Path) -> list[Path]:
@@ -191,13 +258,15 @@ def _file_entry(path: Path, root: Path) -> ArchiveEntry:
 
 
 def _link_problem(path: Path, root: Path) -> str:
+    """A link may lead to a file of the same submission: beside it lie the classmates' files."""
     if not os.path.islink(path):
         return ""
     try:
-        inside = path.resolve(strict=True).is_relative_to(root.resolve())
+        submission = root.resolve() / path.relative_to(root).parts[0]
+        inside = path.resolve(strict=True).is_relative_to(submission)
     except (OSError, RuntimeError):  # dangling, or a loop
         inside = False
-    return "" if inside and os.path.isfile(path) else "it is a link that doesn't lead to a file in this folder"
+    return "" if inside and os.path.isfile(path) else "it is a link that doesn't lead to a file of this submission"
 
 
 # --- zips
@@ -255,13 +324,13 @@ def _parse_zip(file: IO[bytes]) -> zipfile.ZipFile:
 
 
 def _zip_entries(path: Path, archive: zipfile.ZipFile) -> list[ArchiveEntry]:
-    infos = archive.infolist()
-    if len(infos) > MAX_ZIP_MEMBERS:
-        raise SubmissionError(
-            f"{printable_path(path)} holds {len(infos):,} files; at most {MAX_ZIP_MEMBERS:,} are read"
-        )
     meter = _Meter(path)
-    entries = [_zip_entry(info, partial(_read_member, archive, info, meter)) for info in infos]
+    entries = [_zip_entry(info, partial(_read_member, archive, info, meter)) for info in archive.infolist()]
+    work_count = sum(not entry.ignored_kind for entry in entries)
+    if work_count > MAX_ZIP_MEMBERS:
+        raise SubmissionError(
+            f"{printable_path(path)} holds {work_count:,} files; at most {MAX_ZIP_MEMBERS:,} are read"
+        )
     return [entry for entry in entries if not _is_clutter(entry.path)]
 
 
@@ -290,9 +359,9 @@ class _StudentsZips:
             return [replace(outer, problem="the zip is damaged: hand it in again")]
         if not infos:
             return [replace(outer, problem="the zip is empty")]
-        if len(infos) > MAX_MEMBERS:
-            return [ArchiveEntry(outer.path, lambda: b"", too_many_files(), is_folder=True)]
         entries = [_zip_entry(info, partial(self._read, outer, info)) for info in infos]
+        if sum(not entry.ignored_kind for entry in entries) > MAX_MEMBERS:
+            return [ArchiveEntry(outer.path, lambda: b"", too_many_files(), is_folder=True)]
         inner_entries = [
             replace(entry, path=f"{outer.path}/{entry.path}") for entry in entries if not _is_clutter(entry.path)
         ]

@@ -149,4 +149,4 @@ def _document(text: str, images: int, doubt: str) -> Submission:
     text, inline_images = clean_source(text)
     parts = (SubmissionPart("text", text.strip("\n"), "text"),) if text.strip() else ()
     doubts = (doubt,) if doubt else ()
-    return Submission("", "", parts, images + inline_images, doubts, unreadable_notes=doubts)
+    return Submission("", "", parts, images + inline_images, doubts, doubtful_notes=doubts)

@@ -1,18 +1,22 @@
-"""Which files make one submission: top-level files and folders, and what one student handed in more than once.
+"""Which files make one submission: all of a student's top-level files and folders.
 
-Of several files of one kind by one student the latest counts; files of different kinds are graded together, because an
-LMS hands out each attachment by itself. Nothing is dropped in silence: the submission names what it replaces.
+An LMS's download holds the current attempt, and each of its attachments is work. Of copies of one file (`hw.R`,
+`hw (1).R`, as browsers call a second download) the latest counts; that is a guess, so a person is asked.
 """
 
 from __future__ import annotations
 
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from grading.submissions import archives
 from grading.submissions.archives import ArchiveEntry, Unreadable
-from grading.submissions.lms_names import age, claim_of, same_student, student_id
+from grading.submissions.lms_names import COPY, age, claim_of, same_student, student_id
+from grading.submissions.submission import Submission
+from producers.words import plural
 
 
 @dataclass(slots=True)
@@ -33,49 +37,57 @@ class FileGroup:
 
     def check(self) -> None:
         """Raises Unreadable if there are too many files, or two that can't be told apart."""
-        if len(self.entries) > archives.MAX_MEMBERS:
+        if sum(not entry.ignored_kind for entry in self.entries) > archives.MAX_MEMBERS:
             raise Unreadable(archives.too_many_files())
         paths = [entry.path for entry in self.entries if not entry.is_folder]
         if len(set(paths)) < len(paths):
             raise Unreadable("two files have the same name; rename one")
 
 
-def resolve(groups: Iterable[FileGroup], student_of: Callable[[str], str] = same_student) -> list[FileGroup]:
-    """One group a student, sorted by name, each with what it replaces.
+def resolve(
+    groups: Iterable[FileGroup],
+    is_readable: Callable[[FileGroup], object],
+    student_of: Callable[[str], str] = same_student,
+) -> list[FileGroup]:
+    """One group a student, sorted by name, each with what it replaces; named after what is read.
 
     `student_of` says of a name what all have in common that one student handed in.
     """
     by_student: dict[str, list[FileGroup]] = {}
     for group in groups:
         by_student.setdefault(student_of(group.name), []).append(group)
-    return sorted(
-        (_merge_groups(student_groups) for student_groups in by_student.values()), key=lambda group: group.name
-    )
+    merged_groups = (_merge_groups(student_groups, is_readable) for student_groups in by_student.values())
+    return sorted(merged_groups, key=lambda group: group.name)
 
 
-def _merge_groups(student_groups: list[FileGroup]) -> FileGroup:
+def _merge_groups(student_groups: list[FileGroup], is_readable: Callable[[FileGroup], object]) -> FileGroup:
     """What counts of one student's work."""
-    latest: dict[str, FileGroup] = {}
-    earlier_names: list[str] = []
+    copies_by_name: dict[str, list[FileGroup]] = {}
     for group in sorted(student_groups, key=lambda group: age(group.name)):
-        kind = _kind(group)
-        if kind in latest:
-            earlier_names.append(latest[kind].name)
-        latest[kind] = group
-    latest_groups = list(latest.values())
+        copies_by_name.setdefault(_without_copy_number(group.name), []).append(group)
+    latest_groups = [copies[-1] for copies in copies_by_name.values()]
+    earlier_names = [group.name for copies in copies_by_name.values() for group in copies[:-1]]
     if len(latest_groups) == 1:
         latest_groups[0].superseded_names = earlier_names
         return latest_groups[0]
     entries = [entry for group in latest_groups for entry in group.entries]
-    newest = max(latest_groups, key=lambda group: age(group.name))
+    newest = max(latest_groups, key=lambda group: (bool(is_readable(group)), age(group.name)))
     return FileGroup(
         newest.name, is_folder=True, entries=entries, extra_files=len(latest_groups) - 1, superseded_names=earlier_names
     )
 
 
-def _kind(group: FileGroup) -> str:
-    """What replaces what: a file one of its kind, a Moodle folder one of its plugin."""
-    if group.is_folder:
-        claim = claim_of(group.name)
-        return claim.plugin if claim and claim.plugin else "/"
-    return PurePosixPath(group.name).suffix.lower()
+def _without_copy_number(name: str) -> str:
+    """What copies of one file have in common: what the student called it, without the number in brackets."""
+    if (claim := claim_of(name)) and claim.attachment:
+        name = name.partition(f"_{claim.attachment}_")[2] or name
+    path = PurePosixPath(unicodedata.normalize("NFC", name))
+    match = COPY.match(path.stem)
+    return match["stem"] + path.suffix if match else path.name
+
+
+def ignored_files_sentence(submissions: Iterable[Submission]) -> str:
+    """What of the class's files is nobody's work, said once for all; "" if there is none."""
+    counts = Counter(kind for submission in submissions for kind in submission.ignored_kinds)
+    kinds = [f"{kind} (in {plural(count, 'submission')})" for kind, count in sorted(counts.items())]
+    return f"Not the students' own, so not read: {', '.join(kinds)}" if kinds else ""

@@ -256,7 +256,7 @@ class _NotebookReader:
         ]
         doubts = [f"left out as hidden tests ({', '.join(self.doubtful)}): is it?"] if self.doubtful else []
         return Submission(
-            "", language, tuple(self.parts), self.images, tuple(filter(None, notes)), unreadable_notes=tuple(doubts)
+            "", language, tuple(self.parts), self.images, tuple(filter(None, notes)), doubtful_notes=tuple(doubts)
         )
 
     def read_cell(self, number: int, cell: Any) -> None:

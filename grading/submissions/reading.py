@@ -7,10 +7,11 @@ parts, notes and problems never hold a file's name, and R Markdown headers and n
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -63,6 +64,17 @@ _VERY_LONG = "very long"
 _MAX_TEXT_BYTES = MIB // 2  # of one file that is no notebook
 MAX_FOLDER_BYTES = 4 * MIB  # of such files of one student; notebooks count a quarter, documents a sixteenth
 _DATA_URI = re.compile(rb"(data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,)[A-Za-z0-9+/=%]*")
+# The first line of each version of the specification (git-lfs/git-lfs, docs/spec.md).
+_LFS_POINTER = ("version https://git-lfs.github.com/spec/", "version https://hawser.github.com/spec/")
+# An address alone, bare or as Markdown's link.
+_ONLY_LINK = re.compile(r"(?:\[[^\]\n]{0,300}\]\()?<?((?:https?://|www\.)[^\s<>]{1,2000}?)>?\)?", re.IGNORECASE)
+# Canvas's page for an address (canvas-lms, app/views/assignments/redirect_page.html.erb) leads there.
+_REDIRECT = re.compile(
+    r"""<meta\s{1,9}http-equiv=["']?refresh["']?\s{1,9}content=["']?\d{1,9};\s{0,9}url=([^"'<>\s]+)""", re.IGNORECASE
+)
+# Its page for a text (text_entry_page.html.erb) has assignment and author as title and as heading; the text follows.
+_PAGE_HEADING = re.compile(r"<title>(.{0,999}?)</title>\s*</head>\s*<body>\s*<h1>\1</h1>")
+_TINY_BYTES = 100  # that two files of fewer are equal says nothing
 _MOODLE_FOLDER = "_assignsubmission_"  # in the name of each student's folder
 
 
@@ -123,8 +135,7 @@ def read_submissions(
         raise SubmissionError(f"limit must be 0 (all) or more, not {limit}")
     with open_entries(path) as all_entries:
         entries = [entry for entry in all_entries if entry.path not in excluded_paths]
-        wrapper = _wrapper(entries) if path.suffix.lower() == ".zip" else ""
-        groups = resolve(_group_entries(entries, wrapper), student_of)
+        groups = _groups(path, entries, student_of)
         if not any(_readable(group) for group in groups):
             kinds = ", ".join(_READERS)
             raise SubmissionError(
@@ -155,7 +166,7 @@ def notebooks_of(path: Path, name: str) -> Iterator[tuple[str, bytes]]:
     a notebook that can't be is left out.
     """
     with open_entries(path) as entries:
-        groups = resolve(_group_entries(entries, _wrapper(entries) if path.suffix.lower() == ".zip" else ""))
+        groups = _groups(path, entries)
         group = next((group for group in groups if group.name == name), None)
         files = _readable(group) if group else []
         for label, entry in zip(_labels(files), files, strict=True):
@@ -168,18 +179,29 @@ def notebooks_of(path: Path, name: str) -> Iterator[tuple[str, bytes]]:
 # --- which files make a submission
 
 
+def _groups(
+    path: Path, entries: Sequence[ArchiveEntry], student_of: Callable[[str], str] = same_student
+) -> list[FileGroup]:
+    work = [entry for entry in entries if not entry.ignored_kind]
+    wrapper = _wrapper(work) if path.suffix.lower() == ".zip" else ""
+    return resolve(_group_entries(entries, wrapper), _readable, student_of)
+
+
 def _with_notes(group: FileGroup, submission: Submission) -> Submission:
     """With what its name and its student's other files say."""
-    notes = [*submission.notes]
-    if is_late(group.name):
-        notes.append("handed in late")
+    notes = ["handed in late"] if is_late(group.name) else []
     if group.extra_files:
         notes.append(f"graded with {plural(group.extra_files, 'more file')} of the same student")
-    if group.superseded_names:
-        notes.append(
-            f"the latest counts: {plural(len(group.superseded_names), 'earlier file')} of the same student left out"
-        )
-    return replace(submission, notes=tuple(notes), superseded_names=tuple(group.superseded_names))
+    earlier_files = plural(len(group.superseded_names), "earlier file")
+    superseded_note = f"the latest counts: {earlier_files} of the same student left out"
+    doubts = [superseded_note] if group.superseded_names else []
+    return replace(
+        submission,
+        notes=(*submission.notes, *notes, *doubts),
+        doubtful_notes=(*submission.doubtful_notes, *doubts),
+        superseded_names=tuple(group.superseded_names),
+        ignored_kinds=tuple(sorted({entry.ignored_kind for entry in group.entries} - {""})),
+    )
 
 
 def _read_group(group: FileGroup) -> Submission:
@@ -228,9 +250,9 @@ def _group_entries(entries: Iterable[ArchiveEntry], wrapper: str) -> list[FileGr
     groups: dict[str, FileGroup] = {}
     for entry in entries:
         prefix = wrapper if entry.path.startswith(wrapper) else ""
-        if entry.path == wrapper.rstrip("/"):
-            continue
         top, slash, _ = entry.path.removeprefix(prefix).partition("/")
+        if entry.path == wrapper.rstrip("/") or top.lower() == entry.ignored_kind:
+            continue
         group = groups.setdefault(prefix + top, FileGroup(prefix + top))
         group.is_folder |= bool(slash) or entry.is_folder
         group.entries.append(entry)
@@ -283,11 +305,31 @@ def _parse(data: bytes, cut: str, path: str, suffix: str) -> Submission:
     """Raises Unreadable."""
     if suffix in _BINARY:
         return _READERS[suffix](data, suffix)
-    text, note = decode_text(data)
+    text, note, doubt = decode_text(data)
+    if text.startswith(_LFS_POINTER):
+        raise Unreadable("it is a Git LFS pointer, not the file that it stands for; hand in the file itself")
+    if suffix == ".ipynb" and _has_conflict(text):
+        raise Unreadable("it holds an unresolved merge conflict; resolve it and hand it in again")
     document = _READERS[suffix](text, suffix)
     kind = "notebook" if suffix == ".ipynb" else "file"
     rename_note = f"named .txt, but it is a {kind} ({suffix}): read as that" if suffix != _suffix(path) else ""
-    return replace(document, notes=(*filter(None, (note, rename_note, cut)), *document.notes))
+    is_conflict = any(_has_conflict(part.text) for part in document.parts)
+    doubts = tuple(filter(None, (doubt, "it holds an unresolved merge conflict" if is_conflict else "")))
+    only_link = _ONLY_LINK.fullmatch(document.parts[0].text.strip()) if len(document.parts) == 1 else None
+    return replace(
+        document,
+        notes=(*filter(None, (note, rename_note, cut)), *doubts, *document.notes),
+        doubtful_notes=(*doubts, *document.doubtful_notes),
+        link=only_link[1] if only_link else "",
+        file_digests=(hashlib.blake2b(data, digest_size=8).hexdigest(),) if len(data) >= _TINY_BYTES else (),
+    )
+
+
+def _has_conflict(text: str) -> bool:
+    """Whether git's three marks stand in it, in their order, each at the beginning of a line."""
+    start = re.search("^<<<<<<< ", text, re.MULTILINE)
+    middle = text.find("\n=======", start.end()) if start else -1
+    return middle >= 0 and text.find("\n>>>>>>> ", middle) >= 0
 
 
 def _slim(data: bytes, suffix: str) -> tuple[bytes, str]:
@@ -323,16 +365,26 @@ def _read_folder(group: FileGroup) -> Submission:
     files, problems = _read_all(_readable(group), labels)
     if not files:
         raise Unreadable("; ".join(problems[:5]))
-    notes = [*_skipped_files(group), *problems]
+    notes, doubts = [*_skipped_files(group), *problems], [*problems]
     for label, file in files:
         notes += [_with_label(label, note, ": ") for note in file.notes]
+        doubts += [_with_label(label, doubt, ": ") for doubt in file.doubtful_notes]
     parts = [
         replace(part, location=_with_label(label, part.location, ", ")) for label, file in files for part in file.parts
     ]
-    doubts = [_with_label(label, doubt, ": ") for label, file in files for doubt in file.unreadable_notes]
     images = sum(file.images_left_out for _, file in files)
     language = _main_language(file for _, file in files)
-    return Submission("", language, tuple(parts), images, tuple(notes), unreadable_notes=(*problems, *doubts))
+    links = [file.link for _, file in files if not file.empty]
+    return Submission(
+        "",
+        language,
+        tuple(parts),
+        images,
+        tuple(notes),
+        doubtful_notes=tuple(doubts),
+        link=" ".join(links) if all(links) else "",
+        file_digests=tuple(digest for _, file in files for digest in file.file_digests),
+    )
 
 
 def _labels(files: list[ArchiveEntry]) -> list[str]:
@@ -370,13 +422,14 @@ def _read_all(entries: list[ArchiveEntry], labels: list[str]) -> tuple[list[tupl
 
 def _readable(group: FileGroup) -> list[ArchiveEntry]:
     """Files of a kind that can be read, sorted by path."""
-    readable = (entry for entry in group.entries if not entry.is_folder and _suffix(entry.path) in _READERS)
-    return sorted(readable, key=lambda entry: entry.path)
+    work = (entry for entry in group.entries if not entry.is_folder and not entry.ignored_kind)
+    return sorted((entry for entry in work if _suffix(entry.path) in _READERS), key=lambda entry: entry.path)
 
 
 def _skipped_files(group: FileGroup) -> list[str]:
     """A note per kind of file that is not read."""
-    skipped_entries = [entry for entry in group.entries if not entry.is_folder and _suffix(entry.path) not in _READERS]
+    work = (entry for entry in group.entries if not entry.is_folder and not entry.ignored_kind)
+    skipped_entries = [entry for entry in work if _suffix(entry.path) not in _READERS]
     kinds = Counter(entry.problem or f"{_kind_of(entry.path)} can't be read" for entry in skipped_entries)
     return [
         f"{count} {'file' if count == 1 else 'files'} left out: {reason}" for reason, count in sorted(kinds.items())
@@ -419,8 +472,10 @@ def _text_alone(text: str, images: int) -> Submission:
 
 
 def _page(text: str, _suffix: str) -> Submission:
-    """What was typed into the LMS's own editor."""
-    prose, images = html_to_text(text)
+    """What was typed into the LMS's own editor, or the address that was given to it."""
+    if redirect := _REDIRECT.search(text):
+        return _text_alone(redirect[1], 0)  # Canvas escapes nothing there
+    prose, images = html_to_text(_PAGE_HEADING.sub("</head><body>", text))
     prose, inline_images = clean_source(prose)
     return _text_alone(prose, images + inline_images)
 

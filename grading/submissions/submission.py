@@ -24,6 +24,7 @@ class Submission:
     """One student's work, or a solution or template; while it is read, one of its files.
 
     `parts` is empty if `problem` says why it can't be read.
+    `link` is the address, if there is nothing else: the work is there, and nobody has seen it.
     """
 
     name: str  # relative to the folder or zip; may hold a student's name: stays with the producer, never in a queue
@@ -32,12 +33,19 @@ class Submission:
     images_left_out: int = 0
     notes: tuple[str, ...] = ()  # what an instructor should know
     problem: str = ""
-    unreadable_notes: tuple[str, ...] = ()  # of the notes those on what of the work is not read
+    doubtful_notes: tuple[str, ...] = ()  # of the notes those that a person must look at: work left out, or guessed
     only_template: bool = False  # nothing was added to what the students were given
-    # Of what the same student handed in before: left out, the latest counts.
-    superseded_names: tuple[str, ...] = ()
+    superseded_names: tuple[str, ...] = ()  # of earlier copies of the same student's files: left out
+    link: str = ""
+    ignored_kinds: tuple[str, ...] = ()  # kinds of files in it that are nobody's work, as `venv`: not read
+    file_digests: tuple[str, ...] = ()  # of its files that aren't tiny, to find equal ones
 
     @property
     def empty(self) -> bool:
         """Readable, but without code or text of its own."""
         return not self.problem and (self.only_template or all(part.kind == "output" for part in self.parts))
+
+    @property
+    def is_gradable(self) -> bool:
+        """Whether there is something to ask a model about."""
+        return not (self.problem or self.link or self.empty)

@@ -28,7 +28,7 @@ def from_(notebook: Path) -> int:
     Hidden tests stay out of it. Write it to a file, and read it before you grade with it.
     """
     try:
-        text, _ = decode_text(slim_notebook(read_file(notebook)))
+        text, *_ = decode_text(slim_notebook(read_file(notebook)))
         data = from_notebook(str(notebook), text)
     except Unreadable as error:
         raise RubricError(f"{notebook} can't be read: {error}") from None

@@ -23,7 +23,7 @@ from desk.text import escape_markdown
 from desk.view import BatchView
 from grading.report.grades import outcomes
 from grading.request import AskForm
-from grading.reviews import append_override
+from grading.reviews import Override, append_override
 from grading.rubric.rubric import parse_rubric
 from messages.errors import BatchError, RubricError, SubmissionError
 from producers.batch.batch import Batch
@@ -224,6 +224,24 @@ def test_a_file_that_can_not_be_read_is_called_unreadable_as_in_the_terminal(tmp
     assert [row.state for row in found] == ["graded", "graded", "unreadable"]
     assert [row.number for row in select(found, QUEUES["without points"])] == [2]
     assert outcomes(row.final.grade for row in found) == "2 graded, 1 unreadable"
+
+
+def test_a_link_instead_of_work_waits_for_a_person_on_the_desk(tmp_path: Path) -> None:
+    work = tiny_class(tmp_path, 1)
+    (work / "submissions" / "student9_LATE_109_text.html").write_text("<p>https://example.org/hw</p>")
+    out = tmp_path / "out"
+    assignment = plan(out, request_for(work))
+    answer(out, assignment, [0])
+
+    _, row = found = make_rows(BatchView(out, request_of).refresh(), {})
+
+    assert (row.state, row.points) == ("link only", None)
+    assert row.needs_review == ("only a link was handed in: https://example.org/hw",)
+    assert [select(found, QUEUES[name]) for name in ("needs review", "without points")] == [[row], [row]]
+    assert (counters(found).graded_count, counters(found).need_review) == (1, 1)
+    whole = Override(row.final.grade.item_id, None, 3, None, "seen there")
+    [*_, settled] = make_rows(BatchView(out, request_of).refresh(), {whole.item_id: {None: whole}})
+    assert (settled.points, settled.needs_review) == (3, ())
 
 
 def test_rows_are_filtered_sorted_counted_and_cut_into_pages(tmp_path: Path) -> None:

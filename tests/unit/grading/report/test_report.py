@@ -134,7 +134,7 @@ def test_the_terminal_shows_points_or_the_reason_and_no_control_characters() -> 
 def test_states_are_counted_with_those_that_did_not_occur() -> None:
     counts = count_states([FAILED, FAILED, EMPTY])
 
-    assert counts == {"graded": 0, "incomplete": 0, "failed": 2, "empty": 1, "waiting": 0}
+    assert counts == {"graded": 0, "incomplete": 0, "failed": 2, "empty": 1, "link only": 0, "waiting": 0}
 
 
 # --- the page ---

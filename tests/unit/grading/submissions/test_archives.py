@@ -102,7 +102,7 @@ def test_a_students_zip_is_read_as_a_folder(tmp_path, as_folder):
     assert texts(submissions["doe_1_2_hw.zip"]) == ["2"]
     assert "1" in texts(submissions["roe_3_4_hw.zip"])
     assert "Sales rose." in texts(submissions["roe_3_4_hw.zip"])
-    assert submissions["roe_3_4_hw.zip"].notes[0] == "1 file left out: files of type .csv can't be read"
+    assert submissions["roe_3_4_hw.zip"].ignored_kinds == (".csv files",)
     assert texts(submissions["s"]) == ["3"]
     assert [one.name for one in read_submissions(path, names=["3"])] == ["roe_3_4_hw.zip"]
 

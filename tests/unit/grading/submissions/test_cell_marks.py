@@ -145,7 +145,7 @@ def test_hidden_tests_of_nbgrader_reach_no_prompt(tmp_path: Path) -> None:
     assert "f(2) == 4" in shared.text
     assert "f(7)" not in shared.text + own.text
     assert work.notes[-1] == "hidden tests left out (cell 1)"
-    assert work.unreadable_notes == ()
+    assert work.doubtful_notes == ()
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_hidden_tests_of_otter_reach_no_prompt_and_a_person_looks(source: str) -
     """otter/assign/constants.py, TEST_REGEX and BEGIN_TEST_CONFIG_REGEX; tests_manager.py, read_test."""
     work = read_notebook(notebook(plain(source, "code")))
     assert work.parts == ()
-    assert work.unreadable_notes == ("left out as hidden tests (cell 1): is it?",)
+    assert work.doubtful_notes == ("left out as hidden tests (cell 1): is it?",)
 
 
 def test_an_open_test_of_otter_and_a_heading_stay() -> None:

@@ -95,12 +95,12 @@ def test_a_word_document_is_text_with_its_tables() -> None:
     text = work.parts[0].text
     assert text.split("\n")[0] == "Sales & more"
     assert {"North", "12", "Added"} <= set(text.replace("|", "\n").replace(" ", "").split("\n"))
-    assert (work.parts[0].kind, work.unreadable_notes) == ("text", ())
+    assert (work.parts[0].kind, work.doubtful_notes) == ("text", ())
 
 
 def test_an_equation_that_is_not_read_is_asked_about() -> None:
     math = '<m:oMath xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"><m:r><m:t>x</m:t></m:r></m:oMath>'
-    assert read_docx(docx(f"<w:p>{math}</w:p>")).unreadable_notes == ("1 equation in it can't be read",)
+    assert read_docx(docx(f"<w:p>{math}</w:p>")).doubtful_notes == ("1 equation in it can't be read",)
 
 
 @pytest.mark.parametrize("read", [read_docx, read_pdf])
@@ -148,11 +148,11 @@ def test_a_pdf_is_text_page_by_page() -> None:
     ]
     work = read_pdf(pdf(*pages))
     assert [part.text.count("the mean of the north") for part in work.parts] == [2]
-    assert work.unreadable_notes == ()
+    assert work.doubtful_notes == ()
 
 
 def test_a_scan_needs_review() -> None:
-    assert read_pdf(pdf(line("hw 5"), "")).unreadable_notes == ("4 characters of text on 2 pages: it may be a scan",)
+    assert read_pdf(pdf(line("hw 5"), "")).doubtful_notes == ("4 characters of text on 2 pages: it may be a scan",)
 
 
 def test_a_page_tree_without_end_is_left() -> None:

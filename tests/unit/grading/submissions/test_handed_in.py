@@ -1,4 +1,4 @@
-"""Whose a submission is, and which of several counts: the latest, and nothing is dropped in silence."""
+"""Whose a submission is, and what of it counts: every attachment, and nothing is dropped in silence."""
 
 from __future__ import annotations
 
@@ -59,16 +59,36 @@ def test_a_year_in_a_name_is_nobodys_id(tmp_path: Path) -> None:
         read_submissions(tmp_path, names=["2024"])
 
 
-def test_the_latest_attachment_counts_and_names_what_it_replaces(tmp_path: Path) -> None:
-    put(tmp_path, "doe_12_901_a.R", "doe_LATE_12_1003_b.R", "doe_12_99_c.R", "roe_13_902_a.R")
+def test_every_attachment_counts(tmp_path: Path) -> None:
+    """Canvas's zip holds the attachments of the current attempt alone: canvas-lms, lib/content_zipper.rb,
+    `get_uploaded_files_from`. A file of a name that was taken gets `-1`, and replaces nothing."""
+    put(tmp_path, "doe_12_901_q1.R", "doe_12_902_q2.R", "doe_12_903_q2-1.R", "roe_13_902_a.R")
 
     doe, roe = read_submissions(tmp_path)
 
-    assert doe.name == "doe_LATE_12_1003_b.R"
-    assert doe.superseded_names == ("doe_12_99_c.R", "doe_12_901_a.R")
+    assert (doe.name, len(doe.parts), len(roe.parts)) == ("doe_12_903_q2-1.R", 3, 1)
+    assert doe.superseded_names == doe.doubtful_notes == ()
+    assert "graded with 2 more files of the same student" in doe.notes
+
+
+def test_of_copies_the_latest_counts_and_a_person_is_asked(tmp_path: Path) -> None:
+    put(tmp_path, "doe_12_901_hw.R", "doe_LATE_12_1003_hw (1).R", "doe_12_99_hw (2).R", "doe_12_1004_q2.R")
+
+    (doe,) = read_submissions(tmp_path)
+
+    assert (doe.name, len(doe.parts)) == ("doe_12_1004_q2.R", 2)
+    assert doe.superseded_names == ("doe_12_99_hw (2).R", "doe_12_901_hw.R")
+    assert doe.doubtful_notes == ("the latest counts: 2 earlier files of the same student left out",)
+    assert set(doe.doubtful_notes) < set(doe.notes)
+
+
+def test_a_row_is_named_after_what_was_read(tmp_path: Path) -> None:
+    put(tmp_path, "doe_LATE_12_901_hw.R", "doe_LATE_12_902_writeup.pdf", "doe_LATE_12_903_sales.csv")
+
+    (doe,) = read_submissions(tmp_path)
+
+    assert doe.name == "doe_LATE_12_901_hw.R"
     assert "handed in late" in doe.notes
-    assert any("2 earlier files" in note for note in doe.notes)
-    assert roe.superseded_names == ()
 
 
 def test_attachments_of_different_kinds_are_graded_together(tmp_path: Path) -> None:
@@ -87,7 +107,7 @@ def test_moodles_folders_of_one_participant_are_one_submission(tmp_path: Path) -
         "Jane Doe_77_assignsubmission_file_/hw.R",
         "Jane Doe_77_assignsubmission_onlinetext_/onlinetext.html",
         "John Roe_78_assignsubmission_file_/hw.R",
-    )
+    )  # each plugin has entries of its own: moodle, mod/assign/classes/downloader.php, `load_student_filelist`
 
     doe, roe = read_submissions(tmp_path)
 
