@@ -16,7 +16,7 @@ _CANVAS = re.compile(
     re.DOTALL,
 )
 _MOODLE = re.compile(r"(?P<name>.*)_(?P<id>\d+)_assignsubmission_[a-z]+_?(?:/.*)?\Z", re.DOTALL)
-COPY = re.compile(r"(?P<stem>.+?) ?\((?P<number>\d{1,3})\)\Z")  # how browsers call a second download
+_COPY = re.compile(r"(?P<stem>.+?) ?\((?P<number>\d{1,3})\)\Z")  # how browsers call a second download
 
 
 def canvas_id(name: str) -> str:
@@ -59,11 +59,11 @@ def same_student(name: str) -> str:
     if canvas_id(name):
         return f"canvas {canvas_id(name)}"
     path = PurePosixPath(unicodedata.normalize("NFC", name))  # macOS and zips spell an umlaut in two ways
-    match = COPY.match(path.stem)
+    match = _COPY.match(path.stem)
     return f"file {path.with_name(match['stem'] + path.suffix) if match else path}"
 
 
 def age(name: str) -> tuple[int, int, str]:
     """Sorts one student's submissions, the latest last."""
-    match = COPY.match(PurePosixPath(name).stem)
+    match = _COPY.match(PurePosixPath(name).stem)
     return canvas_attachment(name), int(match["number"]) if match else 0, name

@@ -310,7 +310,7 @@ def _parse(data: bytes, cut: str, path: str, suffix: str) -> Submission:
     return replace(
         document,
         notes=(*filter(None, (note, rename_note, cut)), *doubts, *document.notes),
-        doubtful_notes=doubts,
+        doubtful_notes=(*doubts, *document.doubtful_notes),
         link=only_link[1] if only_link else "",
         file_digests=(hashlib.blake2b(data, digest_size=8).hexdigest(),) if len(data) >= _TINY_BYTES else (),
     )
