@@ -99,7 +99,9 @@ def _grade_and_export(folder: Path, made: MadeClass, finding: Finding) -> None:
         exported = export_canvas(folder / "batch", made.roster, "5502", include_unreviewed=True)
     else:
         exported = export_moodle(folder / "batch", made.roster, include_unreviewed=True)
-    finding.questions += [*exported.asks, *(f"{blank.submission}: {blank.reason}" for blank in exported.left_blank)]
+    # That only a link was handed in is said, and asks nothing: there is nothing to grade.
+    left_blank = [blank for blank in exported.left_blank if not blank.reason.startswith("link only")]
+    finding.questions += [*exported.asks, *(f"{blank.submission}: {blank.reason}" for blank in left_blank)]
     _look_at_cells(made, dict(_cells(made, exported.data)), finding)
 
 

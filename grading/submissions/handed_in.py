@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from grading.submissions import archives
 from grading.submissions.archives import ArchiveEntry, Unreadable
-from grading.submissions.lms_names import COPY, age, claim_of, same_student, student_id
+from grading.submissions.lms_names import age, same_student, student_id
 from grading.submissions.submission import Submission
 from producers.words import plural
 
@@ -79,11 +79,10 @@ def _merge_groups(student_groups: list[FileGroup], is_readable: Callable[[FileGr
 
 def _without_copy_number(name: str) -> str:
     """What copies of one file have in common: what the student called it, without the number in brackets."""
-    if (claim := claim_of(name)) and claim.attachment:
-        name = name.partition(f"_{claim.attachment}_")[2] or name
-    path = PurePosixPath(unicodedata.normalize("NFC", name))
-    match = COPY.match(path.stem)
-    return match["stem"] + path.suffix if match else path.name
+    attachment, copy_number, _ = age(name)
+    own_name = name.partition(f"_{attachment}_")[2] if attachment else ""
+    path = PurePosixPath(unicodedata.normalize("NFC", own_name or name))
+    return path.stem.removesuffix(f"({copy_number})").rstrip() + path.suffix
 
 
 def ignored_files_sentence(submissions: Iterable[Submission]) -> str:

@@ -25,7 +25,7 @@ _CANVAS = re.compile(
     re.DOTALL,
 )
 _MOODLE = re.compile(r"(?P<name>.*?)(?:_(?P<number>\d+))?_assignsubmission_(?P<plugin>[a-z]+)(?:_.*)?\Z", re.DOTALL)
-COPY = re.compile(r"(?P<stem>.+?) ?\((?P<number>\d{1,3})\)\Z")  # how browsers call a second download
+_COPY = re.compile(r"(?P<stem>.+?) ?\((?P<number>\d{1,3})\)\Z")  # how browsers call a second download
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +90,11 @@ def same_student(name: str) -> str:
     if claim := claim_of(name):
         return claim.key
     path = PurePosixPath(unicodedata.normalize("NFC", name))
-    match = COPY.match(path.stem)
+    match = _COPY.match(path.stem)
     return f"file {path.with_name(match['stem'] + path.suffix) if match else path}"
 
 
 def age(name: str) -> tuple[int, int, str]:
     """Sorts one student's submissions, the latest last."""
-    claim, match = claim_of(name), COPY.match(PurePosixPath(name).stem)
+    claim, match = claim_of(name), _COPY.match(PurePosixPath(name).stem)
     return claim.attachment if claim else 0, int(match["number"]) if match else 0, name
