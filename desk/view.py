@@ -12,6 +12,7 @@ from typing import Any
 from desk.tail import LineTail
 from grading.cost import Cost, cost_of
 from grading.grades import make_grades
+from grading.inputs import kept_inputs
 from grading.jobs import Assignment, Item
 from grading.planning import assign, prepare
 from grading.points import Grade
@@ -158,6 +159,7 @@ class BatchView:
 
     def _plan(self, manifest: Mapping[str, Any]) -> None:
         request = self._request_of(manifest["request"])
+        request = replace(request, copies=kept_inputs(self.folder, manifest["request"]))
         jobs, runs = manifest["jobs"], manifest["runs"]
         lines = (self._standings.line_of(entry.job_id, runs.get(entry.job_id, 1)) for entry in jobs)
         succeeded_ids = {line.job_id for line in lines if line and line.state == "succeeded"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from grading.names.pseudonyms import pseudonym
@@ -87,6 +88,8 @@ class Assignment:
     solution: Submission | None = None
     template: Submission | None = None
     selected_ids: frozenset[str] = frozenset()  # item ids of the submissions that are graded now
+    input_data: Mapping[str, bytes] = field(default_factory=dict)  # the files of rubric, solution, template
+    changed_files: tuple[Path, ...] = ()  # of these, those named whose batch keeps another
 
     @property
     def tasks(self) -> list[Task]:

@@ -6,14 +6,15 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from grading.inputs import keep_inputs, read_inputs
 from grading.jobs import Assignment, EarlierJobs, Item, PromptMaker
 from grading.names.pseudonyms import pseudonym, pseudonymise
 from grading.own_work import common_lines, is_template
 from grading.report.grades import GradedClass
 from grading.request import GradeRequest
-from grading.rubric.rubric import Rubric, load_rubric
+from grading.rubric.rubric import Rubric
 from grading.submissions.lms_names import same_student
-from grading.submissions.reading import Submission, read_document
+from grading.submissions.reading import Submission
 from messages.change import replace_fields
 from producers.batch.batch import Batch, BatchEntry
 from producers.batch.forms import QUESTION_FORM
@@ -36,9 +37,7 @@ def prepare(
 
     Raises RubricError, SubmissionError (folder, solution or template unusable), ConfigError.
     """
-    rubric = load_rubric(request.rubric)
-    solution = read_document(request.solution) if request.solution else None
-    template = read_document(request.template) if request.template else None
+    inputs = read_inputs(request)
     all_submissions = request.read()
     selection = request.selection
     selected_names = {
@@ -52,10 +51,24 @@ def prepare(
         if submission.name in selected_names or selection.leaves_alone(submission.name)
     ]
     assignment = assign(
-        request, rubric, solution, template, submissions, batch_id, secret, planned_entries, succeeded_ids, form
+        request,
+        inputs.rubric,
+        inputs.solution,
+        inputs.template,
+        submissions,
+        batch_id,
+        secret,
+        planned_entries,
+        succeeded_ids,
+        form,
     )
     assignment = _as_planned(assignment, planned_entries) if older_form else assignment
-    return replace(assignment, selected_ids=frozenset(pseudonym(name, secret) for name in selected_names))
+    return replace(
+        assignment,
+        selected_ids=frozenset(pseudonym(name, secret) for name in selected_names),
+        input_data=inputs.data,
+        changed_files=tuple(inputs.changed_files),
+    )
 
 
 def assign(
@@ -162,6 +175,7 @@ def _with_others(
     description = assignment.request.stored_form | {
         "title": assignment.rubric.title,
         "out": str(batch.folder.resolve()),
+        "inputs": keep_inputs(batch.folder, assignment.request, assignment.input_data),
     }
     selected_students = {same_student(item.submission.name) for item in selected_items}
     other_entries = [entry for entry in batch.entries if same_student(entry.name) not in selected_students]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -71,6 +71,7 @@ class GradeRequest:
     selection: Selection = WHOLE_CLASS
     samples: int = 1  # answers to each prompt, from one prefill; where they disagree a person looks
     ask: AskForm = "together"
+    copies: Mapping[str, Path] = field(default_factory=dict)  # the batch's own, of rubric, solution, template
 
     @property
     def excluded_paths(self) -> dict[str, str]:

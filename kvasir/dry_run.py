@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -19,7 +19,7 @@ from grading.submissions.truncation import count_parts
 from infra.config.settings import Settings
 from kvasir.class_run import exclusion_sentence
 from kvasir.connect import connect
-from kvasir.terminal import print_table, say, say_json
+from kvasir.terminal import print_groups, print_table, say, say_json
 from messages.errors import ConfigError, Retry
 from messages.jobs import prompt_text
 from producers.client import Client
@@ -166,9 +166,9 @@ def _print(summary: dict[str, Any]) -> None:
     counting_method = (
         "counted with the model's tokenizer" if summary["exact_tokens"] else "estimated: no tokenizer at hand"
     )
-    rows = [_row(item) for item in summary["submissions"]]
-    columns = ("submission", "language", *_FIGURES, "needs review", "remarks")
-    print_table(columns, rows, right=_FIGURES)
+    items = summary["submissions"]
+    lines = print_table(_COLUMNS, [_row(item) for item in items], right=_COLUMNS[2:])
+    print_groups(_groups(items), len(items) + _MAX_LINES - lines)
     if summary["left_out"]:
         say(exclusion_sentence(summary["left_out"]))
     say(f"{plural(summary['prompts'], 'prompt')}, {summary['prompt_tokens']:,} tokens ({counting_method})")
@@ -182,11 +182,29 @@ def _print(summary: dict[str, Any]) -> None:
         say(f"{part['role']}: the class shares {part['tokens']:,} tokens, {part['percent']}% of its prompts")
 
 
-_FIGURES = ("code", "text", "output", "prompts")
+_COLUMNS = ("submission", "language", "prompt tokens", "needs review", "remarks")  # of the last two: how many
+_MAX_LINES = 13  # beside one for each person; some more say what the class is, and all are 20 at most
 
 
 def _row(item: dict[str, Any]) -> list[str]:
-    tokens = item["tokens"]
-    figures = [*(f"{tokens[kind]:,}" for kind in ("code", "text", "output")), f"{sum(item['prompts'].values()):,}"]
-    texts = [one_line("; ".join(item[key])) for key in ("review_reasons", "remarks")]
-    return [one_line(item["submission"]), item["language"], *figures, *texts]
+    counts = (sum(item["prompts"].values()), len(item["review_reasons"]), len(item["remarks"]))
+    return [one_line(item["submission"]), item["language"], *(f"{count:,}" if count else "" for count in counts)]
+
+
+def _new_remarks(item: dict[str, Any]) -> list[str]:
+    """What no other heading says, nor the note that the latest counts."""
+    said_already = {item["problem"], *(f"replaces {name}" for name in item["replaces"])}
+    return [remark for remark in item["remarks"] if remark not in said_already]
+
+
+def _groups(items: Sequence[dict[str, Any]]) -> dict[str, list[tuple[str, str]]]:
+    """What there is to say of whom, the worst first."""
+    said = {
+        "can't be read": [(item, item["problem"]) for item in items if item["problem"]],
+        "to be reviewed": [(item, reason) for item in items for reason in item["review_reasons"]],
+        "with remarks": [(item, remark) for item in items for remark in _new_remarks(item)],
+    }
+    return {
+        heading: [(one_line(item["submission"]), one_line(text)) for item, text in pairs]
+        for heading, pairs in said.items()
+    }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import click
 
-from grading.report.grades import SUMMARY_COLUMNS, summary, summary_rows
+from grading.points import Grade
+from grading.report.grades import one_line, outcome_of, show_points, summary
 from grading.request import GradeRequest, Selection
 from infra.config.next_command import next_command
 from kvasir import class_run, dry_run
@@ -26,7 +27,7 @@ from kvasir.options import (
     quiet_option,
     wait_option,
 )
-from kvasir.terminal import TerminalProgress, print_table, say, say_json, stderr
+from kvasir.terminal import TerminalProgress, print_groups, print_table, say, say_json, stderr
 from messages.errors import BatchError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
@@ -35,6 +36,8 @@ from producers.batch.runner import cancelled_results
 from producers.words import plural
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+_COLUMNS = ("submission", "state", "points", "needs review", "remarks")  # of the last two: how many reasons
+_MAX_LINES = 14  # beside one for each person
 _WAITS = ", or use kvasir grade, which waits"
 
 
@@ -129,9 +132,8 @@ def watch(global_options: Globals, batch: Path, as_json: bool, quiet: bool, max_
 def results(global_options: Globals, batch: Path, as_json: bool) -> int:
     """Show what the batch in folder BATCH has so far, and write its report anew. Connects to nothing."""
     settings = global_options.settings()
-    with _existing(batch) as owned_batch:
-        outcome = class_run.look(settings, owned_batch)
-    return show_outcome(outcome, as_json)
+    _check_exists(batch)
+    return show_outcome(class_run.look(settings, batch), as_json)
 
 
 @click.command()
@@ -197,6 +199,22 @@ def _names_in_batch(batch: Batch, request: GradeRequest, selectors: tuple[str, .
     return names
 
 
+def _row(grade: Grade) -> list[str]:
+    points = f"{show_points(grade.points) or '–'} / {show_points(grade.max_points)}"
+    counts = [f"{count:,}" if count else "" for count in (len(grade.doubts), len(grade.remarks))]
+    return [one_line(grade.submission), outcome_of(grade), points, *counts]
+
+
+def _reasons(grades: Iterable[Grade]) -> dict[str, list[tuple[str, str]]]:
+    """Who has no grade, and why, by the state as a heading."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for grade in grades:
+        if grade.reason:
+            heading = "can't be read" if grade.is_unreadable else grade.state
+            groups.setdefault(heading, []).append((one_line(grade.submission), one_line(grade.reason)))
+    return groups
+
+
 def show_outcome(
     outcome: class_run.Outcome, as_json: bool, extra_fields: Mapping[str, Any] = MappingProxyType({})
 ) -> int:
@@ -205,7 +223,8 @@ def show_outcome(
     if as_json:
         say_json({**class_run.as_json(outcome), **extra_fields})
     else:
-        print_table(SUMMARY_COLUMNS, summary_rows(outcome.grades), right=("points",))
+        lines = print_table(_COLUMNS, [_row(grade) for grade in outcome.grades], right=_COLUMNS[2:])
+        print_groups(_reasons(outcome.grades), len(outcome.grades) + _MAX_LINES - lines)
         for alarm in outcome.alarms:
             say(f"Look at the class: {alarm}")
         if not outcome.worked:
@@ -213,9 +232,9 @@ def show_outcome(
         say(("" if outcome.grades == outcome.whole else "The class: ") + summary(outcome.whole))
         say(f"Report: {outcome.folder / 'report.html'}   Grades: {outcome.folder / 'grades.csv'}")
     if outcome.note:
-        stderr.print(outcome.note, soft_wrap=True, markup=False)
+        say(outcome.note, stderr)
     if counts.open:
         open_jobs = plural(counts.open, "job", "is", "are")
-        stderr.print(f"{open_jobs} still open; {outcome.go_on}", soft_wrap=True, markup=False)
+        say(f"{open_jobs} still open; {outcome.go_on}", stderr)
     incomplete = any(grade.state in ("failed", "incomplete", "waiting") for grade in outcome.grades)
     return 1 if incomplete or counts.finished_jobs != counts.succeeded else 0

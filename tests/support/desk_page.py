@@ -150,8 +150,7 @@ def graded_assignment(desk: DeskPage, size: int, doubtful: Sequence[int] = ()) -
     assignment = plan(folder, request_from(load_settings(config=desk.config), work / "submissions", rubric))
     answer(folder, assignment, [number for number in range(size) if number not in doubtful])
     answer(folder, assignment, doubtful, evidence="nowhere to be found")
-    with Batch(folder) as batch:
-        class_run.look(load_settings(config=desk.config), batch)  # its grades are written down, as by a grading
+    class_run.look(load_settings(config=desk.config), folder)  # its grades are written down, as by a grading
     return folder
 
 
