@@ -30,6 +30,7 @@ stdout = Console(width=None if sys.stdout and sys.stdout.isatty() else _PIPED_WI
 stderr = Console(stderr=True, width=None if sys.stderr and sys.stderr.isatty() else _PIPED_WIDTH)
 
 _GAP = 2  # between two columns
+_COMMAND = re.compile(r"(?<=[^r]:) (?=kvasir [^;:,]*\Z)")  # to be typed; `kvasir: ` begins an error
 _FIGURES = re.compile(r"\d[\d,.]*")
 _MAX_NAMES = 12  # of those who have something in common
 
@@ -142,9 +143,8 @@ def wrap(line: str, width: int) -> Iterator[str]:
     """The line in lines of this width. A command at its end is one word: whoever copies it wants it whole."""
     text = line.lstrip(" ")
     indent = " " * (len(line) - len(text))
-    before, is_command, arguments = text.partition(": kvasir ")
-    is_command_last = is_command and "; " not in arguments
-    words = [*f"{before}:".split(" "), f"kvasir {arguments}"] if is_command_last else text.split(" ")
+    before, *command = _COMMAND.split(text, maxsplit=1)
+    words = [*before.split(" "), *command]
     part = words[0]
     for word in words[1:]:
         if cell_len(f"{indent}{part} {word}") > width:
