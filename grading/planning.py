@@ -37,7 +37,7 @@ def prepare(
 
     Raises RubricError, SubmissionError (folder, solution or template unusable), ConfigError.
     """
-    inputs = read_inputs(request)
+    documents, input_data, changed_files = read_inputs(request)
     all_submissions = request.read()
     selection = request.selection
     selected_names = {
@@ -52,9 +52,9 @@ def prepare(
     ]
     assignment = assign(
         request,
-        inputs.rubric,
-        inputs.solution,
-        inputs.template,
+        documents["rubric"],
+        documents.get("solution"),
+        documents.get("template"),
         submissions,
         batch_id,
         secret,
@@ -66,8 +66,8 @@ def prepare(
     return replace(
         assignment,
         selected_ids=frozenset(pseudonym(name, secret) for name in selected_names),
-        input_data=inputs.data,
-        changed_files=tuple(inputs.changed_files),
+        input_data=input_data,
+        changed_files=tuple(changed_files),
     )
 
 

@@ -200,8 +200,8 @@ def open_class(
             if is_same(batch, assignment):
                 if not batch.may_plan:
                     batch.check_may_publish()
-                if changed_kinds := changed_inputs(batch.request, assignment.input_data):
-                    say(f"Changed since the class was planned: the {join_with_and(changed_kinds)}. What that touches is graded anew.")
+                if changed_kinds := join_with_and(changed_inputs(batch.request, assignment.input_data)):
+                    say(f"Changed since the class was planned: the {changed_kinds}. What that touches is graded anew.")
                 planning.plan(batch, assignment)
                 yield batch, assignment
                 return
@@ -245,20 +245,16 @@ def look(settings: Settings, folder: Path) -> Outcome:
     Another process may be at work on it. Raises UsageError where there is nothing to show.
     """
     with report_lock(folder), Batch(folder, is_owner=False) as batch:
-        return _look(settings, batch)
-
-
-def _look(settings: Settings, batch: Batch) -> Outcome:
-    try:
-        request = request_of_batch(settings, batch, will_run=False)
-        assignment = read_class(batch, request)
-    except UsageError as error:
-        saved_class = _load_saved_class(batch)
-        if saved_class is None:
-            raise
-        note = f"the grades are those last written, because {error}"
-        return _outcome(batch, saved_class, saved_class.grades, called_engines=True, note=note)
-    return _report(batch, assignment, called_engines=True, notice=settings.grading.notice)
+        try:
+            request = request_of_batch(settings, batch, will_run=False)
+            assignment = read_class(batch, request)
+        except UsageError as error:
+            saved_class = _load_saved_class(batch)
+            if saved_class is None:
+                raise
+            note = f"the grades are those last written, because {error}"
+            return _outcome(batch, saved_class, saved_class.grades, called_engines=True, note=note)
+        return _report(batch, assignment, called_engines=True, notice=settings.grading.notice)
 
 
 def run_class(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -167,8 +167,8 @@ def _print(summary: dict[str, Any]) -> None:
         "counted with the model's tokenizer" if summary["exact_tokens"] else "estimated: no tokenizer at hand"
     )
     items = summary["submissions"]
-    lines = print_table(_COLUMNS, [_row(item) for item in items], right=_COLUMNS[2:])
-    print_groups(_groups(items), len(items) + _MAX_LINES - lines)
+    print_table(_COLUMNS, [_row(item) for item in items], right=_COLUMNS[2:])
+    print_groups(sorted(saying for item in items for saying in _sayings(item)))
     if summary["left_out"]:
         say(exclusion_sentence(summary["left_out"]))
     say(f"{plural(summary['prompts'], 'prompt')}, {summary['prompt_tokens']:,} tokens ({counting_method})")
@@ -183,7 +183,6 @@ def _print(summary: dict[str, Any]) -> None:
 
 
 _COLUMNS = ("submission", "language", "prompt tokens", "needs review", "remarks")  # of the last two: how many
-_MAX_LINES = 13  # beside one for each person; some more say what the class is, and all are 20 at most
 
 
 def _row(item: dict[str, Any]) -> list[str]:
@@ -191,20 +190,13 @@ def _row(item: dict[str, Any]) -> list[str]:
     return [one_line(item["submission"]), item["language"], *(f"{count:,}" if count else "" for count in counts)]
 
 
-def _new_remarks(item: dict[str, Any]) -> list[str]:
-    """What no other heading says, nor the note that the latest counts."""
-    said_already = {item["problem"], *(f"replaces {name}" for name in item["replaces"])}
-    return [remark for remark in item["remarks"] if remark not in said_already]
-
-
-def _groups(items: Sequence[dict[str, Any]]) -> dict[str, list[tuple[str, str]]]:
-    """What there is to say of whom, the worst first."""
-    said = {
-        "can't be read": [(item, item["problem"]) for item in items if item["problem"]],
-        "to be reviewed": [(item, reason) for item in items for reason in item["review_reasons"]],
-        "with remarks": [(item, remark) for item in items for remark in _new_remarks(item)],
+def _sayings(item: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """What there is to say of a submission, as `print_groups` wants it; of what it replaces a note says enough."""
+    said_otherwise = {item["problem"], *(f"replaces {name}" for name in item["replaces"])}
+    texts = {
+        "can't be read": [item["problem"]] if item["problem"] else [],
+        "to be reviewed": item["review_reasons"],
+        "with remarks": [remark for remark in item["remarks"] if remark not in said_otherwise],
     }
-    return {
-        heading: [(one_line(item["submission"]), one_line(text)) for item, text in pairs]
-        for heading, pairs in said.items()
-    }
+    for heading, reasons in texts.items():
+        yield from ((heading, one_line(item["submission"]), one_line(reason)) for reason in reasons)

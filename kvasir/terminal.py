@@ -9,7 +9,7 @@ import re
 import sys
 import time
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -32,7 +32,7 @@ stderr = Console(stderr=True, width=None if sys.stderr and sys.stderr.isatty() e
 _GAP = 2  # between two columns
 _COMMAND = re.compile(r"(?<=[^r]:) (?=kvasir [^;:,]*\Z)")  # to be typed; `kvasir: ` begins an error
 _FIGURES = re.compile(r"\d[\d,.]*")
-_MAX_NAMES = 12  # of those who have something in common
+_MAX_LINES, _MAX_NAMES = 11, 12  # of what is said below a table: lines, and people in each
 
 _PLAIN_EVERY_S = 5.0
 _PLAIN_PARTS = 4  # a line for each quarter, where a class takes less than that
@@ -155,26 +155,26 @@ def wrap(line: str, width: int) -> Iterator[str]:
     yield indent + part
 
 
-def print_groups(groups: Mapping[str, Sequence[tuple[str, str]]], max_lines: int) -> None:
-    """Print under each heading the reasons, and whom each is about, in so many lines of the terminal.
+def print_groups(sayings: Iterable[tuple[str, str, str]]) -> None:
+    """Print what there is to say of whom, given as heading, name and text: a text once, with the names.
 
-    A heading that nobody stands under is left out. Reasons that differ in their figures alone are one.
+    Texts that differ in their figures alone are one. There is room for a dozen lines; the commonest text comes first.
     """
+    groups: dict[str, dict[str, dict[str, str]]] = {}  # texts by name, by text without figures, by heading
+    for heading, name, text in sayings:
+        groups.setdefault(heading, {}).setdefault(_FIGURES.sub("…", text), {})[name] = text
     lines: list[str] = []
-    for heading, named_reasons in groups.items():
-        kinds: dict[str, dict[str, str]] = {}  # reasons by name, by the reason without figures
-        for name, reason in named_reasons:
-            kinds.setdefault(_FIGURES.sub("…", reason), {})[name] = reason
-        if kinds:
-            lines.append(f"{len({name for name, _ in named_reasons}):,} {heading}:")
-        for kind, reasons in sorted(kinds.items(), key=lambda kind_reasons: -len(kind_reasons[1])):
-            shown = kind if len({*reasons.values()}) > 1 else next(iter(reasons.values()))
-            lines.append(_shortened(f"  {shown}: ", list(reasons)))
+    for heading, kinds in groups.items():
+        lines.append(f"{len({name for texts in kinds.values() for name in texts}):,} {heading}:")
+        for kind, texts in sorted(kinds.items(), key=lambda kind_texts: -len(kind_texts[1])):
+            shown_text = kind if len({*texts.values()}) > 1 else next(iter(texts.values()))
+            lines.append(_shortened(f"  {shown_text}: ", list(texts)))
+    room = _MAX_LINES
     for number, line in enumerate(lines):
-        max_lines -= len(list(wrap(line, stdout.width)))
-        if max_lines < 1 and number < len(lines) - 1:
-            say(f"  and {plural(len(lines) - number, 'more line')}: --json has all")
-            return
+        room -= len(list(wrap(line, stdout.width)))
+        if room < 0:
+            say(f"and {plural(len(lines) - number, 'more line')}: --json has all")
+            break
         say(line)
 
 
@@ -189,11 +189,9 @@ def _shortened(start: str, names: Sequence[str]) -> str:
     return line
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Sequence[str] = ()) -> int:
-    """Print a table on stdout; `right` names the columns of figures. Returns the lines that it took."""
-    table = make_table(columns, rows, right)
-    stdout.print(table)
-    return len(stdout.render_lines(table))
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Sequence[str] = ()) -> None:
+    """Print a table on stdout; `right` names the columns of figures."""
+    stdout.print(make_table(columns, rows, right))
 
 
 def make_table(
@@ -225,12 +223,8 @@ def _widths(columns: Sequence[str], rows: Sequence[Sequence[Text]], unbroken: Se
     spare = stdout.width - sum(widths) - _GAP * (len(widths) - 1)
     if spare < 0:
         return []
-    by_need = sorted(range(len(widths)), key=missing.__getitem__)
-    for place, number in enumerate(by_need):
-        more = min(missing[number], spare // (len(by_need) - place))
-        widths[number] += more
-        spare -= more
-    return widths
+    share = spare // max(1, sum(map(bool, missing)))
+    return [width + min(share, more) for width, more in zip(widths, missing, strict=True)]
 
 
 def _paragraph(columns: Sequence[str], row: Sequence[Text]) -> Text:

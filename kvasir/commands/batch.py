@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import click
 
-from grading.points import Grade
-from grading.report.grades import one_line, outcome_of, show_points, summary
+from grading.report.grades import SUMMARY_COLUMNS, one_line, summary, summary_rows
 from grading.request import GradeRequest, Selection
 from infra.config.next_command import next_command
 from kvasir import class_run, dry_run
@@ -36,8 +35,6 @@ from producers.batch.runner import cancelled_results
 from producers.words import plural
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-_COLUMNS = ("submission", "state", "points", "needs review", "remarks")  # of the last two: how many reasons
-_MAX_LINES = 14  # beside one for each person
 _WAITS = ", or use kvasir grade, which waits"
 
 
@@ -199,22 +196,6 @@ def _names_in_batch(batch: Batch, request: GradeRequest, selectors: tuple[str, .
     return names
 
 
-def _row(grade: Grade) -> list[str]:
-    points = f"{show_points(grade.points) or '–'} / {show_points(grade.max_points)}"
-    counts = [f"{count:,}" if count else "" for count in (len(grade.doubts), len(grade.remarks))]
-    return [one_line(grade.submission), outcome_of(grade), points, *counts]
-
-
-def _reasons(grades: Iterable[Grade]) -> dict[str, list[tuple[str, str]]]:
-    """Who has no grade, and why, by the state as a heading."""
-    groups: dict[str, list[tuple[str, str]]] = {}
-    for grade in grades:
-        if grade.reason:
-            heading = "can't be read" if grade.is_unreadable else grade.state
-            groups.setdefault(heading, []).append((one_line(grade.submission), one_line(grade.reason)))
-    return groups
-
-
 def show_outcome(
     outcome: class_run.Outcome, as_json: bool, extra_fields: Mapping[str, Any] = MappingProxyType({})
 ) -> int:
@@ -223,8 +204,20 @@ def show_outcome(
     if as_json:
         say_json({**class_run.as_json(outcome), **extra_fields})
     else:
-        lines = print_table(_COLUMNS, [_row(grade) for grade in outcome.grades], right=_COLUMNS[2:])
-        print_groups(_reasons(outcome.grades), len(outcome.grades) + _MAX_LINES - lines)
+        rows = zip(outcome.grades, summary_rows(outcome.grades), strict=True)
+        counted_rows = [
+            [*row[:3], *(str(len(what) or "") for what in (grade.doubts, grade.remarks))] for grade, row in rows
+        ]
+        print_table(SUMMARY_COLUMNS, counted_rows, right=SUMMARY_COLUMNS[2:])
+        print_groups(
+            (
+                "can't be read" if grade.is_unreadable else grade.state,
+                one_line(grade.submission),
+                one_line(grade.reason),
+            )
+            for grade in outcome.grades
+            if grade.reason
+        )
         for alarm in outcome.alarms:
             say(f"Look at the class: {alarm}")
         if not outcome.worked:

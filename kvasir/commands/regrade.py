@@ -56,8 +56,7 @@ def regrade(
     differences = regrading.differences
     if outcome.counts.open:
         open_jobs = plural(outcome.counts.open, "job", "is", "are")
-        say(
-            f"{open_jobs} still open; go on with: {next_command('regrade', batch)}", stderr)
+        say(f"{open_jobs} still open; go on with: {next_command('regrade', batch)}", stderr)
         return 1
     if not as_json:
         _print_differences(differences, regrading.decided)

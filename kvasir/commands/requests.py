@@ -80,8 +80,7 @@ def _save_reply(batch: Path, request_id: str, reply: str, by_item: dict[str, Fin
     final = by_item.get(request.item_id)
     out.save_reply(batch, request, reply, out.points_of(final, request.criterion_id) if final else None, account_name)
     if request.answer:
-        say(
-            f"The earlier reply stays in the record, and no longer counts: {one_line(request.answer.reply)}", stderr)
+        say(f"The earlier reply stays in the record, and no longer counts: {one_line(request.answer.reply)}", stderr)
 
 
 def _row(request: Request, by_item: dict[str, FinalGrade]) -> list[str]:

@@ -173,9 +173,7 @@ class Standings(Generic[L]):
 class Journal(Standings[JournalLine]):
     """A batch's results on disk. `on_new` is told of each job that got a line."""
 
-    def __init__(
-        self, path: Path, on_new: Callable[[str], None] = lambda _job_id: None, is_owner: bool = True
-    ) -> None:
+    def __init__(self, path: Path, on_new: Callable[[str], None] = lambda _job_id: None, is_owner: bool = True) -> None:
         super().__init__()
         self._lines = Lines(path, is_owner)
         self._on_new = on_new

@@ -22,7 +22,6 @@ from desk.rounds import rounds
 from infra.config.settings import load_settings
 from kvasir import class_run
 from kvasir.class_run import request_from
-from producers.batch.batch import Batch
 from tests.support.browser import AT_REST, PATIENCE_S, Browser, BrowserFailed
 from tests.support.desk import answer, plan
 from tests.support.homework import RUBRIC, tiny_class
