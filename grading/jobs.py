@@ -90,6 +90,7 @@ class Assignment:
     selected_ids: frozenset[str] = frozenset()  # item ids of the submissions that are graded now
     input_data: Mapping[str, bytes] = field(default_factory=dict)  # the files of rubric, solution, template
     changed_files: tuple[Path, ...] = ()  # of these, those named whose batch keeps another
+    work_digests: Mapping[str, str] = field(default_factory=dict)  # of all submissions, as they are in their files
 
     @property
     def tasks(self) -> list[Task]:

@@ -10,6 +10,7 @@ from grading.inputs import keep_inputs, read_inputs
 from grading.jobs import Assignment, EarlierJobs, Item, PromptMaker
 from grading.names.pseudonyms import pseudonym, pseudonymise
 from grading.own_work import common_lines, is_template
+from grading.prompts.prompt import work_digest
 from grading.report.grades import GradedClass
 from grading.request import GradeRequest
 from grading.rubric.rubric import Rubric
@@ -68,6 +69,7 @@ def prepare(
         selected_ids=frozenset(pseudonym(name, secret) for name in selected_names),
         input_data=input_data,
         changed_files=tuple(changed_files),
+        work_digests={submission.name: work_digest(submission) for submission in all_submissions},
     )
 
 
@@ -172,12 +174,17 @@ def _with_others(
 ) -> tuple[list[BatchEntry], dict[str, object], list[BatchEntry]]:
     """What `Batch.plan` is given: a run of a part of the class leaves the others' jobs, and doesn't wait for them."""
     selection = assignment.request.selection
+    selected_students = {same_student(item.submission.name) for item in selected_items}
+    graded_digests = batch.request.get("submissions", {})
     description = assignment.request.stored_form | {
         "title": assignment.rubric.title,
         "out": str(batch.folder.resolve()),
         "inputs": keep_inputs(batch.folder, assignment.request, assignment.input_data),
+        "submissions": {
+            name: digest if same_student(name) in selected_students else graded_digests.get(name, digest)
+            for name, digest in assignment.work_digests.items()
+        },
     }
-    selected_students = {same_student(item.submission.name) for item in selected_items}
     other_entries = [entry for entry in batch.entries if same_student(entry.name) not in selected_students]
     if selection.from_manifest:
         return [*(entry for entry in other_entries if batch.result(entry.job_id)), *entries], description, []

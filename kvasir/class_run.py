@@ -44,7 +44,7 @@ from monitoring.events import Observer
 from producers.batch.batch import Batch, Counts, other_form, report_lock
 from producers.batch.runner import Progress, Runner
 from producers.storage.private import write_atomically
-from producers.words import join_with_and
+from producers.words import join_with_and, shorten_names
 
 _DEFAULT_CONTEXT = 32_768  # where the configuration doesn't say; the worker refuses what its model can't hold
 
@@ -336,15 +336,22 @@ def _report(batch: Batch, assignment: Assignment, called_engines: bool, notice: 
 
 
 def _difference(batch: Batch, assignment: Assignment) -> str:
-    """What to know of files that say something else than the batch's own copies of them."""
-    if not assignment.changed_files:
-        return ""
-    names = join_with_and([file.name for file in assignment.changed_files])
-    has = "has" if len(assignment.changed_files) == 1 else "have"
-    return (
-        f"{names} {has} changed since the class was planned; these grades go by the batch's own copy. To grade by what "
-        f"is there now: {next_command('regrade', batch.folder)}"
-    )
+    """What to know of files that say something else than when the class was planned."""
+    digests = batch.request.get("submissions", {})
+    works = [name for name, digest in assignment.work_digests.items() if digests.get(name, digest) != digest]
+    sentences = []
+    if assignment.changed_files:
+        names = join_with_and([file.name for file in assignment.changed_files])
+        sentences.append(
+            f"Changed since the class was planned: {names}. These grades go by the batch's own copy. To grade by what "
+            f"is there now: {next_command('regrade', batch.folder)}"
+        )
+    if works:
+        sentences.append(
+            f"Handed in again since the class was planned: {one_line(shorten_names(works))}. What is graded stays until "
+            "kvasir grade is run again."
+        )
+    return "\n".join(sentences)
 
 
 def _outcome(

@@ -17,9 +17,9 @@ from infra.config.next_command import next_command
 from kvasir import class_run
 from kvasir.options import F, Globals, path
 from kvasir.terminal import say, stderr
-from messages.errors import UsageError
+from messages.errors import BatchError, UsageError
 from producers.batch import batch as batches
-from producers.storage.private import kept_in, open_ordinary, open_private
+from producers.storage.private import kept_in, open_ordinary, write_atomically
 
 _BEGINNING = 4096  # bytes, which tell what a file is
 
@@ -161,10 +161,14 @@ def write_export(export_file: ExportFile, batch: Path, to: Path | None, source_f
         target = target / export_file.name if target.is_dir() else target
         if target.is_file():
             _check_replaceable(target, batch, export_file, [path.resolve() for path in source_files])
-        with open_private(target, "wb", follow=to is not None) as file:
-            file.write(export_file.data)
+        if target.exists() and not target.is_file():  # a pipe or a device that was named
+            target.write_bytes(export_file.data)
+        else:
+            write_atomically(target.resolve() if to else target, export_file.data)
     except OSError as error:
         raise out.ExportError(f"can't write {target}: {error.strerror}; name another place with --to") from None
+    except BatchError as error:
+        raise out.ExportError(f"{error}; name another place with --to") from None
     say(f"Written: {target}")
     for note in export_file.notes:
         say(f"Note: {note}")

@@ -57,7 +57,8 @@ _SETTINGS = {"name": str, "context": int, "temperature": float, "top_p": float, 
 _REQUEST = {  # `kvasir grade` keeps its options there, `kvasir run` only `prompts`
     **dict.fromkeys(("folder", "rubric", "solution", "template", "prompts", "title", "out"), str),
     "models": Mapping[str, str],
-    "inputs": Mapping[str, str],  # digests of the copies that the folder keeps, by kind
+    # Digests: of the copies that the folder keeps, by kind; of the submissions as they were, by name.
+    **dict.fromkeys(("inputs", "submissions"), Mapping[str, str]),
     "settings": {"code": _SETTINGS, "feedback": _SETTINGS},
     "only": tuple[str, ...],
     "limit": int,

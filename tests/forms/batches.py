@@ -266,7 +266,7 @@ def _copy(batch: Path, to: Path, home: Path) -> None:
             continue
         text = steady(path.read_bytes().decode(), home)
         if path.name == "batch.json":
-            text = re.sub(r',\s*"inputs": \{[^}]*\}', "", text)
+            text = re.sub(r',\s*"(inputs|submissions)": \{[^}]*\}', "", text)
         if path.name in ("results.jsonl", "submitted.jsonl", "answers.jsonl", "errors.jsonl"):
             text = "".join(sorted(text.splitlines(keepends=True)))
         _write(place, structure(text) if path.name == "report.html" else text)

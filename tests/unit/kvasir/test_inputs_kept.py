@@ -18,7 +18,7 @@ from producers.storage.private import kept_in
 from tests.support.homework import RUBRIC, tiny, tiny_class
 
 OUT = Path("out")
-CHANGED = "changed since the class was planned"
+CHANGED = "Changed since the class was planned: "
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def test_a_file_that_changed_during_a_killed_run_is_named_and_the_copy_counts(
 
     said = capsys.readouterr().err
     assert states() == graded
-    assert f"{edited} has {CHANGED}; these grades go by the batch's own copy" in said
+    assert f"{CHANGED}{edited}. These grades go by the batch's own copy." in said
     assert "To grade by what is there now: kvasir regrade out\n" in said
     assert CHANGED in (OUT / "report.html").read_text("utf-8")
     assert cli.run_command(["watch", "out", "--quiet"]) == 0
@@ -98,6 +98,21 @@ def test_the_same_command_takes_the_file_as_it_is_now_and_says_so(
     cli.run_command(["results", "out"])
     assert CHANGED not in capsys.readouterr().err
     assert states() == {"graded": 3}
+
+
+def test_work_that_was_handed_in_again_is_named_until_it_is_graded(
+    homework: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = "Handed in again since the class was planned: student0_100_1_homework.py."
+    assert cli.run_command(["watch", "out", "--quiet"]) == 0
+    (homework / "submissions/student0_100_1_homework.py").write_text("mean = sum\n", "utf-8")
+    capsys.readouterr()
+
+    for command in ("results", "watch", "results"):
+        assert cli.run_command([command, "out"]) == 0
+        assert again in capsys.readouterr().err
+    assert grade(homework) == 0
+    assert again not in capsys.readouterr().err
 
 
 def test_what_grades_alike_is_no_change(homework: Path, capsys: pytest.CaptureFixture[str]) -> None:
