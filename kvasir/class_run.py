@@ -348,8 +348,8 @@ def _difference(batch: Batch, assignment: Assignment) -> str:
         )
     if works:
         sentences.append(
-            f"Handed in again since the class was planned: {one_line(shorten_names(works))}. What is graded stays until "
-            "kvasir grade is run again."
+            f"Handed in again since the class was planned: {one_line(shorten_names(works))}. What is graded stays "
+            "until kvasir grade is run again."
         )
     return "\n".join(sentences)
 

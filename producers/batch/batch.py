@@ -14,7 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -109,6 +109,8 @@ class Batch:
         """
         self.folder = folder
         self._is_owner = is_owner
+        with suppress(OSError):  # beside its owner files come and go
+            tighten(folder)
         self._lock = _lock(folder) if is_owner else -1
         try:
             self._open(folder)
@@ -356,7 +358,6 @@ def is_owned(folder: Path) -> bool:
 def _lock(folder: Path) -> int:
     try:
         make_folder(folder)
-        tighten(folder)
         descriptor = take_lock(folder / "batch.lock")
     except OSError as error:
         raise BatchError(f"can't use {folder} for results: {error.strerror}; name another folder with --out") from None
