@@ -15,6 +15,7 @@ from desk.assignments import InputError, Inputs, grade_command, grading_work, re
 from desk.backend import Backend
 from desk.view import BatchView
 from grading.grades import make_graded_class
+from grading.inputs import kept_inputs
 from grading.jobs import Assignment
 from grading.prompts.prompt import criterion_text
 from grading.report.grades import GradedClass, save_graded
@@ -105,7 +106,8 @@ def record_change(folder: Path, place: Path, author: str) -> None:
     manifest = batches.manifest_of(place)
     old_keys = {key for entry in batches.manifest_of(folder)["jobs"] for key in entry.asked}
     criterion_ids = {key.partition(":")[0] for entry in manifest["jobs"] for key in {*entry.asked} - old_keys}
-    rubric = load_rubric(Path(manifest["request"]["rubric"]))
+    request = manifest["request"]
+    rubric = load_rubric(kept_inputs(place, request).get("rubric", Path(request["rubric"])))
     new = [criterion for criterion in rubric.criteria if criterion.id in criterion_ids or not old_keys]
     line = {
         "at": time.time(),

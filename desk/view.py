@@ -12,6 +12,7 @@ from typing import Any
 from desk.tail import LineTail
 from grading.cost import Cost, cost_of
 from grading.grades import make_grades
+from grading.inputs import kept_inputs
 from grading.jobs import Assignment, Item
 from grading.planning import assign, prepare
 from grading.points import Grade
@@ -157,7 +158,9 @@ class BatchView:
         return True
 
     def _plan(self, manifest: Mapping[str, Any]) -> None:
-        request = replace(self._request_of(manifest["request"]), rosters=kept_files(self.folder))
+        request = self._request_of(manifest["request"])
+        copies = kept_inputs(self.folder, manifest["request"])
+        request = replace(request, rosters=kept_files(self.folder), copies=copies)
         jobs, runs = manifest["jobs"], manifest["runs"]
         lines = (self._standings.line_of(entry.job_id, runs.get(entry.job_id, 1)) for entry in jobs)
         succeeded_ids = {line.job_id for line in lines if line and line.state == "succeeded"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from grading.names.pseudonyms import pseudonym
@@ -91,6 +92,9 @@ class Assignment:
     template: Submission | None = None
     given: tuple[str, ...] = ()  # the passages that the class was given to work in
     selected_ids: frozenset[str] = frozenset()  # item ids of the submissions that are graded now
+    input_data: Mapping[str, bytes] = field(default_factory=dict)  # the files of rubric, solution, template
+    changed_files: tuple[Path, ...] = ()  # of these, those named whose batch keeps another
+    work_digests: Mapping[str, str] = field(default_factory=dict)  # of all submissions, as they are in their files
 
     @property
     def tasks(self) -> list[Task]:

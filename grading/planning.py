@@ -6,15 +6,17 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from grading.inputs import keep_inputs, read_inputs
 from grading.jobs import Assignment, EarlierJobs, Item, PromptMaker
 from grading.names.pseudonyms import pseudonym, pseudonymise
 from grading.own_work import common_lines, given_to_class, mark_given, with_equal_files_noted
+from grading.prompts.prompt import work_digest
 from grading.report.grades import GradedClass
 from grading.request import GradeRequest
 from grading.roster import UNASSIGNED, keep_roster
-from grading.rubric.rubric import Rubric, load_rubric
+from grading.rubric.rubric import Rubric
 from grading.submissions.lms_names import same_student
-from grading.submissions.reading import Submission, read_document
+from grading.submissions.reading import Submission
 from messages.change import replace_fields
 from producers.batch.batch import Batch, BatchEntry
 from producers.batch.forms import QUESTION_FORM
@@ -37,9 +39,7 @@ def prepare(
 
     Raises RubricError, SubmissionError (folder, solution or template unusable), ConfigError.
     """
-    rubric = load_rubric(request.rubric)
-    solution = read_document(request.solution) if request.solution else None
-    template = read_document(request.template) if request.template else None
+    documents, input_data, changed_files = read_inputs(request)
     selection, all_submissions = request.selection, request.read()
     roster = request.read_roster()
     owners = roster.owners(submission.name for submission in all_submissions)
@@ -56,10 +56,25 @@ def prepare(
         if submission.name in selected_names or selection.leaves_alone(submission.name)
     ]
     assignment = assign(
-        request, rubric, solution, template, submissions, batch_id, secret, planned_entries, succeeded_ids, form
+        request,
+        documents["rubric"],
+        documents.get("solution"),
+        documents.get("template"),
+        submissions,
+        batch_id,
+        secret,
+        planned_entries,
+        succeeded_ids,
+        form,
     )
     assignment = _as_planned(assignment, planned_entries) if older_form else assignment
-    return replace(assignment, selected_ids=frozenset(pseudonym(name, secret) for name in selected_names))
+    return replace(
+        assignment,
+        selected_ids=frozenset(pseudonym(name, secret) for name in selected_names),
+        input_data=input_data,
+        changed_files=tuple(changed_files),
+        work_digests={submission.name: work_digest(submission) for submission in all_submissions},
+    )
 
 
 def assign(
@@ -167,11 +182,17 @@ def _with_others(
 ) -> tuple[list[BatchEntry], dict[str, object], list[BatchEntry]]:
     """What `Batch.plan` is given: a run of a part of the class leaves the others' jobs, and doesn't wait for them."""
     selection = assignment.request.selection
+    selected_students = {same_student(item.submission.name) for item in selected_items}
+    graded_digests = batch.request.get("submissions", {})
     description = assignment.request.stored_form | {
         "title": assignment.rubric.title,
         "out": str(batch.folder.resolve()),
+        "inputs": keep_inputs(batch.folder, assignment.request, assignment.input_data),
+        "submissions": {
+            name: digest if same_student(name) in selected_students else graded_digests.get(name, digest)
+            for name, digest in assignment.work_digests.items()
+        },
     }
-    selected_students = {same_student(item.submission.name) for item in selected_items}
     other_entries = [entry for entry in batch.entries if same_student(entry.name) not in selected_students]
     if selection.from_manifest:
         return [*(entry for entry in other_entries if batch.result(entry.job_id)), *entries], description, []

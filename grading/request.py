@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -75,6 +75,7 @@ class GradeRequest:
     # Of a submission; 0: as many as the models have room for; None: planned with the limits of earlier releases.
     max_submission_tokens: int | None = 0
     rosters: tuple[Path, ...] = ()  # who is in the class, for `read_rosters`
+    copies: Mapping[str, Path] = field(default_factory=dict)  # the batch's own, of rubric, solution, template
 
     @property
     def excluded_paths(self) -> dict[str, str]:

@@ -16,6 +16,7 @@ from grading.charts import runs
 from grading.export.final import apply_decisions
 from grading.export.late import late_of
 from grading.grades import make_graded_class, make_grades, with_removed_submissions
+from grading.inputs import changed_inputs, kept_inputs
 from grading.jobs import Assignment
 from grading.points import Grade
 from grading.report.grades import (
@@ -42,9 +43,10 @@ from kvasir.options import BatchPlace, default_folder
 from messages.errors import BatchError, BrokerUnavailable, StoreUnavailable, UsageError
 from messages.jobs import JobResult
 from monitoring.events import Observer
-from producers.batch.batch import Batch, Counts, other_form
+from producers.batch.batch import Batch, Counts, other_form, report_lock
 from producers.batch.runner import Progress, Runner
 from producers.storage.private import write_atomically
+from producers.words import join_with_and, shorten_names
 
 _DEFAULT_CONTEXT = 32_768  # where the configuration doesn't say; the worker refuses what its model can't hold
 
@@ -141,7 +143,9 @@ def request_of_batch(settings: Settings, batch: Batch, will_run: bool = True) ->
     """The request that a batch was made from. Raises BatchError if it never was, else as `request_from_manifest`."""
     if not batch.request:
         raise BatchError(f"{batch.folder} holds no batch yet; start one with kvasir grade or kvasir submit")
-    return replace(request_from_manifest(settings, batch.request, will_run), rosters=kept_files(batch.folder))
+    request = request_from_manifest(settings, batch.request, will_run)
+    copies = kept_inputs(batch.folder, batch.request)
+    return replace(request, rosters=kept_files(batch.folder), copies=copies)
 
 
 def request_from_manifest(
@@ -215,6 +219,8 @@ def open_class(
                     batch.check_may_publish()
                 if sentence := ignored_files_sentence(item.submission for item in assignment.items):
                     say(sentence)
+                if changed_kinds := join_with_and(changed_inputs(batch.request, assignment.input_data)):
+                    say(f"Changed since the class was planned: the {changed_kinds}. What that touches is graded anew.")
                 planning.plan(batch, assignment)
                 for name, question in planning.questions(assignment).items():
                     say(one_line(f"{name}: {question}"))
@@ -260,21 +266,22 @@ def _move_aside(place: Path) -> Path:
         raise BatchError(f"can't rename {place} to {backup_path}: {error.strerror}") from None
 
 
-def look(settings: Settings, batch: Batch) -> Outcome:
+def look(settings: Settings, folder: Path) -> Outcome:
     """What the batch has so far, with the report written anew where that can be: the class's work must be there.
 
-    Raises UsageError where there is nothing to show.
+    Another process may be at work on it. Raises UsageError where there is nothing to show.
     """
-    try:
-        request = request_of_batch(settings, batch, will_run=False)
-        assignment = read_class(batch, request)
-    except UsageError as error:
-        saved_class = _load_saved_class(batch)
-        if saved_class is None:
-            raise
-        note = f"the grades are those last written, because {error}"
-        return _outcome(batch, saved_class, saved_class.grades, called_engines=True, note=note)
-    return report(batch, assignment, called_engines=True, notice=settings.grading.notice)
+    with report_lock(folder), Batch(folder, is_owner=False) as batch:
+        try:
+            request = request_of_batch(settings, batch, will_run=False)
+            assignment = read_class(batch, request)
+        except UsageError as error:
+            saved_class = _load_saved_class(batch)
+            if saved_class is None:
+                raise
+            note = f"the grades are those last written, because {error}"
+            return _outcome(batch, saved_class, saved_class.grades, called_engines=True, note=note)
+        return _report(batch, assignment, called_engines=True, notice=settings.grading.notice)
 
 
 def run_class(
@@ -325,6 +332,11 @@ def submit(
 
 def report(batch: Batch, assignment: Assignment, called_engines: bool, notice: str = "") -> Outcome:
     """Write grades.csv, grades.json and report.html from the journal as it is now."""
+    with report_lock(batch.folder):
+        return _report(batch, assignment, called_engines, notice)
+
+
+def _report(batch: Batch, assignment: Assignment, called_engines: bool, notice: str) -> Outcome:
     saved_class = _load_saved_class(batch)
     graded_now = make_grades(assignment, batch.result, {entry.job_id for entry in batch.entries}, saved_class)
     grades = with_removed_submissions(assignment, graded_now, saved_class)
@@ -333,10 +345,11 @@ def report(batch: Batch, assignment: Assignment, called_engines: bool, notice: s
     graded_class = make_graded_class(batch.batch_id, assignment, grades, saved_class)
     save_graded(batch.folder, graded_class)
     ignored_files = ignored_files_sentence(item.submission for item in assignment.items)
+    note = _difference(batch, assignment)
     page = render_page(
         grades,
         assignment.rubric,
-        [*_about(graded_class), *([("Files", ignored_files)] if ignored_files else []), *facts(results)],
+        [*_about(graded_class, note), *([("Files", ignored_files)] if ignored_files else []), *facts(results)],
         notice,
         runs.pictures(results),
         _late(batch.folder, graded_class),
@@ -347,7 +360,26 @@ def report(batch: Batch, assignment: Assignment, called_engines: bool, notice: s
         for grade in grades
         if assignment.request.selection.from_manifest or grade.item_id in assignment.selected_ids
     ]
-    return _outcome(batch, graded_class, run_grades, called_engines)
+    return _outcome(batch, graded_class, run_grades, called_engines, note)
+
+
+def _difference(batch: Batch, assignment: Assignment) -> str:
+    """What to know of files that say something else than when the class was planned."""
+    digests = batch.request.get("submissions", {})
+    works = [name for name, digest in assignment.work_digests.items() if digests.get(name, digest) != digest]
+    sentences = []
+    if assignment.changed_files:
+        names = join_with_and([file.name for file in assignment.changed_files])
+        sentences.append(
+            f"Changed since the class was planned: {names}. These grades go by the batch's own copy. To grade by what "
+            f"is there now: {next_command('regrade', batch.folder)}"
+        )
+    if works:
+        sentences.append(
+            f"Handed in again since the class was planned: {one_line(shorten_names(works))}. What is graded stays "
+            "until kvasir grade is run again."
+        )
+    return "\n".join(sentences)
 
 
 def _outcome(
@@ -383,10 +415,11 @@ def _late(folder: Path, graded_class: GradedClass) -> dict[str, str]:
     return {final.submission: final.penalty.words for final in finals if final.penalty}
 
 
-def _about(graded_class: GradedClass) -> list[tuple[str, str]]:
+def _about(graded_class: GradedClass, note: str) -> list[tuple[str, str]]:
     """What was used, and what the class as a whole says of it."""
     versions = ", ".join(f"{name} {digest}" for name, digest in graded_class.versions.items())
-    return [*(("Look at the class", alarm) for alarm in graded_class.alarms), ("Versions", versions)]
+    alarms = [("Look at the class", alarm) for alarm in graded_class.alarms]
+    return [*alarms, *([("Changed", note)] if note else []), ("Versions", versions)]
 
 
 def facts(results: Sequence[JobResult]) -> list[tuple[str, str]]:

@@ -40,7 +40,7 @@ from kvasir.early import EXIT_INTERRUPTED, interrupt
 from kvasir.help_texts import COMPLETION, complete
 from kvasir.options import Globals
 from kvasir.plan.command import plan
-from kvasir.terminal import adapt_streams_to_locale
+from kvasir.terminal import adapt_streams_to_locale, say, stderr
 from messages.errors import BrokerUnavailable, DeadLetter, KvasirError, StoreUnavailable, UsageError
 from monitoring.logs import Style, configure
 
@@ -113,16 +113,16 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         words = sys.argv[1:] if arguments is None else arguments
         command = next((word for word in words if word in kvasir.commands), "")
         hint = "; run the same command again to go on where it stopped" if command in RESUMABLE_COMMANDS else ""
-        click.echo(f"interrupted{hint}", err=True)
+        say(f"interrupted{hint}", stderr)
         return EXIT_INTERRUPTED
     except KvasirError as error:
-        click.echo(f"kvasir: {error}", err=True)
+        say(f"kvasir: {error}", stderr)
         return _code_of(error)
     except BrokenPipeError:  # whoever read our output has left: `kvasir results … | head`
         sys.stderr.close()
         return EXIT_FAILURE
     except OSError as error:  # of a file whose reader had nothing better to say
-        click.echo(f"kvasir: {error.filename or 'a file'} can't be used: {error.strerror or error}", err=True)
+        say(f"kvasir: {error.filename or 'a file'} can't be used: {error.strerror or error}", stderr)
         return EXIT_USAGE
     return code if isinstance(code, int) else 0
 

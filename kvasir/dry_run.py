@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -21,7 +21,7 @@ from grading.submissions.truncation import USUAL_TOKENS, count_parts
 from infra.config.settings import Settings
 from kvasir.class_run import exclusion_sentence
 from kvasir.connect import connect
-from kvasir.terminal import print_table, say, say_json
+from kvasir.terminal import print_groups, print_table, say, say_json
 from messages.errors import ConfigError, Retry
 from messages.jobs import prompt_text
 from producers.client import Client
@@ -188,9 +188,9 @@ def _print(summary: dict[str, Any]) -> None:
     counting_method = (
         "counted with the model's tokenizer" if summary["exact_tokens"] else "estimated: no tokenizer at hand"
     )
-    rows = [_row(item) for item in summary["submissions"]]
-    columns = ("submission", "language", *_FIGURES, "needs review", "remarks")
-    print_table(columns, rows, right=_FIGURES)
+    items = summary["submissions"]
+    print_table(_COLUMNS, [_row(item) for item in items], right=_COLUMNS[2:])
+    print_groups(sorted(saying for item in items for saying in _sayings(item)))
     if summary["left_out"]:
         say(exclusion_sentence(summary["left_out"]))
     if summary["missing"]:
@@ -222,11 +222,25 @@ def _limit_sentence(items: Sequence[Item]) -> str:
     return ""
 
 
-_FIGURES = ("code", "text", "output", "prompts")
+_COLUMNS = ("submission", "language", "prompt tokens", "needs review", "remarks")  # of the last two: how many
 
 
 def _row(item: dict[str, Any]) -> list[str]:
-    tokens = item["tokens"]
-    figures = [*(f"{tokens[kind]:,}" for kind in ("code", "text", "output")), f"{sum(item['prompts'].values()):,}"]
-    texts = [one_line("; ".join(item[key])) for key in ("review_reasons", "remarks")]
-    return [one_line(item["person"] or item["submission"]), item["language"], *figures, *texts]
+    counts = (sum(item["prompts"].values()), len(item["review_reasons"]), len(item["remarks"]))
+    return [
+        one_line(item["person"] or item["submission"]),
+        item["language"],
+        *(f"{count:,}" if count else "" for count in counts),
+    ]
+
+
+def _sayings(item: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """What there is to say of a submission, as `print_groups` wants it; of what it replaces a note says enough."""
+    said_otherwise = {item["problem"], *(f"replaces {name}" for name in item["replaces"])}
+    texts = {
+        "can't be read": [item["problem"]] if item["problem"] else [],
+        "to be reviewed": item["review_reasons"],
+        "with remarks": [remark for remark in item["remarks"] if remark not in said_otherwise],
+    }
+    for heading, reasons in texts.items():
+        yield from ((heading, one_line(item["person"] or item["submission"]), one_line(reason)) for reason in reasons)

@@ -37,6 +37,11 @@ def local_client(settings: Settings, models: Sequence[str], observe: Callable[[E
     engines: dict[str, Engine] = {}
     workers: list[PrefillWorker | DecodeWorker] = []
     stack = ExitStack()
+    is_closing = threading.Event()
+
+    def tell(event: Event) -> None:
+        if not is_closing.is_set():  # jobs that are given back then go nowhere: nobody has to know
+            observe(event)
 
     def load(model: ModelSettings) -> Engine:
         name, weights = model.weights_for()
@@ -47,7 +52,7 @@ def local_client(settings: Settings, models: Sequence[str], observe: Callable[[E
 
     def start(make: Callable[..., PrefillWorker | DecodeWorker]) -> None:
         broker = EmbeddedBroker(server)
-        worker = make(broker, stores.kv, stores.cluster_state, observe)
+        worker = make(broker, stores.kv, stores.cluster_state, tell)
         # Its own thread renews it. Put up here, it is there for whoever asks for the workers next.
         stores.cluster_state.register(worker.registration(), REGISTRATION_TTL_S)
         thread = threading.Thread(target=worker.run, name=worker.worker_id, daemon=True)
@@ -57,6 +62,7 @@ def local_client(settings: Settings, models: Sequence[str], observe: Callable[[E
         stack.callback(thread.join)
 
     def close() -> None:
+        is_closing.set()
         for worker in workers:
             worker.stop(abort=True)
         stack.close()

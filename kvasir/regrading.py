@@ -49,7 +49,7 @@ class Regrade:
                 go_on = next_command("watch", folder)
                 raise BatchError(f"{open_jobs} no result yet; go on with the grading first: {go_on}")
             request = class_run.request_of_batch(settings, batch)
-            self._request = replace(request, rubric=rubric.resolve()) if rubric else request
+            self._request = replace(request, rubric=rubric.resolve() if rubric else request.rubric, copies={})
             self._assignment = class_run.read_class(batch, self._request)
             graded_criteria = {criterion.id for grade in self._saved_class.grades for criterion in grade.criteria}
             self.place = self._round_to_go_on()  # the round's folder; None: a new one is made

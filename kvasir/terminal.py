@@ -5,15 +5,17 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import re
 import sys
 import time
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -27,6 +29,11 @@ _PIPED_WIDTH = 160  # a pipe or a file has no width; 80 would break file names
 # A stream is None where its descriptor is closed, as under some supervisors; to import us must not fail there.
 stdout = Console(width=None if sys.stdout and sys.stdout.isatty() else _PIPED_WIDTH)
 stderr = Console(stderr=True, width=None if sys.stderr and sys.stderr.isatty() else _PIPED_WIDTH)
+
+_GAP = 2  # between two columns
+_COMMAND = re.compile(r"(?<=[^r]:) (?=kvasir [^;:,]*\Z)")  # to be typed; `kvasir: ` begins an error
+_FIGURES = re.compile(r"\d[\d,.]*")
+_MAX_LINES, _MAX_NAMES = 11, 12  # of what is said below a table: lines, and people in each
 
 _PLAIN_EVERY_S = 5.0
 _PLAIN_PARTS = 4  # a line for each quarter, where a class takes less than that
@@ -84,7 +91,7 @@ class TerminalProgress:
         """Something to know now; once each."""
         if sentence not in self._said_sentences:
             self._said_sentences.add(sentence)
-            stderr.print(sentence, highlight=False, soft_wrap=True, markup=False)
+            say(sentence, stderr)
 
     def _due(self, counts: Counts) -> bool:
         if counts.finished_jobs == self._last_shown:
@@ -125,9 +132,62 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def say(sentence: str) -> None:
-    """Print a sentence on stdout, as it is: never wrapped, never read as markup."""
-    stdout.print(sentence, soft_wrap=True, markup=False, highlight=False)
+def say(sentence: str, console: Console = stdout) -> None:
+    """Print a sentence as it is, never read as markup. A terminal gets lines that end between words."""
+    lines = sentence.split("\n")
+    if console.is_terminal:
+        lines = [part for line in lines for part in wrap(line, console.width)]
+    console.print(Text("\n".join(lines)), soft_wrap=True)
+
+
+def wrap(line: str, width: int) -> Iterator[str]:
+    """The line in lines of this width. A command at its end is one word: whoever copies it wants it whole."""
+    text = line.lstrip(" ")
+    indent = " " * (len(line) - len(text))
+    before, *command = _COMMAND.split(text, maxsplit=1)
+    words = [*before.split(" "), *command]
+    part = words[0]
+    for word in words[1:]:
+        if cell_len(f"{indent}{part} {word}") > width:
+            yield indent + part
+            part = word
+        else:
+            part = f"{part} {word}"
+    yield indent + part
+
+
+def print_groups(sayings: Iterable[tuple[str, str, str]]) -> None:
+    """Print what there is to say of whom, given as heading, name and text: a text once, with the names.
+
+    Texts that differ in their figures alone are one. There is room for a dozen lines; the commonest text comes first.
+    """
+    groups: dict[str, dict[str, dict[str, str]]] = {}  # texts by name, by text without figures, by heading
+    for heading, name, text in sayings:
+        groups.setdefault(heading, {}).setdefault(_FIGURES.sub("…", text), {})[name] = text
+    lines: list[str] = []
+    for heading, kinds in groups.items():
+        lines.append(f"{len({name for texts in kinds.values() for name in texts}):,} {heading}:")
+        for kind, texts in sorted(kinds.items(), key=lambda kind_texts: -len(kind_texts[1])):
+            shown_text = kind if len({*texts.values()}) > 1 else next(iter(texts.values()))
+            lines.append(_shortened(f"  {shown_text}: ", list(texts)))
+    room = _MAX_LINES
+    for number, line in enumerate(lines):
+        room -= len(list(wrap(line, stdout.width)))
+        if room < 0:
+            say(f"and {plural(len(lines) - number, 'more line')}: --json has all")
+            break
+        say(line)
+
+
+def _shortened(start: str, names: Sequence[str]) -> str:
+    """`handed in late: Aldertree, Ada; Berg, Bo; and 5 more`, with as many names as two lines have room for."""
+    line = ""
+    for count in range(min(len(names), _MAX_NAMES), 0, -1):
+        rest = [f"and {len(names) - count:,} more"] if len(names) > count else []
+        line = start + "; ".join([*names[:count], *rest])
+        if len(list(wrap(line, stdout.width))) <= 2:
+            break
+    return line
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Sequence[str] = ()) -> None:
@@ -135,14 +195,44 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], ri
     stdout.print(make_table(columns, rows, right))
 
 
-def make_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Sequence[str] = ()) -> Table:
-    """The same, to be printed."""
+def make_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Sequence[str] = ()
+) -> Table | Group:
+    """The same, to be printed. No word is broken on a terminal: where that leaves no room, each row is a paragraph."""
+    cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    widths: Sequence[int | None] = [None] * len(columns)
+    if stdout.is_terminal:
+        widths = _widths(columns, cells, (columns[0], *right)) or _widths(columns, cells, right)
+        if not widths:
+            return Group(*(_paragraph(columns, row) for row in cells))
     grid = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        grid.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    for row in rows:
-        grid.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    for column, width in zip(columns, widths, strict=True):
+        grid.add_column(column, justify="right" if column in right else "left", overflow="fold", width=width)
+    for row in cells:
+        grid.add_row(*row)
     return grid
+
+
+def _widths(columns: Sequence[str], rows: Sequence[Sequence[Text]], unbroken: Sequence[str]) -> list[int]:
+    """Each column's width, in which no word is broken, nor a cell of those `unbroken`; [] if there is no room."""
+    widths, missing = [], []
+    for number, column in enumerate(columns):
+        texts = [row[number].plain for row in rows]
+        words = [*column.split(), *(texts if column in unbroken else (word for text in texts for word in text.split()))]
+        widths.append(max(map(cell_len, words), default=0))
+        missing.append(max(map(cell_len, (column, *texts))) - widths[-1])
+    spare = stdout.width - sum(widths) - _GAP * (len(widths) - 1)
+    if spare < 0:
+        return []
+    share = spare // max(1, sum(map(bool, missing)))
+    return [width + min(share, more) for width, more in zip(widths, missing, strict=True)]
+
+
+def _paragraph(columns: Sequence[str], row: Sequence[Text]) -> Text:
+    """A row as its first cell and, below that, the others with their headings."""
+    facts = [f"{column}: {cell.plain}" for column, cell in zip(columns[1:], row[1:], strict=True) if cell.plain]
+    lines = [row[0].plain, *wrap(f"  {'; '.join(facts)}", stdout.width)]
+    return Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
 
 def say_json(value: Any) -> None:

@@ -169,12 +169,13 @@ def versions(rubric: Rubric, solution: Submission | None, template: Submission |
     return [
         ("prompt", PROMPT_VERSION.removeprefix("prompt ")),
         ("rubric", rubric.digest[:12]),
-        ("solution", _digest(solution)),
-        ("template", _digest(template)),
+        ("solution", work_digest(solution)),
+        ("template", work_digest(template)),
     ]
 
 
-def _digest(work: Submission | None) -> str:
+def work_digest(work: Submission | None) -> str:
+    """Of what was read of it."""
     if work is None:
         return "none"
     content = json.dumps([[part.kind, part.location, part.text] for part in work.parts])

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from grading.report.grades import SUMMARY_COLUMNS, summary, summary_rows
+from grading.report.grades import SUMMARY_COLUMNS, one_line, summary, summary_rows
 from grading.request import GradeRequest, Selection
 from infra.config.next_command import next_command
 from kvasir import class_run, dry_run
@@ -26,7 +26,7 @@ from kvasir.options import (
     quiet_option,
     wait_option,
 )
-from kvasir.terminal import TerminalProgress, print_table, say, say_json, stderr
+from kvasir.terminal import TerminalProgress, print_groups, print_table, say, say_json, stderr
 from messages.errors import BatchError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
@@ -129,9 +129,8 @@ def watch(global_options: Globals, batch: Path, as_json: bool, quiet: bool, max_
 def results(global_options: Globals, batch: Path, as_json: bool) -> int:
     """Show what the batch in folder BATCH has so far, and write its report anew. Connects to nothing."""
     settings = global_options.settings()
-    with _existing(batch) as owned_batch:
-        outcome = class_run.look(settings, owned_batch)
-    return show_outcome(outcome, as_json)
+    _check_exists(batch)
+    return show_outcome(class_run.look(settings, batch), as_json)
 
 
 @click.command()
@@ -205,7 +204,20 @@ def show_outcome(
     if as_json:
         say_json({**class_run.as_json(outcome), **extra_fields})
     else:
-        print_table(SUMMARY_COLUMNS, summary_rows(outcome.grades), right=("points",))
+        rows = zip(outcome.grades, summary_rows(outcome.grades), strict=True)
+        counted_rows = [
+            [*row[:3], *(str(len(what) or "") for what in (grade.doubts, grade.remarks))] for grade, row in rows
+        ]
+        print_table(SUMMARY_COLUMNS, counted_rows, right=SUMMARY_COLUMNS[2:])
+        print_groups(
+            (
+                "can't be read" if grade.is_unreadable else grade.state,
+                one_line(grade.submission),
+                one_line(grade.reason),
+            )
+            for grade in outcome.grades
+            if grade.reason
+        )
         for alarm in outcome.alarms:
             say(f"Look at the class: {alarm}")
         if not outcome.worked:
@@ -213,9 +225,9 @@ def show_outcome(
         say(("" if outcome.grades == outcome.whole else "The class: ") + summary(outcome.whole))
         say(f"Report: {outcome.folder / 'report.html'}   Grades: {outcome.folder / 'grades.csv'}")
     if outcome.note:
-        stderr.print(outcome.note, soft_wrap=True, markup=False)
+        say(outcome.note, stderr)
     if counts.open:
         open_jobs = plural(counts.open, "job", "is", "are")
-        stderr.print(f"{open_jobs} still open; {outcome.go_on}", soft_wrap=True, markup=False)
+        say(f"{open_jobs} still open; {outcome.go_on}", stderr)
     incomplete = any(grade.state in ("failed", "incomplete", "waiting") for grade in outcome.grades)
     return 1 if incomplete or counts.finished_jobs != counts.succeeded else 0

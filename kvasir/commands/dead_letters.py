@@ -125,7 +125,7 @@ def replay(global_options: Globals, filters: _Filters, all_letters: bool, as_jso
         )
     else:
         for letter, reason in replay_result.refusals:
-            stderr.print(f"{letter.envelope.job_id}: stays: {reason}", soft_wrap=True, markup=False, highlight=False)
+            say(f"{letter.envelope.job_id}: stays: {reason}", stderr)
         say(
             f"{plural(len(replay_result.jobs), 'job')} run again, "
             f"{plural(len(replay_result.refusals), 'letter')} left where they were"

@@ -64,7 +64,7 @@ def demo(context: click.Context, out: Path) -> int:
     context.invoke(batch_commands.grade, folder=HOMEWORK / "submissions", **files, out=out, names=())
     problems = list(_problems(load_graded(out).grades))
     for problem in problems:
-        stderr.print(f"demo: {problem}", markup=False, soft_wrap=True)
+        say(f"demo: {problem}", stderr)
     if not problems:
         say("\nAs expected: one file is empty, one is broken, and all others have a grade. They are not real grades:")
         say("the model knows this kind of toy assignment and nothing else.")

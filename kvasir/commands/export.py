@@ -17,10 +17,9 @@ from infra.config.next_command import next_command
 from kvasir import class_run
 from kvasir.options import F, Globals, path
 from kvasir.terminal import say, stderr
-from messages.errors import UsageError
+from messages.errors import BatchError, UsageError
 from producers.batch import batch as batches
-from producers.batch.batch import Batch
-from producers.storage.private import kept_in, open_ordinary, open_private
+from producers.storage.private import kept_in, open_ordinary, write_atomically
 
 _BEGINNING = 4096  # bytes, which tell what a file is
 
@@ -96,7 +95,7 @@ def export(
         _print_changes(since)
     if export_file.asks:
         lines = ("With --yes:" if yes else "Read this first:", *export_file.asks)
-        stderr.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
+        say("\n".join(lines), stderr)
     if export_file.asks and not yes:
         raise out.ExportError("nothing is written yet: read the lines above, and add --yes if that is what you want")
     source_files = [value for value in (times, *format_values.values()) if isinstance(value, Path)]
@@ -122,11 +121,11 @@ def _keep_times(times: bytes, batch: Path) -> None:
         raise out.ExportError(problem)
     _, remark = out.keep_times(batch, times, graded_class)
     if remark:
-        stderr.print(remark, soft_wrap=True, markup=False, highlight=False)
+        say(remark, stderr)
 
 
 def _print_changes(since: SinceLast) -> None:
-    stderr.print("\n".join([since.summary(), *since.lines()]), soft_wrap=True, markup=False, highlight=False)
+    say("\n".join([since.summary(), *since.lines()]), stderr)
 
 
 def _bring_up_to_date(global_options: Globals, batch: Path) -> None:
@@ -136,14 +135,13 @@ def _bring_up_to_date(global_options: Globals, batch: Path) -> None:
     if grades_file.is_file() and journal.is_file() and grades_file.stat().st_mtime_ns > journal.stat().st_mtime_ns:
         return
     try:
-        with Batch(batch) as locked_batch:
-            note = class_run.look(global_options.settings(), locked_batch).note
+        note = class_run.look(global_options.settings(), batch).note
         if note:
-            stderr.print(note, soft_wrap=True, markup=False)
+            say(note, stderr)
     except UsageError as error:
         if not grades_file.is_file():
             raise
-        stderr.print(f"the grades are those last written, because {error}", soft_wrap=True, markup=False)
+        say(f"the grades are those last written, because {error}", stderr)
 
 
 def bytes_of(path: Path | None) -> bytes | None:
@@ -163,10 +161,14 @@ def write_export(export_file: ExportFile, batch: Path, to: Path | None, source_f
         target = target / export_file.name if target.is_dir() else target
         if target.is_file():
             _check_replaceable(target, batch, export_file, [path.resolve() for path in source_files])
-        with open_private(target, "wb", follow=to is not None) as file:
-            file.write(export_file.data)
+        if target.exists() and not target.is_file():  # a pipe or a device that was named
+            target.write_bytes(export_file.data)
+        else:
+            write_atomically(target.resolve() if to else target, export_file.data)
     except OSError as error:
         raise out.ExportError(f"can't write {target}: {error.strerror}; name another place with --to") from None
+    except BatchError as error:
+        raise out.ExportError(f"{error}; name another place with --to") from None
     say(f"Written: {target}")
     for note in export_file.notes:
         say(f"Note: {note}")

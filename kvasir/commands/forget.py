@@ -41,7 +41,7 @@ def forget(global_options: Globals, batch: Path, yes: bool) -> int:
         raise BatchError(f"{batch} holds no batch; name the folder given to --out")
     name = batches.batch_id(batch) if is_batch else batch.name
     if not yes:
-        stderr.print(f"{name}: {_file_list(batch)} in {batch}", soft_wrap=True, markup=False)
+        say(f"{name}: {_file_list(batch)} in {batch}", stderr)
         if not confirm("Delete this batch and all its grades for good?", "nothing was deleted"):
             return 1
     job_ids: set[str] = set()

@@ -56,17 +56,15 @@ def regrade(
     differences = regrading.differences
     if outcome.counts.open:
         open_jobs = plural(outcome.counts.open, "job", "is", "are")
-        stderr.print(
-            f"{open_jobs} still open; go on with: {next_command('regrade', batch)}", soft_wrap=True, markup=False
-        )
+        say(f"{open_jobs} still open; go on with: {next_command('regrade', batch)}", stderr)
         return 1
     if not as_json:
         _print_differences(differences, regrading.decided)
     if regrading.failed:
         failure = f"{plural(regrading.failed, 'job')} failed; the same command runs what failed once more"
-        stderr.print(failure, soft_wrap=True, markup=False)
+        say(failure, stderr)
         if yes:
-            stderr.print(_NO_CHANGE_MESSAGE, soft_wrap=True, markup=False)
+            say(_NO_CHANGE_MESSAGE, stderr)
             return 1
     if not yes and not confirm(
         "Replace the grades?", f"{_NO_CHANGE_MESSAGE}; those of the regrade are in {outcome.folder}"
@@ -87,7 +85,7 @@ def _print_changes(regrading: Regrade) -> None:
             f"{plural(regrading.cost.answered, 'job', 'is', 'are')} answered already, in {regrading.place}."
         )
     for line in sentences:
-        stderr.print(line, soft_wrap=True, markup=False)
+        say(line, stderr)
 
 
 def _ruling_sentence(criterion: str, shared_words: dict[str, tuple[str, ...]]) -> str:

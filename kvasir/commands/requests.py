@@ -53,7 +53,7 @@ def requests(
         new_requests, remark = out.requests_from(data, grades, account_name)
         new_count = out.add_requests(batch, new_requests)
         if remark:
-            stderr.print(remark, soft_wrap=True, markup=False, highlight=False)
+            say(remark, stderr)
         if not as_json:
             say(f"{plural(new_count, 'new request')}.")
     if request_id and reply is not None:
@@ -80,12 +80,7 @@ def _save_reply(batch: Path, request_id: str, reply: str, by_item: dict[str, Fin
     final = by_item.get(request.item_id)
     out.save_reply(batch, request, reply, out.points_of(final, request.criterion_id) if final else None, account_name)
     if request.answer:
-        stderr.print(
-            f"The earlier reply stays in the record, and no longer counts: {one_line(request.answer.reply)}",
-            soft_wrap=True,
-            markup=False,
-            highlight=False,
-        )
+        say(f"The earlier reply stays in the record, and no longer counts: {one_line(request.answer.reply)}", stderr)
 
 
 def _row(request: Request, by_item: dict[str, FinalGrade]) -> list[str]:

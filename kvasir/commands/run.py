@@ -115,5 +115,5 @@ def _write_results(batch: Batch, as_json: bool) -> int:
         hint = "run the same command again to go on"
         if not batch.may_publish:
             hint = other_form(batch.folder, batch.prompt_form)
-        stderr.print(f"{open_prompts} still open; {hint}", soft_wrap=True)
+        say(f"{open_prompts} still open; {hint}", stderr)
     return 0 if counts.succeeded == counts.total else 1

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import click
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from infra.config.settings import Settings
@@ -120,7 +119,7 @@ def _is_work(queue: str) -> bool:
     return queue.startswith(("prefill.", "decode.", "suspects."))
 
 
-def _queues(state: State) -> Table:
+def _queues(state: State) -> RenderableType:
     """Ready messages: a line for each model, in the order in which a job passes."""
     ready: dict[str, dict[str, int]] = defaultdict(dict)
     for name, count in state["queues"].items():
@@ -135,7 +134,7 @@ def _queues(state: State) -> Table:
     return make_table(_HEADINGS, rows, right=_HEADINGS[1:])
 
 
-def _workers(state: State) -> Table:
+def _workers(state: State) -> RenderableType:
     workers = sorted(state["workers"], key=lambda worker: (worker["model"], worker["role"] != "prefill"))
     rows = [
         (
@@ -160,7 +159,7 @@ def _store(state: State) -> Text:
     return Text(store_line(store) + ("; prefill waits" if full else ""), style="bold red" if full else "")
 
 
-def _batches(batches: Iterable[BatchState]) -> Table:
+def _batches(batches: Iterable[BatchState]) -> RenderableType:
     rows = [
         (
             batch.name,

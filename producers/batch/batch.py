@@ -14,9 +14,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from infra.config.next_command import UPGRADE_COMMAND, next_command
 from infra.config.ownership import is_foreign
@@ -56,6 +57,8 @@ _SETTINGS = {"name": str, "context": int, "temperature": float, "top_p": float, 
 _REQUEST = {  # `kvasir grade` keeps its options there, `kvasir run` only `prompts`
     **dict.fromkeys(("folder", "rubric", "solution", "template", "prompts", "title", "out"), str),
     "models": Mapping[str, str],
+    # Digests: of the copies that the folder keeps, by kind; of the submissions as they were, by name.
+    **dict.fromkeys(("inputs", "submissions"), Mapping[str, str]),
     "settings": {"code": _SETTINGS, "feedback": _SETTINGS},
     "only": tuple[str, ...],
     "limit": int,
@@ -99,10 +102,16 @@ class Counts:
 class Batch:
     """A batch folder, held by its owner. Use as a context manager: leaving gives the ownership up."""
 
-    def __init__(self, folder: Path) -> None:
-        """Open or create a batch. Raises BatchError if another process owns it or the folder can't be used."""
+    def __init__(self, folder: Path, is_owner: bool = True) -> None:
+        """Open or create a batch. Raises BatchError if another process owns it or the folder can't be used.
+
+        Who is not its owner sees it as it is now, beside a process that may be writing, and changes nothing.
+        """
         self.folder = folder
-        self._lock = _lock(folder)
+        self._is_owner = is_owner
+        with suppress(OSError):  # beside its owner files come and go
+            tighten(folder)
+        self._lock = _lock(folder) if is_owner else -1
         try:
             self._open(folder)
         except BaseException:
@@ -120,12 +129,12 @@ class Batch:
         self.runs: dict[str, int] = manifest["runs"]  # job id -> the run that is wanted, where it is not the first
         # Whether jobs made now would be those that were planned.
         self.may_publish: bool = self.prompt_form == form_of(self.request)
-        self._submitted_lines = Lines(folder / "submitted.jsonl")
+        self._submitted_lines = Lines(folder / "submitted.jsonl", self._is_owner)
         self.confirmed_runs: dict[str, int] = {}  # job id -> its last confirmed run
         for _, (job_id, run) in self._submitted_lines.read_all(run_of):
             self.confirmed_runs[sys.intern(job_id)] = max(run, self.confirmed_runs.get(job_id, 0))
         self._passive_ids: set[str] = set()
-        self.journal = Journal(folder / "results.jsonl", self._look_at)
+        self.journal = Journal(folder / "results.jsonl", self._look_at, self._is_owner)
         self._look_at_all()
 
     def __repr__(self) -> str:
@@ -327,6 +336,16 @@ def other_form(folder: Path, form: int) -> str:
     )
 
 
+@contextmanager
+def report_lock(folder: Path) -> Iterator[None]:
+    """While the grades are read and written down: whoever does so later knows more, and writes later."""
+    descriptor = cast(int, take_lock(folder / "report.lock", wait=True))
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def is_owned(folder: Path) -> bool:
     """Whether some process owns the batch in this folder now."""
     try:
@@ -339,7 +358,6 @@ def is_owned(folder: Path) -> bool:
 def _lock(folder: Path) -> int:
     try:
         make_folder(folder)
-        tighten(folder)
         descriptor = take_lock(folder / "batch.lock")
     except OSError as error:
         raise BatchError(f"can't use {folder} for results: {error.strerror}; name another folder with --out") from None

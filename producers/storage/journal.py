@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import sys
@@ -28,14 +29,16 @@ _as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  #
 
 
 class Lines:
-    """An append-only file of JSON objects. A last line torn by a crash is cut off when the file is opened.
+    """An append-only file of JSON objects. A last line torn by a crash is cut off when its owner opens the file.
 
     Opening it raises BatchError where that can't be.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, is_owner: bool = True) -> None:
+        """Who is not its owner only reads, and passes over a line that is being written."""
         self.path = path
-        self._mend()
+        if is_owner:
+            self._mend()
 
     def append(self, rows: Iterable[dict[str, Any]]) -> list[int]:
         """Write rows and wait until they are on disk; returns where each begins.
@@ -68,7 +71,8 @@ class Lines:
         """
         start = 0
         with self._open_file("rb") as file:
-            for number, line in enumerate(file or (), 1):
+            whole_lines = itertools.takewhile(lambda line: line.endswith(b"\n"), file)
+            for number, line in enumerate(whole_lines, 1):
                 yield start, row_of(line, f"{self.path}, line {number}", make, kind)
                 start += len(line)
 
@@ -170,9 +174,9 @@ class Standings(Generic[L]):
 class Journal(Standings[JournalLine]):
     """A batch's results on disk. `on_new` is told of each job that got a line."""
 
-    def __init__(self, path: Path, on_new: Callable[[str], None] = lambda _job_id: None) -> None:
+    def __init__(self, path: Path, on_new: Callable[[str], None] = lambda _job_id: None, is_owner: bool = True) -> None:
         super().__init__()
-        self._lines = Lines(path)
+        self._lines = Lines(path, is_owner)
         self._on_new = on_new
         for start, (job_id, run, state) in self._lines.read_all(result_line, "result"):
             self.note(sys.intern(job_id), JournalLine(run, state, start))

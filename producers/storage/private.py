@@ -28,6 +28,7 @@ _KEPT_PATTERNS = (
     "versions/[0-9]*-????????/grades.json",
     "rubrics/????????.*",
     "handed-in/????????/*",
+    "inputs/????????/*",
     "results.jsonl",
     "submitted.jsonl",
     "reviews.jsonl",
@@ -54,6 +55,7 @@ _KEPT_PATTERNS = (
     "feedback-md.zip",
     "feedback-html.zip",
     "desk.json",
+    "report.lock",
     "batch.json",
     "batch.lock",
 )
@@ -101,12 +103,15 @@ def open_private(path: Path, mode: str, follow: bool = False) -> IO[Any]:
     return open(path, mode, opener=partial(_open, 0 if follow else os.O_NOFOLLOW | os.O_NONBLOCK))
 
 
-def take_lock(path: Path) -> int | None:
-    """Hold this file's lock until the descriptor is closed; None if another process holds it. Raises OSError."""
+def take_lock(path: Path, wait: bool = False) -> int | None:
+    """Hold this file's lock until the descriptor is closed; None if another process holds it. Raises OSError.
+
+    With `wait` it is had once the other process gives it up.
+    """
     with open_private(path, "ab") as file:
         descriptor = os.dup(file.fileno())
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
         return None

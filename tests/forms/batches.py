@@ -250,10 +250,14 @@ def steady(text: str, home: Path) -> str:
 
 
 def _copy(batch: Path, to: Path, home: Path) -> None:
-    """All files as text; zips as folders; lines of journals in order; of the report what is markup."""
+    """All files as text; zips as folders; lines of journals in order; of the report what is markup.
+
+    Without what was added since 0.1.0, so that its folders stay those of a batch that has none of it: the copies of
+    what grades, and their digests.
+    """
     for path in sorted(batch.rglob("*")):
         place = to / path.relative_to(batch)
-        if path.is_dir() or path.name in ("batch.lock", "lock"):
+        if path.is_dir() or path.suffix == ".lock" or path.name == "lock" or "inputs" in path.relative_to(batch).parts:
             continue
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as archive:
@@ -261,6 +265,8 @@ def _copy(batch: Path, to: Path, home: Path) -> None:
                     _write(place / name, archive.read(name).decode())
             continue
         text = steady(path.read_bytes().decode(), home)
+        if path.name == "batch.json":
+            text = re.sub(r',\s*"(inputs|submissions)": \{[^}]*\}', "", text)
         if path.name in ("results.jsonl", "submitted.jsonl", "answers.jsonl", "errors.jsonl"):
             text = "".join(sorted(text.splitlines(keepends=True)))
         _write(place, structure(text) if path.name == "report.html" else text)

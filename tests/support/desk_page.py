@@ -22,7 +22,6 @@ from desk.rounds import rounds
 from infra.config.settings import load_settings
 from kvasir import class_run
 from kvasir.class_run import request_from
-from producers.batch.batch import Batch
 from tests.support.browser import AT_REST, PATIENCE_S, Browser, BrowserFailed
 from tests.support.desk import answer, plan
 from tests.support.homework import RUBRIC, tiny_class
@@ -150,8 +149,7 @@ def graded_assignment(desk: DeskPage, size: int, doubtful: Sequence[int] = ()) -
     assignment = plan(folder, request_from(load_settings(config=desk.config), work / "submissions", rubric))
     answer(folder, assignment, [number for number in range(size) if number not in doubtful])
     answer(folder, assignment, doubtful, evidence="nowhere to be found")
-    with Batch(folder) as batch:
-        class_run.look(load_settings(config=desk.config), batch)  # its grades are written down, as by a grading
+    class_run.look(load_settings(config=desk.config), folder)  # its grades are written down, as by a grading
     return folder
 
 

@@ -26,6 +26,7 @@ from grading.request import AskForm
 from grading.reviews import Override, append_override
 from grading.rubric.rubric import parse_rubric
 from messages.errors import BatchError, RubricError, SubmissionError
+from producers.batch import batch as batches
 from producers.batch.batch import Batch
 from producers.words import names_in
 from tests.support.desk import answer, plan, plan_tiny_class, request_for, request_of
@@ -119,12 +120,12 @@ def test_a_view_shows_of_two_successes_the_one_that_counts_for_the_batch(tmp_pat
 
 def test_a_view_says_in_a_sentence_what_is_wrong_and_recovers(tmp_path: Path) -> None:
     out, _ = plan_tiny_class(tmp_path)
-    rubric = tmp_path / "rubric.yaml"
-    rubric.rename(tmp_path / "elsewhere")
+    work = request_of(batches.manifest_of(out)["request"]).folder
+    work.rename(tmp_path / "elsewhere")
     view = BatchView(out, request_of).refresh()
-    assert "rubric.yaml" in view.problem
+    assert work.name in view.problem
 
-    (tmp_path / "elsewhere").rename(rubric)
+    (tmp_path / "elsewhere").rename(work)
     again = BatchView(out, request_of).refresh()
 
     assert (again.problem, len(again.grades)) == ("", 3)
