@@ -18,11 +18,11 @@ from gateway.gateway import ThisGateway
 from gateway.guard import UPLOAD_S
 from gateway.openai_api import ChatRequest
 from gateway.refusal import RESPONSES, RETRY_S, ApiError, of_validation
-from gateway.requests import Strict, meaningful_fields
+from gateway.requests import BoundedRoute, Strict, meaningful_fields
 from producers.batch.openai_body import Defaults
 from producers.batch.prompt_lines import BadLine
 
-router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=RESPONSES)
+router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=RESPONSES, route_class=BoundedRoute)
 
 _Text = Annotated[str, Field(max_length=512)]
 

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import secrets
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from gateway.refusal import ApiError
 from infra.broker.failpoints import failpoint
 from infra.config.ownership import why_not_ours
 from messages.errors import ConfigError, UsageError
+from messages.limits import MAX_FILES_BYTES_PER_KEY
 from producers.batch import prompt_lines
 from producers.storage.private import make_folder, open_private, read_ordinary, sync_folder, take_lock, write_atomically
 from producers.storage.shapes import from_json, parse_as
@@ -29,6 +31,7 @@ from producers.storage.shapes import from_json, parse_as
 T = TypeVar("T")
 
 _PIECE_BYTES = 1 << 20
+_DESCRIPTION_BYTES = 4096  # at least, on disk and in memory
 _NAME = re.compile(r"(file-|batch_)[0-9a-f]{24}[a-z-]*")
 _FILE_NAME = re.compile(rf"\.?{_NAME.pattern}\.jsonl?(\.[0-9a-f]{{8}})?")
 
@@ -102,6 +105,7 @@ class Files:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files = read_all(folder, StoredFile)
+        self._adding = threading.Lock()
 
     def path(self, name: str) -> Path:
         """Where a file's content lies."""
@@ -125,7 +129,12 @@ class Files:
             size, sha256 = _copy(content, self.path(file_id))
             failpoint("gateway.copied", file_id)
             prompt_lines.check_file(self.path(file_id), "the file")
-            return self._describe(StoredFile(file_id, owner, name, size, sha256, time.time()))
+            with self._adding:
+                self._check_space(owner, size)
+                return self._describe(StoredFile(file_id, owner, name, size, sha256, time.time()))
+        except ApiError:
+            self.path(file_id).unlink(missing_ok=True)
+            raise
         except OSError as error:
             self.path(file_id).unlink(missing_ok=True)
             raise ApiError(507, f"the file can't be kept: {error.strerror or error}") from None
@@ -146,6 +155,12 @@ class Files:
         (self.folder / f"{name}.json").unlink()
         self.path(name).unlink(missing_ok=True)
         sync_folder(self.folder)
+
+    def _check_space(self, owner: str, size: int) -> None:
+        """Raises ApiError if this file and its owner's others, what batches have made among them, are too large."""
+        if size + sum(file.size + _DESCRIPTION_BYTES for file in self.of(owner)) > MAX_FILES_BYTES_PER_KEY:
+            most = f"{MAX_FILES_BYTES_PER_KEY >> 30} GiB"
+            raise ApiError(413, f"your files would take more than {most}: delete some", "file", "too_many_bytes")
 
     def _describe(self, description: StoredFile) -> StoredFile:
         write_description(self.folder, description.id, description)
