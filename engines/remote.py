@@ -23,9 +23,17 @@ from typing import Any, Generic, TypeVar
 from engines.base import Answer, EngineInfo, TokenizedPrompt
 from engines.chat import SAMPLE
 from engines.waiting import check_running
-from messages.errors import ConfigError, ContextExceeded, InvalidSchema, KvasirError, KVTransferFailed
+from messages.errors import (
+    ConfigError,
+    ContextExceeded,
+    EngineUnavailable,
+    InvalidSchema,
+    KvasirError,
+    KVTransferFailed,
+)
 from messages.jobs import Part, PrefillReport, Sampling
 from messages.kv import KVCache, Record
+from messages.limits import MAX_REPLY_BYTES, MAX_STREAM_BYTES, MAX_WAITING_EVENTS
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +77,27 @@ def check_json(text: str, server_name: str) -> None:
         json.loads(text)
     except ValueError:
         raise InvalidSchema(f"{server_name} did not keep to the JSON schema; it answered {text!r:.80}") from None
+
+
+class ReplyMeter:
+    """Counts what a server answers, and what of it nobody could use yet: the whole, or a line.
+
+    Raises EngineUnavailable as soon as either is more than any answer of ours has.
+    """
+
+    def __init__(self, server_name: str, by_lines: bool) -> None:
+        self._server_name = server_name
+        self._by_lines = by_lines
+        self._total = self._unused = 0
+
+    def count(self, piece: bytes) -> bytes:
+        """The piece."""
+        line_end = piece.rfind(b"\n") if self._by_lines else -1
+        self._total += len(piece)
+        self._unused = len(piece) - line_end - 1 + (self._unused if line_end < 0 else 0)
+        if self._unused > MAX_REPLY_BYTES or self._total > MAX_STREAM_BYTES:
+            raise EngineUnavailable(f"{self._server_name} answers without an end: more than any answer has")
+        return piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +150,7 @@ class Calls:
         """One piece after another. Raises as `call`, and Cancelled soon after `stop` is set."""
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._check_running(stop)
-        task = asyncio.run_coroutine_threadsafe(self._deliver(produce, inbox.put), self._loop)
+        task = asyncio.run_coroutine_threadsafe(self._deliver(produce, inbox), self._loop)
         try:
             while True:
                 try:
@@ -139,25 +168,27 @@ class Calls:
         finally:
             task.cancel()
 
-    async def _deliver(self, produce: Callable[[], AsyncIterator[Any]], put: Callable[[Any], None]) -> None:
+    async def _deliver(self, produce: Callable[[], AsyncIterator[Any]], inbox: queue.SimpleQueue[Any]) -> None:
         start, may_repeat = time.monotonic(), True
         while True:
             try:
                 async for piece in produce():
                     may_repeat = False
-                    put(piece)
+                    while inbox.qsize() >= MAX_WAITING_EVENTS:  # a server may be faster than whoever reads
+                        await asyncio.sleep(_POLL_S / 10)
+                    inbox.put(piece)
             except BaseException as error:
                 lost_at_once = isinstance(error, self._disconnect_errors) and time.monotonic() - start < _LOST_AT_ONCE_S
                 if lost_at_once and may_repeat:
                     may_repeat = False
                     continue
                 self._note(error)
-                put(_End(error))
+                inbox.put(_End(error))
                 if isinstance(error, asyncio.CancelledError):
                     raise
                 return
             else:
-                return put(_End(None))
+                return inbox.put(_End(None))
 
     def _note(self, error: BaseException) -> None:
         """Before the job learns of its error: its worker shall not take another one."""

@@ -57,5 +57,5 @@ MAX_STREAM_BYTES = 256 * _MIB  # a whole stream: a million tokens, each in an ev
 MAX_WAITING_EVENTS = 1_000  # that have been received and not been read
 
 # A chat template, rendered once in a process of its own before it is used.
-TEMPLATE_S = 10
+TEMPLATE_S = 5  # of computing
 MAX_TEMPLATE_MEMORY_BYTES = 512 * _MIB

@@ -23,6 +23,7 @@ from engines.llamacpp.http import LlamaServer
 from engines.llamacpp.model import heads
 from engines.llamacpp.ollama_models import SCHEME, check_dialect, find_gguf
 from engines.llamacpp.server import PROGRAM, Launch, LlamaServerProcess, find_program
+from engines.template import require_bounded
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 
 _OWN_PROGRAM = f"{PROGRAM}:"
@@ -69,6 +70,7 @@ def start(options: EngineOptions) -> Backing:
     weights = weights.removeprefix(_OWN_PROGRAM)
     gguf = read_gguf(_file(weights))
     check_dialect(gguf)
+    require_bounded(str(gguf.metadata.get("tokenizer.chat_template", "")), (), str(gguf.path))
     context = options.context or int(gguf.hyperparameter("context_length", 4096))
     slots = options.slots + 1
     folder, remove_folder = make_slot_folder(_spacious_folder(gguf, context * slots))

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import ollama
 
-from engines.remote import CONNECT_S, IDLE_S, Calls, RemoteServer
+from engines.remote import CONNECT_S, IDLE_S, Calls, RemoteServer, ReplyMeter
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidSchema, KvasirError
 
 _NOT_FOUND = 404
@@ -87,11 +87,35 @@ class _NeverCut(httpx.AsyncHTTPTransport):
             headers = {name: value for name, value in request.headers.items() if name != "content-length"}
             extensions = request.extensions
             request = httpx.Request(request.method, request.url, headers=headers, json=body, extensions=extensions)
-        return await super().handle_async_request(request)
+        request.headers["accept-encoding"] = "identity"
+        response = await super().handle_async_request(request)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise EngineUnavailable("Ollama answers in another form than was asked for: compressed")
+        by_lines = "ndjson" in response.headers.get("content-type", "")
+        response.stream = _Counted(response.stream, ReplyMeter("Ollama", by_lines))
+        return response
+
+
+class _Counted(httpx.AsyncByteStream):
+    """A body that ends with an error where it is longer than any answer is."""
+
+    def __init__(self, stream: Any, meter: ReplyMeter) -> None:
+        self._stream = stream
+        self._meter = meter
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for piece in self._stream:
+            yield self._meter.count(piece)
+
+    async def aclose(self) -> None:
+        """See httpx."""
+        await self._stream.aclose()
 
 
 def _translate_error(error: BaseException, host: str) -> KvasirError:
     """What a failed request means for the job."""
+    if isinstance(error, KvasirError):
+        return error
     if not isinstance(error, ollama.ResponseError):
         reason = str(error) or type(error).__name__
         return EngineUnavailable(f"the Ollama server at {host} does not answer: {reason:.300}")

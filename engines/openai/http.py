@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import ssl
 import threading
@@ -18,7 +17,8 @@ import aiohttp
 import certifi
 
 from engines.openai.place import is_fixed_address, outside
-from engines.remote import CONNECT_S, IDLE_S, Calls, RemoteServer
+from engines.remote import CONNECT_S, IDLE_S, Calls, RemoteServer, ReplyMeter
+from messages import bounded_json
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, InvalidSchema, KvasirError
 
 _log = logging.getLogger(__name__)
@@ -83,11 +83,11 @@ class OpenAIServer(RemoteServer):
     async def _list(self) -> list[Any]:
         await self._check_place()
         async with self._open_session().get(f"{self.host}/models", allow_redirects=False) as response:
-            body = await response.read()
+            body = await self._read(response)
         self._check(response, body)
         try:
-            entries = json.loads(body)["data"]
-        except (ValueError, KeyError, TypeError):
+            entries = bounded_json.loads(body)["data"]
+        except (ValueError, RecursionError, KeyError, TypeError):
             entries = None
         if not isinstance(entries, list):
             raise NoModelList(f"{self.host}/models is no list of models: is this the address of OpenAI's API?")
@@ -108,19 +108,25 @@ class OpenAIServer(RemoteServer):
         post = self._open_session().post(f"{self.host}/chat/completions", json=body, allow_redirects=False)
         async with post as response:
             if response.status != HTTPStatus.OK:
-                self._check(response, await response.read())
+                self._check(response, await self._read(response))
             if "event-stream" not in response.headers.get("content-type", ""):
                 raise EngineUnavailable(f"the server at {self.host} answered something other than a stream")
-            async for line in _lines(response.content):
-                kind, _, value = line.partition(":")
-                if kind != "data":
+            async for line in _lines(response.content, ReplyMeter(f"the server at {self.host}", by_lines=True)):
+                kind, _, value = line.partition(b":")
+                if kind != b"data":
                     continue
-                if value.strip() == "[DONE]":
+                if value.strip() == b"[DONE]":
                     break
                 yield self._event(value)
-            with suppress(TimeoutError):  # read to its end, the connection serves the next request too
+            with suppress(
+                TimeoutError, EngineUnavailable
+            ):  # read to its end, the connection serves the next request too
                 async with asyncio.timeout(_END_S):
-                    await response.content.read()
+                    await self._read(response)
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        meter = ReplyMeter(f"the server at {self.host}", by_lines=False)
+        return b"".join([meter.count(piece) async for piece in response.content.iter_any()])
 
     def _open_session(self) -> aiohttp.ClientSession:
         """The session; it belongs to the loop on which the requests run."""
@@ -130,7 +136,9 @@ class OpenAIServer(RemoteServer):
             connector = aiohttp.TCPConnector(limit=0, ssl=secure, keepalive_timeout=IDLE_S, use_dns_cache=False)
             self._session = aiohttp.ClientSession(
                 connector=connector,
-                headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+                headers={"Accept-Encoding": "identity"}
+                | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
+                auto_decompress=False,  # a thousand times as much may come out of what was counted
                 # No read time-out: loading and a long prompt are silent for minutes; the caller's stop event ends them.
                 timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -143,13 +151,14 @@ class OpenAIServer(RemoteServer):
         if self._session is not None:
             await self._session.close()
 
-    def _event(self, value: str) -> dict[str, Any]:
+    def _event(self, value: bytes) -> dict[str, Any]:
+        beginning = value[:80].decode(errors="replace")
         try:
-            event = json.loads(value)
-        except ValueError:
-            raise EngineUnavailable(f"the server at {self.host} sent an event that is not JSON: {value:.80}") from None
+            event = bounded_json.loads(value)
+        except (ValueError, RecursionError):
+            raise EngineUnavailable(f"the server at {self.host} sent an event that is not JSON: {beginning}") from None
         if not isinstance(event, dict):
-            raise EngineUnavailable(f"the server at {self.host} sent an event that is no object: {value:.80}")
+            raise EngineUnavailable(f"the server at {self.host} sent an event that is no object: {beginning}")
         if event.get("error"):
             raise self._refusal(500, event)
         return event
@@ -162,8 +171,8 @@ class OpenAIServer(RemoteServer):
         if status == HTTPStatus.TOO_MANY_REQUESTS and wait is not None and wait <= _LONGEST_WAIT_S:
             raise _Busy(wait)
         try:
-            body = json.loads(content)
-        except ValueError:
+            body = bounded_json.loads(content)
+        except (ValueError, RecursionError):
             body = content.decode(errors="replace")
         raise self._refusal(status, body)
 
@@ -219,14 +228,14 @@ def _error_text(error: BaseException) -> str:
     return " ".join(str(text).split())
 
 
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[str]:
-    """As they are complete, without their ends; aiohttp's own have a greatest length."""
+async def _lines(content: aiohttp.StreamReader, meter: ReplyMeter) -> AsyncIterator[bytes]:
+    """As they are complete, without their ends; aiohttp's own have another greatest length."""
     rest = b""
     async for piece in content.iter_any():
-        *lines, rest = (rest + piece).split(b"\n")
+        *lines, rest = (rest + meter.count(piece)).split(b"\n")
         for line in lines:
-            yield line.decode(errors="replace").rstrip("\r")
-    yield rest.decode(errors="replace")
+            yield line.rstrip(b"\r")
+    yield rest
 
 
 def _seconds(retry_after: str) -> float | None:
