@@ -89,8 +89,9 @@ class TimedConnection(H11Protocol):
 
     @property
     def is_guest(self) -> bool:
-        """Whether it has no request under way that was let in."""
-        return not (self.cycle and not self.cycle.response_complete and self.cycle.scope["state"].get("has_place"))
+        """Whether it is open and has no request under way that was let in."""
+        is_at_work = self.cycle and not self.cycle.response_complete and self.cycle.scope["state"].get("has_place")
+        return not is_at_work and not self.transport.is_closing()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio.Protocol."""

@@ -61,13 +61,13 @@ class _SchemaCost:
 
     def _measure(self, node: Any, depth: int) -> int:
         """How many levels it nests."""
-        self._values += 1
         if isinstance(node, dict):
             if not _CHECKED.isdisjoint(node):
                 self._check_object(node, depth)
             node = [*node.values()]
         if not isinstance(node, list):
             return 0
+        self._values += len(node)
         _require(depth < limits.MAX_SCHEMA_DEPTH, f"nests more than {limits.MAX_SCHEMA_DEPTH} levels deep")
         _require(self._values <= limits.MAX_SCHEMA_VALUES, f"has more than {limits.MAX_SCHEMA_VALUES:,} values")
         return 1 + max((self._measure(element, depth + 1) for element in node), default=0)

@@ -118,9 +118,8 @@ class OpenAIServer(RemoteServer):
                 if value.strip() == b"[DONE]":
                     break
                 yield self._event(value)
-            with suppress(
-                TimeoutError, EngineUnavailable
-            ):  # read to its end, the connection serves the next request too
+            # Read to its end, the connection serves the next request too.
+            with suppress(TimeoutError, EngineUnavailable):
                 async with asyncio.timeout(_END_S):
                     await self._read(response)
 
@@ -134,10 +133,10 @@ class OpenAIServer(RemoteServer):
             secure = ssl.create_default_context(cafile=certifi.where())
             # Names are looked up again each time, as `_check_place` does.
             connector = aiohttp.TCPConnector(limit=0, ssl=secure, keepalive_timeout=IDLE_S, use_dns_cache=False)
+            key_header = {"Authorization": f"Bearer {self._key}"} if self._key else {}
             self._session = aiohttp.ClientSession(
                 connector=connector,
-                headers={"Accept-Encoding": "identity"}
-                | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
+                headers={"Accept-Encoding": "identity", **key_header},
                 auto_decompress=False,  # a thousand times as much may come out of what was counted
                 # No read time-out: loading and a long prompt are silent for minutes; the caller's stop event ends them.
                 timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S),
