@@ -79,25 +79,19 @@ def check_json(text: str, server_name: str) -> None:
         raise InvalidSchema(f"{server_name} did not keep to the JSON schema; it answered {text!r:.80}") from None
 
 
-class ReplyMeter:
-    """Counts what a server answers, and what of it nobody could use yet: the whole, or a line.
+async def bounded(pieces: AsyncIterator[bytes], server_name: str, by_lines: bool) -> AsyncIterator[bytes]:
+    """What a server answers, piece by piece.
 
-    Raises EngineUnavailable as soon as either is more than any answer of ours has.
+    Raises EngineUnavailable as soon as it is more than an answer may have, or a line of it (without lines: all).
     """
-
-    def __init__(self, server_name: str, by_lines: bool) -> None:
-        self._server_name = server_name
-        self._by_lines = by_lines
-        self._total = self._unused = 0
-
-    def count(self, piece: bytes) -> bytes:
-        """The piece."""
-        line_end = piece.rfind(b"\n") if self._by_lines else -1
-        self._total += len(piece)
-        self._unused = len(piece) - line_end - 1 + (self._unused if line_end < 0 else 0)
-        if self._unused > MAX_REPLY_BYTES or self._total > MAX_STREAM_BYTES:
-            raise EngineUnavailable(f"{self._server_name} answers without an end: more than any answer has")
-        return piece
+    total = unused = 0
+    async for piece in pieces:
+        line_end = piece.rfind(b"\n") if by_lines else -1
+        unused = len(piece) - line_end - 1 + (unused if line_end < 0 else 0)
+        total += len(piece)
+        if unused > MAX_REPLY_BYTES or total > MAX_STREAM_BYTES:
+            raise EngineUnavailable(f"{server_name} answers without an end: more than any answer has")
+        yield piece
 
 
 @dataclass(frozen=True, slots=True)

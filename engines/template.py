@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-_TOO_MUCH = 3  # the exit status that says so
+_LONGEST = 1 << 20  # characters around messages that have next to none
 # Templates refuse some of these; each that they print is printed within the limits.
 _CONVERSATIONS = (
     ("user",),
@@ -54,26 +54,17 @@ def rendered(template: Template, messages: list[dict[str, str]], tokens: dict[st
 def require_bounded(text: str, tokens: tuple[tuple[str, str], ...], name: str) -> None:
     """Raises ConfigError if rendering a short conversation, or a long one, takes too much time or memory."""
     from messages.errors import ConfigError  # here, since the trial finds no package of ours
-    from messages.limits import MAX_PROMPT_BYTES, MAX_TEMPLATE_MEMORY_BYTES, TEMPLATE_S
+    from messages.limits import MAX_TEMPLATE_MEMORY_BYTES, TEMPLATE_S
 
-    limits = [TEMPLATE_S, MAX_TEMPLATE_MEMORY_BYTES, 8 * MAX_PROMPT_BYTES]
-    trial = json.dumps({"text": text, "tokens": dict(tokens), "limits": limits})
+    trial = json.dumps([text, dict(tokens), TEMPLATE_S, MAX_TEMPLATE_MEMORY_BYTES]).encode()
+    command = [sys.executable, "-I", __file__]
     try:
-        ended = subprocess.run(
-            [sys.executable, "-I", __file__], input=trial.encode(), capture_output=True, timeout=2 * TEMPLATE_S
-        )
-    except subprocess.TimeoutExpired:
-        pass
-    else:
-        if ended.returncode == 0:
-            return
-        if 0 < ended.returncode != _TOO_MUCH:
-            problem = ended.stderr.decode(errors="replace").strip()[-300:]
-            raise ConfigError(f"the chat template of {name} can't be tried: {problem}")
-    raise ConfigError(
-        f"the chat template of {name} takes more than {TEMPLATE_S} s or {MAX_TEMPLATE_MEMORY_BYTES >> 20} MiB "
-        "to print a short conversation: use another, or mend it"
-    )
+        subprocess.run(command, input=trial, capture_output=True, timeout=4 * TEMPLATE_S, check=True)
+    except subprocess.SubprocessError as error:
+        raise ConfigError(
+            f"the chat template of {name} takes more than {TEMPLATE_S} s or {MAX_TEMPLATE_MEMORY_BYTES >> 20} MiB to "
+            f"print a conversation ({error}): use another model's, or mend it"
+        ) from None
 
 
 def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
@@ -85,26 +76,21 @@ def _raise(message: str) -> str:
     raise TemplateError(message)
 
 
-def _try() -> int:
-    """Render the template that comes on standard input; the exit status."""
-    trial = json.loads(sys.stdin.buffer.read())
-    seconds, memory, longest = trial["limits"]
+def _try(text: str, tokens: dict[str, str], seconds: int, memory: int) -> None:
+    """Render the template within these limits, or die."""
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     with suppress(ValueError, OSError):  # macOS knows no such limit
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     for roles in _CONVERSATIONS:
         messages = [{"role": role, "content": "x"} for role in roles]
         try:
-            template = sandbox().from_string(trial["text"])
-            length = len(rendered(template, messages, trial["tokens"], datetime.now(UTC)))
+            if len(rendered(sandbox().from_string(text), messages, tokens, datetime.now(UTC))) > _LONGEST:
+                sys.exit(1)
         except MemoryError:
-            return _TOO_MUCH
-        except Exception:  # noqa: BLE001  whatever it refuses is said when it is used
+            raise
+        except Exception:  # noqa: BLE001  what it refuses is said when it is used
             continue
-        if length > longest:
-            return _TOO_MUCH
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_try())
+    _try(*json.load(sys.stdin))

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import secrets
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -105,7 +104,6 @@ class Files:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files = read_all(folder, StoredFile)
-        self._adding = threading.Lock()
 
     def path(self, name: str) -> Path:
         """Where a file's content lies."""
@@ -129,9 +127,10 @@ class Files:
             size, sha256 = _copy(content, self.path(file_id))
             failpoint("gateway.copied", file_id)
             prompt_lines.check_file(self.path(file_id), "the file")
-            with self._adding:
-                self._check_space(owner, size)
-                return self._describe(StoredFile(file_id, owner, name, size, sha256, time.time()))
+            if size + sum(file.size + _DESCRIPTION_BYTES for file in self.of(owner)) > MAX_FILES_BYTES_PER_KEY:
+                most = f"{MAX_FILES_BYTES_PER_KEY >> 30} GiB"
+                raise ApiError(413, f"your files would take more than {most}: delete some", "file", "too_many_bytes")
+            return self._describe(StoredFile(file_id, owner, name, size, sha256, time.time()))
         except ApiError:
             self.path(file_id).unlink(missing_ok=True)
             raise
@@ -155,12 +154,6 @@ class Files:
         (self.folder / f"{name}.json").unlink()
         self.path(name).unlink(missing_ok=True)
         sync_folder(self.folder)
-
-    def _check_space(self, owner: str, size: int) -> None:
-        """Raises ApiError if this file and its owner's others, what batches have made among them, are too large."""
-        if size + sum(file.size + _DESCRIPTION_BYTES for file in self.of(owner)) > MAX_FILES_BYTES_PER_KEY:
-            most = f"{MAX_FILES_BYTES_PER_KEY >> 30} GiB"
-            raise ApiError(413, f"your files would take more than {most}: delete some", "file", "too_many_bytes")
 
     def _describe(self, description: StoredFile) -> StoredFile:
         write_description(self.folder, description.id, description)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.gateway import Gateway
-from gateway.places import Place, Places
+from gateway.places import Places, Take
 from gateway.refusal import ApiError
 from messages.limits import MAX_BODY_BYTES, MAX_FILE_BYTES, MAX_HEADER_BYTES, MAX_UPLOAD_BYTES
 
@@ -39,30 +40,28 @@ class Guard:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         send, state = self._counting(send), scope.setdefault("state", {})
-        try:
-            key = state["key"] = self._admit(scope)
-            if scope["path"] in _OPEN_TO_ALL:
-                return await self._app(scope, _replay_body(b"", receive), send)
-            place = self._places.enter(key.name if key else "", _is_upload(scope))
-        except ApiError as refusal:
-            return await refusal.response(scope["path"])(scope, receive, send)
-        state["has_place"] = True
-        try:
-            await self._pass(scope, receive, send, place)
-        finally:
-            place.leave()
+        with ExitStack() as until_over:
+            try:
+                key = state["key"] = self._admit(scope)
+                if scope["path"] in _OPEN_TO_ALL:
+                    return await self._app(scope, _replay_body(b"", receive), send)
+                take = until_over.enter_context(self._places.one(key.name if key else ""))
+            except ApiError as refusal:
+                return await refusal.response(scope["path"])(scope, receive, send)
+            state["has_place"] = True
+            await self._pass(scope, receive, send, take)
 
-    async def _pass(self, scope: Scope, receive: Receive, send: Send, place: Place) -> None:
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, take: Take) -> None:
         headers = Headers(scope=scope)
         try:
-            if _is_upload(scope):
+            if (scope["method"], scope["path"]) == _UPLOAD:
                 too_long = ApiError(
                     413, f"the file is longer than {MAX_FILE_BYTES >> 20} MiB", "file", "body_too_large"
                 )
-                return await self._app(scope, _limit_size(headers, receive, MAX_UPLOAD_BYTES, too_long, place), send)
+                return await self._app(scope, _limit_size(headers, receive, MAX_UPLOAD_BYTES, too_long), send)
             too_long = ApiError(413, f"the body is longer than {MAX_BODY_BYTES >> 20} MiB", code="body_too_large")
             async with asyncio.timeout(BODY_S):
-                body = await Request(scope, _limit_size(headers, receive, MAX_BODY_BYTES, too_long, place)).body()
+                body = await Request(scope, _limit_size(headers, receive, MAX_BODY_BYTES, too_long, take)).body()
         except ClientDisconnect:
             return
         except (ApiError, TimeoutError) as error:
@@ -96,10 +95,6 @@ class Guard:
         return count_and_send
 
 
-def _is_upload(scope: Scope) -> bool:
-    return (scope["method"], scope["path"]) == _UPLOAD
-
-
 def _header_bytes(scope: Scope) -> int:
     """As they came, within a few bytes a line; h11 measures only what is incomplete, and a large piece may be whole."""
     return (
@@ -125,7 +120,9 @@ def _hostname(url: str) -> str | None:
         return None
 
 
-def _limit_size(headers: Headers, receive: Receive, limit: int, too_long: ApiError, place: Place) -> Receive:
+def _limit_size(
+    headers: Headers, receive: Receive, limit: int, too_long: ApiError, take: Take = lambda _size: None
+) -> Receive:
     """The body as it comes. Raises `too_long` where it is longer than `limit`, now or later."""
     if int(headers.get("content-length", "0")) > limit:
         raise too_long
@@ -137,7 +134,7 @@ def _limit_size(headers: Headers, receive: Receive, limit: int, too_long: ApiErr
         size += len(message.get("body", b""))
         if size > limit:
             raise too_long
-        place.take(len(message.get("body", b"")))
+        take(len(message.get("body", b"")))
         return message
 
     return receive_within_limit

@@ -11,15 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from gateway.refusal import ApiError
+from gateway.refusal import ApiError, of_validation
 from messages import bounded_json
 from messages.limits import MAX_ENTRIES
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 
 _LONG_BYTES = 16 << 10
 _reader = ThreadPoolExecutor(1, "bodies")
@@ -72,12 +72,16 @@ class _BoundedRequest(Request):
         return await apart(self, self._read, body) if len(body) > _LONG_BYTES else await super().json()
 
     def _read(self, body: bytes) -> BaseModel:
-        fields = bounded_json.loads(body)
-        try:
-            return self._model.model_validate(fields)
-        except ValidationError as error:
-            problems = [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
-            raise RequestValidationError(problems, body=fields) from None
+        return validated(self._model, bounded_json.loads(body))
+
+
+def validated(model: type[M], body: Any) -> M:
+    """The body as this model. Raises ApiError, saying what is wrong with it."""
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        problems = [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
+        raise of_validation(problems, {"body": body}) from None
 
 
 def meaningful_fields(

@@ -19,16 +19,15 @@ MAX_JSON_PIECES = 100_000
 # A job's JSON schema. What makes a grammar of it unrolls repetitions, recurses into what it refers to on the native
 # stack, and multiplies automata, before it looks at limits of its own.
 MAX_SCHEMA_BYTES = 256 * _KIB
-MAX_SCHEMA_VALUES = 40_000  # counted once more in each part that it refers to
+MAX_SCHEMA_VALUES = 40_000
 MAX_SCHEMA_DEPTH = 64
-MAX_REFERENCE_LEVELS = 1_200  # depths of all that it refers to, added up: a chain of references is so deep at most
-MAX_ITEMS = 10_000  # minItems, maxItems
-MAX_ALL_ITEMS = 50_000  # of all arrays together
-MAX_COUNT = 1_000_000  # any other count: minLength, maxLength, minProperties, …
+MAX_REFERENCE_LEVELS = 2_000  # how deep it nests, times the number of parts that it refers to
+MAX_ITEMS = 50_000  # minItems and maxItems of all arrays together
+MAX_LENGTHS = 10_000_000  # minLength and maxLength of all texts together
 MAX_PATTERN_BYTES = 4 * _KIB
-MAX_PATTERN_STEPS = 50_000  # of all patterns together, their repetitions written out
-MAX_PATTERNS_AT_ONCE = 8  # that one text has to match
-MAX_REMAINDERS = 100_000  # of a division by multipleOf, its decimals moved before the point
+MAX_REPETITIONS = 100_000  # of all repetitions in a pattern, multiplied
+MAX_DIVISOR_DIGITS = 5  # of multipleOf, from its first one on
+MAX_JOINED_PATTERNS = 8  # in a schema that has several conditions for one value
 
 # Requests to the gateway.
 MAX_BODY_BYTES = 8 * _MIB
@@ -39,7 +38,6 @@ MAX_CONNECTIONS = 512
 MAX_GUESTS = 256  # connections without a request that was let in: beyond that the oldest is cut
 MAX_OPEN = 256  # requests under way, streams among them
 MAX_OPEN_PER_KEY = 128
-MAX_UPLOADS_PER_KEY = 8  # at once
 MAX_ENTRIES = MAX_PARTS  # of a list or an object of a request, but for a schema's
 
 # Files and batches.
@@ -53,9 +51,9 @@ MAX_BATCHES_PER_KEY = 32
 
 # What another server answers, as the engines `openai` and `ollama` read it.
 MAX_REPLY_BYTES = 4 * _MIB  # a list of models, an error, a line of a stream
-MAX_STREAM_BYTES = 256 * _MIB  # a whole stream: a million tokens, each in an event of its own
+MAX_STREAM_BYTES = 64 * _MIB  # a whole stream: two hundred thousand tokens, each in an event of its own
 MAX_WAITING_EVENTS = 1_000  # that have been received and not been read
 
 # A chat template, rendered once in a process of its own before it is used.
 TEMPLATE_S = 5  # of computing
-MAX_TEMPLATE_MEMORY_BYTES = 512 * _MIB
+MAX_TEMPLATE_MEMORY_BYTES = 256 * _MIB

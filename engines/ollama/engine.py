@@ -42,7 +42,6 @@ from messages.errors import (
     InvalidPrompt,
 )
 from messages.jobs import Part, Sampling
-from messages.limits import MAX_ANSWER_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -131,15 +130,12 @@ class OllamaEngine(TextOnly[OllamaServer]):
             raise InvalidPrompt(f"the chat template that Ollama has for {self._model} prints no system message")
         self._check_capacity(sampling)
         pieces: list[str] = []
-        first_token_s, length = 0.0, 0
+        first_token_s = 0.0
         last = None
         for last in self._server.chat(stop, **self._request(prompt, sampling)):
             if not first_token_s and (last.message.content or last.message.thinking):
                 first_token_s = time.monotonic() - start
             if piece := last.message.content:
-                length += len(piece)
-                if length > MAX_ANSWER_BYTES:
-                    raise EngineUnavailable(f"Ollama's answer is longer than {MAX_ANSWER_BYTES >> 20} MiB")
                 pieces.append(piece)
                 if on_text:
                     on_text(piece)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import ollama
 
-from engines.remote import CONNECT_S, IDLE_S, Calls, RemoteServer, ReplyMeter
+from engines.remote import CONNECT_S, IDLE_S, Calls, RemoteServer, bounded
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidSchema, KvasirError
 
 _NOT_FOUND = 404
@@ -92,20 +92,19 @@ class _NeverCut(httpx.AsyncHTTPTransport):
         if response.headers.get("content-encoding", "identity") != "identity":
             raise EngineUnavailable("Ollama answers in another form than was asked for: compressed")
         by_lines = "ndjson" in response.headers.get("content-type", "")
-        response.stream = _Counted(response.stream, ReplyMeter("Ollama", by_lines))
+        response.stream = _Bounded(response.stream, by_lines)
         return response
 
 
-class _Counted(httpx.AsyncByteStream):
+class _Bounded(httpx.AsyncByteStream):
     """A body that ends with an error where it is longer than any answer is."""
 
-    def __init__(self, stream: Any, meter: ReplyMeter) -> None:
+    def __init__(self, stream: Any, by_lines: bool) -> None:
         self._stream = stream
-        self._meter = meter
+        self._by_lines = by_lines
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for piece in self._stream:
-            yield self._meter.count(piece)
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return bounded(aiter(self._stream), "Ollama", self._by_lines)
 
     async def aclose(self) -> None:
         """See httpx."""

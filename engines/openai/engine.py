@@ -25,7 +25,6 @@ from engines.openai.place import outside
 from engines.remote import RANDOM_SEED, TextOnly, break_known_marks, check_json, context_of, new_sample
 from messages.errors import ConfigError, DeadLetter, EngineUnavailable, InvalidPrompt
 from messages.jobs import Part, Sampling
-from messages.limits import MAX_ANSWER_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -227,7 +226,6 @@ class _AnswerReader:
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self._reason = ""
-        self._length = 0  # characters of the pieces
         self._on_text = on_text
 
     def consume_event(self, event: dict[str, Any]) -> None:
@@ -248,9 +246,6 @@ class _AnswerReader:
         if not self.first and (piece or has_thoughts):
             self.first = time.monotonic()
         if piece:
-            self._length += len(piece)
-            if self._length > MAX_ANSWER_BYTES:
-                raise EngineUnavailable(f"the server's answer is longer than {MAX_ANSWER_BYTES >> 20} MiB")
             self.pieces.append(piece)
             if self._on_text:
                 self._on_text(piece)

@@ -17,7 +17,7 @@ import aiohttp
 import certifi
 
 from engines.openai.place import is_fixed_address, outside
-from engines.remote import CONNECT_S, IDLE_S, Calls, RemoteServer, ReplyMeter
+from engines.remote import CONNECT_S, IDLE_S, Calls, RemoteServer, bounded
 from messages import bounded_json
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, InvalidSchema, KvasirError
 
@@ -111,7 +111,7 @@ class OpenAIServer(RemoteServer):
                 self._check(response, await self._read(response))
             if "event-stream" not in response.headers.get("content-type", ""):
                 raise EngineUnavailable(f"the server at {self.host} answered something other than a stream")
-            async for line in _lines(response.content, ReplyMeter(f"the server at {self.host}", by_lines=True)):
+            async for line in _lines(bounded(response.content.iter_any(), f"the server at {self.host}", by_lines=True)):
                 kind, _, value = line.partition(b":")
                 if kind != b"data":
                     continue
@@ -124,8 +124,8 @@ class OpenAIServer(RemoteServer):
                     await self._read(response)
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        meter = ReplyMeter(f"the server at {self.host}", by_lines=False)
-        return b"".join([meter.count(piece) async for piece in response.content.iter_any()])
+        pieces = bounded(response.content.iter_any(), f"the server at {self.host}", by_lines=False)
+        return b"".join([piece async for piece in pieces])
 
     def _open_session(self) -> aiohttp.ClientSession:
         """The session; it belongs to the loop on which the requests run."""
@@ -227,11 +227,11 @@ def _error_text(error: BaseException) -> str:
     return " ".join(str(text).split())
 
 
-async def _lines(content: aiohttp.StreamReader, meter: ReplyMeter) -> AsyncIterator[bytes]:
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """As they are complete, without their ends; aiohttp's own have another greatest length."""
     rest = b""
-    async for piece in content.iter_any():
-        *lines, rest = (rest + meter.count(piece)).split(b"\n")
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             yield line.rstrip(b"\r")
     yield rest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, nullcontext
 
 import pytest
@@ -12,15 +12,10 @@ import pytest
 from benchmarks.harness import peak_growth
 from engines import remote
 from engines.ollama.http import OllamaServer
-from engines.openai import engine as openai_engine
-from engines.openai.engine import OpenAIEngine
 from engines.openai.http import OpenAIServer
-from engines.registry import EngineOptions, open_engine
 from messages.errors import EngineUnavailable
-from messages.jobs import Sampling, user_prompt
 from messages.limits import MAX_REPLY_BYTES, MAX_WAITING_EVENTS
 from tests.support.endless import EndlessServer
-from tests.support.fake_openai import MODEL, FakeOpenAI
 
 MOST_MEMORY = 300 << 20
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"more and more "}}]}\n\n'
@@ -76,21 +71,6 @@ def test_what_has_no_end_is_given_up(ask: Callable[[str, str], None], what: str,
         assert time.monotonic() - start < 20
         assert server.sent < 64 << 20
         assert (grown or 0) < MOST_MEMORY
-
-
-@pytest.fixture
-def engine() -> Iterator[OpenAIEngine]:
-    with FakeOpenAI() as server:
-        opened = open_engine("openai", EngineOptions(f"{server.url}/{MODEL}"))
-        assert isinstance(opened, OpenAIEngine)
-        yield opened
-        opened.close()
-
-
-def test_an_answer_is_no_longer_than_a_result_may_be(engine: OpenAIEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_engine, "MAX_ANSWER_BYTES", 20)
-    with pytest.raises(EngineUnavailable, match="answer is longer"):
-        engine.decode_text(user_prompt("", "go on"), Sampling(64))
 
 
 def test_a_server_that_is_faster_than_its_reader_waits() -> None:

@@ -296,5 +296,5 @@ def test_a_template_that_takes_all_time_or_memory_is_refused(
     tmp_path: Path, bomb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("messages.limits.TEMPLATE_S", 1)
-    with pytest.raises(ConfigError, match="takes more than 1 s or 512 MiB"):
+    with pytest.raises(ConfigError, match="takes more than 1 s or 256 MiB"):
         HFPrompt(folder_with(tmp_path, bomb + CHATML))

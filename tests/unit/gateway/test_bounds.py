@@ -47,7 +47,7 @@ def under_schema(schema: dict[str, Any]) -> dict[str, Any]:
 def test_a_schema_that_costs_too_much_is_refused(standing: ServedGateway, path: str, fields: dict[str, Any]) -> None:
     answer = post(standing.url + path, ASK | fields)
     assert answer.status_code == 400
-    assert f"at most {MAX_ITEMS:,} are allowed" in answer.text
+    assert f"more than {MAX_ITEMS:,} items" in answer.text
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_line_of_many_values_is_a_bad_line(pipeline: Pipeline, served: ServedG
     assert httpx.get(url).json()["request_counts"] == {"total": 3, "completed": 1, "failed": 2}
     errors = httpx.get(f"{served.url}/v1/files/{httpx.get(url).json()['error_file_id']}/content").text
     assert "too many values" in errors
-    assert f"at most {MAX_ITEMS:,} are allowed" in errors
+    assert f"more than {MAX_ITEMS:,} items" in errors
 
 
 def test_nobody_without_a_key_takes_a_place_or_keeps_others_out(
@@ -147,7 +147,6 @@ def test_one_keys_requests_leave_places_for_anothers(
     ada, bob = (add_key(file_in(tmp_path), name, []) for name in ("ada", "bob"))
     monkeypatch.setattr(places, "MAX_OPEN_PER_KEY", 2)
     monkeypatch.setattr(places, "MAX_BODIES_BYTES_PER_KEY", 1 << 20)
-    monkeypatch.setattr(places, "MAX_UPLOADS_PER_KEY", 1)
     pipeline.start()
     with ServedGateway(pipeline.client, tmp_path) as served, ExitStack() as stack:
 
@@ -161,7 +160,6 @@ def test_one_keys_requests_leave_places_for_anothers(
         assert b" 429 " in begin(ada, CHAT, 2 << 20).recv(100)
         uploading = begin(ada, "/v1/files", 10)
         wait_until(lambda: served_open(served, bob) == 2, "the upload is under way")  # and this request
-        assert b" 429 " in begin(ada, "/v1/files", 10).recv(100)
         begin(ada, CHAT, 10)
         wait_until(lambda: served_open(served, bob) == 3, "both are under way")
         assert httpx.get(f"{served.url}/v1/models", headers=bearer(ada)).status_code == 429
