@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -139,9 +140,17 @@ class Attack:
         """So many, each with its sort: the same for a seed."""
         for number in range(count):
             rng = random.Random(self._rng.random())
-            cheap = (self._schema, self._list, self._body, self._lines, self._long_headers, self._slow_client, self._job)
+            cheap = (
+                self._schema,
+                self._list,
+                self._body,
+                self._lines,
+                self._long_headers,
+                self._slow_client,
+                self._job,
+            )
             sort = rng.choice((self._template, self._answer) if number % EXPENSIVE_EVERY == 0 else cheap)
-            yield sort.__name__.strip("_"), lambda sort=sort, rng=rng: sort(rng)  # type: ignore[misc]
+            yield sort.__name__.strip("_"), partial(sort, rng)
 
     def run(self, bombs: Iterator[tuple[str, Bomb]]) -> None:
         """Throw them, some at a time."""
