@@ -19,8 +19,8 @@ class TooManyValues(ValueError):
 
 def loads(text: bytes) -> Any:
     """As json.loads. Raises TooManyValues before it makes any; ValueError or RecursionError as that does."""
-    most = MAX_JSON_PIECES
+    limit = MAX_JSON_PIECES
     # A piece has at least one byte, so most texts need not be counted.
-    if len(text) > most and next(islice(_PIECE.finditer(text), most, None), None):
+    if len(text) > limit and next(islice(_PIECE.finditer(text), limit, None), None):
         raise TooManyValues("it holds too many values: lists, objects and texts")
     return json.loads(text)

@@ -39,7 +39,7 @@ class _SchemaCost:
     """Adds up what the parts of a schema cost. Raises InvalidMessage as soon as it is too much."""
 
     def __init__(self) -> None:
-        self._spent: dict[str, float] = defaultdict(float)
+        self._total_by_name: dict[str, float] = defaultdict(float)
         self._references: set[str] = set()
         self._joins = False  # whether several conditions hold for one value
 
@@ -47,9 +47,9 @@ class _SchemaCost:
         """The whole schema."""
         levels = self._measure(schema, 0) * len(self._references)
         _require(levels <= limits.MAX_REFERENCE_LEVELS, f"refers to parts that may nest {levels:,} levels deep")
-        for name, most in (("pattern", limits.MAX_JOINED_PATTERNS), ("multipleOf", 1)):
-            is_fine = not self._joins or self._spent[name] <= most
-            _require(is_fine, f"has {name} more than {most} times, beside other conditions for the same value")
+        for name, limit in (("pattern", limits.MAX_JOINED_PATTERNS), ("multipleOf", 1)):
+            is_fine = not self._joins or self._total_by_name[name] <= limit
+            _require(is_fine, f"has {name} more than {limit} times, beside other conditions for the same value")
 
     def _measure(self, node: Any, depth: int) -> int:
         """How deep it nests."""
@@ -65,10 +65,12 @@ class _SchemaCost:
     def _check_object(self, node: dict[str, Any]) -> None:
         for name in node.keys() & _COUNTS.keys():
             if isinstance(node[name], int | float):
-                what, most = _COUNTS[name]
-                self._spend(what, abs(node[name]), most)
-        keyed = node.get("patternProperties")
-        for pattern in [node.get(name) for name in _PATTERNS] + [*(keyed if isinstance(keyed, dict) else ())]:
+                counted, limit = _COUNTS[name]
+                self._spend(counted, abs(node[name]), limit)
+        pattern_properties = node.get("patternProperties")
+        for pattern in [node.get(name) for name in _PATTERNS] + [
+            *(pattern_properties if isinstance(pattern_properties, dict) else ())
+        ]:
             if isinstance(pattern, str):
                 self._spend("pattern", 1, limits.MAX_SCHEMA_VALUES)
                 repetitions = math.prod(map(int, _REPETITION.findall(pattern[: limits.MAX_PATTERN_BYTES])))
@@ -77,15 +79,17 @@ class _SchemaCost:
         if isinstance(divisor := node.get("multipleOf"), int | float):
             self._spend("multipleOf", 1, limits.MAX_SCHEMA_VALUES)
             is_small = len(str(divisor).lstrip("0.")) <= limits.MAX_DIVISOR_DIGITS
-            _require(is_small, f"has a multipleOf of {divisor!r:.40}: at most {limits.MAX_DIVISOR_DIGITS} digits")
+            _require(
+                is_small, f"has a multipleOf of {divisor!r:.40}: at most {limits.MAX_DIVISOR_DIGITS} digits are allowed"
+            )
         if isinstance(reference := node.get("$ref"), str):
             self._references.add(reference)
         options = node.get("allOf")
         self._joins |= len(node.keys() & _CONDITIONS) > 1 or (isinstance(options, list) and len(options) > 1)
 
-    def _spend(self, what: str, amount: float, most: int) -> None:
-        self._spent[what] += amount
-        _require(self._spent[what] <= most, f"has more than {most:,} {what}")
+    def _spend(self, counted: str, amount: float, limit: int) -> None:
+        self._total_by_name[counted] += amount
+        _require(self._total_by_name[counted] <= limit, f"has more than {limit:,} {counted}")
 
 
 def _require(condition: bool, problem: str) -> None:
