@@ -31,8 +31,8 @@ MAX_JOINED_PATTERNS = 8  # in a schema that has several conditions for one value
 
 # Requests to the gateway.
 MAX_BODY_BYTES = 8 * _MIB
-MAX_BODIES_BYTES = 128 * _MIB  # of all requests under way
-MAX_BODIES_BYTES_PER_KEY = 64 * _MIB
+MAX_BODIES_BYTES = 64 * _MIB  # of all requests under way
+MAX_BODIES_BYTES_PER_KEY = 32 * _MIB
 MAX_HEADER_BYTES = 64 * _KIB
 MAX_CONNECTIONS = 512
 MAX_GUESTS = 256  # connections without a request that was let in: beyond that the oldest is cut
