@@ -27,9 +27,17 @@ from tenacity import AsyncRetrying, retry_if_result, wait_exponential
 from engines.base import Answer, EngineInfo, TokenizedPrompt
 from engines.chat import SAMPLE
 from engines.waiting import check_running
-from messages.errors import ConfigError, ContextExceeded, InvalidSchema, KvasirError, KVTransferFailed
+from messages.errors import (
+    ConfigError,
+    ContextExceeded,
+    EngineUnavailable,
+    InvalidSchema,
+    KvasirError,
+    KVTransferFailed,
+)
 from messages.jobs import Part, PrefillReport, Sampling
 from messages.kv import KVCache, Record
+from messages.limits import MAX_REPLY_BYTES, MAX_STREAM_BYTES, MAX_WAITING_EVENTS
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +81,21 @@ def check_json(text: str, server_name: str) -> None:
         json.loads(text)
     except ValueError:
         raise InvalidSchema(f"{server_name} did not keep to the JSON schema; it answered {text!r:.80}") from None
+
+
+async def bounded(pieces: AsyncIterator[bytes], server_name: str, by_lines: bool) -> AsyncIterator[bytes]:
+    """What a server answers, piece by piece.
+
+    Raises EngineUnavailable as soon as it is more than an answer may have, or a line of it (without lines: all).
+    """
+    total = unused = 0
+    async for piece in pieces:
+        line_end = piece.rfind(b"\n") if by_lines else -1
+        unused = len(piece) - line_end - 1 + (unused if line_end < 0 else 0)
+        total += len(piece)
+        if unused > MAX_REPLY_BYTES or total > MAX_STREAM_BYTES:
+            raise EngineUnavailable(f"{server_name} answers without an end: more than any answer has")
+        yield piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +151,7 @@ class RemoteServer(ABC):
         """One piece after another. Raises as `_call`, and Cancelled soon after `stop` is set."""
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         check_running(self._name, self._closed, stop)
-        task = asyncio.run_coroutine_threadsafe(self._deliver(produce, inbox.put), self._loop)
+        task = asyncio.run_coroutine_threadsafe(self._deliver(produce, inbox), self._loop)
         try:
             while True:
                 try:
@@ -146,25 +169,27 @@ class RemoteServer(ABC):
         finally:
             task.cancel()
 
-    async def _deliver(self, produce: Callable[[], AsyncIterator[Any]], put: Callable[[Any], None]) -> None:
+    async def _deliver(self, produce: Callable[[], AsyncIterator[Any]], inbox: queue.SimpleQueue[Any]) -> None:
         start, may_repeat = time.monotonic(), True
         while True:
             try:
                 async for piece in produce():
                     may_repeat = False
-                    put(piece)
+                    while inbox.qsize() >= MAX_WAITING_EVENTS:  # a server may be faster than whoever reads
+                        await asyncio.sleep(_POLL_S / 10)
+                    inbox.put(piece)
             except BaseException as error:
                 lost_at_once = isinstance(error, self.disconnect_errors) and time.monotonic() - start < _LOST_AT_ONCE_S
                 if lost_at_once and may_repeat:
                     may_repeat = False
                     continue
                 self._note(error)
-                put(_End(error))
+                inbox.put(_End(error))
                 if isinstance(error, asyncio.CancelledError):
                     raise
                 return
             else:
-                return put(_End(None))
+                return inbox.put(_End(None))
 
     def _note(self, error: BaseException) -> None:
         """Before the job learns of its error: its worker shall not take another one."""

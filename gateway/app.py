@@ -93,6 +93,8 @@ async def _on_bad_body(request: Request, error: RequestValidationError) -> Respo
 
 async def _on_http_error(request: Request, error: HTTPException) -> Response:
     path = request.url.path
+    if isinstance(error.__cause__, KvasirError):
+        return await _on_error(request, error.__cause__)
     if isinstance(error.__cause__, ValueError | RecursionError):  # FastAPI calls only one kind of them invalid JSON
         return of_unread(error.__cause__).response(path)
     message = str(error.detail)

@@ -22,6 +22,7 @@ from gateway.refusal import ApiError
 from infra.broker.failpoints import failpoint
 from messages.errors import ConfigError, KvasirError
 from messages.jobs import PrefillJob
+from messages.limits import MAX_BATCHES, MAX_BATCHES_PER_KEY
 from messages.lines import on_one_line
 from producers.batch import prompt_lines
 from producers.batch.batch import Batch, Counts
@@ -32,7 +33,6 @@ from producers.client import Client
 
 log = logging.getLogger(__name__)
 
-MAX_UNDER_WAY = 32
 WINDOW_S = 24 * 3600.0
 _LATE_S = 30.0  # the workers' word that a job has expired comes first, if one holds it
 _RETRY_S = 10.0
@@ -117,10 +117,11 @@ class Batches:
             for earlier in self._batches.values() if key else ():
                 if (earlier.owner, earlier.idempotency_key, earlier.sha256) == (file.owner, key, file.sha256):
                     return earlier
-            if sum(not batch.is_over for batch in self._batches.values()) >= MAX_UNDER_WAY:
-                raise ApiError(
-                    429, f"{MAX_UNDER_WAY} batches are under way already", code="too_many_batches", retry_s=60
-                )
+            owners = [batch.owner for batch in self._batches.values() if not batch.is_over]
+            for number, most in ((owners.count(file.owner), MAX_BATCHES_PER_KEY), (len(owners), MAX_BATCHES)):
+                if number >= most:
+                    message = f"{most} batches are under way already"
+                    raise ApiError(429, message, code="too_many_batches", retry_s=60)
             self.files.get(file.id, file.owner)  # it may have been deleted meanwhile
             name = f"batch_{secrets.token_hex(12)}"
             batch = StoredBatch(name, file.owner, file.id, file.sha256, key, time.time(), metadata, models)

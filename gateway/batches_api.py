@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import FileResponse
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import ClientDisconnect
 
@@ -17,12 +17,12 @@ from gateway.files import StoredFile
 from gateway.gateway import ThisGateway
 from gateway.guard import UPLOAD_S
 from gateway.openai_api import ChatRequest
-from gateway.refusal import RESPONSES, RETRY_S, ApiError, of_validation
-from gateway.requests import Strict, meaningful_fields
+from gateway.refusal import RESPONSES, RETRY_S, ApiError
+from gateway.requests import BoundedRoute, Strict, meaningful_fields, validated
 from producers.batch.openai_body import Defaults
 from producers.batch.prompt_lines import BadLine
 
-router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=RESPONSES)
+router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=RESPONSES, route_class=BoundedRoute)
 
 _Text = Annotated[str, Field(max_length=512)]
 
@@ -30,11 +30,8 @@ _Text = Annotated[str, Field(max_length=512)]
 def check_body(body: dict[str, Any]) -> None:
     """Raises BadLine for a line's body that is not served."""
     try:
-        if ChatRequest.model_validate(body).stream:
+        if validated(ChatRequest, body).stream:
             raise BadLine("'stream' is not served in a batch")
-    except ValidationError as error:
-        problems = [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
-        raise BadLine(str(of_validation(problems, {"body": body}))) from None
     except ApiError as error:
         raise BadLine(str(error)) from None
 

@@ -22,6 +22,7 @@ from gateway.refusal import ApiError
 from infra.broker.failpoints import failpoint
 from infra.config.ownership import why_not_ours
 from messages.errors import ConfigError, UsageError
+from messages.limits import MAX_FILES_BYTES_PER_KEY
 from producers.batch import prompt_lines
 from producers.storage.private import make_folder, open_private, read_ordinary, sync_folder, take_lock, write_atomically
 from producers.storage.shapes import from_json, parse_as
@@ -29,6 +30,7 @@ from producers.storage.shapes import from_json, parse_as
 T = TypeVar("T")
 
 _PIECE_BYTES = 1 << 20
+_DESCRIPTION_BYTES = 4096  # at least, on disk and in memory
 _NAME = re.compile(r"(file-|batch_)[0-9a-f]{24}[a-z-]*")
 _FILE_NAME = re.compile(rf"\.?{_NAME.pattern}\.jsonl?(\.[0-9a-f]{{8}})?")
 
@@ -125,7 +127,13 @@ class Files:
             size, sha256 = _copy(content, self.path(file_id))
             failpoint("gateway.copied", file_id)
             prompt_lines.check_file(self.path(file_id), "the file")
+            if size + sum(file.size + _DESCRIPTION_BYTES for file in self.of(owner)) > MAX_FILES_BYTES_PER_KEY:
+                most = f"{MAX_FILES_BYTES_PER_KEY >> 30} GiB"
+                raise ApiError(413, f"your files would take more than {most}: delete some", "file", "too_many_bytes")
             return self._describe(StoredFile(file_id, owner, name, size, sha256, time.time()))
+        except ApiError:
+            self.path(file_id).unlink(missing_ok=True)
+            raise
         except OSError as error:
             self.path(file_id).unlink(missing_ok=True)
             raise ApiError(507, f"the file can't be kept: {error.strerror or error}") from None

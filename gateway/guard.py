@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -11,45 +12,45 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.gateway import Gateway
+from gateway.places import Places, Take
 from gateway.refusal import ApiError
+from messages.limits import MAX_BODY_BYTES, MAX_FILE_BYTES, MAX_HEADER_BYTES, MAX_UPLOAD_BYTES
 from monitoring import access
-from producers.batch.prompt_lines import MAX_FILE_BYTES
 
-MAX_BODY_BYTES = 8 << 20
-MAX_OPEN = 128  # requests under way, streams among them
 BODY_S = 30.0
-MAX_UPLOAD_BYTES = MAX_FILE_BYTES + (64 << 10)  # what is around the file in its form
 UPLOAD_S = 600.0
 _UPLOAD = ("POST", "/v1/files")
 _OPEN_TO_ALL = ("/", "/health", "/ready", "/docs", "/openapi.json")
 
 
 class Guard:
-    """ASGI middleware. The request's key lies in `scope["state"]["key"]`: None where none is needed."""
+    """ASGI middleware. The request's key lies in `scope["state"]["key"]`: None where none is needed.
+
+    Who is not let in costs nothing: what is open to all takes no body, and no place among the requests under way.
+    """
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
         self._gateway = gateway
-        self._open = 0
+        self._places = Places(gateway.figures.open.set)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        send = self._counting(send)
-        try:
-            scope.setdefault("state", {})["key"] = self._admit(scope)
-        except ApiError as refusal:
-            return await refusal.response(scope["path"])(scope, receive, send)
-        self._open += 1
-        self._gateway.figures.open.set(self._open)
-        try:
-            await self._pass(scope, receive, send)
-        finally:
-            self._open -= 1
-            self._gateway.figures.open.set(self._open)
+        send, state = self._counting(send), scope.setdefault("state", {})
+        with ExitStack() as until_over:
+            try:
+                key = state["key"] = self._admit(scope)
+                if scope["path"] in _OPEN_TO_ALL:
+                    return await self._app(scope, _replay_body(b"", receive), send)
+                take = until_over.enter_context(self._places.one(key.name if key else ""))
+            except ApiError as refusal:
+                return await refusal.response(scope["path"])(scope, receive, send)
+            state["has_place"] = True
+            await self._pass(scope, receive, send, take)
 
-    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, take: Take) -> None:
         headers = Headers(scope=scope)
         try:
             if (scope["method"], scope["path"]) == _UPLOAD:
@@ -59,7 +60,7 @@ class Guard:
                 return await self._app(scope, _limit_size(headers, receive, MAX_UPLOAD_BYTES, too_long), send)
             too_long = ApiError(413, f"the body is longer than {MAX_BODY_BYTES >> 20} MiB", code="body_too_large")
             async with asyncio.timeout(BODY_S):
-                body = await Request(scope, _limit_size(headers, receive, MAX_BODY_BYTES, too_long)).body()
+                body = await Request(scope, _limit_size(headers, receive, MAX_BODY_BYTES, too_long, take)).body()
         except ClientDisconnect:
             return
         except (ApiError, TimeoutError) as error:
@@ -74,11 +75,9 @@ class Guard:
         headers, path = Headers(scope=scope), scope["path"]
         if not self._gateway.keys.is_required:
             _check_local(headers)
-        if path in _OPEN_TO_ALL:
-            return None
-        if self._open >= MAX_OPEN:
-            raise ApiError(429, f"{MAX_OPEN} requests are under way already", code="too_many_requests", retry_s=1)
-        if not self._gateway.keys.is_required:
+        if _header_bytes(scope) > MAX_HEADER_BYTES:
+            raise ApiError(431, f"the headers are longer than {MAX_HEADER_BYTES >> 10} KiB", code="headers_too_large")
+        if path in _OPEN_TO_ALL or not self._gateway.keys.is_required:
             return None
         scheme, _, secret = headers.get("authorization", "").partition(" ")
         key = self._gateway.keys.find(secret.strip()) if scheme.lower() == "bearer" else None
@@ -95,13 +94,24 @@ class Guard:
         return count_and_send
 
 
+def _header_bytes(scope: Scope) -> int:
+    """As they came, within a few bytes a line; h11 measures only what is incomplete, and a large piece may be whole."""
+    return (
+        len(scope["raw_path"])
+        + len(scope["query_string"])
+        + sum(len(name) + len(value) for name, value in scope["headers"])
+    )
+
+
 def _check_local(headers: Headers) -> None:
     """Without keys a page on the web, opened on this machine, must not be able to ask."""
     if problem := access.why_not(access.LOOPBACK, headers.get("host", ""), headers.get("origin")):
         raise ApiError(403, f"without API keys {problem}: add one with kvasir keys add")
 
 
-def _limit_size(headers: Headers, receive: Receive, limit: int, too_long: ApiError) -> Receive:
+def _limit_size(
+    headers: Headers, receive: Receive, limit: int, too_long: ApiError, take: Take = lambda _size: None
+) -> Receive:
     """The body as it comes. Raises `too_long` where it is longer than `limit`, now or later."""
     if int(headers.get("content-length", "0")) > limit:
         raise too_long
@@ -113,6 +123,7 @@ def _limit_size(headers: Headers, receive: Receive, limit: int, too_long: ApiErr
         size += len(message.get("body", b""))
         if size > limit:
             raise too_long
+        take(len(message.get("body", b"")))
         return message
 
     return receive_within_limit

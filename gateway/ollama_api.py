@@ -6,21 +6,22 @@ import hashlib
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import Field, model_validator
+from pydantic import FailFast, Field, model_validator
 
 from gateway.gateway import Gateway, ThisGateway, new_seed, prompt_of
 from gateway.refusal import RESPONSES, ApiError
-from gateway.requests import Strict, meaningful_fields
+from gateway.requests import BoundedRoute, Strict, apart, meaningful_fields
 from gateway.streams import stream_response
 from infra.config.types import ModelSettings
 from messages.jobs import JobResult, Sampling
 from messages.lines import on_one_line
 
-router = APIRouter(prefix="/api", tags=["Ollama"], responses=RESPONSES)
+router = APIRouter(prefix="/api", tags=["Ollama"], responses=RESPONSES, route_class=BoundedRoute)
 
 LIKE = "0.33.0"  # the release of Ollama whose API this follows
 
@@ -114,7 +115,7 @@ class OllamaRequest(Strict):
             ]
         return fields
 
-    async def sampling(self, gateway: Gateway, model: ModelSettings) -> Sampling:
+    async def sampling(self, gateway: Gateway, model: ModelSettings, request: Request) -> Sampling:
         """Raises ApiError, InvalidMessage."""
         options = self.options
         context = await gateway.context(model.name)
@@ -123,7 +124,8 @@ class OllamaRequest(Strict):
         is_unlimited = options.num_predict is None or options.num_predict < 0
         random = options.seed is None or options.seed < 0
         schema = {"json": '{"type":"object"}'}.get(self.format, "") if isinstance(self.format, str) else None
-        return Sampling(
+        make = partial(
+            Sampling,
             max_tokens=await gateway.default_tokens(model.name) if is_unlimited else options.num_predict,  # type: ignore[arg-type]
             temperature=model.temperature if options.temperature is None else options.temperature,
             top_p=model.top_p if options.top_p is None else options.top_p,
@@ -132,6 +134,7 @@ class OllamaRequest(Strict):
             stop=(options.stop,) if isinstance(options.stop, str) else tuple(options.stop),
             json_schema=json.dumps(self.format, ensure_ascii=False) if schema is None else schema,
         )
+        return await apart(request, make)
 
 
 class OllamaMessage(Strict):
@@ -144,7 +147,7 @@ class OllamaMessage(Strict):
 class OllamaChatRequest(OllamaRequest):
     """POST /api/chat. Without messages it only asks whether the model is there."""
 
-    messages: list[OllamaMessage] = Field(default_factory=list)
+    messages: Annotated[list[OllamaMessage], FailFast()] = Field(default_factory=list)
 
     @property
     def conversation(self) -> list[tuple[str, str]]:
@@ -252,7 +255,7 @@ async def _respond(
         load_reply = {"model": body.model, "created_at": _time(), **words(""), "done": True, "done_reason": "load"}
         return JSONResponse(load_reply)
     prompt = prompt_of(conversation, shares=request.state.key is None)
-    sampling = await body.sampling(gateway, model)
+    sampling = await body.sampling(gateway, model, request)
     ask = await gateway.ask(model.name, prompt, sampling, "now", body.stream, request.state.key)
     if body.stream:
         return await stream_response(

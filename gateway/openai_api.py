@@ -11,18 +11,18 @@ from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import Field, model_validator
+from pydantic import FailFast, Field, model_validator
 
 from gateway.dispatch import PromptRequest
 from gateway.gateway import Gateway, ThisGateway, new_seed, prompt_of
 from gateway.refusal import RESPONSES, ApiError
-from gateway.requests import Strict, meaningful_fields
+from gateway.requests import BoundedRoute, Strict, apart, meaningful_fields
 from gateway.streams import stream_response
 from messages.jobs import JobResult, Lane
 from messages.lines import on_one_line
 from producers.batch.openai_body import Defaults, choices_of, messages_of, sampling_of, usage_of
 
-router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=RESPONSES)
+router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=RESPONSES, route_class=BoundedRoute)
 
 # What the API has and we have not, and the values by which a client says that it doesn't want it.
 NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
@@ -136,7 +136,7 @@ class _OpenAIRequest(Strict):
         model = gateway.model(self.model, request.state.key)
         fields = self.model_dump(by_alias=True)
         defaults = Defaults(model.name, await gateway.default_tokens(model.name), model.temperature, model.top_p)
-        sampling = sampling_of(fields, defaults, new_seed())
+        sampling = await apart(request, sampling_of, fields, defaults, new_seed())
         prompt = prompt_of(messages or messages_of(fields), shares=request.state.key is None)
         return await gateway.ask(model.name, prompt, sampling, lane, self.stream, request.state.key)
 
@@ -144,7 +144,7 @@ class _OpenAIRequest(Strict):
 class ChatRequest(_OpenAIRequest):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1), FailFast()]
     max_completion_tokens: int | None = None
     metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
     response_format: ResponseFormat | None = None

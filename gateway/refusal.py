@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import Response
 
+from messages.bounded_json import TooManyValues
 from messages.errors import BrokerUnavailable, DeadLetter, KvasirError, NoQueue, StoreUnavailable
 from messages.jobs import JobError
 
@@ -79,6 +80,8 @@ def of_job(error: JobError) -> ApiError:
 def of_unread(error: ValueError | RecursionError) -> ApiError:
     """What kept Python's own reader of JSON from reading a body."""
     message = "the body is not JSON that can be read: it nests too deep, or a number has too many digits"
+    if isinstance(error, TooManyValues):
+        message = f"the body is not read: {error}"
     if isinstance(error, json.JSONDecodeError):
         message = "the body is not JSON"
     if isinstance(error, UnicodeDecodeError):

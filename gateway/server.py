@@ -24,17 +24,16 @@ from gateway.batches_api import check_body
 from gateway.dispatch import Dispatcher
 from gateway.files import open_files
 from gateway.gateway import STOP_S, Gateway
-from gateway.guard import MAX_OPEN
 from gateway.keys import KeyRing, file_in
 from infra.config.types import ModelSettings
 from messages.errors import ConfigError
+from messages.limits import MAX_CONNECTIONS, MAX_GUESTS, MAX_HEADER_BYTES
 from monitoring.access import is_loopback
 from monitoring.server import Page, PageServer
 from producers.client import Client
 
 log = logging.getLogger(__name__)
 
-MAX_HEADER_BYTES = 64 << 10
 HEADERS_S = 30.0  # that a client may take to send a request's headers
 TAKE_S = 60.0  # that it may take to receive what was written
 _IDLE_S = 30
@@ -78,15 +77,28 @@ def serve(
 
 
 class TimedConnection(H11Protocol):
-    """Cut if its client is too slow: uvicorn waits for ever for headers, and for one that takes nothing."""
+    """Cut if its client is too slow: uvicorn waits for ever for headers, and for one that takes nothing.
+
+    A guest is a connection without a request that was let in: many of them cost nobody a connection.
+    """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self._limits: dict[Literal["headers", "take"], asyncio.TimerHandle] = {}
+        self._made_at = self.loop.time()
+
+    @property
+    def is_guest(self) -> bool:
+        """Whether it is open and has no request under way that was let in."""
+        is_at_work = self.cycle and not self.cycle.response_complete and self.cycle.scope["state"].get("has_place")
+        return not is_at_work and not self.transport.is_closing()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio.Protocol."""
         super().connection_made(transport)
+        guests = [each for each in self.connections if isinstance(each, TimedConnection) and each.is_guest]
+        if len(guests) > MAX_GUESTS:
+            min(guests, key=lambda guest: guest._made_at).transport.abort()
         transport.set_write_buffer_limits(high=0)  # `pause_writing` tells of the first byte that isn't taken
         self._begin("headers", HEADERS_S)
 
@@ -138,7 +150,7 @@ class GatewayServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=4 * MAX_OPEN,
+                limit_concurrency=MAX_CONNECTIONS,
                 timeout_keep_alive=_IDLE_S,
                 timeout_graceful_shutdown=int(STOP_S) + 5,
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
@@ -183,7 +195,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
     """A socket that listens there; port 0 takes a free one. Raises ConfigError."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=4 * MAX_OPEN)
+        listener = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
     except OSError as error:
         raise ConfigError(f"can't listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
     # asyncio lets small writes through at once only where it sees the protocol, and `create_server` leaves it out.

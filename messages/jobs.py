@@ -16,14 +16,13 @@ from typing import Any, Literal
 from messages import checks
 from messages.change import non_default_fields, replace_fields
 from messages.errors import InvalidMessage
+from messages.json_schema import check_schema
 from messages.kv import KVLayout
+from messages.limits import MAX_ANSWER_BYTES, MAX_PARTS, MAX_PROMPT_BYTES, MAX_SCHEMA_BYTES
 
 KIB = 1024
 MIB = 1024 * KIB
 
-MAX_PROMPT_BYTES = 1 * MIB
-MAX_SCHEMA_BYTES = 256 * KIB
-MAX_ANSWER_BYTES = 4 * MIB
 MAX_ERROR_BYTES = 8 * KIB
 MAX_TOKENS = 1 << 20
 # A prompt this short (1 KiB of text and a chat template) is computed sooner than its KV cache is stored and fetched.
@@ -31,7 +30,6 @@ SHORT_PROMPT_TOKENS = 320
 # The first job of each prefill engine, and one in so many later, is prefilled by its decoder too, and compared.
 KV_CHECK_EVERY = 200
 MAX_STOP_STRINGS = 16
-MAX_PARTS = 256  # of a prompt and of the questions after it
 MAX_ANSWERS = 32
 MAX_QUESTION_ANSWERS = 64  # of all questions of a job, several to one of them included
 MAX_SECONDS = 1e9  # of any duration in a report
@@ -83,15 +81,7 @@ class Sampling:
         checks.text("json_schema", self.json_schema, MAX_SCHEMA_BYTES)
         checks.whole("answers", self.answers, 1, MAX_ANSWERS)
         if self.json_schema:
-            self._check_schema_is_an_object()
-
-    def _check_schema_is_an_object(self) -> None:
-        try:
-            schema = json.loads(self.json_schema)
-        except (ValueError, RecursionError) as error:
-            raise InvalidMessage(f"json_schema is not JSON: {error}") from None
-        if not isinstance(schema, dict):
-            raise InvalidMessage("json_schema must be a JSON object")
+            check_schema(self.json_schema)
 
 
 @dataclass(frozen=True, slots=True)

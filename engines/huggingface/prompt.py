@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from engines.chat import SAMPLE, ChatPrompt, vocabulary_hash
 from engines.huggingface.weights import read_json
+from engines.template import rendered, require_bounded, sandbox
 from messages.errors import ConfigError, InvalidPrompt
 from messages.jobs import user_prompt
 
@@ -115,13 +115,10 @@ class _Template:
         self._folder = folder
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         self._tokens = {name: _token_text(settings.get(name)) for name in names}
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise
+        text = _template_text(folder, settings)
+        require_bounded(text, tuple(self._tokens.items()), str(folder))
         try:
-            self._template = environment.from_string(_template_text(folder, settings))
+            self._template = sandbox().from_string(text)
         except TemplateError as error:
             raise ConfigError(f"the chat template of {folder} is not valid: {error}") from None
 
@@ -129,14 +126,7 @@ class _Template:
         """These messages, and the opening of the assistant's answer. Raises InvalidPrompt."""
         today = datetime.fromtimestamp(clock, UTC)
         try:
-            return self._template.render(
-                messages=messages,
-                add_generation_prompt=True,
-                tools=None,
-                documents=None,
-                strftime_now=today.strftime,
-                **self._tokens,
-            )
+            return rendered(self._template, messages, self._tokens, today)
         except Exception as error:  # noqa: BLE001  a template is a program of its author's: it may fail in any way
             raise InvalidPrompt(f"the chat template of {self._folder} can't be rendered: {error}") from None
 
@@ -195,12 +185,3 @@ def _token_text(token: Any) -> str:
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""
-
-
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    # Not Jinja's own filter, which escapes < and > for HTML.
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
-
-
-def _raise(message: str) -> str:
-    raise TemplateError(message)

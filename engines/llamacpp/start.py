@@ -24,6 +24,7 @@ from engines.llamacpp.http import PATIENCE_S, LlamaServer, socket_url
 from engines.llamacpp.model import heads
 from engines.llamacpp.ollama_models import SCHEME, check_dialect, find_gguf
 from engines.llamacpp.server import PROGRAM, SETTINGS, Launch, LlamaServerProcess, find_program
+from engines.template import require_bounded
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 
 _OWN_PROGRAM = f"{PROGRAM}:"
@@ -72,6 +73,7 @@ def start(options: EngineOptions) -> Backing:
         find_gguf(weights.removeprefix(SCHEME)) if weights.startswith(SCHEME) else Path(weights).expanduser()
     )
     check_dialect(gguf)
+    require_bounded(str(gguf.metadata.get("tokenizer.chat_template", "")), (), str(gguf.path))
     context = options.context or int(gguf.hyperparameter("context_length", 4096))
     slots = options.slots + 1
     folder, remove_folder = make_slot_folder(_spacious_folder(gguf, context * slots))

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import ollama
 
-from engines.remote import CONNECT_S, IDLE_S, RemoteServer
+from engines.remote import CONNECT_S, IDLE_S, RemoteServer, bounded
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidSchema, KvasirError
 
 _NOT_FOUND = 404
@@ -104,4 +104,25 @@ class _NeverCut(httpx.AsyncHTTPTransport):
             headers = {name: value for name, value in request.headers.items() if name != "content-length"}
             extensions = request.extensions
             request = httpx.Request(request.method, request.url, headers=headers, json=body, extensions=extensions)
-        return await super().handle_async_request(request)
+        request.headers["accept-encoding"] = "identity"
+        response = await super().handle_async_request(request)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise EngineUnavailable("Ollama answers in another form than was asked for: compressed")
+        by_lines = "ndjson" in response.headers.get("content-type", "")
+        response.stream = _Bounded(response.stream, by_lines)
+        return response
+
+
+class _Bounded(httpx.AsyncByteStream):
+    """A body that ends with an error where it is longer than any answer is."""
+
+    def __init__(self, stream: Any, by_lines: bool) -> None:
+        self._stream = stream
+        self._by_lines = by_lines
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return bounded(aiter(self._stream), "Ollama", self._by_lines)
+
+    async def aclose(self) -> None:
+        """See httpx."""
+        await self._stream.aclose()

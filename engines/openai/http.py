@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import logging
 import socket
 import ssl
@@ -20,7 +19,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import certifi
 
-from engines.remote import CONNECT_S, IDLE_S, RemoteServer
+from engines.remote import CONNECT_S, IDLE_S, RemoteServer, bounded
+from messages import bounded_json
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, InvalidSchema, KvasirError
 
 _log = logging.getLogger(__name__)
@@ -95,11 +95,11 @@ class OpenAIServer(RemoteServer):
     async def _probe(self) -> list[Any]:
         await self._check_place()
         async with self._open_session().get(f"{self.host}/models", allow_redirects=False) as response:
-            body = await response.read()
+            body = await self._read(response)
         self._check(response, body)
         try:
-            entries = json.loads(body)["data"]
-        except (ValueError, KeyError, TypeError):
+            entries = bounded_json.loads(body)["data"]
+        except (ValueError, RecursionError, KeyError, TypeError):
             entries = None
         if not isinstance(entries, list):
             raise NoModelList(f"{self.host}/models is no list of models: is this the address of OpenAI's API?")
@@ -120,19 +120,24 @@ class OpenAIServer(RemoteServer):
         post = self._open_session().post(f"{self.host}/chat/completions", json=body, allow_redirects=False)
         async with post as response:
             if response.status != HTTPStatus.OK:
-                self._check(response, await response.read())
+                self._check(response, await self._read(response))
             if "event-stream" not in response.headers.get("content-type", ""):
                 raise EngineUnavailable(f"the server at {self.host} answered something other than a stream")
-            async for line in _lines(response.content):
-                kind, _, value = line.partition(":")
-                if kind != "data":
+            async for line in _lines(bounded(response.content.iter_any(), f"the server at {self.host}", by_lines=True)):
+                kind, _, value = line.partition(b":")
+                if kind != b"data":
                     continue
-                if value.strip() == "[DONE]":
+                if value.strip() == b"[DONE]":
                     break
                 yield self._event(value)
-            with suppress(TimeoutError):  # read to its end, the connection serves the next request too
+            # Read to its end, the connection serves the next request too.
+            with suppress(TimeoutError, EngineUnavailable):
                 async with asyncio.timeout(_END_S):
-                    await response.content.read()
+                    await self._read(response)
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        pieces = bounded(response.content.iter_any(), f"the server at {self.host}", by_lines=False)
+        return b"".join([piece async for piece in pieces])
 
     def _open_session(self) -> aiohttp.ClientSession:
         """The session; it belongs to the loop on which the requests run."""
@@ -140,9 +145,11 @@ class OpenAIServer(RemoteServer):
             secure = ssl.create_default_context(cafile=certifi.where())
             # Names are looked up again each time, as `_check_place` does.
             connector = aiohttp.TCPConnector(limit=0, ssl=secure, keepalive_timeout=IDLE_S, use_dns_cache=False)
+            key_header = {"Authorization": f"Bearer {self._key}"} if self._key else {}
             self._session = aiohttp.ClientSession(
                 connector=connector,
-                headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+                headers={"Accept-Encoding": "identity", **key_header},
+                auto_decompress=False,  # a thousand times as much may come out of what was counted
                 # No read time-out: loading and a long prompt are silent for minutes; the caller's stop event ends them.
                 timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -155,13 +162,14 @@ class OpenAIServer(RemoteServer):
         if self._session is not None:
             await self._session.close()
 
-    def _event(self, value: str) -> dict[str, Any]:
+    def _event(self, value: bytes) -> dict[str, Any]:
+        beginning = value[:80].decode(errors="replace")
         try:
-            event = json.loads(value)
-        except ValueError:
-            raise EngineUnavailable(f"the server at {self.host} sent an event that is not JSON: {value:.80}") from None
+            event = bounded_json.loads(value)
+        except (ValueError, RecursionError):
+            raise EngineUnavailable(f"the server at {self.host} sent an event that is not JSON: {beginning}") from None
         if not isinstance(event, dict):
-            raise EngineUnavailable(f"the server at {self.host} sent an event that is no object: {value:.80}")
+            raise EngineUnavailable(f"the server at {self.host} sent an event that is no object: {beginning}")
         if event.get("error"):
             raise self._refusal(500, event)
         return event
@@ -174,8 +182,8 @@ class OpenAIServer(RemoteServer):
         if status == HTTPStatus.TOO_MANY_REQUESTS and wait is not None and wait <= _LONGEST_WAIT_S:
             raise _Busy(wait)
         try:
-            body = json.loads(content)
-        except ValueError:
+            body = bounded_json.loads(content)
+        except (ValueError, RecursionError):
             body = content.decode(errors="replace")
         raise self._refusal(status, body)
 
@@ -229,14 +237,14 @@ def _error_text(error: BaseException) -> str:
     return " ".join(str(text).split())
 
 
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[str]:
-    """As they are complete, without their ends; aiohttp's own have a greatest length."""
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """As they are complete, without their ends; aiohttp's own have another greatest length."""
     rest = b""
-    async for piece in content.iter_any():
+    async for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
-            yield line.decode(errors="replace").rstrip("\r")
-    yield rest.decode(errors="replace")
+            yield line.rstrip(b"\r")
+    yield rest
 
 
 def _seconds(retry_after: str) -> float | None:

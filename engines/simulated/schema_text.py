@@ -22,6 +22,7 @@ _SUPPORTED_KEYWORDS = {
     "$ref", "anyOf", "oneOf", "const", "enum", "type", "properties", "required", "items", "minItems", "maxItems",
     "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength",
 }  # fmt: skip
+_MAX_VALUES = 20_000  # in one answer
 _MAX_DEPTH = 24
 _WORDS = (
     "clear",
@@ -49,6 +50,7 @@ class _Generator:
     def __init__(self, root: Mapping[str, Any], source: random.Random) -> None:
         self._root = root
         self._source = source
+        self._values = 0
 
     def value(self, schema: Any, depth: int) -> Any:
         if schema is True:
@@ -57,6 +59,9 @@ class _Generator:
             raise InvalidSchema(f"a JSON schema must be an object, not {schema!r:.60}")
         if depth > _MAX_DEPTH:
             raise InvalidSchema(f"the JSON schema nests, or refers to itself, more than {_MAX_DEPTH} levels deep")
+        self._values += 1
+        if self._values > _MAX_VALUES:
+            raise InvalidSchema(f"the JSON schema wants more than {_MAX_VALUES:,} values")
         _check_keywords(schema)
         if "$ref" in schema:
             return self.value(self._resolve(schema["$ref"]), depth + 1)

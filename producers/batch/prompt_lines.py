@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from messages import bounded_json
+from messages.bounded_json import TooManyValues
 from messages.errors import ConfigError, InvalidMessage, KvasirError, UsageError
 from messages.jobs import (
-    MAX_PROMPT_BYTES,
     JobResult,
     Part,
     PrefillJob,
@@ -28,13 +29,11 @@ from messages.jobs import (
     job_id,
     user_prompt,
 )
+from messages.limits import MAX_FILE_BYTES, MAX_LINE_BYTES, MAX_LINES, MAX_PROMPT_BYTES
 from producers.batch.batch import Batch, BatchEntry
 from producers.batch.intake import failed_intake
 from producers.batch.openai_body import Defaults, choices_of, messages_of, sampling_of, usage_of
 
-MAX_LINES = 50_000
-MAX_FILE_BYTES = 200 << 20
-MAX_LINE_BYTES = 8 << 20
 _URL = "/v1/chat/completions"
 
 
@@ -170,7 +169,9 @@ def _object(row: bytes) -> dict[str, Any]:
     if len(row) > MAX_LINE_BYTES:
         raise BadLine(f"it is longer than {MAX_LINE_BYTES >> 20} MiB")
     try:
-        fields = json.loads(row)
+        fields = bounded_json.loads(row)
+    except TooManyValues as error:
+        raise BadLine(str(error)) from None
     except (ValueError, RecursionError) as error:
         raise BadLine(f"it is not JSON: {str(error)[:100]}") from None
     if not isinstance(fields, dict):

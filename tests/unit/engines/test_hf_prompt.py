@@ -243,3 +243,27 @@ def test_bare_text_is_counted_without_control_tokens(demo: HFPrompt) -> None:
     assert demo.count_tokens("") == 0
     assert demo.count_tokens("<|im_end|>") > 1
     assert demo.chars_per_token == pytest.approx(2.35, abs=0.2)
+
+
+RANGES = "".join("{% for " + name + " in range(99999) %}" for name in "abcd") + "{% endfor %}" * 4
+DOUBLING = (
+    "{% set n = namespace(x='kvasir') %}{% for _ in messages * 50 %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}"
+)
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        RANGES,
+        "{{ '%0999999999d' % 1 }}",
+        "{{ 'x'.ljust(99999999) }}",
+        DOUBLING,
+        "".join("{% for " + name + " in messages %}" for name in "abcdef") + "{% endfor %}" * 6,
+    ],
+)
+def test_a_template_that_takes_all_time_or_memory_is_refused(
+    tmp_path: Path, bomb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("messages.limits.TEMPLATE_S", 1)
+    with pytest.raises(ConfigError, match="takes more than 1 s or 256 MiB"):
+        HFPrompt(folder_with(tmp_path, bomb + CHATML))

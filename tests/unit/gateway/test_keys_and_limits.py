@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from gateway import guard, keys, server
+from gateway import guard, keys, places, server
 from gateway.keys import KeyRing, add_key, file_in, read_keys, revoke_key
 from gateway.server import check_host
 from infra.config.types import ModelSettings
@@ -223,7 +223,7 @@ def test_a_client_that_takes_nothing_is_cut_off(standing: ServedGateway, monkeyp
 
 
 def test_open_requests_are_bounded(standing: ServedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "MAX_OPEN", 0)
+    monkeypatch.setattr(places, "MAX_OPEN", 0)
     refused = httpx.post(f"{standing.url}/v1/chat/completions", json=ASK)
     assert refused.status_code == 429
     assert refused.headers["retry-after"]

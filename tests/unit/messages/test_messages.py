@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from messages import codec
 from messages.errors import InvalidMessage, KvasirError, NewerMessage
 from messages.jobs import (
-    MAX_PARTS,
-    MAX_PROMPT_BYTES,
     DecodeJob,
     DecodeReport,
     JobError,
@@ -33,6 +31,7 @@ from messages.jobs import (
     user_prompt,
 )
 from messages.kv import KVLayout
+from messages.limits import MAX_PARTS, MAX_PROMPT_BYTES
 from tests.unit.messages.golden.make import MESSAGES
 
 LAYOUT = KVLayout(4, 2, 32, "bf16", window=16, window_layers=(1, 3))

@@ -1,0 +1,49 @@
+"""How many requests are under way, and how long together: of each key, and of all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gateway.refusal import ApiError
+from messages.limits import MAX_BODIES_BYTES, MAX_BODIES_BYTES_PER_KEY, MAX_OPEN, MAX_OPEN_PER_KEY
+
+Take = Callable[[int], None]
+
+
+class Places:
+    """Without keys everybody has the same name: then the bounds of one key are those of all. In the event loop."""
+
+    def __init__(self, on_change: Callable[[int], None]) -> None:
+        """`on_change` is told how many requests are under way."""
+        self._on_change = on_change
+        self._requests: Counter[str] = Counter()
+        self._body_bytes: Counter[str] = Counter()
+
+    @contextmanager
+    def one(self, key: str) -> Iterator[Take]:
+        """A place for a request, and what is told of the bytes of its body as they come. Both raise ApiError."""
+        taken = 0
+
+        def take(size: int) -> None:
+            nonlocal taken
+            taken += size
+            self._body_bytes[key] += size
+            _require_room(self._body_bytes, key, (MAX_BODIES_BYTES_PER_KEY, MAX_BODIES_BYTES), "bytes of requests")
+
+        self._requests[key] += 1
+        try:
+            _require_room(self._requests, key, (MAX_OPEN_PER_KEY, MAX_OPEN), "requests")
+            self._on_change(self._requests.total())
+            yield take
+        finally:
+            self._requests[key] -= 1
+            self._body_bytes[key] -= taken
+            self._on_change(self._requests.total())
+
+
+def _require_room(counts: Counter[str], key: str, bounds: tuple[int, int], words: str) -> None:
+    for number, most in zip((counts[key], counts.total()), bounds, strict=True):
+        if number > most:
+            raise ApiError(429, f"{most:,} {words} are under way already", code="too_many_requests", retry_s=1)

@@ -1,0 +1,59 @@
+"""How much is taken of what comes from outside: the one table that gateway, workers and readers go by.
+
+Each bound is checked before what it bounds is paid for. `docs/security.md` lists them; each has its test. What students
+hand in is bounded where it is read (`grading/submissions/archives.py`).
+"""
+
+from __future__ import annotations
+
+_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
+
+# A job.
+MAX_PROMPT_BYTES = 1 * _MIB
+MAX_ANSWER_BYTES = 4 * _MIB
+MAX_PARTS = 256  # of a prompt and of the questions after it
+
+# JSON before it is parsed: its texts, lists, objects and commas. A schema of the greatest size has about 60,000.
+MAX_JSON_PIECES = 100_000
+
+# A job's JSON schema. What makes a grammar of it unrolls repetitions, recurses into what it refers to on the native
+# stack, and multiplies automata, before it looks at limits of its own.
+MAX_SCHEMA_BYTES = 256 * _KIB
+MAX_SCHEMA_VALUES = 40_000
+MAX_SCHEMA_DEPTH = 64
+MAX_REFERENCE_LEVELS = 2_000  # how deep it nests, times the number of parts that it refers to
+MAX_ITEMS = 50_000  # minItems and maxItems of all arrays together
+MAX_LENGTHS = 10_000_000  # minLength and maxLength of all texts together
+MAX_PATTERN_BYTES = 4 * _KIB
+MAX_REPETITIONS = 100_000  # of all repetitions in a pattern, multiplied
+MAX_DIVISOR_DIGITS = 5  # of multipleOf, from its first one on
+MAX_JOINED_PATTERNS = 8  # in a schema that has several conditions for one value
+
+# Requests to the gateway.
+MAX_BODY_BYTES = 8 * _MIB
+MAX_BODIES_BYTES = 64 * _MIB  # of all requests under way
+MAX_BODIES_BYTES_PER_KEY = 32 * _MIB
+MAX_HEADER_BYTES = 64 * _KIB
+MAX_CONNECTIONS = 512
+MAX_GUESTS = 256  # connections without a request that was let in: beyond that the oldest is cut
+MAX_OPEN = 256  # requests under way, streams among them
+MAX_OPEN_PER_KEY = 128
+MAX_ENTRIES = MAX_PARTS  # of a list or an object of a request, but for a schema's
+
+# Files and batches.
+MAX_LINES = 50_000
+MAX_LINE_BYTES = 8 * _MIB
+MAX_FILE_BYTES = 200 * _MIB
+MAX_UPLOAD_BYTES = MAX_FILE_BYTES + 64 * _KIB  # what is around the file in its form
+MAX_FILES_BYTES_PER_KEY = 20 * _GIB
+MAX_BATCHES = 256  # under way
+MAX_BATCHES_PER_KEY = 32
+
+# What another server answers, as the engines `openai` and `ollama` read it.
+MAX_REPLY_BYTES = 4 * _MIB  # a list of models, an error, a line of a stream
+MAX_STREAM_BYTES = 64 * _MIB  # a whole stream: two hundred thousand tokens, each in an event of its own
+MAX_WAITING_EVENTS = 1_000  # that have been received and not been read
+
+# A chat template, rendered once in a process of its own before it is used.
+TEMPLATE_S = 5  # of computing
+MAX_TEMPLATE_MEMORY_BYTES = 256 * _MIB
