@@ -139,7 +139,8 @@ def _grade(rubric: Rubric, item: Item, result_of: Callable[[str], JobResult | No
         )
     name = item.submission.name
     grade = grade_submission(name, rubric, answers, item.submission, item.cuts, item.findings, hidden, item.copy_reason)
-    remarks = (*([f"whose is it? {item.owner.question}"] if item.owner.question else []), *grade.remarks)
+    question = "" if grade.reason == item.owner.question else item.owner.question
+    remarks = (*([f"whose is it? {question}"] if question else []), *grade.remarks)
     return replace(grade, item_id=item.item_id, person=item.owner.shown, remarks=remarks)
 
 

@@ -43,6 +43,8 @@ def prepare(
     selection, all_submissions = request.selection, request.read()
     roster = request.read_roster()
     owners = roster.owners(submission.name for submission in all_submissions)
+    sent_names = {entry.name for entry in planned_entries if entry.role != "intake"}
+    unassigned = {name for name, owner in owners.items() if owner.question == UNASSIGNED} - sent_names
     selected_names = {
         submission.name for submission in (all_submissions if selection.is_whole else request.read(selection))
     }
@@ -50,7 +52,7 @@ def prepare(
     form = older_form or QUESTION_FORM
     submissions = [
         replace(submission, parts=(), problem=submission.problem or UNASSIGNED)
-        if owners[submission.name].question == UNASSIGNED
+        if submission.name in unassigned
         else submission
         for submission in pseudonymise(all_submissions, secret, form, roster)
         if submission.name in selected_names or selection.leaves_alone(submission.name)
@@ -107,7 +109,11 @@ def assign(
 
 def questions(assignment: Assignment) -> dict[str, str]:
     """What a person has to say about whose the class's submissions are, by name."""
-    return {item.submission.name: item.owner.question for item in assignment.items if item.owner.question}
+    return {
+        item.submission.name: f"{'not sent: ' * (item.submission.problem == UNASSIGNED)}{item.owner.question}"
+        for item in assignment.items
+        if item.owner.question
+    }
 
 
 def _as_planned(assignment: Assignment, planned_entries: Iterable[BatchEntry]) -> Assignment:

@@ -37,7 +37,7 @@ TEST_STUDENT = "Student, Test"  # Canvas's own
 # What Moodle calls everybody whose name it hides, in the languages of its own that are met most.
 HIDDEN_NAMES = frozenset({"", "anon", "participant", "teilnehmer", "teilnehmerin", "participante", "student"})
 _SAY = "say whose with kvasir assign"
-UNASSIGNED = f"nothing in its name says whose it is, so it was not sent: {_SAY}"
+UNASSIGNED = f"nothing in its name says whose it is: {_SAY}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""What Canvas and Moodle do with an uploaded file, from their documented rules. Shares no code with the exporters.
+"""What Canvas and Moodle do with an uploaded file, by their sources. Shares no code with the exporters.
+
+Canvas: instructure/canvas-lms, `lib/gradebook_importer.rb`. Moodle: moodle/moodle, `mod/assign/feedback/offline`,
+`importgradeslib.php` and `locallib.php`.
 
 Each reader gives the grades that the LMS would set, or raises ImportRejected with the rule that the file breaks.
 """
@@ -28,13 +31,16 @@ class CanvasImport:
 def canvas_import(data: bytes, assignments: set[str], users: set[str]) -> CanvasImport:
     """Read a gradebook as Canvas does, in a course with these assignment ids and user ids."""
     text = data.decode("utf-8-sig")
-    delimiter = ";" if text.split("\n", 1)[0].count(";") > text.split("\n", 1)[0].count(",") else ","
+    beginning = "".join(text.splitlines(keepends=True)[:3])  # `GradebookImporter#csv_stream`
+    delimiter = ";" if beginning.count(";") > beginning.count(",") else ","
     rows = list(csv.reader(io.StringIO(text), delimiter=delimiter))
     header = rows[0]
     columns = _assignment_columns(header, assignments)
-    points_row = next((n for n, row in enumerate(rows) if row and row[0].strip() == "Points Possible"), None)
+    points_row = next((n for n, row in enumerate(rows) if row and "Points Possible" in row[0]), None)
     if points_row is None or rows[points_row][0][:1] != " ":
         raise ImportRejected("no row '    Points Possible'; without its blanks it would be a student of that name")
+    # `readonly_assignment?`
+    columns = {i: id for i, id in columns.items() if not re.search(r"read\s+only", rows[points_row][i])}
     gradebook = CanvasImport()
     gradebook.points_possible = {
         columns[i]: _number(rows[points_row][i]) for i in columns if rows[points_row][i].strip()
@@ -45,10 +51,11 @@ def canvas_import(data: bytes, assignments: set[str], users: set[str]) -> Canvas
 
 
 def _assignment_columns(header: list[str], assignments: set[str]) -> dict[int, str]:
-    """Assignment id by column; "(read only)" columns are ignored."""
+    """Assignment id by column; what `NON_ASSIGNMENT_COLUMN_HEADERS` finds anywhere in a title is ignored."""
     columns = {}
     for index in range(_fact_columns(header), len(header)):
-        if "(read only)" in header[index] or not header[index].strip():
+        kinds = r"(?:Current|Final) (?:Score|Points|Grade)|Override (?:Score|Grade|Status)"
+        if re.search(rf"{kinds}|\(read only\)", header[index]) or not header[index].strip():
             continue
         match = re.search(r"\((\d+)\)\s*$", header[index])
         if match is None or match.group(1) not in assignments:
@@ -104,7 +111,9 @@ def moodle_worksheet(data: bytes, last_modified: dict[str, str], maximum: float)
 
     `last_modified` is Moodle's own record by participant: a row whose time differs is older and is skipped.
     """
-    rows = list(csv.reader(io.StringIO(data.decode("utf-8-sig"))))
+    text = data.decode("utf-8-sig")  # the separator is chosen on upload
+    first = text.split("\n", 1)[0]
+    rows = list(csv.reader(io.StringIO(text), delimiter=max(",;\t", key=first.count)))
     header = rows[0]
     for column in ("Identifier", "Grade", "Last modified (grade)"):
         if column not in header:
@@ -120,8 +129,8 @@ def moodle_worksheet(data: bytes, last_modified: dict[str, str], maximum: float)
         if cells["Last modified (grade)"] != last_modified[match.group(1)]:
             continue
         if cells["Grade"].strip():
-            value = float(cells["Grade"])
-            if not 0 <= value <= maximum:
+            value = float(cells["Grade"].replace(",", "."))  # `unformat_float`
+            if not 0 <= value <= maximum:  # such a row is passed over, and nobody is told
                 raise ImportRejected(f"grade {value} is out of range")
             worksheet.grades[match.group(1)] = value
         if cells.get("Feedback comments"):

@@ -155,7 +155,7 @@ def test_work_that_was_only_seen_waiting_and_has_gone_again_leaves_no_row_and_wo
     ("before", "after"),
     [
         (CLASS[2], "student2_102_7_homework-1.py"),
-        ("Zo\u00eb.py", "Zoe\u0308.py"),
+        ("zo\u00eb_102_3_a.py", "zoe\u0308_102_3_a.py"),
     ],
 )
 def test_a_look_keeps_the_grade_of_work_whose_file_is_called_otherwise_now(
