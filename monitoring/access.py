@@ -35,7 +35,7 @@ def why_not(listens_on: str, host: str, origin: str | None) -> str:
     return ""
 
 
-class Guard:
+class HostGuard:
     """ASGI middleware: HTTP and WebSockets of an application that listens on `listens_on`."""
 
     def __init__(self, app: Callable[..., Awaitable[None]], listens_on: str) -> None:

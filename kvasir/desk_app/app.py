@@ -10,9 +10,9 @@ from pathlib import Path
 from starlette.middleware import Middleware
 from streamlit import App, get_option
 
-from monitoring.access import LOOPBACK, Guard
+from monitoring.access import LOOPBACK, HostGuard
 
 app = App(
     Path(__file__).with_name("script.py"),
-    middleware=[Middleware(Guard, listens_on=get_option("server.address") or LOOPBACK)],
+    middleware=[Middleware(HostGuard, listens_on=get_option("server.address") or LOOPBACK)],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from tests.support.processes import DEMO, Cluster, RunningProcess, config_text, 
 from tests.support.servers import Process, free_port
 from tests.support.sockets import processes_of
 from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 PATIENCE_S = 60.0
 
@@ -59,23 +62,23 @@ def test_a_gateway_its_page_and_the_models_in_its_process(tmp_path: Path, with_k
         assert attacked(tmp_path, ports=2, files=1) == []
 
 
-def test_an_attack_that_gets_through_is_seen(tmp_path: Path) -> None:
+def test_an_attack_that_gets_through_is_seen() -> None:
     # Given a server that answers everybody, and a socket in a folder that is open to everybody
-    script = "; ".join(
-        [
-            "import http.server as s, socket",
-            f"u = socket.socket(socket.AF_UNIX); u.bind({str(tmp_path / 'u.sock')!r}); u.listen()",
-            "s.ThreadingHTTPServer(('0.0.0.0', 0), s.SimpleHTTPRequestHandler).serve_forever()",
-        ]
-    )
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == Path("/proc/self").stat().st_uid and len(folder.parts) > 2:
-            folder.chmod(0o755)
-    process = Process([sys.executable, "-c", script], environment(tmp_path), tmp_path, tmp_path / "log")
-    try:
-        ways = attacked(tmp_path, ports=1, files=1)
-    finally:
-        process.end(signal.SIGKILL, 10)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        script = "; ".join(
+            [
+                "import http.server as s, socket",
+                f"u = socket.socket(socket.AF_UNIX); u.bind({str(folder / 'u.sock')!r}); u.listen()",
+                "s.ThreadingHTTPServer(('0.0.0.0', 0), s.SimpleHTTPRequestHandler).serve_forever()",
+            ]
+        )
+        process = Process([sys.executable, "-c", script], environment(folder), folder, folder / "log")
+        try:
+            ways = attacked(folder, ports=1, files=1)
+        finally:
+            process.end(signal.SIGKILL, 10)
     assert any("is open to the network without a key" in way for way in ways)
     assert any("answered 200 to a name that leads here" in way for way in ways)
     assert any("every user can get to" in way for way in ways)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from monitoring.access import Guard, is_loopback, why_not
+from monitoring.access import HostGuard, is_loopback, why_not
 from monitoring.server import Page, PageServer
 
 LAN = "192.168.1.5"
@@ -65,7 +65,7 @@ def test_an_application_never_sees_what_is_refused(kind: str, expected: list[str
         sent.append(message["type"])
 
     async def ask() -> None:
-        guard = Guard(app, "127.0.0.1")
+        guard = HostGuard(app, "127.0.0.1")
         await guard({"type": kind, "headers": [(b"host", b"elsewhere.example")]}, None, send)  # type: ignore[arg-type]
         await guard({"type": "lifespan"}, None, send)  # type: ignore[arg-type]
         await guard({"type": kind, "headers": [(b"host", b"localhost:8501")]}, None, send)  # type: ignore[arg-type]
