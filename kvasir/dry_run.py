@@ -21,7 +21,7 @@ from grading.submissions.truncation import USUAL_TOKENS, count_parts
 from infra.config.settings import Settings
 from kvasir.class_run import exclusion_sentence
 from kvasir.connect import connect
-from kvasir.terminal import print_groups, print_table, say, say_json
+from kvasir.terminal import print_groups, print_table, say, say_json, shortened
 from messages.errors import ConfigError, Retry
 from messages.jobs import prompt_text
 from producers.client import Client
@@ -194,7 +194,8 @@ def _print(summary: dict[str, Any]) -> None:
     if summary["left_out"]:
         say(exclusion_sentence(summary["left_out"]))
     if summary["missing"]:
-        say(f"{len(summary['missing']):,} of the roster handed in nothing: {'; '.join(summary['missing'])}")
+        start = f"{len(summary['missing']):,} of the roster handed in nothing: "
+        say(shortened(start, [one_line(name) for name in summary["missing"]]))
     if "ignored_files" in summary:
         say(summary["ignored_files"])
     say(f"{plural(summary['prompts'], 'prompt')}, {summary['prompt_tokens']:,} tokens ({counting_method})")
@@ -225,13 +226,13 @@ def _limit_sentence(items: Sequence[Item]) -> str:
 _COLUMNS = ("submission", "language", "prompt tokens", "needs review", "remarks")  # of the last two: how many
 
 
+def _name(item: dict[str, Any]) -> str:
+    return one_line(item["person"] or item["submission"])
+
+
 def _row(item: dict[str, Any]) -> list[str]:
     counts = (sum(item["prompts"].values()), len(item["review_reasons"]), len(item["remarks"]))
-    return [
-        one_line(item["person"] or item["submission"]),
-        item["language"],
-        *(f"{count:,}" if count else "" for count in counts),
-    ]
+    return [_name(item), item["language"], *(f"{count:,}" if count else "" for count in counts)]
 
 
 def _sayings(item: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -243,4 +244,4 @@ def _sayings(item: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         "with remarks": [remark for remark in item["remarks"] if remark not in said_otherwise],
     }
     for heading, reasons in texts.items():
-        yield from ((heading, one_line(item["person"] or item["submission"]), one_line(reason)) for reason in reasons)
+        yield from ((heading, _name(item), one_line(reason)) for reason in reasons)

@@ -169,7 +169,7 @@ def print_groups(sayings: Iterable[tuple[str, str, str]]) -> None:
         lines.append(f"{len({name for texts in kinds.values() for name in texts}):,} {heading}:")
         for kind, texts in sorted(kinds.items(), key=lambda kind_texts: -len(kind_texts[1])):
             shown_text = kind if len({*texts.values()}) > 1 else next(iter(texts.values()))
-            lines.append(_shortened(f"  {shown_text}: ", list(texts)))
+            lines.append(shortened(f"  {shown_text}: ", list(texts)))
     room = _MAX_LINES
     for number, line in enumerate(lines):
         room -= len(list(wrap(line, stdout.width)))
@@ -179,7 +179,7 @@ def print_groups(sayings: Iterable[tuple[str, str, str]]) -> None:
         say(line)
 
 
-def _shortened(start: str, names: Sequence[str]) -> str:
+def shortened(start: str, names: Sequence[str]) -> str:
     """`handed in late: Aldertree, Ada; Berg, Bo; and 5 more`, with as many names as two lines have room for."""
     line = ""
     for count in range(min(len(names), _MAX_NAMES), 0, -1):
