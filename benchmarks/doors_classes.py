@@ -440,6 +440,7 @@ def _worksheet(rng: random.Random, made: MadeClass, is_blind: bool, with_groups:
         is_locked = rng.random() < locked_share
         if is_locked:  # graded in the gradebook: Moodle takes nothing for this row
             made.traits.add("locked row")
+            made.is_ambiguous |= person.number in made.ambiguous
             made.points.pop(person.number, None)
             made.ambiguous.pop(person.number, None)
             made.blank.add(person.number)

@@ -61,12 +61,6 @@ def claim_of(path: str) -> Claim | None:
     return None
 
 
-def canvas_id(name: str) -> str:
-    """The user id in a Canvas download's name; "" if it is none."""
-    claim = claim_of(name)
-    return claim.number if claim and claim.product == "canvas" else ""
-
-
 def moodle_id(name: str) -> str:
     """The participant number, or a group's id, in a name that Moodle made; "" if it is none."""
     claim = claim_of(name)

@@ -10,9 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from desk.assignments import read_inputs, rubric_versions
+from desk.assignments import read_inputs, rubric_versions, save_roster
 from desk.rounds import rounds
 from grading.hand_sample import is_drawn, load_draw
+from grading.roster import kept_files, read_rosters
+from infra.config.settings import load_settings
+from kvasir import class_run
+from producers.batch.batch import Batch
 from tests.support.desk_page import DeskPage, graded_assignment, new_assignment, quick_model
 from tests.support.homework import RUBRIC, tiny_class
 
@@ -91,6 +95,26 @@ def test_a_sample_is_drawn_by_what_was_typed_last(desk: DeskPage) -> None:
 
     assert is_drawn(folder)
     assert (load_draw(folder).plan.sizes, load_draw(folder).plan.at_most) == ((15,), 0.4)
+
+
+def test_a_submission_that_nothing_explains_is_given_to_somebody_by_a_click(desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 2)
+    (Path(read_inputs(folder).submissions) / "notes.py").write_text("x = 1\n", "utf-8")
+    gradebook = "Student,ID,Section,Means (7)\n    Points Possible,,,\nstudent0,100,,\nstudent1,101,,\nNemo,102,,\n"
+    assert save_roster(folder, [("gradebook.csv", gradebook.encode())]) == 3
+    settings = load_settings(config=desk.config)
+    with Batch(folder) as batch:  # as by "Grade all", which sends it nowhere
+        class_run.open_assignment(batch, class_run.request_of_batch(settings, batch))
+    app = opened(desk, folder)
+    assert any("3 people are known" in each.value for each in app.caption)
+
+    labelled(app.selectbox, "belongs to").select_index(2)
+    app.run()
+    labelled(app.button, "Assign").click()
+    said_nothing(app.run())
+
+    assert read_rosters(kept_files(folder)).answers == {"notes.py": "102"}
+    assert not any(each.label == "belongs to" for each in app.selectbox), "nothing is open any more"
 
 
 def test_an_assignment_is_made_and_its_reader_stays_where_they_went(desk: DeskPage, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from examples.homework import make
 from grading.rubric.rubric import Aspect, load_rubric
-from grading.submissions.lms_names import canvas_id
+from grading.submissions.lms_names import student_id
 from grading.submissions.reading import Submission, read_document, read_submissions
 
 HERE = Path(make.__file__).parent
@@ -152,7 +152,7 @@ def test_names_are_those_of_canvas_downloads_with_one_user_each() -> None:
     pattern = re.compile(r"[a-z]+_(LATE_)?\d{5}_\d{6}(_[\w-]+\.[A-Za-z]+)?")
 
     assert all(pattern.fullmatch(name) for name in submissions())
-    assert len({canvas_id(name) for name in submissions()}) == NUM_SUBMISSIONS
+    assert len({student_id(name) for name in submissions()}) == NUM_SUBMISSIONS
 
 
 def test_the_class_is_mixed() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grading.submissions.lms_names import age, canvas_id, is_late, moodle_id, same_student, student_id
+from grading.submissions.lms_names import age, is_late, moodle_id, same_student, student_id
 from grading.submissions.reading import Submission, read_submissions
 from messages.errors import SubmissionError
 
@@ -38,6 +38,9 @@ def names(found: list[Submission]) -> list[str]:
         ("doejane_12_34", "12", "", False),  # a folder, or a zip's
         ("anon_LATE_Xy9_103_hw1.ipynb", "Xy9", "", True),
         ("anon_Xy9_text.html", "Xy9", "", False),
+        ("LATE_anon_7Qz9P_99001_hw5.ipynb", "7Qz9P", "", True),  # `ContentZipper#get_filename`
+        ("maplewickmia_LATE_71024_link.html", "71024", "", True),
+        ("Ana Sobrino_50100_assignsubmission_file_hw5 Ana Sobrino.ipynb", "", "50100", False),
         ("alice_2024_hw.py", "", "", False),
         ("alice_hw_3_2024_final.py", "", "", False),
         ("alice_LATE_3_final.py", "", "", False),
@@ -47,7 +50,7 @@ def names(found: list[Submission]) -> list[str]:
     ],
 )
 def test_names_say_whose_it_is(name: str, canvas: str, moodle: str, late: bool) -> None:
-    assert (canvas_id(name), moodle_id(name), is_late(name)) == (canvas, moodle, late)
+    assert (moodle_id(name), is_late(name)) == (moodle, late)
     assert student_id(name) == canvas + moodle
 
 

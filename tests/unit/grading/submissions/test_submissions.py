@@ -6,6 +6,7 @@ import pytest
 
 from grading.submissions import archives
 from grading.submissions import reading as submissions
+from grading.submissions.lms_names import student_id
 from grading.submissions.reading import read_document, read_submissions
 from messages.errors import SubmissionError
 
@@ -327,7 +328,7 @@ CANVAS = ("adamsamy_101_9001_hw1.ipynb", "doejane_LATE_102_9002_hw1.ipynb", "ano
         ("Xy9", ["anon_Xy9_103_hw1.ipynb"]),
     ],
 )
-def test_only_takes_names_stems_and_canvas_ids(tmp_path, wanted, names):
+def test_only_takes_names_stems_and_student_ids(tmp_path, wanted, names):
     for name in CANVAS:
         (tmp_path / name).write_text(NOTEBOOK)
 
@@ -348,6 +349,20 @@ def test_a_limit_takes_the_first_by_name(tmp_path):
     assert len(read_submissions(tmp_path, limit=0)) == 3
     with pytest.raises(SubmissionError, match="limit must be 0"):
         read_submissions(tmp_path, limit=-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("doejane_12_34_hw_2_1.ipynb", "12"),
+        ("doe2_LATE_12_34_x.ipynb", "12"),
+        ("anon_LATE_Xy_1_x.R", "Xy"),
+        ("hw_1.R", ""),
+        ("anon", ""),
+    ],
+)
+def test_the_student_id_is_the_first_number_after_the_name(name, expected):
+    assert student_id(name) == expected
 
 
 # --- errors of the whole
