@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from desk.backend import Backend
 from desk.work import Work
-from grading.roster import NOBODY, keep_roster, kept_files, roster_in
+from grading.roster import EMPTY_ROSTER, keep_roster, kept_files, roster_in
 from grading.rubric.rubric import Rubric, load_rubric
 from grading.submissions.reading import read_document
 from grading.tables import read_sheet
@@ -285,7 +285,7 @@ def dry_run_command(backend: Backend, folder: Path, inputs: Inputs) -> list[str]
 
 def save_roster(folder: Path, files: Iterable[tuple[str, bytes]]) -> int:
     """Keep who is in the class, from uploaded (name, data) pairs; how many. Raises ExportError, BatchError."""
-    roster = NOBODY
+    roster = EMPTY_ROSTER
     for name, data in files:
         roster = roster.with_more(roster_in(read_sheet(data, name)))
     keep_roster(folder, roster)

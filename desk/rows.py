@@ -99,7 +99,7 @@ def make_rows(view: BatchView, decisions: Mapping[str, Overrides]) -> list[Row]:
     for number, grade in enumerate(view.grades):
         final = apply_decisions(grade, decisions.get(grade.item_id, {}), late=late)
         requests = tuple(requests_by_item.get(grade.item_id, ()))
-        rows.append(Row(number, grade.shown, outcome_of(grade), grade.points, final, grade.remarks, requests))
+        rows.append(Row(number, grade.display_name, outcome_of(grade), grade.points, final, grade.remarks, requests))
     return rows
 
 

@@ -59,7 +59,7 @@ def make_grades(
             and planned_ids is not None
             and not all(task.job.job_id in planned_ids for task in item.tasks)
         ):
-            old = replace(old, submission=name, person=item.owner.shown)
+            old = replace(old, submission=name, person=item.owner.display_name)
             new_grades.append(_as_before(old, previous_class.versions, now))
         else:
             new_grades.append(replace(_grade(assignment.rubric, item, result_of, hidden), versions=now))
@@ -103,7 +103,7 @@ def _hidden_texts(assignment: Assignment) -> PrivateTexts:
     outputs = [
         part.text for part in (assignment.template.parts if assignment.template else ()) if part.kind == "output"
     ]
-    return private_texts(secrets, [*given_with_rubric(rubric, assignment.given), *outputs], notes)
+    return private_texts(secrets, [*given_with_rubric(rubric, assignment.given_passages), *outputs], notes)
 
 
 def make_graded_class(
@@ -141,7 +141,7 @@ def _grade(rubric: Rubric, item: Item, result_of: Callable[[str], JobResult | No
     grade = grade_submission(name, rubric, answers, item.submission, item.cuts, item.findings, hidden, item.copy_reason)
     question = "" if grade.reason == item.owner.question else item.owner.question
     remarks = (*([f"whose is it? {question}"] if question else []), *grade.remarks)
-    return replace(grade, item_id=item.item_id, person=item.owner.shown, remarks=remarks)
+    return replace(grade, item_id=item.item_id, person=item.owner.display_name, remarks=remarks)
 
 
 def _answer(rubric: Rubric, item: Item, task: Task, result: JobResult | None) -> ParsedAnswer | str:
@@ -178,8 +178,10 @@ def _answers(rubric: Rubric, item: Item, task_results: Sequence[tuple[Task, JobR
                     criteria[name] = parse_criterion_samples(answers, by_id[name])
             except AnswerError as error:
                 problems[name] = f"the answer of {result.model} can't be used: {error}"
-    failed = {name: criterion_grade(by_id[name], None, reason=problems[name]) for name in problems if name in by_id}
-    return ParsedAnswer(failed | criteria, summary, problems.get(SUMMARY, ""), passage)
+    failed_criteria = {
+        name: criterion_grade(by_id[name], None, reason=problems[name]) for name in problems if name in by_id
+    }
+    return ParsedAnswer(failed_criteria | criteria, summary, problems.get(SUMMARY, ""), passage)
 
 
 def _answers_by_name(item: Item, task: Task, result: JobResult) -> Iterator[tuple[str, list[QuestionAnswer] | str]]:

@@ -32,15 +32,15 @@ def read_inputs(request: GradeRequest) -> tuple[dict[str, Any], dict[str, bytes]
     Raises RubricError, SubmissionError.
     """
     documents, data, changed_files = {}, {}, []
-    for kind, read in _READERS.items():
+    for kind, reader in _READERS.items():
         named_file: Path | None = getattr(request, kind)
         if not named_file:
             continue
         file = request.copies.get(kind, named_file)
-        documents[kind] = read(file)
+        documents[kind] = reader(file)
         if file != named_file and named_file.exists():
             with suppress(RubricError, SubmissionError):
-                now = read(named_file)
+                now = reader(named_file)
                 if _what_grades(now) == _what_grades(documents[kind]):
                     file, documents[kind] = named_file, now
             changed_files += [named_file] if file != named_file else []

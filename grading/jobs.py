@@ -16,7 +16,7 @@ from grading.prompts.answers import answer_schema, max_answer_tokens
 from grading.prompts.prompt import build_prompt, fence_for, text_of
 from grading.prompts.questions import PASSAGE, SUMMARY, questions_of
 from grading.request import GradeRequest
-from grading.roster import UNKNOWN, Owner
+from grading.roster import UNKNOWN_OWNER, Owner
 from grading.rubric.checks import CheckFinding, run_checks
 from grading.rubric.rubric import ASPECTS, Aspect, Rubric
 from grading.submissions.reading import Submission
@@ -78,7 +78,7 @@ class Item:
     findings: tuple[CheckFinding, ...] = ()
     fence: str = ""
     copy_reason: str = ""  # why it looks like a copy of the solution
-    owner: Owner = UNKNOWN
+    owner: Owner = UNKNOWN_OWNER
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Assignment:
     items: tuple[Item, ...]
     solution: Submission | None = None
     template: Submission | None = None
-    given: tuple[str, ...] = ()  # the passages that the class was given to work in
+    given_passages: tuple[str, ...] = ()  # that the class was given to work in
     selected_ids: frozenset[str] = frozenset()  # item ids of the submissions that are graded now
     input_data: Mapping[str, bytes] = field(default_factory=dict)  # the files of rubric, solution, template
     changed_files: tuple[Path, ...] = ()  # of these, those named whose batch keeps another
@@ -155,7 +155,7 @@ def _split_into_jobs(questions: Mapping[str, Question]) -> Iterator[dict[str, Qu
 
 def _with_plain_headings(submission: Submission) -> Submission:
     """As earlier releases showed it: prompts did not say which cells were given."""
-    return replace(submission, parts=tuple(replace(part, given=False) for part in submission.parts))
+    return replace(submission, parts=tuple(replace(part, is_given_cell=False) for part in submission.parts))
 
 
 class PromptMaker:
@@ -208,7 +208,9 @@ class PromptMaker:
                 asks_together=self._asks_together,
             )
             tasks += self._tasks(aspect, prompt, f"{item_id}.{aspect}")
-        likeness = copy_reason(submission, assignment.rubric, assignment.solution, assignment.given, self._common)
+        likeness = copy_reason(
+            submission, assignment.rubric, assignment.solution, assignment.given_passages, self._common
+        )
         return Item(submission, cuts, tuple(tasks), item_id, findings, fence, likeness)
 
     def _tasks(self, aspect: Aspect, prompt: tuple[Part, ...], item_id: str) -> list[Task]:

@@ -25,7 +25,7 @@ _LINE_CHARS = 4  # shorter ones (`end`, `)`) are nobody's
 
 # A cell's mark of the teacher's is the student's file's word: it counts for the class where several students have it,
 # and this part of those who have such cells at all.
-_SEVERAL, _PART_OF_THEM = 2, 0.1
+_MIN_STUDENTS, _PART_OF_THEM = 2, 0.1
 
 # A line that says whose work it is: in prose or a comment, or a constant as nbgrader's.
 _PERSON_FIELD = (
@@ -38,43 +38,45 @@ _HEADER = re.compile(rf"(?:[#%/*>|\s_-]*(?i:{_PERSON_FIELD})[\s*_]*:|{_CONSTANT}
 def given_to_class(template: Submission | None, class_work: Iterable[Submission]) -> tuple[str, ...]:
     """The passages that the class was given to work in: the template's, and cells that several have from the teacher.
 
-    A cell that one student alone has so counts for that student only (`SubmissionPart.given`).
+    A cell that one student alone has so counts for that student only (`SubmissionPart.is_given_cell`).
     """
-    given_cells = [{part.text: None for part in work.parts if part.given} for work in class_work]
+    given_cells = [{part.text: None for part in work.parts if part.is_given_cell} for work in class_work]
     times = Counter(text for texts in given_cells for text in texts)
-    enough = max(_SEVERAL, _PART_OF_THEM * sum(map(bool, given_cells)))
-    return (*_texts(template), *(text for text, number in times.items() if number >= enough))
+    min_count = max(_MIN_STUDENTS, _PART_OF_THEM * sum(map(bool, given_cells)))
+    return (*_texts(template), *(text for text, number in times.items() if number >= min_count))
 
 
-def given_with_rubric(rubric: Rubric, given: Sequence[str]) -> list[str]:
+def given_with_rubric(rubric: Rubric, given_passages: Sequence[str]) -> list[str]:
     """What was given, and what the rubric says to students."""
-    return [rubric.instructions, *(criterion.title for criterion in rubric.criteria), *given]
+    return [rubric.instructions, *(criterion.title for criterion in rubric.criteria), *given_passages]
 
 
-def mark_given(work: Submission, rubric: Rubric, given: Sequence[str]) -> Submission:
+def mark_given(work: Submission, rubric: Rubric, given_passages: Sequence[str]) -> Submission:
     """With its parts marked that hold nothing but what the class was given, and whether it adds anything to that.
 
     A line of the rubric may be an answer (one of several to choose from): work is not empty because of it.
     """
     if work.empty or work.problem:
         return work
-    given_lines = line_counts(given_with_rubric(rubric, given)).keys()
+    given_lines = line_counts(given_with_rubric(rubric, given_passages)).keys()
     parts = tuple(
-        replace(part, known=True) if part.kind != "output" and line_counts([part.text]).keys() <= given_lines else part
+        replace(part, holds_only_given_text=True)
+        if part.kind != "output" and line_counts([part.text]).keys() <= given_lines
+        else part
         for part in work.parts
     )
-    return replace(work, parts=parts, only_template=_adds_nothing(work, given))
+    return replace(work, parts=parts, only_template=_adds_nothing(work, given_passages))
 
 
-def _adds_nothing(work: Submission, given: Sequence[str]) -> bool:
+def _adds_nothing(work: Submission, given_passages: Sequence[str]) -> bool:
     """Whether nothing was added but who it is from; outputs, order and white space don't count."""
-    if not given and not any(part.given for part in work.parts):
+    if not given_passages and not any(part.is_given_cell for part in work.parts):
         return False
     own_texts = _own_texts(work)
-    if squeeze("".join(given)) == squeeze("".join(own_texts)):
+    if squeeze("".join(given_passages)) == squeeze("".join(own_texts)):
         return True
     lines = (line for text in own_texts for line in text.split("\n") if not _HEADER.match(line.strip()))
-    return not line_counts(lines) - line_counts(given)
+    return not line_counts(lines) - line_counts(given_passages)
 
 
 def common_lines(class_work: Iterable[Submission]) -> Set[str]:
@@ -100,10 +102,10 @@ def _equal_note(digest: str, count: int) -> str:
 
 
 def copy_reason(
-    work: Submission, rubric: Rubric, solution: Submission | None, given: Sequence[str], common: Set[str]
+    work: Submission, rubric: Rubric, solution: Submission | None, given_passages: Sequence[str], common: Set[str]
 ) -> str:
     """Why it looks like a copy of the solution or the rubric: most of its own lines are theirs; "" if it doesn't."""
-    given_lines = line_counts(given_with_rubric(rubric, given))
+    given_lines = line_counts(given_with_rubric(rubric, given_passages))
     own_lines, solution_lines = (
         {line for line in line_counts(texts) - given_lines if len(line) >= _LINE_CHARS}
         for texts in (_own_texts(work), _texts(solution))
@@ -126,7 +128,7 @@ def copy_reason(
 
 
 def _own_texts(work: Submission) -> list[str]:
-    return [part.text for part in work.parts if part.kind != "output" and not part.given]
+    return [part.text for part in work.parts if part.kind != "output" and not part.is_given_cell]
 
 
 def _texts(work: Submission | None) -> list[str]:

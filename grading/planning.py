@@ -13,7 +13,7 @@ from grading.own_work import common_lines, given_to_class, mark_given, with_equa
 from grading.prompts.prompt import work_digest
 from grading.report.grades import GradedClass
 from grading.request import GradeRequest
-from grading.roster import UNASSIGNED, keep_roster
+from grading.roster import UNASSIGNED_QUESTION, keep_roster
 from grading.rubric.rubric import Rubric
 from grading.submissions.lms_names import same_student
 from grading.submissions.reading import Submission
@@ -44,15 +44,15 @@ def prepare(
     roster = request.read_roster()
     owners = roster.owners(submission.name for submission in all_submissions)
     sent_names = {entry.name for entry in planned_entries if entry.role != "intake"}
-    unassigned = {name for name, owner in owners.items() if owner.question == UNASSIGNED} - sent_names
+    unassigned_names = {name for name, owner in owners.items() if owner.question == UNASSIGNED_QUESTION} - sent_names
     selected_names = {
         submission.name for submission in (all_submissions if selection.is_whole else request.read(selection))
     }
     # Names are taken out of everybody's texts, whoever is graded: a classmate's may be in one's work.
     form = older_form or QUESTION_FORM
     submissions = [
-        replace(submission, parts=(), problem=submission.problem or UNASSIGNED)
-        if submission.name in unassigned
+        replace(submission, parts=(), problem=submission.problem or UNASSIGNED_QUESTION)
+        if submission.name in unassigned_names
         else submission
         for submission in pseudonymise(all_submissions, secret, form, roster)
         if submission.name in selected_names or selection.leaves_alone(submission.name)
@@ -96,9 +96,9 @@ def assign(
     `form` is that of the questions, where it asks any.
     """
     submissions = list(submissions)
-    given = given_to_class(template, submissions)
-    work = with_equal_files_noted([mark_given(submission, rubric, given) for submission in submissions])
-    assignment = Assignment(request, rubric, (), solution, template, given)
+    given_passages = given_to_class(template, submissions)
+    work = with_equal_files_noted([mark_given(submission, rubric, given_passages) for submission in submissions])
+    assignment = Assignment(request, rubric, (), solution, template, given_passages)
     maker = PromptMaker(
         assignment, batch_id, secret, common_lines(work), EarlierJobs(planned_entries, succeeded_ids), form
     )
@@ -110,7 +110,7 @@ def assign(
 def questions(assignment: Assignment) -> dict[str, str]:
     """What a person has to say about whose the class's submissions are, by name."""
     return {
-        item.submission.name: f"{'not sent: ' * (item.submission.problem == UNASSIGNED)}{item.owner.question}"
+        item.submission.name: f"{'not sent: ' * (item.submission.problem == UNASSIGNED_QUESTION)}{item.owner.question}"
         for item in assignment.items
         if item.owner.question
     }
@@ -131,7 +131,7 @@ def _as_planned(assignment: Assignment, planned_entries: Iterable[BatchEntry]) -
 
 
 def names_so_far(batch: Batch) -> tuple[str, ...] | Literal["all"]:
-    """Who is in the batch's class already, as `Selection.others` wants it."""
+    """Who is in the batch's class already, as `Selection.other_names` wants it."""
     stored_request = batch.request
     whole = stored_request and not (stored_request.get("only") or stored_request.get("limit"))
     return "all" if whole else tuple({*stored_request.get("only", ()), *(entry.name for entry in batch.entries)})
@@ -205,5 +205,5 @@ def _with_others(
     if selection.is_whole:
         return entries, description, []
     selected_names = (item.submission.name for item in selected_items)
-    names = [] if selection.others == "all" else sorted({*selection.others, *selected_names})
+    names = [] if selection.other_names == "all" else sorted({*selection.other_names, *selected_names})
     return entries, description | {"only": names, "limit": 0}, other_entries

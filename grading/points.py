@@ -65,7 +65,7 @@ class Grade:
     person: str = ""  # whose it is, where anything says so
 
     @property
-    def shown(self) -> str:
+    def display_name(self) -> str:
         """What people are shown of whose it is: for terminal, desk and report."""
         return self.person or self.submission
 

@@ -43,7 +43,9 @@ def submission_texts(submission: Submission, foreign_lines: Mapping[str, int] | 
     remaining_lines = Counter(foreign_lines)
     squeezed_lines, own_flags, own_lines = [], bytearray(), []
     lines = (
-        (line, part.given) for part, text in zip(submission.parts, texts, strict=True) for line in text.split("\n")
+        (line, part.is_given_cell)
+        for part, text in zip(submission.parts, texts, strict=True)
+        for line in text.split("\n")
     )
     for line, is_given in lines:
         squeezed_lines.append(squeeze(line))

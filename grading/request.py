@@ -37,14 +37,14 @@ class Selection:
     """Which submissions of the folder a run grades.
 
     - `WHOLE_CLASS`: all of them.
-    - `names` or `limit`: a part of the class. The class's `others` keep their jobs and their grades.
+    - `names` or `limit`: a part of the class. The class's `other_names` keep their jobs and their grades.
     - `from_manifest`: once more the class of a batch, of which only what is unfinished is graded. Its names may have
       left the folder since; they keep their grades.
     """
 
     names: tuple[str, ...] = ()  # or LMS ids; (): all
     limit: int = 0  # the first so many of these; 0: all
-    others: tuple[str, ...] | Literal["all"] = ()  # "all": everybody else in the folder
+    other_names: tuple[str, ...] | Literal["all"] = ()  # "all": everybody else in the folder
     from_manifest: bool = False
 
     @property
@@ -54,7 +54,7 @@ class Selection:
 
     def leaves_alone(self, name: str) -> bool:
         """Whether it is in the class and keeps what it has, unless it is graded now."""
-        return self.others == "all" or name in self.others
+        return self.other_names == "all" or name in self.other_names
 
 
 WHOLE_CLASS = Selection()

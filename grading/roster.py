@@ -37,7 +37,7 @@ TEST_STUDENT = "Student, Test"  # Canvas's own
 # What Moodle calls everybody whose name it hides, in the languages of its own that are met most.
 HIDDEN_NAMES = frozenset({"", "anon", "participant", "teilnehmer", "teilnehmerin", "participante", "student"})
 _SAY = "say whose with kvasir assign"
-UNASSIGNED = f"nothing in its name says whose it is: {_SAY}"
+UNASSIGNED_QUESTION = f"nothing in its name says whose it is: {_SAY}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Owner:
 
     people: tuple[Person, ...] = ()
     group: str = ""
-    shown: str = ""  # for people; "" if nobody is known
+    display_name: str = ""  # for people; "" if nobody is known
     question: str = ""  # what a person has to answer before its grade goes to anybody
     is_explained: bool = True  # whether some rule explains the submission's name
     claim: Claim | None = None
@@ -77,7 +77,7 @@ class Owner:
         return {person.number for person in self.people}
 
 
-UNKNOWN = Owner()
+UNKNOWN_OWNER = Owner()
 
 
 @dataclass(frozen=True)
@@ -102,19 +102,21 @@ class Roster:
         return [Owner(tuple(people), group) for group, people in members.items() if group]
 
     @cached_property
-    def everybody(self) -> list[Owner]:
+    def possible_owners(self) -> list[Owner]:
         """Whoever may hand in: each person, and each group."""
         return [*(Owner((person,)) for person in self.by_number.values()), *self.groups]
 
-    def with_more(self, other: Roster) -> Roster:
+    def with_more(self, other_roster: Roster) -> Roster:
         """Both together: of whom both know, what this one says goes first. Raises ExportError: of two products."""
-        if self.product and other.product and self.product != other.product:
-            raise ExportError(f"one roster is of {self.product}, another of {other.product}; name those of one")
-        people = {person.key: person for person in other.people}
+        if self.product and other_roster.product and self.product != other_roster.product:
+            raise ExportError(f"one roster is of {self.product}, another of {other_roster.product}; name those of one")
+        people = {person.key: person for person in other_roster.people}
         for person in self.people:
-            said = {name: value for name, value in asdict(person).items() if value}
-            people[person.key] = replace(people.get(person.key, person), **said)
-        return Roster(self.product or other.product, tuple(people.values()), {**other.answers, **self.answers})
+            filled_fields = {name: value for name, value in asdict(person).items() if value}
+            people[person.key] = replace(people.get(person.key, person), **filled_fields)
+        return Roster(
+            self.product or other_roster.product, tuple(people.values()), {**other_roster.answers, **self.answers}
+        )
 
     def find(self, text: str) -> Owner:
         """Who is meant by a number, a name or a group's name; without a roster it is a number.
@@ -123,14 +125,16 @@ class Roster:
         """
         if not self.people:
             return Owner((Person(text),))
-        exact = [owner for owner in self.everybody if text == (owner.group or owner.people[0].number)]
-        meant = exact or [owner for owner in self.everybody if owner.name and _words(owner.name) == _words(text)]
-        if len(meant) != 1:
-            count = "more than one" if meant else "nobody, and no group,"
+        exact = [owner for owner in self.possible_owners if text == (owner.group or owner.people[0].number)]
+        matches = exact or [
+            owner for owner in self.possible_owners if owner.name and _words(owner.name) == _words(text)
+        ]
+        if len(matches) != 1:
+            count = "more than one" if matches else "nobody, and no group,"
             raise UsageError(f"the roster has {count} called {text!r:.60}; numbers tell people apart")
-        return meant[0]
+        return matches[0]
 
-    def shown(self, owner: Owner) -> str:
+    def display_name(self, owner: Owner) -> str:
         """Whose it is, for people: with the number where two have one name, or none."""
         people = "; ".join(
             person.name if self._names[person.name] == 1 else f"{person.name or 'Participant'} ({person.number})"
@@ -147,27 +151,27 @@ class Roster:
     def owners(self, submissions: Iterable[str]) -> dict[str, Owner]:
         """Whose each submission is. What a person said goes before what a name says.
 
-        To whom more than one would go, none goes before somebody has said which. UNASSIGNED is the question where no
-        rule explains a name though the LMS has named most of the class.
+        To whom more than one would go, none goes before somebody has said which. UNASSIGNED_QUESTION is the question
+        where no rule explains a name though the LMS has named most of the class.
         """
         owners = {name: self._owner(name) for name in submissions}
-        claimed: defaultdict[str, list[str]] = defaultdict(list)
+        names_by_number: defaultdict[str, list[str]] = defaultdict(list)
         for name, owner in owners.items():
             for number in owner.numbers:
-                claimed[number].append(name)
-        for number, names in claimed.items():
-            answered = [name for name in names if name in self.answers]
-            kept = answered if len(answered) == 1 else names[:1] if len(names) == 1 else []
-            others = join_with_and([PurePosixPath(name).name for name in names])
-            for name in set(names) - set(kept):
-                left = tuple(person for person in owners[name].people if person.number != number)
-                question = f"of {others} only one can count for {self.by_number[number].name or number}: {_SAY}"
-                owners[name] = replace(owners[name], people=left, question=question)
+                names_by_number[number].append(name)
+        for number, names in names_by_number.items():
+            answered_names = [name for name in names if name in self.answers]
+            kept_names = answered_names if len(answered_names) == 1 else names[:1] if len(names) == 1 else []
+            name_list = join_with_and([PurePosixPath(name).name for name in names])
+            for name in set(names) - set(kept_names):
+                other_people = tuple(person for person in owners[name].people if person.number != number)
+                question = f"of {name_list} only one can count for {self.by_number[number].name or number}: {_SAY}"
+                owners[name] = replace(owners[name], people=other_people, question=question)
         claim_count = sum(owner.claim is not None for owner in owners.values())
         for name, owner in owners.items():
             is_unassigned = not owner.is_explained and claim_count > 1 and 2 * claim_count > len(owners)
-            question = UNASSIGNED if is_unassigned else owner.question
-            owners[name] = replace(owner, shown=self.shown(owner), question=question)
+            question = UNASSIGNED_QUESTION if is_unassigned else owner.question
+            owners[name] = replace(owner, display_name=self.display_name(owner), question=question)
         return owners
 
     def key(self, submission: str) -> str:
@@ -188,14 +192,14 @@ class Roster:
     def _by_name(self, submission: str) -> Owner:
         owner = self._in_canvas(submission) if self.product == "canvas" else None
         claim = claim_of(submission)
-        return owner or (self._claimed(claim) if claim else self._by_hand(submission))
+        return owner or (self._by_claim(claim) if claim else self._by_hand(submission))
 
     @cached_property
     def _by_canvas_name(self) -> dict[str, list[Owner]]:
-        named: defaultdict[str, list[Owner]] = defaultdict(list)
-        for owner in self.everybody:
-            named[canvas_name(owner.name)].append(owner)
-        return named
+        owners_by_name: defaultdict[str, list[Owner]] = defaultdict(list)
+        for owner in self.possible_owners:
+            owners_by_name[canvas_name(owner.name)].append(owner)
+        return owners_by_name
 
     def _in_canvas(self, submission: str) -> Owner | None:
         """Whose name and number stand together in a file's name: a name may hold underscores, and numbers."""
@@ -203,42 +207,44 @@ class Roster:
         for place in range(1, len(pieces)):
             name, is_late = "_".join(pieces[:place]), pieces[place] == "LATE"
             number = "".join(pieces[place + is_late : place + is_late + 1])
-            meant = [owner for owner in self._by_canvas_name.get(name, ()) if number in owner.numbers]
-            if len(meant) == 1:
-                return replace(meant[0], claim=Claim("canvas", name, number, is_late))
+            matches = [owner for owner in self._by_canvas_name.get(name, ()) if number in owner.numbers]
+            if len(matches) == 1:
+                return replace(matches[0], claim=Claim("canvas", name, number, is_late))
         return None
 
-    def _claimed(self, claim: Claim) -> Owner:
+    def _by_claim(self, claim: Claim) -> Owner:
         """Whose number and name an LMS wrote, where these agree with the roster's."""
         person = self.by_number.get(claim.number)
         if claim.product != self.product or not (person or self.groups):
             return Owner(claim=claim)
         if claim.product == "moodle" and self.groups:  # a number that equals a participant's means nothing
-            meant = [owner for owner in self.groups if moodle_name(owner.group) == claim.name]
+            matches = [owner for owner in self.groups if moodle_name(owner.group) == claim.name]
         else:
             is_theirs = person and (not person.name or (claim.product == "moodle" and _agrees(claim, person)))
-            meant = [Owner((person,))] if person and is_theirs else []
-        if len(meant) == 1:
-            return replace(meant[0], claim=claim)
-        known = f"{claim.number} is the number of {person.name}" if person else "the roster has none of that name"
-        return Owner(question=f"it is called {claim.name!r}, but {known}: {_SAY}" if claim.name else "", claim=claim)
+            matches = [Owner((person,))] if person and is_theirs else []
+        if len(matches) == 1:
+            return replace(matches[0], claim=claim)
+        discrepancy = f"{claim.number} is the number of {person.name}" if person else "the roster has none of that name"
+        return Owner(
+            question=f"it is called {claim.name!r}, but {discrepancy}: {_SAY}" if claim.name else "", claim=claim
+        )
 
     def _by_hand(self, submission: str) -> Owner:
         """Whose whole name, number or account a name is that no LMS made; at GitHub `<assignment>-<account>`."""
         stem = PurePosixPath(submission).stem
-        meant = [
+        matches = [
             person
             for person in self.by_number.values()
             if person.number == stem
             or (self.product == "classroom" and submission.casefold().endswith(f"-{person.number}"))
             or (person.name and _words(person.name) == _words(stem))
         ]
-        meant.sort(key=lambda person: len(person.number), reverse=self.product == "classroom")
-        is_clear = bool(meant) and (len(meant) == 1 or self.product == "classroom")
-        return Owner((meant[0],)) if is_clear else Owner(is_explained=False)
+        matches.sort(key=lambda person: len(person.number), reverse=self.product == "classroom")
+        is_clear = bool(matches) and (len(matches) == 1 or self.product == "classroom")
+        return Owner((matches[0],)) if is_clear else Owner(is_explained=False)
 
 
-NOBODY = Roster()
+EMPTY_ROSTER = Roster()
 
 
 def _words(name: str) -> Counter[str]:
@@ -251,15 +257,15 @@ def _words(name: str) -> Counter[str]:
 
 def canvas_name(name: str) -> str:
     """As it begins a file's name: `sanitize_user_name` and `sanitize_file_name`, `lib/content_zipper.rb`."""
-    folded = unicodedata.normalize("NFC", re.sub(r"_(\d+)_", r"\1", name).lower())
-    kinds = ((char, unicodedata.category(char)) for char in folded)
+    lower_name = unicodedata.normalize("NFC", re.sub(r"_(\d+)_", r"\1", name).lower())
+    kinds = ((char, unicodedata.category(char)) for char in lower_name)
     return "".join(char for char, kind in kinds if kind[0] in "LM" or kind in ("Nd", "Pc"))
 
 
 def moodle_name(name: str) -> str:
     """As it begins a folder's: `get_student_prefix` and `clean_filename`, that is `clean_param(…, PARAM_FILE)`."""
-    spaced = unicodedata.normalize("NFC", name).replace("_", " ")
-    return re.sub(r"[\x00-\x1f\x7f&<>\"`|':\\/]", "", spaced)
+    spaced_name = unicodedata.normalize("NFC", name).replace("_", " ")
+    return re.sub(r"[\x00-\x1f\x7f&<>\"`|':\\/]", "", spaced_name)
 
 
 def _agrees(claim: Claim, person: Person) -> bool:
@@ -278,7 +284,7 @@ def read_rosters(paths: Iterable[Path]) -> Roster:
 
     Raises ExportError: a file is none, or they are of two products; BatchError: what the folder keeps is damaged.
     """
-    roster = NOBODY
+    roster = EMPTY_ROSTER
     for path in paths:
         roster = roster.with_more(_read(path))
     return roster
@@ -315,8 +321,8 @@ _KINDS = {
 def roster_in(sheet: Sheet) -> Roster:
     """The people in a gradebook, worksheet, groups CSV or Classroom's roster. Raises ExportError if it is none."""
     header = sheet.rows[0]
-    for needed, (product, captions) in _KINDS.items():
-        if all(column(header, caption) >= 0 for caption in needed):
+    for required_captions, (product, captions) in _KINDS.items():
+        if all(column(header, caption) >= 0 for caption in required_captions):
             people = [_person(product, sheet, row, captions) for row in sheet.rows[1:] if not _is_heading(row)]
             return Roster(product, tuple({person.key: person for person in people if person.key}.values()))
     raise ExportError(
@@ -331,14 +337,14 @@ def _is_heading(row: list[str]) -> bool:
 
 
 def _person(product: str, sheet: Sheet, row: list[str], captions: Iterable[str]) -> Person:
-    number, name, *more = (cell(row, column(sheet.rows[0], caption)).strip() for caption in captions)
-    given = cell(row, column(sheet.rows[0], "FirstName" if product else "First name")).strip()
-    name = f"{name}, {given}" if given and product else f"{given} {name}".strip()
+    number, name, *group_and_section = (cell(row, column(sheet.rows[0], caption)).strip() for caption in captions)
+    given_name = cell(row, column(sheet.rows[0], "FirstName" if product else "First name")).strip()
+    name = f"{name}, {given_name}" if given_name and product else f"{given_name} {name}".strip()
     # `GradebookExporter#student_name` quotes what a spreadsheet would compute.
     name = re.sub(r'\A="(.*)"\Z', r"\1", name, flags=re.DOTALL)
     match = PARTICIPANT.match(number) if product == "moodle" else None
     number = number_in(number) if product == "canvas" else number.casefold()
-    return Person(match[1] if match else number, name, *more)
+    return Person(match[1] if match else number, name, *group_and_section)
 
 
 def number_in(text: str) -> str:
@@ -358,11 +364,11 @@ def number_in(text: str) -> str:
 # --- what a batch's folder keeps
 
 
-def kept_files(folder: Path, given: tuple[Path, ...] = ()) -> tuple[Path, ...]:
-    """What a batch's folder knows of its people, for `read_rosters`; rosters that are `given` replace its own."""
+def kept_files(folder: Path, rosters: tuple[Path, ...] = ()) -> tuple[Path, ...]:
+    """What a batch's folder knows of its people, for `read_rosters`; `rosters`, if any, replace its own."""
     roster, answers = folder / FILE, folder / ANSWERS
-    files = [*(given or [roster]), *([] if answers in given else [answers])]
-    return tuple(path for path in files if path in given or path.is_file())
+    files = [*(rosters or [roster]), *([] if answers in rosters else [answers])]
+    return tuple(path for path in files if path in rosters or path.is_file())
 
 
 def keep_roster(folder: Path, roster: Roster) -> None:

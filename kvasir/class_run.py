@@ -192,7 +192,7 @@ def read_class(batch: Batch, request: GradeRequest) -> Assignment:
     """The class's work, and what is to be asked about it beside what the batch has answers to."""
     selection = request.selection
     if not (selection.is_whole or selection.from_manifest):
-        request = replace(request, selection=replace(selection, others=planning.names_so_far(batch)))
+        request = replace(request, selection=replace(selection, other_names=planning.names_so_far(batch)))
     request = replace(request, rosters=kept_files(batch.folder, request.rosters))
     older = None if batch.may_plan else batch.prompt_form
     planned_entries = batch.entries if older or batch.may_publish else ()

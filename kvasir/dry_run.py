@@ -83,7 +83,7 @@ def _missing(assignment: Assignment) -> list[str]:
     numbers = {person.number for item in assignment.items for person in item.owner.people}
     roster = assignment.request.read_roster()
     people = [person for person in roster.by_number.values() if person.number not in numbers]
-    return [roster.shown(Owner((person,))) for person in people if person.name != TEST_STUDENT]
+    return [roster.display_name(Owner((person,))) for person in people if person.name != TEST_STUDENT]
 
 
 def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) 
     empty_reason = "only the template" if submission.only_template else "nothing of the student's own"
     return {
         "submission": submission.name,
-        "person": item.owner.shown,
+        "person": item.owner.display_name,
         "language": submission.language,
         "problem": submission.problem,
         "empty": submission.empty and not submission.problem,

@@ -128,7 +128,7 @@ class _PageForm:
     def one_of(self, label: str, choices: Sequence[str]) -> str:
         return str(st.radio(label, choices, horizontal=True))
 
-    def column(self, label: str, columns: Sequence[str], suggested: str | None) -> str | None:
-        index = columns.index(suggested) if suggested is not None else None
-        chosen: str | None = st.selectbox(label, columns, index=index, placeholder="Choose the column")
-        return chosen
+    def column(self, label: str, columns: Sequence[str], suggestion: str | None) -> str | None:
+        index = columns.index(suggestion) if suggestion is not None else None
+        choice: str | None = st.selectbox(label, columns, index=index, placeholder="Choose the column")
+        return choice

@@ -88,7 +88,9 @@ def _questions(desk: Desk, folder: Path) -> None:
     roster = view.assignment.request.read_roster()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         name = st.selectbox("Submission", list(questions), key="whose")
-        owner = st.selectbox("belongs to", roster.everybody, index=None, format_func=roster.shown, key="owner")
+        owner = st.selectbox(
+            "belongs to", roster.possible_owners, index=None, format_func=roster.display_name, key="owner"
+        )
         action_button("Assign", lambda: keep_answer(folder, name, owner, decider()), disabled=owner is None)
     st.caption("What was not sent for this is sent by 'Grade all'.")
 

@@ -41,7 +41,7 @@ def instruction_flags(submission: Submission) -> tuple[str, ...]:
     What the whole class was given is not asked: it is the teacher's.
     """
     flags = []
-    parts = [part for part in submission.parts if not part.known]
+    parts = [part for part in submission.parts if not part.holds_only_given_text]
     for part, scored_passage in zip(parts, strongest_passages([part.text for part in parts]), strict=True):
         location = part.location or part.kind
         if scored_passage:

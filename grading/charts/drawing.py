@@ -183,11 +183,11 @@ def lines(title: str, up: str, series: Mapping[str, Sequence[tuple[float, float]
     top, head = _head(title, series, up)
     body = [head, _rules(top, ticks, maximum)]
     for number, steps in enumerate(series.values()):
-        thinned = {int(at / length_s * 700): (at, value) for at, value in steps}  # the last that falls on one pixel
+        steps_by_pixel = {int(at / length_s * 700): (at, value) for at, value in steps}  # the last on each
         # Each value until the next one's time, the last to the end.
         corners = [
             (_LEFT + at / length_s * (_RIGHT - _LEFT), top + (1 - value / maximum) * _HEIGHT)
-            for (start, value), (end, _) in itertools.pairwise([*thinned.values(), (length_s, 0.0)])
+            for (start, value), (end, _) in itertools.pairwise([*steps_by_pixel.values(), (length_s, 0.0)])
             for at in (start, end)
         ]
         for (x, y), (next_x, next_y) in itertools.pairwise(corners):

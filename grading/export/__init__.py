@@ -33,7 +33,7 @@ FORMATS: tuple[ExportFormat, ...] = (
     feedback.FORMAT,
 )
 # On the desk the table is first: it needs no file of anybody's. `kvasir requests --to` writes the replies.
-DESK_FORMATS = (*sorted(FORMATS, key=lambda each: each is not plain.FORMAT), requests.REPLIES)
+DESK_FORMATS = (*sorted(FORMATS, key=lambda export_format: export_format is not plain.FORMAT), requests.REPLIES)
 
 __all__ = [
     "DESK_FORMATS",

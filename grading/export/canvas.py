@@ -95,8 +95,8 @@ def export_canvas(
         )
     book = _read(gradebook, assignment.strip(), graded_class.title)
     factor, notes = _factor(book, graded_class.total, scale)
-    shared = share_out(folder, book.sheet, grades)
-    rows, listed_ids, excused_count, replacements = _fill_in(book, shared, factor)
+    shared_grades = share_out(folder, book.sheet, grades)
+    rows, listed_ids, excused_count, replacements = _fill_in(book, shared_grades, factor)
     excuse_note = plural(excused_count, "student", "is excused in Canvas: left so", "are excused in Canvas: left so")
     notes += [excuse_note] if excused_count else []
     if not all_columns:
@@ -107,7 +107,7 @@ def export_canvas(
         _FILE,
         "text/csv",
         write_sheet(sheet, newline="\n"),
-        shared.left_blank(listed_ids, _NO_ID, _NOT_LISTED),
+        shared_grades.left_blank(listed_ids, _NO_ID, _NOT_LISTED),
         (*notes, f"the grades are in the column {book.name!r}"),
         (*_drops(book), *changes(f"the column {book.name!r}", replacements), *graded_class.alarms),
     )
@@ -134,7 +134,7 @@ def _holds(final: FinalGrade, current_text: str) -> bool:
 _NO_ID = "its name holds no Canvas user id, so it is not in the file"
 _NOT_LISTED = "its Canvas user id is not in the gradebook, so it is not in the file"
 # `NON_ASSIGNMENT_COLUMN_HEADERS` in instructure/canvas-lms, `lib/gradebook_importer.rb`: they may stand anywhere in it.
-_IGNORED = re.compile("(?:Current|Final) (?:Score|Points|Grade)|Override (?:Score|Grade|Status)")
+_IGNORED_TITLE = re.compile("(?:Current|Final) (?:Score|Points|Grade)|Override (?:Score|Grade|Status)")
 _PASS_OR_FAIL = frozenset({"complete", "incomplete"})
 
 
@@ -173,7 +173,7 @@ def _read(data: bytes, assignment: str, title: str) -> _Gradebook:
         raise ExportError("the gradebook has no row 'Points Possible'; export it from Canvas anew")
     assignment_column = _find_assignment_column(sheet.rows[0], last_fact, assignment, title)
     name = sheet.rows[0][assignment_column].strip()
-    if _IGNORED.search(name):
+    if _IGNORED_TITLE.search(name):
         raise ExportError(f"Canvas ignores the column {name!r} because of its title: give the assignment another there")
     if re.search(r"read\s+only", cell(sheet.rows[possible], assignment_column), re.IGNORECASE):
         raise ExportError(f"Canvas ignores the column {name!r}: it is read only there")
@@ -250,7 +250,7 @@ def _drops(book: _Gradebook) -> list[str]:
 
 
 def _fill_in(
-    book: _Gradebook, shared: SharedOut, factor: Decimal
+    book: _Gradebook, shared_grades: SharedOut, factor: Decimal
 ) -> tuple[list[list[str]], set[str], int, list[tuple[str, str, str]]]:
     """All rows, the ids of the class that are in the gradebook, how many are excused, and what is replaced."""
     rows = list(book.sheet.rows)
@@ -259,7 +259,7 @@ def _fill_in(
     replacements: list[tuple[str, str, str]] = []
     for index in book.students():
         user = cell(rows[index], book.id_column)
-        final = shared.by_number.get(user)
+        final = shared_grades.by_number.get(user)
         if final is None:
             continue
         listed_ids.add(user)

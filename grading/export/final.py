@@ -10,7 +10,7 @@ from grading.export.late import UNKNOWN_DELAY, Late, Penalty, late_of
 from grading.points import CriterionGrade, Grade
 from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import Override, current_decisions, read_overrides
-from grading.roster import UNASSIGNED, Owner, kept_files, read_rosters, roster_in
+from grading.roster import UNASSIGNED_QUESTION, Owner, kept_files, read_rosters, roster_in
 from grading.rubric.rubric import Points, add_points, exact, plain
 from grading.tables import Sheet
 from producers.words import join_with_and
@@ -153,12 +153,14 @@ class SharedOut:
 
         def why_out(final: FinalGrade) -> str:
             owner = self.owners[final.submission]
-            missing = [person.name or person.number for person in owner.people if person.number not in listed_numbers]
-            if owner.question not in ("", UNASSIGNED) or (owner.people and not missing):
+            missing_people = [
+                person.name or person.number for person in owner.people if person.number not in listed_numbers
+            ]
+            if owner.question not in ("", UNASSIGNED_QUESTION) or (owner.people and not missing_people):
                 return owner.question
             if not owner.people:
                 return not_listed if owner.claim and owner.claim.product == self.product else no_id
-            return f"{join_with_and(missing)}: {not_listed}" if owner.group else not_listed
+            return f"{join_with_and(missing_people)}: {not_listed}" if owner.group else not_listed
 
         return left_blank(self.grades, why_out)
 
@@ -187,4 +189,6 @@ def left_blank(
 ) -> tuple[LeftBlank, ...]:
     """Those without points, and those that `why_left_out` says are not in the file: each once, on one line."""
     blank_reasons = ((final, "; ".join(filter(None, (final.why_blank, why_left_out(final))))) for final in grades)
-    return tuple(LeftBlank(one_line(final.grade.shown), one_line(reason)) for final, reason in blank_reasons if reason)
+    return tuple(
+        LeftBlank(one_line(final.grade.display_name), one_line(reason)) for final, reason in blank_reasons if reason
+    )

@@ -27,7 +27,7 @@ class Form(Protocol):
     def one_of(self, label: str, choices: Sequence[str]) -> str:
         """One of a few; at first the first."""
 
-    def column(self, label: str, columns: Sequence[str], suggested: str | None) -> str | None:
+    def column(self, label: str, columns: Sequence[str], suggestion: str | None) -> str | None:
         """A column of an upload; None as long as none is chosen."""
 
 

@@ -84,7 +84,7 @@ def since_last(
         current_export,
         last,
         tuple(
-            (now[item].grade.shown if item in now else item, old_points, new_points)
+            (now[item].grade.display_name if item in now else item, old_points, new_points)
             for item, old_points, new_points in differences
         ),
     )

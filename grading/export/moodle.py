@@ -60,9 +60,9 @@ def export_moodle(
     graded_class, grades = final_grades(folder, include_unreviewed)
     sheet = _read(worksheet)
     _check_maximum(sheet, graded_class.total)
-    shared = share_out(folder, sheet, grades)
-    rows, listed_ids, locked_count, replacements = _fill_in(sheet, shared)
-    blank = shared.left_blank(listed_ids, NO_ID, _NOT_LISTED)
+    shared_grades = share_out(folder, sheet, grades)
+    rows, listed_ids, locked_count, replacements = _fill_in(sheet, shared_grades)
+    blank = shared_grades.left_blank(listed_ids, NO_ID, _NOT_LISTED)
     lock_words = "can't be changed in Moodle: left as it is", "can't be changed in Moodle: left as they are"
     notes = (plural(locked_count, "grade", *lock_words),) if locked_count else ()
     asks = (*changes("the worksheet", replacements), *graded_class.alarms)
@@ -109,7 +109,9 @@ def _check_maximum(sheet: Sheet, total: Points) -> None:
         )
 
 
-def _fill_in(sheet: Sheet, shared: SharedOut) -> tuple[list[list[str]], set[str], int, list[tuple[str, str, str]]]:
+def _fill_in(
+    sheet: Sheet, shared_grades: SharedOut
+) -> tuple[list[list[str]], set[str], int, list[tuple[str, str, str]]]:
     """All rows, the participants met, how many are locked, and which grades are replaced: (student, old, new)."""
     header = sheet.rows[0]
     at = {name: column(header, name) for name in (*_REQUIRED_COLUMNS, "Full name", "Feedback comments")}
@@ -121,7 +123,7 @@ def _fill_in(sheet: Sheet, shared: SharedOut) -> tuple[list[list[str]], set[str]
         if safe_cell(comment) != comment:  # students read it: no apostrophe of ours belongs there
             row = with_cell(row, at["Feedback comments"], safe_html(comment))
         match = PARTICIPANT.match(cell(row, at["Identifier"]))
-        final = shared.by_number.get(match[1]) if match else None
+        final = shared_grades.by_number.get(match[1]) if match else None
         if final is not None and match:
             listed_ids.add(match[1])
             if _is_locked(sheet, row):

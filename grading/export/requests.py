@@ -99,7 +99,9 @@ def add_requests(folder: Path, requests: Iterable[Request]) -> int:
     with lock_lines(folder / FILE, "request"):
         stored_ids = {request.id for request in read_requests(folder)}
         new = {request.id: request for request in requests if request.id not in stored_ids}
-        rows = ({name: value for name, value in asdict(each).items() if name != "answer"} for each in new.values())
+        rows = (
+            {name: value for name, value in asdict(request).items() if name != "answer"} for request in new.values()
+        )
         Lines(folder / FILE).append(rows)
     return len(new)
 

@@ -28,7 +28,7 @@ from pathlib import PurePosixPath
 from grading.letters import WORD, letters
 from grading.names.common_words import COMMON_WORDS
 from grading.names.search import MIN_LETTERS, Names, Student, student_called
-from grading.roster import HIDDEN_NAMES, NOBODY, Owner, Person, Roster
+from grading.roster import EMPTY_ROSTER, HIDDEN_NAMES, Owner, Person, Roster
 from grading.submissions.reading import Submission
 from producers.batch.forms import PROMPT_FORM
 
@@ -47,7 +47,7 @@ def pseudonym(name: str, secret: bytes) -> str:
 
 
 def pseudonymise(
-    submissions: Iterable[Submission], secret: bytes, form: int = PROMPT_FORM, roster: Roster = NOBODY
+    submissions: Iterable[Submission], secret: bytes, form: int = PROMPT_FORM, roster: Roster = EMPTY_ROSTER
 ) -> list[Submission]:
     """The same submissions, with the names of all their authors replaced in all their texts; `name` stays.
 
@@ -64,14 +64,16 @@ def pseudonymise(
         for person in roster.people
         if person.name and person.key not in handed_in
     ]
-    names = Names([author for some in authors for author in some] + absent, form)
+    names = Names([author for students in authors for author in students] + absent, form)
     if not names.students:
         return originals
-    firsts = [next(iter(some), None) for some in authors]
+    firsts = [next(iter(students), None) for students in authors]
     replace_exact = _exact_names(names.students) if roster.people else str
     safe_submissions = []
-    for submission, some, first, near in zip(originals, authors, firsts, names.learn(originals, firsts), strict=True):
-        present = near | set(some)
+    for submission, students, first, near in zip(
+        originals, authors, firsts, names.learn(originals, firsts), strict=True
+    ):
+        present = near | set(students)
         parts = tuple(
             replace(part, text=names.replace_names(replace_exact(part.text), first, present))
             for part in submission.parts
@@ -86,8 +88,12 @@ def _authors(name: str, owner: Owner, stand_ins: dict[str, str]) -> list[Student
     people = [_student(person, stand_in) for person in owner.people if person.name]
     if claim is None:
         return people or _whole_name(name, stand_in)
-    claimed = letters(claim.name)
-    if claimed in HIDDEN_NAMES or len(claimed) < 2 or claimed in {letters(student.platform_name) for student in people}:
+    claimed_letters = letters(claim.name)
+    if (
+        claimed_letters in HIDDEN_NAMES
+        or len(claimed_letters) < 2
+        or claimed_letters in {letters(student.platform_name) for student in people}
+    ):
         return people
     words = WORD.findall(claim.name) if claim.product == "moodle" else ()
     return [*people, student_called(claim.name, stand_in, claim.number, words)]
@@ -101,8 +107,8 @@ def _whole_name(name: str, stand_in: str) -> list[Student]:
     """Of a file or folder that a person named: all of its name, unless it is made of what others write about too."""
     path = PurePosixPath(name)
     stem = path.stem if re.fullmatch(r"\.\w{1,5}", path.suffix) else path.name
-    telling = [word for word in map(letters, WORD.findall(stem)) if len(word) > 2 and word not in _COMMON]
-    if len(letters(stem)) < MIN_LETTERS or not telling:
+    identifying_words = [word for word in map(letters, WORD.findall(stem)) if len(word) > 2 and word not in _COMMON]
+    if len(letters(stem)) < MIN_LETTERS or not identifying_words:
         return []
     return [Student(stand_in, stem, is_whole=True)]
 

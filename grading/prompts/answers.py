@@ -58,9 +58,9 @@ class CriterionGrade:
         return {step: count / len(self.sampled) for step, count in counts.items()}
 
 
-def criterion_grade(criterion: Criterion, points: Points | None, **more: Any) -> CriterionGrade:
+def criterion_grade(criterion: Criterion, points: Points | None, **fields: Any) -> CriterionGrade:
     """A grade for this criterion."""
-    return CriterionGrade(criterion.id, criterion.title, criterion.points, points, **more)
+    return CriterionGrade(criterion.id, criterion.title, criterion.points, points, **fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +237,10 @@ def _readable(texts: Sequence[str], parse: Callable[[str], _AnswerT]) -> list[_A
 
 
 def _median(answers: Sequence[CriterionGrade]) -> CriterionGrade:
-    sampled = tuple(answer.points for answer in answers if answer.points is not None)
-    middle = sorted(sampled)[(len(sampled) - 1) // 2]
+    sampled_points = tuple(answer.points for answer in answers if answer.points is not None)
+    middle = sorted(sampled_points)[(len(sampled_points) - 1) // 2]
     median_answer = next(answer for answer in answers if answer.points == middle)
-    return replace(median_answer, sampled=sampled)
+    return replace(median_answer, sampled=sampled_points)
 
 
 # --- the parts of an answer ---

@@ -47,7 +47,7 @@ _QUESTION_TASKS: dict[Aspect, str] = {
 }
 _QUESTION_FOLLOWS = "The submission ends here. One question about it follows; answer it with its JSON object only."
 
-_GIVEN = ", given to the students: not their work"
+_GIVEN_NOTE = ", given to the students: not their work"
 
 # Words that chat templates and models treat as control tokens. Whoever writes them in homework gets them shown with
 # other brackets: readable, and never the token itself.
@@ -229,7 +229,7 @@ def _suffix(
         f"Language: {_line(submission.language, 40) or 'unknown'}",
         *(["Not shown: " + "; ".join(remarks)] if remarks else []),
         *(
-            f"=== {fence} {_label(part)}{_GIVEN if part.given else ''}\n{neutralise(part.text).rstrip()}"
+            f"=== {fence} {_label(part)}{_GIVEN_NOTE if part.is_given_cell else ''}\n{neutralise(part.text).rstrip()}"
             for part in visible_parts
         ),
         *([] if visible_parts else ["(nothing to show)"]),

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from grading.cells import csv_text
 from grading.points import CriterionGrade, Grade, GradeState
-from grading.roster import UNASSIGNED
+from grading.roster import UNASSIGNED_QUESTION
 from grading.rubric.late import LateRule
 from grading.rubric.rubric import Points, Rubric
 from infra.config.next_command import UPGRADE_COMMAND, next_command
@@ -143,7 +143,7 @@ def count_states(grades: Iterable[Grade]) -> dict[GradeState, int]:
 
 def outcome_of(grade: Grade) -> str:
     """Its state in the words of a summary: an `unreadable` or `unassigned` file is nobody's failure."""
-    return "unassigned" if grade.reason == UNASSIGNED else "unreadable" if grade.is_unreadable else grade.state
+    return "unassigned" if grade.reason == UNASSIGNED_QUESTION else "unreadable" if grade.is_unreadable else grade.state
 
 
 def summary(grades: Sequence[Grade]) -> str:
@@ -166,7 +166,7 @@ def summary_rows(grades: Iterable[Grade]) -> list[tuple[str, str, str, str, str]
     """
     return [
         (
-            one_line(grade.shown),
+            one_line(grade.display_name),
             outcome_of(grade),
             f"{show_points(grade.points) or '–'} / {show_points(grade.max_points)}",
             plural(len(grade.doubts), "reason") if grade.doubts else "",

@@ -200,8 +200,8 @@ def _guess(data: bytes, as_western: str) -> tuple[str, str, str]:
 
 def _guess_doubt(text: str) -> str:
     excerpt = re.search(r".{0,20}[^\x00-\x7f].{0,20}", text)
-    shown = replace_controls(excerpt[0]) if excerpt else ""
-    return f"its encoding is not UTF-8, and was guessed: is “{shown}” what was written?"
+    safe_excerpt = replace_controls(excerpt[0]) if excerpt else ""
+    return f"its encoding is not UTF-8, and was guessed: is “{safe_excerpt}” what was written?"
 
 
 def _check_text(text: str) -> str:

@@ -118,8 +118,8 @@ def _pdf(reader: Any) -> Submission:
         texts.append(page.extract_text(visitor_operand_before=work.count))
         work.check()  # pypdf goes on where a drawing can't be read
         resources = page.get("/Resources", {})
-        drawn = resources.get("/XObject", {})
-        images += sum(drawn[name].get("/Subtype") == "/Image" for name in drawn)
+        xobjects = resources.get("/XObject", {})
+        images += sum(xobjects[name].get("/Subtype") == "/Image" for name in xobjects)
     chars = sum(len(text.strip()) for text in texts)
     is_thin = chars < _THIN_CHARS * len(texts)
     doubt = f"{plural(chars, 'character')} of text on {plural(len(texts), 'page')}: it may be a scan" if is_thin else ""

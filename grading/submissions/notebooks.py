@@ -265,20 +265,20 @@ class _NotebookReader:
         if kind == "code":
             self._code(location, cell)
         elif kind in ("markdown", "raw"):
-            source, given = self._source(location, cell)
-            self._add("text", without_header(source) if number == 1 else source, location, given)
+            source, is_given_cell = self._source(location, cell)
+            self._add("text", without_header(source) if number == 1 else source, location, is_given_cell)
             self.images += len(as_dict(cell.get("attachments")))
         else:
             self.unknown_cells += 1
 
     def _code(self, location: str, cell: Mapping[str, Any]) -> None:
-        source, given = self._source(location, cell)
+        source, is_given_cell = self._source(location, cell)
         has_hidden_tests = location in self.hidden_tests  # an error's trace would show them
         outputs = [] if has_hidden_tests else _merge_streams(as_list(cell.get("outputs")))
         self.language = self.language or language_name(cell.get("language"))
         self.never_run += bool(source.strip()) and cell.get("execution_count") is None and not outputs
         self.failed_cells += any(output.get("output_type") == "error" for output in outputs)
-        self._add("code", source, location, given)
+        self._add("code", source, location, is_given_cell)
         for index, output in enumerate(outputs, 1):
             self._add("output", self._output(output), _of_output(location, index, outputs))
 
@@ -312,14 +312,14 @@ class _NotebookReader:
             return plain
         return html_text or join_lines(data.get("text/markdown")) or join_lines(data.get("text/latex"))
 
-    def _add(self, kind: PartKind, text: str, location: str, given: bool = False) -> None:
+    def _add(self, kind: PartKind, text: str, location: str, is_given_cell: bool = False) -> None:
         space = min(_MAX_PART, _MAX_SCANNED - self.scanned_chars[kind])
         self.scanned_chars[kind] += min(len(text), space)
         text = shorten(text, space)
         text, images = clean_output(text) if kind == "output" else clean_source(text)
         self.images += images
         if text.strip():
-            self.parts.append(SubmissionPart(kind, text.strip("\n"), location, given))
+            self.parts.append(SubmissionPart(kind, text.strip("\n"), location, is_given_cell))
 
 
 def _of_output(location: str, index: int, outputs: Sequence[Any]) -> str:

@@ -15,8 +15,8 @@ class SubmissionPart:
     kind: PartKind
     text: str
     location: str
-    given: bool = False  # a cell that its notebook calls the teacher's, as the students were given it
-    known: bool = False  # every line of it is among what the whole class was given
+    is_given_cell: bool = False  # its notebook calls it the teacher's, as the students were given it
+    holds_only_given_text: bool = False  # every line is among what the class was given
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,11 @@ def assign(batch: Path, submission: str, person: str) -> int:
         open_lines = [f"{name}: {owner.question}" for name, owner in roster.owners(names).items() if owner.question]
         say("\n".join(map(one_line, open_lines)) or "Nothing is open: whose each submission is, is known.")
         return 1 if open_lines else 0
-    meant = [name for name in names if submission in (name, Path(name).name, Path(name).stem)]
-    if len(meant) != 1:
-        raise UsageError(f"the batch has {'several' if meant else 'no'} submissions called {submission!r:.80}")
+    matching_names = [name for name in names if submission in (name, Path(name).name, Path(name).stem)]
+    if len(matching_names) != 1:
+        raise UsageError(f"the batch has {'several' if matching_names else 'no'} submissions called {submission!r:.80}")
     owner = roster.find(person)
-    keep_answer(batch, meant[0], owner, account())
-    say(f"{one_line(meant[0])} is {roster.shown(owner)}'s; what was not sent for this: {next_command('watch', batch)}")
+    keep_answer(batch, matching_names[0], owner, account())
+    people = roster.display_name(owner)
+    say(f"{one_line(matching_names[0])} is {people}'s; what was not sent for this: {next_command('watch', batch)}")
     return 0

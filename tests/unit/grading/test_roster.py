@@ -16,7 +16,7 @@ from grading.points import CriterionGrade, Grade
 from grading.report.grades import GradedClass, save_graded
 from grading.roster import (
     ANSWERS,
-    UNASSIGNED,
+    UNASSIGNED_QUESTION,
     Roster,
     canvas_name,
     keep_answer,
@@ -283,7 +283,7 @@ def test_classrooms_folders_end_with_an_account() -> None:
 def test_a_name_that_no_rule_explains_among_an_lmss_is_nobodys() -> None:
     names = ["doejane_12_34_a.R", "doejohn_13_35_b.R", "notes.R"]
 
-    assert Roster().owners(names)["notes.R"].question == UNASSIGNED
+    assert Roster().owners(names)["notes.R"].question == UNASSIGNED_QUESTION
     assert Roster().owners(["anna.R", "benno.R", "doejane_12_34_a.R"])["anna.R"].question == ""
     assert Roster(answers={"notes.R": "14"}).owners(names)["notes.R"].numbers == {"14"}
 

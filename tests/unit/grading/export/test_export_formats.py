@@ -150,8 +150,8 @@ class FilledIn:
     def one_of(self, label: str, choices: Sequence[str]) -> str:
         return choices[0]
 
-    def column(self, label: str, columns: Sequence[str], suggested: str | None) -> str | None:
-        return suggested
+    def column(self, label: str, columns: Sequence[str], suggestion: str | None) -> str | None:
+        return suggestion
 
 
 @pytest.mark.parametrize(
