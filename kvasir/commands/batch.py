@@ -212,7 +212,7 @@ def show_outcome(
         print_groups(
             (
                 "can't be read" if grade.is_unreadable else grade.state,
-                one_line(grade.shown),
+                one_line(grade.display_name),
                 one_line(grade.reason),
             )
             for grade in outcome.grades
