@@ -10,6 +10,7 @@ import pytest
 from grading import planning
 from grading.jobs import Item
 from grading.request import AspectModel, GradeRequest
+from grading.rubric.rubric import load_rubric
 from grading.submissions.reading import Submission, SubmissionPart
 from grading.submissions.tokens import estimate_tokens
 from grading.submissions.truncation import USUAL_TOKENS, Limits, limits_within
@@ -26,7 +27,7 @@ def item(tmp_path: Path, parts: tuple[SubmissionPart, ...], context: int = 65_53
     (tmp_path / "rubric.yaml").write_text(RUBRIC)
     request = GradeRequest(tmp_path, tmp_path / "rubric.yaml", {"feedback": AspectModel("m", context)})
     request = replace(request, max_submission_tokens=cap)
-    rubric = planning.load_rubric(request.rubric)
+    rubric = load_rubric(request.rubric)
     [made] = planning.assign(request, rubric, None, None, [Submission("a.md", "", parts)], "b", b"secret").items
     return made
 
