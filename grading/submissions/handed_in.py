@@ -46,21 +46,22 @@ class FileGroup:
 
 def resolve(
     groups: Iterable[FileGroup],
-    is_readable: Callable[[FileGroup], object],
+    readability: Callable[[FileGroup], int],
     student_of: Callable[[str], str] = same_student,
 ) -> list[FileGroup]:
     """One group a student, sorted by name, each with what it replaces; named after what is read.
 
+    `readability`: of a student's files, the newest of those that have most of it names the submission.
     `student_of` says of a name what all have in common that one student handed in.
     """
     by_student: dict[str, list[FileGroup]] = {}
     for group in groups:
         by_student.setdefault(student_of(group.name), []).append(group)
-    merged_groups = (_merge_groups(student_groups, is_readable) for student_groups in by_student.values())
+    merged_groups = (_merge_groups(student_groups, readability) for student_groups in by_student.values())
     return sorted(merged_groups, key=lambda group: group.name)
 
 
-def _merge_groups(student_groups: list[FileGroup], is_readable: Callable[[FileGroup], object]) -> FileGroup:
+def _merge_groups(student_groups: list[FileGroup], readability: Callable[[FileGroup], int]) -> FileGroup:
     """What counts of one student's work."""
     copies_by_name: dict[str, list[FileGroup]] = {}
     for group in sorted(student_groups, key=lambda group: age(group.name)):
@@ -71,7 +72,7 @@ def _merge_groups(student_groups: list[FileGroup], is_readable: Callable[[FileGr
         latest_groups[0].superseded_names = earlier_names
         return latest_groups[0]
     entries = [entry for group in latest_groups for entry in group.entries]
-    newest = max(latest_groups, key=lambda group: (bool(is_readable(group)), age(group.name)))
+    newest = max(latest_groups, key=lambda group: (readability(group), age(group.name)))
     return FileGroup(
         newest.name, is_folder=True, entries=entries, extra_files=len(latest_groups) - 1, superseded_names=earlier_names
     )

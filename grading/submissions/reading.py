@@ -184,7 +184,7 @@ def _groups(
 ) -> list[FileGroup]:
     work = [entry for entry in entries if not entry.ignored_kind]
     wrapper = _wrapper(work) if path.suffix.lower() == ".zip" else ""
-    return resolve(_group_entries(entries, wrapper), _readable, student_of)
+    return resolve(_group_entries(entries, wrapper), _readability, student_of)
 
 
 def _with_notes(group: FileGroup, submission: Submission) -> Submission:
@@ -424,6 +424,15 @@ def _readable(group: FileGroup) -> list[ArchiveEntry]:
     """Files of a kind that can be read, sorted by path."""
     work = (entry for entry in group.entries if not entry.is_folder and not entry.ignored_kind)
     return sorted((entry for entry in work if _suffix(entry.path) in _READERS), key=lambda entry: entry.path)
+
+
+def _readability(group: FileGroup) -> int:
+    """2 for text, 1 for documents alone, which are read only where an extra is installed, and 0 if nothing is read.
+
+    The extra must not change a submission's name: its row and its jobs' ids go by it.
+    """
+    suffixes = {_suffix(entry.path) for entry in _readable(group)}
+    return bool(suffixes) + bool(suffixes.difference(_BINARY))
 
 
 def _skipped_files(group: FileGroup) -> list[str]:
