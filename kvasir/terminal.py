@@ -192,7 +192,7 @@ def shortened(start: str, names: Sequence[str]) -> str:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Sequence[str] = ()) -> None:
     """Print a table on stdout; `right` names the columns of figures."""
-    stdout.print(make_table(columns, rows, right))
+    stdout.print(make_table(columns, rows, right), crop=False)  # a word wider than the terminal is whole, too
 
 
 def make_table(

@@ -159,9 +159,10 @@ def write_export(export_file: ExportFile, batch: Path, to: Path | None, source_f
     target = to or batch / export_file.name
     try:
         target = target / export_file.name if target.is_dir() else target
-        if target.is_file():
+        is_named_device = to is not None and target.exists() and not target.is_file()  # or a pipe
+        if target.exists() and not is_named_device:
             _check_replaceable(target, batch, export_file, [path.resolve() for path in source_files])
-        if target.exists() and not target.is_file():  # a pipe or a device that was named
+        if is_named_device:
             target.write_bytes(export_file.data)
         else:
             write_atomically(target.resolve() if to else target, export_file.data)

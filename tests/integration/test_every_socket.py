@@ -105,6 +105,8 @@ WORDS = {
     "bound": "graded",
     "run": "prompts.jsonl --model demo --out answered",
     "migrate": "graded",
+    "assign": "graded",
+    "rubric from": "homework.ipynb",
     "keys add": "ada --state state",
     "keys list": "--state state",
     "keys revoke": "ada --state state",

@@ -82,6 +82,15 @@ def test_no_command_waits_for_a_pipe(batch: Path, name: str, command: str, capsy
     assert "Traceback" not in said
 
 
+def test_an_export_leaves_a_pipe_in_its_place(batch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = pipe(batch / "final-grades.csv")
+
+    assert cli.run_command(["export", str(batch), "--format", "csv", "--include-unreviewed"]) == cli.EXIT_USAGE
+
+    assert target.is_fifo()
+    assert "no ordinary file; name another place with --to" in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_desk_waits_for_none(batch: Path) -> None:
     work = grading_work(batch)
     for path in (work.log, work.out, *(work.folder / name for name in ("work.json", "lock", "exit"))):

@@ -100,9 +100,12 @@ def test_a_class_has_a_line_a_person_and_twenty_more_in_80_columns(
 
 def test_no_command_breaks_a_word_in_80_columns(tmp_path: Path, homework: Path) -> None:
     said = {}
+    folder = tmp_path / ("long" * 20)  # a path that is wider than the terminal is a word, too
+    folder.mkdir()
+    (tmp_path / "kvasir.toml").rename(folder / "kvasir.toml")
     for columns in (80, 400):
         for command_words in (["engines"], ["config"], ["results", "nowhere/" + "long " * 12]):
-            with kvasir(tmp_path, *command_words, columns=columns) as terminal:
+            with kvasir(folder, *command_words, columns=columns) as terminal:
                 terminal.wait()
             said[command_words[0], columns] = terminal.text
 

@@ -1,8 +1,8 @@
 """`python -m tests.support.one_job`: grades a file here, and prints which functions of docs/one_job.md it called.
 
-As a JSON list of [file, name], in the order of their first calls, and after it the names of the types of that page of
-which it made one. In a process of its own: every thread is watched from
-its start, and what other tests left running would be watched as well.
+As a JSON list of [file, name], in the order of their first calls (of a function in two rows, its first two), and after it
+the names of the types of that page of which it made one. In a process of its own: every thread is watched from its start,
+and what other tests left running would be watched as well.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
@@ -59,11 +60,13 @@ def _code_of(file: str, name: str) -> CodeType:
 
 
 @contextmanager
-def _first_calls(codes: set[CodeType]) -> Iterator[list[CodeType]]:
+def _first_calls(codes: Iterable[CodeType]) -> Iterator[list[CodeType]]:
+    """Notes of each code as many calls as it is there."""
     first_calls: list[CodeType] = []
+    counts = Counter(codes)
 
     def note(frame: FrameType, event: str, _argument: object) -> None:
-        if event == "call" and frame.f_code in codes and frame.f_code not in first_calls:
+        if event == "call" and first_calls.count(frame.f_code) < counts[frame.f_code]:
             first_calls.append(frame.f_code)
 
     threading.setprofile(note)
@@ -83,7 +86,7 @@ def main(arguments: list[str]) -> None:
     names_by_code = {kind.__init__.__code__: kind.__name__ for kind in types()}  # type: ignore[misc]
     # The start-up proof uses the engine too; only the job itself is to be seen.
     kvasir.pipeline.prove = lambda _prefill, _decode: ""  # type: ignore[assignment]
-    with _first_calls({*codes, *names_by_code}) as first_calls:
+    with _first_calls([*codes, *names_by_code]) as first_calls:
         # Not the exit code: what so small a model writes may be of no use as a grade, and is a result all the same.
         cli.run_command(["--config", str(ROOT / "examples/demo.toml"), "grade", *arguments])
     called = [functions[codes.index(code)] for code in first_calls if code in codes]
