@@ -1,8 +1,8 @@
 """`python -m tests.support.one_job`: grades a file here, and prints which functions of docs/one_job.md it called.
 
-As a JSON list of [file, name], in the order of their first calls (of a function in two rows, its first two), and after it
-the names of the types of that page of which it made one. In a process of its own: every thread is watched from its start,
-and what other tests left running would be watched as well.
+As a JSON list of [file, name], in the order of their first calls (of a function in two rows, its first two), and after
+it the names of the types of that page of which it made one. In a process of its own: every thread is watched from its
+start, and what other tests left running would be watched as well.
 """
 
 from __future__ import annotations
