@@ -40,6 +40,7 @@ from producers.batch.batch import BatchEntry
 SAMPLES_TEMPERATURE = 0.3
 _KEY_DIGITS = 12
 _HEADING_TOKENS = 36  # of a part, with its code
+_ROOM_STEP = 1_024  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +278,10 @@ class PromptMaker:
         cap = self._assignment.request.max_submission_tokens
         if cap is None:
             return truncate(_with_plain_headings(submission), self._earlier_limits(), count)
+        # In steps: else one more sentence in the rubric would cut a long submission elsewhere, and ask all of it anew.
+        room = self._space - self._space % _ROOM_STEP if self._space > 4 * _ROOM_STEP else self._space
         # Headings are part of the prompt too; of thousands of parts most are left out, and theirs with them.
-        space = max(self._space - _HEADING_TOKENS * len(submission.parts), self._space // 2)
+        space = max(room - _HEADING_TOKENS * len(submission.parts), room // 2)
         total = min(space, cap or space)
         sizes = count_parts(submission, count)
         return (

@@ -62,6 +62,7 @@ _REQUEST = {  # `kvasir grade` keeps its options there, `kvasir run` only `promp
     "settings": {"code": _SETTINGS, "feedback": _SETTINGS},
     "only": tuple[str, ...],
     "limit": int,
+    "max_submission_tokens": int,
     "samples": int,
     "ask": str,
 }
@@ -416,6 +417,7 @@ def _check(manifest: Mapping[str, Any]) -> None:
     if "\0" in "".join(value for value in request.values() if isinstance(value, str)):
         raise ValueError("request holds a path with a null character")
     checks.whole("request.limit", request.get("limit", 0), 0, 1_000_000)
+    checks.whole("request.max_submission_tokens", request.get("max_submission_tokens", 0), 0, 1_000_000_000)
     checks.whole("request.samples", request.get("samples", 1), 1, MAX_ANSWERS)
     for model in request.get("models", {}).values():
         checks.model_name("request.models", model)

@@ -18,6 +18,7 @@ from infra.config.settings import load_settings
 from kvasir.class_run import request_from_manifest
 from kvasir.dry_run import _limit_sentence
 from messages.jobs import prompt_text
+from producers.batch.batch import Batch
 
 WORDS = "north sells more than south because its mean is higher in each year we looked at\n"
 RUBRIC = "title: T\ncriteria: [{id: a, title: It answers, points: 2, model: feedback}]\n"
@@ -89,3 +90,13 @@ def test_a_manifest_says_by_which_limits_it_was_planned(tmp_path: Path) -> None:
     old = request_from_manifest(load_settings({}), stored)
     assert old.max_submission_tokens is None
     assert "max_submission_tokens" not in old.stored_form
+
+
+def test_a_batch_keeps_its_limit_however_often_it_is_read(tmp_path: Path) -> None:
+    with Batch(tmp_path / "out") as batch:
+        batch.plan([], {"folder": "x", "max_submission_tokens": 9}, [])
+
+    for _ in range(2):
+        with Batch(tmp_path / "out") as batch:
+            assert batch.request["max_submission_tokens"] == 9
+            batch.plan([], batch.request, [])
