@@ -25,12 +25,13 @@ from typing import Any, Generic, TypeVar
 from tenacity import AsyncRetrying, retry_if_result, wait_exponential
 
 from engines.base import Answer, EngineInfo, TokenizedPrompt
-from engines.chat import SAMPLE
+from engines.chat import SAMPLE, PromptMessage, chat
 from engines.waiting import check_running
 from messages.errors import (
     ConfigError,
     ContextExceeded,
     EngineUnavailable,
+    InvalidPrompt,
     InvalidSchema,
     KvasirError,
     KVTransferFailed,
@@ -304,6 +305,13 @@ class TextOnly(Generic[S]):
     def _check_capacity(self, sampling: Sampling) -> None:
         if sampling.max_tokens >= self._context:
             raise ContextExceeded(f"{sampling.max_tokens:,} tokens to answer, but the context holds {self._context:,}")
+
+    def _messages(self, prompt: Sequence[Part]) -> list[PromptMessage]:
+        """The messages of a prompt. Raises InvalidPrompt for an answer that is to go on: servers differ in how."""
+        messages = chat(prompt)
+        if messages[-1].is_continued:
+            raise InvalidPrompt(f"{self._server_name} can't be told to continue an answer: end with another message")
+        return messages
 
     def _check_whole(self, prompt: Sequence[Part], sampling: Sampling, prompt_tokens: int) -> None:
         """Raises ContextExceeded unless the whole prompt was read; `prompt_tokens`: 0 if the server doesn't tell."""
