@@ -1,14 +1,12 @@
 """Every field of both APIs: what is served of it, or why it is ignored or refused.
 
-Requests are read by these tables, and docs/gateway.md has them: `python -m gateway.fields` prints them for it.
+Requests are read by these tables, and docs/gateway.md has them (`python -m tests.support.gateway_fields`).
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, Literal
 
 from gateway.refusal import ApiError
@@ -24,11 +22,6 @@ class Field:
     kind: Literal["served", "ignored", "refused"]
     words: str
     neutral: tuple[Any, ...] = ()
-
-    def __str__(self) -> str:
-        values = ", ".join(f"`{_as_json(value)}`" for value in self.neutral)
-        except_for = f", unless {values}" if values else ""
-        return f"{self.kind}{except_for}{': ' if self.words else ''}{self.words}"
 
     def says_nothing(self, value: Any) -> bool:
         """Whether the answer is the same without the field."""
@@ -228,19 +221,3 @@ def meaningful_fields(fields: Mapping[str, Any], table: Fields, prefix: str = ""
             raise ApiError(400, message, f"{prefix}{name}", "unsupported_parameter")
         meaningful[name] = value
     return meaningful
-
-
-def _as_json(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value).replace("'", '"')
-
-
-def _page() -> Iterator[str]:
-    """The tables in Markdown; fields that are taken alike, one after the other, share a row."""
-    for title, table in TABLES.items():
-        yield f"\n{title}:\n\n| field | |\n|---|---|"
-        for said, names in groupby(table, lambda name: str(table[name])):  # noqa: B023
-            yield f"| {', '.join(f'`{name}`' for name in names)} | {said} |"
-
-
-if __name__ == "__main__":
-    sys.stdout.write("\n".join(_page()).strip() + "\n")

@@ -22,6 +22,10 @@ _ITS_OWN_FAULT = {
     "InvalidPrompt": "invalid_prompt",
     "InvalidSchema": "invalid_json_schema",
 }
+# A field's name in a sentence of ours, and in the APIs.
+_PARAMS = {"answers": "n", "json_schema": "response_format", "a": "messages"} | {
+    name: name for name in ("max_tokens", "temperature", "top_p", "seed", "stop", "messages", "prompt", "tool_calls")
+}
 _TYPES = 8  # more than any field may be of
 
 
@@ -66,7 +70,8 @@ def of_error(error: KvasirError) -> ApiError:
     if isinstance(error, NoQueue):
         return ApiError(503, str(error), code="unavailable", retry_s=RETRY_S)
     if isinstance(error, DeadLetter):
-        return ApiError(400, str(error), code=_ITS_OWN_FAULT.get(type(error).__name__))
+        param = _PARAMS.get(str(error).partition(" ")[0])
+        return ApiError(400, str(error), param, _ITS_OWN_FAULT.get(type(error).__name__))
     return ApiError(500, str(error))
 
 
