@@ -45,9 +45,10 @@ _log = logging.getLogger(__name__)
 CONNECT_S = 10.0
 # Idle connections serve the next request for a second and no longer. Servers close theirs after 2 s (gunicorn's), 5 s
 # (llama.cpp's, uvicorn's) or more, and a request that meets the closing is lost without an answer: seen at once, and
-# the server has not begun on it. Such a request is sent once more.
+# the server has not begun on it. Such a request is sent again.
 IDLE_S = 1.0
 _LOST_AT_ONCE_S = 1.0
+_MOST_SENT = 4  # times: the next connection that idles may have been closed as well
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0  # before a server that is away is looked for again
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp, which may be behind a server, draws a seed of its own for this one
 LETTERS_PER_TOKEN = 3.0  # until the server has counted the sample
@@ -171,18 +172,18 @@ class RemoteServer(ABC):
             task.cancel()
 
     async def _deliver(self, produce: Callable[[], AsyncIterator[Any]], inbox: queue.SimpleQueue[Any]) -> None:
-        start, may_repeat = time.monotonic(), True
+        start, sent_count = time.monotonic(), 0
         while True:
             try:
+                sent_count += 1
                 async for piece in produce():
-                    may_repeat = False
+                    sent_count = _MOST_SENT
                     while inbox.qsize() >= MAX_WAITING_EVENTS:  # a server may be faster than whoever reads
                         await asyncio.sleep(_POLL_S / 10)
                     inbox.put(piece)
             except BaseException as error:
                 lost_at_once = isinstance(error, self.disconnect_errors) and time.monotonic() - start < _LOST_AT_ONCE_S
-                if lost_at_once and may_repeat:
-                    may_repeat = False
+                if lost_at_once and sent_count < _MOST_SENT:
                     continue
                 self._note(error)
                 inbox.put(_End(error))
