@@ -22,7 +22,9 @@ from tests.support.processes import environment, serving
 pytestmark = pytest.mark.system
 
 MODEL = "tiny:1b"
+KINDS = ("chat", "completion")  # of OpenAI's
 PROGRAMS = Path(__file__).parent / "programs"
+PROMPTFOO_PACKAGES = ("promptfoo@0.121.20", "@libsql/linux-x64-gnu@0.5.29")
 AI_PACKAGES = ("ai@6.0.326", "@ai-sdk/openai@3.0.141", "@ai-sdk/openai-compatible@2.0.92", "zod@4.6.7")
 
 
@@ -117,6 +119,23 @@ def test_vercels_sdk_generates_text_and_objects(url: str, tmp_path: Path) -> Non
         assert set(found.pop(f"{kind} generateObject")) == {"letter", "points"}
     assert len(found) == 6
     assert all(found.values())
+
+
+def test_promptfoo_evaluates(url: str, tmp_path: Path) -> None:
+    folder = scratch_env.node_modules("promptfoo-0.121.20", PROMPTFOO_PACKAGES)
+    server = {"apiBaseUrl": f"{url}/v1", "apiKey": "x"}
+    providers: list[dict[str, Any]] = [{"id": f"openai:{kind}:{MODEL}", "config": server} for kind in KINDS]
+    evaluation = {
+        "prompts": ["What is {{thing}}?"],
+        "providers": [*providers, {"id": f"ollama:chat:{MODEL}"}],
+        "tests": [{"vars": {"thing": "a queue"}, "assert": [{"type": "javascript", "value": "output.length > 0"}]}],
+    }
+    (tmp_path / "promptfooconfig.yaml").write_text(json.dumps(evaluation))
+    program = str(folder / "node_modules" / ".bin" / "promptfoo")
+    quiet = {"PROMPTFOO_DISABLE_TELEMETRY": "1", "PROMPTFOO_DISABLE_UPDATE": "1", "PROMPTFOO_CONFIG_DIR": str(tmp_path)}
+    run([program, "eval", "--no-cache", "-o", "out.json"], tmp_path, OLLAMA_BASE_URL=url, **quiet)
+    counts = json.loads((tmp_path / "out.json").read_text())["results"]["stats"]
+    assert (counts["successes"], counts["failures"], counts["errors"]) == (3, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any, Any, Call
 def test_a_request_that_met_closing_connections_is_sent_again(served: Any) -> None:
     server, engine, *_ = served
     server.habits.hangs_up = 3
-    start = time.monotonic()
     assert engine.decode_text(GO, SHORT).completion_tokens == 8
-    assert time.monotonic() - start < 1
     server.habits.hangs_up = 4
     with pytest.raises(EngineUnavailable, match="isconnected"):
         engine.decode_text(GO, SHORT)
