@@ -59,7 +59,7 @@ def node_modules(release: str, packages: Sequence[str]) -> Path:
     if not marker.exists():
         if not shutil.which("npm"):
             raise EnvironmentMissing(f"{release} needs Node.js 20 with npm: apt-get install nodejs npm")
-        _run(release, ["npm", "install", "--silent", "--prefix", str(environment), *packages])
+        _run(release, ["npm", "install", "--silent", "--omit=optional", "--prefix", str(environment), *packages])
         marker.touch()
     return environment
 
