@@ -1,7 +1,7 @@
 """The command line of `llama-server`, on the server inside xllamacpp: the real HTTP, in a process of its own.
 
-`install(folder)` puts an executable of that name into a folder for PATH. Only the options that Kvasir gives are known, and
-`--port`; another one ends it with an error, as the real program does.
+`install(folder)` puts an executable of that name into a folder for PATH. Only the options that Kvasir and benchmarks
+give are known; another one ends it with an error, as the real program does.
 """
 
 from __future__ import annotations
