@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from gateway.refusal import ApiError
@@ -35,12 +36,7 @@ class Field:
 Fields = Mapping[str, Field]
 
 
-def _served(words: str = "") -> Field:
-    return Field("served", words)
-
-
-def _ignored(because: str) -> Field:
-    return Field("ignored", because)
+_served, _ignored = partial(Field, "served"), partial(Field, "ignored")
 
 
 def _refused(because: str, *neutral: Any) -> Field:
@@ -71,7 +67,7 @@ CHAT: Fields = {
     "tools": _served("functions, if `tool_choice` leaves no choice: the answer is a call of that one"),
     "tool_choice": _served("a function's name, `required` with one function, `none`. Refused: `auto` with functions"),
     "parallel_tool_calls": _ignored("there is one call at most"),
-    "stream": _served(),
+    "stream": _served(""),
     "stream_options": _served("`include_usage`; `include_obfuscation` only `false`"),
     "metadata": _served("up to 16 texts, given back in the answer and kept nowhere"),
     "service_tier": _served("`auto` and `default` are lane `now`, `flex` is lane `bulk`. Refused: others"),
@@ -123,7 +119,7 @@ MESSAGE: Fields = {
 }
 PART: Fields = {
     "type": _served("`text`"),
-    "text": _served(),
+    "text": _served(""),
     "cache_control": MESSAGE["cache_control"],
     "prompt_cache_breakpoint": _ignored(_CACHES),
 }

@@ -28,6 +28,7 @@ router = APIRouter(prefix="/api", tags=["Ollama"], responses=RESPONSES, route_cl
 
 LIKE = "0.33.0"  # the release of Ollama whose API this follows
 
+_LINES = "application/x-ndjson"
 _ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
 
@@ -49,7 +50,6 @@ class OllamaRequest(Strict):
     model: str
     format: Literal["", "json"] | dict[str, Any] = ""
     keep_alive: int | float | str | None = Field(None, description="Workers keep their models.")
-    tools: list[Tool] = Field(default_factory=list)
     options: Options = Options()
     stream: bool = True
 
@@ -86,10 +86,7 @@ class OllamaRequest(Strict):
 
     def forced_function(self) -> Function | None:
         """The one that the answer has to call. Raises ApiError where the model would have to choose."""
-        if len(self.tools) > 1:
-            message = "a model doesn't choose among tools here: send one, or ask for the answer's form with format"
-            raise ApiError(400, message, "tools", "unsupported_parameter")
-        return self.tools[0].function if self.tools else None
+        return None
 
 
 class OllamaMessage(Strict):
@@ -105,11 +102,19 @@ class OllamaChatRequest(OllamaRequest):
     """POST /api/chat. Without messages it only asks whether the model is there."""
 
     messages: Annotated[list[OllamaMessage], FailFast()] = Field(default_factory=list)
+    tools: list[Tool] = Field(default_factory=list)
 
     @property
     def conversation(self) -> list[Message]:
         """All messages that say something."""
         return messages_of(self.model_dump()) if self.messages else []
+
+    def forced_function(self) -> Function | None:
+        """See OllamaRequest."""
+        if len(self.tools) > 1:
+            message = "a model doesn't choose among tools here: send one, or ask for the answer's form with format"
+            raise ApiError(400, message, "tools", "unsupported_parameter")
+        return self.tools[0].function if self.tools else None
 
 
 class GenerateRequest(OllamaRequest):
@@ -219,56 +224,41 @@ async def _respond(
     function = body.forced_function()
     prompt = prompt_of(conversation, shares=request.state.key is None)
     sampling = await body.sampling(gateway, model, request)
-    ask = await gateway.ask(model.name, prompt, sampling, "now", body.stream, request.state.key)
-    if body.stream:
-        answer = gateway.answer(ask, request)
-        lines = _lines(_call_at_once(answer) if function else answer, body.model, words, function)
-        response = await stream_response(lines, _error_line, "application/x-ndjson")
-    else:
+    ask = await gateway.ask(model.name, prompt, sampling, "now", body.stream and not function, request.state.key)
+    if ask.stream:
+        lines = _lines(gateway.answer(ask, request), body.model, words)
+        response: Response = await stream_response(lines, _error_line, _LINES)
+    else:  # a call's arguments are an object, so they come whole in a stream, too
         result = await gateway.result(ask, request)
-        response = JSONResponse(_last(body.model, result, _said(result.text, words, function)))
+        whole = _last(body.model, result, _called(result.text, words, function))
+        response = Response(_line(whole), media_type=_LINES if body.stream else "application/json")
     context = await gateway.context(model.name)
     if context and (body.options.num_ctx or 0) > context:
         response.headers["x-kvasir-num-ctx"] = str(context)
     return response
 
 
-async def _call_at_once(answer: AsyncGenerator[str | JobResult, None]) -> AsyncGenerator[str | JobResult, None]:
-    """The same with all text in one piece: a call's arguments are an object, whole or not at all."""
-    text = ""
-    async for event in answer:
-        if isinstance(event, JobResult):
-            yield text
-            yield event
-        else:
-            text += event
-
-
 async def _lines(
-    answer: AsyncGenerator[str | JobResult, None],
-    name: str,
-    words: Callable[[str], dict[str, Any]],
-    function: Function | None,
+    answer: AsyncGenerator[str | JobResult, None], name: str, words: Callable[[str], dict[str, Any]]
 ) -> AsyncGenerator[str, None]:
     async for event in answer:
         if isinstance(event, JobResult):
-            yield json.dumps(_last(name, event, words(""))) + "\n"
+            yield _line(_last(name, event, words("")))
         else:
-            piece = {"model": name, "created_at": _time(), **_said(event, words, function), "done": False}
-            yield on_one_line(json.dumps(piece, ensure_ascii=False)) + "\n"
+            yield _line({"model": name, "created_at": _time(), **words(event), "done": False})
 
 
-def _said(text: str, words: Callable[[str], dict[str, Any]], function: Function | None) -> dict[str, Any]:
-    """A piece of an answer; as a call of the function, if its arguments are whole."""
+def _called(text: str, words: Callable[[str], dict[str, Any]], function: Function | None) -> dict[str, Any]:
+    """A whole answer; as a call of the function, unless num_predict has cut its arguments off."""
     try:
-        arguments = json.loads(text) if function else None
-    except ValueError:  # cut off by num_predict
-        arguments = None
-    if function is None or arguments is None:
-        return words(text)
-    said = words("")
-    said["message"]["tool_calls"] = [{"function": {"name": function.name, "arguments": arguments}}]
-    return said
+        call = {"function": {"name": function.name, "arguments": json.loads(text)}} if function else None
+    except ValueError:
+        call = None
+    return {"message": words("")["message"] | {"tool_calls": [call]}} if call else words(text)
+
+
+def _line(fields: dict[str, Any]) -> str:
+    return on_one_line(json.dumps(fields, ensure_ascii=False)) + "\n"
 
 
 def _last(name: str, result: JobResult, words: dict[str, Any]) -> dict[str, Any]:
@@ -319,7 +309,7 @@ def _model(gateway: Gateway, name: str, request: Request) -> ModelSettings:
 
 
 def _error_line(refusal: ApiError) -> str:
-    return on_one_line(json.dumps(refusal.ollama(), ensure_ascii=False)) + "\n"
+    return _line(refusal.ollama())
 
 
 def _time(moment: datetime | None = None) -> str:

@@ -144,12 +144,12 @@ class _LineReader:
         try:
             fields = _object(row)
             custom_id = _custom_id(fields)
-            if _has_half_characters(fields):
-                raise BadLine("it holds half a character (a lone surrogate)")
             self._id_counts[custom_id] += 1
             if self._id_counts[custom_id] > 1:
                 raise BadLine(f"its custom_id {custom_id!r:.60} is taken by an earlier line")
             name = custom_id
+            if _has_half_characters(fields):
+                raise BadLine("it holds half a character (a lone surrogate)")
             url, body = _body(fields)
             if body is not fields:
                 self._check(body, url)
