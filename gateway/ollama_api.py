@@ -112,7 +112,7 @@ class OllamaChatRequest(OllamaRequest):
     def forced_function(self) -> Function | None:
         """See OllamaRequest."""
         if len(self.tools) > 1:
-            message = "a model doesn't choose among tools here: send one, or ask for the answer's form with format"
+            message = "tools leave a choice, which a model doesn't make here: send one, or ask for a form with format"
             raise ApiError(400, message, "tools", "unsupported_parameter")
         return self.tools[0].function if self.tools else None
 

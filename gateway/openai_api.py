@@ -168,8 +168,8 @@ class ChatRequest(_OpenAIRequest):
             return self.tools[0].function
         if self.tool_choice == "required" or (functions and self.tool_choice != "none"):
             message = (
-                "a model doesn't choose among functions here: name one in tool_choice, or ask for the form of the "
-                "answer with response_format json_schema"
+                "tools leave a choice, which no model makes here: name one in tool_choice, or ask for the form of "
+                "the answer with response_format json_schema"
             )
             raise ApiError(400, message, "tool_choice" if self.tool_choice else "tools", "unsupported_parameter")
         return None

@@ -23,7 +23,7 @@ _ITS_OWN_FAULT = {
     "InvalidSchema": "invalid_json_schema",
 }
 # A field's name in a sentence of ours, and in the APIs.
-_PARAMS = {"answers": "n", "json_schema": "response_format", "a": "messages"} | {
+_PARAMS = {"answers": "n", "json_schema": "response_format"} | {
     name: name for name in ("max_tokens", "temperature", "top_p", "seed", "stop", "messages", "prompt", "tool_calls")
 }
 _TYPES = 8  # more than any field may be of

@@ -32,7 +32,7 @@ def messages_of(body: Mapping[str, Any]) -> list[Message]:
         raise InvalidMessage("messages must be a list of objects")
     for message in messages:
         if message.get("role") not in _ROLES:
-            raise InvalidMessage(f"a message's role must be one of {', '.join(_ROLES)}")
+            raise InvalidMessage(f"messages must have one of these roles: {', '.join(_ROLES)}")
     said: list[Message] = []
     function_by_call: dict[Any, str] = {}
     for message in messages:
@@ -40,7 +40,7 @@ def messages_of(body: Mapping[str, Any]) -> list[Message]:
         if role == "tool":
             name = message.get("tool_name") or function_by_call.get(message.get("tool_call_id"))
             if name is None:
-                raise InvalidMessage("a tool's message must name a call before it in tool_call_id")
+                raise InvalidMessage("messages of a tool must name a call before them in tool_call_id")
             said.append((role, content or " ", name))
         elif content or role == "user":
             said.append((role, content))
@@ -72,7 +72,7 @@ def _content(message: Mapping[str, Any]) -> str:
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(content, str) or not (content.strip() or may_be_empty):
-        raise InvalidMessage("a message's content must be text, and not empty; pictures are not served")
+        raise InvalidMessage("messages must have content that is text, and not empty; pictures are not served")
     return content if content.strip() else ""
 
 
