@@ -79,7 +79,7 @@ class PromptMessage:
 def chat(prompt: Sequence[Part]) -> list[PromptMessage]:
     """The messages of a prompt, in order."""
     messages = []
-    for (role, _), group in groupby(enumerate(prompt), lambda each: (each[1].role, each[1].function and each[0])):
+    for (role, _), group in groupby(enumerate(prompt), lambda pair: (pair[1].role, pair[1].function and pair[0])):
         parts = [part for _, part in group]
         common = sum(len(part.text) for part in parts if part.scope == "class")
         messages.append(PromptMessage(role, "".join(part.text for part in parts), common, parts[0].function))

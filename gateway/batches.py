@@ -121,11 +121,16 @@ class Batches:
         return batch
 
     def create(
-        self, file: StoredFile, key: str, metadata: Mapping[str, str], models: Mapping[str, Defaults], **more: Any
+        self,
+        file: StoredFile,
+        key: str,
+        metadata: Mapping[str, str],
+        models: Mapping[str, Defaults],
+        **details: Any,
     ) -> StoredBatch:
         """Begin a batch, on disk on return; with a key that the same content came with before, that batch.
 
-        `more` are fields of the description.
+        `details` are further fields of the description.
         Raises ApiError, BatchError.
         """
         with self._changing:
@@ -139,7 +144,7 @@ class Batches:
                     raise ApiError(429, message, code="too_many_batches", retry_s=60)
             self.files.get(file.id, file.owner)  # it may have been deleted meanwhile
             name = f"batch_{secrets.token_hex(12)}"
-            batch = StoredBatch(name, file.owner, file.id, file.sha256, key, time.time(), metadata, models, **more)
+            batch = StoredBatch(name, file.owner, file.id, file.sha256, key, time.time(), metadata, models, **details)
             self._keep(batch)
             failpoint("gateway.created", name)
             self._start(name)
@@ -270,17 +275,17 @@ class Batches:
 
     def _finish(self, name: str, batch: Batch) -> None:
         """Answers become files, whole or not at all; then it is over."""
-        begun, counts, file_ids = self._batches[name], batch.counts(), {}
-        expires = time.time() + begun.output_expires_s if begun.output_expires_s else 0.0
+        stored_batch, counts, file_ids = self._batches[name], batch.counts(), {}
+        expires = time.time() + stored_batch.output_expires_s if stored_batch.output_expires_s else 0.0
         for kind, count in (("output", counts.succeeded), ("error", counts.total - counts.succeeded)):
             if count:
                 file_id = f"{name.replace('batch_', 'file-')}-{kind}"
                 title, rows = f"{name}_{kind}.jsonl", _rows(batch, kind == "output")
-                self.files.write(file_id, begun.owner, title, rows, expires)
+                self.files.write(file_id, stored_batch.owner, title, rows, expires)
                 failpoint("gateway.written", name)
                 file_ids[f"{kind}_file_id"] = file_id
         is_unreadable = counts.unreadable == counts.total
-        errors = tuple(_problems(batch, self.files.path(begun.input_file_id))) if is_unreadable else ()
+        errors = tuple(_problems(batch, self.files.path(stored_batch.input_file_id))) if is_unreadable else ()
         self._count(name, counts)
         with self._changing:
             description = self._batches[name]

@@ -36,95 +36,95 @@ class Field:
 Fields = Mapping[str, Field]
 
 
-_served, _ignored = partial(Field, "served"), partial(Field, "ignored")
+_serve, _ignore = partial(Field, "served"), partial(Field, "ignored")
 
 
-def _refused(because: str, *neutral: Any) -> Field:
+def _refuse(because: str, *neutral: Any) -> Field:
     return Field("refused", because, neutral)
 
 
-_OWN = "without it the model's own"
+_MODELS_OWN = "without it the model's own"
 _NO_PENALTIES = "engines sample alike, and have no penalties"
 _NO_LOGPROBS = "engines don't tell them for each token"
 _CACHES = "the store finds what it has by content, under each key's own tag"
-_WHERE = "how a worker runs its model is set in kvasir.toml"
+_SET_IN_TOML = "how a worker runs its model is set in kvasir.toml"
 _TEXT_ONLY = "only text is served"
-_USER = _ignored("keys say who asks")
+_USER = _ignore("keys say who asks")
 
 CHAT: Fields = {
-    "model": _served("a name of kvasir.toml"),
-    "messages": _served("see below"),
-    "max_completion_tokens": _served("at least 1; -1 as if not given. Without it `max_tokens`"),
-    "max_tokens": _served("the same. Differs: without both the model's from kvasir.toml, at most half of its context"),
-    "temperature": _served(f"0 to 5; {_OWN}"),
-    "top_p": _served(f"0 to 1; {_OWN}"),
-    "seed": _served("0 to 4,294,967,295; -1, or none: each request has another"),
-    "stop": _served("up to 16 texts"),
-    "n": _served(
+    "model": _serve("a name of kvasir.toml"),
+    "messages": _serve("see below"),
+    "max_completion_tokens": _serve("at least 1; -1 as if not given. Without it `max_tokens`"),
+    "max_tokens": _serve("the same. Differs: without both the model's from kvasir.toml, at most half of its context"),
+    "temperature": _serve(f"0 to 5; {_MODELS_OWN}"),
+    "top_p": _serve(f"0 to 1; {_MODELS_OWN}"),
+    "seed": _serve("0 to 4,294,967,295; -1, or none: each request has another"),
+    "stop": _serve("up to 16 texts"),
+    "n": _serve(
         "up to 32. Differs: in a stream the first answer comes as it is generated, the others whole at the end"
     ),
-    "response_format": _served("`text`, `json_object`, `json_schema`. Differs: always enforced, `strict` or not"),
-    "tools": _served("functions, if `tool_choice` leaves no choice: the answer is a call of that one"),
-    "tool_choice": _served("a function's name, `required` with one function, `none`. Refused: `auto` with functions"),
-    "parallel_tool_calls": _ignored("there is one call at most"),
-    "stream": _served(""),
-    "stream_options": _served("`include_usage`; `include_obfuscation` only `false`"),
-    "metadata": _served("up to 16 texts, given back in the answer and kept nowhere"),
-    "service_tier": _served("`auto` and `default` are lane `now`, `flex` is lane `bulk`. Refused: others"),
+    "response_format": _serve("`text`, `json_object`, `json_schema`. Differs: always enforced, `strict` or not"),
+    "tools": _serve("functions, if `tool_choice` leaves no choice: the answer is a call of that one"),
+    "tool_choice": _serve("a function's name, `required` with one function, `none`. Refused: `auto` with functions"),
+    "parallel_tool_calls": _ignore("there is one call at most"),
+    "stream": _serve(""),
+    "stream_options": _serve("`include_usage`; `include_obfuscation` only `false`"),
+    "metadata": _serve("up to 16 texts, given back in the answer and kept nowhere"),
+    "service_tier": _serve("`auto` and `default` are lane `now`, `flex` is lane `bulk`. Refused: others"),
     "user": _USER,
     "safety_identifier": _USER,
-    "store": _ignored("no answer is kept for later"),
-    "prompt_cache_key": _ignored(_CACHES),
-    "prompt_cache_options": _ignored(_CACHES),
-    "prompt_cache_retention": _ignored(_CACHES),
-    "cache_control": _ignored(_CACHES),
-    "function_call": _refused("`tool_choice` takes its place", "none", "auto"),
-    "functions": _refused("`tools` takes its place", []),
-    "logit_bias": _refused("engines sample alike, without a bias", {}),
-    "logprobs": _refused(_NO_LOGPROBS, False),
-    "top_logprobs": _refused(_NO_LOGPROBS, 0),
-    "frequency_penalty": _refused(_NO_PENALTIES, 0),
-    "presence_penalty": _refused(_NO_PENALTIES, 0),
-    "repetition_penalty": _refused(_NO_PENALTIES, 1),
-    "reasoning_effort": _refused("how long a model thinks can't be set", "none"),
-    "verbosity": _refused("how long a model speaks can't be set but by `max_tokens`"),
-    "modalities": _refused(_TEXT_ONLY, ["text"]),
-    "audio": _refused(_TEXT_ONLY),
-    "prediction": _refused("an answer is generated token by token"),
-    "moderation": _refused("no answer is moderated"),
-    "web_search_options": _refused("nothing is searched"),
+    "store": _ignore("no answer is kept for later"),
+    "prompt_cache_key": _ignore(_CACHES),
+    "prompt_cache_options": _ignore(_CACHES),
+    "prompt_cache_retention": _ignore(_CACHES),
+    "cache_control": _ignore(_CACHES),
+    "function_call": _refuse("`tool_choice` takes its place", "none", "auto"),
+    "functions": _refuse("`tools` takes its place", []),
+    "logit_bias": _refuse("engines sample alike, without a bias", {}),
+    "logprobs": _refuse(_NO_LOGPROBS, False),
+    "top_logprobs": _refuse(_NO_LOGPROBS, 0),
+    "frequency_penalty": _refuse(_NO_PENALTIES, 0),
+    "presence_penalty": _refuse(_NO_PENALTIES, 0),
+    "repetition_penalty": _refuse(_NO_PENALTIES, 1),
+    "reasoning_effort": _refuse("how long a model thinks can't be set", "none"),
+    "verbosity": _refuse("how long a model speaks can't be set but by `max_tokens`"),
+    "modalities": _refuse(_TEXT_ONLY, ["text"]),
+    "audio": _refuse(_TEXT_ONLY),
+    "prediction": _refuse("an answer is generated token by token"),
+    "moderation": _refuse("no answer is moderated"),
+    "web_search_options": _refuse("nothing is searched"),
 }
 MESSAGE: Fields = {
-    "role": _served(
+    "role": _serve(
         "`system`, `developer` (as `system`), `user`, `assistant`, `tool`. Differs: two messages of one role in a row "
         "become one, with a blank line between. An assistant's at the end is continued where the template can. "
         "Refused: `function`"
     ),
-    "content": _served(
+    "content": _serve(
         "a text, or parts of type `text`. Left out: an empty message of the system or the assistant. "
         "Refused: pictures, audio, files; an empty one of the user"
     ),
-    "tool_calls": _served("of the assistant, rendered by the model's template; refused where that can't"),
-    "tool_call_id": _served("of a `tool`'s message: a call before it"),
-    "name": _ignored("no template prints it"),
-    "type": _ignored("a message is one"),
-    "id": _ignored("a message needs none"),
-    "reasoning_content": _ignored("templates leave earlier thoughts out"),
-    "reasoning": _ignored("templates leave earlier thoughts out"),
-    "cache_control": _ignored(_CACHES),
-    "annotations": _ignored("no template prints them"),
-    "refusal": _refused("a message has content", ""),
-    "function_call": _refused("`tool_calls` takes its place"),
-    "audio": _refused(_TEXT_ONLY),
+    "tool_calls": _serve("of the assistant, rendered by the model's template; refused where that can't"),
+    "tool_call_id": _serve("of a `tool`'s message: a call before it"),
+    "name": _ignore("no template prints it"),
+    "type": _ignore("a message is one"),
+    "id": _ignore("a message needs none"),
+    "reasoning_content": _ignore("templates leave earlier thoughts out"),
+    "reasoning": _ignore("templates leave earlier thoughts out"),
+    "cache_control": _ignore(_CACHES),
+    "annotations": _ignore("no template prints them"),
+    "refusal": _refuse("a message has content", ""),
+    "function_call": _refuse("`tool_calls` takes its place"),
+    "audio": _refuse(_TEXT_ONLY),
 }
 PART: Fields = {
-    "type": _served("`text`"),
-    "text": _served(""),
+    "type": _serve("`text`"),
+    "text": _serve(""),
     "cache_control": MESSAGE["cache_control"],
-    "prompt_cache_breakpoint": _ignored(_CACHES),
+    "prompt_cache_breakpoint": _ignore(_CACHES),
 }
 COMPLETION: Fields = {
-    "prompt": _served(
+    "prompt": _serve(
         "a text, or a list of up to 32. It is continued as it stands: no chat template, and control tokens spelled in "
         "it are text. Refused: tokens, an empty text"
     ),
@@ -133,66 +133,66 @@ COMPLETION: Fields = {
         for name in ("model", "max_tokens", "temperature", "top_p", "seed", "stop", "n", "stream", "stream_options")
     },
     "user": _USER,
-    "best_of": _refused("every answer is given", 1),
-    "echo": _refused("an answer is what follows the prompt", False),
-    "suffix": _refused("nothing is filled in between two texts", ""),
-    "logprobs": _refused(_NO_LOGPROBS, False),
+    "best_of": _refuse("every answer is given", 1),
+    "echo": _refuse("an answer is what follows the prompt", False),
+    "suffix": _refuse("nothing is filled in between two texts", ""),
+    "logprobs": _refuse(_NO_LOGPROBS, False),
     **{name: CHAT[name] for name in ("logit_bias", "frequency_penalty", "presence_penalty", "repetition_penalty")},
 }
 OLLAMA: Fields = {
-    "model": _served("`:latest` may be added to it"),
-    "messages": _served("chat; see below"),
-    "prompt": _served("generate"),
-    "system": _served("generate"),
-    "stream": _served("default `true`"),
-    "format": _served('`"json"` or a schema, always enforced'),
-    "tools": _served("chat: one function, which the answer is a call of. Refused: several"),
-    "options": _served("see below"),
-    "raw": _served("generate: the prompt is continued as it stands"),
-    "keep_alive": _served("without prompt or messages 0 is answered with `unload`; workers keep their models"),
-    "think": _refused("how a model thinks can't be set", False),
-    "truncate": _refused("a prompt that is too long is an error, and never cut", False),
-    "shift": _refused("an answer that is too long ends", False),
-    "images": _refused(_TEXT_ONLY, []),
-    "template": _refused("a model has its own", ""),
-    "context": _refused("a conversation is its messages", []),
+    "model": _serve("`:latest` may be added to it"),
+    "messages": _serve("chat; see below"),
+    "prompt": _serve("generate"),
+    "system": _serve("generate"),
+    "stream": _serve("default `true`"),
+    "format": _serve('`"json"` or a schema, always enforced'),
+    "tools": _serve("chat: one function, which the answer is a call of. Refused: several"),
+    "options": _serve("see below"),
+    "raw": _serve("generate: the prompt is continued as it stands"),
+    "keep_alive": _serve("without prompt or messages 0 is answered with `unload`; workers keep their models"),
+    "think": _refuse("how a model thinks can't be set", False),
+    "truncate": _refuse("a prompt that is too long is an error, and never cut", False),
+    "shift": _refuse("an answer that is too long ends", False),
+    "images": _refuse(_TEXT_ONLY, []),
+    "template": _refuse("a model has its own", ""),
+    "context": _refuse("a conversation is its messages", []),
     "suffix": COMPLETION["suffix"],
     "logprobs": CHAT["logprobs"],
     "top_logprobs": CHAT["top_logprobs"],
-    **dict.fromkeys(("width", "height", "steps"), _refused(_TEXT_ONLY)),
+    **dict.fromkeys(("width", "height", "steps"), _refuse(_TEXT_ONLY)),
 }
 OLLAMA_MESSAGE: Fields = {
-    "role": _served("`system`, `user`, `assistant`, `tool`; as for chat completions"),
-    "content": _served("a text"),
+    "role": _serve("`system`, `user`, `assistant`, `tool`; as for chat completions"),
+    "content": _serve("a text"),
     "tool_calls": MESSAGE["tool_calls"],
-    "tool_name": _served("of a `tool`'s message"),
-    "tool_call_id": _ignored("`tool_name` says which"),
+    "tool_name": _serve("of a `tool`'s message"),
+    "tool_call_id": _ignore("`tool_name` says which"),
     "thinking": MESSAGE["reasoning"],
-    "images": _refused(_TEXT_ONLY, []),
+    "images": _refuse(_TEXT_ONLY, []),
 }
 OPTIONS: Fields = {
-    "num_predict": _served("negative as if not given: the model's `max_tokens`, at most half of its context"),
+    "num_predict": _serve("negative as if not given: the model's `max_tokens`, at most half of its context"),
     "temperature": CHAT["temperature"],
     "top_p": CHAT["top_p"],
-    "top_k": _served("0: no limit"),
-    "seed": _served("below 0: each request has another"),
+    "top_k": _serve("0: no limit"),
+    "seed": _serve("below 0: each request has another"),
     "stop": CHAT["stop"],
-    "num_ctx": _served("the model's own at most, which the header `x-kvasir-num-ctx` says then; changes nothing"),
-    "num_keep": _ignored("nothing is cut off"),
-    "repeat_last_n": _ignored("without a penalty it says nothing"),
-    "penalize_newline": _ignored("without a penalty it says nothing"),
-    "mirostat_eta": _ignored("without `mirostat` it says nothing"),
-    "mirostat_tau": _ignored("without `mirostat` it says nothing"),
+    "num_ctx": _serve("the model's own at most, which the header `x-kvasir-num-ctx` says then; changes nothing"),
+    "num_keep": _ignore("nothing is cut off"),
+    "repeat_last_n": _ignore("without a penalty it says nothing"),
+    "penalize_newline": _ignore("without a penalty it says nothing"),
+    "mirostat_eta": _ignore("without `mirostat` it says nothing"),
+    "mirostat_tau": _ignore("without `mirostat` it says nothing"),
     **dict.fromkeys(
         ("num_gpu", "main_gpu", "num_thread", "num_batch", "numa", "low_vram", "use_mmap", "use_mlock", "f16_kv"),
-        _ignored(_WHERE),
+        _ignore(_SET_IN_TOML),
     ),
-    "repeat_penalty": _refused(_NO_PENALTIES, 1),
+    "repeat_penalty": _refuse(_NO_PENALTIES, 1),
     "presence_penalty": CHAT["presence_penalty"],
     "frequency_penalty": CHAT["frequency_penalty"],
-    **dict.fromkeys(("tfs_z", "typical_p"), _refused("engines have no such sampler", 1)),
-    **dict.fromkeys(("min_p", "mirostat"), _refused("engines have no such sampler", 0)),
-    **dict.fromkeys(("logits_all", "vocab_only", "embedding_only"), _refused("a model answers in text", False)),
+    **dict.fromkeys(("tfs_z", "typical_p"), _refuse("engines have no such sampler", 1)),
+    **dict.fromkeys(("min_p", "mirostat"), _refuse("engines have no such sampler", 0)),
+    **dict.fromkeys(("logits_all", "vocab_only", "embedding_only"), _refuse("a model answers in text", False)),
 }
 TABLES: Mapping[str, Fields] = {
     "`POST /v1/chat/completions`": CHAT,

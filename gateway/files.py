@@ -75,8 +75,8 @@ def write_description(folder: Path, name: str, description: Any) -> None:
 
     Raises BatchError.
     """
-    unstated = {"endpoint", "expires", "output_expires_s"} - non_default_fields(description).keys()
-    fields = {key: value for key, value in asdict(description).items() if key not in unstated}
+    default_names = {"endpoint", "expires", "output_expires_s"} - non_default_fields(description).keys()
+    fields = {key: value for key, value in asdict(description).items() if key not in default_names}
     write_atomically(folder / f"{name}.json", json.dumps(fields, ensure_ascii=False) + "\n")
 
 
@@ -118,11 +118,11 @@ class Files:
 
     def of(self, owner: str) -> list[StoredFile]:
         """Everything of one owner, oldest first."""
-        return sorted((file for file in self._unexpired() if file.owner == owner), key=lambda f: f.created)
+        return sorted((file for file in self._current_files() if file.owner == owner), key=lambda f: f.created)
 
     def get(self, name: str, owner: str) -> StoredFile:
         """Raises ApiError if there is none, or not for this owner."""
-        file = next((file for file in self._unexpired() if file.id == name), None)
+        file = next((file for file in self._current_files() if file.id == name), None)
         if file is None or file.owner != owner:
             raise ApiError(404, f"there is no file {name!r:.80}", "id", "not_found")
         return file
@@ -160,7 +160,7 @@ class Files:
         self._remove(name)
         sync_folder(self.folder)
 
-    def _unexpired(self) -> list[StoredFile]:
+    def _current_files(self) -> list[StoredFile]:
         """All files but those whose time is over, which are deleted."""
         now = time.time()
         for file in [file for file in list(self._files.values()) if 0 < file.expires < now]:

@@ -230,7 +230,7 @@ async def _respond(
         response: Response = await stream_response(lines, _error_line, _LINES)
     else:  # a call's arguments are an object, so they come whole in a stream, too
         result = await gateway.result(ask, request)
-        whole = _last(body.model, result, _called(result.text, words, function))
+        whole = _last(body.model, result, _call_or_text(result.text, words, function))
         response = Response(_line(whole), media_type=_LINES if body.stream else "application/json")
     context = await gateway.context(model.name)
     if context and (body.options.num_ctx or 0) > context:
@@ -248,7 +248,7 @@ async def _lines(
             yield _line({"model": name, "created_at": _time(), **words(event), "done": False})
 
 
-def _called(text: str, words: Callable[[str], dict[str, Any]], function: Function | None) -> dict[str, Any]:
+def _call_or_text(text: str, words: Callable[[str], dict[str, Any]], function: Function | None) -> dict[str, Any]:
     """A whole answer; as a call of the function, unless num_predict has cut its arguments off."""
     try:
         call = {"function": {"name": function.name, "arguments": json.loads(text)}} if function else None

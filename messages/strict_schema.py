@@ -69,13 +69,13 @@ def _strict(node: Any, path: str, kept_names: Collection[str], closes: bool) -> 
         return node
     strict: dict[str, Any] = {}
     for name, value in node.items():
-        here = f"{path}.{name}"
+        place = f"{path}.{name}"
         if name in _SCHEMAS_BY_NAME and isinstance(value, dict):
-            strict[name] = {key: _strict(each, f"{here}.{key}", kept_names, closes) for key, each in value.items()}
+            strict[name] = {key: _strict(part, f"{place}.{key}", kept_names, closes) for key, part in value.items()}
         elif name in _SCHEMAS and isinstance(value, list):
-            strict[name] = [_strict(each, f"{here}[{at}]", kept_names, closes) for at, each in enumerate(value)]
+            strict[name] = [_strict(part, f"{place}[{at}]", kept_names, closes) for at, part in enumerate(value)]
         elif name in _SCHEMAS:
-            strict[name] = _strict(value, here, kept_names, closes)
+            strict[name] = _strict(value, place, kept_names, closes)
         elif name in kept_names or (name == "format" and str(value) in _FORMATS):
             strict[name] = value
         elif name in _NOT_ENFORCED and value not in _NOT_ENFORCED[name]:
@@ -89,10 +89,10 @@ def _strict(node: Any, path: str, kept_names: Collection[str], closes: bool) -> 
 
 def _names_its_keys(node: dict[str, Any]) -> bool:
     """Whether a schema names the keys of an object, and doesn't say what others may be."""
-    properties, required = node.get("properties"), node.get("required", [])
+    properties, required_names = node.get("properties"), node.get("required", [])
     if not isinstance(properties, dict) or node.keys() & {"additionalProperties", "patternProperties"}:
         return False
-    return isinstance(required, list) and all(str(name) in properties for name in required)
+    return isinstance(required_names, list) and all(str(name) in properties for name in required_names)
 
 
 def _joins(node: Any) -> bool:

@@ -12,7 +12,7 @@ from messages.jobs import JobResult, Message, Part, Sampling
 from messages.strict_schema import Objects, strict_schema
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_UNSAID = -1  # what some clients send for a value that they leave to the server, as llama.cpp reads it
+_LEFT_TO_SERVER = -1  # what some clients send for a value that they leave to the server, as llama.cpp reads it
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +33,25 @@ def messages_of(body: Mapping[str, Any]) -> list[Message]:
     for message in messages:
         if message.get("role") not in _ROLES:
             raise InvalidMessage(f"messages must have one of these roles: {', '.join(_ROLES)}")
-    said: list[Message] = []
-    function_by_call: dict[Any, str] = {}
+    conversation_messages: list[Message] = []
+    function_by_call: dict[str, str] = {}
     for message in messages:
         role, content = message["role"], _content(message)
         if role == "tool":
-            name = message.get("tool_name") or function_by_call.get(message.get("tool_call_id"))
+            name = message.get("tool_name") or function_by_call.get(str(message.get("tool_call_id")))
             if name is None:
                 raise InvalidMessage("messages of a tool must name a call before them in tool_call_id")
-            said.append((role, content or " ", name))
+            conversation_messages.append((role, content or " ", name))
         elif content or role == "user":
-            said.append((role, content))
+            conversation_messages.append((role, content))
         for call in message.get("tool_calls") or ():
-            name, arguments = _called(call)
-            function_by_call[call.get("id")] = name
-            said.append((role, arguments, name))
-    return said
+            name, arguments = _name_and_arguments(call)
+            function_by_call[str(call.get("id"))] = name
+            conversation_messages.append((role, arguments, name))
+    return conversation_messages
 
 
-def _called(call: Any) -> tuple[str, str]:
+def _name_and_arguments(call: Any) -> tuple[str, str]:
     """A function's name and its arguments, a JSON object; Ollama's clients send that as it is."""
     try:
         name, arguments = call["function"]["name"], call["function"].get("arguments") or {}
@@ -81,18 +81,18 @@ def sampling_of(body: Mapping[str, Any], defaults: Defaults, seed: int, objects:
     stop = body.get("stop") or ()
     schema = _schema(body.get("response_format"))
     return Sampling(
-        max_tokens=_first_present(body, ("max_completion_tokens", "max_tokens"), defaults.max_tokens, _UNSAID),
+        max_tokens=_first_present(body, ("max_completion_tokens", "max_tokens"), defaults.max_tokens, _LEFT_TO_SERVER),
         temperature=_first_present(body, ("temperature",), defaults.temperature),
         top_p=_first_present(body, ("top_p",), defaults.top_p),
-        seed=_first_present(body, ("seed",), seed, _UNSAID),
+        seed=_first_present(body, ("seed",), seed, _LEFT_TO_SERVER),
         stop=tuple(stop) if isinstance(stop, list) else (stop,) if stop else (),
         json_schema=schema and strict_schema(schema, objects),
         answers=_first_present(body, ("n",), 1),
     )
 
 
-def _first_present(body: Mapping[str, Any], names: Iterable[str], default: Any, unsaid: int | None = None) -> Any:
-    return next((body[name] for name in names if body.get(name) not in (None, unsaid)), default)
+def _first_present(body: Mapping[str, Any], names: Iterable[str], default: Any, left_out: int | None = None) -> Any:
+    return next((body[name] for name in names if body.get(name) not in (None, left_out)), default)
 
 
 def _schema(response_format: Any) -> str:

@@ -129,15 +129,15 @@ class _OllamaHandler(FakeHandler, BaseHTTPRequestHandler):
         return words[:limit], "length" if limit < len(words) else "stop"
 
     def _stream(self, words: list[str], reason: str, count: int, field: str = "message") -> None:
-        def said(text: str) -> dict[str, Any]:
+        def content(text: str) -> dict[str, Any]:
             return {field: {"role": "assistant", "content": text} if field == "message" else text}
 
         self.begin_pieces("application/x-ndjson")
         for word in words:
-            self._line({**said(word), "done": False})
+            self._line({**content(word), "done": False})
             self.fake.habits.hang.wait(20)
         counts = {"prompt_eval_count": count, "eval_count": len(words), "total_duration": 5_000_000}
-        end = {**said(""), "done": True, "done_reason": reason, **counts}
+        end = {**content(""), "done": True, "done_reason": reason, **counts}
         self._line(end)
         self.send_piece(b"")
 

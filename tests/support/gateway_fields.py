@@ -19,7 +19,7 @@ def _rows(table: Fields) -> Iterator[str]:
     """Fields that are taken alike, one after the other, share a row."""
     yield "| field | |"
     yield "|---|---|"
-    for words, fields in groupby(table.items(), lambda each: _words(each[1])):
+    for words, fields in groupby(table.items(), lambda pair: _words(pair[1])):
         yield f"| {', '.join(f'`{name}`' for name, _ in fields)} | {words} |"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, cast
+from unittest import mock
 
 import httpx
 import openai
@@ -382,6 +383,24 @@ def test_a_schema_that_can_not_be_enforced_is_refused_before_it_is_a_job(
     assert refused.value.code == "invalid_json_schema"
     assert "$.properties.when: uniqueItems" in refused.value.message
     assert not pipeline.events
+
+
+def test_what_a_setting_opens(served: ServedGateway, client: openai.OpenAI, pipeline: Pipeline) -> None:
+    pipeline.start()
+    asked = {"Host": "host.docker.internal:8000"}
+    assert httpx.get(f"{served.url}/v1/models", headers=asked).status_code == 403
+    served.gateway.host_names = ("host.docker.internal",)
+    assert httpx.get(f"{served.url}/v1/models", headers=asked).status_code == 200
+    assert httpx.get(f"{served.url}/v1/models", headers={"Host": "example.com"}).status_code == 403
+
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": POINTS}}
+    schemas = []
+    for objects in ("closed", "open"):
+        served.gateway.objects = cast(Any, objects)
+        with mock.patch.object(pipeline.client, "new_job", wraps=pipeline.client.new_job) as new_job:
+            client.chat.completions.create(model=MODEL, messages=ASK, response_format=form)
+        schemas.append(json.loads(new_job.call_args.args[4].json_schema))
+    assert schemas == [POINTS | {"additionalProperties": False}, POINTS]
 
 
 def test_a_request_for_the_head_alone_and_every_answers_id(standing: ServedGateway) -> None:
