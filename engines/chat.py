@@ -65,10 +65,15 @@ class PromptMessage:
         """The message as OpenAI's API has it; `text` and `arguments` in place of its own."""
         if self.role == "tool":
             return {"role": "tool", "content": text, "name": self.function, "tool_call_id": _CALL_ID}
-        if not self.function:
+        if not self.is_call:
             return {"role": self.role, "content": text}
         call = {"id": _CALL_ID, "type": "function", "function": {"name": self.function, "arguments": arguments}}
         return {"role": self.role, "content": "", "tool_calls": [call]}
+
+    @property
+    def is_call(self) -> bool:
+        """Whether the assistant calls a function."""
+        return self.role == "assistant" and bool(self.function)
 
     @property
     def is_continued(self) -> bool:

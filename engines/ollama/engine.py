@@ -163,7 +163,7 @@ class OllamaEngine(TextOnly[OllamaServer]):
             request |= {"prompt": texts[0][1], "raw": True}
         else:
             request["messages"] = [
-                message.as_fields(text, message.function and json.loads(text)) | {"tool_name": message.function or None}
+                message.as_fields(text, json.loads(text) if message.is_call else None) | {"tool_name": message.function}
                 for message, text in texts
             ]
         if sampling.json_schema:

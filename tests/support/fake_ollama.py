@@ -108,7 +108,7 @@ class _OllamaHandler(FakeHandler, BaseHTTPRequestHandler):
         self.fake.context = min(TRAINED_CONTEXT, self.fake.habits.loads_context or body["options"]["num_ctx"])
 
     def _count(self, body: dict[str, Any]) -> int:
-        return TEMPLATE_TOKENS + sum(len(message["content"].split()) for message in body["messages"])
+        return TEMPLATE_TOKENS + sum(len(message.get("content", "").split()) for message in body["messages"])
 
     def _cut(self, body: dict[str, Any], count: int) -> int:
         context, habits = self.fake.context, self.fake.habits

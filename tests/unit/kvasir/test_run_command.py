@@ -111,6 +111,9 @@ def test_a_rerun_runs_nothing_again_and_a_new_line_alone(folder: Path) -> None:
     assert len(rows(folder / "out/results.jsonl")) == 2
 
 
+CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
 def test_bad_lines_are_rows_with_a_reason_and_the_rest_is_answered(folder: Path) -> None:
     write(
         folder,
@@ -119,7 +122,7 @@ def test_bad_lines_are_rows_with_a_reason_and_the_rest_is_answered(folder: Path)
         openai("good"),
         openai("other", model="nobody:1b"),
         {"prompt": "No id."},
-        openai("chat", messages=[{"role": "assistant", "content": "Hi"}]),
+        openai("chat", messages=[{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [CALL]}]),
         openai("hot", temperature=9),
         openai("long", text="x" * (1 << 20)),
         "",
@@ -133,10 +136,10 @@ def test_bad_lines_are_rows_with_a_reason_and_the_rest_is_answered(folder: Path)
     assert {error["code"] for error in errors.values()} == {"invalid_request"}
     reasons = {name: error["message"] for name, error in errors.items()}
     assert "not JSON" in reasons["line 2"]
-    assert "taken by an earlier line" in reasons["good"]
+    assert "taken by an earlier line" in reasons["line 3"]
     assert "not configured" in reasons["other"]
     assert "no custom_id" in reasons["line 5"]
-    assert "ends with the assistant's own words" in reasons["chat"]
+    assert "ends with a function call" in reasons["chat"]
     assert "temperature" in reasons["hot"]
     assert "longer than 1 MiB" in reasons["long"]
 
