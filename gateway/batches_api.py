@@ -38,8 +38,6 @@ def check_body(body: dict[str, Any], url: str) -> None:
             raise BadLine("'stream' is not served in a batch")
         if isinstance(request, ChatRequest) and request.forced_function():
             raise BadLine("'tools' are not served in a batch: ask for the answer's form with response_format")
-        if isinstance(request, CompletionRequest) and isinstance(request.prompt, list):
-            raise BadLine("a line has one prompt")
     except ApiError as error:
         raise BadLine(str(error)) from None
 

@@ -43,21 +43,13 @@ def _refuse(because: str, *neutral: Any) -> Field:
     return Field("refused", because, neutral)
 
 
-_MODELS_OWN = "without it the model's own"
-_NO_PENALTIES = "engines sample alike, and have no penalties"
-_NO_LOGPROBS = "engines don't tell them for each token"
-_CACHES = "the store finds what it has by content, under each key's own tag"
-_SET_IN_TOML = "how a worker runs its model is set in kvasir.toml"
-_TEXT_ONLY = "only text is served"
-_USER = _ignore("keys say who asks")
-
 CHAT: Fields = {
     "model": _serve("a name of kvasir.toml"),
     "messages": _serve("see below"),
     "max_completion_tokens": _serve("at least 1; -1 as if not given. Without it `max_tokens`"),
     "max_tokens": _serve("the same. Differs: without both the model's from kvasir.toml, at most half of its context"),
-    "temperature": _serve(f"0 to 5; {_MODELS_OWN}"),
-    "top_p": _serve(f"0 to 1; {_MODELS_OWN}"),
+    "temperature": _serve("0 to 5; without it the model's own"),
+    "top_p": _serve("0 to 1; without it the model's own"),
     "seed": _serve("0 to 4,294,967,295; -1, or none: each request has another"),
     "stop": _serve("up to 16 texts"),
     "n": _serve(
@@ -71,25 +63,25 @@ CHAT: Fields = {
     "stream_options": _serve("`include_usage`; `include_obfuscation` only `false`"),
     "metadata": _serve("up to 16 texts, given back in the answer and kept nowhere"),
     "service_tier": _serve("`auto` and `default` are lane `now`, `flex` is lane `bulk`. Refused: others"),
-    "user": _USER,
-    "safety_identifier": _USER,
+    **dict.fromkeys(("user", "safety_identifier"), _ignore("keys say who asks")),
     "store": _ignore("no answer is kept for later"),
-    "prompt_cache_key": _ignore(_CACHES),
-    "prompt_cache_options": _ignore(_CACHES),
-    "prompt_cache_retention": _ignore(_CACHES),
-    "cache_control": _ignore(_CACHES),
+    **dict.fromkeys(
+        ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_control"),
+        _ignore("the store finds what it has by content, under each key's own tag"),
+    ),
     "function_call": _refuse("`tool_choice` takes its place", "none", "auto"),
     "functions": _refuse("`tools` takes its place", []),
     "logit_bias": _refuse("engines sample alike, without a bias", {}),
-    "logprobs": _refuse(_NO_LOGPROBS, False),
-    "top_logprobs": _refuse(_NO_LOGPROBS, 0),
-    "frequency_penalty": _refuse(_NO_PENALTIES, 0),
-    "presence_penalty": _refuse(_NO_PENALTIES, 0),
-    "repetition_penalty": _refuse(_NO_PENALTIES, 1),
+    "logprobs": _refuse("engines don't tell them for each token", False),
+    "top_logprobs": _refuse("engines don't tell them for each token", 0),
+    **dict.fromkeys(
+        ("frequency_penalty", "presence_penalty"), _refuse("engines sample alike, and have no penalties", 0)
+    ),
+    "repetition_penalty": _refuse("engines sample alike, and have no penalties", 1),
     "reasoning_effort": _refuse("how long a model thinks can't be set", "none"),
     "verbosity": _refuse("how long a model speaks can't be set but by `max_tokens`"),
-    "modalities": _refuse(_TEXT_ONLY, ["text"]),
-    "audio": _refuse(_TEXT_ONLY),
+    "modalities": _refuse("only text is served", ["text"]),
+    "audio": _refuse("only text is served"),
     "prediction": _refuse("an answer is generated token by token"),
     "moderation": _refuse("no answer is moderated"),
     "web_search_options": _refuse("nothing is searched"),
@@ -111,17 +103,17 @@ MESSAGE: Fields = {
     "id": _ignore("a message needs none"),
     "reasoning_content": _ignore("templates leave earlier thoughts out"),
     "reasoning": _ignore("templates leave earlier thoughts out"),
-    "cache_control": _ignore(_CACHES),
+    "cache_control": CHAT["cache_control"],
     "annotations": _ignore("no template prints them"),
     "refusal": _refuse("a message has content", ""),
     "function_call": _refuse("`tool_calls` takes its place"),
-    "audio": _refuse(_TEXT_ONLY),
+    "audio": _refuse("only text is served"),
 }
 PART: Fields = {
     "type": _serve("`text`"),
     "text": _serve(""),
     "cache_control": MESSAGE["cache_control"],
-    "prompt_cache_breakpoint": _ignore(_CACHES),
+    "prompt_cache_breakpoint": CHAT["cache_control"],
 }
 COMPLETION: Fields = {
     "prompt": _serve(
@@ -132,11 +124,11 @@ COMPLETION: Fields = {
         name: CHAT[name]
         for name in ("model", "max_tokens", "temperature", "top_p", "seed", "stop", "n", "stream", "stream_options")
     },
-    "user": _USER,
+    "user": CHAT["user"],
     "best_of": _refuse("every answer is given", 1),
     "echo": _refuse("an answer is what follows the prompt", False),
     "suffix": _refuse("nothing is filled in between two texts", ""),
-    "logprobs": _refuse(_NO_LOGPROBS, False),
+    "logprobs": CHAT["logprobs"],
     **{name: CHAT[name] for name in ("logit_bias", "frequency_penalty", "presence_penalty", "repetition_penalty")},
 }
 OLLAMA: Fields = {
@@ -153,13 +145,13 @@ OLLAMA: Fields = {
     "think": _refuse("how a model thinks can't be set", False),
     "truncate": _refuse("a prompt that is too long is an error, and never cut", False),
     "shift": _refuse("an answer that is too long ends", False),
-    "images": _refuse(_TEXT_ONLY, []),
+    "images": _refuse("only text is served", []),
     "template": _refuse("a model has its own", ""),
     "context": _refuse("a conversation is its messages", []),
     "suffix": COMPLETION["suffix"],
     "logprobs": CHAT["logprobs"],
     "top_logprobs": CHAT["top_logprobs"],
-    **dict.fromkeys(("width", "height", "steps"), _refuse(_TEXT_ONLY)),
+    **dict.fromkeys(("width", "height", "steps"), _refuse("only text is served")),
 }
 OLLAMA_MESSAGE: Fields = {
     "role": _serve("`system`, `user`, `assistant`, `tool`; as for chat completions"),
@@ -168,7 +160,7 @@ OLLAMA_MESSAGE: Fields = {
     "tool_name": _serve("of a `tool`'s message"),
     "tool_call_id": _ignore("`tool_name` says which"),
     "thinking": MESSAGE["reasoning"],
-    "images": _refuse(_TEXT_ONLY, []),
+    "images": _refuse("only text is served", []),
 }
 OPTIONS: Fields = {
     "num_predict": _serve("negative as if not given: the model's `max_tokens`, at most half of its context"),
@@ -185,9 +177,9 @@ OPTIONS: Fields = {
     "mirostat_tau": _ignore("without `mirostat` it says nothing"),
     **dict.fromkeys(
         ("num_gpu", "main_gpu", "num_thread", "num_batch", "numa", "low_vram", "use_mmap", "use_mlock", "f16_kv"),
-        _ignore(_SET_IN_TOML),
+        _ignore("how a worker runs its model is set in kvasir.toml"),
     ),
-    "repeat_penalty": _refuse(_NO_PENALTIES, 1),
+    "repeat_penalty": CHAT["repetition_penalty"],
     "presence_penalty": CHAT["presence_penalty"],
     "frequency_penalty": CHAT["frequency_penalty"],
     **dict.fromkeys(("tfs_z", "typical_p"), _refuse("engines have no such sampler", 1)),

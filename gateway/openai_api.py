@@ -10,7 +10,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -86,12 +86,6 @@ class ResponseFormat(Strict):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
-
-    @model_validator(mode="after")
-    def _refuse_a_schema_that_is_missing(self) -> Self:
-        if self.type == "json_schema" and self.json_schema is None:
-            raise ApiError(400, "response_format has no json_schema", "response_format.json_schema", "invalid_value")
-        return self
 
 
 class StreamOptions(Strict):

@@ -24,7 +24,18 @@ _ITS_OWN_FAULT = {
 }
 # A field's name in a sentence of ours, and in the APIs.
 _PARAMS = {"answers": "n", "json_schema": "response_format"} | {
-    name: name for name in ("max_tokens", "temperature", "top_p", "seed", "stop", "messages", "prompt", "tool_calls")
+    name: name
+    for name in [
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "seed",
+        "stop",
+        "messages",
+        "prompt",
+        "response_format",
+        "tool_calls",
+    ]
 }
 _TYPES = 8  # more than any field may be of
 

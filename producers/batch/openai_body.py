@@ -110,7 +110,7 @@ def _schema(response_format: Any) -> str:
 def raw_prompt(text: Any) -> tuple[Part, ...]:
     """A prompt that is continued as it stands. Raises InvalidMessage."""
     if not isinstance(text, str) or not text:
-        raise InvalidMessage("prompt must be text, and not empty; tokens are not served")
+        raise InvalidMessage("prompt must be one text, and not empty; tokens are not served")
     return (Part("raw", text),)
 
 

@@ -222,7 +222,7 @@ def test_raw_answers_have_what_the_models_require(served: ServedGateway, pipelin
         ({"best_of": 3}, "best_of"),
         ({"service_tier": "priority"}, "service_tier"),
         ({"response_format": {"type": "grammar"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"temperature": "hot"}, "temperature"),
         ({"n": True}, "n"),
