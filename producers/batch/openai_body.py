@@ -44,7 +44,8 @@ def messages_of(body: Mapping[str, Any]) -> list[Message]:
             conversation_messages.append((role, content or " ", name))
         elif content or role == "user":
             conversation_messages.append((role, content))
-        for call in message.get("tool_calls") or ():
+        calls = message.get("tool_calls") or []
+        for call in calls if isinstance(calls, list) else [calls]:
             name, arguments = _name_and_arguments(call)
             function_by_call[str(call.get("id"))] = name
             conversation_messages.append((role, arguments, name))
