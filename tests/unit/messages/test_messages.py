@@ -151,7 +151,7 @@ def test_what_is_nested_deep_is_refused_like_anything_else(depth, version, opens
     [
         ([QuestionAnswer("x")], "at most 64"),
         ((QuestionAnswer("x"),) * 65, "at most 64"),
-        (("x",), "of at most 64 QuestionAnswers"),
+        (("x",), "at most 64 QuestionAnswers"),
     ],
 )
 def test_a_result_with_bad_answers_says_so(answers, complaint):
