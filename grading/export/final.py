@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grading.export.late import UNKNOWN_DELAY, Late, Penalty, late_of
@@ -12,7 +12,7 @@ from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import Override, current_decisions, read_overrides
 from grading.roster import UNASSIGNED_QUESTION, Owner, kept_files, read_rosters, roster_in
 from grading.rubric.rubric import Points, add_points, exact, plain
-from grading.tables import Sheet
+from grading.tables import Sheet, cell, differs
 from producers.words import join_with_and
 
 NEEDS_REVIEW = "needs review"
@@ -139,6 +139,17 @@ def _why_none(grade: Grade, criteria: Iterable[CriterionGrade]) -> str:
     return f"{grade.state}: {grade.reason or f'no points for {missing_ids}'}"
 
 
+@dataclass(slots=True)
+class FilledIn:
+    """A file of the LMS's with the grades in it, and what came of its rows."""
+
+    rows: list[list[str]] = field(default_factory=list)
+    listed_numbers: set[str] = field(default_factory=set)  # of the class's people, those whom the file lists
+    held_numbers: set[str] = field(default_factory=set)  # of these, those whose cell is ours
+    kept_count: int = 0
+    replacements: list[tuple[str, str, str]] = field(default_factory=list)  # student, old, new
+
+
 @dataclass(frozen=True, slots=True)
 class SharedOut:
     """To whom the grades of a class go: of a team's to each of its members."""
@@ -147,6 +158,44 @@ class SharedOut:
     owners: Mapping[str, Owner]  # by submission
     by_number: Mapping[str, FinalGrade]  # by the LMS's number of the person
     grades: Sequence[FinalGrade]
+
+    def fill_in(
+        self,
+        rows: Iterable[list[str]],
+        number_of: Callable[[list[str]], str],
+        grade_column: int,
+        name_column: int,
+        is_kept: Callable[[str, list[str]], bool],
+        with_grade: Callable[[list[str], FinalGrade], list[str]],
+    ) -> FilledIn:
+        """The rows with each person's grade, where there is one.
+
+        Args:
+            number_of: whose a row is; "" of nobody.
+            is_kept: whether the LMS, or a person there, has settled a row with this grade: it stays as it is.
+            with_grade: a row with points, and what else goes with them.
+        """
+        filled = FilledIn()
+        for row in rows:
+            number, before = number_of(row), cell(row, grade_column).strip()
+            if final := self.by_number.get(number):
+                filled.listed_numbers.add(number)
+                if is_kept(before, row):
+                    filled.kept_count += 1
+                elif final.points is not None:
+                    row = with_grade(row, final)
+                    after = cell(row, grade_column)
+                    filled.held_numbers.add(number)
+                    if differs(before, after):
+                        filled.replacements.append((cell(row, name_column).strip() or number, before, after))
+                elif before in ("", "-"):  # where nothing is put in place of a grade, that one stays
+                    filled.held_numbers.add(number)
+            filled.rows.append(row)
+        return filled
+
+    def held_in(self, filled: FilledIn) -> list[FinalGrade]:
+        """Those of the grades, blank ones too, that a filled-in file holds."""
+        return [final for number, final in self.by_number.items() if number in filled.held_numbers]
 
     def left_blank(self, listed_numbers: Collection[str], no_id: str, not_listed: str) -> tuple[LeftBlank, ...]:
         """As `left_blank`, and the grades that aren't, or not for each of their people, in a file that lists these."""
