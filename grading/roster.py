@@ -23,7 +23,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from grading.letters import letters
-from grading.submissions.lms_names import Claim, claim_of, same_student
+from grading.submissions.lms_names import Claim, claim_of, same_student, student_id
 from grading.tables import PARTICIPANT, ExportError, Sheet, cell, column, read_sheet
 from messages.errors import BatchError, UsageError
 from producers.storage.journal import Lines
@@ -75,6 +75,11 @@ class Owner:
     def numbers(self) -> set[str]:
         """The people's."""
         return {person.number for person in self.people}
+
+    @property
+    def sections(self) -> set[str]:
+        """The people's."""
+        return {person.section for person in self.people}
 
 
 UNKNOWN_OWNER = Owner()
@@ -171,8 +176,13 @@ class Roster:
         for name, owner in owners.items():
             is_unassigned = not owner.is_explained and claim_count > 1 and 2 * claim_count > len(owners)
             question = UNASSIGNED_QUESTION if is_unassigned else owner.question
-            owners[name] = replace(owner, display_name=self.display_name(owner), question=question)
+            claimed_name = f"{owner.claim.name}?" if owner.claim and owner.claim.name and question else ""
+            owners[name] = replace(owner, display_name=self.display_name(owner) or claimed_name, question=question)
         return owners
+
+    def names(self, submission: str) -> set[str]:
+        """How a table may call it: by its name, the id in that, or the number of one of its people."""
+        return {submission, student_id(submission), *self._owner(submission).numbers} - {""}
 
     def key(self, submission: str) -> str:
         """What all that one person handed in has in common."""

@@ -258,16 +258,17 @@ def _points(folder: Path, criteria: Sequence[Criterion], item: Item, cells: Mapp
         is_current = state["hand criterion"] == criterion.id
         head = Markup()
         head.title(f"▸ {criterion.title}" if is_current else criterion.title)
-        head.caption(f"{criterion.id}: 0 to {show_points(criterion.points)}")
+        head.caption(f"{criterion.id}: {show_points(criterion.minimum)} to {show_points(criterion.points)}")
         if criterion.guidance:
             head.caption(criterion.guidance)
         head.draw()
         args = (folder, item.item_id, criterion.id, next_id)
-        point_buttons(criterion.id, criterion.points, criterion.step, field, is_current, _press, (field, args))
+        smallest, largest = criterion.minimum, criterion.points
+        point_buttons(criterion.id, smallest, largest, criterion.step, field, is_current, _press, (field, args))
         st.number_input(
             f"Points for {criterion.id}",
-            0.0,
-            float(criterion.points),
+            float(smallest),
+            float(largest),
             None,
             float(criterion.step),
             format="%g",

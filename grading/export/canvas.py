@@ -245,7 +245,9 @@ def _hidden(book: _Gradebook) -> list[str]:
     `Manual Posting`, alone or with more after it (`GradebookExporter#hidden_assignment_text`); once it was `Muted`.
     """
     texts = (cell(row, book.assignment).strip() for row in book.sheet.rows[1 : book.possible])
-    return [f"students see them only when you post them: of this column Canvas says {text!r:.80}" for text in texts if text]
+    return [
+        f"students see them only when you post them: of this column Canvas says {text!r:.80}" for text in texts if text
+    ]
 
 
 def _fill_in(book: _Gradebook, shared_grades: SharedOut, factor: Decimal = Decimal(1)) -> FilledIn:

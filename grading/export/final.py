@@ -11,7 +11,7 @@ from grading.points import CriterionGrade, Grade
 from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import Override, current_decisions, read_overrides
 from grading.roster import UNASSIGNED_QUESTION, Owner, kept_files, read_rosters, roster_in
-from grading.rubric.rubric import Points, add_points, exact, plain
+from grading.rubric.rubric import Points, exact, plain, total_points
 from grading.tables import Sheet, cell, differs
 from producers.words import join_with_and
 
@@ -131,7 +131,7 @@ def _sum(criteria: Iterable[CriterionGrade]) -> Points | None:
     """All criteria or no total."""
     points = [criterion.points for criterion in criteria]
     known_points = [value for value in points if value is not None]
-    return add_points(known_points) if known_points and len(known_points) == len(points) else None
+    return total_points(known_points) if known_points and len(known_points) == len(points) else None
 
 
 def _why_none(grade: Grade, criteria: Iterable[CriterionGrade]) -> str:

@@ -20,7 +20,8 @@ from typing import Literal
 
 _CANVAS = re.compile(
     r"(?:(?P<early>LATE_)?anon(?P<late>_LATE)?_(?P<anonymous>[A-Za-z0-9]+)"
-    r"|(?P<name>[^_]+)(?P<is_late>_LATE)?_(?P<number>[0-9]+))"
+    # A name is in small letters; one with underscores of its own is only known by the mark after it.
+    r"|(?P<name>[^_]+|[^A-Z]+(?=_LATE_))(?P<is_late>_LATE)?_(?P<number>[0-9]+))"
     r"_(?:(?P<attachment>[0-9]+)(?:_.*)?|(?:text|link)\.html)\Z",
     re.DOTALL,
 )
