@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
+from desk.estimate import duration
 from messages.lines import on_one_line
 from producers.batch.batch import Counts
 from producers.words import plural
@@ -125,14 +126,6 @@ def _figures(counts: Counts) -> str:
     problem_counts = "".join(f", {number:,} {word}" for number, word in parts if number)
     percent = 100 * counts.finished_jobs // counts.total if counts.total else 100
     return f"{counts.finished_jobs:,}/{plural(counts.total, 'job')}, {percent}%{problem_counts}"
-
-
-def duration(seconds: float) -> str:
-    """`42 s`, `7 min`, `3 h 20 min`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def say(sentence: str, console: Console = stdout) -> None:

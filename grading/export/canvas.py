@@ -107,18 +107,8 @@ def export_canvas(
         shared_grades.left_blank(filled.listed_numbers, _NO_ID, _NOT_LISTED),
         (*notes, f"the grades are in the column {book.name!r}", *_hidden(book)),
         (*_drops(book), *changes(f"the column {book.name!r}", filled.replacements), *graded_class.alarms),
+        shared_grades.held_in(filled),
     )
-
-
-def held_by_canvas(
-    folder: Path, grades: Sequence[FinalGrade], gradebook: bytes | None, assignment: str = "", title: str = ""
-) -> list[FinalGrade]:
-    """Those of the grades, blank ones too, that the file would hold; arguments as for `export_canvas`. ExportError."""
-    if gradebook is None:
-        return []
-    book = _read(gradebook, assignment.strip(), title)
-    shared_grades = share_out(folder, book.sheet, grades)
-    return shared_grades.held_in(_fill_in(book, shared_grades))
 
 
 _NO_ID = "its name holds no Canvas user id, so it is not in the file"
@@ -250,7 +240,7 @@ def _hidden(book: _Gradebook) -> list[str]:
     ]
 
 
-def _fill_in(book: _Gradebook, shared_grades: SharedOut, factor: Decimal = Decimal(1)) -> FilledIn:
+def _fill_in(book: _Gradebook, shared_grades: SharedOut, factor: Decimal) -> FilledIn:
     def with_points(row: list[str], final: FinalGrade) -> list[str]:
         points = plain(exact(final.points or 0) * factor)
         return with_cell(row, book.assignment, two_decimals(points, book.decimal_comma))
@@ -291,9 +281,6 @@ FORMAT = ExportFormat(
         ExportOption("--assignment", "text", "canvas: the assignment's id, or 'Title (id)'.", metavar="A"),
         ExportOption("--all-columns", "flag", "canvas: keep the other assignments' columns."),
         ExportOption("--scale", "flag", "canvas: scale to the points possible there."),
-    ),
-    select_grades=lambda folder, grades, choices, title: held_by_canvas(
-        folder, grades, choices.get("gradebook"), choices.get("assignment", ""), title
     ),
     fields=_fields,
 )

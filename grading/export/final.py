@@ -32,6 +32,7 @@ class ExportFile:
     """One file: save `data` as `name`. `left_blank` and `notes` belong under it.
 
     `asks` are sentences that a person must have read, and said yes to, before the file leaves the house.
+    `held_grades` are those of the class's grades, blank ones too, that the file holds; None: all of them.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ExportFile:
     left_blank: tuple[LeftBlank, ...] = ()
     notes: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
+    held_grades: Sequence[FinalGrade] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ from grading.export.final import (
 )
 from grading.export.format import Choices, ExportFormat, ExportOption, Form
 from grading.rubric.rubric import Points
-from grading.submissions.lms_names import moodle_id
 from grading.tables import (
     PARTICIPANT,
     ExportError,
@@ -67,16 +66,7 @@ def export_moodle(
     notes = (plural(filled.kept_count, "grade", *lock_words),) if filled.kept_count else ()
     asks = (*changes("the worksheet", filled.replacements), *graded_class.alarms)
     data = write_sheet(replace(sheet, rows=[sheet.rows[0], *filled.rows]), newline="\n")
-    return ExportFile(_FILE, "text/csv", data, blank, notes, asks)
-
-
-def held_by_moodle(folder: Path, grades: Sequence[FinalGrade], worksheet: bytes | None) -> list[FinalGrade]:
-    """Those of the grades, blank ones too, that the worksheet would hold, or for None the feedback zip. ExportError."""
-    if worksheet is None:
-        return [final for final in grades if moodle_id(final.submission)]
-    sheet = _read(worksheet)
-    shared_grades = share_out(folder, sheet, grades)
-    return shared_grades.held_in(_fill_in(sheet, shared_grades))
+    return ExportFile(_FILE, "text/csv", data, blank, notes, asks, shared_grades.held_in(filled))
 
 
 def _read(worksheet: bytes) -> Sheet:
@@ -131,6 +121,5 @@ FORMAT = ExportFormat(
     (_FILE,),
     export_moodle,
     (ExportOption("--worksheet", "file", "moodle: the grading worksheet that you downloaded there."),),
-    select_grades=lambda folder, grades, choices, _title: held_by_moodle(folder, grades, choices.get("worksheet")),
     fields=_fields,
 )

@@ -214,7 +214,7 @@ def _read_group(group: FileGroup) -> Submission:
     """One submission; what is wrong with it is its problem."""
     try:
         group.check()
-        submission = _read_folder(group) if group.is_folder else _read_entry(group.entries[0])
+        submission = _read_files(group)
     except Unreadable as error:
         return Submission(group.name, "", (), problem=str(error))
     except SubmissionError:
@@ -280,19 +280,10 @@ def _suffix(path: str) -> str:
     return PurePosixPath(path).suffix.lower()
 
 
-def _read_entry(entry: ArchiveEntry) -> Submission:
-    """Raises Unreadable."""
-    data = _load_entry(entry)
-    suffix = _kind(entry.path, data)
-    return _parse(*_slim(data, suffix), entry.path, suffix)
-
-
 def _load_entry(entry: ArchiveEntry) -> bytes:
     """The file as it is. Raises Unreadable."""
     if entry.problem:
         raise Unreadable(entry.problem)
-    if _suffix(entry.path) not in _READERS:
-        raise Unreadable(f"{_kind_of(entry.path)} can't be read; hand in one of: {', '.join(_READERS)}")
     return entry.load()
 
 
@@ -358,13 +349,15 @@ def _kind_of(path: str) -> str:
     return f"files of type {suffix}" if re.fullmatch(r"\.[a-z0-9]{1,5}", suffix) else "files without a known type"
 
 
-def _read_folder(group: FileGroup) -> Submission:
-    """The readable files of a folder as one submission. Raises Unreadable if not one of them could be read."""
+def _read_files(group: FileGroup) -> Submission:
+    """Its readable files as one submission. Raises Unreadable if not one of them could be read."""
     for entry in group.entries:
-        if entry.is_folder and entry.problem:
+        if entry.problem and (entry.is_folder or not group.is_folder):
             raise Unreadable(entry.problem)
     if not _readable(group):
-        raise Unreadable(f"the folder holds no file that can be read; hand in one of: {', '.join(_READERS)}")
+        kind = f"{_kind_of(group.entries[0].path)} can't be read"
+        subject = "the folder holds no file that can be read" if group.is_folder else kind
+        raise Unreadable(f"{subject}; hand in one of: {', '.join(_READERS)}")
     labels = _labels(_readable(group))
     files, problems = _read_all(_readable(group), labels)
     if not files:

@@ -16,7 +16,7 @@ from grading.report.grades import load_graded
 from infra.config.next_command import next_command
 from kvasir import class_run
 from kvasir.options import F, Globals, path
-from kvasir.terminal import say, stderr
+from kvasir.terminal import print_groups, say, stderr, stdout
 from messages.errors import BatchError, UsageError
 from producers.batch import batch as batches
 from producers.storage.private import kept_in, open_ordinary, write_atomically
@@ -82,13 +82,12 @@ def export(
     export_format = next(registered for registered in out.FORMATS if registered.name == format_name)
     choices = _choices(export_format, format_values)
     try:
-        graded_class, grades = out.final_grades(batch, include_unreviewed)
-        selected_grades = export_format.select_grades(batch, grades, choices, graded_class.title)
-        since = out.since_last(batch, export_format.name, grades, selected_grades)
+        export_file = export_format.make(batch, include_unreviewed=include_unreviewed, **choices)
+        _, grades = out.final_grades(batch, include_unreviewed)
+        since = out.since_last(batch, export_format.name, grades, export_file.held_grades)
         if dry_run:
             _print_changes(since)
             return 0
-        export_file = export_format.make(batch, include_unreviewed=include_unreviewed, **choices)
     except out.ExportError as error:
         raise out.ExportError(f"{error} ({error.option})" if error.option else str(error)) from None
     if since.last:
@@ -175,7 +174,9 @@ def write_export(export_file: ExportFile, batch: Path, to: Path | None, source_f
         say(f"Note: {note}")
     if export_file.left_blank:
         say(f"Left blank or out: {len(export_file.left_blank)}")
-    for blank in export_file.left_blank:
+    if stdout.is_terminal:  # a pipe, or a file, gets each
+        print_groups(("rows stay blank", blank.submission, blank.reason) for blank in export_file.left_blank)
+    for blank in () if stdout.is_terminal else export_file.left_blank:
         say(f"  {blank.submission}: {blank.reason}")
     return 1 if export_file.left_blank else 0
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from desk.agreement import Difference, difference_row
+from grading.report.grades import one_line
 from infra.config.next_command import next_command
 from kvasir.commands.batch import json_option, show_outcome
 from kvasir.options import Globals, path, quiet_option, wait_option
@@ -59,7 +61,8 @@ def regrade(
         say(f"{open_jobs} still open; go on with: {next_command('regrade', batch)}", stderr)
         return 1
     if not as_json:
-        _print_differences(differences, regrading.decided)
+        people = {grade.submission: one_line(grade.display_name) for grade in outcome.whole}
+        _print_differences(differences, people, regrading.decided)
     if regrading.failed:
         failure = f"{plural(regrading.failed, 'job')} failed; the same command runs what failed once more"
         say(failure, stderr)
@@ -97,8 +100,8 @@ def _ruling_sentence(criterion: str, shared_words: dict[str, tuple[str, ...]]) -
     return f"The rulings on {criterion} share words with the evidence of {names}; look there first."
 
 
-def _print_differences(differences: list[Difference], decision_count: int) -> None:
-    changed_rows = [difference_row(difference) for difference in differences if not difference.is_none]
+def _print_differences(differences: list[Difference], people: Mapping[str, str], decision_count: int) -> None:
+    changed_rows = [difference_row(difference, people) for difference in differences if not difference.is_none]
     if changed_rows:
         print_table(
             tuple(changed_rows[0]), [tuple(row.values()) for row in changed_rows], right=("before", "after", "change")

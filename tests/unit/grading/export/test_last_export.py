@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from grading.export import record_export, since_last
-from grading.export.canvas import held_by_canvas
-from grading.export.final import apply_decisions, final_grades
+from grading.export.canvas import export_canvas
+from grading.export.final import ExportFile
 from grading.export.last import FILE
-from grading.export.moodle import held_by_moodle
+from grading.export.moodle import export_moodle
+from grading.export.moodle_feedback import export_moodle_feedback
 from grading.points import CriterionGrade, Grade
 from grading.report.grades import GradedClass, save_graded
 from grading.reviews import Override, append_override
@@ -98,28 +99,31 @@ def canvas_class(folder: Path) -> Path:
     return folder
 
 
-def test_a_gradebook_holds_whom_it_lists_and_neither_excuses_nor_grades_that_stay(tmp_path: Path) -> None:
-    grades = final_grades(canvas_class(tmp_path))[1]
+def held(export_file: ExportFile) -> list[str]:
+    return [final.submission for final in export_file.held_grades or ()]
 
-    assert [final.submission for final in held_by_canvas(tmp_path, grades, GRADEBOOK, "7")] == [NAMES[0]]
-    blank = GRADEBOOK.replace(b"A,3", b"A,")
-    assert [final.submission for final in held_by_canvas(tmp_path, grades, blank, "7")] == [NAMES[0], NAMES[3]]
-    assert held_by_canvas(tmp_path, grades, None) == []
+
+def test_a_gradebook_holds_whom_it_lists_and_neither_excuses_nor_grades_that_stay(tmp_path: Path) -> None:
+    canvas_class(tmp_path)
+
+    assert held(export_canvas(tmp_path, GRADEBOOK, "7")) == [NAMES[0]]
+    assert held(export_canvas(tmp_path, GRADEBOOK.replace(b"A,3", b"A,"), "7")) == [NAMES[0], NAMES[3]]
 
 
 def test_a_worksheet_holds_whom_it_lists_and_no_grade_that_is_locked_or_stays(tmp_path: Path) -> None:
     names = [f"{name}_{number}_assignsubmission_file_" for number, name in enumerate(("ada", "benno", "cato", "dora"))]
     failed = Grade(names[3], "failed", None, 6, (), reason="not a notebook")
-    grades = [apply_decisions(one, {}) for one in (*(grade(name, 4) for name in names[:3]), failed, grade("eve.py", 4))]
+    made = (*(grade(name, 4) for name in names[:3]), failed, grade("eve.py", 4))
+    save_graded(tmp_path, GradedClass("b1", "Loops", 6, made))
     worksheet = b"""Identifier,Grade,Last modified (grade),Grade can be changed
 Participant 0,,-,Yes
 Participant 1,,-,No
 Participant 3,%s,-,Yes
 """
 
-    assert [final.submission for final in held_by_moodle(tmp_path, grades, worksheet % b"3.00")] == names[:1]
-    assert [final.submission for final in held_by_moodle(tmp_path, grades, worksheet % b"-")] == [names[0], names[3]]
-    assert [final.submission for final in held_by_moodle(tmp_path, grades, None)] == names
+    assert held(export_moodle(tmp_path, worksheet % b"3.00")) == names[:1]
+    assert held(export_moodle(tmp_path, worksheet % b"-")) == [names[0], names[3]]
+    assert held(export_moodle_feedback(tmp_path)) == names
 
 
 def test_the_command_compares_and_notes_what_the_file_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
