@@ -152,7 +152,7 @@ def wrap(line: str, width: int) -> Iterator[str]:
     yield indent + part
 
 
-def print_groups(sayings: Iterable[tuple[str, str, str]]) -> None:
+def print_groups(sayings: Iterable[tuple[str, str, str]], where_all: str = "--json has all") -> None:
     """Print what there is to say of whom, given as heading, name and text: a text once, with the names.
 
     Texts that differ in their figures alone are one. There is room for a dozen lines; the commonest text comes first.
@@ -170,7 +170,7 @@ def print_groups(sayings: Iterable[tuple[str, str, str]]) -> None:
     for number, line in enumerate(lines):
         room -= len(list(wrap(line, stdout.width)))
         if room < 0:
-            say(f"and {plural(len(lines) - number, 'more line')}: --json has all")
+            say(f"and {plural(len(lines) - number, 'more line')}: {where_all}")
             break
         say(line)
 

@@ -303,7 +303,7 @@ def _parse(data: bytes, cut: str, path: str, suffix: str) -> Submission:
     if data.startswith(_LFS_POINTER):
         raise Unreadable("it is a Git LFS pointer, not the file that it stands for; hand in the file itself")
     text, note, doubt = (data, "", "") if suffix in _BINARY else decode_text(data)
-    if suffix == ".ipynb" and _has_conflict(text):
+    if suffix == ".ipynb" and _has_conflict(str(text)):
         raise Unreadable("it holds an unresolved merge conflict; resolve it and hand it in again")
     document = _READERS[suffix](text, suffix)
     kind = "notebook" if suffix == ".ipynb" else "file"

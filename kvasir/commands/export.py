@@ -172,12 +172,12 @@ def write_export(export_file: ExportFile, batch: Path, to: Path | None, source_f
     say(f"Written: {target}")
     for note in export_file.notes:
         say(f"Note: {note}")
-    if export_file.left_blank:
-        say(f"Left blank or out: {len(export_file.left_blank)}")
-    if stdout.is_terminal:  # a pipe, or a file, gets each
-        print_groups(("rows stay blank", blank.submission, blank.reason) for blank in export_file.left_blank)
-    for blank in () if stdout.is_terminal else export_file.left_blank:
-        say(f"  {blank.submission}: {blank.reason}")
+    if stdout.is_terminal:
+        blank_rows = [("left blank or out", blank.submission, blank.reason) for blank in export_file.left_blank]
+        print_groups(blank_rows, "through a pipe, as | cat, you see all")
+    elif export_file.left_blank:
+        lines = [f"  {blank.submission}: {blank.reason}" for blank in export_file.left_blank]
+        say("\n".join([f"Left blank or out: {len(lines)}", *lines]))
     return 1 if export_file.left_blank else 0
 
 
