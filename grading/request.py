@@ -113,7 +113,9 @@ class GradeRequest:
         names = selection.names
         if sections := {person.section for person in roster.people}.intersection(names):
             owners = roster.owners(submission.name for submission in self.read())
-            of_sections = [name for name, owner in owners.items() if owner.sections & sections]
+            of_sections = [
+                name for name, owner in owners.items() if sections & {person.section for person in owner.people}
+            ]
             names = (*of_sections, *(name for name in names if name not in sections or not of_sections))
         return read_submissions(
             self.folder, names, selection.limit, selection.from_manifest, self.excluded_paths, roster.key

@@ -76,11 +76,6 @@ class Owner:
         """The people's."""
         return {person.number for person in self.people}
 
-    @property
-    def sections(self) -> set[str]:
-        """The people's."""
-        return {person.section for person in self.people}
-
 
 UNKNOWN_OWNER = Owner()
 
@@ -157,7 +152,7 @@ class Roster:
         """Whose each submission is. What a person said goes before what a name says.
 
         To whom more than one would go, none goes before somebody has said which. UNASSIGNED_QUESTION is the question
-        where no rule explains a name though the LMS has named most of the class.
+        where no rule explains a name though the LMS, or the roster, knows most of the class.
         """
         owners = {name: self._owner(name) for name in submissions}
         names_by_number: defaultdict[str, list[str]] = defaultdict(list)
@@ -172,9 +167,9 @@ class Roster:
                 other_people = tuple(person for person in owners[name].people if person.number != number)
                 question = f"of {name_list} only one can count for {self.by_number[number].name or number}: {_SAY}"
                 owners[name] = replace(owners[name], people=other_people, question=question)
-        claim_count = sum(owner.claim is not None for owner in owners.values())
+        known_count = sum(owner.claim is not None or bool(owner.people) for owner in owners.values())
         for name, owner in owners.items():
-            is_unassigned = not owner.is_explained and claim_count > 1 and 2 * claim_count > len(owners)
+            is_unassigned = not owner.is_explained and known_count > 1 and 2 * known_count > len(owners)
             question = UNASSIGNED_QUESTION if is_unassigned else owner.question
             claimed_name = f"{owner.claim.name}?" if owner.claim and owner.claim.name and question else ""
             owners[name] = replace(owner, display_name=self.display_name(owner) or claimed_name, question=question)

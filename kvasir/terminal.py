@@ -33,7 +33,6 @@ stdout = Console(width=None if sys.stdout and sys.stdout.isatty() else _PIPED_WI
 stderr = Console(stderr=True, width=None if sys.stderr and sys.stderr.isatty() else _PIPED_WIDTH)
 
 _GAP = 2  # between two columns
-_NAME_ROOM = 20  # for the first column: with less beside the others, each row is a paragraph
 _WHOLE_BLANK = "\N{NO-BREAK SPACE}"  # within a name, while lines are made of it
 _COMMAND = re.compile(r"(?<=[^r]:) (?=kvasir [^;:,]*\Z)")  # to be typed; `kvasir: ` begins an error
 _FIGURES = re.compile(r"\d[\d,.]*")
@@ -232,7 +231,7 @@ def _with_long_names(columns: Sequence[str], rows: Sequence[Sequence[Text]], rig
         for number, column in enumerate(columns)
     ]
     widths[0] = stdout.width - sum(widths[1:]) - _GAP * (len(widths) - 1)
-    if widths[0] < _NAME_ROOM:
+    if widths[0] < cell_len(columns[0]):
         return None
     parts: list[Table | Text] = [_grid(columns, widths, right, ())]
     for fits, group in groupby(rows, key=lambda row: cell_len(row[0].plain) <= widths[0]):
@@ -250,11 +249,9 @@ def _long_row(row: Sequence[Text], widths: Sequence[int], is_right: Sequence[boo
         for cell, width, right in zip(row[1:], widths[1:], is_right[1:], strict=True)
     )
     *lines, last = wrap(_whole(row[0].plain), stdout.width)
-    squeezed = figures
-    while cell_len(last + squeezed) > stdout.width and (blanks := re.search(rf"(?<= {{{_GAP}}}) +", squeezed)):
-        squeezed = squeezed[: blanks.end() - 1] + squeezed[blanks.end() :]
-    is_below = cell_len(last + squeezed) > stdout.width
-    lines += [last, " " * widths[0] + figures] if is_below else [last + squeezed]
+    squeezed = re.sub(rf" {{{_GAP},}}", " " * _GAP, figures)
+    room = stdout.width - cell_len(last)
+    lines += [last + squeezed.rjust(room)] if cell_len(squeezed) <= room else [last, " " * widths[0] + figures]
     return Text("\n".join(lines).replace(_WHOLE_BLANK, " "), no_wrap=True, overflow="ignore")
 
 

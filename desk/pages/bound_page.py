@@ -265,12 +265,11 @@ def _points(folder: Path, criteria: Sequence[Criterion], item: Item, cells: Mapp
             head.caption(criterion.guidance)
         head.draw()
         args = (folder, item.item_id, criterion.id, next_id)
-        smallest, largest = criterion.minimum, criterion.points
-        point_buttons(criterion.id, smallest, largest, criterion.step, field, is_current, _press, (field, args))
+        bounds = criterion.minimum, criterion.points
+        point_buttons(criterion.id, *bounds, criterion.step, field, is_current, _press, (field, args))
         st.number_input(
             f"Points for {criterion.id}",
-            float(smallest),
-            float(largest),
+            *map(float, bounds),
             None,
             float(criterion.step),
             format="%g",

@@ -55,7 +55,11 @@ def show_export_page(desk: Desk, folder: Path) -> None:
         since = None
         if export_format.is_compared:
             since = export.since_last(folder, export_format.name, grades, export_file.held_grades)
-            _show_differences(since)
+            st.write(escape_markdown(since.summary()))
+            if since.differences:
+                show_text("\n".join(since.lines()[:_MAX_LINES]))
+            if len(since.differences) > _MAX_LINES:
+                st.caption(f"The first {_MAX_LINES} of {len(since.differences)}.")
         _offer(folder, export_file, since)
 
 
@@ -68,15 +72,6 @@ def _times(folder: Path, view: BatchView) -> None:
             st.caption(f"{plural(count, 'time')} read.")
             if remark:
                 st.info(escape_markdown(remark))
-
-
-def _show_differences(since: SinceLast) -> None:
-    """What this export changes."""
-    st.write(escape_markdown(since.summary()))
-    if since.differences:
-        show_text("\n".join(since.lines()[:_MAX_LINES]))
-    if len(since.differences) > _MAX_LINES:
-        st.caption(f"The first {_MAX_LINES} of {len(since.differences)}.")
 
 
 def _offer(folder: Path, file: ExportFile, since: SinceLast | None) -> None:

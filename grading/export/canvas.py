@@ -93,21 +93,20 @@ def export_canvas(
     factor, notes = _factor(book, graded_class.total, scale)
     shared_grades = share_out(folder, book.sheet, grades)
     filled = _fill_in(book, shared_grades, factor)
-    left_so = "is excused in Canvas: left so", "are excused in Canvas: left so"
-    notes += [plural(filled.kept_count, "student", *left_so)] if filled.kept_count else []
+    excused = plural(filled.kept_count, "student", "is excused in Canvas: left so", "are excused in Canvas: left so")
+    notes += [excused] if filled.kept_count else []
     rows = [*book.sheet.rows[: book.possible + 1], *filled.rows]
     if not all_columns:
         facts = range(book.last_fact + 1)
         rows = [[cell(row, index) for index in (*facts, book.assignment)] for row in rows]
-    sheet = replace(book.sheet, rows=rows)
     return ExportFile(
         _FILE,
         "text/csv",
-        write_sheet(sheet, newline="\n"),
+        write_sheet(replace(book.sheet, rows=rows), newline="\n"),
         shared_grades.left_blank(filled.listed_numbers, _NO_ID, _NOT_LISTED),
         (*notes, f"the grades are in the column {book.name!r}", *_hidden(book)),
         (*_drops(book), *changes(f"the column {book.name!r}", filled.replacements), *graded_class.alarms),
-        shared_grades.held_in(filled),
+        filled.held_grades,
     )
 
 

@@ -147,7 +147,7 @@ class FilledIn:
 
     rows: list[list[str]] = field(default_factory=list)
     listed_numbers: set[str] = field(default_factory=set)  # of the class's people, those whom the file lists
-    held_numbers: set[str] = field(default_factory=set)  # of these, those whose cell is ours
+    held_grades: list[FinalGrade] = field(default_factory=list)  # of these, blank ones too, where the cell is ours
     kept_count: int = 0
     replacements: list[tuple[str, str, str]] = field(default_factory=list)  # student, old, new
 
@@ -184,20 +184,14 @@ class SharedOut:
                 filled.listed_numbers.add(number)
                 if is_kept(before, row):
                     filled.kept_count += 1
-                elif final.points is not None:
-                    row = with_grade(row, final)
+                elif final.points is not None or before in ("", "-"):  # what we have nothing in place of stays
+                    row = with_grade(row, final) if final.points is not None else row
                     after = cell(row, grade_column)
-                    filled.held_numbers.add(number)
+                    filled.held_grades.append(final)
                     if differs(before, after):
                         filled.replacements.append((cell(row, name_column).strip() or number, before, after))
-                elif before in ("", "-"):  # where nothing is put in place of a grade, that one stays
-                    filled.held_numbers.add(number)
             filled.rows.append(row)
         return filled
-
-    def held_in(self, filled: FilledIn) -> list[FinalGrade]:
-        """Those of the grades, blank ones too, that a filled-in file holds."""
-        return [final for number, final in self.by_number.items() if number in filled.held_numbers]
 
     def left_blank(self, listed_numbers: Collection[str], no_id: str, not_listed: str) -> tuple[LeftBlank, ...]:
         """As `left_blank`, and the grades that aren't, or not for each of their people, in a file that lists these."""

@@ -32,8 +32,14 @@ def export_moodle_feedback(
         for place in places[final.submission]
     )
     blank = left_blank(grades, lambda final: "" if places[final.submission] else NO_ID)
-    held_grades = [final for final in grades if moodle_id(final.submission)]
-    return ExportFile(_FILE, "application/zip", data, blank, asks=graded_class.alarms, held_grades=held_grades)
+    return ExportFile(
+        _FILE,
+        "application/zip",
+        data,
+        blank,
+        asks=graded_class.alarms,
+        held_grades=[final for final in grades if moodle_id(final.submission)],
+    )
 
 
 def _places(folder: Path, grades: Sequence[FinalGrade]) -> dict[str, list[str]]:

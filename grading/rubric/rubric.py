@@ -407,11 +407,13 @@ def _check_grid(at: str, deduction: Decimal, points: Decimal, step: Decimal) -> 
     if step < MIN_STEP:
         raise RubricError(f"{at}: 'step' must be at least {MIN_STEP}, not {plain(step)}")
     if points % step or deduction % step:
-        wrong = f"points {plain(points)}" if points % step else f"deduction {plain(deduction)}"
-        raise RubricError(f"{at}: {wrong} is not a multiple of step {plain(step)}; set 'step: …' to fit")
+        key, value = ("points", points) if points % step else ("deduction", deduction)
+        raise RubricError(f"{at}: {key} {plain(value)} is not a multiple of step {plain(step)}; set 'step: …' to fit")
     if (points + deduction) / step + 1 > MAX_STEPS:
-        values = f"{plain(-deduction)} to {plain(points)} in steps of {plain(step)}"
-        raise RubricError(f"{at}: {values} is more than {MAX_STEPS} values; set a larger 'step'")
+        raise RubricError(
+            f"{at}: {plain(-deduction)} to {plain(points)} in steps of {plain(step)} is more than {MAX_STEPS} values; "
+            "set a larger 'step'"
+        )
 
 
 def _check_total(file: str, total: Any, real: Points) -> None:

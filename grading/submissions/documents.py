@@ -172,8 +172,7 @@ def _without_known(export: Submission, known: Set[object]) -> Submission:
     new_lines = [line for line in lines if not _word_keys(line) <= known]
     if 3 * len(new_lines) > len(lines) or not lines:
         return export
-    same_lines = f"{len(lines) - len(new_lines):,} of {plural(len(lines), 'line')}"
-    note = f"an export: {same_lines} stand in another file, too, and count once"
+    note = f"an export: all but {len(new_lines):,} of {plural(len(lines), 'line')} stand in another file and count once"
     parts = (replace(export.parts[0], text="\n".join(new_lines)),) if new_lines else ()
     return replace(export, parts=parts, notes=(*export.notes, note))
 

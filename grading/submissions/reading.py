@@ -436,15 +436,12 @@ def _readability(group: FileGroup) -> int:
 
 def _skipped_files(group: FileGroup) -> list[list[str]]:
     """Notes on the files that are not read, one a kind: those that hold no answer, and those that may."""
-    work = (entry for entry in group.entries if not entry.is_folder and not entry.ignored_kind)
-    kinds: list[Counter[str]] = [Counter(), Counter()]
-    for entry in work:
-        if _suffix(entry.path) not in _READERS:
+    counts: list[Counter[str]] = [Counter(), Counter()]
+    for entry in group.entries:
+        if not (entry.is_folder or entry.ignored_kind or _suffix(entry.path) in _READERS):
             may_hold_work = (_suffix(entry.path) or PurePosixPath(entry.path).name.lower()) not in _NO_ANSWER
-            kinds[may_hold_work][entry.problem or f"{_kind_of(entry.path)} can't be read"] += 1
-    return [
-        [f"{plural(count, 'file')} left out: {reason}" for reason, count in sorted(counts.items())] for counts in kinds
-    ]
+            counts[may_hold_work][entry.problem or f"{_kind_of(entry.path)} can't be read"] += 1
+    return [[f"{plural(number, 'file')} left out: {why}" for why, number in sorted(kinds.items())] for kinds in counts]
 
 
 def _main_language(files: Iterable[Submission]) -> str:

@@ -14,10 +14,9 @@ from infra.config.next_command import next_command
 from kvasir.commands.batch import json_option, show_outcome
 from kvasir.options import Globals, path, quiet_option, wait_option
 from kvasir.regrading import Regrade
-from kvasir.terminal import TerminalProgress, confirm, print_table, say, stderr
-from producers.words import join_with_and, plural
+from kvasir.terminal import TerminalProgress, confirm, print_table, say, shortened, stderr
+from producers.words import plural
 
-_NAMES_SHOWN = 20  # submissions that a ruling may affect
 _NO_CHANGE_MESSAGE = "the grades stay as they are"
 
 
@@ -94,10 +93,8 @@ def _print_changes(regrading: Regrade) -> None:
 def _ruling_sentence(criterion: str, shared_words: dict[str, tuple[str, ...]]) -> str:
     if not shared_words:
         return f"The rulings on {criterion} share no telling word with anybody's evidence."
-    examples = [f"{name} ({', '.join(words)})" for name, words in list(shared_words.items())[:_NAMES_SHOWN]]
-    rest = f" and {len(shared_words) - _NAMES_SHOWN} more" if len(shared_words) > _NAMES_SHOWN else ""
-    names = join_with_and(examples) + rest
-    return f"The rulings on {criterion} share words with the evidence of {names}; look there first."
+    start = f"Look there first: the rulings on {criterion} share words with the evidence of "
+    return shortened(start, [f"{name} ({', '.join(words)})" for name, words in shared_words.items()])
 
 
 def _print_differences(differences: list[Difference], people: Mapping[str, str], decision_count: int) -> None:

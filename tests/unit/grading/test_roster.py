@@ -292,6 +292,13 @@ def test_classrooms_folders_end_with_an_account() -> None:
 # --- what no rule explains
 
 
+def test_an_account_that_is_not_in_the_roster_is_nobodys() -> None:
+    people = roster(b"identifier,github_username\nAda Aldertree,ada-a\nBo Ek,boek\nCy Li,\n")
+    owners = people.owners(["hw5-ada-a", "hw5-boek", "hw5-cyli"])
+    assert owners["hw5-cyli"].question == UNASSIGNED_QUESTION
+    assert not owners["hw5-boek"].question
+
+
 def test_a_name_that_no_rule_explains_among_an_lmss_is_nobodys() -> None:
     names = ["doejane_12_34_a.R", "doejohn_13_35_b.R", "notes.R"]
 

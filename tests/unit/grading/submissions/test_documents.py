@@ -206,7 +206,7 @@ def test_a_pdf_of_the_notebook_beside_it_counts_once_and_loses_nothing(tmp_path:
     [read] = read_submissions(tmp_path)
 
     assert [part.text for part in read.parts if "(.pdf)" in part.location] == ["But the median fell."]
-    assert any("4 of 5 lines stand in another file, too" in note for note in read.notes)
+    assert any("all but 1 of 5 lines stand in another file" in note for note in read.notes)
 
 
 def test_another_text_beside_a_notebook_is_read_whole(tmp_path: Path) -> None:
