@@ -173,8 +173,10 @@ def write_export(export_file: ExportFile, batch: Path, to: Path | None, source_f
     for note in export_file.notes:
         say(f"Note: {note}")
     if stdout.is_terminal:
-        blank_rows = [("left blank or out", blank.submission, blank.reason) for blank in export_file.left_blank]
-        print_groups(blank_rows, "through a pipe, as | cat, you see all")
+        print_groups(
+            [("left blank or out", blank.submission, blank.reason) for blank in export_file.left_blank],
+            "through a pipe, as | cat, you see all",
+        )
     elif export_file.left_blank:
         lines = [f"  {blank.submission}: {blank.reason}" for blank in export_file.left_blank]
         say("\n".join([f"Left blank or out: {len(lines)}", *lines]))
