@@ -186,9 +186,8 @@ def _start(desk: Desk, folder: Path, view: BatchView, rubric: Path, draft: Rubri
     preselection = [name for name in st.session_state.pop("regrade names", []) if name in names]
     if preselection:
         st.session_state["regrade which"] = preselection
-    people = _people(view)
     submissions = st.multiselect(
-        "Submissions (none: the whole class)", names, key="regrade which", format_func=people.__getitem__
+        "Submissions (none: the whole class)", names, key="regrade which", format_func=_people(view).__getitem__
     )
     if draft.is_unsaved:
         st.caption("Save what is edited as a new version first: a round is graded with a version that is kept.")

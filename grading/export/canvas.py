@@ -233,9 +233,10 @@ def _hidden(book: _Gradebook) -> list[str]:
 
     `Manual Posting`, alone or with more after it (`GradebookExporter#hidden_assignment_text`); once it was `Muted`.
     """
-    texts = (cell(row, book.assignment).strip() for row in book.sheet.rows[1 : book.possible])
     return [
-        f"students see them only when you post them: of this column Canvas says {text!r:.80}" for text in texts if text
+        f"students see them only when you post them: of this column Canvas says {text!r:.80}"
+        for row in book.sheet.rows[1 : book.possible]
+        if (text := cell(row, book.assignment).strip())
     ]
 
 
