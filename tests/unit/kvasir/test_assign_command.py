@@ -60,5 +60,6 @@ def test_an_answer_ends_the_question_and_gives_the_grade_its_row(
     assert not any("whose is it" in remark for remark in remarks(capsys))
     words = ["export", "out", "--format", "canvas", "--gradebook", "gradebook.csv", "--include-unreviewed", "--yes"]
     assert cli.run_command(words) == 0
-    rows = list(csv.reader((folder / "out" / "canvas-gradebook.csv").open(encoding="utf-8")))
+    text = (folder / "out" / "canvas-gradebook.csv").read_text("utf-8")
+    rows = list(csv.reader(text.splitlines()))
     assert [row[0] for row in rows[2:] if row[-1]] == ["Aldertree, Ada", "Birkenau, Bo"]
