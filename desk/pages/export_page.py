@@ -54,7 +54,7 @@ def show_export_page(desk: Desk, folder: Path) -> None:
         export_file, grades = last_export[4:]
         since = None
         if export_format.is_compared:
-            since = export.since_last(folder, export_format.name, grades, export_file.held_grades)
+            since = export.since_last(folder, export_format.name, grades, export_file.held_ids)
             st.write(escape_markdown(since.summary()))
             if since.differences:
                 show_text("\n".join(since.lines()[:_MAX_LINES]))

@@ -106,7 +106,7 @@ def export_canvas(
         shared_grades.left_blank(filled.listed_numbers, _NO_ID, _NOT_LISTED),
         (*notes, f"the grades are in the column {book.name!r}", *_hidden(book)),
         (*_drops(book), *changes(f"the column {book.name!r}", filled.replacements), *graded_class.alarms),
-        filled.held_grades,
+        filled.held_ids,
     )
 
 

@@ -32,7 +32,7 @@ class ExportFile:
     """One file: save `data` as `name`. `left_blank` and `notes` belong under it.
 
     `asks` are sentences that a person must have read, and said yes to, before the file leaves the house.
-    `held_grades` are those of the class's grades, blank ones too, that the file holds; None: all of them.
+    `held_ids` are the ids of the class's grades, blank ones too, that the file holds; None: of all of them.
     """
 
     name: str
@@ -41,7 +41,7 @@ class ExportFile:
     left_blank: tuple[LeftBlank, ...] = ()
     notes: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
-    held_grades: Sequence[FinalGrade] | None = None
+    held_ids: Collection[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class FilledIn:
 
     rows: list[list[str]] = field(default_factory=list)
     listed_numbers: set[str] = field(default_factory=set)  # of the class's people, those whom the file lists
-    held_grades: list[FinalGrade] = field(default_factory=list)  # of these, blank ones too, where the cell is ours
+    held_ids: set[str] = field(default_factory=set)  # of their grades, blank ones too, where the cell is ours
     kept_count: int = 0
     replacements: list[tuple[str, str, str]] = field(default_factory=list)  # student, old, new
 
@@ -187,7 +187,7 @@ class SharedOut:
                 elif final.points is not None or before in ("", "-"):  # what we have nothing in place of stays
                     row = with_grade(row, final) if final.points is not None else row
                     after = cell(row, grade_column)
-                    filled.held_grades.append(final)
+                    filled.held_ids.add(final.grade.id)
                     if differs(before, after):
                         filled.replacements.append((cell(row, name_column).strip() or number, before, after))
             filled.rows.append(row)

@@ -66,7 +66,7 @@ def export_moodle(
     notes = (plural(filled.kept_count, "grade", *lock_words),) if filled.kept_count else ()
     asks = (*changes("the worksheet", filled.replacements), *graded_class.alarms)
     data = write_sheet(replace(sheet, rows=[sheet.rows[0], *filled.rows]), newline="\n")
-    return ExportFile(_FILE, "text/csv", data, blank, notes, asks, filled.held_grades)
+    return ExportFile(_FILE, "text/csv", data, blank, notes, asks, filled.held_ids)
 
 
 def _read(worksheet: bytes) -> Sheet:

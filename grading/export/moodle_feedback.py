@@ -38,7 +38,7 @@ def export_moodle_feedback(
         data,
         blank,
         asks=graded_class.alarms,
-        held_grades=[final for final in grades if moodle_id(final.submission)],
+        held_ids={final.grade.id for final in grades if moodle_id(final.submission)},
     )
 
 

@@ -84,7 +84,7 @@ def export(
     try:
         export_file = export_format.make(batch, include_unreviewed=include_unreviewed, **choices)
         _, grades = out.final_grades(batch, include_unreviewed)
-        since = out.since_last(batch, export_format.name, grades, export_file.held_grades)
+        since = out.since_last(batch, export_format.name, grades, export_file.held_ids)
         if dry_run:
             _print_changes(since)
             return 0
