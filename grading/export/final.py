@@ -214,8 +214,8 @@ def share_out(folder: Path, sheet: Sheet, grades: Sequence[FinalGrade]) -> Share
     """Whose the grades are, by a file from the LMS and by what the batch's folder knows. Raises ExportError."""
     roster = roster_in(sheet).with_more(read_rosters(kept_files(folder)))
     owners = roster.owners(final.submission for final in grades)
-    by_number = {person.number: final for final in grades for person in owners[final.submission].people}
-    return SharedOut(roster.product, owners, by_number, grades)
+    owned_grades = ((person.number, final) for final in grades for person in owners[final.submission].people)
+    return SharedOut(roster.product, owners, {number: final for number, final in owned_grades if number}, grades)
 
 
 def changes(place: str, replacements: Sequence[tuple[str, str, str]]) -> tuple[str, ...]:
