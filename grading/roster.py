@@ -175,9 +175,9 @@ class Roster:
             owners[name] = replace(owner, display_name=self.display_name(owner) or claimed_name, question=question)
         return owners
 
-    def names(self, submission: str) -> set[str]:
+    def names(self, submission: str) -> list[str]:
         """How a table may call it: by its name, the id in that, or the number of one of its people."""
-        return {submission, student_id(submission), *self._owner(submission).numbers} - {""}
+        return [name for name in (submission, student_id(submission), *sorted(self._owner(submission).numbers)) if name]
 
     def key(self, submission: str) -> str:
         """What all that one person handed in has in common."""
