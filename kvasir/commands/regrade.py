@@ -101,7 +101,9 @@ def _print_differences(differences: list[Difference], people: Mapping[str, str],
     changed_rows = [difference_row(difference, people) for difference in differences if not difference.is_none]
     if changed_rows:
         print_table(
-            tuple(changed_rows[0]), [tuple(row.values()) for row in changed_rows], right=("before", "after", "change")
+            tuple(changed_rows[0]),
+            [[text.replace(" → ", "→") for text in row.values()] for row in changed_rows],  # a line each in 80 columns
+            right=("before", "after", "change"),
         )
     say(f"{len(changed_rows)} of {plural(len(differences), 'submission')} would change.")
     if decision_count:
