@@ -42,6 +42,10 @@ PROGRAMS = {
     ),
     "sshd": Program("sshd", "openssh-server", "openssh", "the OpenSSH server"),
     "systemd": Program("systemd-analyze", "systemd", "", "systemd, for checking unit files"),
+    "iproute2": Program("ip", "iproute2", "", "iproute2"),
+    "gcc": Program("gcc", "gcc libc6-dev", "gcc", "a C compiler"),
+    "iperf3": Program("iperf3", "iperf3", "iperf3", "iperf3"),
+    "faketime": Program("faketime", "faketime", "libfaketime", "faketime"),
     "chromium": Program("chromium", "chromium", "--cask chromium", "the Chromium browser"),
 }
 
@@ -88,9 +92,9 @@ def _command(program: Program) -> str:
 
 
 def _apt_install(program: Program) -> None:
-    click.echo(f"installing Debian package {program.apt}", err=True)
+    click.echo(f"installing Debian packages {program.apt}", err=True)
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", program.apt]
+    install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *program.apt.split()]
     with _services_stay_off():
         for command in (["apt-get", "update", "-q"], install):
             # Somebody else's installation may be under way: wait for its lock.
