@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.support import programs
+from tests.support.servers import Machine
 
 SOURCE = Path(__file__).with_name("tun_router.c")
 GIGABIT = 1_000_000_000
+HERE = "here"  # the host that is this process's own namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +57,14 @@ class Network:
         self._ip = programs.require("iproute2")
         self._seed = seed
         self._numbers = {host: number for number, host in enumerate(hosts)}
-        self._namespaces = {host: f"kvasir-{os.getpid()}-{host}" for host in hosts}
+        self._namespaces = {host: f"kvasir-{os.getpid()}-{host}" for host in hosts if host != HERE}
         router_path = _router()
         self._router: subprocess.Popen[str] | None = None
         try:
             for namespace in self._namespaces.values():
                 self._run("netns", "add", namespace)
-            self._router = subprocess.Popen(
-                [router_path, *self._namespaces.values()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
+            command = [router_path, *(self._namespaces.get(host, "-") for host in hosts)]
+            self._router = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             self._wait_for_ok()
         except BaseException:
             self.close()
@@ -73,8 +74,14 @@ class Network:
         """The host's IPv4 address."""
         return f"10.77.0.{self._numbers[host] + 1}"
 
+    def machine(self, host: str) -> Machine:
+        """The host for a server of tests.support.servers."""
+        return Machine(self.address(host), tuple(self.command(host, ())))
+
     def command(self, host: str, arguments: Sequence[str]) -> list[str]:
         """What starts `arguments` on that host."""
+        if host == HERE:
+            return [*arguments]
         return [self._ip, "netns", "exec", self._namespaces[host], *arguments]
 
     def set_link(self, link: Link, source: str = "", target: str = "") -> None:

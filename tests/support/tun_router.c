@@ -3,7 +3,7 @@
  *
  *     tun_router NAMESPACE...
  *
- * Host number i (from 0) has the address 10.77.0.(i + 1). Lines on standard input set links; -1 is every host:
+ * `-` is the namespace that it was started in. Host number i (from 0) has the address 10.77.0.(i + 1). Lines on standard input set links; -1 is every host:
  *
  *     FROM TO DELAY_US RATE_BITS_PER_S LOSS_PER_MILLION QUEUE_BYTES MTU IS_UP SEED
  *
@@ -26,6 +26,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define DEVICE "kvasir0"
+
 enum { MAX_HOSTS = 8, RING = 1 << 15, PACKET_BYTES = 1600, PACKETS_AT_ONCE = 128 };
 
 struct packet {
@@ -43,7 +45,7 @@ struct link {
 };
 
 static struct link links[MAX_HOSTS][MAX_HOSTS];
-static int devices[MAX_HOSTS], hosts;
+static int devices[MAX_HOSTS], hosts, own_namespace;
 
 static int64_t now_ns(void) {
     struct timespec now;
@@ -65,16 +67,17 @@ static uint64_t next_random(uint64_t *state) {
 }
 
 static int open_device(const char *namespace_name, int number) {
-    char path[256], commands[256];
+    char path[256], commands[300];
     snprintf(path, sizeof path, "/var/run/netns/%s", namespace_name);
-    int space = open(path, O_RDONLY | O_CLOEXEC);
+    int space = strcmp(namespace_name, "-") ? open(path, O_RDONLY | O_CLOEXEC) : dup(own_namespace);
     if (space < 0 || setns(space, CLONE_NEWNET)) fail(path);
     int device = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
     struct ifreq request = {.ifr_flags = IFF_TUN | IFF_NO_PI};
-    strcpy(request.ifr_name, "tun0");
+    strcpy(request.ifr_name, DEVICE);
     if (device < 0 || ioctl(device, TUNSETIFF, &request)) fail("/dev/net/tun");
     snprintf(commands, sizeof commands,
-             "ip link set lo up && ip address add 10.77.0.%d/24 dev tun0 && ip link set tun0 mtu 1500 txqueuelen 4000 up",
+             "ip link set lo up && ip address add 10.77.0.%d/24 dev " DEVICE " && ip link set " DEVICE
+             " mtu 1500 txqueuelen 4000 up",
              number + 1);
     if (system(commands)) fail("ip");
     close(space);
@@ -156,6 +159,7 @@ int main(int count, char **arguments) {
     if (hosts < 2 || hosts > MAX_HOSTS) return 2;
     prctl(PR_SET_TIMERSLACK, 1);
     prctl(PR_SET_PDEATHSIG, 9);
+    own_namespace = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
     for (int i = 0; i < hosts; i++) devices[i] = open_device(arguments[i + 1], i);
     for (int i = 0; i < hosts; i++)
         for (int j = 0; j < hosts; j++) {
