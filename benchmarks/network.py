@@ -197,9 +197,7 @@ def _hidden(bench: Network, url: str, seed: int) -> float:
     bench.set_link(Condition(2.0, 0.0, 0).link)
     engine = open_engine(EngineOptions(PREFILL_WEIGHTS))
     moved = Overlap(engine, url, PREFILL_TOKENS, seed).round()
-    print(
-        f"an upload of {moved.upload_s:.2f} s beside a prefill of {moved.prefill_s:.2f} s: {moved.exposed_s:.2f} s exposed"
-    )
+    print(f"upload {moved.upload_s:.2f} s, prefill {moved.prefill_s:.2f} s, exposed {moved.exposed_s:.2f} s")
     return 1 - moved.exposed_s / moved.upload_s
 
 
