@@ -46,6 +46,7 @@ PROGRAMS = {
     "gcc": Program("gcc", "gcc libc6-dev", "gcc", "a C compiler"),
     "iperf3": Program("iperf3", "iperf3", "iperf3", "iperf3"),
     "faketime": Program("faketime", "faketime", "libfaketime", "faketime"),
+    "debootstrap": Program("debootstrap", "debootstrap", "", "debootstrap"),
     "chromium": Program("chromium", "chromium", "--cask chromium", "the Chromium browser"),
 }
 
@@ -57,8 +58,9 @@ _POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 def search_path() -> str:
-    """PATH with the folders that package managers use and shells forget."""
-    return os.pathsep.join([*_FIRST, os.environ.get("PATH", os.defpath), *_LAST])
+    """PATH with the folders that package managers use and shells forget; first that of KVASIR_TEST_PROGRAMS."""
+    chosen = filter(None, [os.environ.get("KVASIR_TEST_PROGRAMS")])
+    return os.pathsep.join([*chosen, *_FIRST, os.environ.get("PATH", os.defpath), *_LAST])
 
 
 def find(executable: str) -> str | None:
