@@ -1,7 +1,8 @@
 """RabbitMQ, Redis and Valkey of a newer Debian, for tests that start their services themselves (make test-services).
 
-    python -m tests.support.newer_services redis -- COMMAND…     RabbitMQ and Redis of Debian 13
-    python -m tests.support.newer_services valkey -- COMMAND…    RabbitMQ of Debian 13, and Valkey in place of Redis
+    python -m tests.support.newer_services                       the suites and fault rows below, on each pair in turn
+    python -m tests.support.newer_services redis -- COMMAND…     one command over RabbitMQ and Redis of Debian 13
+    python -m tests.support.newer_services valkey -- COMMAND…    and with Valkey in place of Redis
 
 A Debian root is made once with debootstrap, in the cache folder. Small scripts, named as the programs, start what lies
 in it; `KVASIR_TEST_PROGRAMS` puts them before all others. Linux, root.
@@ -31,6 +32,40 @@ _COMMANDS = {
     "epmd": "/usr/bin/epmd",
 }
 _STORES = {"redis": "/usr/bin/redis-server", "valkey": "/usr/bin/valkey-server"}
+SUITES = (
+    "tests/contract",
+    "tests/integration/test_rabbitmq_broker.py",
+    "tests/integration/test_redis_store.py",
+    "tests/integration/test_redis_cluster.py",
+    "tests/integration/test_quick_jobs.py",
+    "tests/integration/test_forgotten_consumer.py",
+    "tests/integration/test_store_faults.py",
+    "tests/acceptance/test_gateway.py",
+    "tests/system/test_deploy_roles.py",
+)
+FAULT_ROWS = (
+    *(
+        "none",
+        "decode-killed",
+        "prefill-killed",
+        "all-workers-killed",
+        "workers-stopped",
+        "workers-leave",
+        "owner-killed",
+    ),
+    *("broker-restarted", "broker-killed", "memory-alarm", "decode-queue-deleted", "prefill-queue-purged"),
+    *(
+        "broker-cut",
+        "broker-black-hole",
+        "store-cut",
+        "store-killed",
+        "store-flushed",
+        "store-full",
+        "poison",
+        "garbage",
+    ),
+)
+FAULT_JOBS = 300
 _SCRIPT = """#!/bin/sh
 exec chroot {root} /bin/sh -c 'cd "$1" && shift && exec "$@"' sh "$PWD" {program} "$@"
 """
@@ -75,19 +110,32 @@ def _mounts(*names: str) -> Iterator[None]:
         yield
 
 
-def main(arguments: Sequence[str]) -> int:
+def run(store: str, command: Sequence[str]) -> int:
     """Run a command over the newer services; its exit status."""
-    store, separator, *command = arguments if len(arguments) > 2 else ("", "", "")
-    if store not in _STORES or separator != "--":
+    with _mounts(*SHARED):
+        environment = os.environ | {"KVASIR_TEST_PROGRAMS": str(write_programs(store))}
+        return subprocess.run(command, env=environment, check=False).returncode
+
+
+def run_all() -> int:
+    """Every suite and row on every pair of services; 1 if anything failed."""
+    suites = ["-m", "pytest", "-q", "-m", "not torch and not vllm", *SUITES]
+    rows = ["-m", "benchmarks.faults", "--jobs", str(FAULT_JOBS), *(f"--fault={name}" for name in FAULT_ROWS)]
+    statuses = [run(store, [sys.executable, *arguments]) for store in _STORES for arguments in (suites, rows)]
+    return int(any(statuses))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command that is named after `--`, or everything; its exit status."""
+    store, separator, *command = arguments if len(arguments) > 2 else ("", "")
+    if arguments and (store not in _STORES or separator != "--"):
         click.echo(__doc__, err=True)
         return 2
     if sys.platform != "linux" or os.geteuid():
         click.echo("newer services need Linux and root: they run in a Debian root of their own", err=True)
         return 2
     make_root()
-    with _mounts(*SHARED):
-        environment = os.environ | {"KVASIR_TEST_PROGRAMS": str(write_programs(store))}
-        return subprocess.run(command, env=environment, check=False).returncode
+    return run(store, command) if command else run_all()
 
 
 if __name__ == "__main__":
