@@ -30,6 +30,7 @@ from engines.llamacpp.http import ServerRefused
 from engines.llamacpp.model import (
     effective_ropes,
     fingerprint,
+    marks,
     require_known,
     rounding,
     slot_form,
@@ -70,7 +71,8 @@ class LlamaCppEngine:
         if backing.total_slots > 1:
             self._prefill_slots = _Slots([backing.total_slots - 1], self._check_running)
         gguf = backing.gguf
-        self._prompt = LlamaPrompt(self._server, gguf is None or bool(gguf.metadata.get("tokenizer.chat_template")))
+        has_template = gguf is None or bool(gguf.metadata.get("tokenizer.chat_template"))
+        self._prompt = LlamaPrompt(self._server, marks(gguf) if gguf else (), has_template)
         self._answers = Completions(self._server, self._prompt, backing.slot_folder is not None)
         self._sample_ids = self._prompt.plain_ids(SAMPLE)
         self._shape: SlotShape | None = None
@@ -90,7 +92,7 @@ class LlamaCppEngine:
             context=backing.context,
             slots=len(decode_slots),
             fingerprint=fingerprint(gguf, layout) if gguf and layout else "",
-            tokenizer=tokenizer_hash(gguf) if gguf else observed,
+            tokenizer=tokenizer_hash(gguf, self._prompt.plain_ids) if gguf else observed,
             layout=layout,
             ropes=self._ropes if layout else (),
             capabilities=Capabilities.local(transfers_kv=layout is not None),
