@@ -24,7 +24,7 @@ class LlamaPrompt(ChatPrompt):
     def __init__(self, server: LlamaServer, marks: Iterable[str] = (), has_template: bool = True) -> None:
         """`marks`: what the server makes one token in any text, as far as it is known.
 
-        `has_template`: whether the model brings a chat template; the server has one of its own for a model that doesn't.
+        `has_template`: whether the model brings a chat template; the server has one of its own for one that does not.
 
         Raises ConfigError if the model's chat template can't be used.
         """
