@@ -1,0 +1,78 @@
+"""What a worker with both roles does next: prefill, decode, or both. Pure, as `policy` is: figures in, a decision out.
+
+Prefill runs ahead of the decoders by a watermark, so that none of them waits and the store stays small; what is left
+of the machine decodes. `docs/stealing.md` has the rules.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from decode_worker.stealing.policy import FASTER, Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """One model's work, as a worker with both roles sees it. Times are seconds, counts are jobs.
+
+    Attributes:
+        prompts: that wait for prefill.
+        prefilling: prompts that are computed now, by anybody.
+        ready: prefilled jobs that wait for a slot.
+        own: the asking worker's slots.
+        peers: all other workers that decode this model.
+        prefill_s: mean time of a prompt here.
+        suits: how much better this worker prefills than decodes: prompts in the time of an answer; 0: not measured.
+        best_suits: the same of the best other worker that prefills this model now; infinite if it does nothing else.
+        look_s: until this is decided again.
+    """
+
+    prompts: int
+    prefilling: int
+    ready: int
+    own: Peer
+    peers: tuple[Peer, ...]
+    prefill_s: float
+    suits: float = 0.0
+    best_suits: float = 0.0
+    look_s: float = 0.0
+
+    @property
+    def others_free(self) -> int:
+        """Slots of other workers that a job could begin in."""
+        return sum(_free(peer) for peer in self.peers)
+
+    def starts_in(self, seconds: float) -> int:
+        """Jobs for which slots become free in that time."""
+        rate = sum(peer.slots / peer.service_s for peer in (self.own, *self.peers))
+        return math.ceil(rate * seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class NextWork:
+    """Which queues to take from until the next look."""
+
+    prefill: bool
+    decode: bool
+
+
+def choose(backlog: Backlog) -> NextWork:
+    """Prefill while slots would run empty else; decode, unless others would do it at once and prompts wait.
+
+    Where another worker is the better one to prefill, only what is missing now is prefilled here, and only if it pays:
+    all that this worker decodes stands still meanwhile, which must cost less than the job that it wins.
+    """
+    ahead = backlog.ready + backlog.prefilling
+    wanted = backlog.others_free + _free(backlog.own)
+    if backlog.suits and backlog.best_suits >= FASTER * backlog.suits:
+        pays = min(backlog.own.busy, backlog.own.slots) * backlog.prefill_s < backlog.own.service_s
+        prefills = ahead < wanted and pays
+    else:
+        prefills = ahead < wanted + backlog.starts_in(backlog.prefill_s + backlog.look_s)
+    leaves_all = prefills and backlog.prompts > 0 and 0 < backlog.ready <= backlog.others_free
+    return NextWork(prefills, not leaves_all)
+
+
+def _free(peer: Peer) -> int:
+    return max(0, peer.slots - peer.busy)
