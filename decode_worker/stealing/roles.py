@@ -23,8 +23,10 @@ class Backlog:
         own: the asking worker's slots.
         peers: all other workers that decode this model.
         prefill_s: mean time of a prompt here.
-        suits: how much better this worker prefills than decodes: prompts in the time of an answer; 0: not measured.
-        best_suits: the same of the best other worker that prefills this model now; infinite if it does nothing else.
+        advantage: how much better this worker prefills than it decodes: prefilled tokens in the time of a decoded
+            one, with all its slots busy; 0: not measured.
+        best_advantage: the same of the best other worker that prefills this model now; infinite if it does nothing
+            else.
         look_s: until this is decided again.
     """
 
@@ -34,8 +36,8 @@ class Backlog:
     own: Peer
     peers: tuple[Peer, ...]
     prefill_s: float
-    suits: float = 0.0
-    best_suits: float = 0.0
+    advantage: float = 0.0
+    best_advantage: float = 0.0
     look_s: float = 0.0
 
     @property
@@ -57,6 +59,9 @@ class NextWork:
     decode: bool
 
 
+BOTH = NextWork(prefill=True, decode=True)
+
+
 def choose(backlog: Backlog) -> NextWork:
     """Prefill while slots would run empty else; decode, unless others would do it at once and prompts wait.
 
@@ -65,7 +70,7 @@ def choose(backlog: Backlog) -> NextWork:
     """
     ahead = backlog.ready + backlog.prefilling
     wanted = backlog.others_free + _free(backlog.own)
-    if backlog.suits and backlog.best_suits >= FASTER * backlog.suits:
+    if backlog.advantage and backlog.best_advantage >= FASTER * backlog.advantage:
         pays = min(backlog.own.busy, backlog.own.slots) * backlog.prefill_s < backlog.own.service_s
         prefills = ahead < wanted and pays
     else:

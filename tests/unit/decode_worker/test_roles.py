@@ -44,12 +44,12 @@ def test_a_worker_alone_does_both() -> None:
 
 
 def test_where_another_prefills_better_only_what_is_missing_is_prefilled_and_only_where_it_pays() -> None:
-    mac = Backlog(100, 1, 0, Peer(4, 0, 5.0), (), prefill_s=8.0, suits=0.6, best_suits=24.0)
+    mac = Backlog(100, 1, 0, Peer(4, 0, 5.0), (), prefill_s=8.0, advantage=0.6, best_advantage=24.0)
     assert choose(mac).prefill  # idle, and nobody is ahead
     assert not choose(replace(mac, ready=3)).prefill  # there is enough for its slots
     # One answer of 5 s would wait for 8 s, and one of 48 s for 7.5 s
     assert not choose(replace(mac, own=Peer(4, 1, 5.0))).prefill
     assert choose(replace(mac, own=Peer(4, 2, 48.0), prefill_s=7.5)).prefill
     # Unmeasured it is as good as any, and a worker that can do nothing else is better than all
-    assert choose(replace(mac, suits=0.0, ready=3)).prefill
-    assert not choose(replace(mac, best_suits=math.inf, ready=3)).prefill
+    assert choose(replace(mac, advantage=0.0, ready=3)).prefill
+    assert not choose(replace(mac, best_advantage=math.inf, ready=3)).prefill
