@@ -29,6 +29,7 @@ from infra.broker import topology
 from infra.broker.base import Broker, Consumer, Delivery
 from infra.broker.control import ControlListener
 from infra.broker.deaths import answer_deaths
+from infra.broker.failpoints import failpoint
 from infra.broker.settle import Settler
 from infra.config.hours import ALL_HOURS, Hours
 from messages.errors import BrokerUnavailable, NoQueue
@@ -223,6 +224,7 @@ class ConsumerLoop:
                 return
         wants_bulk = self.wants_bulk()
         if not wants_bulk and self._wanted_bulk:
+            failpoint("bulk.held", self._name)
             self._settler.hand_back_all(source.flow.pause())
         self._wanted_bulk = wants_bulk
         try:

@@ -12,7 +12,6 @@ from infra.broker.control import announce_pause
 from infra.quick_jobs import QuickJobs
 from infra.worker_loop import OneByOne
 from kvasir.worker.both_roles import TwoRoleWorker
-from messages.errors import EngineUnavailable
 from messages.jobs import PrefillJob
 from messages.lifecycle import Step
 from messages.workers import BOTH_ROLES
@@ -191,16 +190,3 @@ def test_a_role_that_fails_takes_the_other_along(pipeline: Pipeline) -> None:
     both.prefill.stop()
     thread.join(10)
     assert not thread.is_alive()
-
-
-def test_an_engine_that_fails_for_a_moment_costs_an_attempt(pipeline: Pipeline) -> None:
-    both = pipeline.start_both()
-    errors = iter([EngineUnavailable("for a moment")])
-
-    def fails_once(_tokens: object, _stop: object) -> None:
-        for error in errors:
-            raise error
-
-    both.engine.before_prefill = fails_once  # type: ignore[assignment]
-    result = pipeline.run(pipeline.job())
-    assert (result.state, result.attempts) == ("succeeded", 2)
