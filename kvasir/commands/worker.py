@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from infra.config.hours import Hours
-from kvasir.options import Globals, Number, combine_options, group_options, page_options
+from kvasir.options import F, Globals, Number, combine_options, group_options, page_options
 from kvasir.worker.page import PageOptions
 from kvasir.worker.process import DecodeOptions, EngineChoice, WorkerOptions, serve
 from messages.errors import InvalidMessage
@@ -44,36 +45,31 @@ _worker_options = combine_options(
 )
 
 
-_decode_options = combine_options(
-    click.option(
-        "--slots", type=click.IntRange(0, 1024), default=0, help="Jobs decoded at once [default: the model's]."
-    ),
-    click.option(
-        "--kv-cache-gb",
-        type=Number(0),
-        default=2.0,
-        show_default=True,
-        help="KV kept in memory, in GB: the shared, and of both roles what it prefills.",
-    ),
-    click.option(
-        "--steal",
-        default="",
-        metavar="MODEL[,MODEL…]",
-        envvar="KVASIR_STEAL",
-        callback=lambda _context, _parameter, value: names_in(value),
-        help="Other models whose jobs to take when none of its own wait and it pays; 'all': every configured one.",
-    ),
-    click.option(
-        "--memory",
-        "memory_gb",
-        type=Number(0),
-        default=0.0,
-        metavar="GB",
-        envvar="KVASIR_MEMORY_GB",
-        help="For the weights of all models it holds at once [default: 80% of this machine's memory].",
-    ),
-    group_options(decode=DecodeOptions),
-)
+def _decode_options(kv_cache_help: str) -> Callable[[F], F]:
+    return combine_options(
+        click.option(
+            "--slots", type=click.IntRange(0, 1024), default=0, help="Jobs decoded at once [default: the model's]."
+        ),
+        click.option("--kv-cache-gb", type=Number(0), default=2.0, show_default=True, help=kv_cache_help),
+        click.option(
+            "--steal",
+            default="",
+            metavar="MODEL[,MODEL…]",
+            envvar="KVASIR_STEAL",
+            callback=lambda _context, _parameter, value: names_in(value),
+            help="Other models whose jobs to take when none of its own wait and it pays; 'all': every configured one.",
+        ),
+        click.option(
+            "--memory",
+            "memory_gb",
+            type=Number(0),
+            default=0.0,
+            metavar="GB",
+            envvar="KVASIR_MEMORY_GB",
+            help="For the weights of all models it holds at once [default: 80% of this machine's memory].",
+        ),
+        group_options(decode=DecodeOptions),
+    )
 
 
 def _roles(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[WorkerStage, ...]:
@@ -92,11 +88,10 @@ def _roles(_context: click.Context, _parameter: click.Parameter, value: str) -> 
     default=",".join(BOTH_ROLES),
     show_default=True,
     metavar="ROLE[,ROLE]",
-    envvar="KVASIR_ROLES",
     callback=_roles,
     help="What to do for the model, with one copy of its weights.",
 )
-@_decode_options
+@_decode_options("KV kept in memory, in GB: what is shared, and what it prefilled itself.")
 @click.pass_obj
 def worker(global_options: Globals, /, roles: tuple[WorkerStage, ...], **options: Any) -> int:
     """Prefill a model's prompts and generate its answers, whichever is needed more. Stops on SIGTERM after its jobs."""
@@ -113,7 +108,7 @@ def prefill_worker(global_options: Globals, /, **options: Any) -> int:
 
 @click.command("decode-worker")
 @_worker_options
-@_decode_options
+@_decode_options("Shared KV kept in memory, in GB.")
 @click.pass_obj
 def decode_worker(global_options: Globals, /, **options: Any) -> int:
     """Generate a model's answers from KV caches in the store. Stops on SIGTERM after the jobs in its slots."""
