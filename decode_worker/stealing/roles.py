@@ -22,6 +22,7 @@ class Backlog:
         ready: prefilled jobs that wait for a slot.
         own: the asking worker's slots.
         peers: all other workers that decode this model.
+        free_decoders: slots that are free now at those of them that can't prefill.
         prefill_s: mean time of a prompt here.
         advantage: how much better this worker prefills than it decodes: prefilled tokens in the time of a decoded
             one, with all its slots busy; 0: not measured.
@@ -35,15 +36,16 @@ class Backlog:
     ready: int
     own: Peer
     peers: tuple[Peer, ...]
+    free_decoders: int
     prefill_s: float
     advantage: float = 0.0
     best_advantage: float = 0.0
     look_s: float = 0.0
 
     @property
-    def others_free(self) -> int:
-        """Slots of other workers that a job could begin in."""
-        return sum(_free(peer) for peer in self.peers)
+    def free_slots(self) -> int:
+        """Slots in which a job could begin now, anybody's."""
+        return sum(max(0, peer.slots - peer.busy) for peer in (self.own, *self.peers))
 
     def starts_in(self, seconds: float) -> int:
         """Jobs for which slots become free in that time."""
@@ -63,21 +65,16 @@ BOTH = NextWork(prefill=True, decode=True)
 
 
 def choose(backlog: Backlog) -> NextWork:
-    """Prefill while slots would run empty else; decode, unless others would do it at once and prompts wait.
+    """Prefill while slots would run empty else; decode, unless prompts wait and those would do it who can't prefill.
 
     Where another worker is the better one to prefill, only what is missing now is prefilled here, and only if it pays:
     all that this worker decodes stands still meanwhile, which must cost less than the job that it wins.
     """
     ahead = backlog.ready + backlog.prefilling
-    wanted = backlog.others_free + _free(backlog.own)
     if backlog.advantage and backlog.best_advantage >= FASTER * backlog.advantage:
         pays = min(backlog.own.busy, backlog.own.slots) * backlog.prefill_s < backlog.own.service_s
-        prefills = ahead < wanted and pays
+        prefills = ahead < backlog.free_slots and pays
     else:
-        prefills = ahead < wanted + backlog.starts_in(backlog.prefill_s + backlog.look_s)
-    leaves_all = prefills and backlog.prompts > 0 and 0 < backlog.ready <= backlog.others_free
+        prefills = ahead < backlog.free_slots + backlog.starts_in(backlog.prefill_s + backlog.look_s)
+    leaves_all = prefills and backlog.prompts > 0 and 0 < backlog.ready <= backlog.free_decoders
     return NextWork(prefills, not leaves_all)
-
-
-def _free(peer: Peer) -> int:
-    return max(0, peer.slots - peer.busy)

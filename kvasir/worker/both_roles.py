@@ -53,7 +53,7 @@ class TwoRoleWorker:
         self.prefill.loop.wants_bulk = lambda: self._next_work().prefill
         self.decode.loop.wants_bulk = lambda: self._next_work().decode
         self._backlog: Backlog | None = None  # None: nobody can say, and both roles take what there is
-        self._prefilled_before = 0  # that look
+        self._prefilled_then = self._prefilling_then = 0  # here, at that look
         self._stopping = threading.Event()
 
     def run(self, hours: Hours = ALL_HOURS) -> None:
@@ -84,19 +84,20 @@ class TwoRoleWorker:
     def _see(self) -> Backlog:
         registrations = self._cluster_state.registrations()
         forecast, ours = self.decode.choice.forecast, prefill_id(self.worker_id)
-        prefill, others = self.prefill.registration(), _prefillers(registrations, self._model, ours)
+        prefill, others = self.prefill.registration(), prefillers(registrations, self._model, ours)
         can_prefill = not prefill.off and self.prefill.has_room()
         decode_rate = self.decode.choice.throughput.of(self._model).tokens_per_s * self.decode.slots.count
-        self._prefilled_before = self.prefill.slots.jobs_done
+        self._prefilled_then, self._prefilling_then = self.prefill.slots.jobs_done, prefill.busy
         return Backlog(
             prompts=jobs_waiting(self._broker, "prefill", self._model) if can_prefill else 0,
-            prefilling=prefill.busy + sum(other.busy for other in others),
+            prefilling=sum(other.busy for other in others),
             ready=jobs_waiting(self._broker, "decode", self._model),
             own=Peer(self.decode.slots.count, 0, forecast.decode_s(self._model)),
             peers=forecast.peers(self._model),
+            free_decoders=free_decoders(registrations, self._model),
             prefill_s=self.prefill.prompt_s,
             advantage=prefill.tokens_per_s / decode_rate if decode_rate else 0.0,
-            best_advantage=max((_advantage(other, registrations) for other in others), default=0.0),
+            best_advantage=max((advantage(other, registrations) for other in others), default=0.0),
             look_s=LOOK_S,
         )
 
@@ -106,9 +107,9 @@ class TwoRoleWorker:
         if backlog is None:
             return BOTH
         prefill, decode = self.prefill.slots, self.decode.slots
-        begun = prefill.active_groups + prefill.jobs_done - self._prefilled_before
+        begun = max(self._prefilling_then, prefill.active_groups + prefill.jobs_done - self._prefilled_then)
         own = replace(backlog.own, busy=decode.count - decode.free)
-        return choose(replace(backlog, own=own, prefilling=max(backlog.prefilling, begun)))
+        return choose(replace(backlog, own=own, prefilling=backlog.prefilling + begun))
 
     def _look_on(self) -> None:
         while not self._stopping.is_set():
@@ -116,7 +117,7 @@ class TwoRoleWorker:
             self._stopping.wait(LOOK_S)
 
 
-def _prefillers(registrations: Sequence[WorkerInfo], model: str, ours: str) -> list[WorkerInfo]:
+def prefillers(registrations: Sequence[WorkerInfo], model: str, ours: str) -> list[WorkerInfo]:
     """All others that prefill this model and take jobs."""
     return [
         registration
@@ -126,7 +127,18 @@ def _prefillers(registrations: Sequence[WorkerInfo], model: str, ours: str) -> l
     ]
 
 
-def _advantage(prefiller: WorkerInfo, registrations: Sequence[WorkerInfo]) -> float:
+def free_decoders(registrations: Sequence[WorkerInfo], model: str) -> int:
+    """Slots that are free now at workers that decode this model and prefill nothing."""
+    prefillers = {registration.process for registration in registrations if registration.role == "prefill"}
+    return sum(
+        max(0, registration.slots - registration.busy)
+        for registration in registrations
+        if (registration.role, registration.model, registration.off) == ("decode", model, "")
+        and registration.process not in prefillers
+    )
+
+
+def advantage(prefiller: WorkerInfo, registrations: Sequence[WorkerInfo]) -> float:
     """Prefilled tokens in the time of a decoded one; infinite for a worker that does not decode, 0 if not measured."""
     for registration in registrations:
         if registration.role == "decode" and registration.process == prefiller.process:

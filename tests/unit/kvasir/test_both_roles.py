@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from infra.broker.control import announce_pause
 from infra.quick_jobs import QuickJobs
 from infra.worker_loop import OneByOne
+from kvasir.worker import both_roles
 from kvasir.worker.both_roles import TwoRoleWorker
 from messages.jobs import PrefillJob
 from messages.lifecycle import Step
-from messages.workers import BOTH_ROLES
-from tests.support.pipeline import BATCH, SLOW, Gate, Pipeline, SupervisedWorker, WatchedEngine, work
+from messages.workers import BOTH_ROLES, WorkerInfo, WorkerStage
+from tests.support.pipeline import BATCH, MODEL, SLOW, Gate, Pipeline, SupervisedWorker, WatchedEngine, work
 from tests.support.waiting import wait_until
 
 
@@ -190,3 +193,21 @@ def test_a_role_that_fails_takes_the_other_along(pipeline: Pipeline) -> None:
     both.prefill.stop()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_who_prefills_better_and_who_only_decodes_is_read_from_registrations() -> None:
+    def registered(worker_id: str, role: WorkerStage, rate: float, **more: Any) -> WorkerInfo:
+        plain = WorkerInfo(worker_id, role, MODEL, "simulated", "cpu", "", "", 4096, 4, "host", 1, 0.0)
+        return replace(plain, tokens_per_s=rate, **more)
+
+    spark = [registered("spark.1.a", "decode", 10.0, busy=1), registered("spark.1.a.prefill", "prefill", 2000.0)]
+    mac, tower = registered("mac.1.b", "decode", 65.0, busy=3), registered("tower.1.c", "prefill", 500.0)
+    paused = registered("mac.2.d", "decode", 65.0, off="paused")
+    away = registered("tower.2.e", "prefill", 500.0, off="its engine is away")
+    fleet = [*spark, mac, tower, paused, away]
+    assert both_roles.prefillers(fleet, MODEL, "another.prefill") == [spark[1], tower]
+    assert both_roles.prefillers(fleet, MODEL, "spark.1.a.prefill") == [tower]
+    # 2,000 tokens a second for each 40 that its four slots decode; a worker that does nothing else is the better one
+    assert [both_roles.advantage(worker, fleet) for worker in (spark[1], tower)] == [50.0, math.inf]
+    assert both_roles.advantage(spark[1], [replace(spark[0], tokens_per_s=0.0)]) == 0.0  # not measured
+    assert both_roles.free_decoders(fleet, MODEL) == 1
