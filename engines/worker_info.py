@@ -14,6 +14,7 @@ MEND_ROPE = (
     "ends"
 )
 _NOTE_CHARS = 250  # a registration's notes take 1,024 bytes, and a reason may quote anything
+_BUILD_CHARS = 60  # and a build 255
 
 
 def engine_registration(
@@ -48,7 +49,7 @@ def engine_registration(
         )[:_NOTE_CHARS],
         layout=kv_text(info),
         sketch=loaded_model.sketches.name,
-        details=WorkerDetails(roles, engine_build=info.build[:_NOTE_CHARS]),
+        details=WorkerDetails(roles, engine_build=info.build[:_BUILD_CHARS]),
     )
 
 
