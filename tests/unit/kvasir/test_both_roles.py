@@ -13,6 +13,8 @@ import pytest
 from infra.broker.control import announce_pause
 from infra.quick_jobs import QuickJobs
 from infra.worker_loop import OneByOne
+from kvasir.cli import run_command
+from kvasir.commands import worker as commands
 from kvasir.worker import both_roles
 from kvasir.worker.both_roles import TwoRoleWorker
 from messages.jobs import PrefillJob
@@ -211,3 +213,22 @@ def test_who_prefills_better_and_who_only_decodes_is_read_from_registrations() -
     assert [both_roles.advantage(worker, fleet) for worker in (spark[1], tower)] == [50.0, math.inf]
     assert both_roles.advantage(spark[1], [replace(spark[0], tokens_per_s=0.0)]) == 0.0  # not measured
     assert both_roles.free_decoders(fleet, MODEL) == 1
+
+
+@pytest.mark.parametrize(
+    ("roles", "served"),
+    [("", BOTH_ROLES), ("decode,prefill", BOTH_ROLES), ("prefill", ("prefill",)), ("decode", ("decode",))],
+)
+def test_a_worker_has_both_roles_unless_one_is_named(
+    monkeypatch: pytest.MonkeyPatch, roles: str, served: tuple[WorkerStage, ...]
+) -> None:
+    options: list[Any] = []
+    monkeypatch.setattr(commands.logs, "configure", lambda *_words, **_options: None)
+    monkeypatch.setattr(commands, "serve", lambda _settings, given, _observe: options.append(given))
+    assert run_command(["worker", "--model", MODEL, *(("--roles", roles) if roles else ())]) == 0
+    assert [each.roles for each in options] == [served]
+
+
+def test_a_role_that_is_none_is_named_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["worker", "--model", MODEL, "--roles", "prefill,grade"]) == 2
+    assert "'grade' is no role; known: prefill, decode" in capsys.readouterr().err
