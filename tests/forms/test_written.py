@@ -60,7 +60,6 @@ GONE = {
     "gateway.json/exchanges/29/body/choices/0/text": "a completion continues its prompt, without a template",
     "gateway.json/exchanges/29/body/usage/prompt_tokens": "the same",
     "gateway.json/exchanges/29/body/usage/total_tokens": "the same",
-    "names.json/kvasir/Part/": "a part names the function that it is about",
 }
 
 
@@ -139,6 +138,6 @@ def test_every_field_of_every_message_is_in_a_golden_one() -> None:
         for field in dataclasses.fields(each)
         if not is_default(field, getattr(each, field.name))
     }
-    assert every - stated == set()
+    assert every - stated == {("WorkerInfo", "details")}  # which never travel in a card: see test_registrations.py
     kinds = {msgpack.unpackb(path.read_bytes())["kind"] for path in FOLDER.glob("*.msgpack")}
-    assert kinds == {"prefill", "decode", "result", "token", "card"}
+    assert kinds == {"prefill", "decode", "result", "token", "card", "details"}
