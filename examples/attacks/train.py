@@ -39,7 +39,7 @@ from grading.attacks.scorer import (
 EPOCHS = 4
 RATE = 0.8
 TRAININGS = 4
-THRESHOLD = 0.9  # above even chances
+THRESHOLD = 1.4  # above even chances
 DROPPED = 0.2  # of the words, in copies: what is left still says what it says
 REWORDED = 0.5  # of the words that the list has, in copies: another word for the same, in whatever language
 UNSPACED = 0.15

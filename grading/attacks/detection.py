@@ -9,13 +9,14 @@ models: the model was taught that as well (`examples/attacks`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from grading.attacks.disguises import READINGS, plain, uncover
-from grading.attacks.scorer import Floats, ScorerWeights, scores
+from grading.attacks.scorer import Floats, ScorerWeights, known_words, scores
 from grading.prompts.prompt import has_control_tokens
 from grading.submissions.reading import Submission
 
@@ -26,12 +27,30 @@ MAX_SHOWN = 120
 _RUN, _RUN_CHARS = 3, 420  # sentences that are read as one: a phrase may go on in the next line
 _LINES, _LINES_CHARS = 6, 120  # or in several, if they are short
 _USUAL, _CAUTION = 20, 1.1  # sentences; more of them give chance more chances, so each has to be clearer
-_CERTAIN = 0.8  # rot13 and backwards make words of anything; what they find has to be clearer
+_NEW_WORDS = 2  # that a decoded reading has to make out of what was none
 
-_END = re.compile(r"\n+|(?<=[.!?…])\s+|(?<=[。!?;।؟])")
+_END = re.compile(r"""\n+|(?<=[!?…])\s+|(?<=[\w)\]"'”»’`*>][.])\s+|(?<=[。!?;।؟])""")  # not within Morse
 _MARGIN = re.compile(r"^[\s#>*/%|–—•-]+|[\s*|–—-]+$")
 _LETTERS = re.compile(r"[^\W\d_]")
 _PIECE = re.compile(r".{1,240}(?:\s|$)|.{1,240}")
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """What may speak to the grader, and how clearly: from 0.5 to 1."""
+
+    score: float
+    own_words: str  # as they stand in the submission
+    reading: str = ""  # what they say, where they are encoded
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A sentence as it reads without its disguises, and the place in the text that it was made of."""
+
+    text: str
+    source: int
+    is_decoded: bool
 
 
 @lru_cache(maxsize=1024)  # a watched batch is graded again with each result, and its submissions stay as they are
@@ -42,40 +61,54 @@ def instruction_flags(submission: Submission) -> tuple[str, ...]:
     """
     flags = []
     parts = [part for part in submission.parts if not part.holds_only_given_text]
-    for part, scored_passage in zip(parts, strongest_passages([part.text for part in parts]), strict=True):
+    for part, passage in zip(parts, strongest_passages([part.text for part in parts]), strict=True):
         location = part.location or part.kind
-        if scored_passage:
-            score, passage = scored_passage
-            flags.append(f"speaks to the grader ({location}, score {score:.2f}): “{passage}”")
+        if passage:
+            reading = f", which reads “{passage.reading}”" if passage.reading else ""
+            flags.append(
+                f"speaks to the grader ({location}, score {passage.score:.2f}): “{passage.own_words}”{reading}"
+            )
         elif has_control_tokens(part.text):
             flags.append(f"holds a chat control token ({location})")
     return tuple(flags[:MAX_FLAGS])
 
 
-def strongest_passages(
-    texts: Sequence[str], scorer_weights: ScorerWeights | None = None
-) -> list[tuple[float, str] | None]:
-    """For each text its strongest passage with its score, from 0.5 to 1, or None."""
-    best: list[tuple[float, str] | None] = [None] * len(texts)
-    sentences = [(owner, sentence) for owner, text in enumerate(_cut(texts)) for sentence in split_sentences(text)]
-    if len(sentences) > MAX_SENTENCES:
-        sentences = sentences[: MAX_SENTENCES // 2] + sentences[-MAX_SENTENCES // 2 :]
+def strongest_passages(texts: Sequence[str], scorer_weights: ScorerWeights | None = None) -> list[Passage | None]:
+    """For each text the passage that speaks most clearly to the grader, or None."""
+    best: list[Passage | None] = [None] * len(texts)
+    pieces = [(owner, piece) for owner, text in enumerate(_cut(texts)) for piece in _END.split(text) if piece.strip()]
+    if len(pieces) > MAX_SENTENCES:
+        pieces = pieces[: MAX_SENTENCES // 2] + pieces[-MAX_SENTENCES // 2 :]
+    sentences = [sentence for source, (_, piece) in enumerate(pieces) for sentence in _read(piece, source)]
+    sentences = sentences[:MAX_SENTENCES]
+    owners = [pieces[sentence.source][0] for sentence in sentences]
+    originals = [sentence.text for sentence in sentences]
     caution = _CAUTION * max(np.log(len(sentences) / _USUAL), 0.0) if sentences else 0.0
     for number, reading in enumerate(READINGS):
-        decoded_sentences = [reading(sentence) for _, sentence in sentences]
+        texts_read = [reading(original) for original in originals]
         changes = [
-            not number or decoded_sentence != original
-            for decoded_sentence, (_, original) in zip(decoded_sentences, sentences, strict=True)
+            not number or known_words(text) >= known_words(original) + _NEW_WORDS if text != original else not number
+            for text, original in zip(texts_read, originals, strict=True)
         ]
-        runs = list(_runs([owner for owner, _ in sentences], decoded_sentences, changes))
-        logits = _logits(decoded_sentences, runs, scorer_weights) - (_CERTAIN if number > 2 else 0.0) - caution
+        runs = list(_runs(owners, texts_read, changes))
+        logits = _logits(texts_read, runs, scorer_weights) - caution
         for place in np.flatnonzero(logits > 0):
             first, last = runs[place]
             score = float(1 / (1 + np.exp(-logits[place])))
-            owner = sentences[first][0]
-            if score > (best[owner] or (0.0, ""))[0]:
-                best[owner] = score, " ".join(" ".join(decoded_sentences[first:last]).split())[:MAX_SHOWN]
+            earlier = best[owners[first]]
+            if not earlier or score > earlier.score:
+                sources = sorted({sentence.source for sentence in sentences[first:last]})
+                is_decoded = number > 0 or any(sentence.is_decoded for sentence in sentences[first:last])
+                best[owners[first]] = Passage(
+                    score,
+                    _shown(pieces[source][1] for source in sources),
+                    _shown(texts_read[first:last]) if is_decoded else "",
+                )
     return best
+
+
+def _shown(texts: Iterable[str]) -> str:
+    return " ".join(" ".join(texts).split())[:MAX_SHOWN]
 
 
 def _cut(texts: Sequence[str]) -> Iterator[str]:
@@ -87,9 +120,16 @@ def _cut(texts: Sequence[str]) -> Iterator[str]:
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a text, and the lines of code, without what stands in their margins."""
-    sentences = (_MARGIN.sub("", sentence) for sentence in _END.split(uncover(text)))
-    return [piece for sentence in sentences for piece in _PIECE.findall(sentence) if _LETTERS.search(piece)]
+    """The sentences of a text, and the lines of code, without disguises and without what stands in their margins."""
+    return [sentence.text for piece in _END.split(text) for sentence in _read(piece, 0)]
+
+
+def _read(piece: str, source: int) -> Iterator[Sentence]:
+    for number, text in enumerate(uncover(piece)):
+        for sentence in _END.split(text):
+            for part in _PIECE.findall(_MARGIN.sub("", sentence)):
+                if _LETTERS.search(part):
+                    yield Sentence(part, source, number > 0)
 
 
 def _runs(owners: Sequence[int], sentences: Sequence[str], changes: Sequence[bool]) -> Iterator[tuple[int, int]]:

@@ -159,3 +159,8 @@ def meaning(word: str) -> int:
         if head in stem_numbers and (size == len(bare) or size > 3 or not head.isascii()):
             return stem_numbers[head]
     return meaning_count() + crc32(word[:_STEM].encode("utf-8", "replace"))
+
+
+def known_words(text: str) -> int:
+    """How many different words of a text the list has."""
+    return len({word for match in word_list()[1].finditer(plain(text)) if meaning(word := match[0]) < meaning_count()})

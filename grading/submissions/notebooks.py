@@ -76,8 +76,9 @@ _SKIPPED_TAGS = frozenset({"script", "style", "svg", "head", "title"})
 def read_notebook(text: str) -> Submission:
     """The parts of a notebook. Raises Unreadable if it is not valid JSON, or JSON that is no notebook."""
     notebook = _load_json(text)
-    reader = _NotebookReader()
-    for number, cell in enumerate(_cells(notebook), 1):
+    cells = _cells(notebook)
+    reader = _NotebookReader(counts_runs=any(as_dict(cell).get("execution_count") is not None for cell in cells))
+    for number, cell in enumerate(cells, 1):
         reader.read_cell(number, cell)
     return reader.submission(notebook)
 
@@ -234,6 +235,8 @@ class _NotebookReader:
     parts: list[SubmissionPart] = field(default_factory=list)
     images: int = 0
     never_run: int = 0
+    counts_runs: bool = False  # whether any cell has a number that its run got
+    outputs_without_run: int = 0
     failed_cells: int = 0
     unknown_cells: int = 0
     language: str = ""  # of the first code cell that names one (nbformat 3)
@@ -250,6 +253,7 @@ class _NotebookReader:
         notes = [
             "kernel missing" if not any(names) else "" if language else "kernel's language not known",
             _count_note(self.never_run, "code cell was", "code cells were", "never run"),
+            _count_note(self.outputs_without_run, "output has", "outputs have", "no run that could have made it"),
             _count_note(self.failed_cells, "code cell", "code cells", "ended in an error"),
             _count_note(self.unknown_cells, "cell", "cells", "of no known kind left out"),
             f"hidden tests left out ({', '.join(self.hidden_tests)})" if self.hidden_tests else "",
@@ -279,8 +283,10 @@ class _NotebookReader:
         self.never_run += bool(source.strip()) and cell.get("execution_count") is None and not outputs
         self.failed_cells += any(output.get("output_type") == "error" for output in outputs)
         self._add("code", source, location, is_given_cell)
+        has_no_run = not source.strip() or (self.counts_runs and cell.get("execution_count") is None)
+        self.outputs_without_run += len(outputs) if has_no_run else 0
         for index, output in enumerate(outputs, 1):
-            self._add("output", self._output(output), _of_output(location, index, outputs))
+            self._add("output", self._output(output), _of_output(location, index, outputs), has_no_run=has_no_run)
 
     def _source(self, location: str, cell: Mapping[str, Any]) -> tuple[str, bool]:
         """A cell's text without hidden tests, and whether the student was given it like that."""
@@ -312,14 +318,16 @@ class _NotebookReader:
             return plain
         return html_text or join_lines(data.get("text/markdown")) or join_lines(data.get("text/latex"))
 
-    def _add(self, kind: PartKind, text: str, location: str, is_given_cell: bool = False) -> None:
+    def _add(
+        self, kind: PartKind, text: str, location: str, is_given_cell: bool = False, *, has_no_run: bool = False
+    ) -> None:
         space = min(_MAX_PART, _MAX_SCANNED - self.scanned_chars[kind])
         self.scanned_chars[kind] += min(len(text), space)
         text = shorten(text, space)
         text, images = clean_output(text) if kind == "output" else clean_source(text)
         self.images += images
         if text.strip():
-            self.parts.append(SubmissionPart(kind, text.strip("\n"), location, is_given_cell))
+            self.parts.append(SubmissionPart(kind, text.strip("\n"), location, is_given_cell, has_no_run=has_no_run))
 
 
 def _of_output(location: str, index: int, outputs: Sequence[Any]) -> str:
