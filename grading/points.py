@@ -147,13 +147,15 @@ def _doubts(
     return doubts
 
 
-def _hidden_text(submission: Submission, public_text: str) -> Iterable[str]:
+def _hidden_text(submission: Submission, public_text: str) -> list[str]:
     """What only the source of the work holds, and nobody gave the students."""
-    for part in submission.parts:
-        if not (part.is_given_cell or part.holds_only_given_text):
-            for passage in part.visible.hidden_passages:
-                if squeeze(passage) not in public_text:
-                    yield f"hidden text ({part.location or part.kind}): “{passage}”"
+    return [
+        f"hidden text ({part.location or part.kind}): “{passage}”"
+        for part in submission.parts
+        if not (part.is_given_cell or part.holds_only_given_text)
+        for passage in part.visible.hidden_passages
+        if squeeze(passage) not in public_text
+    ]
 
 
 def _criterion_doubts(criterion: CriterionGrade, findings: Sequence[CheckFinding]) -> Iterable[str]:
@@ -222,9 +224,9 @@ def grade_submission(
     state = "waiting" if NO_RESULT_YET in answers.values() else _state(criteria)
     passages = [] if state == "waiting" else _passages(answers, work_texts)
     doubts = (
-        [] if state == "waiting" else _doubts(
-            submission, criteria, findings, summary_leaks, copying_evidence, cuts, private_texts.public_text
-        )
+        []
+        if state == "waiting"
+        else _doubts(submission, criteria, findings, summary_leaks, copying_evidence, cuts, private_texts.public_text)
     )
     doubts = [*passages, *doubts]
     check_remarks = [f"check: {finding.text}" for finding in findings if not finding.has_passed]

@@ -94,7 +94,7 @@ def train(texts: Sequence[Text], seed: int = 0) -> ScorerWeights:
     """The table for these texts."""
     each = [_trained(texts, seed * TRAININGS + number) for number in range(TRAININGS)]
     weights = np.mean([weights for weights, _ in each], axis=0)
-    return ScorerWeights(weights.astype(np.float32), sum(bias for _, bias in each) / TRAININGS, THRESHOLD)
+    return ScorerWeights(weights.astype(np.float32), sum(bias for _, bias in each) / TRAININGS - THRESHOLD)
 
 
 def _trained(texts: Sequence[Text], seed: int) -> tuple[npt.NDArray[np.float64], float]:
@@ -139,7 +139,7 @@ def buckets(text: str) -> tuple[Integers, Floats]:
 def packed(table: ScorerWeights) -> bytes:
     """The file: a line of JSON, then a byte for each weight."""
     step = float(np.abs(table.weights).max()) / 127
-    numbers = {"step": step, "bias": table.bias, "threshold": table.threshold}
+    numbers = {"step": step, "bias": table.bias}
     rounded = np.round(table.weights / step).astype(np.int8)
     return json.dumps(numbers).encode() + b"\n" + rounded.tobytes()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -35,24 +34,6 @@ _LETTERS = re.compile(r"[^\W\d_]")
 _PIECE = re.compile(r".{1,240}(?:\s|$)|.{1,240}")
 
 
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """What may speak to the grader, and how clearly: from 0.5 to 1."""
-
-    score: float
-    own_words: str  # as they stand in the submission
-    reading: str = ""  # what they say, where they are encoded
-
-
-@dataclass(frozen=True, slots=True)
-class Sentence:
-    """A sentence as it reads without its disguises, and the place in the text that it was made of."""
-
-    text: str
-    source: int
-    is_decoded: bool
-
-
 @lru_cache(maxsize=1024)  # a watched batch is graded again with each result, and its submissions stay as they are
 def instruction_flags(submission: Submission) -> tuple[str, ...]:
     """A sentence for each part, at most three, with the passage that most reads as if it spoke to the grader.
@@ -61,54 +42,53 @@ def instruction_flags(submission: Submission) -> tuple[str, ...]:
     """
     flags = []
     parts = [part for part in submission.parts if not part.holds_only_given_text]
-    for part, passage in zip(parts, strongest_passages([part.text for part in parts]), strict=True):
+    for part, scored_passage in zip(parts, strongest_passages([part.text for part in parts]), strict=True):
         location = part.location or part.kind
-        if passage:
-            reading = f", which reads “{passage.reading}”" if passage.reading else ""
-            flags.append(
-                f"speaks to the grader ({location}, score {passage.score:.2f}): “{passage.own_words}”{reading}"
-            )
+        if scored_passage:
+            score, passage = scored_passage
+            flags.append(f"speaks to the grader ({location}, score {score:.2f}): {passage}")
         elif has_control_tokens(part.text):
             flags.append(f"holds a chat control token ({location})")
     return tuple(flags[:MAX_FLAGS])
 
 
-def strongest_passages(texts: Sequence[str], scorer_weights: ScorerWeights | None = None) -> list[Passage | None]:
-    """For each text the passage that speaks most clearly to the grader, or None."""
-    best: list[Passage | None] = [None] * len(texts)
+def strongest_passages(
+    texts: Sequence[str], scorer_weights: ScorerWeights | None = None
+) -> list[tuple[float, str] | None]:
+    """For each text its strongest passage with its score, from 0.5 to 1, or None.
+
+    The passage is quoted in the words of the text, and as it reads where that is something else.
+    """
+    best: list[tuple[float, str] | None] = [None] * len(texts)
     pieces = [(owner, piece) for owner, text in enumerate(_cut(texts)) for piece in _END.split(text) if piece.strip()]
     if len(pieces) > MAX_SENTENCES:
         pieces = pieces[: MAX_SENTENCES // 2] + pieces[-MAX_SENTENCES // 2 :]
-    sentences = [sentence for source, (_, piece) in enumerate(pieces) for sentence in _read(piece, source)]
-    sentences = sentences[:MAX_SENTENCES]
-    owners = [pieces[sentence.source][0] for sentence in sentences]
-    originals = [sentence.text for sentence in sentences]
+    sentences = [(piece, sentence) for piece, (_, text) in enumerate(pieces) for sentence in split_sentences(text)][
+        :MAX_SENTENCES
+    ]
+    owners = [pieces[piece][0] for piece, _ in sentences]
     caution = _CAUTION * max(np.log(len(sentences) / _USUAL), 0.0) if sentences else 0.0
     for number, reading in enumerate(READINGS):
-        texts_read = [reading(original) for original in originals]
+        readings = [reading(sentence) for _, sentence in sentences]
         changes = [
-            not number or known_words(text) >= known_words(original) + _NEW_WORDS if text != original else not number
-            for text, original in zip(texts_read, originals, strict=True)
+            not number or (read != sentence and known_words(read) >= known_words(sentence) + _NEW_WORDS)
+            for read, (_, sentence) in zip(readings, sentences, strict=True)
         ]
-        runs = list(_runs(owners, texts_read, changes))
-        logits = _logits(texts_read, runs, scorer_weights) - caution
+        runs = list(_runs(owners, readings, changes))
+        logits = _logits(readings, runs, scorer_weights) - caution
         for place in np.flatnonzero(logits > 0):
             first, last = runs[place]
             score = float(1 / (1 + np.exp(-logits[place])))
-            earlier = best[owners[first]]
-            if not earlier or score > earlier.score:
-                sources = sorted({sentence.source for sentence in sentences[first:last]})
-                is_decoded = number > 0 or any(sentence.is_decoded for sentence in sentences[first:last])
-                best[owners[first]] = Passage(
-                    score,
-                    _shown(pieces[source][1] for source in sources),
-                    _shown(texts_read[first:last]) if is_decoded else "",
-                )
+            if score > (best[owners[first]] or (0.0, ""))[0]:
+                own_words = dict.fromkeys(pieces[piece][1] for piece, _ in sentences[first:last])
+                best[owners[first]] = score, _quoted(own_words, readings[first:last])
     return best
 
 
-def _shown(texts: Iterable[str]) -> str:
-    return " ".join(" ".join(texts).split())[:MAX_SHOWN]
+def _quoted(own_words: Iterable[str], readings: Iterable[str]) -> str:
+    own, read = (" ".join(" ".join(texts).split()) for texts in (own_words, readings))
+    is_plain = plain(read).replace(" ", "") in plain(own).replace(" ", "")
+    return f"“{own[:MAX_SHOWN]}”" if is_plain else f"“{own[:MAX_SHOWN]}”, which reads “{read[:MAX_SHOWN]}”"
 
 
 def _cut(texts: Sequence[str]) -> Iterator[str]:
@@ -121,15 +101,8 @@ def _cut(texts: Sequence[str]) -> Iterator[str]:
 
 def split_sentences(text: str) -> list[str]:
     """The sentences of a text, and the lines of code, without disguises and without what stands in their margins."""
-    return [sentence.text for piece in _END.split(text) for sentence in _read(piece, 0)]
-
-
-def _read(piece: str, source: int) -> Iterator[Sentence]:
-    for number, text in enumerate(uncover(piece)):
-        for sentence in _END.split(text):
-            for part in _PIECE.findall(_MARGIN.sub("", sentence)):
-                if _LETTERS.search(part):
-                    yield Sentence(part, source, number > 0)
+    sentences = (_MARGIN.sub("", part) for piece in _END.split(text) for part in _END.split(uncover(piece)))
+    return [piece for sentence in sentences for piece in _PIECE.findall(sentence) if _LETTERS.search(piece)]
 
 
 def _runs(owners: Sequence[int], sentences: Sequence[str], changes: Sequence[bool]) -> Iterator[tuple[int, int]]:

@@ -1,8 +1,8 @@
 """Text as it reads once the disguises are off that can be taken off mechanically.
 
 What is taken off: invisible characters, look-alike letters, accents, full width, HTML tags, comments, entities,
-escapes, colours of LaTeX, base64, base32 and hex (also twice), Morse, bits in characters without width, letters set
-apart, and digits for letters. A decoded reading counts only where it is language, and what stood there was none.
+escapes, colours of LaTeX, base64, base32 and hex (also twice), Morse, letters set apart, and digits for letters. A
+decoded reading counts only where it is language, and what stood there was none.
 """
 
 from __future__ import annotations
@@ -32,18 +32,15 @@ _MARKUP = re.compile(
 _CONCATENATION = re.compile(r"(?<=\w)[\"']\s?\+\s?[\"'](?=\w)|\\(?=\n)")  # "ig" + "nore"
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})")
 _PAYLOAD = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{20,}={0,2}")
-_BASE32 = re.compile(r"[A-Z2-7]{16,}={0,6}")
-_BITS = re.compile("[\u200b-\u200d\u2060\ufeff]{24,}")
-_MORSE = re.compile(r"(?:[.·•\-–−_]{1,5}(?: */ *| +)){8,}[.·•\-–−_]{1,5}")
-_MORSE_SIGNS = str.maketrans("·•–−_", "..---")
-_MORSE_LETTERS = dict(
-    zip(
-        ".- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - ..- ...- .-- -..- -.-- --.. "
-        "----- .---- ..--- ...-- ....- ..... -.... --... ---.. ----.".split(),
-        "abcdefghijklmnopqrstuvwxyz0123456789",
-        strict=True,
+_MORSE = re.compile(r"(?:[.-]{1,5}(?: */ *| +)){8,}[.-]{1,5}")
+_MORSE_LETTERS = {
+    signs: letter
+    for letter, signs in re.findall(
+        r"(\w)([.-]+)",
+        "a.-b-...c-.-.d-..e.f..-.g--.h....i..j.---k-.-l.-..m--n-.o---p.--.q--.-r.-.s...t-u..-v..."
+        "-w.--x-..-y-.--z--..0-----1.----2..---3...--4....-5.....6-....7--...8---..9----.",
     )
-)
+}
 _BLOB = 64  # letters and digits in one word as long as this are data
 _TAGS = re.compile(r"[\U000e0020-\U000e007e]+")  # invisible twins of ASCII
 _MIXED_SCRIPTS = re.compile(r"\b(?=\w*[A-Za-z])(?=\w*[\u0370-\u052f])\w+")
@@ -65,69 +62,44 @@ _LEET_WORD = re.compile(r"(?<![\w@$!|+])(?=[\w@$!|+]*[a-zA-Z])(?=[\w@$!|+]*[0134
 _LEET = str.maketrans("0134578@$!|+", "oieastbasilt")
 
 
-def uncover(text: str) -> list[str]:
-    """The text without markup and escapes, and after it what each of its hidden characters and encoded words says."""
+def uncover(text: str) -> str:
+    """The text without markup and escapes, and under it what its hidden characters and encoded words say."""
     text = _ESCAPE.sub(lambda match: chr(int(match[1] or match[2], 16)), text)
     text = unquote(html.unescape(text)) if "&" in text or "%" in text else text
     hidden = ["".join(chr(ord(char) - 0xE0000) for char in run) for run in _TAGS.findall(text)]
     payloads = list(dict.fromkeys(_PAYLOAD.findall(text)))
     hidden += [_decode_payload(word) for word in payloads[:_MAX_PAYLOADS]]
     hidden += [_decode_morse(signs) for signs in _MORSE.findall(text)[:_MAX_PAYLOADS]]
-    hidden += [_decode_bits(run) for run in _BITS.findall(text)[:_MAX_PAYLOADS]]
     text = _PAYLOAD.sub(lambda match: " " if len(match[0]) > _BLOB and _DIGIT.search(match[0]) else match[0], text)
     text = _MARKUP.sub(" ", _INLINE_TAG.sub("", _CONCATENATION.sub("", text)))
-    return [text, *filter(None, hidden)]
+    return "\n".join(filter(None, [text, *hidden]))
 
 
-def _decode_payload(word: str) -> str:
-    """What base64, base32 or hex says, however often it is encoded, if it says something in words."""
-    text = word[:_MAX_PAYLOAD]
-    for _ in range(_MAX_TIMES):
-        decoded_texts = filter(None, (_decoded(decode, text.strip()) for decode in _DECODERS))
-        text = max(decoded_texts, key=lambda decoded: (_is_language(decoded), _is_encoded(decoded)), default="")
-        if _is_language(text) or not _is_encoded(text):
-            break
-    return text if _is_language(text) else ""
+def _decode_payload(word: str, times: int = 1) -> str:
+    """What hex, base32 or base64 says, however often it is encoded, if that is words with spaces between them."""
+    bare = word.strip().rstrip("=")[:_MAX_PAYLOAD]
+    for decode in _DECODERS:
+        try:
+            text = decode(bare).decode()
+        except (ValueError, binascii.Error):
+            continue
+        if _PAYLOAD.fullmatch(text.strip()) and times < _MAX_TIMES:
+            return _decode_payload(text, times + 1)
+        if sum(char.isalpha() or char.isspace() for char in text) >= _LETTERS_OF_LANGUAGE * len(text):
+            return text if " " in text.strip() or not text.isascii() else ""
+    return ""
 
 
 _DECODERS: tuple[Callable[[str], bytes], ...] = (
     bytes.fromhex,
-    lambda word: base64.b32decode(word.rstrip("=") + "=" * (-len(word.rstrip("=")) % 8)),
-    lambda word: base64.b64decode(word.rstrip("=") + "==", "-_" if "_" in word else None),
+    lambda word: base64.b32decode(word + "=" * (-len(word) % 8)),
+    lambda word: base64.b64decode(word + "==", "-_" if "_" in word else None),
 )
 
 
-def _decoded(decode: Callable[[str], bytes], word: str) -> str:
-    try:
-        text = decode(word).decode()
-    except (ValueError, binascii.Error):
-        return ""
-    return text if text.replace("\n", "").isprintable() else ""
-
-
-def _is_encoded(text: str) -> bool:
-    return bool(_PAYLOAD.fullmatch(text.strip()))
-
-
-def _is_language(text: str) -> bool:
-    """Whether it consists of words, with spaces between them where its script is Latin."""
-    letters = sum(char.isalpha() or char.isspace() for char in text)
-    return letters >= _LETTERS_OF_LANGUAGE * len(text) > 0 and (" " in text.strip() or not text.isascii())
-
-
 def _decode_morse(signs: str) -> str:
-    words = re.split(r" */ *| {3,}", signs.translate(_MORSE_SIGNS))
+    words = re.split(r" */ *| {3,}", signs)
     return " ".join("".join(_MORSE_LETTERS.get(letter, "") for letter in word.split()) for word in words)
-
-
-def _decode_bits(run: str) -> str:
-    """What two kinds of characters without width say as the bits of bytes, if that is language."""
-    for zero in sorted(set(run)):
-        bits = "".join("0" if char == zero else "1" for char in run)
-        data = bytes(int(bits[start : start + 8], 2) for start in range(0, len(bits) - 7, 8))
-        if _is_language(text := data.decode("utf-8", "replace")):
-            return text
-    return ""
 
 
 def plain(text: str) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 from grading.submissions.archives import MIB, Unreadable, replace_controls
 from grading.submissions.cell_marks import is_given, nbgrader_of, without_hidden_tests
 from grading.submissions.submission import PartKind, Submission, SubmissionPart
+from grading.submissions.visible import visible_text
 
 # Fixed names, because what a notebook says of its kernel is the student's text.
 _LANGUAGES = {
@@ -54,10 +55,13 @@ _OBJECT = re.compile(r"<[^<>\n]{1,200}>")  # what Python prints where only the H
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,1000}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _DATA_URI = re.compile(r"data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,[A-Za-z0-9+/=%]*")
-_TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9]*)|<!")
+_ANY_TAG = re.compile(r"</?[A-Za-z][^<>]*>|<!?--|<[!/A-Za-z][^<>]*\Z")
 _SPACE = re.compile(r"\s+")
 _LONG_REFERENCE = re.compile(r"&#[0-9]{9,};?")  # no character, and from some length on no number for Python
-_BREAK = re.compile(r"br|p|div|tr|table|thead|tbody|ul|ol|li|dl|dt|dd|pre|h[1-6]|hr|caption")
+_CELL_END = re.compile(r"</t[dh]\b[^<>]*>", re.IGNORECASE)
+_BREAK = re.compile(
+    r"</?(?:br|p|div|tr|table|thead|tbody|ul|ol|li|dl|dt|dd|pre|h[1-6]|hr|caption)\b[^<>]*>", re.IGNORECASE
+)
 # What is scanned of anybody's notebook: prompts hold far less, and every later step walks over all of it.
 _MAX_BYTES = 16 * MIB  # without pictures
 _MAX_STRINGS, _MAX_VALUES, _MAX_NESTS = 600_000, 600_000, 200_000
@@ -69,8 +73,7 @@ _IN_STRING = rb'[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _PICTURE = re.compile(rb'("(?:image/[a-z.+-]{1,40}|application/pdf|png|jpeg)"\s{0,9}:\s{0,9}")' + _IN_STRING)
 _STRING = re.compile(b'"' + _IN_STRING)
 _LEFT_OUT = b'"[a very long text is left out here]"'
-_PICTURE_TAGS = frozenset({"img", "svg", "canvas"})
-_SKIPPED_TAGS = frozenset({"script", "style", "svg", "head", "title"})
+_PICTURE_TAG, _DRAWING = (re.compile(rf"<(?:{names})\b", re.IGNORECASE) for names in ("img|canvas", "svg"))
 
 
 def read_notebook(text: str) -> Submission:
@@ -236,7 +239,6 @@ class _NotebookReader:
     images: int = 0
     never_run: int = 0
     counts_runs: bool = False  # whether any cell has a number that its run got
-    outputs_without_run: int = 0
     failed_cells: int = 0
     unknown_cells: int = 0
     language: str = ""  # of the first code cell that names one (nbformat 3)
@@ -250,10 +252,11 @@ class _NotebookReader:
         kernel, info = as_dict(metadata.get("kernelspec")), as_dict(metadata.get("language_info"))
         names = (info.get("name"), kernel.get("language"), kernel.get("name"), self.language)
         language = next(filter(None, map(language_name, names)), "")
+        outputs_without_run = sum(part.has_no_run for part in self.parts)
         notes = [
             "kernel missing" if not any(names) else "" if language else "kernel's language not known",
             _count_note(self.never_run, "code cell was", "code cells were", "never run"),
-            _count_note(self.outputs_without_run, "output has", "outputs have", "no run that could have made it"),
+            _count_note(outputs_without_run, "output has", "outputs have", "no run that could have made it"),
             _count_note(self.failed_cells, "code cell", "code cells", "ended in an error"),
             _count_note(self.unknown_cells, "cell", "cells", "of no known kind left out"),
             f"hidden tests left out ({', '.join(self.hidden_tests)})" if self.hidden_tests else "",
@@ -284,7 +287,6 @@ class _NotebookReader:
         self.failed_cells += any(output.get("output_type") == "error" for output in outputs)
         self._add("code", source, location, is_given_cell)
         has_no_run = not source.strip() or (self.counts_runs and cell.get("execution_count") is None)
-        self.outputs_without_run += len(outputs) if has_no_run else 0
         for index, output in enumerate(outputs, 1):
             self._add("output", self._output(output), _of_output(location, index, outputs), has_no_run=has_no_run)
 
@@ -374,37 +376,10 @@ def _count_note(number: int, singular: str, plural: str, sentence_end: str) -> s
 
 
 def html_to_text(markup: str) -> tuple[str, int]:
-    """The text of an HTML output, one line per table row or block, and the number of pictures in it.
-
-    One pass with a cursor that only moves forward: html.parser takes quadratic time on some broken markup.
-    """
-    pieces: list[str] = []
-    images = cursor = 0
-    while match := _TAG.search(markup, cursor):
-        name = (match[1] or "").lower()
-        is_closing = match[0].startswith("</")
-        images += name in _PICTURE_TAGS and not is_closing
-        pieces += [_SPACE.sub(" ", markup[cursor : match.start()]), _tag_text(name, is_closing)]
-        cursor = _markup_end(markup, match.start(), "" if is_closing else name)
-    pieces.append(_SPACE.sub(" ", markup[cursor:]))
-    text = html.unescape(_LONG_REFERENCE.sub("\ufffd", "".join(pieces)))
+    """The text of HTML that a browser shows, one line per table row or block, and the number of pictures in it."""
+    shown = visible_text(markup, "text").shown(markup, with_markup=True)
+    text = _ANY_TAG.sub("", _BREAK.sub("\n", _CELL_END.sub(" | ", _SPACE.sub(" ", shown))))
+    text = html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
     lines = (" ".join(line.split()).strip(" |") for line in text.split("\n"))
+    images = len(_PICTURE_TAG.findall(shown)) + len(_DRAWING.findall(markup))
     return "\n".join(line for line in lines if line), images
-
-
-def _tag_text(name: str, is_closing: bool) -> str:
-    if _BREAK.fullmatch(name):
-        return "\n"
-    return " | " if name in ("td", "th") and is_closing else ""
-
-
-def _markup_end(markup: str, start: int, name: str) -> int:
-    """Where the markup that begins at `start` ends. Markup that never ends takes the rest with it."""
-    if markup.startswith("<!--", start):
-        end = markup.find("-->", start + 4)
-        return end + 3 if end >= 0 else len(markup)
-    if name in _SKIPPED_TAGS:
-        match = re.compile(f"</{name}", re.IGNORECASE).search(markup, start)
-        start = match.start() if match else len(markup)
-    end = markup.find(">", start)
-    return end + 1 if end >= 0 else len(markup)

@@ -29,7 +29,7 @@ class SubmissionPart:
     @property
     def seen_text(self) -> str:
         """Its text without what no reader sees."""
-        return self.visible.seen(self.text)
+        return self.visible.shown(self.text)
 
 
 @dataclass(frozen=True, slots=True)

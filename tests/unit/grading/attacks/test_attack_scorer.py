@@ -187,7 +187,7 @@ def test_a_passage_scores_the_same_alone_and_at_the_end_of_a_text() -> None:
 
     line = plain(PLAIN)
     where, values = buckets(line)
-    logit = float(table().weights[where] @ values) + table().bias - table().threshold
+    logit = float(table().weights[where] @ values) + table().bias
 
     (alone,) = scores(line, [(0, len(line))])
     (last,) = scores(f"we dropped 00 rows. {line}", [(20, 20 + len(line))])
