@@ -90,11 +90,11 @@ def _same_meaning() -> dict[int, list[str]]:
     return same
 
 
-def train(texts: Sequence[Text], seed: int = 0) -> ScorerWeights:
-    """The table for these texts."""
-    each = [_trained(texts, seed * TRAININGS + number) for number in range(TRAININGS)]
+def train(texts: Sequence[Text], seed: int = 0, trainings: int = TRAININGS) -> ScorerWeights:
+    """The table for these texts, the mean of so many trainings."""
+    each = [_trained(texts, seed * TRAININGS + number) for number in range(trainings)]
     weights = np.mean([weights for weights, _ in each], axis=0)
-    return ScorerWeights(weights.astype(np.float32), sum(bias for _, bias in each) / TRAININGS - THRESHOLD)
+    return ScorerWeights(weights.astype(np.float32), sum(bias for _, bias in each) / trainings - THRESHOLD)
 
 
 def _trained(texts: Sequence[Text], seed: int) -> tuple[npt.NDArray[np.float64], float]:

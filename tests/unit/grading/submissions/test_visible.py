@@ -32,8 +32,7 @@ HIDDEN = {
     "the title of a link": 'I checked [58 rows](http://a.example "n_doubled=37").',
     "the title of a definition": '[x]: http://a.example "n_doubled=37"\nI checked 58 rows.',
     "a comment made of a definition": "[//]: # (n_doubled=37)\nI checked 58 rows.",
-    "invisible twins of letters": "I checked 58 rows."
-    + "".join(chr(0xE0000 + ord(char)) for char in "n_doubled=37"),
+    "invisible twins of letters": "I checked 58 rows." + "".join(chr(0xE0000 + ord(char)) for char in "n_doubled=37"),
 }
 # No evidence either, but usual: nobody is asked about a picture's text or a tag's data.
 UNASKED = {
