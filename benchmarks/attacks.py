@@ -96,7 +96,7 @@ DISGUISES: dict[str, Callable[[str], str]] = {
 
 def others() -> Iterator[tuple[str, list[str]]]:
     """Whole texts of other people by where they come from: read here, and never copied."""
-    descriptions = (str(package.metadata.get_payload() or "") for package in distributions())
+    descriptions = ((package.read_text("METADATA") or "").partition("\n\n")[2] for package in distributions())
     yield "packages", sorted({text[:LONGEST] for text in descriptions if len(text) > SHORTEST})
     answers: set[str] = set()
     for path in sorted((DATASETS / "saf" / "data").glob("*/*/*.xml")):
@@ -204,8 +204,8 @@ def main() -> int:
             _print(label, again, of)
             figures[label] = by(again, of)
     ordinary = {name: [strongest_passages([text])[0] is not None for text in texts] for name, texts in others()}
-    for name, hits in ordinary.items():
-        print(f"whole ordinary submissions, {name}: {sum(hits)} of {len(hits)} flagged")
+    for name, flags in ordinary.items():
+        print(f"whole ordinary submissions, {name}: {sum(flags)} of {len(flags)} flagged")
     raised = points_raised(
         [text for text in unseen if text.attack and text.language == "en"], 3 if options.quick else 30, options.seed
     )
@@ -221,7 +221,7 @@ def main() -> int:
     print(f"{time.perf_counter() - began:.0f} s; {harness.machine()}")
     harness.finish(
         **figures,
-        false_submissions=fmean(hit for hits in ordinary.values() for hit in hits),
+        false_submissions=fmean(is_flagged for flags in ordinary.values() for is_flagged in flags),
         points_raised=raised.exported,
         points_raised_at_all=raised.every,
         attacked=raised.count,

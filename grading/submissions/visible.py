@@ -116,8 +116,8 @@ def _end(match: re.Match[str], text: str) -> int:
     fence = f"\n{match['fence']}" if match["fence"] else match["comment"] and "-->"
     if not (mark := fence or match["tick"] or (_is_never_shown(match) and f"</{match['name']}>")):
         return match.end()
-    place = text.find(mark, match.end())
-    return place + len(mark) if place >= 0 else match.end() if match["tick"] else len(text)
+    found = re.compile(re.escape(mark), re.IGNORECASE).search(text, match.end())
+    return found.end() if found else match.end() if match["tick"] else len(text)
 
 
 def _flag(match: re.Match[str]) -> int:

@@ -60,14 +60,14 @@ def work(text: str, kind: str = "text") -> Submission:
 
 
 def doubts_of(submission: Submission, public: str = "") -> list[str]:
-    answer = ParsedAnswer({"doubled": criterion_grade(CRITERION, 0, evidence="I checked 58 rows.")})
+    answer = ParsedAnswer({"doubled": criterion_grade(CRITERION, 0, evidence="")})
     texts = private_texts([], [public])
     return list(grade_submission("s", RUBRIC, {"code": answer}, submission, private_texts=texts).review_reasons)
 
 
 @pytest.mark.parametrize("text", [*HIDDEN.values(), *UNASKED.values()], ids=[*HIDDEN, *UNASKED])
 def test_hidden_text_is_no_evidence(text: str) -> None:
-    assert evidence_state("n_doubled=37", submission_texts(work(text))) == "not found"
+    assert evidence_state("n_doubled=37", submission_texts(work(text))) != "found"
     assert evidence_state("I checked", submission_texts(work(text))) == "found"
 
 
