@@ -28,7 +28,9 @@ _LINES, _LINES_CHARS = 6, 120  # or in several, if they are short
 _USUAL, _CAUTION = 20, 1.1  # sentences; more of them give chance more chances, so each has to be clearer
 _NEW_WORDS = 2  # that a decoded reading has to make out of what was none
 
-_END = re.compile(r"""\n+|(?<=[!?…])\s+|(?<=[\w)\]"'”»’`*>][.])\s+|(?<=[。।؟\uff01\uff1b\uff1f])""")  # not within Morse, or an entity
+_END = re.compile(
+    r"""\n+|(?<=[!?…])\s+|(?<=[\w)\]"'”»’`*>][.])\s+|(?<=[。।؟\uff01\uff1b\uff1f])"""
+)  # not within Morse, or an entity
 _MARGIN = re.compile(r"^[\s#>*/%|–—•-]+|[\s*|–—-]+$")
 _LETTERS = re.compile(r"[^\W\d_]")
 _PIECE = re.compile(r".{1,240}(?:\s|$)|.{1,240}")

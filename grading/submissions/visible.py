@@ -35,7 +35,7 @@ _TOKEN = re.compile(
     re.MULTILINE | re.VERBOSE,
 )
 _HIDING = re.compile(
-    r"(?<![-\w])hidden(?![-\w])|display\s*:\s*none|opacity\s*:\s*0?(?:\.0+)?(?![\d.])"
+    r"(?<![-\w:])(?<!: )hidden(?![-\w])|visibility\s*:\s*hidden|display\s*:\s*none|opacity\s*:\s*0?(?:\.0+)?(?![\d.])"
     r"|(?:left|top|text-indent)\s*:\s*-\d{3,}"
     r"|font-size\s*:\s*(?:0+(?:\.0+)?(?![\d.])|[01]?(?:\.\d+)?\s*p[xt]|0?\.[01]\d*\s*r?em|\d(?:\.\d+)?\s*%)",
     re.IGNORECASE,
