@@ -98,8 +98,9 @@ _DECODERS: tuple[Callable[[str], bytes], ...] = (
 
 
 def _decode_morse(signs: str) -> str:
-    words = re.split(r" */ *| {3,}", signs)
-    return " ".join("".join(_MORSE_LETTERS.get(letter, "") for letter in word.split()) for word in words)
+    return " ".join(
+        "".join(_MORSE_LETTERS.get(letter, "") for letter in word.split()) for word in re.split(r" */ *| {3,}", signs)
+    )
 
 
 def plain(text: str) -> str:

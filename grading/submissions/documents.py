@@ -65,8 +65,8 @@ def read_docx(data: bytes, _suffix: str = "") -> Submission:
 def _hidden_text(data: bytes) -> str:
     """A doubt about what Word does not show of a document, or nobody can read; "" if there is nothing."""
     body = zipfile.ZipFile(io.BytesIO(data)).read("word/document.xml")
-    hidden_runs = b"".join(run for run in _RUN.findall(body) if _HIDDEN_RUN.search(run))
-    text = html.unescape(b"".join(_RUN_TEXT.findall(hidden_runs)).decode("utf-8", "replace")).strip()
+    pieces = [text for run in _RUN.findall(body) if _HIDDEN_RUN.search(run) for text in _RUN_TEXT.findall(run)]
+    text = html.unescape(b"".join(pieces).decode("utf-8", "replace")).strip()
     return f"hidden text: “{text[:80]}”" if text else ""
 
 

@@ -379,7 +379,6 @@ def html_to_text(markup: str) -> tuple[str, int]:
     """The text of HTML that a browser shows, one line per table row or block, and the number of pictures in it."""
     shown = visible_text(markup, "text").shown(markup, with_markup=True)
     text = _ANY_TAG.sub("", _BREAK.sub("\n", _CELL_END.sub(" | ", _SPACE.sub(" ", shown))))
-    text = html.unescape(_LONG_REFERENCE.sub("\ufffd", text))
-    lines = (" ".join(line.split()).strip(" |") for line in text.split("\n"))
+    lines = html.unescape(_LONG_REFERENCE.sub("\ufffd", text)).split("\n")
     images = len(_PICTURE_TAG.findall(shown)) + len(_DRAWING.findall(markup))
-    return "\n".join(line for line in lines if line), images
+    return "\n".join(bare for line in lines if (bare := " ".join(line.split()).strip(" |"))), images

@@ -91,14 +91,13 @@ def _rendered(text: str) -> Iterator[tuple[int, int, int, str]]:
 
     Where each piece begins and ends, its flag, and what a person may be asked about.
     """
-    tags: list[tuple[re.Match[str], int]] = []
-    cursor = 0
+    cursor, tags = 0, list[tuple[re.Match[str], int]]()
     for _ in range(_MAX_MARKUP):
         if not (match := _TOKEN.search(text, cursor)):
             break
         cursor = _end(match, text)
-        holds_text = bool(match["comment"]) or match["group"] is not None
-        yield match.start(), cursor, _flag(match), text[match.end() : cursor].rstrip("}") * holds_text
+        hidden_end = cursor if match["comment"] or match["group"] is not None else match.end()
+        yield match.start(), cursor, _flag(match), text[match.end() : hidden_end].rstrip("}")
         if match["name"]:
             tags.append((match, cursor))
         elif title := match["title"] or match["note"]:
