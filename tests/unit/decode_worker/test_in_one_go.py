@@ -279,6 +279,34 @@ def test_jobs_count_as_quick_after_several_and_no_more_after_a_slow_one(pipeline
     broker.close()
 
 
+def test_a_large_job_that_comes_alone_lets_go_of_those_behind_it(pipeline: Pipeline, clock: Clock) -> None:
+    # Given jobs so quick that many are held, and not so quick that they go together; one of them is large
+    submitted = [pipeline.job(f"student {number}", shared_text="") for number in range(20)]
+    submitted[15] = pipeline.job("large " * 4000, shared_text="")
+    pipeline.submit(*submitted)
+    broker = EmbeddedBroker(pipeline.server)
+    held: list[int] = []
+
+    def handle(delivery: Delivery, _leave: object) -> None:
+        held.append(consumer.at_once)
+        clock.now += 0.02
+        delivery.ack()
+
+    settler = Settler(broker, [MODEL], pipeline.observe)
+    jobs = QuickJobs[None](broker, settler, SlotPool(1, inline=True), handle, lambda _: None)
+    consumer = jobs.consume(work("prefill"), 1)
+    # When it is begun, then those behind it are anybody's, but for the one that is pushed anew
+    while len(held) < 16:
+        delivery = consumer.receive(1)
+        assert delivery
+        jobs.accept(delivery)
+    assert held[14:] == [HELD_IF_QUICK, 1]
+    assert pipeline.ready(work("prefill")) == 3
+    settler.hand_back_all(consumer.close())
+    jobs.close()
+    broker.close()
+
+
 def test_what_lies_behind_a_slow_job_for_a_second_goes_back(pipeline: Pipeline, clock: Clock) -> None:
     # Given jobs that were quick so far, and one in the only slot
     pipeline.submit(*(pipeline.job(f"student {number}", shared_text="") for number in range(5)))

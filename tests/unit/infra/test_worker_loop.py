@@ -253,7 +253,7 @@ def test_a_suspect_is_taken_only_by_a_station_that_holds_nothing(site: Site) -> 
 
 
 def test_where_it_is_looked_for_jobs_and_how_often(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a source of deliveries, one of which is being worked on, and an urgent job and a suspect
+    # Given a source of deliveries, one of which is being worked on, and urgent jobs and suspects
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now, sleep=lambda _s: None)
     monkeypatch.setattr("infra.worker_loop.time", clock)
     held = 1
@@ -266,13 +266,13 @@ def test_where_it_is_looked_for_jobs_and_how_often(site: Site, monkeypatch: pyte
             delivery.ack()
         return [delivery.message.message_id for delivery in deliveries]
 
-    site.put("suspect", SUSPECTS)
-    site.put("now-1", NOW)
-    site.put("now-2", NOW)
-    # Then the urgent ones are found one after the other, and the suspect when nothing else is held
+    for name in ("1", "2"):
+        site.put(f"suspect-{name}", SUSPECTS)
+        site.put(f"now-{name}", NOW)
+    # Then the urgent ones are found one after the other, and the suspects when nothing else is held
     assert names() == ["now-1", "now-2"]
     held = 0
-    assert names() == ["suspect"]
+    assert names() == ["suspect-1", "suspect-2"]
     # What comes after that is not looked for at once, but soon
     site.put("now-3", NOW)
     site.put("another suspect", SUSPECTS)
