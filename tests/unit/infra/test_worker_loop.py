@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import datetime
+from functools import partial
 from types import SimpleNamespace
 
 import msgpack
@@ -446,9 +447,10 @@ def test_a_queue_that_somebody_deleted_is_declared_again_and_served(
     monkeypatch.setattr("infra.worker_loop._DEATHS_EVERY_S", 0.0)
     site.open()
 
-    # When somebody deletes one
-    site.server.delete_queue(queue)
-    wait_until(lambda: site.server.depth(queue), "the queue is there again")
+    # When somebody deletes one, and the one of parked results
+    for name in (queue, topology.RESULTS_PARKED):
+        site.server.delete_queue(name)
+        wait_until(partial(site.server.depth, name), "the queue is there again")
 
     # Then what is put there is taken
     site.put("after", queue)
