@@ -109,7 +109,9 @@ def test_all_are_decoded_each_to_its_own_text_and_nothing_is_left(pipeline: Pipe
     jobs = waiting(pipeline, 5)
     decoder.take(5)
     assert [pipeline.result(job).text for job in jobs] == [pipeline.undisturbed_text(job) for job in jobs]
-    assert len(decoder.engine.decode_calls) == decoder.worker.registration().done == 5
+    registration = decoder.worker.registration()
+    assert len(decoder.engine.decode_calls) == registration.done == 5
+    assert (registration.jobs, registration.busy) == ((), 0)
     pipeline.nothing_is_left()
 
 
