@@ -14,7 +14,7 @@ from infra.broker.base import Broker
 from infra.config.settings import Settings
 from kvstore.base import ClusterState
 from messages.errors import StoreUnavailable
-from messages.workers import WorkerInfo, WorkerStage
+from messages.workers import NO_DETAILS, WorkerInfo, WorkerStage
 from monitoring.access import LOOPBACK
 from monitoring.energy import GpuCollector, PowerMeter, nvml_watts
 from monitoring.metrics import Metrics
@@ -91,6 +91,8 @@ class WorkerPage:
     def _status(self) -> dict[str, Any]:
         registration = self.registration()
         registration_fields = asdict(registration) if registration else {"role": self._stage, "model": self._model}
+        if registration and registration.details == NO_DETAILS:
+            del registration_fields["details"]
         reasons = self._why_not_ready()
         return {
             **registration_fields,
