@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from decode_worker.stealing.policy import FASTER, Queue, leave_to_faster
 
 # For so many slots that decode a model one prefilled job waits; and never fewer than MIN_AHEAD.
-SLOTS_A_JOB_AHEAD = 4
+SLOTS_A_JOB_AHEAD = 6
 MIN_AHEAD = 2
 
 
@@ -22,14 +22,16 @@ class ModelWork:
     """A model that the worker serves in both roles.
 
     Attributes:
-        queue: prefilled jobs that wait, and the other workers at home there.
-        prompts: jobs that wait for prefill.
+        queue: all of its jobs that wait, for prefill too, and the other workers at home there.
+        ready: those of them that are prefilled.
+        prompts: those that wait for prefill.
         slots: of all workers that decode it, this one's included.
         decode_s: mean time that one of its jobs takes in one of this worker's slots; above 0.
         share: this worker's part of what all of them together decode of it in a second, 0 to 1.
     """
 
     queue: Queue
+    ready: int
     prompts: int
     slots: int
     decode_s: float
@@ -43,13 +45,13 @@ class ModelWork:
     @property
     def lacks_ready_jobs(self) -> bool:
         """Whether prefill is behind the watermark and has something to do about it."""
-        return self.prompts > 0 and self.queue.ready < self.ahead
+        return self.prompts > 0 and self.ready < self.ahead
 
 
 def next_prompt(work: Sequence[ModelWork]) -> str | None:
     """The model to prefill a prompt of, or None: decode. The one with the fewest ready jobs, then the most prompts."""
     behind = [model for model in work if model.lacks_ready_jobs]
-    return min(behind, key=lambda model: (model.queue.ready, -model.prompts)).queue.model if behind else None
+    return min(behind, key=lambda model: (model.ready, -model.prompts)).queue.model if behind else None
 
 
 def next_answer(work: Sequence[ModelWork], decoding: Collection[str]) -> str | None:
@@ -59,12 +61,10 @@ def next_answer(work: Sequence[ModelWork], decoding: Collection[str]) -> str | N
     nothing of it is left, and when it decodes nothing else: two models in one engine take turns, and slow each other.
     """
     for model in sorted(work, key=lambda model: -model.share * (FASTER if model is work[0] else 1.0)):
-        name, ready = model.queue.model, model.queue.ready
-        if not ready + model.prompts:
+        if not model.ready + model.prompts:
             continue
-        if not ready or model.lacks_ready_jobs or any(other != name for other in decoding):
+        if not model.ready or model.lacks_ready_jobs or not {model.queue.model}.issuperset(decoding):
             return None
-        all_jobs = Queue(name, ready + model.prompts, model.queue.peers)
-        if leave_to_faster(all_jobs, model.decode_s) is None:
-            return name
+        if leave_to_faster(model.queue, model.decode_s) is None:
+            return model.queue.model
     return None

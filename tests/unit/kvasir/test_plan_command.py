@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -54,6 +55,44 @@ def test_the_teams_machines_and_a_class_of_150(capsys: pytest.CaptureFixture[str
     assert found["energy_kwh"] == pytest.approx((240 + 240 + 175 + 140) / 1000 * found["makespan_s"] / 3600)
     assert found["electricity"] == pytest.approx(found["energy_kwh"] * 0.17)
     assert found["cost_per_submission"] == pytest.approx((found["electricity"] + found["hardware"]) / 150)
+
+
+@pytest.mark.parametrize(("submissions", "students_per_hour"), [(150, 736), (600, 770)])
+def test_sparks_that_do_both_come_near_the_bound(
+    capsys: pytest.CaptureFixture[str], submissions: int, students_per_hour: int
+) -> None:
+    # Given llama.cpp's published rates of the Sparks, 16 sequences each, and the Macs' single rates
+    found = _plan(capsys, "--submissions", str(submissions))
+
+    # Then the plan is within a tenth of what no schedule can beat, and no machine does more than it can
+    assert found["students_per_hour"] >= students_per_hour
+    bound = submissions * 3600 / found["bound_s"]
+    assert bound == pytest.approx(810, rel=0.01)
+    for machine in ("mac1", "mac2", "spark1", "spark2"):
+        assert sum(busy["share"] for busy in found["busy"] if busy["machine"] == machine) <= 1.0
+
+
+def test_the_bound_is_printed_beside_the_plan_and_without_scipy_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["--config", str(EXAMPLE), "plan", "--submissions", "20"]
+    assert run_command(command) == 0
+    assert re.search(r"no schedule can beat [\d.]+ min, \d+ students an hour", capsys.readouterr().out)
+
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    assert run_command(command) == 0
+    assert "pip install 'kvasir-inference[plan]'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "curve", ["[[4, 80], [1, 51]]", "[[1, 51], [1, 52]]", "[1, 51]", "[[1]]", "[[0, 5]]", "[[1, -5]]", '"fast"', "7"]
+)
+def test_a_curve_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, curve: str) -> None:
+    config = _changed(tmp_path, ("[[1, 51], [4, 80], [8, 115], [16, 150], [32, 197]]", curve))
+
+    said = _refused(capsys, "--submissions", "3", config=config)
+
+    assert "machines.spark1.rates.gpt-oss:120b.decode_curve must be pairs in ascending order" in said
 
 
 def test_the_chart_shows_every_machine_and_every_job(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -170,8 +209,8 @@ def test_bad_input_is_one_sentence_and_code_2(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (('rates."gpt-oss:120b".prefill = 1000', ""), 'set rates."gpt-oss:120b".prefill'),
-        (('{ role = "prefill", model = "gpt-oss:120b", engine = "llamacpp" }', ""), "no machine has the role prefill"),
+        (('rates."gpt-oss:120b".prefill = 1750', ""), 'set rates."gpt-oss:120b".prefill'),
+        (('{ role = "prefill", model = "gpt-oss:120b", engine = "llamacpp" },', ""), "no machine has the role prefill"),
     ],
 )
 def test_a_configuration_that_lacks_something_says_what(
