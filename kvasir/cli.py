@@ -39,6 +39,7 @@ from kvasir.commands.worker import decode_worker, prefill_worker
 from kvasir.early import EXIT_INTERRUPTED, interrupt
 from kvasir.help_texts import COMPLETION, complete
 from kvasir.options import Globals
+from kvasir.measure import measure
 from kvasir.plan.command import plan
 from kvasir.terminal import adapt_streams_to_locale, say, stderr
 from messages.errors import BrokerUnavailable, DeadLetter, KvasirError, StoreUnavailable, UsageError
@@ -87,7 +88,7 @@ def kvasir(context: click.Context, config_file: Path | None, log_level: str, log
 for command in (
     *(demo, grade, submit, watch, results, retry, cancel, regrade, assign, dead, deploy, logs, export, requests, bound),
     *(run, migrate, serve, keys, forget, ask, status, config, engines, doctor, plan, prefill_worker, decode_worker),
-    *(pause, resume, drain, top, ui, rubric),
+    *(pause, resume, drain, top, ui, rubric, measure),
 ):
     kvasir.add_command(command)
 complete(kvasir)
