@@ -38,8 +38,8 @@ from kvasir.commands.ui import ui
 from kvasir.commands.worker import decode_worker, prefill_worker
 from kvasir.early import EXIT_INTERRUPTED, interrupt
 from kvasir.help_texts import COMPLETION, complete
-from kvasir.options import Globals
 from kvasir.measure import measure
+from kvasir.options import Globals
 from kvasir.plan.command import plan
 from kvasir.terminal import adapt_streams_to_locale, say, stderr
 from messages.errors import BrokerUnavailable, DeadLetter, KvasirError, StoreUnavailable, UsageError

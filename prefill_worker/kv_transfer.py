@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from engines.base import LoadedEngine, PrefillEngine
+from engines.curves import MeasuredCurves, length_class
 from infra.broker.failpoints import failpoint
 from kvstore.base import ClusterState, KVStore
 from kvstore.blocks import BlockRef, block_refs, shared_boundary, snapshot_refs
@@ -59,6 +60,7 @@ class KVWriter:
         self.admission = Admission(kv, cluster_state, worker_id, decode_waits)
         self.leases = PrefixLeases(cluster_state, worker_id)
         self.tokens_per_s = 0.0  # moving average; 0: nothing computed yet
+        self.curves = MeasuredCurves()
         self.engine = loaded_engine.engine
         self.store = kv
         self._engine_why_no_kv = loaded_engine.why_no_kv
@@ -99,6 +101,7 @@ class KVWriter:
         if transfer.report.computed_tokens and transfer.report.prefill_s > 0:
             rate, mean = transfer.report.computed_tokens / transfer.report.prefill_s, self.tokens_per_s
             self.tokens_per_s = 0.8 * mean + 0.2 * rate if mean else rate
+            self.curves.note(job.model, length_class(transfer.report.computed_tokens), rate)
         return DecodeJob(job, transfer.kv, transfer.report)
 
     def _why_no_kv(self, job: PrefillJob) -> str:

@@ -1,7 +1,7 @@
 """What a worker with both roles does next: which prompt to prefill, or which answer to begin. Pure, as `policy` is.
 
 Prefill runs ahead of decode by a watermark, and not by the class: jobs that are ready lie in the store. What is ready
-up to the watermark is for the workers that only decode; a worker that could prefill the next one itself takes none of it.
+up to the watermark is for the workers that only decode: a worker that could prefill the next one itself takes none.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from decode_worker.stealing.policy import Offer, Peer, Queue, leave_to_faster
+from engines.curves import MeasuredCurves
 from infra.broker.base import Broker
 from infra.broker.topology import jobs_waiting
 from kvstore.base import ClusterState
@@ -47,11 +48,13 @@ class Throughput:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._models: dict[str, Averages] = {}
+        self.curves = MeasuredCurves()
 
-    def note(self, model: str, report: DecodeReport) -> None:
-        """One more job is decoded."""
+    def note(self, model: str, report: DecodeReport, sequences: int = 1) -> None:
+        """One more job is decoded, beside others: so many `sequences` in all, in the end."""
         if not report.completion_tokens or report.decode_s <= 0:
             return
+        self.curves.note(model, sequences, sequences * report.completion_tokens / report.decode_s)
         with self._lock:
             averages = self._models.setdefault(model, Averages())
             averages.jobs += 1

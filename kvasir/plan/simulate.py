@@ -119,7 +119,7 @@ class MachineState:
         return min([*begins, *ends], default=math.inf)
 
     def _paces(self, now: float) -> list[tuple[RunningJob, float]]:
-        """The sequences that are decoded, and the tokens a second of each. Workers whose rates are curves take turns."""
+        """The sequences that are decoded, each with its tokens a second. Workers whose rates are curves take turns."""
         active = [
             (decoder, [running for running in decoder.running_jobs if running.decodes_s <= now])
             for decoder in self.decoders
