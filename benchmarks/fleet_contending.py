@@ -45,6 +45,10 @@ SPARK_DECODE = {"code": (43.0, 73.0, 96.0, 122.0, 143.0), "feedback": (51.0, 80.
 MAC_SLOTS = 4  # with which the Macs' single rates hold
 MAC_GAIN = math.log(4.3) / math.log(16)
 TEAM = Mix("the team's fleet")
+LINE = (
+    "{mix}, {slots} slots, {students} students: {makespan_s:.0f} s, bound {bound_lp_s:.0f} s ({ratio_to_lp:.3f}), "
+    "{students_per_hour:.0f} students an hour; with single roles {ratio_single_roles:.2f} times as long"
+)
 
 
 def class_of(mix: Mix, students: int, seed: int) -> list[PlannedJob]:
@@ -136,12 +140,7 @@ def main() -> int:
     found = []
     for row in rows(options.seed, (STUDENTS,) if options.quick else (STUDENTS, LARGE)):
         found.append(row)
-        print(
-            "{mix}, {slots} slots, {students} students: {makespan_s:.0f} s, bound {bound_lp_s:.0f} s "
-            "({ratio_to_lp:.3f}), {students_per_hour:.0f} students an hour; with single roles "
-            "{ratio_single_roles:.2f} times as long".format(**row),
-            flush=True,
-        )
+        print(LINE.format(**row), flush=True)
     harness.finish(
         rows=found,
         worst_ratio_to_lp=worst(found, STUDENTS),
