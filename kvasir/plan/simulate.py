@@ -27,6 +27,8 @@ from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller, Rate
 from messages.workers import RateCurve
 
 RUNS = 15  # odd, so that there is a middle
+LONG_CLASS_RUNS = 5  # of more than LONG_CLASS jobs: luck counts for less, and each takes longer
+LONG_CLASS = 600
 HAIR = 0.01  # no machine keeps its rate more exactly than that
 
 
@@ -61,6 +63,8 @@ class DecoderState:
 
     def __init__(self, worker: Decoder) -> None:
         self.worker = worker
+        self.full_rates = {model: worker.full_rate(model) for model in worker.tokens_per_s}  # looked at all the time
+        self.is_curved = worker.is_curved
         self.running_jobs: list[RunningJob] = []
         self.resident = {worker.model}
         self.busy_s = 0.0
@@ -128,7 +132,7 @@ class MachineState:
         paces = []
         for decoder, running_jobs in active:
             by_model = decoder.worker.paces(Counter(running.job.model for running in running_jobs))
-            part = 1 / turns if decoder.worker.is_curved and turns else 1.0
+            part = 1 / turns if decoder.is_curved and turns else 1.0
             paces += [(running, by_model[running.job.model] * part) for running in running_jobs]
         return paces
 
@@ -192,17 +196,13 @@ class Stealing(Policy):
 
     def _work(self, state: SimulationState, decoder: DecoderState) -> list[ModelWork]:
         work = []
-        for model in decoder.worker.tokens_per_s:
-            workers = [other.worker for other in state.decoders if other.is_present(state.now)]
-            serving = [worker for worker in workers if model in worker.tokens_per_s]
-            share = decoder.worker.full_rate(model) / sum(worker.full_rate(model) for worker in serving)
-            slots = sum(worker.slots for worker in serving)
+        for model, rate in decoder.full_rates.items():
+            serving = [other for other in state.decoders if model in other.full_rates and other.is_present(state.now)]
+            share = rate / sum(other.full_rates[model] for other in serving)
+            slots = sum(other.worker.slots for other in serving)
             queue = self._queue(state, decoder, model)
-            work.append(
-                ModelWork(
-                    queue, state.backlog(model), state.prompts(model), slots, self._service_s(decoder, model), share
-                )
-            )
+            ready, prompts = state.backlog(model), state.prompts(model)
+            work.append(ModelWork(queue, ready, prompts, slots, self._service_s(decoder, model), share))
         return work
 
     def _offer(self, state: SimulationState, decoder: DecoderState, model: str) -> Offer:
@@ -223,7 +223,7 @@ class Stealing(Policy):
 
     def _service_s(self, decoder: DecoderState, model: str) -> float:
         mean = self._tokens[model] / self._answers[model] if self._answers[model] else 0.0
-        return expected_service_s(mean, decoder.worker.full_rate(model) / decoder.worker.slots)
+        return expected_service_s(mean, decoder.full_rates[model] / decoder.worker.slots)
 
 
 class SimulationState:
@@ -362,14 +362,15 @@ def simulate(fleet: Fleet, jobs: Sequence[PlannedJob], policy: Policy | None = N
 
 
 def typical(fleet: Fleet, jobs: Sequence[PlannedJob], policy: Callable[[], Policy] = Policy) -> SimulatedRun:
-    """Of RUNS simulations in which each rate is up to HAIR off, the one of median makespan. Always the same one.
+    """Of several simulations in which each rate is up to HAIR off, the one of median makespan. Always the same one.
 
     Who takes which job hangs on milliseconds, and with it which long job comes last: change the last digit of a rate,
     and the makespan jumps by several percent. A single simulation is one throw of these dice, and so is the real night.
     """
     source = random.Random(0)
-    runs = [simulate(_off_by_a_hair(fleet, source), jobs, policy()) for _ in range(RUNS)]
-    return sorted(runs, key=lambda run: run.makespan_s)[RUNS // 2]
+    count = RUNS if len(jobs) <= LONG_CLASS else LONG_CLASS_RUNS
+    runs = [simulate(_off_by_a_hair(fleet, source), jobs, policy()) for _ in range(count)]
+    return sorted(runs, key=lambda run: run.makespan_s)[count // 2]
 
 
 def _off_by_a_hair(fleet: Fleet, source: random.Random) -> Fleet:
