@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 import click
@@ -139,11 +139,7 @@ def _decode(engine: Engine, prompts: Sequence[tuple[tuple[int, ...], KVCache | N
 
 
 def _build(info: EngineInfo) -> str:
-    """The engine, its packages' versions, and the device."""
-    versions = []
-    for package in entries()[info.engine].packages:
-        try:
-            versions.append(f"{package} {version(package)}")
-        except PackageNotFoundError:  # a program in its place, or a module of another name
-            continue
-    return f"{', '.join([info.engine, *versions])} on {info.device}"
+    """The engine, the versions of its packages that are installed, and the device."""
+    names = packages_distributions()
+    found = [names[module][0] for module in entries()[info.engine].packages if module in names]
+    return f"{', '.join([info.engine, *(f'{name} {version(name)}' for name in found)])} on {info.device}"
