@@ -11,6 +11,7 @@ from messages.errors import InvalidMessage
 from messages.kv import KVLayout
 
 WorkerStage = Literal["prefill", "decode"]
+BOTH_ROLES: tuple[WorkerStage, ...] = ("prefill", "decode")
 
 MAX_LAYOUT_BYTES = 512
 MAX_REFUSALS = 16
@@ -108,7 +109,7 @@ class WorkerDetails:
     def __post_init__(self) -> None:
         checks.tuple_of("roles", self.roles, str, 2)
         for role in self.roles:
-            checks.one_of("roles", role, ("prefill", "decode"))
+            checks.one_of("roles", role, BOTH_ROLES)
         if len(set(self.roles)) < len(self.roles):
             raise InvalidMessage("roles must differ")
         for name in ("prefill_curves", "decode_curves"):
@@ -175,7 +176,7 @@ class WorkerInfo:
 
     def __post_init__(self) -> None:
         checks.identifier("worker_id", self.worker_id)
-        checks.one_of("role", self.role, ("prefill", "decode"))
+        checks.one_of("role", self.role, BOTH_ROLES)
         checks.model_name("model", self.model)
         for name in ("engine", "device", "fingerprint", "tokenizer", "host", "off", "sketch"):
             checks.text(name, getattr(self, name), 255)

@@ -26,7 +26,12 @@ def fleet_of(settings: Settings, models: Sequence[str], steal: bool) -> Fleet:
             "no machines are configured: add a table [machines.NAME] with roles and rates for each to kvasir.toml; "
             "examples/kvasir.toml has four"
         )
-    pairs = [(machine, role) for machine in settings.machines.values() for role in machine.roles]
+    pairs = [
+        (machine, replace(role, role=stage))
+        for machine in settings.machines.values()
+        for role in machine.roles
+        for stage in role.stages
+    ]
     prefillers = [
         _prefiller(machine, role) for machine, role in pairs if role.role == "prefill" and role.model in models
     ]

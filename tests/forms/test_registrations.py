@@ -45,8 +45,10 @@ def test_a_card_alone_is_that_of_a_worker_of_the_release_before() -> None:
 
 @pytest.mark.parametrize(
     "details",
-    [b"noise", b"\x80", codec.encode(CARD), msgpack.packb({"v": 3, "kind": "details"})]
-    + [msgpack.packb({"v": 2, "kind": "details", "later": 1})],
+    [
+        *(b"noise", b"\x80", codec.encode(CARD), msgpack.packb({"v": 3, "kind": "details"})),
+        msgpack.packb({"v": 2, "kind": "details", "later": 1}),
+    ],
     ids=["noise", "no version", "a card", "newer", "an unknown field"],
 )
 def test_details_that_cannot_be_read_leave_the_card(details: bytes) -> None:

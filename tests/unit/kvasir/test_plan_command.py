@@ -217,7 +217,10 @@ def test_bad_input_is_one_sentence_and_code_2(
     ("change", "said"),
     [
         (('rates."gpt-oss:120b".prefill = 1750', ""), 'set rates."gpt-oss:120b".prefill'),
-        (('{ role = "prefill", model = "gpt-oss:120b", engine = "llamacpp" },', ""), "no machine has the role prefill"),
+        (
+            ('{ role = "prefill", model = "qwen3-coder:30b", engine = "llamacpp" },', ""),
+            "no machine has the role prefill",
+        ),
     ],
 )
 def test_a_configuration_that_lacks_something_says_what(
