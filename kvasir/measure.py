@@ -44,7 +44,7 @@ Points = list[tuple[int, float]]
 @click.option(
     "--slots", type=click.IntRange(1, 1024), default=16, show_default=True, help="Sequences at once, at most."
 )
-@click.option("--machine", default=socket.gethostname(), show_default="this host", help="Its name in kvasir.toml.")
+@click.option("--machine", default="", help="Its name in kvasir.toml [default: this host's].")
 @click.option("--minutes", type=Number(0), default=5.0, show_default=True, help="For all models together.")
 @click.pass_obj
 def measure(
@@ -74,7 +74,7 @@ def measure(
             "decode_curve": decode,
         }
         say(f"# Measured on {date.today().isoformat()} with {_build(opened.info)}")
-        say(f'[machines.{machine}.rates."{model.name}"]')
+        say(f'[machines.{machine or socket.gethostname()}.rates."{model.name}"]')
         say(f"prefill_curve = {json.dumps(prefill)}")
         say(f"decode_curve = {json.dumps(decode)}")
     keep((user_data_dir(os.environ) or Path()) / FILE_NAME, measured)
