@@ -17,7 +17,7 @@ from infra.broker.base import Broker
 from infra.broker.topology import jobs_waiting
 from kvstore.base import ClusterState
 from messages.jobs import DecodeJob, DecodeReport, answer_tokens
-from messages.workers import WorkerInfo
+from messages.workers import BOTH_ROLES, WorkerInfo
 
 # Declared first guesses, in use until somebody has measured.
 FIRST_ANSWER_TOKENS = 400.0  # a mean answer
@@ -151,9 +151,13 @@ class QueueForecast:
     def queue(self, model: str, in_hand: int = 0) -> Queue:
         """The decode queue of a model, both lanes, as the broker counts it now; plus jobs `in_hand` that could go back.
 
+        Where workers with both roles serve it few jobs are ready by intention, so prompts that wait count as jobs.
         Raises BrokerUnavailable.
         """
-        return Queue(model, jobs_waiting(self._broker, "decode", model) + in_hand, self.peers(model))
+        ready = jobs_waiting(self._broker, "decode", model) + in_hand
+        if ready and any(registration.details.roles == BOTH_ROLES for registration in self.other_workers(model)):
+            ready += jobs_waiting(self._broker, "prefill", model)
+        return Queue(model, ready, self.peers(model))
 
     def waiting_queue(self, model: str) -> Queue:
         """As `queue`, for a worker of another model that might help there. Raises BrokerUnavailable.

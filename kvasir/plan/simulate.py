@@ -18,9 +18,9 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from decode_worker.stealing import both_roles
+from decode_worker.stealing import watermark
 from decode_worker.stealing import policy as stealing
-from decode_worker.stealing.both_roles import ModelWork
+from decode_worker.stealing.watermark import ModelWork
 from decode_worker.stealing.policy import Offer, Peer, Queue, Steal
 from decode_worker.stealing.queue_forecast import expected_service_s
 from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller, Rate
@@ -167,7 +167,7 @@ class Stealing(Policy):
         """See Policy."""
         decoding = {running.job.model for running in decoder.running_jobs}
         if decoder.has_both_roles:
-            return both_roles.next_answer(self._work(state, decoder), decoding)
+            return watermark.next_answer(self._work(state, decoder), decoding)
         home = decoder.worker.model
         if state.backlog(home):
             queue = self._queue(state, decoder, home)
@@ -187,7 +187,7 @@ class Stealing(Policy):
         if not machine.decoders:
             return super().choose_prompt(state, machine, models)
         work = self._work(state, machine.decoders[0])
-        return both_roles.next_prompt([model for model in work if model.queue.model in models])
+        return watermark.next_prompt([model for model in work if model.queue.model in models])
 
     def note_answer(self, state: SimulationState, decoder: DecoderState, running_job: RunningJob) -> None:
         """See Policy."""

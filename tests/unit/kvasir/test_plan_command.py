@@ -92,7 +92,18 @@ def test_the_bound_is_printed_beside_the_plan_and_without_scipy_what_to_install(
 
 
 @pytest.mark.parametrize(
-    "curve", ["[[4, 80], [1, 51]]", "[[1, 51], [1, 52]]", "[1, 51]", "[[1]]", "[[0, 5]]", "[[1, -5]]", '"fast"', "7"]
+    "curve",
+    [
+        "[[4, 80], [1, 51]]",
+        "[[1, 51], [1, 52]]",
+        "[1, 51]",
+        "[[1]]",
+        "[[0, 5]]",
+        "[[1, -5]]",
+        "[[1, 0]]",
+        '"fast"',
+        "7",
+    ],
 )
 def test_a_curve_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, curve: str) -> None:
     config = _changed(tmp_path, ("[[1, 51], [4, 80], [8, 115], [16, 150], [32, 197]]", curve))
