@@ -18,11 +18,11 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from decode_worker.stealing import watermark
 from decode_worker.stealing import policy as stealing
-from decode_worker.stealing.watermark import ModelWork
+from decode_worker.stealing import watermark
 from decode_worker.stealing.policy import Offer, Peer, Queue, Steal
 from decode_worker.stealing.queue_forecast import expected_service_s
+from decode_worker.stealing.watermark import ModelWork
 from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller, Rate
 from messages.workers import RateCurve
 
