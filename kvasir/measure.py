@@ -58,26 +58,26 @@ def measure(
     models = [settings.model(name) for name in names or settings.models]
     if not models:
         raise UsageError("no model is configured: add [models.NAME] with weights to kvasir.toml")
-    measured = {}
+    rates = {}
     for model in models:
         name, weights = model.weights_for(engine)
-        opened = open_engine(name, engine_options(model, name, weights, model.context, slots))
+        loaded = open_engine(name, engine_options(model, name, weights, model.context, slots))
         try:
             ends_at = time.monotonic() + 60 * minutes / len(models)
-            prefill, decode = prefill_points(opened, ends_at), decode_points(opened, slots, ends_at)
+            prefill, decode = prefill_points(loaded, ends_at), decode_points(loaded, slots, ends_at)
         finally:
-            opened.close()
-        measured[model.name] = {
+            loaded.close()
+        rates[model.name] = {
             "measured": date.today().isoformat(),
-            "build": _build(opened.info),
+            "build": _build(loaded.info),
             "prefill_curve": prefill,
             "decode_curve": decode,
         }
-        say(f"# Measured on {date.today().isoformat()} with {_build(opened.info)}")
+        say(f"# Measured on {date.today().isoformat()} with {_build(loaded.info)}")
         say(f'[machines.{machine or socket.gethostname()}.rates."{model.name}"]')
         say(f"prefill_curve = {json.dumps(prefill)}")
         say(f"decode_curve = {json.dumps(decode)}")
-    keep((user_data_dir(os.environ) or Path()) / FILE_NAME, measured)
+    keep((user_data_dir(os.environ) or Path()) / FILE_NAME, rates)
     return 0
 
 
@@ -95,12 +95,12 @@ def decode_points(engine: Engine, slots: int, ends_at: float) -> Points:
     return _medians(counts, lambda count: _decode(engine, prompts[:count]), ends_at)
 
 
-def keep(path: Path, measured: dict[str, dict[str, object]]) -> None:
+def keep(path: Path, rates: dict[str, dict[str, object]]) -> None:
     """Write the file, with what was measured earlier of other models. Raises UsageError."""
     try:
         earlier = json.loads(path.read_text("utf-8"))["models"] if path.exists() else {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"version": 1, "models": earlier | measured}, indent=2) + "\n", "utf-8")
+        path.write_text(json.dumps({"version": 1, "models": earlier | rates}, indent=2) + "\n", "utf-8")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"what was measured can't be kept in {path}: {error}") from None
 
@@ -141,5 +141,5 @@ def _decode(engine: Engine, prompts: Sequence[tuple[tuple[int, ...], KVCache | N
 def _build(info: EngineInfo) -> str:
     """The engine, the versions of its packages that are installed, and the device."""
     names = packages_distributions()
-    found = [names[module][0] for module in entries()[info.engine].packages if module in names]
-    return f"{', '.join([info.engine, *(f'{name} {version(name)}' for name in found)])} on {info.device}"
+    packages = [names[module][0] for module in entries()[info.engine].packages if module in names]
+    return f"{', '.join([info.engine, *(f'{name} {version(name)}' for name in packages)])} on {info.device}"

@@ -71,9 +71,9 @@ def _activities(fleet: Fleet, starts: Sequence[float]) -> Iterator[Activity]:
             kind = ("prefill", prefiller.model)
             yield Activity(interval, prefiller.machine, kind, prefiller.best_rate)
         present = [decoder for decoder in fleet.decoders if decoder.joins_s <= start_s < decoder.dies_s]
-        beside = Counter(decoder.machine for decoder in present)
+        workers = Counter(decoder.machine for decoder in present)
         for decoder in present:
-            part = 1.0 if decoder.is_curved else 1 / beside[decoder.machine]
+            part = 1.0 if decoder.is_curved else 1 / workers[decoder.machine]
             for model in decoder.tokens_per_s:
                 yield Activity(interval, decoder.machine, ("decode", model), decoder.full_rate(model), part)
 

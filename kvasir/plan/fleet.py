@@ -86,7 +86,7 @@ class Decoder:
     def full_rate(self, model: str) -> float:
         """The most that it decodes of a model, all sequences together; 0 where it does not decode it."""
         rate = self.tokens_per_s.get(model, 0.0)
-        return _most(rate, self.slots) if isinstance(rate, RateCurve) else rate * self.slots
+        return _best_total(rate, self.slots) if isinstance(rate, RateCurve) else rate * self.slots
 
     def paces(self, sequences: Mapping[str, int]) -> dict[str, float]:
         """Tokens a second of each sequence, by model, where so many of each model are decoded at once."""
@@ -100,7 +100,7 @@ class Decoder:
 
 
 @lru_cache(maxsize=256)
-def _most(curve: RateCurve, slots: int) -> float:
+def _best_total(curve: RateCurve, slots: int) -> float:
     return max(curve.rate(count) for count in range(1, slots + 1))
 
 

@@ -5,6 +5,10 @@ slot that is free takes the job that the policy names; the policy sees what a de
 how long those took that are done, and who else is there. A slot fetches the KV cache while the job before it is still
 running, so a transfer costs time only where the job had just arrived.
 
+A machine has one capacity. It computes one prompt at a time, and decodes nothing meanwhile; else its sequences go on,
+each at the pace that so many of them leave it (`Decoder.paces`). A machine whose workers have both stages chooses
+between them by the watermark (`decode_worker.stealing.watermark`).
+
 A worker that dies loses what it was doing; those jobs go to the front of their queue at once.
 """
 
@@ -108,8 +112,8 @@ class MachineState:
         """Decode up to now. Before anything changes."""
         elapsed_s = now - self._seen_s
         if not self.is_prefilling:
-            for running, pace in self._paces(self._seen_s):
-                running.remaining_tokens -= pace * elapsed_s
+            for running_job, pace in self._paces(self._seen_s):
+                running_job.remaining_tokens -= pace * elapsed_s
             for decoder in self.decoders:
                 decoder.busy_s += elapsed_s * len(decoder.running_jobs)
         self._seen_s = now
@@ -118,22 +122,22 @@ class MachineState:
         """When a sequence will end, or the next one begin, if nothing else happens."""
         if self.is_prefilling:
             return math.inf
-        begins = [run.decodes_s for decoder in self.decoders for run in decoder.running_jobs if run.decodes_s > now]
-        ends = [now + max(0.0, running.remaining_tokens) / pace for running, pace in self._paces(now)]
+        begins = [job.decodes_s for decoder in self.decoders for job in decoder.running_jobs if job.decodes_s > now]
+        ends = [now + max(0.0, running_job.remaining_tokens) / pace for running_job, pace in self._paces(now)]
         return min([*begins, *ends], default=math.inf)
 
     def _paces(self, now: float) -> list[tuple[RunningJob, float]]:
         """The sequences that are decoded, each with its tokens a second. Workers whose rates are curves take turns."""
         active = [
-            (decoder, [running for running in decoder.running_jobs if running.decodes_s <= now])
+            (decoder, [running_job for running_job in decoder.running_jobs if running_job.decodes_s <= now])
             for decoder in self.decoders
         ]
         turns = sum(bool(running_jobs) for _, running_jobs in active)
         paces = []
         for decoder, running_jobs in active:
-            by_model = decoder.worker.paces(Counter(running.job.model for running in running_jobs))
+            by_model = decoder.worker.paces(Counter(running_job.job.model for running_job in running_jobs))
             part = 1 / turns if decoder.is_curved and turns else 1.0
-            paces += [(running, by_model[running.job.model] * part) for running in running_jobs]
+            paces += [(running_job, by_model[running_job.job.model] * part) for running_job in running_jobs]
         return paces
 
 
@@ -165,7 +169,7 @@ class Stealing(Policy):
 
     def choose(self, state: SimulationState, decoder: DecoderState) -> str | None:
         """See Policy."""
-        decoding = {running.job.model for running in decoder.running_jobs}
+        decoding = {running_job.job.model for running_job in decoder.running_jobs}
         if decoder.has_both_roles:
             return watermark.next_answer(self._work(state, decoder), decoding)
         home = decoder.worker.model
@@ -197,9 +201,9 @@ class Stealing(Policy):
     def _work(self, state: SimulationState, decoder: DecoderState) -> list[ModelWork]:
         work = []
         for model, rate in decoder.full_rates.items():
-            serving = [other for other in state.decoders if model in other.full_rates and other.is_present(state.now)]
-            share = rate / sum(other.full_rates[model] for other in serving)
-            slots = sum(other.worker.slots for other in serving)
+            workers = [each for each in state.decoders if model in each.full_rates and each.is_present(state.now)]
+            share = rate / sum(each.full_rates[model] for each in workers)
+            slots = sum(each.worker.slots for each in workers)
             queue = self._queue(state, decoder, model)
             ready, prompts = state.backlog(model), state.prompts(model)
             work.append(ModelWork(queue, ready, prompts, slots, self._service_s(decoder, model), share))
@@ -339,15 +343,19 @@ class SimulationState:
 
     def _finish_answers(self, machine: MachineState) -> None:
         for decoder in machine.decoders:
-            for running in [running for running in decoder.running_jobs if running.remaining_tokens <= 1e-4]:
-                decoder.running_jobs.remove(running)
-                job, is_stolen = running.job, running.job.model != decoder.worker.model
-                self._timings.append(Timing(job, decoder.worker.machine, running.started_s, self.now, is_stolen))
-                self._policy.note_answer(self, decoder, running)
+            for running_job in [
+                running_job for running_job in decoder.running_jobs if running_job.remaining_tokens <= 1e-4
+            ]:
+                decoder.running_jobs.remove(running_job)
+                job, is_stolen = running_job.job, running_job.job.model != decoder.worker.model
+                self._timings.append(Timing(job, decoder.worker.machine, running_job.started_s, self.now, is_stolen))
+                self._policy.note_answer(self, decoder, running_job)
 
     def _die(self, decoder: DecoderState) -> None:
-        for running in reversed(decoder.running_jobs):
-            self._decode_queues[running.job.model].appendleft((running.job, running.prefilled_s, running.prefilled_by))
+        for running_job in reversed(decoder.running_jobs):
+            self._decode_queues[running_job.job.model].appendleft(
+                (running_job.job, running_job.prefilled_s, running_job.prefilled_by)
+            )
         decoder.running_jobs.clear()
 
     def _all_busy(self) -> dict[tuple[str, str], float]:
