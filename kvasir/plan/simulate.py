@@ -202,7 +202,7 @@ class Stealing(Policy):
         work = []
         for model, rate in decoder.full_rates.items():
             workers = [each for each in state.decoders if model in each.full_rates and each.is_present(state.now)]
-            share = rate / sum(each.full_rates[model] for each in workers)
+            share = rate / (sum(each.full_rates[model] for each in workers) or rate)
             slots = sum(each.worker.slots for each in workers)
             queue = self._queue(state, decoder, model)
             ready, prompts = state.backlog(model), state.prompts(model)

@@ -171,6 +171,15 @@ def test_a_worker_with_both_roles_prefills_no_further_than_the_watermark() -> No
     assert max(waiting) <= 3  # the watermark of four slots is two, and one more is under way
 
 
+def test_a_machine_of_both_roles_whose_decode_worker_comes_late_prefills_up_to_the_watermark_and_waits() -> None:
+    late = Decoder("one", A, 4, {A: 10.0}, joins_s=100.0)
+
+    run = simulate(Fleet((Prefiller("one", A, 1000.0),), (late,)), _jobs(5), Stealing())
+
+    assert len(run.timings) == 5
+    assert sorted(prefill.ended_s < 100.0 for prefill in run.prefills) == [False] * 3 + [True] * 2
+
+
 rates = st.floats(1.0, 100.0)
 curves = st.builds(lambda one, more: RateCurve(A, (1.0, 3.0), (one, one * more)), rates, st.floats(0.5, 3.0))
 decoders = st.builds(
