@@ -12,7 +12,7 @@ import random
 import socket
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from importlib.metadata import packages_distributions, version
@@ -95,12 +95,12 @@ def decode_points(engine: Engine, slots: int, ends_at: float) -> Points:
     return _medians(counts, lambda count: _decode(engine, prompts[:count]), ends_at)
 
 
-def keep(path: Path, rates: dict[str, dict[str, object]]) -> None:
+def keep(path: Path, rates: Mapping[str, Mapping[str, object]]) -> None:
     """Write the file, with what was measured earlier of other models. Raises UsageError."""
     try:
         earlier = json.loads(path.read_text("utf-8"))["models"] if path.exists() else {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"version": 1, "models": earlier | rates}, indent=2) + "\n", "utf-8")
+        path.write_text(json.dumps({"version": 1, "models": earlier | dict(rates)}, indent=2) + "\n", "utf-8")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"what was measured can't be kept in {path}: {error}") from None
 
@@ -130,11 +130,11 @@ def _decode(engine: Engine, prompts: Sequence[tuple[tuple[int, ...], KVCache | N
     """All of them at once; of each what follows its first token counts, so that no import of a cache does."""
     with ThreadPoolExecutor(len(prompts)) as pool:
         sampling = Sampling(max_tokens=ANSWER_TOKENS, seed=1)
-        answers = list(pool.map(lambda prompt: engine.decode(*prompt, sampling), prompts))
+        answers = list(pool.map(lambda prompt: engine.decode(prompt[0], prompt[1], sampling), prompts))
     return sum(
         (answer.completion_tokens - 1) / (answer.seconds - answer.first_token_s)
         for answer in answers
-        if answer.completion_tokens > 1
+        if answer.completion_tokens > 1 and answer.seconds > answer.first_token_s
     )
 
 
