@@ -107,7 +107,7 @@ def predict(settings: Settings, fleet: Fleet, jobs: Sequence[PlannedJob], submis
         computed_tokens=computed_tokens(jobs),
         answer_tokens=sum(job.answer_tokens for job in jobs),
         makespan_s=makespan_s,
-        without_stealing_s=typical(fleet, jobs).makespan_s,
+        without_stealing_s=typical(_at_home(fleet), jobs, Stealing).makespan_s,
         bound_s=_bound_s(fleet, jobs),
         steals=run.steals,
         limit=_limit(fleet, run, jobs),
@@ -121,6 +121,15 @@ def predict(settings: Settings, fleet: Fleet, jobs: Sequence[PlannedJob], submis
         electricity=energy_kwh * price if energy_kwh is not None and price else None,
         hardware=_hardware(settings, fleet, makespan_s),
     )
+
+
+def _at_home(fleet: Fleet) -> Fleet:
+    """The same workers, each with its home model alone."""
+    decoders = [
+        replace(decoder, tokens_per_s={decoder.model: decoder.tokens_per_s[decoder.model]})
+        for decoder in fleet.decoders
+    ]
+    return replace(fleet, decoders=tuple(decoders))
 
 
 def _bound_s(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float | None:
