@@ -38,6 +38,7 @@ from kvasir.commands.ui import ui
 from kvasir.commands.worker import decode_worker, prefill_worker, worker
 from kvasir.early import EXIT_INTERRUPTED, interrupt
 from kvasir.help_texts import COMPLETION, complete
+from kvasir.measure import measure
 from kvasir.options import Globals
 from kvasir.plan.command import plan
 from kvasir.terminal import adapt_streams_to_locale, say, stderr
@@ -86,7 +87,7 @@ def kvasir(context: click.Context, config_file: Path | None, log_level: str, log
 
 for command in (
     *(demo, grade, submit, watch, results, retry, cancel, regrade, assign, dead, deploy, logs, export, requests, bound),
-    *(run, migrate, serve, keys, forget, ask, status, config, engines, doctor, plan),
+    *(run, migrate, serve, keys, forget, ask, status, config, engines, doctor, plan, measure),
     *(worker, prefill_worker, decode_worker, pause, resume, drain, top, ui, rubric),
 ):
     kvasir.add_command(command)

@@ -28,7 +28,7 @@ KEYS = {
     "overlap": "upload_seconds exposed_seconds hidden",
     "matrix": "pairs refused controls all_equal all_held all_caught",
     "decode": "rows",
-    "fleet": "rows worst_ratio_to_ideal",
+    "fleet": "rows worst_ratio_to_ideal contending worst_ratio_to_lp",
     "overhead": "p50_ms p99_ms jobs_per_s dramatiq_jobs_per_s ratio submit_per_s in_process_jobs_per_s",
     "plan": "rows worst_error",
     "desk": "interactions p95_ms p99_ms growth_mb",
