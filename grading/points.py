@@ -32,6 +32,7 @@ GradeState = Literal["graded", "incomplete", "failed", "empty", "link only", "wa
 NO_RESULT_YET = "no result yet"  # in place of an answer
 # Remarks on a grade that a later run left as it was.
 KEPT_REMARK = "as it was graded before: the work, a model or a setting has changed since"
+EXAMPLE_REMARK = "graded by hand: the others were graded with it as an example"
 EARLIER_REMARK = "as it was graded before, with another rubric, solution or template"
 
 # Answers to the same prompt that are this part of a criterion's points apart disagree.

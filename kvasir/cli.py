@@ -22,6 +22,7 @@ from kvasir.commands.demo import demo
 from kvasir.commands.deploy import deploy
 from kvasir.commands.engines import doctor, engines
 from kvasir.commands.error_bound import bound
+from kvasir.commands.evaluate import evaluate_command as evaluate
 from kvasir.commands.export import export
 from kvasir.commands.forget import forget
 from kvasir.commands.logs import logs

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ RESAMPLES = 1_999
 _BATCH = 200  # bootstrap samples in memory at once
 MIN_FLOOR_GRADES = 9  # of one criterion: a line is fitted on a third of them
 
+_WORD = re.compile(r"\w\w")  # the least that the vectorizer counts
 _Floats = NDArray[np.float64]
 
 
@@ -158,30 +160,20 @@ def estimates(sums: Sequence[_Floats], seed: int = 0, resamples: int = RESAMPLES
 
 
 def tfidf_floor(
-    questions: Iterable[tuple[str, Sequence[str], Sequence[float]]], seed: int = 0
-) -> list[list[tuple[int, float]]]:
+    reference: str, answers: Sequence[str], shares: Sequence[float], draw: np.random.Generator
+) -> list[tuple[int, float]]:
     """What counting words reaches: a line from an answer's likeness to the reference to its share of the points.
 
-    For each question (reference, answers, shares) a third of the answers is drawn, and a line fitted on their cosines
-    of tf-idf vectors (sublinear tf, vocabulary and weights of this question's texts). For each answer of the rest: its
-    place, and the share from 0 to 1. A question with fewer than MIN_FLOOR_GRADES answers, or without words, has none.
+    A third of the answers is drawn, and the line fitted on their cosines of tf-idf vectors (sublinear tf, vocabulary
+    and weights of these texts). For each answer of the rest: its place, and the share from 0 to 1. None where there
+    are fewer than MIN_FLOOR_GRADES answers, or the reference has no word.
     """
-    text, linear = extra("sklearn.feature_extraction.text"), extra("sklearn.linear_model")
-    draw, floors = np.random.default_rng(seed), []
-    for reference, answers, shares in questions:
-        floors.append([])
-        if len(answers) < MIN_FLOOR_GRADES:
-            continue
-        try:
-            vectors = text.TfidfVectorizer(sublinear_tf=True).fit_transform([reference, *answers])
-        except ValueError:  # no text has a word
-            continue
-        likeness = (vectors[1:] @ vectors[0].T).toarray()
-        order = draw.permutation(len(answers))
-        fitted, held_out = order[: len(answers) // 3], order[len(answers) // 3 :]
-        line = linear.LinearRegression().fit(likeness[fitted], np.asarray(shares)[fitted])
-        floors[-1] = [
-            (int(place), float(share))
-            for place, share in zip(held_out, np.clip(line.predict(likeness[held_out]), 0, 1), strict=True)
-        ]
-    return floors
+    if len(answers) < MIN_FLOOR_GRADES or not _WORD.search(reference):
+        return []
+    vectorizer = extra("sklearn.feature_extraction.text").TfidfVectorizer(sublinear_tf=True)
+    vectors = vectorizer.fit_transform([reference, *answers])
+    likeness = (vectors[1:] @ vectors[0].T).toarray()
+    fitted, held_out = np.split(draw.permutation(len(answers)), [len(answers) // 3])
+    line = extra("sklearn.linear_model").LinearRegression().fit(likeness[fitted], np.asarray(shares)[fitted])
+    held_out_shares = np.clip(line.predict(likeness[held_out]), 0, 1)
+    return list(zip(held_out.tolist(), held_out_shares.tolist(), strict=True))

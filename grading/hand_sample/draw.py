@@ -399,7 +399,9 @@ def enter_points(folder: Path, item_id: str, criterion: str, points: str, seen_t
         if member is None or stands is None:
             raise BoundError("this was not drawn, or the rubric is another one by now; load the page anew")
         text = (
-            str(_points(f"{member.submission!r}, {criterion}", points, max_points[criterion])) if points.strip() else ""
+            str(points_in(f"{member.submission!r}, {criterion}", points, max_points[criterion]))
+            if points.strip()
+            else ""
         )
         if stands not in (seen_text, text):
             raise SheetConflict(stands)
@@ -448,11 +450,14 @@ def _grade(place: Path, name: str, cells: Mapping[str, str], max_points: Mapping
     empty_criteria = [id for id, text in cells.items() if not text]
     if empty_criteria:
         raise BoundError(f"{place}: {name!r} is half filled in: no points for {', '.join(empty_criteria)}")
-    points_by_criterion = {id: _points(f"{place}: {name!r}, {id}", text, max_points[id]) for id, text in cells.items()}
+    points_by_criterion = {
+        id: points_in(f"{place}: {name!r}, {id}", text, max_points[id]) for id, text in cells.items()
+    }
     return HandGrade(points_by_criterion, add_points(points_by_criterion.values()))
 
 
-def _points(place: str, text: str, max_points: Points) -> Points:
+def points_in(place: str, text: str, max_points: Points) -> Points:
+    """A number of points as somebody has typed it; `place` names it in errors. Raises BoundError."""
     try:
         value = Decimal(text.replace(",", "."))
     except InvalidOperation:
