@@ -44,15 +44,15 @@ def read_inputs(request: GradeRequest) -> tuple[dict[str, Any], dict[str, bytes]
                 if _what_grades(now) == _what_grades(documents[kind]):
                     file, documents[kind] = named_file, now
             changed_files += [named_file] if file != named_file else []
-        data[kind] = _content(file)
+        data[kind] = content(file)
     return documents, data, changed_files
 
 
 def keep_inputs(folder: Path, request: GradeRequest, data: Mapping[str, bytes]) -> dict[str, str]:
     """Keep these files in the batch's folder, on disk on return; their digests, by kind."""
-    digests = {kind: hashlib.sha256(content).hexdigest() for kind, content in data.items()}
+    digests = {kind: hashlib.sha256(kept).hexdigest() for kind, kept in data.items()}
     for kind, digest in digests.items():
-        place = _place(folder, digest, getattr(request, kind))
+        place = _place(folder, kind, digest, getattr(request, kind))
         make_folder(place.parent)
         write_atomically(place, data[kind])
     return digests
@@ -61,10 +61,10 @@ def keep_inputs(folder: Path, request: GradeRequest, data: Mapping[str, bytes]) 
 def kept_inputs(folder: Path, stored_request: Mapping[str, Any]) -> dict[str, Path]:
     """The batch's copies, by kind; none of an older batch's, nor one that has been changed or lost."""
     places = {
-        kind: _place(folder, digest, Path(stored_request.get(kind, "")))
+        kind: _place(folder, kind, digest, Path(stored_request.get(kind, "")))
         for kind, digest in stored_request.get("inputs", {}).items()
     }
-    changed_kinds = changed_inputs(stored_request, {kind: _content(place) for kind, place in places.items()})
+    changed_kinds = changed_inputs(stored_request, {kind: content(place) for kind, place in places.items()})
     return {kind: place for kind, place in places.items() if kind not in changed_kinds}
 
 
@@ -72,18 +72,16 @@ def changed_inputs(stored_request: Mapping[str, Any], data: Mapping[str, bytes])
     """Kinds of which the batch keeps something else than these files."""
     digests = stored_request.get("inputs", {})
     return [
-        kind
-        for kind, content in data.items()
-        if kind in digests and digests[kind] != hashlib.sha256(content).hexdigest()
+        kind for kind, kept in data.items() if kind in digests and digests[kind] != hashlib.sha256(kept).hexdigest()
     ]
 
 
-def _place(folder: Path, digest: str, named_file: Path) -> Path:
-    return folder / FOLDER / digest[:8] / named_file.name
+def _place(folder: Path, kind: str, digest: str, named_file: Path) -> Path:
+    return folder / FOLDER / digest[:8] / (named_file.name if kind in _READERS else f"{kind}.json")
 
 
-def _content(file: Path) -> bytes:
-    """Nothing of a file that is gone."""
+def content(file: Path) -> bytes:
+    """What a file holds; nothing of a file that is gone."""
     with suppress(OSError), open_ordinary(file) as opened_file:
         return opened_file.read()
     return b""

@@ -20,7 +20,7 @@ from typing import Literal
 from grading.attacks.detection import instruction_flags
 from grading.prompts.answers import CriterionGrade as CriterionGrade
 from grading.prompts.answers import ParsedAnswer, criterion_grade
-from grading.prompts.prompt import cut_summary
+from grading.prompts.prompt import Example, cut_summary, text_of
 from grading.quotes import PrivateTexts, SubmissionTexts, evidence_state, leaks, submission_texts
 from grading.rubric.checks import CheckFinding
 from grading.rubric.rubric import Aspect, Criterion, Points, Rubric, add_points
@@ -228,6 +228,21 @@ def grade_submission(
         reason=NO_RESULT_YET if state == "waiting" else _why_missing(criteria),
         doubts=tuple(doubts),
     )
+
+
+def grade_by_hand(submission: Submission, rubric: Rubric, example: Example) -> Grade:
+    """What a person gave the work before any model saw it. Work that is another by now needs a look."""
+    criteria = tuple(
+        criterion_grade(criterion, points, reason="" if points is not None else "not graded by hand")
+        for criterion in rubric.criteria
+        for points in [example.points.get(criterion.id)]
+    )
+    state = _state(criteria)
+    points = add_points(item.points for item in criteria if item.points is not None) if state == "graded" else None
+    is_new = text_of(submission) != text_of(example.work)
+    doubts = (Doubt("", "handed in again since it was graded by hand"),) if is_new else ()
+    reason, remarks = _why_missing(criteria), (EXAMPLE_REMARK,)
+    return Grade(submission.name, state, points, rubric.total, criteria, reason=reason, remarks=remarks, doubts=doubts)
 
 
 def _without_answers(name: str, rubric: Rubric, state: GradeState, reason: str) -> Grade:

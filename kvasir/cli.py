@@ -88,7 +88,7 @@ def kvasir(context: click.Context, config_file: Path | None, log_level: str, log
 for command in (
     *(demo, grade, submit, watch, results, retry, cancel, regrade, assign, dead, deploy, logs, export, requests, bound),
     *(run, migrate, serve, keys, forget, ask, status, config, engines, doctor, plan, prefill_worker, decode_worker),
-    *(pause, resume, drain, top, ui, rubric),
+    *(pause, resume, drain, top, ui, rubric, evaluate),
 ):
     kvasir.add_command(command)
 complete(kvasir)

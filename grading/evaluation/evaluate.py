@@ -7,137 +7,114 @@ stands for the truth. Work that was an example for the others, or that no model 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from grading.evaluation.agreement import Agreement, Estimate, EvaluationError, GradePair, agreement, extra, tfidf_floor
-from grading.evaluation.agreement import gain as gain_of
-from grading.evaluation.hand_grades import TOTAL, HandGrades
+from grading.evaluation.hand_grades import TOTAL, HandGrades, in_class
+from grading.jobs import Assignment
+from grading.own_work import own_text
 from grading.points import EXAMPLE_REMARK, Doubt, Grade
 from grading.report.grades import GradedClass
-from grading.rubric.rubric import Points, Rubric, add_points, exact, plain
-from producers.words import join_with_and
+from grading.rubric.rubric import Points, exact, plain
 
 BANDS = ("none", "partial", "full")  # of a criterion's points, as the person gave them
 WHOLE, EVERY_CRITERION = "total", "all criteria"
 _LIKELIHOOD_BINS = 10
-_Steps = Mapping[str, Points]  # of the points that may be given, by criterion
-
-
-@dataclass(frozen=True, slots=True)
-class ClassWork:
-    """What the class handed in, where it is still there: for the floor, and for the steps of points."""
-
-    rubric: Rubric | None = None
-    reference: str = ""  # the solution's text; "": each criterion's guidance stands for it
-    texts: Mapping[str, str] = field(default_factory=dict)  # by submission
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was measured of one batch. Of each list of agreements the first is the most general."""
+    """What was measured of one batch. `agreements`: of the `model` with people, by `band`, of `people`, of the `floor`.
+
+    Of each the most general comes first; `people` is empty where one person graded.
+    """
 
     title: str
     submissions: int
-    model: tuple[Agreement, ...]
-    by_band: tuple[Agreement, ...]
-    people: tuple[Agreement, ...]  # among themselves; () where one person graded
-    floor: tuple[Agreement, ...]
-    doubts: tuple[Mapping[str, Any], ...]  # kind, flagged, flagged_wrong, unflagged, unflagged_wrong; submissions
-    reliability: tuple[tuple[float, float], ...]  # mean likelihood of the points given, share that a person gave too
-    pairs: tuple[GradePair, ...]  # model and person
-
-    @property
-    def json_form(self) -> dict[str, Any]:
-        """As plain data, without anybody's name."""
-        return {name: value for name, value in asdict(self).items() if name != "pairs"}
+    agreements: Mapping[str, Sequence[Agreement]]
+    doubts: Sequence[Mapping[str, Any]]  # kind, flagged, flagged_wrong, unflagged, unflagged_wrong; submissions
+    reliability: Sequence[tuple[float, float]]  # share that a person gave too, mean likelihood of the points given
+    pairs: Sequence[GradePair]  # model and person
 
 
 def evaluate(
-    graded_class: GradedClass, hand_grades: HandGrades, work: ClassWork, tolerance: Points = 1, seed: int = 0
+    graded_class: GradedClass,
+    hand_grades: HandGrades,
+    assignment: Assignment | None = None,
+    tolerance: Points = 1,
+    seed: int = 0,
 ) -> Evaluation:
     """Measure a class that models have graded.
 
     Args:
+        assignment: the class's work, where it is still there: for the floor, and for the steps of points.
         tolerance: points by which a total may differ before the grade is called wrong.
         seed: of the bootstrap samples and of the floor's third.
 
-    Raises EvaluationError where nothing can be compared.
+    Raises EvaluationError where nothing can be compared, or a person gave what the rubric doesn't allow.
     """
-    steps = {criterion.id: criterion.step for criterion in work.rubric.criteria} if work.rubric else {}
-    compared = [
-        grade
-        for grade in graded_class.grades
-        if grade.submission in hand_grades and EXAMPLE_REMARK not in grade.remarks
-        if any(item.points is not None for item in grade.criteria)
-    ]
-    pairs, people = [], []
-    for grade in compared:
-        by_model = {item.id: item.points for item in grade.criteria} | {TOTAL: grade.points}
-        by_rater = _by_rater(hand_grades, grade)
-        pairs += [pair for points in by_rater for pair in _pairs(grade, steps, by_model, points)]
-        people += [pair for two in combinations(by_rater, 2) for pair in _pairs(grade, steps, *two)]
+    grades = [grade for grade in graded_class.grades if EXAMPLE_REMARK not in grade.remarks]
+    limits = {item.id: item.max_points for grade in grades for item in grade.criteria} | {TOTAL: graded_class.total}
+    steps = {criterion.id: criterion.step for criterion in assignment.rubric.criteria} if assignment else {}
+    by_hand = in_class(hand_grades, [grade.submission for grade in graded_class.grades], limits.keys() - {TOTAL})
+    for (name, id, _), points in by_hand.items():
+        if points > limits.get(id, -1):
+            raise EvaluationError(f"{name!r}: the rubric has no {points} points for {id or 'the whole'!r}")
+
+    def pairs_of(first: Mapping[tuple[str, str], Points], second: Mapping[tuple[str, str], Points]) -> list[GradePair]:
+        step = min(steps.values(), default=1)
+        keys = [(name, id) for name, id in second if (name, id) in first]
+        return [GradePair(*key, first[key], second[key], limits[key[1]], steps.get(key[1], step)) for key in keys]
+
+    by_rater: dict[str, dict[tuple[str, str], Points]] = defaultdict(dict)
+    for (name, id, rater), points in sorted(by_hand.items()):
+        by_rater[rater][name, id] = points
+    by_model = {
+        (grade.submission, id): points
+        for grade in grades
+        for id, points in [(TOTAL, grade.points), *((item.id, item.points) for item in grade.criteria)]
+        if points is not None
+    }
+    pairs = [pair for points in by_rater.values() for pair in pairs_of(by_model, points)]
     if not pairs:
         raise EvaluationError("no submission with hand grades has points of a model's for the same criterion")
-    floor = _floor(compared, hand_grades, work, steps, seed)
-    model, by_people, by_words = (
-        tuple(agreement(name, named_pairs, seed) for name, named_pairs in by_name(source).items())
-        for source in (pairs, people, floor)
+    parts = {"model": by_name(pairs), "band": {band: [] for band in BANDS}}
+    for pair in finest(pairs):
+        parts["band"][band_of(pair)].append(pair)
+    parts["people"] = by_name(
+        pair for first, second in combinations(by_rater.values(), 2) for pair in pairs_of(first, second)
     )
-    doubts = tuple(_doubt_records(compared, pairs, tolerance))
-    reliability = _reliability(compared, pairs)
-    bands = _by_band(pairs, seed)
+    one_person = {key: points for rater in reversed(by_rater.values()) for key, points in rater.items()}
+    parts["floor"] = by_name(_floor(by_name(pairs_of(one_person, one_person)), assignment, seed) if assignment else ())
+    agreements = {part: [agreement(name, some, seed) for name, some in named.items()] for part, named in parts.items()}
+    agreements["band"] = [
+        replace(each, measures={**each.measures, "qwk": Estimate(None)}) for each in agreements["band"]
+    ]  # within a band one of the two hardly varies, and kappa says nothing
+    judged = {pair.submission for pair in pairs}
     return Evaluation(
-        graded_class.title, len(compared), model, bands, by_people, by_words, doubts, reliability, tuple(pairs)
+        graded_class.title,
+        len(judged),
+        agreements,
+        _doubt_records([grade for grade in grades if grade.submission in judged], pairs, tolerance),
+        _reliability(grades, pairs),
+        pairs,
     )
-
-
-def gains(before: Evaluation, after: Evaluation, seed: int = 0) -> tuple[Agreement, ...]:
-    """How much nearer to people `after` is than `before`, over what both have graded; as its `model`."""
-    later_pairs = by_name(after.pairs)
-    return tuple(
-        gain_of(name, pairs, later_pairs[name], seed)
-        for name, pairs in by_name(before.pairs).items()
-        if name in later_pairs
-    )
-
-
-def _by_rater(hand_grades: HandGrades, grade: Grade) -> list[Mapping[str, Points]]:
-    """What each person gave, with the total where it follows. Raises EvaluationError for what the rubric hasn't."""
-    ids = {item.id for item in grade.criteria}
-    by_rater = [points for _, points in sorted(hand_grades[grade.submission].items())]
-    if strangers := {id for points in by_rater for id in points} - ids - {TOTAL}:
-        raise EvaluationError(
-            f"the rubric has no criterion {min(strangers)!r:.60}; it has {join_with_and(sorted(ids))}"
-        )
-    return [{TOTAL: add_points(points.values()), **points} if points.keys() == ids else points for points in by_rater]
-
-
-def _pairs(grade: Grade, steps: _Steps, first: Mapping[str, Points | None], second: _Steps) -> Iterator[GradePair]:
-    limits = {TOTAL: grade.max_points} | {item.id: item.max_points for item in grade.criteria}
-    for id, max_points in limits.items():
-        points = first.get(id)
-        if second.get(id, 0) > max_points:
-            raise EvaluationError(f"{grade.submission!r}: more than {max_points} points for {id or 'the whole'}")
-        if points is not None and id in second:
-            step = steps.get(id, min(steps.values(), default=1))
-            yield GradePair(grade.submission, id, points, second[id], max_points, step)
 
 
 def by_name(pairs: Iterable[GradePair]) -> dict[str, list[GradePair]]:
     """Pairs of the total, of all criteria together where there are several, and of each; those that there are."""
-    pairs_by_name: dict[str, list[GradePair]] = {WHOLE: [], EVERY_CRITERION: []}
+    named_pairs: dict[str, list[GradePair]] = {WHOLE: [], EVERY_CRITERION: []}
     for pair in pairs:
         for name in (pair.criterion, EVERY_CRITERION) if pair.criterion else (WHOLE,):
-            pairs_by_name.setdefault(name, []).append(pair)
-    is_one = len(pairs_by_name) == 3
-    return {name: some for name, some in pairs_by_name.items() if some and not (is_one and name == EVERY_CRITERION)}
+            named_pairs.setdefault(name, []).append(pair)
+    is_one = len(named_pairs) == 3
+    return {name: some for name, some in named_pairs.items() if some and not (is_one and name == EVERY_CRITERION)}
 
 
 def finest(pairs: Sequence[GradePair]) -> Sequence[GradePair]:
@@ -150,29 +127,20 @@ def band_of(pair: GradePair) -> str:
     return BANDS[0] if not pair.second else BANDS[2] if pair.second == pair.max_points else BANDS[1]
 
 
-def _by_band(pairs: Sequence[GradePair], seed: int) -> tuple[Agreement, ...]:
-    """Kappa says nothing within a band: there one of the two hardly varies."""
-    bands = (agreement(band, [pair for pair in finest(pairs) if band_of(pair) == band], seed) for band in BANDS)
-    return tuple(replace(each, measures={**each.measures, "qwk": Estimate(None)}) for each in bands)
+def _floor(pairs_by_name: Mapping[str, Sequence[GradePair]], assignment: Assignment, seed: int) -> list[GradePair]:
+    """What counting words gives to two thirds of each criterion's grades, beside what a person gave.
 
-
-def _floor(
-    grades: Sequence[Grade], hand_grades: HandGrades, work: ClassWork, steps: _Steps, seed: int
-) -> list[GradePair]:
-    """What counting words gives to two thirds of each criterion's grades, beside what the first person gave."""
-    hand_pairs: dict[str, list[GradePair]] = defaultdict(list)
-    for grade in grades:
-        points = _by_rater(hand_grades, grade)[0]
-        for pair in _pairs(grade, steps, points, points) if grade.submission in work.texts else ():
-            hand_pairs[pair.criterion].append(pair)
-    guidance = {item.id: item.guidance or item.title for item in work.rubric.criteria} if work.rubric else {}
+    The reference is the solution; without one each criterion's guidance, and for the total all of it.
+    """
+    texts = {item.submission.name: own_text(item.submission) for item in assignment.items}
+    guidance = {criterion.id: criterion.guidance or criterion.title for criterion in assignment.rubric.criteria}
     floor, draw = [], np.random.default_rng(seed)
-    for id, pairs in hand_pairs.items():
-        reference = work.reference or guidance.get(id, " ".join(guidance.values()))
-        texts, shares = zip(
-            *((work.texts[pair.submission], pair.second / pair.max_points) for pair in pairs), strict=True
-        )
-        for place, share in tfidf_floor(reference, texts, shares, draw):
+    for name, named_pairs in pairs_by_name.items():
+        pairs = [pair for pair in named_pairs if pair.submission in texts and name != EVERY_CRITERION]
+        answers, shares = [texts[pair.submission] for pair in pairs], [pair.second / pair.max_points for pair in pairs]
+        words = guidance.get(name, " ".join(guidance.values()))
+        reference = own_text(assignment.solution) if assignment.solution else words
+        for place, share in tfidf_floor(reference, answers, shares, draw):
             step_number = round(share * pairs[place].max_points / pairs[place].step)
             floor.append(replace(pairs[place], first=plain(step_number * exact(pairs[place].step))))
     return floor
@@ -187,48 +155,36 @@ def kind_of(doubt: Doubt) -> str:
     return re.sub(r"\d[\d.,]*", "…", re.split(r"[:(“]", text)[0]).strip()
 
 
-def _doubt_records(grades: Sequence[Grade], pairs: Sequence[GradePair], tolerance: Points) -> Iterator[dict[str, Any]]:
-    """Each kind of doubt, the most frequent first; before them whether there was any.
+def _doubt_records(grades: Sequence[Grade], pairs: Sequence[GradePair], tolerance: Points) -> list[dict[str, Any]]:
+    """Whether there was any doubt, then each kind of it.
 
-    Wrong is a total that is more than `tolerance` from what people gave on average; without one, any criterion that is
-    more than a step from it.
+    Wrong is a submission of which most of the totals that people gave, or of the criteria where they gave no totals,
+    are further off than `tolerance`, or than a step.
     """
-    wrong = {}
+    far: dict[str, list[bool]] = defaultdict(list)
+    for pair in [pair for pair in pairs if not pair.criterion] or pairs:
+        far[pair.submission].append(abs(pair.difference) > (pair.step if pair.criterion else tolerance))
+    wrong = {name for name, flags in far.items() if 2 * sum(flags) > len(flags)}
+    flagged: dict[str, set[str]] = {
+        "any reason for review": {grade.submission for grade in grades if grade.doubts} & far.keys()
+    }
     for grade in grades:
-        named_pairs = by_name(pair for pair in pairs if pair.submission == grade.submission)
-        judged = {WHOLE: named_pairs[WHOLE]} if WHOLE in named_pairs else named_pairs
-        wrong[grade.id] = any(
-            abs(fmean(pair.difference for pair in each)) > (each[0].step if name != WHOLE else tolerance)
-            for name, each in judged.items()
-            if name != EVERY_CRITERION
-        )
-    kinds = {grade.id: {kind_of(doubt) for doubt in grade.doubts} for grade in grades}
-    counts = Counter(kind for names in kinds.values() for kind in names)
-    for kind in ("any reason for review", *(kind for kind, _ in counts.most_common())):
-        flags = {id: kind in names if kind in counts else bool(names) for id, names in kinds.items()}
-        outcomes = Counter((flag, wrong[id]) for id, flag in flags.items())
-        yield {
-            "kind": kind,
-            "flagged": sum(flags.values()),
-            "flagged_wrong": outcomes[True, True],
-            "unflagged": len(flags) - sum(flags.values()),
-            "unflagged_wrong": outcomes[False, True],
-        }
+        for doubt in grade.doubts if grade.submission in far else ():
+            flagged.setdefault(kind_of(doubt), set()).add(grade.submission)
+    return [
+        {"kind": kind, "flagged": len(names), "flagged_wrong": len(names & wrong)}
+        | {"unflagged": len(far) - len(names), "unflagged_wrong": len(wrong - names)}
+        for kind, names in flagged.items()
+    ]
 
 
-def _reliability(grades: Sequence[Grade], pairs: Sequence[GradePair]) -> tuple[tuple[float, float], ...]:
-    """For bins of the likelihood of the points given: its mean, and how often a person gave the same."""
+def _reliability(grades: Iterable[Grade], pairs: Iterable[GradePair]) -> list[tuple[float, float]]:
     likelihoods = {
-        (grade.submission, item.id): min(1.0, item.distribution[str(item.points)])
+        (grade.submission, item.id): min(1.0, item.distribution.get(str(item.points), 0.0))
         for grade in grades
         for item in grade.criteria
-        if str(item.points) in item.distribution
     }
-    judged = [(not pair.difference, likelihoods.get((pair.submission, pair.criterion))) for pair in pairs]
-    same, likely = (
-        zip(*((flag, share) for flag, share in judged if share is not None), strict=True) if likelihoods else ((), ())
-    )
-    if not likely:
-        return ()
-    curve = extra("sklearn.calibration").calibration_curve(same, likely, n_bins=_LIKELIHOOD_BINS)
-    return tuple((float(mean), float(right)) for right, mean in zip(*curve, strict=True))
+    judged = [(not pair.difference, likelihoods.get((pair.submission, pair.criterion), 0.0)) for pair in pairs]
+    known = [(is_same, likelihood) for is_same, likelihood in judged if likelihood]
+    curve = extra("sklearn.calibration").calibration_curve
+    return np.transpose(curve(*zip(*known, strict=True), n_bins=_LIKELIHOOD_BINS)).tolist() if known else []

@@ -8,101 +8,71 @@ gradebook, one column may be read as the totals.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from grading.evaluation.agreement import EvaluationError
 from grading.export.final import final_grades
 from grading.hand_sample.draw import points_in
 from grading.reviews import ROUND_REASON, read_overrides
-from grading.rubric.rubric import MAX_POINTS, Points
+from grading.rubric.rubric import MAX_POINTS, Points, add_points
 from grading.submissions.lms_names import student_id
-from grading.tables import MAX_BYTES, cell, column, read_sheet, student, students
-from producers.storage.private import open_ordinary
-from producers.words import shorten_names
+from grading.tables import cell, column, read_sheet, student, students
 
 TOTAL = ""  # in the place of a criterion
+HandGrades = Mapping[tuple[str, str, str], Points]  # by submission, criterion and rater
 
 
-@dataclass(frozen=True, slots=True)
-class HandPoints:
-    """What one person gave for one criterion of one submission."""
-
-    submission: str
-    criterion: str
-    points: Points
-    rater: str = ""
-
-
-# By submission, rater and criterion.
-HandGrades = Mapping[str, Mapping[str, Mapping[str, Points]]]
-
-
-def read_hand_grades(place: Path, total_column: str = "") -> list[HandPoints]:
-    """The rows of a table that have points. Raises EvaluationError, ExportError."""
-    try:
-        with open_ordinary(place) as file:
-            sheet = read_sheet(file.read(MAX_BYTES + 1), str(place))
-    except OSError as error:
-        raise EvaluationError(f"{place} can't be read: {error.strerror}") from None
-    header = sheet.rows[0]
+def read_hand_grades(data: bytes, label: str, total_column: str = "") -> HandGrades:
+    """The grades in a table; `label` names it in errors. Raises EvaluationError, ExportError, BoundError."""
+    sheet = read_sheet(data, label)
     of_points, of_criterion, of_rater = (
-        column(header, name) for name in (total_column or "points", "criterion", "rater")
+        column(sheet.rows[0], caption)
+        for caption in ((total_column, "", "") if total_column else ("points", "criterion", "rater"))
     )
-    if total_column:
-        of_criterion = of_rater = -1
     if of_points < 0 or not students(sheet):
         raise EvaluationError(
-            f"{place} needs the columns submission, criterion, points and rater; or one that says whose a row is, and "
+            f"{label} needs the columns submission, criterion, points and rater; or one that says whose a row is, and "
             "--column names that of the totals"
         )
-    named_rows = [(row, number, student(sheet, number, students(sheet)[0])) for number, row in enumerate(sheet.rows)]
-    return [
-        HandPoints(
-            name,
-            cell(row, of_criterion).strip(),
-            points_in(f"{place}, row {number + 1}", cell(row, of_points).strip(), MAX_POINTS),
-            cell(row, of_rater).strip(),
+    graded_rows = [number for number, row in enumerate(sheet.rows) if number and cell(row, of_points).strip()]
+    grades = {
+        (student(sheet, number, students(sheet)[0]), cell(row, of_criterion).strip(), cell(row, of_rater).strip()): (
+            points_in(f"{label}, row {number + 1}", cell(row, of_points).strip(), MAX_POINTS)
         )
-        for row, number, name in named_rows[1:]
-        if name and cell(row, of_points).strip()
-    ]
-
-
-def reviewed_grades(folder: Path) -> list[HandPoints]:
-    """What stands about each submission of the batch in `folder` that a person has decided on. Raises BatchError."""
-    decided_names = {
-        override.item_id for override in read_overrides(folder) if not override.reason.startswith(ROUND_REASON)
+        for number in graded_rows
+        for row in [sheet.rows[number]]
     }
-    _, finals = final_grades(folder, include_unreviewed=True)
-    return [
-        HandPoints(final.submission, id, points)
-        for final in finals
-        if {final.grade.item_id, final.submission} & decided_names
+    if len(grades) < len(graded_rows):
+        raise EvaluationError(f"{label}: somebody graded the same twice; keep one row for each")
+    return grades
+
+
+def reviewed_grades(folder: Path) -> HandGrades:
+    """What stands about each submission of the batch in `folder` that a person has decided on. Raises BatchError."""
+    decisions = [override for override in read_overrides(folder) if not override.reason.startswith(ROUND_REASON)]
+    names = {override.item_id for override in decisions}
+    return {
+        (final.submission, id, "reviews"): points
+        for final in final_grades(folder, include_unreviewed=True)[1]
+        if {final.grade.item_id, final.submission} & names
         for id, points in [*((item.id, item.points) for item in final.criteria), (TOTAL, final.earned_points)]
         if points is not None
-    ]
+    }
 
 
-def by_submission(rows: Iterable[HandPoints], submissions: Iterable[str]) -> tuple[HandGrades, str]:
-    """The rows by submission, rater and criterion, and a sentence about those of nobody in the class, if any are.
+def in_class(grades: HandGrades, submissions: Iterable[str], criteria: Collection[str]) -> HandGrades:
+    """Those of the class's submissions, under their names; with the totals of what was graded in every criterion.
 
-    Raises EvaluationError where one person graded the same twice, or nobody is in the class.
+    Raises EvaluationError where there are none.
     """
-    known_names = {alias: name for name in submissions for alias in (student_id(name), name)}
-    grades: dict[str, dict[str, dict[str, Points]]] = {}
-    strangers = []
-    for row in rows:
-        name = known_names.get(row.submission)
-        if name is None:
-            strangers.append(row.submission)
-            continue
-        points = grades.setdefault(name, {}).setdefault(row.rater, {})
-        if row.criterion in points:
-            twice = f"{row.criterion or 'the total'} by {row.rater or 'one person'}"
-            raise EvaluationError(f"{row.submission!r} has two rows of {twice}; keep one")
-        points[row.criterion] = row.points
-    if not grades:
+    names = {alias: name for name in submissions for alias in (student_id(name), name) if alias}
+    known = {(names[name], *place): points for (name, *place), points in grades.items() if name in names}
+    if not known:
         raise EvaluationError("none of the hand grades is of a submission in this class; names must be the batch's")
-    return grades, f"Of nobody in this class: {shorten_names(dict.fromkeys(strangers))}." if strangers else ""
+    totals = {
+        (name, TOTAL, rater): add_points(known[name, id, rater] for id in criteria)
+        for name, rater in {(name, rater) for name, _, rater in known}
+        if all((name, id, rater) in known for id in criteria)
+    }
+    return totals | known

@@ -19,7 +19,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from grading.error_bound import CONFIDENCE, SIGNALS, BoundError, bonferroni_confidence, check_plan, uniform_sample
-from grading.points import Grade
+from grading.points import EXAMPLE_REMARK, Grade
 from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import read_overrides
 from grading.rubric.rubric import Points, add_points, exact, plain
@@ -226,7 +226,7 @@ def member_of(grade: Grade, signal: str) -> SampleMember:
 
 def counts(grade: Grade) -> bool:
     """Whether a model gave it a total: the others are a person's in any case."""
-    return grade.state == "graded" and grade.points is not None
+    return grade.state == "graded" and grade.points is not None and EXAMPLE_REMARK not in grade.remarks
 
 
 def digest(grade: Grade) -> str:
@@ -243,6 +243,14 @@ def changed_submissions(draw: Draw, graded_class: GradedClass) -> list[str]:
     }
     members = [member for stratum in draw.strata for member in stratum.members]
     return [member.submission for member in members if now.get(member.item_id) != member]
+
+
+def ever_sampled(folder: Path) -> frozenset[str]:
+    """The submissions of a sample that was drawn here, those of later looks too. Raises as `load_draw`."""
+    strata = load_draw(folder).strata if is_drawn(folder) else ()
+    return frozenset(
+        member.submission for stratum in strata for member in stratum.members if member.item_id in stratum.sample
+    )
 
 
 def is_drawn(folder: Path) -> bool:
