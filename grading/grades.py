@@ -62,10 +62,9 @@ def make_grades(
             old = replace(old, submission=name, person=item.owner.display_name)
             new_grades.append(_as_before(old, previous_class.versions, now))
         else:
-            example = assignment.examples.of(name) if assignment.examples else None
             grade = (
-                grade_by_hand(item.submission, assignment.rubric, example)
-                if example
+                grade_by_hand(item.submission, assignment.rubric, assignment.examples)
+                if assignment.examples and name in assignment.examples.points
                 else _grade(assignment.rubric, item, result_of, hidden)
             )
             new_grades.append(replace(grade, item_id=item.item_id, person=item.owner.display_name, versions=now))
@@ -105,7 +104,7 @@ def _hidden_texts(assignment: Assignment) -> PrivateTexts:
     """What no feedback may repeat, beside what the students have been given."""
     rubric, solution = assignment.rubric, assignment.solution
     notes = [criterion.guidance for criterion in rubric.criteria]
-    shown_works = [example.work for example in assignment.examples.works] if assignment.examples else []
+    shown_works = assignment.examples.works if assignment.examples else ()
     secrets = [
         RULES,
         *notes,

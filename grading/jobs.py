@@ -187,8 +187,7 @@ class PromptMaker:
         """One submission, cut, with its prompts."""
         assignment = self._assignment
         item_id = pseudonym(submission.name, self._secret)
-        is_example = assignment.examples and assignment.examples.of(submission.name)
-        if is_example or not submission.is_gradable:
+        if not submission.is_gradable or (assignment.examples and submission.name in assignment.examples.points):
             return Item(submission, (), (), item_id)
         letters = min(model.letters_per_token for model in assignment.request.models.values())
         short, cuts = self._cut(submission, lambda text: estimate_tokens(text, letters))

@@ -7,8 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Literal
 
-from grading.examples import read_examples
-from grading.inputs import keep_inputs, read_inputs
+from grading.inputs import keep_inputs, read_examples, read_inputs
 from grading.jobs import Assignment, EarlierJobs, Item, PromptMaker
 from grading.names.pseudonyms import pseudonym, pseudonymise
 from grading.own_work import common_lines, given_to_class, mark_given, with_equal_files_noted
@@ -56,11 +55,9 @@ def prepare(
     examples = read_examples(request, documents["rubric"], all_submissions, excluded_names, secret)
     if examples:
         input_data["examples"] = json.dumps(asdict(examples)).encode()
-        works = [example.work for example in examples.works]
-        classmates = [submission for submission in all_submissions if not examples.of(submission.name)]
-        safe_works = pseudonymise([*classmates, *works], secret, form, roster)[-len(works) :]
-        safe_examples = [replace(example, work=work) for example, work in zip(examples.works, safe_works, strict=True)]
-        examples = replace(examples, works=tuple(safe_examples))
+        classmates = [submission for submission in all_submissions if submission.name not in examples.points]
+        safe_works = pseudonymise([*classmates, *examples.works], secret, form, roster)[len(classmates) :]
+        examples = replace(examples, works=tuple(safe_works))
     submissions = [
         replace(submission, parts=(), problem=submission.problem or UNASSIGNED_QUESTION)
         if submission.name in unassigned_names

@@ -20,7 +20,7 @@ from typing import Literal
 from grading.attacks.detection import instruction_flags
 from grading.prompts.answers import CriterionGrade as CriterionGrade
 from grading.prompts.answers import ParsedAnswer, criterion_grade
-from grading.prompts.prompt import Example, cut_summary, text_of
+from grading.prompts.prompt import ExampleSet, cut_summary, text_of
 from grading.quotes import PrivateTexts, SubmissionTexts, evidence_state, leaks, submission_texts
 from grading.rubric.checks import CheckFinding
 from grading.rubric.rubric import Aspect, Criterion, Points, Rubric, add_points
@@ -219,7 +219,7 @@ def grade_submission(
     return Grade(
         submission=name,
         state=state,
-        points=add_points(item.points for item in criteria if item.points is not None) if state == "graded" else None,
+        points=_total(criteria) if state == "graded" else None,
         max_points=rubric.total,
         criteria=criteria,
         summary="" if summary_leaks else summary,
@@ -230,19 +230,22 @@ def grade_submission(
     )
 
 
-def grade_by_hand(submission: Submission, rubric: Rubric, example: Example) -> Grade:
+def grade_by_hand(submission: Submission, rubric: Rubric, examples: ExampleSet) -> Grade:
     """What a person gave the work before any model saw it. Work that is another by now needs a look."""
+    (shown_work,) = [work for work in examples.works if work.name == submission.name]
     criteria = tuple(
         criterion_grade(criterion, points, reason="" if points is not None else "not graded by hand")
         for criterion in rubric.criteria
-        for points in [example.points.get(criterion.id)]
+        for points in [examples.points[submission.name].get(criterion.id)]
     )
-    state = _state(criteria)
-    points = add_points(item.points for item in criteria if item.points is not None) if state == "graded" else None
-    is_new = text_of(submission) != text_of(example.work)
-    doubts = (Doubt("", "handed in again since it was graded by hand"),) if is_new else ()
-    reason, remarks = _why_missing(criteria), (EXAMPLE_REMARK,)
-    return Grade(submission.name, state, points, rubric.total, criteria, reason=reason, remarks=remarks, doubts=doubts)
+    doubts = [Doubt("", "handed in again since it was graded by hand")] * (text_of(submission) != text_of(shown_work))
+    return replace(
+        _without_answers(submission.name, rubric, _state(criteria), _why_missing(criteria)),
+        points=_total(criteria),
+        criteria=criteria,
+        remarks=(EXAMPLE_REMARK,),
+        doubts=tuple(doubts),
+    )
 
 
 def _without_answers(name: str, rubric: Rubric, state: GradeState, reason: str) -> Grade:
@@ -294,6 +297,11 @@ def _state(criteria: Sequence[CriterionGrade]) -> GradeState:
     if not missing_count:
         return "graded"
     return "failed" if missing_count == len(criteria) else "incomplete"
+
+
+def _total(criteria: Sequence[CriterionGrade]) -> Points | None:
+    points = [item.points for item in criteria if item.points is not None]
+    return add_points(points) if len(points) == len(criteria) else None
 
 
 def _why_missing(criteria: Iterable[CriterionGrade]) -> str:

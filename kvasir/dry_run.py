@@ -10,7 +10,7 @@ from engines.proof import outside_in
 from grading import planning
 from grading.attacks.detection import instruction_flags
 from grading.jobs import Assignment, Item
-from grading.prompts.prompt import ExampleSet, cut_summary, example_text
+from grading.prompts.prompt import cut_summary, examples_text
 from grading.report.grades import one_line
 from grading.request import GradeRequest
 from grading.roster import TEST_STUDENT, Owner
@@ -75,14 +75,11 @@ def describe(
         "left_out": assignment.request.excluded_paths,
         "missing": _missing(assignment),
         **({"ignored_files": ignored_files} if ignored_files else {}),
-        **({"examples": _examples(assignment.examples, count)} if assignment.examples else {}),
-    }
-
-
-def _examples(examples: ExampleSet, count: Callable[[str], int]) -> dict[str, Any]:
-    return {
-        "submissions": [example.work.name for example in examples.works],
-        "tokens": sum(count(example_text(example, examples.fence)) for example in examples.works),
+        **(
+            {"examples": {"submissions": [*examples.points], "tokens": count(examples_text(examples))}}
+            if (examples := assignment.examples)
+            else {}
+        ),
     }
 
 
@@ -212,9 +209,8 @@ def _print(summary: dict[str, Any]) -> None:
     for part in summary["criteria"]:
         say(f"{part['role']}: {part['model']} grades {', '.join(part['ids']) or 'nothing, and writes the summary'}")
     if "examples" in summary:
-        names = [one_line(name) for name in summary["examples"]["submissions"]]
-        say(shortened(f"{len(names)} keep the points that you gave, and are examples for the others: ", names))
-        say(f"the examples are {summary['examples']['tokens']:,} tokens of what the class shares, computed once")
+        tokens = f"{summary['examples']['tokens']:,} tokens that the class shares, computed once for each model"
+        say(shortened(f"Graded by you, and examples for the others ({tokens}): ", summary["examples"]["submissions"]))
     for host in summary["outside"]:
         say(f"OUTSIDE: prompts, with students' work, go to {host}, outside private networks")
     for part in summary["shared_prefix"]:

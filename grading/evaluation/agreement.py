@@ -86,17 +86,19 @@ def extra(module: str) -> Any:
         ) from None
 
 
-def agreement(name: str, pairs: Sequence[GradePair], seed: int = 0) -> Agreement:
-    """What these pairs say; the same seed gives the same intervals."""
-    units = sorted({pair.submission for pair in pairs})
-    return Agreement(name, len(units), len(pairs), estimates([_sums(pairs, units)], seed))
+def agreement(name: str, pairs: Sequence[GradePair], before: Sequence[GradePair] = (), seed: int = 0) -> Agreement:
+    """What these pairs say; the same seed gives the same intervals.
 
-
-def gain(name: str, before: Sequence[GradePair], after: Sequence[GradePair], seed: int = 0) -> Agreement:
-    """How much `after` is above `before`, over the submissions that both have."""
-    units = sorted({pair.submission for pair in before} & {pair.submission for pair in after})
-    sums = [_sums([pair for pair in pairs if pair.submission in set(units)], units) for pairs in (before, after)]
-    return Agreement(name, len(units), int(sums[1][0].sum()), estimates(sums, seed))
+    With `before`, another grader's pairs with the same people: how much these are above, over what both graded.
+    """
+    units = {pair.submission for pair in pairs} & {pair.submission for pair in (before or pairs)}
+    sides = [[pair for pair in side if pair.submission in units] for side in (before, pairs) if side]
+    return Agreement(
+        name,
+        len(units),
+        len(sides[-1]) if sides else 0,
+        estimates([_sums(side, sorted(units)) for side in sides], seed),
+    )
 
 
 def _sums(pairs: Iterable[GradePair], units: Sequence[str]) -> _Floats:
@@ -126,7 +128,7 @@ def _measures(sums: _Floats) -> _Floats:
 
 def estimates(sums: Sequence[_Floats], seed: int = 0, resamples: int = RESAMPLES) -> dict[str, Estimate]:
     """MEASURES with intervals, of the sums of one comparison; of two the second's minus the first's."""
-    unit_count = sums[0].shape[1]
+    unit_count = sums[0].shape[1] if sums else 0
     if not unit_count:
         return dict.fromkeys(MEASURES, Estimate(None))
 

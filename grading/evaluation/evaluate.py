@@ -84,15 +84,16 @@ def evaluate(
     pairs = [pair for points in by_rater.values() for pair in pairs_of(by_model, points)]
     if not pairs:
         raise EvaluationError("no submission with hand grades has points of a model's for the same criterion")
-    parts = {"model": by_name(pairs), "band": {band: [] for band in BANDS}}
-    for pair in finest(pairs):
-        parts["band"][band_of(pair)].append(pair)
-    parts["people"] = by_name(
-        pair for first, second in combinations(by_rater.values(), 2) for pair in pairs_of(first, second)
-    )
+    parts = {
+        "model": by_name(pairs),
+        "band": {band: [pair for pair in finest(pairs) if band_of(pair) == band] for band in BANDS},
+        "people": by_name([pair for two in combinations(by_rater.values(), 2) for pair in pairs_of(*two)]),
+    }
     one_person = {key: points for rater in reversed(by_rater.values()) for key, points in rater.items()}
-    parts["floor"] = by_name(_floor(by_name(pairs_of(one_person, one_person)), assignment, seed) if assignment else ())
-    agreements = {part: [agreement(name, some, seed) for name, some in named.items()] for part, named in parts.items()}
+    parts["floor"] = by_name(_floor(by_name(pairs_of(one_person, one_person)), assignment, seed) if assignment else [])
+    agreements = {
+        part: [agreement(name, some, seed=seed) for name, some in named.items()] for part, named in parts.items()
+    }
     agreements["band"] = [
         replace(each, measures={**each.measures, "qwk": Estimate(None)}) for each in agreements["band"]
     ]  # within a band one of the two hardly varies, and kappa says nothing
@@ -107,19 +108,17 @@ def evaluate(
     )
 
 
-def by_name(pairs: Iterable[GradePair]) -> dict[str, list[GradePair]]:
+def by_name(pairs: Sequence[GradePair]) -> dict[str, list[GradePair]]:
     """Pairs of the total, of all criteria together where there are several, and of each; those that there are."""
-    named_pairs: dict[str, list[GradePair]] = {WHOLE: [], EVERY_CRITERION: []}
-    for pair in pairs:
-        for name in (pair.criterion, EVERY_CRITERION) if pair.criterion else (WHOLE,):
-            named_pairs.setdefault(name, []).append(pair)
-    is_one = len(named_pairs) == 3
-    return {name: some for name, some in named_pairs.items() if some and not (is_one and name == EVERY_CRITERION)}
+    criteria = dict.fromkeys(pair.criterion for pair in pairs)
+    named_pairs = {id or WHOLE: [pair for pair in pairs if pair.criterion == id] for id in criteria}
+    several = {EVERY_CRITERION: finest(pairs)} if len(named_pairs.keys() - {WHOLE}) > 1 else {}
+    return {WHOLE: [], **several, **named_pairs} if WHOLE in named_pairs else {**several, **named_pairs}
 
 
-def finest(pairs: Sequence[GradePair]) -> Sequence[GradePair]:
+def finest(pairs: Sequence[GradePair]) -> list[GradePair]:
     """Those of criteria, or the totals where people gave nothing else."""
-    return [pair for pair in pairs if pair.criterion] or pairs
+    return [pair for pair in pairs if pair.criterion] or [*pairs]
 
 
 def band_of(pair: GradePair) -> str:

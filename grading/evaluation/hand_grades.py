@@ -67,7 +67,7 @@ def in_class(grades: HandGrades, submissions: Iterable[str], criteria: Collectio
     Raises EvaluationError where there are none.
     """
     names = {alias: name for name in submissions for alias in (student_id(name), name) if alias}
-    known = {(names[name], *place): points for (name, *place), points in grades.items() if name in names}
+    known = {(names[name], id, rater): points for (name, id, rater), points in grades.items() if name in names}
     if not known:
         raise EvaluationError("none of the hand grades is of a submission in this class; names must be the batch's")
     totals = {

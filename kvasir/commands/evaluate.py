@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from grading.charts.runs import worker_spans
-from grading.evaluation.agreement import EvaluationError, gain
+from grading.evaluation.agreement import EvaluationError, agreement
 from grading.evaluation.evaluate import Evaluation, by_name, evaluate
 from grading.evaluation.hand_grades import HandGrades, read_hand_grades, reviewed_grades
 from grading.evaluation.page import render_evaluation, rows, sentences
@@ -36,7 +35,7 @@ _IN_SIGHT = "These hand grades were given with the model's points in sight, whic
 @click.option("--reviews", is_flag=True, help="Take the desk's reviews for hand grades; they are not blind.")
 @click.option("--compare", type=path, help="Another batch of the class: how much better FOLDER is.")
 @click.option("--within", type=Number(0), default=1, metavar="POINTS", help="Further off is wrong [default: 1].")
-@click.option("--watts", type=Number(0), default=0, help="What a worker's machine draws at work, for the energy.")
+@click.option("--watts", type=Number(0), default=0, help="What the machines draw together, for the energy.")
 @click.option("--model", "models", multiple=True, metavar="M", help="Grade the work in FOLDER with it; repeatable.")
 @click.option("--rubric", type=path, help="With --model: the rubric; the other options are those of grade.")
 @click.option("--solution", type=path, help="Reference solution.")
@@ -71,7 +70,7 @@ def evaluate_command(
     for batch in batches:
         measured = _measure(settings, batch, by_hand, within)
         base_pairs, pairs = by_name(base.pairs) if base else {}, by_name(measured.pairs)
-        gains = [gain(name, earlier, pairs[name]) for name, earlier in base_pairs.items() if name in pairs]
+        gains = [agreement(name, pairs[name], earlier) for name, earlier in base_pairs.items() if name in pairs]
         facts = _facts(batch, watts) | ({"Hand grades": _IN_SIGHT} if reviews else {})
         write_atomically(batch / PAGE, render_evaluation(measured, facts, gains))
         report = asdict(measured) | {"folder": str(batch), "facts": facts, "gain": [asdict(each) for each in gains]}
@@ -106,11 +105,9 @@ def _measure(settings: Settings, folder: Path, by_hand: HandGrades, tolerance: f
 
 
 def _facts(folder: Path, watts: float) -> dict[str, str]:
-    """What the run took. Workers' time is from each one's first job to the end of its last."""
+    """What the run took; its time is that from when its jobs were submitted to the last answer."""
     with Batch(folder, is_owner=False) as batch:
         results = [result for entry in batch.entries if (result := batch.result(entry.job_id))]
-    spans = worker_spans(result for result in results if result.state == "succeeded")
-    by_worker = {worker: [span for span in spans if span.row == worker] for worker in {span.row for span in spans}}
-    worked_s = sum(max(s.end_s for s in some) - min(s.start_s for s in some) for some in by_worker.values())
-    energy = f"{worked_s * watts / 3.6e6:.4f} kWh at {watts:g} W each" if watts else "energy not known (--watts)"
-    return dict(class_run.facts(results)) | {"Workers": f"{worked_s:,.0f} s at work, {energy}"}
+    duration_s = max((result.decode.total_s for result in results), default=0.0)
+    energy = f"{duration_s * watts / 3.6e6:.4f} kWh at {watts:g} W" if watts else "energy not known (--watts)"
+    return dict(class_run.facts(results)) | {"Time": f"{duration_s:,.0f} s, {energy}"}
