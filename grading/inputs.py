@@ -140,9 +140,10 @@ def read_examples(
         if not work.doubtful_notes and not instruction_flags(work)
     }
     points: dict[str, dict[str, Points]] = {name: {} for name in works}
-    by_hand = in_class(read_hand_grades(data, str(request.examples)), [work.name for work in submissions], ())
+    ids = [criterion.id for criterion in rubric.criteria]
+    by_hand = in_class(read_hand_grades(data, str(request.examples)), [work.name for work in submissions], ids)
     for (name, id, _), given_points in sorted(by_hand.items(), reverse=True):  # of several people's the first
-        points.get(name, {})[id] = given_points
+        points.get(name, {}).update({id: given_points} if id in ids else {})
     is_whole = {
         name: all(graded.get(criterion.id) in criterion.grid for criterion in rubric.criteria)
         for name, graded in points.items()
@@ -155,7 +156,12 @@ def read_examples(
             "criterion, nothing doubtful about them, none of them in a bound's sample, and short enough for the model"
         )
     fence = fence_for(secret, "\n".join(text_of(works[name]) for name in chosen))
-    return ExampleSet(source, fence, tuple(works[name] for name in chosen), {name: points[name] for name in chosen})
+    return ExampleSet(
+        source,
+        fence,
+        tuple(works[name] for name in chosen),
+        {name: {id: points[name][id] for id in ids} for name in chosen},
+    )
 
 
 def _choose(works: Mapping[str, Submission], graded: _Graded, rubric: Rubric, room: float) -> list[str]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import streamlit as st
 
 from desk import assignments
-from desk.agreement import Difference, difference_row, differences
 from desk.decisions import round_overrides
+from desk.differences import Difference, difference_row, differences
 from desk.pages import review_page, rubric_form
 from desk.pages.rubric_form import RubricDraft
 from desk.pages.shared import (

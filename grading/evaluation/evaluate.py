@@ -69,7 +69,7 @@ def evaluate(
 
     def pairs_of(first: Mapping[tuple[str, str], Points], second: Mapping[tuple[str, str], Points]) -> list[GradePair]:
         step = min(steps.values(), default=1)
-        keys = [(name, id) for name, id in second if (name, id) in first]
+        keys = [key for id in limits for key in second if key[1] == id and key in first]
         return [GradePair(*key, first[key], second[key], limits[key[1]], steps.get(key[1], step)) for key in keys]
 
     by_rater: dict[str, dict[tuple[str, str], Points]] = defaultdict(dict)

@@ -11,7 +11,7 @@ import click
 
 from grading.evaluation.agreement import EvaluationError, agreement
 from grading.evaluation.evaluate import Evaluation, by_name, evaluate
-from grading.evaluation.hand_grades import HandGrades, read_hand_grades, reviewed_grades
+from grading.evaluation.hand_grades import AFTER_A_LOOK, HandGrades, read_hand_grades, reviewed_grades
 from grading.evaluation.page import render_evaluation, rows, sentences
 from grading.report.grades import load_graded
 from grading.rubric.rubric import load_rubric
@@ -25,7 +25,6 @@ from producers.batch.batch import Batch
 from producers.storage.private import write_atomically
 
 PAGE = "evaluation.html"
-_IN_SIGHT = "These hand grades were given with the model's points in sight, which makes people agree with them."
 
 
 @click.command("evaluate")
@@ -71,7 +70,7 @@ def evaluate_command(
         measured = _measure(settings, batch, by_hand, within)
         base_pairs, pairs = by_name(base.pairs) if base else {}, by_name(measured.pairs)
         gains = [agreement(name, pairs[name], earlier) for name, earlier in base_pairs.items() if name in pairs]
-        facts = _facts(batch, watts) | ({"Hand grades": _IN_SIGHT} if reviews else {})
+        facts = _facts(batch, watts) | ({"Hand grades": AFTER_A_LOOK} if reviews else {})
         write_atomically(batch / PAGE, render_evaluation(measured, facts, gains))
         report = asdict(measured) | {"folder": str(batch), "facts": facts, "gain": [asdict(each) for each in gains]}
         reports.append(report)
