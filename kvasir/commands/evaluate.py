@@ -23,6 +23,7 @@ from kvasir.terminal import TerminalProgress, print_table, say, say_json
 from messages.errors import UsageError
 from producers.batch.batch import Batch
 from producers.storage.private import write_atomically
+from producers.words import plural
 
 PAGE = "evaluation.html"
 
@@ -70,7 +71,8 @@ def evaluate_command(
         measured = _measure(settings, batch, by_hand, within)
         base_pairs, pairs = by_name(base.pairs) if base else {}, by_name(measured.pairs)
         gains = [agreement(name, pairs[name], earlier) for name, earlier in base_pairs.items() if name in pairs]
-        facts = _facts(batch, watts) | ({"Hand grades": AFTER_A_LOOK} if reviews else {})
+        compared = f"{measured.submissions} of {plural(len({name for name, *_ in by_hand}), 'submission')} compared."
+        facts = _facts(batch, watts) | {"Hand grades": f"{compared} {AFTER_A_LOOK if reviews else ''}".strip()}
         write_atomically(batch / PAGE, render_evaluation(measured, facts, gains))
         report = asdict(measured) | {"folder": str(batch), "facts": facts, "gain": [asdict(each) for each in gains]}
         reports.append(report)

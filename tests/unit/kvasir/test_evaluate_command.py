@@ -15,9 +15,11 @@ from kvasir.commands.evaluate import PAGE
 from producers.storage.private import kept_in
 from tests.support.desk import answer, plan_tiny_class, write_grades
 from tests.support.homework import tiny_class
+from tests.support.processes import SIMULATED_MODEL, config_text
 
 SIZE = 40
 OUT = Path("out")
+MODELS = ("tiny:1b", "other:1b")
 
 
 @pytest.fixture
@@ -59,6 +61,7 @@ def test_it_says_how_far_model_and_people_agree_and_what_doubts_are_worth(capsys
         assert name in said
     assert "evidence not found: of 10 flagged, 8 were wrong; of 30 not flagged, 0" in said
     assert "energy not known" in said
+    assert f"{SIZE} of {SIZE + 1} submissions" in said
     assert (OUT / PAGE) in kept_in(OUT)
 
     found = report(capsys, "out", "--grades", "hand.csv", "--watts", "100")
@@ -96,6 +99,7 @@ def test_a_gradebooks_totals_and_reviews_stand_in_for_the_table(
     found = report(capsys, "out", "--reviews")
     assert found["submissions"] == 1
     assert "in sight" in found["facts"]["Hand grades"]
+    assert "1 of 1 submissions" in found["facts"]["Hand grades"]
 
 
 @pytest.mark.usefixtures("graded")
@@ -157,16 +161,17 @@ def test_an_old_batch_without_its_work_is_evaluated_without_a_floor(
 def test_models_grade_first_each_in_a_batch_of_its_own_and_are_not_asked_twice(
     configured_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (configured_folder / "kvasir.toml").write_text(config_text(dict.fromkeys(MODELS, SIMULATED_MODEL)), "utf-8")
     homework = tiny_class(configured_folder / "homework", 12)
     rows = [f"student{n}_{100 + n}_1_homework.py,{id},1" for n in range(12) for id in ("works", "clear")]
     Path("hand.csv").write_text("\n".join(["submission,criterion,points", *rows]), "utf-8")
     words = (str(homework / "submissions"), "--rubric", str(homework / "rubric.yaml"), "--grades", "hand.csv")
 
-    assert evaluate(*words, "--model", "coder", "--json") == 0
+    assert evaluate(*words, "--model", MODELS[0], "--json") == 0
     (found,) = json.loads(capsys.readouterr().out)["batches"]
     journal = Path(found["folder"], "results.jsonl").read_bytes()
     assert found["submissions"] == 12
-    assert evaluate(*words, "--model", "coder", "--model", "writer", "--json") == 0
+    assert evaluate(*words, "--model", MODELS[0], "--model", MODELS[1], "--json") == 0
     both = json.loads(capsys.readouterr().out)["batches"]
     assert [each["folder"] == found["folder"] for each in both] == [True, False]
     assert Path(found["folder"], "results.jsonl").read_bytes() == journal
