@@ -11,8 +11,9 @@
                 of each model and set of `--models NAME=FILE.gguf`, with the number of answers that there was time for
                 (`--minutes` for each model and set); null without models
 
-Sets are read from ../shared/datasets, or from KVASIR_DATASETS; what isn't there is left out, or null. Answers are drawn
-evenly over the questions, by the seed, one batch a question. Models that fit a test are poor graders: their figures
+Sets are read from ../shared/datasets, or from KVASIR_DATASETS; what isn't there is left out, or null. Of each question
+as many answers are drawn by the seed as make 300 over all of them; one batch a question, in an order drawn by the seed,
+until the time is up. Models that fit a test are poor graders: their figures
 show that the harness measures, and nothing of what a large one would do. Energy is not measured here. `--quick` has
 fewer planted classes.
 """
@@ -23,6 +24,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -32,14 +34,13 @@ from numpy.typing import NDArray
 
 from benchmarks import harness
 from benchmarks.evaluate_sets import Question, exams, saf
-from grading.evaluation.agreement import MEASURES, Agreement, GradePair, agreement, tfidf_floor
+from grading.evaluation.agreement import MEASURES, Agreement, EvaluationError, GradePair, agreement, tfidf_floor
 from grading.evaluation.evaluate import BANDS, band_of, evaluate
-from grading.evaluation.hand_grades import read_hand_grades
+from grading.evaluation.hand_grades import HandGrades, read_hand_grades
 from grading.points import Grade
 from grading.prompts.answers import CriterionGrade
 from grading.report.grades import GradedClass, load_graded
 from kvasir import cli
-from messages.errors import UsageError
 
 CLASSES, QUICK_CLASSES = 1000, 40
 SIZE = 200
@@ -147,11 +148,13 @@ def grade_set(questions: Sequence[Question], model: str, weights: Path, minutes:
     ends_at = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory() as place:
         config = write_config(Path(place), model, weights)
-        for question in questions:
+        for question in random.Random(seed).sample(questions, len(questions)):
             chosen = question.sample(-(-ANSWERS // len(questions)), seed)
             folder = chosen.write_class(Path(place) / chosen.name)
-            seconds = (ends_at - time.monotonic()) / (len(questions) - questions.index(question))
-            if graded := graded_by(folder, config, seconds):
+            if ends_at < time.monotonic():
+                break
+            graded = graded_by(folder, config, ends_at - time.monotonic())
+            with suppress(EvaluationError):  # nothing was graded in time
                 measured = evaluate(*graded, tolerance=0.25, seed=seed)
                 pairs += [replace(pair, submission=f"{question.name} {pair.submission}") for pair in measured.pairs]
                 for record in measured.doubts:
@@ -181,19 +184,14 @@ def write_config(place: Path, model: str, weights: Path) -> Path:
     return config
 
 
-def graded_by(folder: Path, config: Path, seconds: float, *more: str) -> tuple[Any, ...] | None:
-    """The class as it is after so many seconds, and its hand grades; None where nothing is graded by then."""
+def graded_by(folder: Path, config: Path, seconds: float) -> tuple[GradedClass, HandGrades]:
+    """The class as it is after so many seconds, and its hand grades."""
     out = folder / "out"
     solution = ["--solution", str(folder / "solution.md")] if (folder / "solution.md").exists() else []
-    words = [str(folder / "submissions"), "--rubric", str(folder / "rubric.yaml"), *solution, "--out", str(out), *more]
-    cli.run_command(
-        ["--config", str(config), "grade", *words, "--quiet", "--json", "--max-wait", f"{max(1.0, seconds):.0f}"]
-    )
-    try:
-        hand = folder / "hand.csv"
-        return load_graded(out), read_hand_grades(hand.read_bytes(), str(hand))
-    except UsageError:
-        return None
+    words = [str(folder / "submissions"), "--rubric", str(folder / "rubric.yaml"), *solution, "--out", str(out)]
+    with redirect_stdout(io.StringIO()):
+        cli.run_command(["--config", str(config), "grade", *words, "--quiet", "--json", "--max-wait", f"{seconds:.0f}"])
+    return load_graded(out), read_hand_grades((folder / "hand.csv").read_bytes(), "hand.csv")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
