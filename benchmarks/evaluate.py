@@ -20,6 +20,8 @@ fewer planted classes.
 
 from __future__ import annotations
 
+import io
+import random
 import tempfile
 import time
 from collections import Counter
