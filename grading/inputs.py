@@ -133,23 +133,20 @@ def read_examples(
         raise BatchError(f"{kept_file} can't be read ({error}); restore it") from None
     if isinstance(kept_set, ExampleSet) and (request.selection.from_manifest or kept_set.source == source):
         return kept_set
+    ids = [criterion.id for criterion in rubric.criteria]
+    by_hand = in_class(read_hand_grades(data, str(request.examples)), [work.name for work in submissions], ids)
+    points: dict[str, dict[str, Points]] = {}
+    for (name, id, _), given_points in sorted(by_hand.items(), reverse=True):  # of several people's the first
+        points.setdefault(name, {})[id] = given_points
     works = {
         work.name: Submission(work.name, work.language, work.parts)
         for work in submissions
-        if work.is_gradable and work.name not in excluded_names
+        if work.name in points.keys() - excluded_names and work.is_gradable
+        if all(points[work.name].get(criterion.id) in criterion.grid for criterion in rubric.criteria)
         if not work.doubtful_notes and not instruction_flags(work)
     }
-    points: dict[str, dict[str, Points]] = {name: {} for name in works}
-    ids = [criterion.id for criterion in rubric.criteria]
-    by_hand = in_class(read_hand_grades(data, str(request.examples)), [work.name for work in submissions], ids)
-    for (name, id, _), given_points in sorted(by_hand.items(), reverse=True):  # of several people's the first
-        points.get(name, {}).update({id: given_points} if id in ids else {})
-    is_whole = {
-        name: all(graded.get(criterion.id) in criterion.grid for criterion in rubric.criteria)
-        for name, graded in points.items()
-    }
     room = _CONTEXT_SHARE * min(model.context for model in request.models.values())
-    chosen = _choose(works, {name: graded for name, graded in points.items() if is_whole[name]}, rubric, room)
+    chosen = _choose(works, {name: points[name] for name in works}, rubric, room)
     if not chosen:
         raise SubmissionError(
             f"no work in {request.examples} can be an example: that takes two submissions or more with points for each "

@@ -16,7 +16,7 @@ import importlib
 import math
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,13 +97,14 @@ def agreement(name: str, pairs: Sequence[GradePair], before: Sequence[GradePair]
         name,
         len(units),
         len(sides[-1]) if sides else 0,
-        estimates([_sums(side, sorted(units)) for side in sides], seed),
+        estimates([sums_of(side) for side in sides], seed),
     )
 
 
-def _sums(pairs: Iterable[GradePair], units: Sequence[str]) -> _Floats:
-    """A row for each of the sums that `_measures` is made of, a column for each submission."""
-    sums, places = np.zeros((10, len(units))), {unit: place for place, unit in enumerate(units)}
+def sums_of(pairs: Sequence[GradePair]) -> _Floats:
+    """A row for each of the sums that measures are made of, a column for each submission, by name."""
+    places = {unit: place for place, unit in enumerate(sorted({pair.submission for pair in pairs}))}
+    sums = np.zeros((10, len(places)))
     for pair in pairs:
         first, second = float(pair.first) / float(pair.max_points), float(pair.second) / float(pair.max_points)
         distance = abs(pair.difference)
@@ -137,12 +138,12 @@ def estimates(sums: Sequence[_Floats], seed: int = 0, resamples: int = RESAMPLES
         return ends[0] if len(ends) == 1 else ends[1] - ends[0]
 
     values, bounds = statistic(np.arange(unit_count)), np.full((2, len(MEASURES)), math.nan)
-    bootstrap = extra("scipy.stats").bootstrap
-    if unit_count >= MIN_UNITS:
+    if unit_count >= MIN_UNITS and resamples:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # where nothing varies there is no interval, and that is said so
             bounds = np.stack(
-                bootstrap(
+                extra("scipy.stats")
+                .bootstrap(
                     (np.arange(unit_count),),
                     statistic,
                     vectorized=True,
@@ -150,7 +151,8 @@ def estimates(sums: Sequence[_Floats], seed: int = 0, resamples: int = RESAMPLES
                     batch=_BATCH,
                     confidence_level=CONFIDENCE,
                     rng=np.random.default_rng(seed),
-                ).confidence_interval
+                )
+                .confidence_interval
             )
     return {
         name: Estimate(

@@ -83,7 +83,9 @@ def evaluate(
     }
     pairs = [pair for points in by_rater.values() for pair in pairs_of(by_model, points)]
     if not pairs:
-        raise EvaluationError("no submission with hand grades has points of a model's for the same criterion")
+        raise EvaluationError(
+            "none of the hand grades is of a submission that a model gave points to; names must be the batch's"
+        )
     parts = {
         "model": by_name(pairs),
         "band": {band: [pair for pair in finest(pairs) if band_of(pair) == band] for band in BANDS},

@@ -74,8 +74,9 @@ def evaluate_command(
         compared = f"{measured.submissions} of {plural(len({name for name, *_ in by_hand}), 'submission')} compared."
         facts = _facts(batch, watts) | {"Hand grades": f"{compared} {AFTER_A_LOOK if reviews else ''}".strip()}
         write_atomically(batch / PAGE, render_evaluation(measured, facts, gains))
-        report = asdict(measured) | {"folder": str(batch), "facts": facts, "gain": [asdict(each) for each in gains]}
-        reports.append(report)
+        reports.append(
+            asdict(measured) | {"folder": str(batch), "facts": facts, "gain": [asdict(each) for each in gains]}
+        )
         if not as_json:
             table = rows(measured, gains)
             print_table(tuple(table[0]), [tuple(row.values()) for row in table])

@@ -19,6 +19,7 @@ from grading.points import EXAMPLE_REMARK
 from grading.prompts.prompt import examples_text, prefix
 from grading.request import AskForm, AspectModel, GradeRequest
 from grading.rubric.rubric import load_rubric
+from infra.config.settings import Settings
 from kvasir import class_run
 from messages.errors import SubmissionError
 from messages.jobs import prompt_text
@@ -68,7 +69,9 @@ def test_boundaries_come_first_and_half_of_the_graded_work_is_left_to_compare_wi
     assert assignment.examples
     points = [tuple(each.values()) for each in assignment.examples.points.values()]
     assert len(points) == len(GRADED) // 2
-    assert {works for works, _ in points[:2]} == {1, 2}  # the middle of 0 to 3
+    assert {works for works, _ in points} == {0, 1, 2, 3}
+    first, _, third, _ = points  # in turn for each criterion, the middle of 0 to 3 first
+    assert {first[0], third[0]} == {1, 2}
     assert chosen(assignment) < {name_of(number) for number in range(len(GRADED))}
     assert chosen(prepared(class_with_grades(tmp_path / "again", GRADED))) == chosen(assignment)
 
@@ -126,7 +129,7 @@ def test_the_batch_keeps_the_set_whatever_becomes_of_the_work_and_the_file(tmp_p
     (tmp_path / "hand.csv").unlink()
 
     with Batch(out) as batch:
-        stored = class_run.request_from_manifest(None, batch.request)  # type: ignore[arg-type]
+        stored = class_run.request_from_manifest(Settings(), batch.request)
         stored = replace(stored, models=request.models, copies=kept_inputs(out, batch.request))
         again = class_run.read_class(batch, stored)
 
@@ -142,7 +145,7 @@ def test_other_hand_grades_are_another_set(tmp_path: Path) -> None:
     out, request = tmp_path / "out", class_with_grades(tmp_path, GRADED)
     first = plan(out, request)
     kept = kept_inputs(out, manifest_of(out)["request"])
-    write_hand_grades(tmp_path, [(3, 2), (0, 0), *GRADED[2:]])
+    write_hand_grades(tmp_path, [(3, 2), (2, 1), (1, 0), (0, 0), (0, 1), (1, 2), (2, 2), (3, 1)])
 
     second = prepared(replace(request, copies=kept))
 
