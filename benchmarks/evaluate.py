@@ -200,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run it."""
     parser = harness.parser(__doc__)
     parser.add_argument("--models", nargs="*", default=[], metavar="NAME=FILE", help="models to grade with (GGUF)")
+    parser.add_argument("--sets", nargs="*", default=["english", "exams"], help="to grade (default: english exams)")
     parser.add_argument("--minutes", type=float, default=4.0, help="for each model and set (default: %(default)s)")
     options = parser.parse_args(arguments)
     sets = {"english": saf("english"), "german": saf("german"), "exams": exams()}
@@ -209,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs = {
         f"{model}, {name}": grade_set(sets[name], model, Path(weights), options.minutes, options.seed)
         for model, _, weights in (entry.partition("=") for entry in options.models)
-        for name in ("english", "exams")
+        for name in options.sets
         if sets[name]
     }
     harness.finish(

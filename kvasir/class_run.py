@@ -44,7 +44,7 @@ from kvasir.options import BatchPlace, default_folder
 from messages.errors import BatchError, BrokerUnavailable, StoreUnavailable, UsageError
 from messages.jobs import JobResult
 from monitoring.events import Observer
-from producers.batch.batch import Batch, Counts, other_form, report_lock
+from producers.batch.batch import Batch, Counts, manifest_of, other_form, report_lock
 from producers.batch.runner import Progress, Runner
 from producers.storage.private import write_atomically
 from producers.words import join_with_and, shorten_names
@@ -199,8 +199,11 @@ def read_class(batch: Batch, request: GradeRequest) -> Assignment:
         request = replace(request, selection=replace(selection, other_names=planning.names_so_far(batch)))
     request = replace(request, rosters=kept_files(batch.folder, request.rosters))
     if request.examples:
-        kept = {kind: place for kind, place in kept_inputs(batch.folder, batch.request).items() if kind == "examples"}
-        request = replace(request, copies={**kept, **request.copies}, sampled_names=ever_sampled(batch.folder))
+        # A round goes by the set of the batch that it may replace points of.
+        home = batch.folder.parents[1] if batch.folder.parent.name == "rounds" else batch.folder
+        stored_request = batch.request if home == batch.folder else manifest_of(home)["request"]
+        kept = {kind: place for kind, place in kept_inputs(home, stored_request).items() if kind == "examples"}
+        request = replace(request, copies={**kept, **request.copies}, sampled_names=ever_sampled(home))
     older = None if batch.may_plan else batch.prompt_form
     planned_entries = batch.entries if older or batch.may_publish else ()
     return planning.prepare(request, batch.batch_id, batch.secret, older, planned_entries, batch.succeeded_ids)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from desk.assignments import read_inputs
+from desk.rounds import make_round, next_round
 from grading import planning
 from grading.grades import make_grades
 from grading.hand_sample import SamplePlan, draw_sample
@@ -139,6 +141,21 @@ def test_the_batch_keeps_the_set_whatever_becomes_of_the_work_and_the_file(tmp_p
     (kept,) = [path for path in kept_in(out) if path.name == "examples.json"]
     assert set(json.loads(kept.read_text())["points"]) == chosen(assignment)
     assert manifest_of(out)["request"]["examples"] == str(tmp_path / "hand.csv")
+
+
+def test_a_round_goes_by_the_set_of_its_batch(tmp_path: Path) -> None:
+    out, request = tmp_path / "out", class_with_grades(tmp_path, GRADED)
+    first = plan(out, request)
+    place = next_round(out)
+    make_round(out, place)
+    for name in chosen(first):
+        (request.folder / name).write_text("def mean(v):\n    return 17\n", "utf-8")
+
+    with Batch(place) as batch:
+        second = class_run.read_class(batch, request)
+
+    assert second.examples == first.examples
+    assert read_inputs(out).examples == str(request.examples)
 
 
 def test_other_hand_grades_are_another_set(tmp_path: Path) -> None:
