@@ -16,11 +16,12 @@ from desk.text import escape_markdown
 from grading import export
 from grading.alarms import class_alarms
 from grading.evaluation.evaluate import evaluate
-from grading.evaluation.hand_grades import AFTER_A_LOOK, reviewed_grades
+from grading.evaluation.hand_grades import reviewed_grades
 from grading.evaluation.page import pictures as draw_evaluation
 from grading.evaluation.page import rows as evaluation_rows
 from grading.evaluation.page import sentences
 from grading.report.grades import OUTCOMES, load_graded, outcomes, show_points
+from grading.reviews import AFTER_A_LOOK
 from producers.words import plural
 
 _COLOURS = {

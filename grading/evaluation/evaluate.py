@@ -24,7 +24,7 @@ from grading.report.grades import GradedClass
 from grading.rubric.rubric import Points, exact, plain
 
 BANDS = ("none", "partial", "full")  # of a criterion's points, as the person gave them
-WHOLE, EVERY_CRITERION = "total", "all criteria"
+WHOLE, EVERY_CRITERION = "the total", "all criteria"  # no criterion can be called so
 _LIKELIHOOD_BINS = 10
 
 
@@ -59,7 +59,11 @@ def evaluate(
 
     Raises EvaluationError where nothing can be compared, or a person gave what the rubric doesn't allow.
     """
-    grades = [grade for grade in graded_class.grades if EXAMPLE_REMARK not in grade.remarks]
+    grades = [
+        grade
+        for grade in graded_class.grades
+        if EXAMPLE_REMARK not in grade.remarks and grade.state in ("graded", "incomplete")
+    ]
     limits = {item.id: item.max_points for grade in grades for item in grade.criteria} | {TOTAL: graded_class.total}
     steps = {criterion.id: criterion.step for criterion in assignment.rubric.criteria} if assignment else {}
     by_hand = in_class(hand_grades, [grade.submission for grade in graded_class.grades], limits.keys() - {TOTAL})

@@ -20,7 +20,6 @@ from grading.submissions.lms_names import student_id
 from grading.tables import cell, column, read_sheet, student, students
 
 TOTAL = ""  # in the place of a criterion
-AFTER_A_LOOK = "These hand grades were given with the model's points in sight, which makes people agree with them."
 HandGrades = Mapping[tuple[str, str, str], Points]  # by submission, criterion and rater
 
 

@@ -11,9 +11,10 @@ import click
 
 from grading.evaluation.agreement import EvaluationError, agreement
 from grading.evaluation.evaluate import Evaluation, by_name, evaluate
-from grading.evaluation.hand_grades import AFTER_A_LOOK, HandGrades, read_hand_grades, reviewed_grades
+from grading.evaluation.hand_grades import HandGrades, read_hand_grades, reviewed_grades
 from grading.evaluation.page import render_evaluation, rows, sentences
 from grading.report.grades import load_graded
+from grading.reviews import AFTER_A_LOOK
 from grading.rubric.rubric import load_rubric
 from infra.config.settings import Settings
 from kvasir import class_run

@@ -106,7 +106,7 @@ def test_an_evening_with_the_demos_class(tmp_path: Path) -> None:
         browser.wait_for("larkspurlena_48112_910012_final.ipynb: failed")
         browser.click("Results")
         browser.click("Agreement between model and person")
-        browser.wait_for("model: total")
+        browser.wait_for("model: the total")
         assert "Traceback" not in desk.text()
 
 

@@ -57,7 +57,7 @@ def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 def test_it_says_how_far_model_and_people_agree_and_what_doubts_are_worth(capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate("out", "--grades", "hand.csv") == 0
     said = " ".join(capsys.readouterr().out.split())
-    for name in ("model: total", "model: works", "band: partial", "people: total", "floor: total"):
+    for name in ("model: the total", "model: works", "band: partial", "people: the total", "floor: the total"):
         assert name in said
     assert "evidence not found: of 10 flagged, 5 were wrong; of 30 not flagged, 0" in said
     assert "energy not known" in said
@@ -91,7 +91,7 @@ def test_a_gradebooks_totals_and_reviews_stand_in_for_the_table(
 ) -> None:
     Path("book.csv").write_text("ID,Homework\n" + "".join(f"{100 + n},3\n" for n in range(SIZE)), "utf-8")
     found = report(capsys, "out", "--grades", "book.csv", "--column", "homework")
-    assert [each["name"] for each in found["agreements"]["model"]] == ["total"]
+    assert [each["name"] for each in found["agreements"]["model"]] == ["the total"]
     assert found["agreements"]["people"] == []
 
     name = f"student0_{100}_1_homework.py"
