@@ -65,14 +65,15 @@ _Floats = NDArray[np.float64]
 
 def draw_pairs(draw: np.random.Generator, size: int, criteria: int) -> list[GradePair]:
     """Points by a planted grader and by a person. With several criteria a grader is strict with some whole works."""
-    pairs = []
-    for unit in range(size):
-        is_strict = criteria > 1 and draw.random() < 0.3
-        for number in range(criteria):
-            person = int(draw.choice(LEVELS, p=PRIOR))
-            model = int(draw.choice(LEVELS, p=CONFUSION[person]))
-            pairs.append(GradePair(str(unit), f"c{number}", max(0, model - is_strict), person, LEVELS - 1))
-    return pairs
+    person = draw.choice(LEVELS, size=(size, criteria), p=PRIOR)
+    model = (draw.random((size, criteria, 1)) > CONFUSION[person].cumsum(-1)).sum(-1)
+    strict = (draw.random((size, 1)) < 0.3) & (criteria > 1)
+    points = np.maximum(model - strict, 0).tolist(), person.tolist()
+    return [
+        GradePair(str(unit), f"c{number}", points[0][unit][number], points[1][unit][number], LEVELS - 1)
+        for unit in range(size)
+        for number in range(criteria)
+    ]
 
 
 def truth_of(criteria: int) -> dict[str, float]:
