@@ -39,7 +39,7 @@ class Evaluation:
     submissions: int
     agreements: Mapping[str, Sequence[Agreement]]
     doubts: Sequence[Mapping[str, Any]]  # kind, flagged, flagged_wrong, unflagged, unflagged_wrong; submissions
-    reliability: Sequence[tuple[float, float]]  # share that a person gave too, mean likelihood of the points given
+    reliability: Sequence[Sequence[float]]  # share that a person gave too, mean likelihood of the points given
     pairs: Sequence[GradePair]  # model and person
 
 
@@ -64,7 +64,8 @@ def evaluate(
         for grade in graded_class.grades
         if EXAMPLE_REMARK not in grade.remarks and grade.state in ("graded", "incomplete")
     ]
-    limits = {item.id: item.max_points for grade in grades for item in grade.criteria} | {TOTAL: graded_class.total}
+    limits = {item.id: item.max_points for grade in graded_class.grades for item in grade.criteria}
+    limits[TOTAL] = graded_class.total
     steps = {criterion.id: criterion.step for criterion in assignment.rubric.criteria} if assignment else {}
     by_hand = in_class(hand_grades, [grade.submission for grade in graded_class.grades], limits.keys() - {TOTAL})
     for (name, id, _), points in by_hand.items():
@@ -183,7 +184,7 @@ def _doubt_records(grades: Sequence[Grade], pairs: Sequence[GradePair], toleranc
     ]
 
 
-def _reliability(grades: Iterable[Grade], pairs: Iterable[GradePair]) -> list[tuple[float, float]]:
+def _reliability(grades: Iterable[Grade], pairs: Iterable[GradePair]) -> list[list[float]]:
     likelihoods = {
         (grade.submission, item.id): min(1.0, item.distribution.get(str(item.points), 0.0))
         for grade in grades

@@ -21,7 +21,7 @@ from grading.points import EXAMPLE_REMARK
 from grading.prompts.prompt import examples_text, prefix
 from grading.request import AskForm, AspectModel, GradeRequest
 from grading.rubric.rubric import load_rubric
-from infra.config.settings import Settings
+from infra.config.settings import load_settings
 from kvasir import class_run
 from messages.errors import SubmissionError
 from messages.jobs import prompt_text
@@ -131,7 +131,7 @@ def test_the_batch_keeps_the_set_whatever_becomes_of_the_work_and_the_file(tmp_p
     (tmp_path / "hand.csv").unlink()
 
     with Batch(out) as batch:
-        stored = class_run.request_from_manifest(Settings(), batch.request)
+        stored = class_run.request_from_manifest(load_settings(), batch.request)
         stored = replace(stored, models=request.models, copies=kept_inputs(out, batch.request))
         again = class_run.read_class(batch, stored)
 

@@ -112,7 +112,7 @@ def test_how_sure_the_model_was_is_compared_with_how_often_it_was_right() -> Non
     hand = {(f"s{number:02d}", "loops", ""): 2 if number % 2 else 1 for number in range(SIZE)}
     evaluation = evaluate(class_of(*map(sure, range(SIZE))), hand)
 
-    assert sorted(evaluation.reliability) == [(0.0, 0.5), (1.0, pytest.approx(0.9))]
+    assert sorted(evaluation.reliability) == [pytest.approx([0.0, 0.5]), pytest.approx([1.0, 0.9])]
     assert [picture.title for picture in pictures(evaluation)][:2] == ["By what the person gave", "How sure, how right"]
 
 
