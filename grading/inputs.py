@@ -152,7 +152,7 @@ def read_examples(
             f"no work in {request.examples} can be an example: that takes two submissions or more with points for each "
             "criterion, nothing doubtful about them, none of them in a bound's sample, and short enough for the model"
         )
-    fence = fence_for(secret, "\n".join(text_of(works[name]) for name in chosen))
+    fence = fence_for(secret, "\n".join(["graded examples", *(text_of(works[name]) for name in chosen)]))
     return ExampleSet(
         source,
         fence,

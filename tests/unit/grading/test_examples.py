@@ -209,6 +209,17 @@ def test_work_that_speaks_to_the_grader_is_no_example_nor_is_half_graded_or_off_
         prepared(request)
 
 
+def test_a_classmate_may_have_handed_in_the_very_work_that_is_an_example(tmp_path: Path) -> None:
+    request = class_with_grades(tmp_path, GRADED[:2])
+    for path in request.folder.iterdir():
+        path.write_text("print(1)\n", "utf-8")
+
+    assignment = prepared(request)
+
+    assert len(chosen(assignment)) == 1
+    assert len(assignment.tasks) == 2 * (SIZE - 1)
+
+
 def test_examples_take_a_quarter_of_the_smallest_context_at_most(tmp_path: Path) -> None:
     request = class_with_grades(tmp_path, GRADED)
     for number in range(len(GRADED)):
