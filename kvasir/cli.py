@@ -49,7 +49,7 @@ EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 
-RESUMABLE_COMMANDS = ("demo", "grade", "submit", "watch", "retry", "regrade", "run")  # where they stopped
+RESUMABLE_COMMANDS = ("demo", "grade", "submit", "watch", "retry", "regrade", "run", "evaluate")  # where they stopped
 
 
 @click.group(
