@@ -176,6 +176,8 @@ def _choose(works: Mapping[str, Submission], graded: _Graded, rubric: Rubric, ro
 def _beside_boundaries(criterion: Criterion, graded: _Graded, sizes: Mapping[str, int]) -> list[str]:
     longest_first = sorted(graded, key=lambda name: -sizes[name])
     shortest = {graded[name][criterion.id]: name for name in longest_first}  # the last of each
-    boundaries = sorted(itertools.pairwise(sorted(shortest)), key=lambda pair: abs(sum(pair) - criterion.points))
+    boundaries = sorted(
+        itertools.pairwise(sorted(shortest)), key=lambda pair: abs(sum(pair) - criterion.points - criterion.minimum)
+    )
     steps = dict.fromkeys(points for pair in boundaries for points in pair) or shortest
     return [shortest[points] for points in steps][:EXAMPLES_OF_A_CRITERION]

@@ -23,7 +23,7 @@ from grading.prompts.answers import ParsedAnswer, criterion_grade
 from grading.prompts.prompt import ExampleSet, cut_summary, text_of
 from grading.quotes import PrivateTexts, SubmissionTexts, evidence_state, leaks, submission_texts
 from grading.rubric.checks import CheckFinding
-from grading.rubric.rubric import Aspect, Criterion, Points, Rubric, add_points
+from grading.rubric.rubric import Aspect, Criterion, Points, Rubric, total_points
 from grading.submissions.reading import Submission
 from grading.submissions.truncation import Cut
 from producers.words import plural
@@ -157,7 +157,7 @@ def _criterion_doubts(criterion: CriterionGrade, findings: Sequence[CheckFinding
     if criterion.leaks:
         yield "the feedback repeats what only graders see"
     spread = max(criterion.sampled, default=0) - min(criterion.sampled, default=0)
-    if spread > 0 and spread >= DISAGREEMENT * criterion.max_points:
+    if spread > 0 and spread >= DISAGREEMENT * (criterion.max_points - criterion.min_points):
         yield f"{len(criterion.sampled)} answers disagree: {', '.join(map(str, criterion.sampled))} points"
     failed_checks = [
         finding.text for finding in findings if finding.criterion == criterion.id and not finding.has_passed
@@ -301,7 +301,7 @@ def _state(criteria: Sequence[CriterionGrade]) -> GradeState:
 
 def _total(criteria: Sequence[CriterionGrade]) -> Points | None:
     points = [item.points for item in criteria if item.points is not None]
-    return add_points(points) if len(points) == len(criteria) else None
+    return total_points(points) if len(points) == len(criteria) else None
 
 
 def _why_missing(criteria: Iterable[CriterionGrade]) -> str:

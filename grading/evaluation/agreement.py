@@ -51,11 +51,18 @@ class GradePair:
     second: Points
     max_points: Points
     step: Points = 1
+    min_points: Points = 0  # below 0 where points can be lost
 
     @property
     def difference(self) -> float:
         """First minus second, points."""
         return float(exact(self.first) - exact(self.second))
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """Both graders' points as shares of what there is to earn."""
+        low, high = float(self.min_points), float(self.max_points)
+        return (float(self.first) - low) / (high - low), (float(self.second) - low) / (high - low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +113,10 @@ def sums_of(pairs: Sequence[GradePair]) -> _Floats:
     places = {unit: place for place, unit in enumerate(sorted({pair.submission for pair in pairs}))}
     sums = np.zeros((10, len(places)))
     for pair in pairs:
-        first, second = float(pair.first) / float(pair.max_points), float(pair.second) / float(pair.max_points)
-        distance = abs(pair.difference)
+        (first, second), distance = pair.shares, abs(pair.difference)
         sums[:, places[pair.submission]] += (
             *(1, first, second, first**2 + second**2, (first - second) ** 2),
-            *(distance, distance / float(pair.max_points), pair.difference, not distance, distance <= pair.step),
+            *(distance, abs(first - second), pair.difference, not distance, distance <= pair.step),
         )
     return sums
 

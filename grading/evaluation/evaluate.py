@@ -64,18 +64,22 @@ def evaluate(
         for grade in graded_class.grades
         if EXAMPLE_REMARK not in grade.remarks and grade.state in ("graded", "incomplete")
     ]
-    limits = {item.id: item.max_points for grade in graded_class.grades for item in grade.criteria}
-    limits[TOTAL] = graded_class.total
+    limits = {item.id: (item.min_points, item.max_points) for grade in graded_class.grades for item in grade.criteria}
+    limits[TOTAL] = (0, graded_class.total)
     steps = {criterion.id: criterion.step for criterion in assignment.rubric.criteria} if assignment else {}
     by_hand = in_class(hand_grades, [grade.submission for grade in graded_class.grades], limits.keys() - {TOTAL})
     for (name, id, _), points in by_hand.items():
-        if points > limits.get(id, -1):
+        low, high = limits.get(id, (1, 0))
+        if not low <= points <= high:
             raise EvaluationError(f"{name!r}: the rubric has no {points} points for {id or 'the whole'!r}")
 
     def pairs_of(first: Mapping[tuple[str, str], Points], second: Mapping[tuple[str, str], Points]) -> list[GradePair]:
         step = min(steps.values(), default=1)
         keys = [key for id in limits for key in second if key[1] == id and key in first]
-        return [GradePair(*key, first[key], second[key], limits[key[1]], steps.get(key[1], step)) for key in keys]
+        return [
+            GradePair(*key, first[key], second[key], limits[key[1]][1], steps.get(key[1], step), limits[key[1]][0])
+            for key in keys
+        ]
 
     by_rater: dict[str, dict[tuple[str, str], Points]] = defaultdict(dict)
     for (name, id, rater), points in sorted(by_hand.items()):
@@ -130,7 +134,7 @@ def finest(pairs: Sequence[GradePair]) -> list[GradePair]:
 
 def band_of(pair: GradePair) -> str:
     """Of BANDS."""
-    return BANDS[0] if not pair.second else BANDS[2] if pair.second == pair.max_points else BANDS[1]
+    return BANDS[0] if pair.second == pair.min_points else BANDS[2] if pair.second == pair.max_points else BANDS[1]
 
 
 def _floor(pairs_by_name: Mapping[str, Sequence[GradePair]], assignment: Assignment, seed: int) -> list[GradePair]:
@@ -143,12 +147,13 @@ def _floor(pairs_by_name: Mapping[str, Sequence[GradePair]], assignment: Assignm
     floor, draw = [], np.random.default_rng(seed)
     for name, named_pairs in pairs_by_name.items():
         pairs = [pair for pair in named_pairs if pair.submission in texts and name != EVERY_CRITERION]
-        answers, shares = [texts[pair.submission] for pair in pairs], [pair.second / pair.max_points for pair in pairs]
+        answers, shares = [texts[pair.submission] for pair in pairs], [pair.shares[1] for pair in pairs]
         words = guidance.get(name, " ".join(guidance.values()))
         reference = own_text(assignment.solution) if assignment.solution else words
         for place, share in tfidf_floor(reference, answers, shares, draw):
-            step_number = round(share * pairs[place].max_points / pairs[place].step)
-            floor.append(replace(pairs[place], first=plain(step_number * exact(pairs[place].step))))
+            pair = pairs[place]
+            step_number = round((pair.min_points + share * (pair.max_points - pair.min_points)) / pair.step)
+            floor.append(replace(pair, first=plain(step_number * exact(pair.step))))
     return floor
 
 

@@ -15,7 +15,7 @@ from grading.evaluation.agreement import EvaluationError
 from grading.export.final import final_grades
 from grading.hand_sample.draw import points_in
 from grading.reviews import ROUND_REASON, read_overrides
-from grading.rubric.rubric import MAX_POINTS, Points, add_points
+from grading.rubric.rubric import MAX_POINTS, Points, total_points
 from grading.submissions.lms_names import student_id
 from grading.tables import cell, column, read_sheet, student, students
 
@@ -38,7 +38,7 @@ def read_hand_grades(data: bytes, label: str, total_column: str = "") -> HandGra
     graded_rows = [number for number, row in enumerate(sheet.rows) if number and cell(row, of_points).strip()]
     grades = {
         (student(sheet, number, students(sheet)[0]), cell(row, of_criterion).strip(), cell(row, of_rater).strip()): (
-            points_in(f"{label}, row {number + 1}", cell(row, of_points).strip(), MAX_POINTS)
+            points_in(f"{label}, row {number + 1}", cell(row, of_points).strip(), (-MAX_POINTS, MAX_POINTS))
         )
         for number in graded_rows
         for row in [sheet.rows[number]]
@@ -66,7 +66,7 @@ def in_class(grades: HandGrades, submissions: Iterable[str], criteria: Collectio
     names = {alias: name for name in submissions for alias in (student_id(name), name) if alias}
     known = {(names[name], id, rater): points for (name, id, rater), points in grades.items() if name in names}
     totals = {
-        (name, TOTAL, rater): add_points(known[name, id, rater] for id in criteria)
+        (name, TOTAL, rater): total_points(known[name, id, rater] for id in criteria)
         for name, rater in {(name, rater) for name, _, rater in known}
         if all((name, id, rater) in known for id in criteria)
     }

@@ -63,7 +63,13 @@ def pictures(evaluation: Evaluation) -> list[Picture]:
             else []
         ),
         *(
-            points(f"Model and person: {name}", "by the person", "by the model", _places(pairs), pairs[0].max_points)
+            points(
+                f"Model and person: {name}",
+                "by the person",
+                "by the model",
+                _places(pairs),
+                pairs[0].max_points - pairs[0].min_points,
+            )
             for name, pairs in by_name(evaluation.pairs).items()
             if name != EVERY_CRITERION
         ),
@@ -71,7 +77,8 @@ def pictures(evaluation: Evaluation) -> list[Picture]:
 
 
 def _places(pairs: Sequence[GradePair]) -> Counter[tuple[float, float]]:
-    return Counter((float(pair.second), float(pair.first)) for pair in pairs)
+    """Counted from the fewest points that there are."""
+    return Counter((float(pair.second - pair.min_points), float(pair.first - pair.min_points)) for pair in pairs)
 
 
 def render_evaluation(evaluation: Evaluation, facts: Mapping[str, str], gains: Iterable[Agreement] = ()) -> str:
