@@ -190,6 +190,12 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     return min(len(first), len(second))
 
 
+def cut_inside(text: str, marks: Iterable[re.Match[str]]) -> list[str]:
+    """The text in pieces, cut after the first character of each mark: so none of them stands whole in a piece."""
+    cuts = [match.start() + 1 for match in marks]
+    return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
 def vocabulary_hash(tokens: Iterable[str], rules: Iterable[str]) -> str:
     """Names a tokenizer by each id's text and its `rules`, whatever file they came from.
 

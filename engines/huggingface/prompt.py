@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
-from engines.chat import SAMPLE, ChatPrompt, sample_words, vocabulary_hash
+from engines.chat import SAMPLE, ChatPrompt, cut_inside, sample_words, vocabulary_hash
 from engines.huggingface.weights import read_json
 from engines.template import rendered, require_bounded, sandbox
 from messages.errors import ConfigError, InvalidPrompt
@@ -45,6 +45,8 @@ class HFPrompt(ChatPrompt):
         # Many a mark is declared an ordinary token (`<turn|>`, `<tool_response>`): no text of anybody's may become one.
         marks = [entry for entry in definition.get("added_tokens") or [] if entry["content"].strip()]
         self._control = _control_pattern(marks)
+        # llama.cpp finds these in any text; where it does, both engines cut the text inside them.
+        self._ordinary_marks = _pattern([re.escape(entry["content"]) for entry in marks if not entry.get("special")])
         self._parsing = _load(self.tokenizer_json, folder)
         for entry in marks:
             entry["special"] = True
@@ -69,8 +71,10 @@ class HFPrompt(ChatPrompt):
 
     def piece_ids(self, text: str, begins: bool, control: bool) -> Sequence[int]:
         """See ChatPrompt. A piece has the same ids wherever it stands."""
-        tokenizer = self._parsing if control else self._plain
-        return tokenizer.encode(text, add_special_tokens=False).ids
+        if control:
+            return self._parsing.encode(text, add_special_tokens=False).ids
+        pieces = cut_inside(text, self._ordinary_marks.finditer(text))
+        return [number for piece in pieces for number in self._plain.encode(piece, add_special_tokens=False).ids]
 
     def plain_ids(self, text: str) -> tuple[int, ...]:
         """Ids of a bare text; no control tokens."""
@@ -148,6 +152,10 @@ def _control_pattern(control: Iterable[dict[str, Any]]) -> re.Pattern[str]:
         (r"\s*" if entry.get("lstrip") else "") + re.escape(entry["content"]) + (r"\s*" if entry.get("rstrip") else "")
         for entry in entries
     ]
+    return _pattern(choices)
+
+
+def _pattern(choices: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(choices) or r"(?!)")
 
 

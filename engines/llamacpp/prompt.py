@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
-from engines.chat import MEMORY_SIZE, ChatPrompt
+from engines.chat import MEMORY_SIZE, ChatPrompt, cut_inside
 from engines.llamacpp.http import LlamaServer, ServerRefused
 from messages.errors import InvalidPrompt
 
@@ -84,10 +84,10 @@ class LlamaPrompt(ChatPrompt):
         llama.cpp makes user-defined tokens (gpt-oss's `<|channel|>`, Gemma's `<table>`) of what it finds in any text,
         control tokens recognised or not. So a text that spells one is cut inside it.
         """
-        cuts = [match.start() + 1 for match in self._marks.finditer(text) if self._is_always_one_token(match[0])]
+        found = [match for match in self._marks.finditer(text) if self._is_always_one_token(match[0])]
         ids: list[int] = []
-        for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
-            ids += self._tokens(text[start:end], add_special=add_special and not start, parse_special=False)
+        for number, piece in enumerate(cut_inside(text, found)):
+            ids += self._tokens(piece, add_special=add_special and not number, parse_special=False)
         return tuple(ids)
 
     def _ask_for_mark(self, mark: str) -> bool:

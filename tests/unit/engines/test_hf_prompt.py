@@ -13,7 +13,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from engines.chat import vocabulary_hash
 from engines.huggingface.prompt import HFPrompt
-from engines.llamacpp.gguf_file import read_gguf
+from engines.llamacpp.gguf_file import GGUFFile, read_gguf
+from engines.llamacpp.model import marks, tokenizer_hash, vocabulary
 from messages.errors import ConfigError, InvalidPrompt
 from messages.jobs import Part, user_prompt
 
@@ -267,3 +268,18 @@ def test_a_template_that_takes_all_time_or_memory_is_refused(
     monkeypatch.setattr("messages.limits.TEMPLATE_S", 1)
     with pytest.raises(ConfigError, match="takes more than 1 s or 256 MiB"):
         HFPrompt(folder_with(tmp_path, bomb + CHATML))
+
+
+def test_a_sentencepiece_gguf_has_the_folder_s_spaces_and_is_named_by_a_sample() -> None:
+    # llama.cpp's convert_hf_to_gguf.py, _create_vocab_sentencepiece: user-defined tokens get the spaces they stand for.
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "  ", "\n\n", "<table>", "\u2581the"],
+        "tokenizer.ggml.token_type": [2, 4, 4, 4, 1],
+    }
+    gguf = GGUFFile(Path("a.gguf"), metadata, 0, 0)
+
+    assert vocabulary(gguf) == ["<unk>", "\u2581\u2581", "\n\n", "<table>", "\u2581the"]
+    assert marks(gguf) == ["<table>"]
+    assert tokenizer_hash(gguf, lambda _: [1, 2]) == vocabulary_hash(vocabulary(gguf), ["1", "2"])
+    assert tokenizer_hash(gguf, lambda _: [1, 2]) != tokenizer_hash(gguf, lambda _: [1, 3])

@@ -28,7 +28,7 @@ from messages.jobs import (
     user_prompt,
 )
 from messages.kv import KVLayout
-from messages.workers import WorkerInfo
+from messages.workers import Link, RateCurve, WorkerDetails, WorkerInfo
 
 FOLDER = Path(__file__).parent
 
@@ -104,6 +104,14 @@ MESSAGES = {
         *((41.5, 0.0), (200.0, 0.0), 5, 6, 7, "28 layers x 8 kv_heads x 128 head_dim; bf16"),
     ),
     "card-refusing": WorkerInfo(*WORKER, sketch="5e7c4000aa", refuses=("beef",), refuses_because=("other weights",)),
+    "details-bare": WorkerDetails(),
+    "details-every-field": WorkerDetails(
+        ("prefill", "decode"),
+        (RateCurve("qwen3-coder:30b", (512, 4096.0), (2100.5, 1900)), RateCurve("tiny:1b", (64,), (0,))),
+        (RateCurve("qwen3-coder:30b", (1, 4, 16), (41.5, 73, 122)),),
+        (Link("studio2", 0.25, 1100.5), Link("spark1")),
+        *(-0.125, "b9999, 0.4.1", "GGSQ 3"),
+    ),
 }
 
 
