@@ -175,6 +175,8 @@ class DecodeWorker:
             self._settler.defer(attempt)
             yield False
         else:
+            if self._aborting:  # it was told to leave since the delivery came, and has not seen this one
+                attempt.stop_for("not now")
             try:
                 yield True
             finally:

@@ -152,10 +152,9 @@ class PrefillWorker:
                 attempt.stop_for("not now")
 
     def _open_flow(self) -> Flow:
-        hand_back = self._settler.hand_back_all
         if self.slots.count > 1:
-            return SlotFlow(self._broker, self._model, hand_back)
-        return PrefillFlow(self._jobs.consume, self._model, hand_back)
+            return SlotFlow(self._broker, self._model, self._settler.hand_back_all)
+        return PrefillFlow(self._jobs.consume, self._model)
 
     # What the consumer loop asks.
 
