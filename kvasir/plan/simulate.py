@@ -187,11 +187,11 @@ class Stealing(Policy):
         return decision.model if isinstance(decision, Steal) else None
 
     def choose_prompt(self, state: SimulationState, machine: MachineState, models: Sequence[str]) -> str | None:
-        """See Policy."""
-        if not machine.decoders:
-            return super().choose_prompt(state, machine, models)
-        work = self._work(state, machine.decoders[0])
-        return watermark.next_prompt([model for model in work if model.queue.model in models])
+        """See Policy. Of a model that the machine does not decode its worker only prefills, and never waits."""
+        work = self._work(state, machine.decoders[0]) if machine.decoders else []
+        prompt = watermark.next_prompt([model for model in work if model.queue.model in models])
+        decoded = {model.queue.model for model in work}
+        return prompt or super().choose_prompt(state, machine, [model for model in models if model not in decoded])
 
     def note_answer(self, state: SimulationState, decoder: DecoderState, running_job: RunningJob) -> None:
         """See Policy."""
@@ -199,15 +199,21 @@ class Stealing(Policy):
         self._tokens[running_job.job.model] += running_job.job.answer_tokens
 
     def _work(self, state: SimulationState, decoder: DecoderState) -> list[ModelWork]:
-        work = []
-        for model, rate in decoder.full_rates.items():
-            workers = [each for each in state.decoders if model in each.full_rates and each.is_present(state.now)]
-            share = rate / (sum(each.full_rates[model] for each in workers) or rate)
-            slots = sum(each.worker.slots for each in workers)
-            queue = self._queue(state, decoder, model)
-            ready, prompts = state.backlog(model), state.prompts(model)
-            work.append(ModelWork(queue, ready, prompts, slots, self._service_s(decoder, model), share))
-        return work
+        return [self._model_work(state, decoder, model) for model in decoder.full_rates]
+
+    def _model_work(self, state: SimulationState, decoder: DecoderState, model: str) -> ModelWork:
+        workers = [each for each in state.decoders if model in each.full_rates and each.is_present(state.now)]
+        rate = decoder.full_rates[model]
+        return ModelWork(
+            queue=self._queue(state, decoder, model),
+            ready=state.backlog(model),
+            prompts=state.prompts(model),
+            own=Peer(decoder.worker.slots, len(decoder.running_jobs), self._service_s(decoder, model)),
+            has_pure_decoders=any(each.is_at_home(model) and not each.has_both_roles for each in workers),
+            share=rate / (sum(each.full_rates[model] for each in workers) or rate),
+            prefill_s=state.prompt_s(decoder.worker.machine, model),
+            lead_elsewhere=state.lead_elsewhere(decoder.worker.machine, model),
+        )
 
     def _offer(self, state: SimulationState, decoder: DecoderState, model: str) -> Offer:
         load_s = 0.0 if model in decoder.resident else decoder.worker.load_s.get(model, 0.0)
@@ -241,9 +247,14 @@ class SimulationState:
             name: MachineState([decoder for decoder in self.decoders if decoder.worker.machine == name])
             for name in fleet.machines()
         }
-        for prefiller in fleet.prefillers:
-            for decoder in self.machines[prefiller.machine].decoders:
+        self._prefillers = {(prefiller.machine, prefiller.model): prefiller for prefiller in fleet.prefillers}
+        self._advantages: dict[tuple[str, str], float] = {}  # prefilled tokens in the time of a decoded one
+        for (name, model), prefiller in self._prefillers.items():
+            decoders = self.machines[name].decoders
+            for decoder in decoders:
                 decoder.has_both_roles = True
+            rate = max((decoder.full_rates.get(model, 0.0) for decoder in decoders), default=0.0)
+            self._advantages[name, model] = prefiller.best_rate / rate if rate else math.inf
         self._policy = policy
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
@@ -261,6 +272,16 @@ class SimulationState:
     def prompts(self, model: str) -> int:
         """Jobs of a model that wait for prefill."""
         return len(self._prefill_queues[model])
+
+    def prompt_s(self, machine: str, model: str) -> float:
+        """How long the machine would take for the model's next prompt; 0 if there is none, or it can't."""
+        prefiller, queue = self._prefillers.get((machine, model)), self._prefill_queues[model]
+        return queue[0].prompt_tokens / prefiller.rate(queue[0].prompt_tokens) if prefiller and queue else 0.0
+
+    def lead_elsewhere(self, machine: str, model: str) -> float:
+        """See ModelWork."""
+        others = [self._advantages[key] for key in self._advantages if key[1] == model and key[0] != machine]
+        return max(others, default=0.0) / self._advantages.get((machine, model), math.inf)
 
     def simulate(self, jobs: Sequence[PlannedJob]) -> SimulatedRun:
         """To the last answer."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from decode_worker.stealing.policy import Peer
-from decode_worker.stealing.roles import BOTH, Backlog, NextWork, choose
+from decode_worker.stealing.policy import Peer, Queue
+from decode_worker.stealing.watermark import ModelWork
 from decode_worker.worker import DecodeWorker
 from infra.broker.base import Broker
 from infra.broker.topology import jobs_waiting
@@ -50,10 +50,10 @@ class TwoRoleWorker:
         self.prefill = make_prefill(worker_id=prefill_id(self.worker_id), roles=BOTH_ROLES)
         self.decode = make_decode(worker_id=self.worker_id, roles=BOTH_ROLES)
         self.prefill.loop.partner, self.decode.loop.partner = self.decode.loop, self.prefill.loop
-        self.prefill.loop.wants_bulk = lambda: self._next_work().prefill
-        self.decode.loop.wants_bulk = lambda: self._next_work().decode
-        self._backlog: Backlog | None = None  # None: nobody can say, and both roles take what there is
-        self._prefilled_then = self._prefilling_then = 0  # here, at that look
+        self.prefill.loop.wants_bulk = lambda: (work := self._work_now()) is None or work.lacks_ready_jobs
+        self.decode.loop.wants_bulk = lambda: (work := self._work_now()) is None or not work.holds_ready_jobs
+        self._work: ModelWork | None = None  # None: nobody can say, and both roles take what there is
+        self._prefilled_then = self._prefilling_then = self._answers_then = 0  # here, at that look
         self._stopping = threading.Event()
 
     def run(self, hours: Hours = ALL_HOURS) -> None:
@@ -77,39 +77,51 @@ class TwoRoleWorker:
     def look(self) -> None:
         """See what waits where, and who could take it."""
         try:
-            self._backlog = self._see()
+            self._work = self._see()
         except BrokerUnavailable:  # it reconnects by itself
-            self._backlog = None
+            self._work = None
 
-    def _see(self) -> Backlog:
+    def _see(self) -> ModelWork:
         registrations = self._cluster_state.registrations()
         forecast, ours = self.decode.choice.forecast, prefill_id(self.worker_id)
         prefill, others = self.prefill.registration(), prefillers(registrations, self._model, ours)
         can_prefill = not prefill.off and self.prefill.has_room()
         decode_rate = self.decode.choice.throughput.of(self._model).tokens_per_s * self.decode.slots.count
+        own_advantage = prefill.tokens_per_s / decode_rate if decode_rate else 0.0
+        best_advantage = max((advantage(other, registrations) for other in others), default=0.0)
         self._prefilled_then, self._prefilling_then = self.prefill.slots.jobs_done, prefill.busy
-        return Backlog(
-            prompts=jobs_waiting(self._broker, "prefill", self._model) if can_prefill else 0,
-            prefilling=sum(other.busy for other in others),
-            ready=jobs_waiting(self._broker, "decode", self._model),
+        prompts = jobs_waiting(self._broker, "prefill", self._model) if can_prefill else 0
+        ready = jobs_waiting(self._broker, "decode", self._model)
+        self._answers_then = self._answers_begun()
+        return ModelWork(
+            queue=Queue(self._model, ready + prompts, forecast.peers(self._model)),
+            ready=ready,
+            prompts=prompts,
             own=Peer(self.decode.slots.count, 0, forecast.decode_s(self._model)),
-            peers=forecast.peers(self._model),
-            free_decoders=free_decoders(registrations, self._model),
+            has_pure_decoders=has_pure_decoders(registrations, self._model),
+            prefilling=sum(other.busy for other in others),
             prefill_s=self.prefill.prompt_s,
-            advantage=prefill.tokens_per_s / decode_rate if decode_rate else 0.0,
-            best_advantage=max((advantage(other, registrations) for other in others), default=0.0),
+            lead_elsewhere=best_advantage / own_advantage if own_advantage else 0.0,
             look_s=LOOK_S,
         )
 
-    def _next_work(self) -> NextWork:
+    def _work_now(self) -> ModelWork | None:
         """By the last look, and what has become of our own jobs since."""
-        backlog = self._backlog
-        if backlog is None:
-            return BOTH
+        work = self._work
+        if work is None:
+            return None
         prefill, decode = self.prefill.slots, self.decode.slots
         begun = max(self._prefilling_then, prefill.active_groups + prefill.jobs_done - self._prefilled_then)
-        own = replace(backlog.own, busy=decode.count - decode.free)
-        return choose(replace(backlog, own=own, prefilling=backlog.prefilling + begun))
+        return replace(
+            work,
+            ready=work.ready - max(0, self._answers_begun() - self._answers_then),
+            prompts=max(0, work.prompts - (begun - self._prefilling_then)),
+            own=replace(work.own, busy=decode.count - decode.free),
+            prefilling=work.prefilling + begun,
+        )
+
+    def _answers_begun(self) -> int:
+        return self.decode.slots.active_groups + self.decode.slots.jobs_done
 
     def _look_on(self) -> None:
         while not self._stopping.is_set():
@@ -127,14 +139,13 @@ def prefillers(registrations: Sequence[WorkerInfo], model: str, ours: str) -> li
     ]
 
 
-def free_decoders(registrations: Sequence[WorkerInfo], model: str) -> int:
-    """Slots that are free now at workers that decode this model and prefill nothing."""
+def has_pure_decoders(registrations: Sequence[WorkerInfo], model: str) -> bool:
+    """Whether any worker that takes jobs decodes this model and prefills nothing."""
     prefillers = {registration.process for registration in registrations if registration.role == "prefill"}
-    return sum(
-        max(0, registration.slots - registration.busy)
-        for registration in registrations
-        if (registration.role, registration.model, registration.off) == ("decode", model, "")
+    return any(
+        (registration.role, registration.model, registration.off) == ("decode", model, "")
         and registration.process not in prefillers
+        for registration in registrations
     )
 
 

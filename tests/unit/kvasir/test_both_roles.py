@@ -77,13 +77,13 @@ def test_it_registers_once_for_each_role_under_one_process(pipeline: Pipeline) -
 
 
 def test_prefill_runs_ahead_by_a_watermark_and_not_by_the_class(pipeline: Pipeline) -> None:
-    # Two slots that take a minute each: nobody will need a third KV cache soon
+    # Two slots that take a minute each: two jobs are to wait, and one more may have begun
     pipeline.start_both(WatchedEngine(SLOW, slots=2))
     pipeline.submit(*jobs_of(pipeline, 30))
     wait_until(lambda: len(pipeline.workers[0].engine.decode_calls) == 2, "both slots decode")
     threading.Event().wait(0.6)  # three looks
-    assert pipeline.ready(work("decode")) <= 2
-    assert pipeline.ready(work("prefill")) >= 26
+    assert pipeline.ready(work("decode")) <= 3
+    assert pipeline.ready(work("prefill")) >= 25
 
 
 def test_an_urgent_prompt_is_prefilled_however_far_ahead_it_is(pipeline: Pipeline) -> None:
@@ -203,7 +203,7 @@ def test_who_prefills_better_and_who_only_decodes_is_read_from_registrations() -
         return replace(plain, tokens_per_s=rate, **more)
 
     spark = [registered("spark.1.a", "decode", 10.0, busy=1), registered("spark.1.a.prefill", "prefill", 2000.0)]
-    mac, tower = registered("mac.1.b", "decode", 65.0, busy=3), registered("tower.1.c", "prefill", 500.0)
+    mac, tower = registered("mac.1.b", "decode", 65.0), registered("tower.1.c", "prefill", 500.0)
     paused = registered("mac.2.d", "decode", 65.0, off="paused")
     away = registered("tower.2.e", "prefill", 500.0, off="its engine is away")
     fleet = [*spark, mac, tower, paused, away]
@@ -212,7 +212,8 @@ def test_who_prefills_better_and_who_only_decodes_is_read_from_registrations() -
     # 2,000 tokens a second for each 40 that its four slots decode; a worker that does nothing else is the better one
     assert [both_roles.advantage(worker, fleet) for worker in (spark[1], tower)] == [50.0, math.inf]
     assert both_roles.advantage(spark[1], [replace(spark[0], tokens_per_s=0.0)]) == 0.0  # not measured
-    assert both_roles.free_decoders(fleet, MODEL) == 1
+    assert both_roles.has_pure_decoders(fleet, MODEL)
+    assert not both_roles.has_pure_decoders([*spark, tower, paused], MODEL)
 
 
 @pytest.mark.parametrize(

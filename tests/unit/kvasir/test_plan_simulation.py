@@ -180,6 +180,28 @@ def test_a_machine_of_both_roles_whose_decode_worker_comes_late_prefills_up_to_t
     assert sorted(prefill.ended_s < 100.0 for prefill in run.prefills) == [False] * 3 + [True] * 2
 
 
+def test_a_model_that_a_machine_of_both_roles_does_not_decode_is_prefilled_there_all_the_same() -> None:
+    prefillers = (Prefiller("spark", A, 100.0), Prefiller("spark", B, 100.0))
+    fleet = Fleet(prefillers, (Decoder("spark", A, 4, {A: 10.0}), Decoder("mac", B, 4, {B: 10.0})))
+
+    run = simulate(fleet, [*_jobs(9), *_jobs(9, B)], Stealing())
+
+    assert Counter(timing.job.model for timing in run.timings) == {A: 9, B: 9}
+
+
+def test_a_machine_of_both_roles_leaves_prompts_to_one_that_prefills_better_until_it_would_idle() -> None:
+    def prefilled(mac_rate: float) -> Counter[str]:
+        prefillers = (Prefiller("spark", A, 200.0), Prefiller("mac", A, mac_rate))
+        decoders = (Decoder("spark", A, 4, {A: 2.0}), Decoder("mac", A, 4, {A: 2.0}))
+        run = simulate(Fleet(prefillers, decoders), _jobs(40), Stealing())
+        assert len(run.timings) == 40
+        return Counter(prefill.machine for prefill in run.prefills)
+
+    alike, worse = prefilled(200.0), prefilled(100.0)
+
+    assert 0 < worse["mac"] < alike["mac"]
+
+
 rates = st.floats(1.0, 100.0)
 curves = st.builds(lambda one, more: RateCurve(A, (1.0, 3.0), (one, one * more)), rates, st.floats(0.5, 3.0))
 decoders = st.builds(
