@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import Any
+from typing import Any, cast
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -60,8 +60,7 @@ async def _hello() -> Response:
 @_for_operators.get("/docs", include_in_schema=False)
 @_for_operators.api_route("/openapi.json", methods=["GET", "HEAD"], include_in_schema=False)
 async def _describe(request: Request) -> Response:
-    response: Response = request.app.state.descriptions()[request.url.path]
-    return response
+    return cast(Response, request.app.state.descriptions()[request.url.path])
 
 
 def _descriptions(app: FastAPI) -> dict[str, Response]:

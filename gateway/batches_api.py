@@ -59,9 +59,11 @@ async def upload(request: Request, gateway: ThisGateway) -> dict[str, Any]:
         async with asyncio.timeout(UPLOAD_S), request.form(max_files=1, max_fields=8) as form:
             file = _form_file(form)
             name = (file.filename or "prompts.jsonl")[-255:].encode("utf-8", "replace").decode()
-            arguments = _owner(request), name, file.file
-            loop = asyncio.get_running_loop()
-            return _file(await loop.run_in_executor(_keeper, gateway.batches.files.add, *arguments))
+            return _file(
+                await asyncio.get_running_loop().run_in_executor(
+                    _keeper, gateway.batches.files.add, _owner(request), name, file.file
+                )
+            )
     except TimeoutError:
         raise ApiError(408, f"the file took longer than {UPLOAD_S:g} s") from None
     except ClientDisconnect:

@@ -52,16 +52,15 @@ class Guard:
             await self._pass(scope, receive, send, take, is_upload)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, take: Take, is_upload: bool) -> None:
-        headers = Headers(scope=scope)
         try:
             if is_upload:
                 too_long = ApiError(
                     413, f"the file is longer than {MAX_FILE_BYTES >> 20} MiB", "file", "body_too_large"
                 )
-                return await self._app(scope, _limit_size(headers, receive, MAX_UPLOAD_BYTES, too_long, take), send)
+                return await self._app(scope, _limit_size(scope, receive, MAX_UPLOAD_BYTES, too_long, take), send)
             too_long = ApiError(413, f"the body is longer than {MAX_BODY_BYTES >> 20} MiB", code="body_too_large")
             async with asyncio.timeout(BODY_S):
-                body = await Request(scope, _limit_size(headers, receive, MAX_BODY_BYTES, too_long, take)).body()
+                body = await Request(scope, _limit_size(scope, receive, MAX_BODY_BYTES, too_long, take)).body()
         except ClientDisconnect:
             return
         except (ApiError, TimeoutError) as error:
@@ -110,9 +109,9 @@ def _check_local(headers: Headers) -> None:
         raise ApiError(403, f"without API keys {problem}: add one with kvasir keys add")
 
 
-def _limit_size(headers: Headers, receive: Receive, limit: int, too_long: ApiError, take: Take) -> Receive:
+def _limit_size(scope: Scope, receive: Receive, limit: int, too_long: ApiError, take: Take) -> Receive:
     """The body as it comes. Raises `too_long` where it is longer than `limit`, now or later."""
-    if int(headers.get("content-length", "0")) > limit:
+    if int(Headers(scope=scope).get("content-length", "0")) > limit:
         raise too_long
     size = 0
 

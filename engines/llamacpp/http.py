@@ -274,5 +274,4 @@ def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
         yield from lines
         if len(rest) > MAX_SERVER_REPLY_BYTES:
             raise EngineUnavailable(_WITHOUT_END)
-    if rest:
-        yield rest
+    yield rest

@@ -220,7 +220,7 @@ class AttachedServer(Conversation):
         try:
             layout = layout_seen(message["shape"])
             with self.open_file(message["file"]) as file:
-                size = math.prod(layout.block_shape(len(_GREETING)))  # whatever the file has
+                size = math.prod(layout.block_shape(len(_GREETING)))
                 numbers = cast(np.fromfile(file, layout.numpy_type, size), layout.dtype, "f32")
         except (TypeError, ValueError, OSError, InvalidMessage) as error:
             raise ConfigError(f"{self._server.url} gives its KV cache in a form that is not known: {error}") from None
