@@ -398,9 +398,9 @@ def sockets(cluster: Cluster) -> tuple[int | None, int | None]:
 def _send(what: str, url: str, count: int, seed: int, **secrets: str) -> subprocess.Popen[str]:
     """In a process of its own: making bombs, or files of 100 MB, would delay what is measured."""
     words = [sys.executable, "-m", "benchmarks.hostile", "--seed", str(seed), "--send", what, url, str(count)]
-    return subprocess.Popen(
-        words, env=os.environ | secrets, stdout=subprocess.PIPE, text=True, preexec_fn=partial(os.nice, NICE)
-    )
+    process = subprocess.Popen(words, env=os.environ | secrets, stdout=subprocess.PIPE, text=True)
+    os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
+    return process
 
 
 def _sent(process: subprocess.Popen[str], timeout_s: float | None = None) -> dict[str, Any]:

@@ -65,9 +65,10 @@ async def _describe(request: Request) -> Response:
 
 def _descriptions(app: FastAPI) -> dict[str, Response]:
     """Both APIs, for people and for programs. Made once: whoever has no key may ask for them as often as he likes."""
-    api = app.openapi()
-    html = HTMLResponse(page(api), headers={"Content-Security-Policy": _NOTHING_FROM_ELSEWHERE})
-    return {"/docs": html, "/openapi.json": JSONResponse(api)}
+    return {
+        "/docs": HTMLResponse(page(app.openapi()), headers={"Content-Security-Policy": _NOTHING_FROM_ELSEWHERE}),
+        "/openapi.json": JSONResponse(app.openapi()),
+    }
 
 
 @_for_operators.get("/health")

@@ -7,7 +7,6 @@ Somebody else starts and ends it. Once it is gone it is looked for again, and is
 from __future__ import annotations
 
 import logging
-import math
 import select
 import socket
 import threading
@@ -220,8 +219,8 @@ class AttachedServer(Conversation):
         try:
             layout = layout_seen(message["shape"])
             with self.open_file(message["file"]) as file:
-                size = math.prod(layout.block_shape(len(_GREETING)))
-                numbers = cast(np.fromfile(file, layout.numpy_type, size), layout.dtype, "f32")
+                shape = layout.block_shape(len(_GREETING))  # and no more than that, whatever the file has
+                numbers = cast(np.fromfile(file, layout.numpy_type, int(np.prod(shape))), layout.dtype, "f32")
         except (TypeError, ValueError, OSError, InvalidMessage) as error:
             raise ConfigError(f"{self._server.url} gives its KV cache in a form that is not known: {error}") from None
         finally:
