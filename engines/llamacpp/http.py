@@ -269,7 +269,7 @@ class _PollingSocket(io.RawIOBase):
 def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
     """Each as soon as it is complete. Raises IncompleteRead if the stream is cut: iterating over it would just end."""
     rest = b""
-    while piece := response.read1():
+    while piece := response.read1(1 << 16):
         *lines, rest = (rest + piece).split(b"\n")
         yield from lines
         if len(rest) > MAX_SERVER_REPLY_BYTES:

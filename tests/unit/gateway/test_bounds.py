@@ -11,7 +11,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -134,15 +133,14 @@ def test_nobody_without_a_key_takes_a_place_or_keeps_others_out(
         assert b"200 OK" in waiting[-1].recv(100)
 
 
-def test_connections_are_bounded(standing: ServedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Pipeline() as pipeline, TemporaryDirectory() as home:
-        monkeypatch.setattr(server, "MAX_CONNECTIONS", 10)
-        with ServedGateway(pipeline.client, Path(home)) as served, ExitStack() as stack:
-            for _ in range(10):
-                stack.enter_context(connected(served)).sendall(b"GET /health HTTP/1.1\r\n")
-            wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 503, "there are too many")
-            stack.close()
-            wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 200, "there is room again")
+def test_connections_are_bounded(pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 10)
+    with ServedGateway(pipeline.client, tmp_path) as served, ExitStack() as stack:
+        for _ in range(10):
+            stack.enter_context(connected(served)).sendall(b"GET /health HTTP/1.1\r\n")
+        wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 503, "there are too many")
+        stack.close()
+        wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 200, "there is room again")
 
 
 def test_what_is_open_to_all_takes_no_body(standing: ServedGateway) -> None:
@@ -279,7 +277,12 @@ def test_what_anybody_may_ask_for_is_made_once(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Any] = []
-    monkeypatch.setattr(app, "page", lambda api: made.append(api) or "a page")
+
+    def make(api: Any) -> str:
+        made.append(api)
+        return "a page"
+
+    monkeypatch.setattr(app, "page", make)
     with ServedGateway(pipeline.client, tmp_path) as served:
         answers = [httpx.get(served.url + path) for path in ("/docs", "/openapi.json") * 3]
     assert {answer.status_code for answer in answers} == {200}
