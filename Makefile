@@ -19,7 +19,7 @@ TORCH_SIZE = 250 MB; several GB where your package index serves PyTorch with CUD
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo ui serve test test-gate lint test-system test-torch test-vllm test-upgrade test-floors audit services observe bench faults matrix env clean
+.PHONY: help demo ui serve test test-gate lint test-system test-torch test-vllm test-upgrade test-floors test-services audit services observe bench faults matrix env clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -72,6 +72,9 @@ test-upgrade: $(STAMPS)/test ## the first release against this checkout, in ever
 
 test-floors: $(STAMPS)/test ## every command with the lowest versions that pyproject.toml allows (625 MB on disk for as long as it runs)
 	$(PY) -m pytest -m system tests/system/test_floors.py
+
+test-services: $(STAMPS)/test ## broker, store, gateway and fault suites on RabbitMQ 4, Redis 8 and Valkey 8: an hour and 1 GB; Linux, root
+	@$(PY) -m tests.support.newer_services
 
 audit: $(STAMPS)/test $(STAMPS)/ui ## known vulnerabilities of all that is installed; asks PyPI, so no part of the tests
 	@[ -x .venv/audit/bin/pip-audit ] || { $(PY) -m venv .venv/audit && \

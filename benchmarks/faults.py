@@ -15,7 +15,9 @@ of the batch, waits until nothing moves any more, starts the owner again once if
     recovery_s          the longest time from a fault's end until those that it hit went on: each job that a killed
                         worker had begun was begun elsewhere, else each process took its next step
 
-Rows of nodes have three brokers, or three primaries of a Redis Cluster, or both.
+Rows of nodes have three brokers, or three primaries of a Redis Cluster, or both. Rows of the network have both services
+on a machine of their own, behind a link of 20 ms, 1 Gb/s and 0.1% loss (tests/support/network.py: Linux, root); with
+--network all rows of one broker and one Redis do.
 
 What the figures do not show: several machines, power cuts of the disk (a SIGKILL loses no page
 cache), real engines. --quick runs a few rows with fewer jobs; docs/reliability.md has a whole table.
@@ -25,12 +27,13 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import harness
 from tests.acceptance.faults.catalogue import FAULTS, Fault, find, plan_of
 from tests.acceptance.faults.row import Row, run_row
-from tests.acceptance.faults.services import Services
+from tests.acceptance.faults.services import NetworkServices, Services
 
 JOBS, QUICK_JOBS = 1000, 150
 QUICK = ("none", "decode-killed")
@@ -46,11 +49,16 @@ def main() -> int:
     parser.add_argument("--fault", action="append", metavar="NAME", help="only this row; may be given several times")
     parser.add_argument("--jobs", type=int, help=f"jobs of a row (default: {JOBS})")
     parser.add_argument("--list", action="store_true", help="say which rows there are")
+    parser.add_argument(
+        "--network", action="store_true", help="one broker and one Redis over the network of those rows"
+    )
     given = parser.parse_args()
     if given.list:
         print("\n".join(f"{fault.name:24}{fault.what}" for fault in FAULTS))
         return 0
     chosen = [_find(name) for name in given.fault or (QUICK if given.quick else [fault.name for fault in FAULTS])]
+    if given.network:
+        chosen = [replace(fault, services=NetworkServices) for fault in chosen if fault.services is Services]
     rows = run(chosen, given.jobs or (QUICK_JOBS if given.quick else JOBS), given.seed)
     total_lost = sum(row.lost for row in rows)
     harness.finish(seed=given.seed, rows=[row.as_dict() for row in rows], total_lost=total_lost)

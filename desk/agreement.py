@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
+from types import MappingProxyType
 
 from desk.decisions import Overrides
 from grading.points import Grade, criterion_points
@@ -77,14 +78,14 @@ class Difference:
         return None if self.before is None or self.after is None else float(exact(self.after) - exact(self.before))
 
 
-def difference_row(difference: Difference) -> dict[str, str]:
-    """A row of a table, by column."""
+def difference_row(difference: Difference, people: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """A row of a table, by column; `people` are the names to be shown, by submission."""
     change = difference.change
     criterion_changes = [
         f"{id}: {show_points(old) or '–'} → {show_points(new) or '–'}" for id, old, new in difference.criteria
     ]
     return {
-        "submission": difference.submission,
+        "submission": people.get(difference.submission, difference.submission),
         "before": show_points(difference.before) or "–",
         "after": show_points(difference.after) or "–",
         "change": "" if change is None else f"{change:+g}",

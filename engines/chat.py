@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, pairwise
@@ -40,6 +40,15 @@ SAMPLE = """def mean(values: list[float]) -> float:
 The loop visits every element twice, so the running time grows with the square of the input. A dictionary would make
 one pass enough. Names are clear and the tests cover the empty list, but not negative numbers.
 """
+
+# Where vocabularies of the same texts part: runs of spaces, tabs, line ends and digits, letters apart from their
+# accents, scripts without spaces, emoji of several characters, control characters, and what only bytes can spell.
+HARD_SAMPLE = (
+    f"{SAMPLE}  two   three\tone\t\ttabs\n\n\nlines\r\n1234567890 3.14159 1,000,000 x86_64 don't I'LL "
+    "naïve e\u0301tude Привет, мир! 日本語のテキスト 中文测试 한국어 ไทย العربية עברית "
+    "\U0001f600\U0001f469\u200d\U0001f4bb\U0001f1e9\U0001f1ea\u2581\u00a0\u200b\ufeff\x01\x7f \U0001f9ff\U00012345 "
+    "&amp;{}[]()|~`^ a<b>c "
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +190,20 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     return min(len(first), len(second))
 
 
-def vocabulary_hash(tokens: Sequence[str], merges: Iterable[str]) -> str:
-    """Names a tokenizer by each id's text and the merges ("a b"), whatever file they came from.
+def vocabulary_hash(tokens: Iterable[str], rules: Iterable[str]) -> str:
+    """Names a tokenizer by each id's text and its `rules`, whatever file they came from.
 
-    A GGUF's `tokenizer.ggml.tokens` (without the "[PADn]" that fill it up) and `tokenizer.ggml.merges` of the same
-    model give the same hash.
+    A byte-level vocabulary's rules are its merges ("a b"). A GGUF of a SentencePiece model has none, and its
+    tokenizer.json half a million: there they are the ids of a sample (`sample_words`).
+    A GGUF's `tokenizer.ggml.tokens` (without the "[PADn]" that fill it up) and a folder of the same model give the
+    same hash.
     """
     digest = hashlib.blake2b(digest_size=16, person=b"kvasir.vocab")
-    for part in (tokens, merges):
+    for part in (tokens, rules):
         digest.update("\0".join(part).encode("utf-8", "surrogatepass") + b"\1")
     return digest.hexdigest()
+
+
+def sample_words(encode: Callable[[str], Sequence[int]]) -> list[str]:
+    """What `encode` makes of a text on which tokenizers differ, one word for each id."""
+    return [str(number) for number in encode(HARD_SAMPLE)]

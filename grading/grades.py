@@ -28,6 +28,8 @@ from grading.rubric.rubric import Aspect, Rubric
 from grading.submissions.lms_names import same_student
 from messages.jobs import JobResult, QuestionAnswer
 
+WHOSE = "whose is it?"  # begins a remark on what a person has to answer
+
 
 def make_grades(
     assignment: Assignment,
@@ -59,7 +61,12 @@ def make_grades(
             and planned_ids is not None
             and not all(task.job.job_id in planned_ids for task in item.tasks)
         ):
-            old = replace(old, submission=name, person=item.owner.display_name)
+            old = replace(
+                old,
+                submission=name,
+                person=item.owner.display_name,
+                remarks=tuple(text for text in old.remarks if item.owner.question or not text.startswith(WHOSE)),
+            )
             new_grades.append(_as_before(old, previous_class.versions, now))
         else:
             new_grades.append(replace(_grade(assignment.rubric, item, result_of, hidden), versions=now))
@@ -140,7 +147,7 @@ def _grade(rubric: Rubric, item: Item, result_of: Callable[[str], JobResult | No
     name = item.submission.name
     grade = grade_submission(name, rubric, answers, item.submission, item.cuts, item.findings, hidden, item.copy_reason)
     question = "" if grade.reason == item.owner.question else item.owner.question
-    remarks = (*([f"whose is it? {question}"] if question else []), *grade.remarks)
+    remarks = (*([f"{WHOSE} {question}"] if question else []), *grade.remarks)
     return replace(grade, item_id=item.item_id, person=item.owner.display_name, remarks=remarks)
 
 

@@ -23,7 +23,7 @@ from grading.prompts.answers import ParsedAnswer, criterion_grade
 from grading.prompts.prompt import cut_summary
 from grading.quotes import PrivateTexts, SubmissionTexts, evidence_state, leaks, submission_texts
 from grading.rubric.checks import CheckFinding
-from grading.rubric.rubric import Aspect, Criterion, Points, Rubric, add_points
+from grading.rubric.rubric import Aspect, Criterion, Points, Rubric, total_points
 from grading.submissions.reading import Submission
 from grading.submissions.truncation import Cut
 from producers.words import plural
@@ -156,7 +156,7 @@ def _criterion_doubts(criterion: CriterionGrade, findings: Sequence[CheckFinding
     if criterion.leaks:
         yield "the feedback repeats what only graders see"
     spread = max(criterion.sampled, default=0) - min(criterion.sampled, default=0)
-    if spread > 0 and spread >= DISAGREEMENT * criterion.max_points:
+    if spread > 0 and spread >= DISAGREEMENT * (criterion.max_points - criterion.min_points):
         yield f"{len(criterion.sampled)} answers disagree: {', '.join(map(str, criterion.sampled))} points"
     failed_checks = [
         finding.text for finding in findings if finding.criterion == criterion.id and not finding.has_passed
@@ -218,7 +218,7 @@ def grade_submission(
     return Grade(
         submission=name,
         state=state,
-        points=add_points(item.points for item in criteria if item.points is not None) if state == "graded" else None,
+        points=total_points(item.points for item in criteria if item.points is not None) if state == "graded" else None,
         max_points=rubric.total,
         criteria=criteria,
         summary="" if summary_leaks else summary,

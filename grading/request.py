@@ -105,12 +105,18 @@ class GradeRequest:
         return read_rosters(self.rosters)
 
     def read(self, selection: Selection = WHOLE_CLASS) -> list[Submission]:
-        """The submissions in the folder, or those selected. Raises SubmissionError, and as `read_roster`."""
+        """The submissions in the folder, or those selected. Raises SubmissionError, and as `read_roster`.
+
+        A section of the roster stands for the submissions of its people.
+        """
+        roster = self.read_roster()
+        names = selection.names
+        if sections := {person.section for person in roster.people}.intersection(names):
+            owners = roster.owners(submission.name for submission in self.read())
+            of_sections = [
+                name for name, owner in owners.items() if sections & {person.section for person in owner.people}
+            ]
+            names = (*of_sections, *(name for name in names if name not in sections or not of_sections))
         return read_submissions(
-            self.folder,
-            selection.names,
-            selection.limit,
-            selection.from_manifest,
-            self.excluded_paths,
-            self.read_roster().key,
+            self.folder, names, selection.limit, selection.from_manifest, self.excluded_paths, roster.key
         )

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
-from engines.chat import SAMPLE, ChatPrompt, vocabulary_hash
+from engines.chat import SAMPLE, ChatPrompt, sample_words, vocabulary_hash
 from engines.huggingface.weights import read_json
 from engines.template import rendered, require_bounded, sandbox
 from messages.errors import ConfigError, InvalidPrompt
@@ -52,7 +52,8 @@ class HFPrompt(ChatPrompt):
         self._plain.encode_special_tokens = True
         self._template = _Template(folder, settings)
         self.end_ids = self._find_end_ids(folder, settings)
-        self.tokenizer_hash = vocabulary_hash(self.token_texts(), _merges(definition))
+        rules = _merges(definition) if _is_byte_level(definition) else sample_words(self.plain_ids)
+        self.tokenizer_hash = vocabulary_hash(self.token_texts(), rules)
         self.chars_per_token = len(SAMPLE) / max(1, len(self.plain_ids(SAMPLE)))
         self.require_template()
         self._require_pieces_to_fit(folder)
@@ -158,6 +159,11 @@ def _load(definition: str, folder: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _is_byte_level(definition: dict[str, Any]) -> bool:
+    """Whether each byte has a letter of its own, as in GPT-2's vocabulary."""
+    return '"ByteLevel"' in json.dumps([definition.get("pre_tokenizer"), definition.get("decoder")])
 
 
 def _merges(definition: dict[str, Any]) -> list[str]:

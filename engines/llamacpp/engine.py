@@ -30,6 +30,7 @@ from engines.llamacpp.http import ServerRefused
 from engines.llamacpp.model import (
     effective_ropes,
     fingerprint,
+    marks,
     require_known,
     rounding,
     slot_form,
@@ -69,7 +70,7 @@ class LlamaCppEngine:
         self._prefill_slots = self._decode_slots  # a server with one slot shares it
         if backing.total_slots > 1:
             self._prefill_slots = _Slots([backing.total_slots - 1], self._check_running)
-        self._prompt = LlamaPrompt(self._server)
+        self._prompt = LlamaPrompt(self._server, marks(backing.gguf) if backing.gguf else ())
         self._answers = Completions(self._server, self._prompt, backing.slot_folder is not None)
         self._sample_ids = self._prompt.plain_ids(SAMPLE)
         self._shape: SlotShape | None = None
@@ -90,7 +91,7 @@ class LlamaCppEngine:
             context=backing.context,
             slots=len(decode_slots),
             fingerprint=fingerprint(gguf, layout) if gguf and layout else "",
-            tokenizer=tokenizer_hash(gguf) if gguf else observed,
+            tokenizer=tokenizer_hash(gguf, self._prompt.plain_ids) if gguf else observed,
             layout=layout,
             ropes=self._ropes if layout else (),
             capabilities=Capabilities.local(transfers_kv=layout is not None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
@@ -11,7 +11,7 @@ from engines.chat import MEMORY_SIZE, ChatPrompt
 from engines.llamacpp.http import LlamaServer, ServerRefused
 from messages.errors import InvalidPrompt
 
-_MARK = re.compile(r"<\|[^<>|\s]{1,40}\|>")
+_MARK = r"<\|[^<>|\s]{1,40}\|>"
 _TEMPLATE_FAILED = (400, 500)  # what a server answers whose template raises
 _DATE_CALL = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 
@@ -19,10 +19,15 @@ _DATE_CALL = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 class LlamaPrompt(ChatPrompt):
     """Tokenizes prompts on one server. Callable from any thread."""
 
-    def __init__(self, server: LlamaServer) -> None:
-        """Raises ConfigError if the model's chat template can't be used."""
+    def __init__(self, server: LlamaServer, marks: Iterable[str] = ()) -> None:
+        """`marks`: what the server makes one token in any text, as far as it is known.
+
+        Raises ConfigError if the model's chat template can't be used.
+        """
         super().__init__()
         self._server = server
+        choices = [_MARK, *map(re.escape, sorted(marks, key=len, reverse=True))]
+        self._marks = re.compile("|".join(choices))
         self._is_always_one_token = lru_cache(MEMORY_SIZE)(self._ask_for_mark)
         template = str(server.get("/props").get("chat_template", ""))
         self._date_formats = sorted({match[2] for match in _DATE_CALL.finditer(template)})
@@ -76,10 +81,10 @@ class LlamaPrompt(ChatPrompt):
     def plain_ids(self, text: str, add_special: bool = False) -> tuple[int, ...]:
         """Ids of a text in which nothing is a control token.
 
-        llama.cpp makes gpt-oss's marks (`<|channel|>`) tokens that it finds in any text, recognised or not. So a text
-        that spells one is cut inside it.
+        llama.cpp makes user-defined tokens (gpt-oss's `<|channel|>`, Gemma's `<table>`) of what it finds in any text,
+        control tokens recognised or not. So a text that spells one is cut inside it.
         """
-        cuts = [match.start() + 1 for match in _MARK.finditer(text) if self._is_always_one_token(match[0])]
+        cuts = [match.start() + 1 for match in self._marks.finditer(text) if self._is_always_one_token(match[0])]
         ids: list[int] = []
         for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
             ids += self._tokens(text[start:end], add_special=add_special and not start, parse_special=False)

@@ -184,7 +184,8 @@ def work_digest(work: Submission | None) -> str:
 
 def criterion_text(criterion: Criterion) -> str:
     """A criterion as a model is shown it."""
-    heading = f"## {criterion.id}: {criterion.title}\n0 to {criterion.points} points in steps of {criterion.step}."
+    heading = f"## {criterion.id}: {criterion.title}\n"
+    heading += f"{criterion.minimum} to {criterion.points} points in steps of {criterion.step}."
     return f"{heading}\nGrading notes: {neutralise(criterion.guidance)}" if criterion.guidance else heading
 
 

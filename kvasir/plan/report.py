@@ -7,11 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from desk.estimate import duration
 from grading.charts.drawing import Span, spans
 from kvasir.plan.prediction import Prediction
 from kvasir.plan.simulate import SimulatedRun
 from kvasir.plan.targets import Target
-from kvasir.terminal import duration, print_table, say
+from kvasir.terminal import print_table, say
 from messages.errors import UsageError
 from producers.words import plural
 

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,13 @@ from redis.connection import parse_url
 from kvstore.redis.client import CONNECT_TIMEOUT_S
 from kvstore.redis.links import GLANCE_S, Links, greet
 
-SOCKET_BUFFER_BYTES = 4 << 20
 LINE_BYTES = 4096
 MAX_VALUE_BYTES = 512 << 20  # Redis' own limit
-SETS_AHEAD = 8  # replies not yet read: soon enough to notice a full store
+# What is under way on a connection is bounded by its bytes: enough for 400 MB/s at a round trip of 20 ms, and few
+# enough that a full store is noticed soon. A fixed number of small blocks would wait for the wire.
+IN_FLIGHT_BYTES = 8 << 20
+MAX_AHEAD = 512
+SETS_AHEAD = 4  # at least
 # Values are received into chunks of this size: a multiple of any huge page, and small enough that a kept block holds
 # little else alive. Fresh memory costs as much as the transfer, so some chunks are kept for the next `get`, and made
 # ready for the first where somebody calls `prepare`.
@@ -36,7 +39,7 @@ CHUNK_BYTES = 16 << 20
 IDLE_CHUNKS = 16
 ALIGNMENT = 64
 RENEWALS_AHEAD = 256
-GETS_AHEAD = 2  # the server and the network work while a value is checked; a third reply in the making slows both down
+GETS_AHEAD = 2  # at least: the server and the network work while a value is checked
 
 Item = tuple[str, bytes, memoryview]  # key, and the two parts of its value
 
@@ -93,39 +96,35 @@ class Bulk:
 
     def put(self, items: Iterable[Item], ttl_s: int) -> int:
         """Set each key to the two parts of its value joined, with a TTL; returns the bytes stored."""
-        total = pending_replies = 0
+        total = 0
         with self.connection() as connection:
-            for key, prefix, payload in items:
-                connection.send_set(key, prefix, payload, ttl_s)
-                total += len(prefix) + len(payload)
-                pending_replies += 1
-                if pending_replies > SETS_AHEAD:
-                    connection.read_ok()
-                    pending_replies -= 1
-            for _ in range(pending_replies):
-                connection.read_ok()
+            pipeline = Pipeline(connection)
+            for item in items:
+                total += pipeline.send_set(item, ttl_s)
+                while pipeline.is_full:
+                    pipeline.end_set()
+            while pipeline.pending_items:
+                pipeline.end_set()
         return total
 
     def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
         """The value of each key, in order, or None; TTLs are renewed."""
         with self.connection() as connection:
-            for key in keys[:GETS_AHEAD]:
-                connection.send(command("GETEX", key, "EX", str(ttl_s)))
+            pipeline = Pipeline(connection, deque(keys))
+            pipeline.ask(ttl_s)
             values = Values(self._arena)
             for index in range(len(keys)):
-                value = connection.read_value(values, len(keys) - index)
-                if index + GETS_AHEAD < len(keys):
-                    connection.send(command("GETEX", keys[index + GETS_AHEAD], "EX", str(ttl_s)))
+                value = pipeline.read_value(values, len(keys) - index)
+                pipeline.ask(ttl_s)
                 yield value
 
     def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
         """Give each key its TTL anew; whether it was there."""
         flags: list[bool] = []
         with self.connection() as connection:
-            for start in range(0, len(keys), RENEWALS_AHEAD):
-                ahead = keys[start : start + RENEWALS_AHEAD]
-                connection.send(*(command("EXPIRE", key, str(ttl_s)) for key in ahead))
-                flags += connection.read_flags(len(ahead))
+            pipeline = Pipeline(connection, deque(keys))
+            while pipeline.keys:
+                flags += connection.read_flags(len(pipeline.ask_to_renew(ttl_s)))
         return flags
 
     def prepare(self) -> None:
@@ -277,6 +276,62 @@ class BulkConnection:
         self._socket.close()
 
 
+@dataclass(slots=True)
+class Pipeline:
+    """Values that are under way on one connection during one call."""
+
+    connection: BulkConnection
+    keys: deque[str] = field(default_factory=deque)  # not yet asked for
+    pending_items: deque[Item] = field(default_factory=deque)  # sent, and not yet confirmed
+    _pending_gets: int = 0
+    _largest_bytes: int = 0  # of the values seen
+
+    def send_set(self, item: Item, ttl_s: int) -> int:
+        """Send a SET; returns the bytes of its value."""
+        key, prefix, payload = item
+        self.connection.send_set(key, prefix, payload, ttl_s)
+        self.pending_items.append(item)
+        size = len(prefix) + len(payload)
+        self._largest_bytes = max(self._largest_bytes, size)
+        return size
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a confirmation has to be read before the next SET."""
+        return len(self.pending_items) > self._values_ahead(SETS_AHEAD)
+
+    def end_set(self) -> Item:
+        """The oldest item, once it is confirmed. With RedirectError it is no longer pending, and not stored."""
+        item = self.pending_items.popleft()
+        self.connection.read_ok()
+        return item
+
+    def ask(self, ttl_s: int) -> None:
+        """Ask for more values once half of those that may be under way have come: few calls to the system."""
+        ahead = self._values_ahead(GETS_AHEAD)
+        if self._pending_gets <= ahead // 2 and self.keys:
+            keys = [self.keys.popleft() for _ in range(min(len(self.keys), ahead - self._pending_gets))]
+            self.connection.send(*(command("GETEX", key, "EX", str(ttl_s)) for key in keys))
+            self._pending_gets += len(keys)
+
+    def read_value(self, values: Values, values_left: int) -> memoryview | None:
+        """See BulkConnection."""
+        self._pending_gets -= 1
+        value = self.connection.read_value(values, values_left)
+        self._largest_bytes = max(self._largest_bytes, len(value or b""))
+        return value
+
+    def ask_to_renew(self, ttl_s: int) -> list[str]:
+        """Send for some of the keys that are left; returns which."""
+        keys = [self.keys.popleft() for _ in range(min(len(self.keys), RENEWALS_AHEAD))]
+        self.connection.send(*(command("EXPIRE", key, str(ttl_s)) for key in keys))
+        return keys
+
+    def _values_ahead(self, at_least: int) -> int:
+        fitting = IN_FLIGHT_BYTES // self._largest_bytes if self._largest_bytes else 0
+        return max(at_least, min(fitting, MAX_AHEAD))
+
+
 class Arena:
     """Chunks of memory for values. One is used again as soon as no block in it is alive: without page faults."""
 
@@ -337,7 +392,8 @@ def _connect(target: BulkTarget, timeout_s: float, glance: bool) -> socket.socke
         link = greet(link) if glance else link
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
+    # No SO_RCVBUF: it would end the kernel's own tuning, which goes beyond what may be set (net.core.rmem_max, 208 KiB
+    # on a stock Linux kernel: a tenth of the rate at a round trip of 20 ms).
     # The kernel's time-outs instead of Python's: those make the socket non-blocking, and MSG_WAITALL void.
     link.settimeout(None)
     limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))

@@ -7,10 +7,8 @@ learns from it; so does all of a `renew` that met one.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,16 +16,13 @@ import redis
 from redis import exceptions
 
 from kvstore.redis.bulk import (
-    GETS_AHEAD,
-    RENEWALS_AHEAD,
-    SETS_AHEAD,
     Arena,
     Bulk,
     BulkConnection,
     Item,
+    Pipeline,
     RedirectError,
     Values,
-    command,
 )
 from kvstore.redis.client import NODE_TIMEOUT_S
 from kvstore.redis.links import Links
@@ -53,21 +48,19 @@ class ClusterBulk:
         total = 0
         with self._open_links() as links:
             for item in items:
-                link = links[self._node(item[0])]
-                link.connection.send_set(*item, ttl_s)
-                link.pending_items.append(item)
-                total += len(item[1]) + len(item[2])
-                if len(link.pending_items) > SETS_AHEAD:
-                    self._end_put(link, ttl_s)
-            for link in links.values():
-                while link.pending_items:
-                    self._end_put(link, ttl_s)
+                pipeline = links[self._node(item[0])]
+                total += pipeline.send_set(item, ttl_s)
+                while pipeline.is_full:
+                    self._end_set(pipeline, ttl_s)
+            for pipeline in links.values():
+                while pipeline.pending_items:
+                    self._end_set(pipeline, ttl_s)
         return total
 
-    def _end_put(self, link: _Link, ttl_s: int) -> None:
-        key, prefix, payload = link.pending_items.popleft()
+    def _end_set(self, pipeline: Pipeline, ttl_s: int) -> None:
+        key, prefix, payload = pipeline.pending_items[0]
         try:
-            link.connection.read_ok()
+            pipeline.end_set()
         except RedirectError:
             self._client.set(key, b"".join((prefix, payload)), ex=ttl_s)
 
@@ -79,15 +72,14 @@ class ClusterBulk:
             for key, link in zip(keys, for_keys, strict=True):
                 link.keys.append(key)
             for link in links.values():
-                for _ in range(GETS_AHEAD):
-                    link.ask_next(ttl_s)
+                link.ask(ttl_s)
             for index, (key, link) in enumerate(zip(keys, for_keys, strict=True)):
                 value: bytes | memoryview | None
                 try:
-                    value = link.connection.read_value(values, len(keys) - index)
+                    value = link.read_value(values, len(keys) - index)
                 except RedirectError:
                     value = self._client.getex(key, ex=ttl_s)
-                link.ask_next(ttl_s)
+                link.ask(ttl_s)
                 yield value
 
     def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
@@ -142,33 +134,13 @@ class ClusterBulk:
         return self._bulks[node]
 
 
-@dataclass(slots=True)
-class _Link:
-    """A node's connection during one call, and what is to come over it."""
-
-    connection: BulkConnection
-    keys: deque[str] = field(default_factory=deque)  # not yet asked for
-    pending_items: deque[Item] = field(default_factory=deque)
-
-    def ask_next(self, ttl_s: int) -> None:
-        """Ask for the value of one more key, if there is one."""
-        if self.keys:
-            self.connection.send(command("GETEX", self.keys.popleft(), "EX", str(ttl_s)))
-
-    def ask_to_renew(self, ttl_s: int) -> list[str]:
-        """Send for some of the keys that are left; returns which."""
-        keys = [self.keys.popleft() for _ in range(min(len(self.keys), RENEWALS_AHEAD))]
-        self.connection.send(*(command("EXPIRE", key, str(ttl_s)) for key in keys))
-        return keys
-
-
-class _Links(dict[Node, _Link]):
-    """Links that are opened as they are asked for."""
+class _Links(dict[Node, Pipeline]):
+    """Each node's connection during one call, opened when it is first asked for."""
 
     def __init__(self, connect: Callable[[Node], BulkConnection]) -> None:
         super().__init__()
         self._connect = connect
 
-    def __missing__(self, node: Node) -> _Link:
-        self[node] = _Link(self._connect(node))
+    def __missing__(self, node: Node) -> Pipeline:
+        self[node] = Pipeline(self._connect(node))
         return self[node]

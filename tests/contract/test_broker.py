@@ -140,7 +140,7 @@ def test_an_acked_message_never_comes_back(site: Site, broker: Broker) -> None:
 
 
 def test_headers_that_brokers_write_are_not_passed_on(site: Site, broker: Broker) -> None:
-    broker.publish(site.work, message(headers={"x-death": "a", "x-first-death-reason": "b", "x-delivery-count": 7}))
+    broker.publish(site.work, message(headers={"x-death": "a", "x-first-death-reason": "b", "x-acquired-count": 7}))
     delivery = get(broker, site.work.key)
     assert (delivery.message.headers, delivery.returns) == ({}, 0)
 

@@ -36,7 +36,8 @@ def forget_consumers(server: RabbitMQServer, queue: str) -> int:
         {{ok, Queue}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)),
         Leader = amqqueue:get_pid(Queue),
         {{ok, {{_, Consumers}}, _}} = ra:leader_query(Leader, fun rabbit_fifo:query_consumers/1),
-        [ra:process_command(Leader, rabbit_fifo:make_checkout(Id, cancel, #{{}})) || Id <- maps:keys(Consumers)],
+        Ids = [{{element(2, Consumer), element(1, Consumer)}} || Consumer <- maps:values(Consumers)],
+        [ra:process_command(Leader, rabbit_fifo:make_checkout(Id, cancel, #{{}})) || Id <- Ids],
         maps:size(Consumers)."""
     return int(server.control("eval", code).split()[-1])
 

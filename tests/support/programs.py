@@ -42,6 +42,11 @@ PROGRAMS = {
     ),
     "sshd": Program("sshd", "openssh-server", "openssh", "the OpenSSH server"),
     "systemd": Program("systemd-analyze", "systemd", "", "systemd, for checking unit files"),
+    "iproute2": Program("ip", "iproute2", "", "iproute2"),
+    "gcc": Program("gcc", "gcc libc6-dev", "gcc", "a C compiler"),
+    "iperf3": Program("iperf3", "iperf3", "iperf3", "iperf3"),
+    "faketime": Program("faketime", "faketime", "libfaketime", "faketime"),
+    "debootstrap": Program("debootstrap", "debootstrap", "", "debootstrap"),
     "chromium": Program("chromium", "chromium", "--cask chromium", "the Chromium browser"),
 }
 
@@ -53,8 +58,9 @@ _POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 def search_path() -> str:
-    """PATH with the folders that package managers use and shells forget."""
-    return os.pathsep.join([*_FIRST, os.environ.get("PATH", os.defpath), *_LAST])
+    """PATH with the folders that package managers use and shells forget; first that of KVASIR_TEST_PROGRAMS."""
+    chosen = filter(None, [os.environ.get("KVASIR_TEST_PROGRAMS")])
+    return os.pathsep.join([*chosen, *_FIRST, os.environ.get("PATH", os.defpath), *_LAST])
 
 
 def find(executable: str) -> str | None:
@@ -88,9 +94,9 @@ def _command(program: Program) -> str:
 
 
 def _apt_install(program: Program) -> None:
-    click.echo(f"installing Debian package {program.apt}", err=True)
+    click.echo(f"installing Debian packages {program.apt}", err=True)
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", program.apt]
+    install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", *program.apt.split()]
     with _services_stay_off():
         for command in (["apt-get", "update", "-q"], install):
             # Somebody else's installation may be under way: wait for its lock.

@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,6 +34,17 @@ from tests.support import programs
 from tests.support.waiting import wait_until
 
 HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where a server listens, and what starts a program there."""
+
+    address: str
+    prefix: tuple[str, ...] = ()  # before each command
+
+
+LOOPBACK = Machine(HOST)
 _LOOPBACK_ONLY = "-kernel inet_dist_use_interface {127,0,0,1}"
 # Waits for a line (all is well) or for the end of its input (the process that started it is gone, even by SIGKILL or
 # a crash in native code, where no atexit handler runs): then it ends the server and removes its folder. The count is
@@ -90,10 +102,10 @@ def free_port(below: int = 32000) -> int:
     raise ServerFailed(f"no free port between 20000 and {below} in 200 tries")
 
 
-def amqp_answers(port: int) -> bool:
-    """Whether AMQP is spoken on this loopback port. RabbitMQ opens it last of all, after recovery."""
+def amqp_answers(port: int, host: str = HOST) -> bool:
+    """Whether AMQP is spoken on this port. RabbitMQ opens it last of all, after recovery."""
     try:
-        with socket.create_connection((HOST, port), timeout=5) as connection:
+        with socket.create_connection((host, port), timeout=5) as connection:
             connection.sendall(b"AMQP\x00\x00\x09\x01")
             return connection.recv(1) == b"\x01"  # the first byte of Connection.Start
     except OSError:
@@ -162,13 +174,14 @@ class Process:
 
 
 class Server(ABC):
-    """One server program on a fixed loopback port. Start, stop and kill it as often as wanted; close it once."""
+    """One server program on a fixed port. Start, stop and kill it as often as wanted; close it once."""
 
     start_timeout_s = 90.0
 
-    def __init__(self, name: str, port: int | None = None) -> None:
+    def __init__(self, name: str, port: int | None = None, machine: Machine = LOOPBACK) -> None:
         """Nothing runs yet; `port` None takes a free one and keeps it through restarts."""
         self.name = name
+        self.machine = machine
         self.port = port or free_port()
         self.password = secrets.token_hex(8)
         self.folder = Path(tempfile.mkdtemp(prefix=f"kvasir-{name}-"))
@@ -207,7 +220,8 @@ class Server(ABC):
         """Start it and wait until it serves clients. Raises ServerFailed, ProgramMissing."""
         if self.alive:
             raise ServerFailed(f"{self.name} runs already, as process {self.pid}")
-        self._process = Process(self._command(), self._environment(), self.folder, self.log)
+        command = [*self.machine.prefix, *self._command()]
+        self._process = Process(command, self._environment(), self.folder, self.log)
         deadline = time.monotonic() + self.start_timeout_s
         while not self._answers():
             if not self.alive or time.monotonic() > deadline:
@@ -256,14 +270,19 @@ class RedisServer(Server):
     """Redis without persistence: what is killed is empty when it starts again."""
 
     def __init__(
-        self, port: int | None = None, max_memory: str = "0", options: Sequence[str] = (), password: str = ""
+        self,
+        port: int | None = None,
+        max_memory: str = "0",
+        options: Sequence[str] = (),
+        password: str = "",
+        machine: Machine = LOOPBACK,
     ) -> None:
         """`max_memory` as Redis writes it ("64mb"; "0": no limit); `options` are more lines of its configuration."""
-        super().__init__("redis", port)
+        super().__init__("redis", port, machine)
         self.password = password or self.password
         lines = [
             f"port {self.port}",
-            f"bind {HOST}",
+            f"bind {machine.address}",
             f"requirepass {self.password}",
             'save ""',
             "appendonly no",
@@ -276,7 +295,7 @@ class RedisServer(Server):
     @property
     def url(self) -> str:
         """As redis-py takes it."""
-        return f"redis://:{self.password}@{HOST}:{self.port}/0"
+        return f"redis://:{self.password}@{self.machine.address}:{self.port}/0"
 
     def _command(self) -> list[str]:
         return [programs.require("redis"), "redis.conf"]
@@ -437,13 +456,15 @@ class RabbitMQServer(Server):
         plugins: Sequence[str] = (),
         settings: Mapping[str, str] | None = None,
         first: RabbitMQServer | None = None,
+        machine: Machine = LOOPBACK,
     ) -> None:
         """`plugins`: to enable, e.g. rabbitmq_prometheus; `settings`: more keys of rabbitmq.conf.
 
         With `first` it is one more node of that one's cluster, which has the epmd, the cookie and the password.
         """
         # The management API's port, ten thousand above, must be none of those that outgoing connections take.
-        super().__init__("rabbitmq", free_port(below=22_000) if "rabbitmq_management" in plugins and not port else port)
+        wanted_port = free_port(below=22_000) if "rabbitmq_management" in plugins and not port else port
+        super().__init__("rabbitmq", wanted_port, machine)
         self.user = "kvasir"
         self.metrics_port = free_port() if "rabbitmq_prometheus" in plugins else 0
         self.node = f"kvasir-{secrets.token_hex(4)}@localhost"
@@ -460,7 +481,7 @@ class RabbitMQServer(Server):
     @property
     def url(self) -> str:
         """As pika's URLParameters takes it; the vhost is `/`."""
-        return f"amqp://{self.user}:{self.password}@{HOST}:{self.port}/%2F"
+        return f"amqp://{self.user}:{self.password}@{self.machine.address}:{self.port}/%2F"
 
     @property
     def metrics_url(self) -> str:
@@ -483,7 +504,7 @@ class RabbitMQServer(Server):
     def control(self, *arguments: str, timeout_s: float = 60.0, program: str = "rabbitmqctl") -> str:
         """What `rabbitmqctl` prints when given these arguments. Raises ServerFailed if it fails."""
         program_path = Path(programs.require("rabbitmq")).with_name(program)
-        command = [str(program_path), "-n", self.node, "-q", *arguments]
+        command = [*self.machine.prefix, str(program_path), "-n", self.node, "-q", *arguments]
         completed_process = subprocess.run(
             command,
             env=self._environment(),
@@ -520,7 +541,7 @@ class RabbitMQServer(Server):
 
     def _write_configuration(self, plugins: Sequence[str], settings: Mapping[str, str]) -> None:
         lines = {
-            "listeners.tcp.1": f"{HOST}:{self.port}",
+            "listeners.tcp.1": f"{self.machine.address}:{self.port}",
             "default_user": self.user,
             "default_pass": self.password,
             # Half full disks are normal on laptops and in CI, and a disk alarm blocks every publisher.
@@ -545,7 +566,7 @@ class RabbitMQServer(Server):
         epmd = programs.find("epmd")
         if epmd is None:
             raise ServerFailed("epmd, a part of Erlang that RabbitMQ needs, is in no folder of PATH")
-        command = [epmd, "-port", str(self._epmd_port), "-address", HOST]
+        command = [*self.machine.prefix, epmd, "-port", str(self._epmd_port), "-address", HOST]
         self._epmd = Process(command, dict(os.environ), self.folder, self.folder / "epmd.log")
 
     def _command(self) -> list[str]:
@@ -562,7 +583,7 @@ class RabbitMQServer(Server):
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_CRASH_DUMP_SECONDS": "0",
             "RABBITMQ_NODENAME": self.node,
-            "RABBITMQ_NODE_IP_ADDRESS": HOST,
+            "RABBITMQ_NODE_IP_ADDRESS": self.machine.address,
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(self._dist_port),
             "RABBITMQ_BASE": folder,
@@ -583,7 +604,7 @@ class RabbitMQServer(Server):
         }
 
     def _answers(self) -> bool:
-        return amqp_answers(self.port)
+        return amqp_answers(self.port, self.machine.address)
 
 
 class RabbitMQCluster:

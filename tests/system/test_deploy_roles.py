@@ -54,7 +54,7 @@ class DeployedStore(Server):
             Path(path).parent.mkdir(exist_ok=True)
             Path(path).write_bytes(file.content)
         with (self.folder / "services" / "redis.acl").open("a", encoding="utf-8") as users:
-            users.write(f"user auditor on >{self.password} -@all +acl|log\n")
+            users.write(f"user auditor on >{self.password} -@all +acl|log +client\n")
 
     @property
     def auditor_url(self) -> str:

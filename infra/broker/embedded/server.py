@@ -19,7 +19,7 @@ from infra.broker.base import Address, Depth, Header, Message
 from messages.errors import NoQueue
 
 # What RabbitMQ adds to a message and its publisher may not.
-_BROKERS_OWN = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count")
+_BROKERS_OWN = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
 
 
 @dataclass(eq=False, slots=True)

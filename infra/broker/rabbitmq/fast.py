@@ -22,7 +22,7 @@ import pika.channel  # type: ignore[import-untyped]
 from pika import frame, spec
 
 from infra.broker.base import Address, Header, Message
-from infra.broker.rabbitmq.properties import CONTENT_TYPE, PERSISTENT, TRANSIENT, is_brokers, is_ours
+from infra.broker.rabbitmq.properties import CONTENT_TYPE, PERSISTENT, RETURN_COUNTS, TRANSIENT, is_brokers, is_ours
 from infra.broker.rabbitmq.wire import Wire
 
 _BATCH_BYTES = 64 * 1024
@@ -247,8 +247,8 @@ def _table_at(data: bytes, at: int) -> tuple[dict[str, Header], int | None, int]
     while at < end:
         name, at = _short_at(data, at)
         value, at = _value_at(data, at)
-        if name == "x-delivery-count" and isinstance(value, int):
-            count = value
+        if name in RETURN_COUNTS and isinstance(value, int):
+            count = value if count is None else max(count, value)
         if is_ours(name):
             headers[name] = value
     if at != end:

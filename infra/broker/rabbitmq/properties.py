@@ -15,7 +15,10 @@ CONTENT_TYPE = "application/msgpack"
 PERSISTENT, TRANSIENT = 2, 1
 
 # The broker writes these. Sent back to it, RabbitMQ up to 3.13 reads its own x-death and drops "cycles" silently.
-_BROKERS_OWN = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count")
+_BROKERS_OWN = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
+# Up to 4.2 a quorum queue counts in x-delivery-count how often it took a message back. Since 4.3 that counts failures
+# alone, and x-acquired-count all of it (rabbitmq.com/docs/quorum-queues, "Poison Message Handling").
+RETURN_COUNTS = ("x-acquired-count", "x-delivery-count")
 _DEATH_SUMMARY = ("x-first-death-reason", "x-first-death-queue")
 
 
@@ -33,8 +36,9 @@ def to_message(properties: spec.BasicProperties, body: bytes) -> Message:
 
 def returns(properties: spec.BasicProperties, redelivered: bool) -> int:
     """How often the broker took this copy back: quorum queues count, classic ones only know whether."""
-    count = (properties.headers or {}).get("x-delivery-count")
-    return int(count) if isinstance(count, int) else int(redelivered)
+    headers = properties.headers or {}
+    counts = [headers[name] for name in RETURN_COUNTS if isinstance(headers.get(name), int)]
+    return max(counts, default=int(redelivered))
 
 
 def to_properties(message: Message, kind: str) -> spec.BasicProperties:

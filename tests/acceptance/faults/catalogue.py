@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,12 +25,14 @@ from tests.acceptance.faults.services import (
     BareRedisClusterServices,
     BothClustersServices,
     BrokerClusterServices,
+    NetworkServices,
     RedisClusterServices,
     Services,
     retry_levels,
 )
 from tests.acceptance.faults.stage import PATIENCE_S, Plan, Role, Stage
 from tests.acceptance.faults.storm import JOB_S, storm
+from tests.support.network import HERE, Link
 from tests.support.servers import RabbitMQServer, RedisCluster, RedisServer, Server
 from tests.support.waiting import wait_until
 
@@ -509,6 +511,25 @@ def fill_store(stage: Stage) -> None:
         stage.over()
 
 
+# --- the network between two machines ---
+
+
+def harm_link(stage: Stage, links: Sequence[tuple[str, str, Link]], times: int, longest_s: float) -> None:
+    """Each of (source, target, link) in turn, `times` times, for up to `longest_s`."""
+    services = stage.services
+    assert isinstance(services, NetworkServices)
+    for number, _ in enumerate(stage.moments(times, last=0.5)):
+        source, target, link = links[number % len(links)]
+        services.network.set_link(link, source, target)
+        time.sleep(stage.random.uniform(longest_s / 4, longest_s))
+        services.network.set_link(services.link)
+        stage.over()
+
+
+_LINK = NetworkServices.link
+_DOWN = replace(_LINK, is_up=False)
+
+
 # --- messages ---
 
 
@@ -587,6 +608,10 @@ def _killed_at(name: str, role: Role, points: tuple[str, ...], each: int, of: st
 
 def _of_node(name: str, what: str, inject: Inject) -> Fault:
     return Fault(name, f"{what}; of a cluster of three", inject, services=BrokerClusterServices)
+
+
+def _of_network(name: str, what: str, inject: Inject) -> Fault:
+    return Fault(f"network-{name}", f"{what}; over a network", inject, services=NetworkServices)
 
 
 def _of_store_node(name: str, what: str, inject: Inject, replicas: bool = True) -> Fault:
@@ -701,6 +726,27 @@ FAULTS = [
         partial(harm_node_of_each, how=signal.SIGSTOP),
     ),
     _of_both("both-separated", "links of a broker and of a Redis primary cut for 12 to 18 s", separate_node_of_each),
+    _of_network("slow", "nothing", nothing),
+    _of_network(
+        "mtu-hole",
+        "packets over 576 bytes vanish for 2 to 8 s, twice",
+        partial(harm_link, links=[("", "", replace(_LINK, mtu=576))], times=2, longest_s=8),
+    ),
+    _of_network(
+        "one-way-cut",
+        "nothing from the services, then nothing to them, for 2 to 10 s",
+        partial(harm_link, links=[("services", HERE, _DOWN), (HERE, "services", _DOWN)], times=2, longest_s=10),
+    ),
+    _of_network(
+        "flapping",
+        "the link down for 0.3 to 1.2 s, ten times",
+        partial(harm_link, links=[("", "", _DOWN)], times=10, longest_s=1.2),
+    ),
+    _of_network(
+        "lossy",
+        "5% of the packets lost for 3 to 12 s, twice",
+        partial(harm_link, links=[("", "", replace(_LINK, loss=0.05))], times=2, longest_s=12),
+    ),
     Fault("poison", "one job kills every worker that decodes it", poison, failed=1, dead_lettered=1),
     Fault("garbage", "300 unreadable messages in the work queues", garbage, dead_lettered=300),
     Fault("published-ten-times", "100 of the jobs published ten times each", nothing),

@@ -48,13 +48,13 @@ class _Link:
 
 
 class TcpProxy:
-    """From a loopback port of its own to another one. Its methods may be called from any thread."""
+    """From a loopback port of its own to another port, here or on another host. For any thread."""
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target_port: int, target_host: str = HOST) -> None:
         self.port = free_port()
         self.delay_s = 0.0
         self.bytes_per_s = 0.0  # of each direction of each connection; 0: no limit
-        self._target_port = target_port
+        self._target = (target_host, target_port)
         self._links: set[_Link] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server
@@ -147,7 +147,7 @@ class TcpProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            far_reader, far_writer = await asyncio.open_connection(HOST, self._target_port)
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
         except OSError:  # nobody there: the client sees a connection that ends at once
             writer.transport.abort()
             return

@@ -10,7 +10,8 @@ import pika
 from infra.broker import topology
 from kvstore.redis.client import open_client, product
 from tests.acceptance.faults.proxy import TcpProxy
-from tests.support.servers import HOST, RabbitMQCluster, RabbitMQServer, RedisCluster, RedisServer
+from tests.support.network import GIGABIT, HERE, Link, Network
+from tests.support.servers import HOST, LOOPBACK, Machine, RabbitMQCluster, RabbitMQServer, RedisCluster, RedisServer
 
 # Heartbeats and time-outs of minutes would make rows of minutes: both are options that an operator has, too.
 HEARTBEAT_S = 4
@@ -68,19 +69,20 @@ class Services:
     nodes = 1  # of the broker
     replicas: int | None = None  # of each of three primaries of a Redis Cluster; None: one Redis
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Machine = LOOPBACK) -> None:
+        """`machine`: of the broker and the store where there is one of each."""
         self.cluster = RabbitMQCluster(self.nodes) if self.nodes > 1 else None
         self.redis_cluster = None if self.replicas is None else SeparableRedisCluster(self.replicas)
-        self.broker = self.cluster.nodes[0] if self.cluster else RabbitMQServer()
-        self.store = self.redis_cluster.nodes[0] if self.redis_cluster else RedisServer()
+        self.broker = self.cluster.nodes[0] if self.cluster else RabbitMQServer(machine=machine)
+        self.store = self.redis_cluster.nodes[0] if self.redis_cluster else RedisServer(machine=machine)
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         try:
             self._stack.enter_context(self.cluster or self.broker)
             self._stack.enter_context(self.redis_cluster or self.store)
-            self.to_broker = self._stack.enter_context(TcpProxy(self.broker.port))
-            self.to_store = self._stack.enter_context(TcpProxy(self.store.port))
+            self.to_broker = self._stack.enter_context(TcpProxy(self.broker.port, self.broker.machine.address))
+            self.to_store = self._stack.enter_context(TcpProxy(self.store.port, self.store.machine.address))
         except BaseException:
             self._stack.close()
             raise
@@ -92,7 +94,8 @@ class Services:
     @property
     def broker_url(self) -> str:
         """Through the proxy, with heartbeats that suit rows of seconds."""
-        through = self.broker.url.replace(f"{HOST}:{self.broker.port}", f"{HOST}:{self.to_broker.port}")
+        address = f"{self.broker.machine.address}:{self.broker.port}"
+        through = self.broker.url.replace(address, f"{HOST}:{self.to_broker.port}")
         return f"{self.cluster.url if self.cluster else through}?heartbeat={HEARTBEAT_S}"
 
     @property
@@ -100,7 +103,8 @@ class Services:
         """Through the proxy, with time-outs that suit rows of seconds."""
         if self.redis_cluster:
             return self.redis_cluster.url
-        url = self.store.url.replace(f"{HOST}:{self.store.port}", f"{HOST}:{self.to_store.port}")
+        address = f"{self.store.machine.address}:{self.store.port}"
+        url = self.store.url.replace(address, f"{HOST}:{self.to_store.port}")
         return f"{url}?socket_timeout={STORE_TIMEOUT_S}&socket_connect_timeout={STORE_TIMEOUT_S}"
 
     @property
@@ -192,6 +196,25 @@ class BothClustersServices(Services):
     """Three brokers, and three primaries with a replica each."""
 
     nodes, replicas = 3, 1
+
+
+class NetworkServices(Services):
+    """One broker and one Redis, on another machine: 20 ms of round trip, 1 Gb/s, a packet in a thousand lost."""
+
+    link = Link(delay_ms=10, rate_bits=GIGABIT, loss=0.001)
+
+    def __init__(self) -> None:
+        self.network = Network([HERE, "services"])
+        super().__init__(self.network.machine("services"))
+        self.network.set_link(self.link)
+
+    def mend(self) -> None:
+        self.network.set_link(self.link)
+        super().mend()
+
+    def __exit__(self, *_exception: object) -> None:
+        super().__exit__()
+        self.network.close()
 
 
 def queues_of(model: str) -> list[str]:

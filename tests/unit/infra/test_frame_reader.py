@@ -20,7 +20,9 @@ Taken = tuple[int, Message, int]
 
 short = st.text(max_size=60).filter(lambda text: len(text.encode()) < 256)
 value = st.one_of(st.text(max_size=100), st.integers(-(2**63), 2**63 - 1), st.booleans(), st.none(), st.binary())
-name = st.one_of(short, st.sampled_from(["x-delivery-count", "x-death", "x-first-death-queue", "kvasir-run"]))
+name = st.one_of(
+    short, st.sampled_from(["x-delivery-count", "x-acquired-count", "x-death", "x-first-death-queue", "kvasir-run"])
+)
 properties = st.builds(
     spec.BasicProperties,
     content_type=st.none() | short,
@@ -101,6 +103,23 @@ def test_a_message_of_ours_is_read_at_one_go(
     )
     data = delivery(usual, body)
     assert read(data + data) == ([read_by_pika(data)] * 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, 1),
+        ({"x-delivery-count": 3}, 3),  # RabbitMQ up to 4.2
+        ({"x-acquired-count": 3}, 3),  # from 4.3: taken back, and no failure
+        ({"x-acquired-count": 3, "x-delivery-count": 1}, 3),
+        ({"x-delivery-count": 3, "x-acquired-count": 1}, 3),
+        ({"x-acquired-count": "3"}, 1),
+    ],
+)
+def test_returns_are_what_the_broker_counts_old_or_new(headers: dict[str, Any], expected: int) -> None:
+    data = delivery(spec.BasicProperties(headers=headers, message_id="m"), b"x", redelivered=True)
+    [(_, _, count)], _ = read(data)
+    assert (count, read_by_pika(data)[2]) == (expected, expected)
 
 
 @given(st.integers(0, 309), st.integers(0, 255))

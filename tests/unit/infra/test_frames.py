@@ -55,7 +55,7 @@ def stated(properties: spec.BasicProperties) -> dict[str, Any]:
 
 
 def test_headers_that_the_broker_writes_are_not_sent_back() -> None:
-    message = Message(b"", headers={"x-death": "a", "x-delivery-count": 7, "kvasir-run": 1})
+    message = Message(b"", headers={"x-death": "a", "x-delivery-count": 7, "x-acquired-count": 7, "kvasir-run": 1})
     _, head = read(publication(1, Address("", "q"), message, "", FRAME_MAX))
     assert head.properties.headers == {"kvasir-run": 1}
 

@@ -1,14 +1,28 @@
-"""Memory for values: used again when nobody uses it, and not a moment before."""
+"""Memory for values, used again when nobody uses it; and how much may be under way on a connection."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import socket
 import threading
+from typing import Self
 
 import numpy as np
 import pytest
 
-from kvstore.redis.bulk import ALIGNMENT, CHUNK_BYTES, IDLE_CHUNKS, Arena, Values, bulk_target
+from kvstore.redis.bulk import (
+    ALIGNMENT,
+    CHUNK_BYTES,
+    GETS_AHEAD,
+    IDLE_CHUNKS,
+    MAX_AHEAD,
+    Arena,
+    Bulk,
+    Values,
+    bulk_target,
+)
+from kvstore.redis.links import Links
 
 VALUE_BYTES = (3 << 20) + 352
 
@@ -115,3 +129,69 @@ def test_an_ipv6_address_and_a_socket_path_are_targets() -> None:
     assert (six.host, six.port, six.db, six.password) == ("::1", 7000, 2, "p")
     assert path is not None
     assert (path.path, path.db, path.username) == ("/run/redis.sock", 4, "u")
+
+
+class SlowRedis:
+    """Counts commands; answers only when told, as over a wire with a long round trip."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        self.url = f"redis://127.0.0.1:{self.address[1]}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        self.connection.close()
+
+    def accept(self) -> None:
+        self.connection, _ = self._listener.accept()
+        self.connection.settimeout(5)
+
+    def commands(self, name: bytes, count: int) -> bytes:
+        """What came, once `count` commands have, and nothing more within a moment."""
+        received = b""
+        while received.count(name) < count:
+            received += self.connection.recv(1 << 20)
+        self.connection.settimeout(0.1)
+        with contextlib.suppress(TimeoutError):
+            received += self.connection.recv(1 << 20)
+        self.connection.settimeout(5)
+        return received
+
+
+@pytest.mark.parametrize(("size", "expected"), [(16 << 10, MAX_AHEAD), (64 << 10, 128), (3 << 20, GETS_AHEAD)])
+def test_as_many_values_are_asked_for_as_fit_into_what_may_be_under_way(size: int, expected: int) -> None:
+    counts: list[int] = []
+
+    def serve() -> None:
+        server.accept()
+        counts.append(server.commands(b"GETEX", GETS_AHEAD).count(b"GETEX"))
+        server.connection.sendall(b"$%d\r\n%s\r\n" % (size, bytes(size)))
+        counts.append(server.commands(b"GETEX", expected - 1).count(b"GETEX"))
+
+    with SlowRedis() as server:
+        values = Bulk(Links(server.url), 5).get([f"key-{number}" for number in range(1000)], 60)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        next(values)
+        thread.join(10)
+        values.close()
+
+    assert counts == [GETS_AHEAD, expected - 1]  # one of the first is still to come
+
+
+def test_the_kernel_tunes_the_receive_buffer() -> None:
+    with SlowRedis() as server:
+        bulk = Bulk(Links(server.url), 5)
+        with bulk.connection() as connection:
+            size = connection._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        server.accept()
+        bulk.close()
+    with SlowRedis() as server, socket.create_connection(server.address) as untouched:
+        server.accept()
+        expected = untouched.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+
+    assert size == expected
