@@ -433,7 +433,7 @@ def measure(folder: Path, bombs: int, legitimate: int, size: int, seed: int, pai
             ordinary = send("ordinary", count=legitimate)
             answers = _sent(send("bombs", count=bombs, **{KEY: attacker}))
             outcome = _sent(ordinary, DRAIN_S)
-        peaks = watch.peaks()
+        peaks = alone.peaks()  # beyond what they had before anything was sent
         ended = sum(not process.alive for process in processes)
     print("\n".join(f"{name}: {count}" for name, count in sorted(answers.items())))
     print(f"peaks: {peaks}; refused: {outcome['refused']}; neighbour's before: {median(before):.3f} s")
