@@ -131,8 +131,8 @@ def copy_reason(
 
 
 def _own_texts(work: Submission) -> list[str]:
-    return [part.text for part in work.parts if part.kind != "output" and not part.is_given_cell]
+    return [part.seen_text for part in work.parts if part.kind != "output" and not part.is_given_cell]
 
 
 def _texts(work: Submission | None) -> list[str]:
-    return [part.text for part in work.parts if part.kind != "output"] if work else []
+    return [part.seen_text for part in work.parts if part.kind != "output"] if work else []

@@ -21,7 +21,7 @@ from grading.attacks.detection import instruction_flags
 from grading.prompts.answers import CriterionGrade as CriterionGrade
 from grading.prompts.answers import ParsedAnswer, criterion_grade
 from grading.prompts.prompt import cut_summary
-from grading.quotes import PrivateTexts, SubmissionTexts, evidence_state, leaks, submission_texts
+from grading.quotes import PrivateTexts, SubmissionTexts, evidence_state, leaks, squeeze, submission_texts
 from grading.rubric.checks import CheckFinding
 from grading.rubric.rubric import Aspect, Criterion, Points, Rubric, total_points
 from grading.submissions.reading import Submission
@@ -127,10 +127,12 @@ def _doubts(
     summary_leaks: bool,
     copy_reason: str,
     cuts: Sequence[Cut],
+    public_text: str,
 ) -> list[Doubt]:
     """Why a person must look, in the order in which they are shown."""
     whole = (
         *instruction_flags(submission),
+        *_hidden_text(submission, public_text),
         copy_reason,
         *submission.doubtful_notes,
         *_truncation_notes(cuts, outputs=False),
@@ -143,6 +145,17 @@ def _doubts(
     if summary_leaks:
         doubts.append(Doubt("", "summary withheld: it repeats what only graders see"))
     return doubts
+
+
+def _hidden_text(submission: Submission, public_text: str) -> list[str]:
+    """What only the source of the work holds, and nobody gave the students."""
+    return [
+        f"hidden text ({part.location or part.kind}): “{passage}”"
+        for part in submission.parts
+        if not (part.is_given_cell or part.holds_only_given_text)
+        for passage in part.visible.hidden_passages
+        if squeeze(passage) not in public_text
+    ]
 
 
 def _criterion_doubts(criterion: CriterionGrade, findings: Sequence[CheckFinding]) -> Iterable[str]:
@@ -198,6 +211,7 @@ def grade_submission(
         cause = "only the template was handed in" if submission.only_template else "nothing to grade was handed in"
         reason = "; ".join([cause, *submission.notes])
         unseen_parts = [
+            *_hidden_text(submission, private_texts.public_text),
             *submission.doubtful_notes,
             *([_images_left_out(submission)] if submission.images_left_out else []),
         ]
@@ -210,7 +224,9 @@ def grade_submission(
     state = "waiting" if NO_RESULT_YET in answers.values() else _state(criteria)
     passages = [] if state == "waiting" else _passages(answers, work_texts)
     doubts = (
-        [] if state == "waiting" else _doubts(submission, criteria, findings, summary_leaks, copying_evidence, cuts)
+        []
+        if state == "waiting"
+        else _doubts(submission, criteria, findings, summary_leaks, copying_evidence, cuts, private_texts.public_text)
     )
     doubts = [*passages, *doubts]
     check_remarks = [f"check: {finding.text}" for finding in findings if not finding.has_passed]

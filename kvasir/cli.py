@@ -35,7 +35,7 @@ from kvasir.commands.serve import keys, serve
 from kvasir.commands.status import status
 from kvasir.commands.top import top
 from kvasir.commands.ui import ui
-from kvasir.commands.worker import decode_worker, prefill_worker
+from kvasir.commands.worker import decode_worker, prefill_worker, worker
 from kvasir.early import EXIT_INTERRUPTED, interrupt
 from kvasir.help_texts import COMPLETION, complete
 from kvasir.options import Globals
@@ -86,8 +86,8 @@ def kvasir(context: click.Context, config_file: Path | None, log_level: str, log
 
 for command in (
     *(demo, grade, submit, watch, results, retry, cancel, regrade, assign, dead, deploy, logs, export, requests, bound),
-    *(run, migrate, serve, keys, forget, ask, status, config, engines, doctor, plan, prefill_worker, decode_worker),
-    *(pause, resume, drain, top, ui, rubric),
+    *(run, migrate, serve, keys, forget, ask, status, config, engines, doctor, plan),
+    *(worker, prefill_worker, decode_worker, pause, resume, drain, top, ui, rubric),
 ):
     kvasir.add_command(command)
 complete(kvasir)

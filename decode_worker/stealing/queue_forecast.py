@@ -187,10 +187,12 @@ class QueueForecast:
         return _mean(lengths)
 
     def peers(self, model: str) -> tuple[Peer, ...]:
-        """The workers at home there. Their KV caches are taken to need as long as ours."""
+        """The workers at home there that take jobs. Their KV caches are taken to need as long as ours."""
         tokens, fetch_s = self._answer_tokens(model), self._throughput.fetch_s(model)
         peers = []
         for registration in self.other_workers(model):
+            if registration.off:
+                continue
             rate = registration.figures_for(model)[0] or registration.tokens_per_s
             peers.append(Peer(registration.slots, registration.busy, expected_service_s(tokens, rate, fetch_s)))
         return tuple(peers)

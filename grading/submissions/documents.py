@@ -7,6 +7,7 @@ Both libraries are an extra (`kvasir-inference[documents]`). Neither fetches any
 
 from __future__ import annotations
 
+import html
 import io
 import logging
 import re
@@ -26,6 +27,12 @@ _MAX_EXPANDED, _MAX_FILES = 64 * MIB, 2_000  # of a Word document, which is a zi
 _MAX_XML, _MAX_TAGS = 16 * MIB, 400_000  # of each of its files that are read
 _MAX_PAGES, _MAX_PAGE_BYTES, _MAX_OPERATORS = 300, 16 * MIB, 1_000_000  # of a PDF; operators on all pages together
 _MAX_DRAWINGS = 5_000  # forms and pictures, wherever they are drawn
+# A run of a Word document, and what makes it hidden, white on no ground of its own, or as small as a point.
+_RUN = re.compile(rb"<w:r(?:\s[^<>]*)?>(?:(?!</w:r>).)*</w:r>", re.DOTALL)
+_HIDDEN_RUN = re.compile(
+    rb"\A(?!.*<w:(?:shd|highlight)\b).*<w:color w:val=\"[fF]{6}\"|<w:vanish/>|<w:sz w:val=\"[0-2]\"/>", re.DOTALL
+)
+_RUN_TEXT = re.compile(rb"<w:t(?:\s[^<>]*)?>([^<>]*)</w:t>")
 _THIN_CHARS = 80  # on a page, on average: less is a scan, or drawings
 _EXPORTS = ("(.pdf)", "(.docx)")  # how the labels of files end that may be made of another
 _MAX_COMPARED = 2_000_000  # characters of a submission's files
@@ -52,7 +59,15 @@ def read_docx(data: bytes, _suffix: str = "") -> Submission:
     text, images = html_to_text(result.value)
     equations = sum("oMath" in message.message for message in result.messages)
     doubt = f"{plural(equations, 'equation')} in it can't be read" if equations else ""
-    return _document(text, images, doubt)
+    return _document(text, images, doubt, _hidden_text(data))
+
+
+def _hidden_text(data: bytes) -> str:
+    """A doubt about what Word does not show of a document, or nobody can read; "" if there is nothing."""
+    body = zipfile.ZipFile(io.BytesIO(data)).read("word/document.xml")
+    pieces = [text for run in _RUN.findall(body) if _HIDDEN_RUN.search(run) for text in _RUN_TEXT.findall(run)]
+    text = html.unescape(b"".join(pieces).decode("utf-8", "replace")).strip()
+    return f"hidden text: “{text[:80]}”" if text else ""
 
 
 def _check_package(data: bytes) -> None:
@@ -183,8 +198,8 @@ def _word_keys(text: str) -> Set[object]:
     return {*words, *pairwise(words)}
 
 
-def _document(text: str, images: int, doubt: str) -> Submission:
+def _document(text: str, images: int, *doubts: str) -> Submission:
     text, inline_images = clean_source(text)
     parts = (SubmissionPart("text", text.strip("\n"), "text"),) if text.strip() else ()
-    doubts = (doubt,) if doubt else ()
+    doubts = tuple(filter(None, doubts))
     return Submission("", "", parts, images + inline_images, doubts, doubtful_notes=doubts)

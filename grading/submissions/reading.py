@@ -41,6 +41,7 @@ from grading.submissions.notebooks import (
     without_header,
 )
 from grading.submissions.submission import PartKind, Submission, SubmissionPart
+from grading.submissions.visible import visible_text
 from messages.errors import SubmissionError
 from producers.words import plural
 
@@ -483,9 +484,11 @@ def _page(text: str, _suffix: str) -> Submission:
     """What was typed into the LMS's own editor, or the address that was given to it."""
     if redirect := _REDIRECT.search(text):
         return _text_alone(redirect[1], 0)  # Canvas escapes nothing there
-    prose, images = html_to_text(_PAGE_HEADING.sub("</head><body>", text))
+    markup = _PAGE_HEADING.sub("</head><body>", text)
+    prose, images = html_to_text(markup)
     prose, inline_images = clean_source(prose)
-    return _text_alone(prose, images + inline_images)
+    doubts = tuple(f"hidden text left out: “{passage}”" for passage in visible_text(markup, "text").hidden_passages)
+    return replace(_text_alone(prose, images + inline_images), notes=doubts, doubtful_notes=doubts)
 
 
 def _markdown_with_chunks(text: str, suffix: str) -> Submission:

@@ -18,12 +18,13 @@ from messages import checks
 from messages.errors import InvalidMessage
 from messages.installed import engine_names
 from messages.jobs import KV_CHECK_EVERY, MAX_TOKENS, SHORT_PROMPT_TOKENS
+from messages.workers import BOTH_ROLES, WorkerStage
 
 Supervisor = Literal["launchd", "plain", "systemd"]
 
 PLATFORMS = ("linux", "linux-cuda", "macos")
 SUPERVISORS: tuple[Supervisor, ...] = ("launchd", "plain", "systemd")
-WORKER_ROLES = ("decode", "prefill")
+WORKER_ROLES = ("decode", "prefill", "worker")
 ROLES = (*WORKER_ROLES, "app", "broker", "gateway", "grafana", "prometheus", "store")
 SAMPLING = ("max_tokens", "temperature", "top_p")
 
@@ -223,7 +224,19 @@ class MachineRole:
     def __post_init__(self) -> None:
         for key in ("model", "engine") if self.role in WORKER_ROLES else ():
             if not getattr(self, key):
-                raise ValueError(f": a {self.role} worker needs {key!r}")
+                raise ValueError(f": a {self.kind} needs {key!r}")
+
+    @property
+    def stages(self) -> tuple[WorkerStage, ...]:
+        """What a worker does; none: it is a service."""
+        if self.role == "worker":
+            return BOTH_ROLES
+        return tuple(stage for stage in BOTH_ROLES if stage == self.role)
+
+    @property
+    def kind(self) -> str:
+        """`prefill worker`, `worker with both roles`."""
+        return "worker with both roles" if self.role == "worker" else f"{self.role} worker"
 
 
 @dataclass(frozen=True, slots=True)

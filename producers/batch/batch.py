@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from infra.config.next_command import UPGRADE_COMMAND, next_command
 from infra.config.ownership import is_foreign
@@ -65,6 +65,7 @@ _REQUEST = {  # `kvasir grade` keeps its options there, `kvasir run` only `promp
     "max_submission_tokens": int,
     "samples": int,
     "ask": str,
+    "objects": Literal["closed", "open"],  # how schemas that lines have are taken: see messages.strict_schema
 }
 # Of batch.json, beside the version. A key that is missing is read as null: a new one is of a type like `int | None`.
 _SHAPE: dict[str, Any] = {

@@ -251,7 +251,7 @@ def test_batches_are_read_in_turns_and_in_one_thread(
     lines: list[tuple[str, str]] = []
     both = threading.Event()
 
-    def check(body: dict[str, Any]) -> None:
+    def check(body: dict[str, Any], _url: str) -> None:
         lines.append((body["user"], threading.current_thread().name))
         if len(lines) == 1:
             both.wait(30)
