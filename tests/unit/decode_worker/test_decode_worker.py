@@ -669,9 +669,9 @@ def test_an_engine_that_always_fails_transiently_exhausts_the_attempts(pipeline)
 def test_a_worker_looks_at_its_queue_behind_its_jobs_backs() -> None:
     with Pipeline() as pipeline:
         decode = pipeline.start_decode()
-        seen_at = decode.worker._choice.outlook.at
+        seen_at = decode.worker.choice.outlook.at
 
-        wait_until(lambda: decode.worker._choice.outlook.at > seen_at, "it has looked again, though no job came")
+        wait_until(lambda: decode.worker.choice.outlook.at > seen_at, "it has looked again, though no job came")
 
 
 def test_several_answers_come_from_one_prefill_and_one_transfer(pipeline):
