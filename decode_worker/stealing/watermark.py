@@ -48,6 +48,11 @@ class ModelWork:
     look_s: float = 0.0
 
     @property
+    def is_better_elsewhere(self) -> bool:
+        """Whether another worker is the one to prefill."""
+        return self.lead_elsewhere >= FASTER
+
+    @property
     def ahead(self) -> int:
         """The watermark: how many prefilled jobs are to wait.
 
@@ -56,7 +61,7 @@ class ModelWork:
         stands still meanwhile, which must cost less than the job that it wins.
         """
         workers = (self.own, *self.queue.peers)
-        if self.lead_elsewhere >= FASTER:
+        if self.is_better_elsewhere:
             pays = min(self.own.busy, self.own.slots) * self.prefill_s < self.own.service_s
             return sum(max(0, worker.slots - worker.busy) for worker in workers) if pays else 0
         freed = self.look_s * sum(worker.slots / worker.service_s for worker in workers)
@@ -69,8 +74,9 @@ class ModelWork:
 
     @property
     def holds_ready_jobs(self) -> bool:
-        """Whether the ready jobs are for the workers that only decode, because this one has prompts to prefill."""
-        return self.has_pure_decoders and self.prompts > 0 and self.lacks_ready_jobs
+        """Whether the ready jobs are for the workers that only decode, because this one is to prefill prompts."""
+        is_to_prefill = self.prompts > 0 and not self.is_better_elsewhere and self.lacks_ready_jobs
+        return self.has_pure_decoders and is_to_prefill
 
 
 def next_prompt(work: Sequence[ModelWork]) -> str | None:

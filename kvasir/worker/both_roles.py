@@ -101,7 +101,7 @@ class TwoRoleWorker:
             has_pure_decoders=has_pure_decoders(registrations, self._model),
             prefilling=sum(other.busy for other in others),
             prefill_s=self.prefill.prompt_s,
-            lead_elsewhere=best_advantage / own_advantage if own_advantage else 0.0,
+            lead_elsewhere=lead(best_advantage, own_advantage),
             look_s=LOOK_S,
         )
 
@@ -156,3 +156,10 @@ def advantage(prefiller: WorkerInfo, registrations: Sequence[WorkerInfo]) -> flo
             rate = registration.tokens_per_s * registration.slots
             return prefiller.tokens_per_s / rate if rate else 0.0
     return math.inf
+
+
+def lead(best: float, own: float) -> float:
+    """How many times the better one the best other worker is; a pure prefiller is that unmeasured, too."""
+    if not own:
+        return best if math.isinf(best) else 0.0
+    return best / own

@@ -48,6 +48,8 @@ def test_ready_jobs_up_to_the_watermark_are_for_others_while_prompts_wait() -> N
     assert next_answer([work("a", 1, 0)], ()) == "a"  # the end of the night is everybody's
     # Workers of both roles would each leave them to the other
     assert next_answer([replace(work("a", 3, 9), has_pure_decoders=False)], ()) == "a"
+    # And whoever is not the one to prefill has nothing better to do
+    assert next_answer([replace(work("a", 3, 9), own=replace(OWN, busy=16), lead_elsewhere=math.inf)], ()) == "a"
 
 
 def test_the_larger_share_of_what_is_decoded_comes_first_and_the_first_model_has_a_lead() -> None:

@@ -212,6 +212,11 @@ def test_who_prefills_better_and_who_only_decodes_is_read_from_registrations() -
     # 2,000 tokens a second for each 40 that its four slots decode; a worker that does nothing else is the better one
     assert [both_roles.advantage(worker, fleet) for worker in (spark[1], tower)] == [50.0, math.inf]
     assert both_roles.advantage(spark[1], [replace(spark[0], tokens_per_s=0.0)]) == 0.0  # not measured
+    assert [both_roles.lead(best, own) for best, own in ((50.0, 25.0), (50.0, 0.0), (math.inf, 0.0))] == [
+        2,
+        0,
+        math.inf,
+    ]
     assert both_roles.has_pure_decoders(fleet, MODEL)
     assert not both_roles.has_pure_decoders([*spark, tower, paused], MODEL)
 
