@@ -124,7 +124,7 @@ def test_a_length_that_the_file_does_not_hold_is_refused_before_anything_is_allo
     ("at", "value", "complaint"),
     [
         (0, b"GGUF", "not a llama.cpp slot file"),
-        (4, b"\x03\0\0\0", "version 3"),
+        (4, b"\x05\0\0\0", "version 5; known here are 2, 3, 4"),
         (12, b"\0\0\0\0", "token list"),
         (40, b"\0\0\0\0", "streams"),
     ],
