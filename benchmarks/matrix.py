@@ -34,8 +34,8 @@ vLLM takes part with the demo model: its attention on CPUs knows no heads of 16 
 rounding decides where two tokens are nearly as likely as each other; `matrix_real` says what its rows hold.
 `all_held`: as `all_equal`, but SmolLM2's answers may part at such a token.
 
-`--models releases` holds four releases of llama.cpp's wheel against each other, whose servers write three versions of
-slot files, each in an environment of its own (made once, 100 MB each): sixteen pairs for the demo model, a gpt-oss, and
+`--models releases` holds five releases of llama.cpp's wheel against each other, whose servers write slot files in four
+forms, each in an environment of its own (made once, 100 MB each): twenty-five pairs for the demo model, a gpt-oss, and
 a hybrid model with M-RoPE, all of llama.cpp. With `--real` SmolLM2 too.
 
 What this does not show: GPUs, unless the engines find one; chat templates and tokenizers, since prompts are ids; YaRN,
@@ -68,7 +68,8 @@ REAL = matrix_models.REAL
 HYBRID = "hybrid"  # all models with recurrent layers
 RELEASES = "releases"
 LLAMACPP_RELEASES = tuple(
-    f"llamacpp-{release}" for release in ("2026.8.10229", "2026.9.10809", "2026.9.11063", "2026.10.11549")
+    f"llamacpp-{release}"
+    for release in ("2026.8.10229", "2026.8.10566", "2026.9.10809", "2026.9.11063", "2026.10.11549")
 )
 RELEASE_MODELS = (matrix_models.DEMO, "gpt-oss", "qwen3.5")  # plain, with a window, with states and M-RoPE
 QUICK_MODELS = ("gpt-oss",)  # the one that has most to go wrong: a window, experts, biases, sinks

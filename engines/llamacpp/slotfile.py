@@ -1,13 +1,14 @@
 """llama.cpp slot files to canonical KV blocks and back. Pure: bytes in, bytes out.
 
-The file that `llama-server` writes for `/slots/N?action=save` (all integers little-endian), and since which version:
+The file that `llama-server` writes for `/slots/N?action=save`, versions 2 to 4 (all integers little-endian):
 
     "qsgg"  u32 version
-    u32 n   n × i32: tokens…; since 3: -1, 1, token count, tokens…, 0
+    u32 n   n × i32: tokens…, or packed, as servers do since August 2026: -1, 1, token count, tokens…, 0
     per cache (one; if some layers have a sliding window a second, with its last rows only):
         u32 streams
         per stream: u32 cells, and if there are any:
-            per cell: i32 position, u32 sequences, with M-RoPE i32 position twice and, since 3, i32 token, sequences × i32
+            per cell: i32 position, u32 sequences, sequences × i32; with M-RoPE between these the
+                position twice and, since 3, the token
             u32 v_trans   u32 layers   since 4: u32 rotation of K, u32 of V (0: none)
             per layer: i32 ggml type, u64 row bytes, cells × row      (K of all layers, then V of all)
     if some layers are recurrent: u32 cells (1), i32 last position, u32 0, u32 s_trans (0), u32 layers (all of them);
@@ -16,7 +17,7 @@ The file that `llama-server` writes for `/slots/N?action=save` (all integers lit
 
 A row is kv_heads × head_dim values of one token as long as v_trans is 0, that is with flash attention on. The layout
 changes between llama.cpp releases without notice, so whatever differs from the above is refused, not guessed at. A
-server reads no version but its own: `build` writes the one that the server was seen to write.
+server reads no version but its own: `build` writes as the server was seen to write.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from messages.kv import (
 
 MAGIC = b"qsgg"
 _VERSIONS = (2, 3, 4)
-_TOKENS_IN_PARTS, _ROTATIONS = 3, 4  # the first versions with such fields
+_CELL_TOKENS, _ROTATIONS = 3, 4  # the first versions with such fields
 MAX_STREAMS = 1024
 MAX_LAYERS = 1024
 _GGML_TYPES: dict[int, DType] = {0: "f32", 1: "f16", 30: "bf16"}
@@ -78,6 +79,7 @@ class SlotFile:
     """
 
     version: int
+    packs_tokens: bool
     tokens: tuple[int, ...]
     streams: int
     caches: tuple[tuple[SlotLayer, ...], ...]
@@ -97,6 +99,7 @@ class SlotShape:
     form: SlotForm = SlotForm()
     key_heads: int = 0
     version: int = _VERSIONS[-1]  # of the files that the server writes, and reads
+    packs_tokens: bool = True
 
     @property
     def caches(self) -> tuple[int, ...]:
@@ -106,9 +109,10 @@ class SlotShape:
 
 
 def parse(data: bytes | memoryview, form: SlotForm = SlotForm()) -> SlotFile:
-    """The file's tokens, rows and states. Raises KVTransferFailed for anything but a known version's file of one sequence."""
+    """The file's tokens, rows and states. Raises KVTransferFailed for anything but a file of one sequence, of a version
+    known here."""
     reader = _SlotFileReader(memoryview(data))
-    tokens = _parse_tokens(reader)
+    packs_tokens, tokens = _parse_tokens(reader)
     streams, layers = _parse_cache(reader, len(tokens), form)
     if len(layers[0].keys) != len(tokens):
         raise KVTransferFailed(f"slot file: {len(layers[0].keys):,} cells for {len(tokens):,} tokens")
@@ -119,7 +123,7 @@ def parse(data: bytes | memoryview, form: SlotForm = SlotForm()) -> SlotFile:
             raise KVTransferFailed(
                 "slot file: something follows the states; start llama-server with --ctx-checkpoints 0"
             )
-        return SlotFile(reader.version, tokens, streams, (layers,), states)
+        return SlotFile(reader.version, packs_tokens, tokens, streams, (layers,), states)
     if reader.bytes_left:
         second, layers = _parse_cache(reader, len(tokens), form)
         if second != streams:
@@ -127,7 +131,7 @@ def parse(data: bytes | memoryview, form: SlotForm = SlotForm()) -> SlotFile:
         caches.append(layers)
     if reader.bytes_left:
         raise KVTransferFailed(f"slot file: {reader.bytes_left:,} bytes follow the last KV cache")
-    return SlotFile(reader.version, tokens, streams, tuple(caches))
+    return SlotFile(reader.version, packs_tokens, tokens, streams, tuple(caches))
 
 
 def to_blocks(file: SlotFile, shape: SlotShape, first: int = 0) -> Iterable[Block]:
@@ -176,7 +180,7 @@ def build(tokens: Sequence[int], cache: KVCache, shape: SlotShape, streams: int)
     cache.require_layout(layout)
     if cache.num_tokens != count or not tokens:
         raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens, not {count:,}")
-    words = np.asarray([-1, 1, count, *tokens, 0] if shape.version >= _TOKENS_IN_PARTS else tokens, "<i4")
+    words = np.asarray([-1, 1, count, *tokens, 0] if shape.packs_tokens else tokens, "<i4")
     head = struct.pack("<4sII", MAGIC, shape.version, len(words))
     parts: list[bytes | memoryview] = [head, words.tobytes()]
     full = (  # K of the full-attention layers, then V
@@ -241,16 +245,17 @@ class _SlotFileReader:
         return np.frombuffer(self.read_bytes(count * 4, field), "<i4")
 
 
-def _parse_tokens(reader: _SlotFileReader) -> tuple[int, ...]:
-    words = reader.words(reader.u32("token list"), "token list")
-    tokens = words
-    if reader.version >= _TOKENS_IN_PARTS:
+def _parse_tokens(reader: _SlotFileReader) -> tuple[bool, tuple[int, ...]]:
+    """Whether they are packed, and the tokens."""
+    tokens = words = reader.words(reader.u32("token list"), "token list")
+    packs_tokens = reader.version > _VERSIONS[0] or words[:1].tolist() == [-1]
+    if packs_tokens:
         if len(words) < 4 or tuple(words[:3]) != (-1, 1, len(words) - 4) or words[-1] != 0:
             raise KVTransferFailed("slot file: its token list has a form not known here")
         tokens = words[3:-1]
     if (tokens < 0).any():
         raise KVTransferFailed("slot file: holds something other than text tokens")
-    return tuple(tokens.tolist())
+    return packs_tokens, tuple(tokens.tolist())
 
 
 def _parse_cache(reader: _SlotFileReader, num_tokens: int, form: SlotForm) -> tuple[int, tuple[SlotLayer, ...]]:
@@ -314,7 +319,7 @@ def _cell_words(version: int, form: SlotForm) -> int:
     """Words that each cell takes before its rows."""
     if not form.mrope:
         return 3
-    return 6 if version >= _TOKENS_IN_PARTS else 5
+    return 6 if version >= _CELL_TOKENS else 5
 
 
 def _parse_rows(reader: _SlotFileReader, cells: int) -> tuple[DType, Array]:
@@ -361,7 +366,7 @@ def _cache_parts(
     meta[:, 1] = 1
     if shape.form.mrope:
         meta[:, 2] = meta[:, 3] = meta[:, 0]
-        if shape.version >= _TOKENS_IN_PARTS:
+        if shape.version >= _CELL_TOKENS:
             meta[:, 4] = tokens[len(tokens) - cells :]
     row = struct.pack("<iQ", _GGML_IDS[layout.dtype], _row_bytes(layout))
     yield struct.pack("<II", streams, cells) + meta.tobytes()
