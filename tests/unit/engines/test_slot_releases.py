@@ -1,4 +1,4 @@
-"""Slot files as five releases of llama.cpp wrote them: each is read, and what is written for a release is what it writes.
+"""Slot files as five releases of llama.cpp wrote them: each is read, and each is written as that release does.
 
 The forms, in llama.cpp's sources as the releases' source packages hold them: magic, version and token list in
 `llama_context::state_seq_save_file` (src/llama-context.cpp), the version itself in include/llama.h; a packed token list
