@@ -55,7 +55,7 @@ _ENTRY_FIELDS = {field.name for field in fields(BatchEntry)}
 _KEY = re.compile(r"\.?[A-Za-z][A-Za-z0-9_-]{0,39}:[1-9]\d?:[0-9a-f]{12}\Z")
 _SETTINGS = {"name": str, "context": int, "temperature": float, "top_p": float, "letters_per_token": float}
 _REQUEST = {  # `kvasir grade` keeps its options there, `kvasir run` only `prompts`
-    **dict.fromkeys(("folder", "rubric", "solution", "template", "prompts", "title", "out"), str),
+    **dict.fromkeys(("folder", "rubric", "solution", "template", "examples", "prompts", "title", "out"), str),
     "models": Mapping[str, str],
     # Digests: of the copies that the folder keeps, by kind; of the submissions as they were, by name.
     **dict.fromkeys(("inputs", "submissions"), Mapping[str, str]),
