@@ -108,11 +108,14 @@ class SlotShape:
         return sizes if sizes[1] else sizes[:1]
 
 
-def parse(data: bytes | memoryview, form: SlotForm = SlotForm()) -> SlotFile:
-    """The file's tokens, rows and states. Raises KVTransferFailed for anything but a file of one sequence, of a version
-    known here."""
+def parse(data: bytes | memoryview, form: SlotForm = SlotForm(), most_tokens: int = 1 << 31) -> SlotFile:
+    """The file's tokens, rows and states. Raises KVTransferFailed for anything but a known version's file of one
+    sequence.
+
+    Rows and states stay in `data`. What takes memory besides is bounded by `most_tokens`, whatever the file's size.
+    """
     reader = _SlotFileReader(memoryview(data))
-    packs_tokens, tokens = _parse_tokens(reader)
+    packs_tokens, tokens = _parse_tokens(reader, most_tokens)
     streams, layers = _parse_cache(reader, len(tokens), form)
     if len(layers[0].keys) != len(tokens):
         raise KVTransferFailed(f"slot file: {len(layers[0].keys):,} cells for {len(tokens):,} tokens")
@@ -245,7 +248,7 @@ class _SlotFileReader:
         return np.frombuffer(self.read_bytes(count * 4, field), "<i4")
 
 
-def _parse_tokens(reader: _SlotFileReader) -> tuple[bool, tuple[int, ...]]:
+def _parse_tokens(reader: _SlotFileReader, most_tokens: int) -> tuple[bool, tuple[int, ...]]:
     """Whether they are packed, and the tokens."""
     tokens = words = reader.words(reader.u32("token list"), "token list")
     packs_tokens = reader.version > _VERSIONS[0] or words[:1].tolist() == [-1]
@@ -253,6 +256,8 @@ def _parse_tokens(reader: _SlotFileReader) -> tuple[bool, tuple[int, ...]]:
         if len(words) < 4 or tuple(words[:3]) != (-1, 1, len(words) - 4) or words[-1] != 0:
             raise KVTransferFailed("slot file: its token list has a form not known here")
         tokens = words[3:-1]
+    if len(tokens) > most_tokens:
+        raise KVTransferFailed(f"slot file: {len(tokens):,} tokens, of a prompt of {most_tokens:,}")
     if (tokens < 0).any():
         raise KVTransferFailed("slot file: holds something other than text tokens")
     return packs_tokens, tuple(tokens.tolist())
