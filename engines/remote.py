@@ -58,7 +58,7 @@ _CUT = 0.6
 # Ollama cuts a prompt to half the context and a few tokens of its beginning. Text that is denser than the sample may be
 # too long where nobody expects it: at just this count less tells.
 _KEPT, _CUT_TO_HALF = 8, 0.85
-_NEIGHBOUR_TOKENS = 64  # a shorter prompt says little of the others
+_NEIGHBOUR_TOKENS = 256  # a shorter prompt is in great part template
 _KNOWN_MARK = re.compile(
     r"<(?=[|｜][^<>\n]{1,64}[|｜]>|<SYS>>|\|?turn\|?>|/?(?:s|bos|eos|pad|unk|think|(?:start|end)_of_(?:turn|text|image)"
     r"|tool_call|tool_response|im_start|im_end|unused\d{1,4})>)|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w+)\])",
@@ -327,13 +327,16 @@ class TextOnly(Generic[S]):
                 f"have {sampling.max_tokens:,}, but the context holds {self._context:,}"
             )
         letters = sum(len(part.text) for part in prompt)
-        expected = math.ceil(letters / min(self._letters_per_token, self._neighbours_letters_per_token))
-        is_half = 0 <= prompt_tokens - self._context // 2 <= _KEPT
-        if (is_half and prompt_tokens < expected * _CUT_TO_HALF) or (
-            expected > self._context and 0 < prompt_tokens < expected * _CUT
-        ):
-            raise ContextExceeded(f"{self._server_name} cut a prompt of about {expected:,} tokens to {prompt_tokens:,}")
-        if prompt_tokens >= _NEIGHBOUR_TOKENS:
+        expected = letters / self._letters_per_token
+        is_cut = expected > self._context and 0 < prompt_tokens < expected * _CUT
+        if 0 <= prompt_tokens - self._context // 2 <= _KEPT:
+            expected = max(expected, letters / self._neighbours_letters_per_token)
+            is_cut |= prompt_tokens < expected * _CUT_TO_HALF
+        if is_cut:
+            raise ContextExceeded(
+                f"{self._server_name} cut a prompt of about {expected:,.0f} tokens to {prompt_tokens:,}"
+            )
+        if letters and prompt_tokens >= _NEIGHBOUR_TOKENS:
             known, observed = self._neighbours_letters_per_token, letters / prompt_tokens
             self._neighbours_letters_per_token = observed if math.isinf(known) else (known + observed) / 2
 
