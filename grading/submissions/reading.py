@@ -487,7 +487,7 @@ def _page(text: str, _suffix: str) -> Submission:
     markup = _PAGE_HEADING.sub("</head><body>", text)
     prose, images = html_to_text(markup)
     prose, inline_images = clean_source(prose)
-    doubts = tuple(f"hidden text left out: “{passage}”" for passage in visible_text(markup, "text").hidden_passages)
+    doubts = tuple(f"hidden text left out: “{passage}”" for passage in visible_text(markup, "html").hidden_passages)
     return replace(_text_alone(prose, images + inline_images), notes=doubts, doubtful_notes=doubts)
 
 
