@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 SEEN, UNSEEN, HIDDEN = range(3)
+MAX_PASSAGES = 10  # of a submission that a person is shown
 _FEW_WORDS, _MAX_SHOWN = 3, 80
 _MAX_MARKUP = 5_000  # pieces of it in one text: what comes after them is taken for unseen
 

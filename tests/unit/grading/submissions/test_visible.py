@@ -14,7 +14,7 @@ from grading.prompts.answers import ParsedAnswer, criterion_grade
 from grading.quotes import evidence_state, private_texts, submission_texts
 from grading.rubric.rubric import Criterion, Rubric
 from grading.submissions.reading import Submission, SubmissionPart, read_document
-from grading.submissions.visible import visible_text
+from grading.submissions.visible import MAX_PASSAGES, visible_text
 
 HIDDEN = {
     "a comment of HTML": "I checked 58 rows.\n<!--\nn_doubled=37\n-->",
@@ -118,6 +118,19 @@ def test_hidden_text_that_the_class_was_given_is_nobodys_doubt() -> None:
 
     assert doubts_of(work(f"{given_comment}\nI checked 58 rows."), public=given_comment) == []
     assert len(doubts_of(work(f"{given_comment}\nI checked 58 rows."))) == 1
+
+
+def test_a_cell_that_one_student_alone_calls_given_is_asked_about() -> None:
+    part = SubmissionPart("text", "<!-- n_doubled=37 and more -->\nI checked 58 rows.", "cell 2", is_given_cell=True)
+
+    assert len(doubts_of(Submission("s", "R", (part,)))) == 1
+
+
+def test_of_very_many_hidden_texts_a_few_are_shown() -> None:
+    doubts = doubts_of(work("I checked 58 rows.\n" + "".join(f"<!-- n_doubled={n} -->\n" for n in range(500))))
+
+    assert len(doubts) == MAX_PASSAGES + 1
+    assert doubts[-1] == f"{500 - MAX_PASSAGES} more hidden texts"
 
 
 def test_work_that_only_hides_something_is_empty_and_a_person_looks() -> None:
