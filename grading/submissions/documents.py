@@ -173,8 +173,8 @@ class _PdfWork:
 def without_exports(files: Sequence[tuple[str, Submission]]) -> list[tuple[str, Submission]]:
     """A submission's files, each with its label, where an export repeats its source, as a notebook's PDF does.
 
-    Of such an export only the lines count that stand in no other file, so nothing is lost. Pages break lines
-    elsewhere: a line is known by its words, and by which follow each other.
+    Of such an export only the lines count that hold a word, or two words in a row, of no other file. Pages break lines
+    elsewhere, so whole lines can't be compared; nor are signs: a line that differs in these alone is not kept.
     """
     sources = [part.text for label, file in files if not label.endswith(_EXPORTS) for part in file.parts]
     if len(sources) == sum(len(file.parts) for _, file in files) or sum(map(len, sources)) > _MAX_COMPARED:
