@@ -189,7 +189,7 @@ def test_a_suspect_of_one_role_runs_beside_no_job_of_the_other() -> None:
         assert [pipeline.result(job).state for job in (suspect, first, later)] == ["succeeded"] * 3
 
 
-def test_a_role_that_fails_takes_the_other_along(pipeline: Pipeline) -> None:
+def test_a_role_that_ends_takes_the_other_along(pipeline: Pipeline) -> None:
     both = worker_of(pipeline.start_both())
     thread = pipeline.workers[0].thread
     both.prefill.stop()
