@@ -41,7 +41,7 @@ from messages.errors import (
 )
 from messages.jobs import KV_CHECK_EVERY, DecodeJob, JobResult
 from messages.lifecycle import Event, Step
-from messages.workers import MAX_REFUSALS, WorkerInfo, WorkerStage
+from messages.workers import MAX_CURVES, MAX_REFUSALS, WorkerInfo, WorkerStage
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,8 @@ class DecodeWorker:
                     failpoint("decode.claimed", attempt.envelope.job_id)
                     attempt.result = self._generator.result(attempt)
                     failpoint("decode.generated", attempt.envelope.job_id)
-                    self.choice.note(attempt.envelope.model, attempt.result.decode)
+                    sequences = max(1, self.slots.count - self.slots.free)
+                    self.choice.note(attempt.envelope.model, attempt.result.decode, sequences)
                     attempt.body = codec.encode(attempt.result, attempt.envelope.version)
         leave_slot()
         if attempt.body:
@@ -175,6 +176,8 @@ class DecodeWorker:
             self._settler.defer(attempt)
             yield False
         else:
+            if self._aborting:  # it was told to leave since the delivery came, and has not seen this one
+                attempt.stop_for("not now")
             try:
                 yield True
             finally:
@@ -273,6 +276,7 @@ class DecodeWorker:
             stolen=self.choice.thief.stolen_jobs,
             not_stolen=sum(self.choice.thief.refusals.values()),
             left=self.choice.tail.jobs_left,
+            details=replace(engine.details, decode_curves=throughput.curves.curves()[-MAX_CURVES:]),
         )
 
 

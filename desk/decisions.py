@@ -14,14 +14,13 @@ from typing import Any
 from desk.tail import LineTail
 from grading.export import FinalGrade
 from grading.points import CriterionGrade, Grade
-from grading.reviews import FILE, Override, decisions_in, version_of
+from grading.reviews import FILE, ROUND_REASON, Override, decisions_in, version_of
 from grading.rubric.rubric import Points
 from messages.errors import UsageError
 
 Overrides = Mapping[str | None, Override]  # of one submission, by criterion; None: the whole submission
 
 ACCEPTED_REASON = "looked at, and left as it is"
-ROUND_REASON = "regraded in round"  # how the reason of a decision begins that a round made, not a person
 
 
 class ReviewError(UsageError):

@@ -130,6 +130,11 @@ def copy_reason(
     return ""
 
 
+def own_text(work: Submission) -> str:
+    """All that a student wrote: no outputs, and no cells that were given."""
+    return "\n".join(_own_texts(work))
+
+
 def _own_texts(work: Submission) -> list[str]:
     return [part.seen_text for part in work.parts if part.kind != "output" and not part.is_given_cell]
 

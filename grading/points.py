@@ -20,7 +20,7 @@ from typing import Literal
 from grading.attacks.detection import instruction_flags
 from grading.prompts.answers import CriterionGrade as CriterionGrade
 from grading.prompts.answers import ParsedAnswer, criterion_grade
-from grading.prompts.prompt import cut_summary
+from grading.prompts.prompt import ExampleSet, cut_summary, text_of
 from grading.quotes import PrivateTexts, SubmissionTexts, evidence_state, leaks, squeeze, submission_texts
 from grading.rubric.checks import CheckFinding
 from grading.rubric.rubric import Aspect, Criterion, Points, Rubric, total_points
@@ -32,6 +32,7 @@ GradeState = Literal["graded", "incomplete", "failed", "empty", "link only", "wa
 NO_RESULT_YET = "no result yet"  # in place of an answer
 # Remarks on a grade that a later run left as it was.
 KEPT_REMARK = "as it was graded before: the work, a model or a setting has changed since"
+EXAMPLE_REMARK = "graded by hand: the others were graded with it as an example"
 EARLIER_REMARK = "as it was graded before, with another rubric, solution or template"
 
 # Answers to the same prompt that are this part of a criterion's points apart disagree.
@@ -234,13 +235,31 @@ def grade_submission(
     return Grade(
         submission=name,
         state=state,
-        points=total_points(item.points for item in criteria if item.points is not None) if state == "graded" else None,
+        points=_total(criteria) if state == "graded" else None,
         max_points=rubric.total,
         criteria=criteria,
         summary="" if summary_leaks else summary,
         remarks=tuple(dict.fromkeys(remarks)),
         cuts=tuple(cuts),
         reason=NO_RESULT_YET if state == "waiting" else _why_missing(criteria),
+        doubts=tuple(doubts),
+    )
+
+
+def grade_by_hand(submission: Submission, rubric: Rubric, examples: ExampleSet) -> Grade:
+    """What a person gave the work before any model saw it. Work that is another by now needs a look."""
+    (shown_work,) = [work for work in examples.works if work.name == submission.name]
+    criteria = tuple(
+        criterion_grade(criterion, points, reason="" if points is not None else "not graded by hand")
+        for criterion in rubric.criteria
+        for points in [examples.points[submission.name].get(criterion.id)]
+    )
+    doubts = [Doubt("", "handed in again since it was graded by hand")] * (text_of(submission) != text_of(shown_work))
+    return replace(
+        _without_answers(submission.name, rubric, _state(criteria), _why_missing(criteria)),
+        points=_total(criteria),
+        criteria=criteria,
+        remarks=(EXAMPLE_REMARK,),
         doubts=tuple(doubts),
     )
 
@@ -294,6 +313,11 @@ def _state(criteria: Sequence[CriterionGrade]) -> GradeState:
     if not missing_count:
         return "graded"
     return "failed" if missing_count == len(criteria) else "incomplete"
+
+
+def _total(criteria: Sequence[CriterionGrade]) -> Points | None:
+    points = [item.points for item in criteria if item.points is not None]
+    return total_points(points) if len(points) == len(criteria) else None
 
 
 def _why_missing(criteria: Iterable[CriterionGrade]) -> str:

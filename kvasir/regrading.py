@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from desk.agreement import Difference, differences
 from desk.decisions import account
+from desk.differences import Difference, differences
 from desk.rounds import is_same_plan, keep_grades, make_round, next_round, record_change, rounds
 from grading import planning, rulings
 from grading.cost import cost_of

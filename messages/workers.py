@@ -68,6 +68,14 @@ class RateCurve:
         if not self.at or any(after <= before for before, after in pairwise((0, *self.at))):
             raise InvalidMessage("at must be numbers above 0 that ascend, at least one")
 
+    def rate(self, at: float) -> float:
+        """Tokens a second there: on a straight line between two points, level before the first and after the last."""
+        points = list(zip(self.at, self.tokens_per_s, strict=True))
+        for (x1, rate1), (x2, rate2) in pairwise(points):
+            if at <= x2:
+                return rate1 + (rate2 - rate1) * max(0.0, at - x1) / (x2 - x1)
+        return points[-1][1]
+
 
 @dataclass(frozen=True, slots=True)
 class Link:

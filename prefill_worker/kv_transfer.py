@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from engines.base import LoadedEngine, PrefillEngine
+from engines.curves import MeasuredCurves, length_class
 from infra.broker.failpoints import failpoint
 from kvstore.base import ClusterState, KVStore
 from kvstore.blocks import BlockRef, block_refs, shared_boundary, snapshot_refs
@@ -59,6 +60,7 @@ class KVWriter:
         self.admission = Admission(kv, cluster_state, worker_id, decode_waits)
         self.leases = PrefixLeases(cluster_state, worker_id)
         self.tokens_per_s = self.prompt_s = 0.0  # moving averages; 0: nothing computed yet
+        self.curves = MeasuredCurves()
         self.engine = loaded_engine.engine
         self.store = kv
         self._engine_why_no_kv = loaded_engine.why_no_kv
@@ -97,9 +99,10 @@ class KVWriter:
             log.warning("job %s goes on without its KV cache: %s", job.job_id, reason)
             return DecodeJob(job, None, report, reason)
         if transfer.report.computed_tokens and transfer.report.prefill_s > 0:
-            seconds = transfer.report.prefill_s
-            self.tokens_per_s = _moving_average(self.tokens_per_s, transfer.report.computed_tokens / seconds)
+            seconds, computed_tokens = transfer.report.prefill_s, transfer.report.computed_tokens
+            self.tokens_per_s = _moving_average(self.tokens_per_s, computed_tokens / seconds)
             self.prompt_s = _moving_average(self.prompt_s, seconds)
+            self.curves.note(job.model, length_class(computed_tokens), computed_tokens / seconds)
         return DecodeJob(job, transfer.kv, transfer.report)
 
     def _why_no_kv(self, job: PrefillJob) -> str:

@@ -152,10 +152,9 @@ class PrefillWorker:
                 attempt.stop_for("not now")
 
     def _open_flow(self) -> Flow:
-        hand_back = self._settler.hand_back_all
         if self.slots.count > 1:
-            return SlotFlow(self._broker, self._model, hand_back)
-        return PrefillFlow(self._jobs.consume, self._model, hand_back)
+            return SlotFlow(self._broker, self._model, self._settler.hand_back_all)
+        return PrefillFlow(self._jobs.consume, self._model)
 
     # What the consumer loop asks.
 
@@ -216,6 +215,7 @@ class PrefillWorker:
             busy=len(attempts),
             done=self.slots.jobs_done,
             tokens_per_s=self._kv_writer.tokens_per_s,
+            details=replace(engine.details, prefill_curves=self._kv_writer.curves.curves()),
             off=self.loop.idle_reason,
             notes=engine.notes or self._refusals.reason(),
             jobs=tuple(attempt.envelope.job_id for attempt in [*attempts, *onward]),

@@ -7,8 +7,8 @@ from pathlib import Path
 import streamlit as st
 
 from desk import assignments
-from desk.agreement import Difference, difference_row, differences
-from desk.decisions import ROUND_REASON, round_overrides
+from desk.decisions import round_overrides
+from desk.differences import Difference, difference_row, differences
 from desk.pages import review_page, rubric_form
 from desk.pages.rubric_form import RubricDraft
 from desk.pages.shared import (
@@ -30,7 +30,7 @@ from desk.work import Work
 from grading.prompts.prompt import prefix
 from grading.prompts.questions import questions_of
 from grading.report.grades import load_graded, outcome_of
-from grading.reviews import append_override
+from grading.reviews import ROUND_REASON, append_override
 from grading.rubric.form import rubric_differences
 from grading.rubric.rubric import ASPECTS, KINDS
 from messages.errors import RubricError
@@ -158,7 +158,14 @@ def _prompts(view: BatchView, draft: RubricDraft) -> None:
             st.caption(f"{aspect}: the part that the whole class shares; the student's work follows it")
             asks_together = view.assignment.request.ask == "together"
             show_text(
-                prefix(aspect, rubric, view.assignment.solution, view.assignment.template, asks_together=asks_together)
+                prefix(
+                    aspect,
+                    rubric,
+                    view.assignment.solution,
+                    view.assignment.template,
+                    asks_together=asks_together,
+                    examples=view.assignment.examples,
+                )
             )
             for text, _schema in () if asks_together else questions_of(aspect, rubric).values():
                 show_text(text.strip())

@@ -57,10 +57,15 @@ class HFPrompt(ChatPrompt):
         rules = _merges(definition) if _is_byte_level(definition) else sample_words(self.plain_ids)
         self.tokenizer_hash = vocabulary_hash(self.token_texts(), rules)
         self.chars_per_token = len(SAMPLE) / max(1, len(self.plain_ids(SAMPLE)))
-        self.require_template()
-        self._require_pieces_to_fit(folder)
+        if self._template.text:
+            self.require_template()
+            self._require_pieces_to_fit(folder)
 
-    def render(self, messages: list[dict[str, str]], clock: float) -> str:
+    def raw_ids(self, text: str) -> Sequence[int]:
+        """See ChatPrompt."""
+        return self._plain.encode(text, add_special_tokens=True).ids
+
+    def render(self, messages: list[dict[str, Any]], clock: float) -> str:
         """See ChatPrompt."""
         return self._template.render(messages, clock)
 
@@ -114,21 +119,23 @@ class HFPrompt(ChatPrompt):
 
 
 class _Template:
-    """A folder's chat template, run where it can reach nothing but what it is given."""
+    """A folder's chat template, run where it can reach nothing but what it is given. Without one its text is ""."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self._folder = folder
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         self._tokens = {name: _token_text(settings.get(name)) for name in names}
-        text = _template_text(folder, settings)
-        require_bounded(text, tuple(self._tokens.items()), str(folder))
+        self.text = _template_text(folder, settings)
+        require_bounded(self.text, tuple(self._tokens.items()), str(folder))
         try:
-            self._template = sandbox().from_string(text)
+            self._template = sandbox().from_string(self.text)
         except TemplateError as error:
             raise ConfigError(f"the chat template of {folder} is not valid: {error}") from None
 
-    def render(self, messages: list[dict[str, str]], clock: float) -> str:
+    def render(self, messages: list[dict[str, Any]], clock: float) -> str:
         """These messages, and the opening of the assistant's answer. Raises InvalidPrompt."""
+        if not self.text:
+            raise InvalidPrompt(f"{self._folder} has no chat template: it continues texts, and knows no conversations")
         today = datetime.fromtimestamp(clock, UTC)
         try:
             return rendered(self._template, messages, self._tokens, today)
@@ -189,9 +196,7 @@ def _template_text(folder: Path, settings: dict[str, Any]) -> str:
         raise ConfigError(f"{folder / 'chat_template.jinja'} can't be read: {error}") from None
     if isinstance(template, list):
         template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
-    if not isinstance(template, str) or not template:
-        raise ConfigError(f"{folder} has no chat template; use an instruction-tuned model, or add chat_template.jinja")
-    return template
+    return template if isinstance(template, str) else ""
 
 
 def _token_text(token: Any) -> str:

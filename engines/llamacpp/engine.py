@@ -70,7 +70,9 @@ class LlamaCppEngine:
         self._prefill_slots = self._decode_slots  # a server with one slot shares it
         if backing.total_slots > 1:
             self._prefill_slots = _Slots([backing.total_slots - 1], self._check_running)
-        self._prompt = LlamaPrompt(self._server, marks(backing.gguf) if backing.gguf else ())
+        gguf = backing.gguf
+        has_template = gguf is None or bool(gguf.metadata.get("tokenizer.chat_template"))
+        self._prompt = LlamaPrompt(self._server, marks(gguf) if gguf else (), has_template)
         self._answers = Completions(self._server, self._prompt, backing.slot_folder is not None)
         self._sample_ids = self._prompt.plain_ids(SAMPLE)
         self._shape: SlotShape | None = None
@@ -82,7 +84,6 @@ class LlamaCppEngine:
         layout = self._shape.layout if self._shape else None
         # A window or a recurrent state that has moved on can't be taken back: the server would read all of it again.
         self._rewinds = layout is not None and not (layout.window or layout.state_layers)
-        gguf = backing.gguf
         # Where the vocabulary can't be read: what it makes of the sample.
         observed = "observed-" + hashlib.blake2b(repr(self._sample_ids).encode(), digest_size=16).hexdigest()
         self.info = EngineInfo(
@@ -137,7 +138,7 @@ class LlamaCppEngine:
             self._prepare(slot, state, stop)
             evaluated_tokens = self._evaluate(slot, tokens, stop)
             seconds = time.monotonic() - start
-            slot_file = self._save(slot, stop)
+            slot_file = self._save(slot, len(tokens), stop)
         if slot_file.tokens != tuple(tokens):
             raise EngineUnavailable("the llama.cpp server saved another prompt than it was given: is its slot shared?")
         for block in slotfile.to_blocks(slot_file, shape, first):
@@ -210,7 +211,7 @@ class LlamaCppEngine:
                 with self._prefill_slots.acquire(None) as slot:
                     self._prepare(slot, None, None)
                     self._evaluate(slot, self._sample_ids[:8], None)
-                    probe = self._save(slot, None)
+                    probe = self._save(slot, len(self._sample_ids[:8]), None)
                 self._shape = slot_shape(self._backing.gguf, probe)
                 self._streams = probe.streams
                 return ""
@@ -269,7 +270,7 @@ class LlamaCppEngine:
         except ServerRefused as error:
             raise KVTransferFailed(f"the KV cache could not be restored: {error}") from None
 
-    def _save(self, slot: int, stop: threading.Event | None) -> SlotFile:
+    def _save(self, slot: int, num_tokens: int, stop: threading.Event | None) -> SlotFile:
         with self._exchange_file() as path:
             self._server.post(f"/slots/{slot}?action=save", {"filename": path.name}, stop)
             try:
@@ -278,7 +279,7 @@ class LlamaCppEngine:
             except (OSError, ValueError) as error:  # ValueError: it is empty
                 raise KVTransferFailed(f"the server's slot file is not in {path.parent}: {error}") from None
         assert self._backing.gguf is not None
-        return slotfile.parse(data.data, slot_form(self._backing.gguf))
+        return slotfile.parse(data.data, slot_form(self._backing.gguf), num_tokens)
 
     @contextmanager
     def _exchange_file(self) -> Iterator[Path]:

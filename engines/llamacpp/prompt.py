@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from typing import Any
 
 from engines.chat import MEMORY_SIZE, ChatPrompt, cut_inside
 from engines.llamacpp.http import LlamaServer, ServerRefused
@@ -19,8 +21,10 @@ _DATE_CALL = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 class LlamaPrompt(ChatPrompt):
     """Tokenizes prompts on one server. Callable from any thread."""
 
-    def __init__(self, server: LlamaServer, marks: Iterable[str] = ()) -> None:
+    def __init__(self, server: LlamaServer, marks: Iterable[str] = (), has_template: bool = True) -> None:
         """`marks`: what the server makes one token in any text, as far as it is known.
+
+        `has_template`: whether the model brings a chat template; the server has one of its own for one that does not.
 
         Raises ConfigError if the model's chat template can't be used.
         """
@@ -31,10 +35,20 @@ class LlamaPrompt(ChatPrompt):
         self._is_always_one_token = lru_cache(MEMORY_SIZE)(self._ask_for_mark)
         template = str(server.get("/props").get("chat_template", ""))
         self._date_formats = sorted({match[2] for match in _DATE_CALL.finditer(template)})
-        self.require_template()
+        self._has_template = has_template
+        if has_template:
+            self.require_template()
 
-    def render(self, messages: list[dict[str, str]], clock: float) -> str:
+    def raw_ids(self, text: str) -> Sequence[int]:
         """See ChatPrompt."""
+        return self.plain_ids(text, add_special=True)
+
+    def render(self, messages: list[dict[str, Any]], clock: float) -> str:
+        """See ChatPrompt."""
+        if not self._has_template:
+            raise InvalidPrompt("the model has no chat template: it continues texts, and knows no conversations")
+        for call in (call["function"] for message in messages for call in message.get("tool_calls", ())):
+            call["arguments"] = json.dumps(call["arguments"])  # as OpenAI's API has them
         try:
             text = str(self._server.post("/apply-template", {"messages": messages})["prompt"])
         except ServerRefused as error:

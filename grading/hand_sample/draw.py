@@ -19,7 +19,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from grading.error_bound import CONFIDENCE, SIGNALS, BoundError, bonferroni_confidence, check_plan, uniform_sample
-from grading.points import Grade
+from grading.points import EXAMPLE_REMARK, Grade
 from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import read_overrides
 from grading.rubric.rubric import Points, exact, plain, total_points
@@ -226,7 +226,7 @@ def member_of(grade: Grade, signal: str) -> SampleMember:
 
 def counts(grade: Grade) -> bool:
     """Whether a model gave it a total: the others are a person's in any case."""
-    return grade.state == "graded" and grade.points is not None
+    return grade.state == "graded" and grade.points is not None and EXAMPLE_REMARK not in grade.remarks
 
 
 def digest(grade: Grade) -> str:
@@ -243,6 +243,14 @@ def changed_submissions(draw: Draw, graded_class: GradedClass) -> list[str]:
     }
     members = [member for stratum in draw.strata for member in stratum.members]
     return [member.submission for member in members if now.get(member.item_id) != member]
+
+
+def ever_sampled(folder: Path) -> frozenset[str]:
+    """The submissions of a sample that was drawn here, those of later looks too. Raises as `load_draw`."""
+    strata = load_draw(folder).strata if is_drawn(folder) else ()
+    return frozenset(
+        member.submission for stratum in strata for member in stratum.members if member.item_id in stratum.sample
+    )
 
 
 def is_drawn(folder: Path) -> bool:
@@ -399,7 +407,7 @@ def enter_points(folder: Path, item_id: str, criterion: str, points: str, seen_t
         if member is None or stands is None:
             raise BoundError("this was not drawn, or the rubric is another one by now; load the page anew")
         text = (
-            str(_points(f"{member.submission!r}, {criterion}", points, limits_by_id[criterion]))
+            str(points_in(f"{member.submission!r}, {criterion}", points, limits_by_id[criterion]))
             if points.strip()
             else ""
         )
@@ -453,12 +461,13 @@ def _grade(
     if empty_criteria:
         raise BoundError(f"{place}: {name!r} is half filled in: no points for {', '.join(empty_criteria)}")
     points_by_criterion = {
-        id: _points(f"{place}: {name!r}, {id}", text, limits_by_id[id]) for id, text in cells.items()
+        id: points_in(f"{place}: {name!r}, {id}", text, limits_by_id[id]) for id, text in cells.items()
     }
     return HandGrade(points_by_criterion, total_points(points_by_criterion.values()))
 
 
-def _points(place: str, text: str, bounds: tuple[Points, Points]) -> Points:
+def points_in(place: str, text: str, bounds: tuple[Points, Points]) -> Points:
+    """A number of points as somebody has typed it; `place` names it in errors. Raises BoundError."""
     try:
         value = Decimal(text.replace(",", "."))
     except InvalidOperation:

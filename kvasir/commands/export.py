@@ -13,6 +13,7 @@ import click
 from grading import export as out
 from grading.export import Choices, ExportFile, ExportFormat, SinceLast
 from grading.report.grades import load_graded
+from grading.tables import MAX_BYTES
 from infra.config.next_command import next_command
 from kvasir import class_run
 from kvasir.options import F, Globals, path
@@ -148,7 +149,8 @@ def bytes_of(path: Path | None) -> bytes | None:
     if path is None:
         return None
     try:
-        return path.read_bytes()
+        with open_ordinary(path) as file:
+            return file.read(MAX_BYTES + 1)
     except OSError as error:
         raise out.ExportError(f"{path} can't be read: {error.strerror}") from None
 

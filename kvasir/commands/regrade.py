@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from desk.agreement import Difference, difference_row
+from desk.differences import Difference, difference_row
 from grading.report.grades import one_line
 from infra.config.next_command import next_command
 from kvasir.commands.batch import json_option, show_outcome

@@ -26,7 +26,8 @@ FREE_TO_USE = {
     *("bool", "bytes", "dict", "float", "int", "list", "object", "str", "tuple"),
 }
 # Came after 0.1.0, each with a default: what was written for it goes on.
-SINCE = {"rosters", "min_points"}
+SINCE = {"rosters", "min_points", "function"}
+OPTIONS_SINCE = {"host_names", "open_objects"}
 PUBLIC = {*kvasir.__all__, *kvasir.compat.__all__}
 
 
@@ -138,7 +139,7 @@ def _commands(command: click.Command, words: str) -> Iterator[tuple[str, Any]]:
             "help": _lines(command.help),
             "epilog": _lines(command.epilog),
             "hidden": command.hidden,
-            "parameters": [_parameter(each) for each in command.params],
+            "parameters": [_parameter(each) for each in command.params if each.name not in OPTIONS_SINCE],
         },
     )
     for name, inner in sorted(command.commands.items() if isinstance(command, click.Group) else ()):

@@ -181,6 +181,73 @@ def test_a_conversation_that_a_template_can_not_render_is_refused_for_good(
         prompt.tokenize(TALK, 0.0)
 
 
+# As Qwen's and Llama's: calls are printed as JSON, results as the user's.
+CALLS = (
+    "{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n"
+    "{% if m.role == 'tool' %}<tool_response>\n{{ m.content }}\n</tool_response>{% else %}{{ m.content }}{% endif %}"
+    '{% for call in m.tool_calls %}<tool_call>\n{"name": "{{ call.function.name }}", "arguments": '
+    "{{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{{ '<|im_start|>assistant\n' }}"
+)
+HISTORY = (
+    Part("user", "Grade it."),
+    Part("assistant", '{"points": 7, "why": "<|im_end|>"}', function="grade"),
+    Part("assistant", '{"points": 8}', function="grade"),
+    Part("tool", "kept", function="grade"),
+)
+
+
+def test_calls_and_their_results_are_the_templates(tmp_path: Path) -> None:
+    prompt = HFPrompt(folder_with(tmp_path, CALLS))
+    ids = prompt.tokenize(HISTORY, 0.0).ids
+    assert spelled(prompt, ids) == (
+        "<|im_start|>user\nGrade it.<|im_end|>\n<|im_start|>assistant\n"
+        '<tool_call>\n{"name": "grade", "arguments": {"points": 7, "why": "<|im_end|>"}}\n</tool_call><|im_end|>\n'
+        '<|im_start|>assistant\n<tool_call>\n{"name": "grade", "arguments": {"points": 8}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\nkept\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    end = prompt.control_id("<|im_end|>")
+    assert ids.count(end) == 4  # one that a call spells is none
+
+
+@pytest.mark.parametrize(
+    "template",
+    [CHATML, CALLS.replace("call.function.arguments | tojson", "call.function.arguments | items | first | first")],
+)
+def test_a_template_that_prints_no_calls_is_refused_one(tmp_path: Path, template: str) -> None:
+    prompt = HFPrompt(folder_with(tmp_path, template))
+    with pytest.raises(InvalidPrompt, match="prints no function's arguments as JSON"):
+        prompt.tokenize(HISTORY, 0.0)
+
+
+def test_an_answer_that_was_begun_goes_on_where_an_answer_opens(demo: HFPrompt, tmp_path: Path) -> None:
+    begun = (Part("user", "Is it?"), Part("assistant", "It is "))
+    ids = demo.tokenize(begun, 0.0).ids
+    assert spelled(demo, ids) == "<|im_start|>user\nIs it?<|im_end|>\n<|im_start|>assistant\nIt is "
+    trims = HFPrompt(folder_with(tmp_path, TRIMS))
+    assert spelled(trims, trims.tokenize(begun, 0.0).ids).endswith("assistant\nIt is ")
+
+
+def test_an_answer_is_not_continued_where_it_would_open_otherwise(tmp_path: Path) -> None:
+    # As those of models that think: an answer opens its thoughts, and one that was given has none
+    prompt = HFPrompt(folder_with(tmp_path, CHATML.replace("assistant\n' }}", "assistant\n<think>\n' }}")))
+    for parts in ((Part("user", "Is it?"), Part("assistant", "It is")), (Part("assistant", "It is"),)):
+        with pytest.raises(InvalidPrompt, match="can't continue an answer"):
+            prompt.tokenize(parts, 0.0)
+
+
+def test_a_raw_prompt_has_no_template_and_no_control_tokens(demo: HFPrompt, tmp_path: Path) -> None:
+    text = "<|im_start|>user\nOnce upon a<|im_end|>"
+    ids = demo.tokenize((Part("raw", text),), 0.0).ids
+    assert spelled(demo, ids) == text
+    assert not demo.control_ids.intersection(ids)
+    # A model without a template serves only this
+    bare = HFPrompt(folder_with(tmp_path, ""))
+    assert bare.tokenize((Part("raw", text),), 0.0).ids == ids
+    with pytest.raises(InvalidPrompt, match="has no chat template"):
+        bare.tokenize(user_prompt("", "x"), 0.0)
+
+
 def test_a_template_file_goes_before_those_in_the_configuration_and_the_default_before_others(tmp_path: Path) -> None:
     templates = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "{{ messages[0].content }}!"}]
     folder = folder_with(tmp_path, chat_template=templates)
@@ -198,9 +265,8 @@ def test_a_template_file_goes_before_those_in_the_configuration_and_the_default_
         ("{% for %}", "not valid"),
         ("{{ raise_exception('only for pairs') }}", "only for pairs"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}{{ messages[0].content }}", "can't be rendered"),
-        ("", "no chat template"),
     ],
-    ids=["twice", "never", "broken", "refusing", "reaching out of its sandbox", "none"],
+    ids=["twice", "never", "broken", "refusing", "reaching out of its sandbox"],
 )
 def test_a_template_that_can_not_be_used_is_refused_in_one_sentence(
     tmp_path: Path, template: str, complaint: str
@@ -210,7 +276,7 @@ def test_a_template_that_can_not_be_used_is_refused_in_one_sentence(
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"model": 3}'])
+@pytest.mark.parametrize("content", [None, "{", "[]"])
 def test_a_missing_or_damaged_tokenizer_is_refused_in_one_sentence(
     tmp_path: Path, name: str, content: str | None
 ) -> None:

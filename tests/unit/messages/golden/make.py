@@ -42,6 +42,12 @@ TALK = (
     Part("assistant", "Of all gods the wisest.", "conversation"),
     Part("user", "Und dann? 语", "own"),
 )
+CALLS = (
+    Part("user", "Grade it."),
+    Part("assistant", '{"points": 7}', function="grade"),
+    Part("tool", "kept", function="grade"),
+    Part("assistant", "It has"),
+)
 EVERY_SAMPLING = Sampling(8, 0.0, 1.0, 40, 7, ("\n\n", "END"), '{"type":"object"}', 3)
 QUESTIONS = (
     Question((Part("user", "\nIs it named?"),), Sampling(16, temperature=0.0)),
@@ -70,6 +76,8 @@ MESSAGES = {
         *((5, 6, 7), 2, QUESTIONS),
     ),
     "prefill-conversation": PrefillJob(*NAMES, TALK, Sampling(5)),
+    "prefill-functions": PrefillJob(*NAMES, CALLS, Sampling(5)),
+    "prefill-raw": PrefillJob(*NAMES, (Part("raw", "Once upon a"),), Sampling(5)),
     "prefill-tagged": replace(JOB, prompt=(*TALK[:-1], Part("user", "Und dann?", "conversation")), tag="0a1b2c"),
     "prefill-tokenized": TOKENIZED,
     "prefill-questions": PrefillJob(*NAMES, user_prompt("Rubric.\n", "x <- 1"), Sampling(1), questions=QUESTIONS),

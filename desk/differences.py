@@ -1,61 +1,14 @@
-"""How often a person left the model's points as they were, and what a regrade changed."""
+"""What a regrade changed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import fmean
 from types import MappingProxyType
 
-from desk.decisions import Overrides
-from grading.points import Grade, criterion_points
+from grading.points import Grade
 from grading.report.grades import show_points
-from grading.rubric.rubric import Criterion, Points, exact
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """One criterion over all reviewed submissions that the model gave points to."""
-
-    title: str
-    reviewed_count: int
-    same_count: int
-    near_count: int  # the same, or at most one step apart
-    mean_difference: float  # person minus model, points
-    largest: float  # difference, without its sign
-
-    @property
-    def share(self) -> float:
-        """Of the reviewed ones, those where both gave the same; 0 to 1."""
-        return self.same_count / self.reviewed_count if self.reviewed_count else 0.0
-
-
-def agreement(
-    criteria: Iterable[Criterion], grades: Iterable[Grade], decisions: Mapping[str, Overrides]
-) -> list[Agreement]:
-    """A row for each criterion, in the rubric's order, also where nothing was reviewed yet.
-
-    A submission that was looked at and left as it is agrees in every criterion.
-    """
-    reviewed_pairs = [(grade, decisions[grade.item_id]) for grade in grades if grade.item_id in decisions]
-    return [_criterion(criterion, reviewed_pairs) for criterion in criteria]
-
-
-def _criterion(criterion: Criterion, reviewed_pairs: list[tuple[Grade, Overrides]]) -> Agreement:
-    point_differences = []
-    for grade, overrides in reviewed_pairs:
-        ai, override = criterion_points(grade.criteria, criterion.id), overrides.get(criterion.id)
-        human = override.points if override and override.points is not None else ai
-        if ai is not None and human is not None:
-            point_differences.append(exact(human) - exact(ai))
-    return Agreement(
-        criterion.title,
-        reviewed_count=len(point_differences),
-        same_count=sum(not difference for difference in point_differences),
-        near_count=sum(abs(difference) <= exact(criterion.step) for difference in point_differences),
-        mean_difference=fmean(map(float, point_differences)) if point_differences else 0.0,
-        largest=float(max(map(abs, point_differences), default=0)),
-    )
+from grading.rubric.rubric import Points, exact
 
 
 @dataclass(frozen=True, slots=True)
