@@ -259,7 +259,7 @@ def test_where_it_is_looked_for_jobs_and_how_often(site: Site, monkeypatch: pyte
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now, sleep=lambda _s: None)
     monkeypatch.setattr("infra.worker_loop.time", clock)
     held = 1
-    source = JobSource(site.broker, "decode", MODEL, PushedOneByOne(site.broker), lambda: held)
+    source = JobSource(site.broker, "decode", MODEL, PushedOneByOne(site.broker, BULK), lambda: held)
 
     def names() -> list[str]:
         """What comes now, until nothing does."""
