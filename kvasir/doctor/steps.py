@@ -24,12 +24,12 @@ from kvstore.redis.client import errors_mapped, is_cluster, node_urls, open_clie
 from messages.errors import BrokerUnavailable, ConfigError, KvasirError
 
 STEPS = ("resolve", "connect", "TLS", "log in", "8 KB", "1 MB", "confirm")
-WITHIN_S = 6.5  # longer than a name server that is dead takes to be passed over for the next one: 5 s
+WITHIN_S = 5.8  # longer than a name server that is dead takes to be passed over for the next one: 5 s
 _SIZES = {"8 KB": 8_192, "1 MB": 1_000_000}
 _CONNECT_S = 3.5  # two lost SYNs are sent again within 3 s; so long the kernel looks for a machine
 _OTHER_PORTS = (22, 80, 1)  # a machine that is there accepts or refuses at one of them, unless all is dropped
 _OTHER_PORT_S = 0.6
-_SILENT_S = 4.0  # of a broker that let us in; what is left of the time takes the queue away again
+_SILENT_S = 3.0  # of a broker that let us in; what is left of the time takes the queue away again
 _SLOW_NAME_S = 1.0
 _FAR_S = 0.15  # a round trip; within a building it is a hundredth of that
 _VALUE_BYTES, _KEY_TTL_S = 4_096, 60
@@ -87,7 +87,11 @@ _CAUSES: dict[str, tuple[Literal["warn", "error"], str, str]] = {
         "each round trip takes {connect_ms:.0f} ms: a long way, a VPN, or a full queue on the link",
         "traceroute {host} says where; each job makes several round trips",
     ),
-    "tls": ("error", "no secure connection: {problem}", "mend the URL's protocol (a final s is TLS) or the ca_file; if both are right, large packets vanish: ping -M do -s 1472 {host}"),
+    "tls": (
+        "error",
+        "no secure connection: {problem}",
+        "mend the URL's protocol (a final s is TLS) or the ca_file; are both right? ping -M do -s 1472 {host}",
+    ),
     "login": ("error", "user or password is refused", "mend user and password in the URL or its file (kvasir config)"),
     "undeclared": (
         "warn",
@@ -143,6 +147,7 @@ _ERRORS = {
     "password refused": "login",
     "virtual host": "rights",
     "ACCESS_REFUSED": "rights",
+    "may not create it": "rights",
     "NoQueue": "undeclared",
 }
 
