@@ -19,7 +19,7 @@ from redis.exceptions import ResponseError
 
 from infra.broker import topology
 from infra.broker.base import Message
-from kvasir.doctor.findings import Finding
+from kvasir.doctor.findings import Finding, Level
 from kvstore.redis.client import errors_mapped, is_cluster, node_urls, open_client, place
 from messages.errors import BrokerUnavailable, ConfigError, KvasirError
 
@@ -35,7 +35,8 @@ _FAR_S = 0.15  # a round trip; within a building it is a hundredth of that
 _VALUE_BYTES, _KEY_TTL_S = 4_096, 60
 
 # cause: (level, what was found, what to do)
-_CAUSES: dict[str, tuple[Literal["warn", "error"], str, str]] = {
+_CAUSES: dict[str, tuple[Level, str, str]] = {
+    "": ("ok", "each step works", ""),
     "dns": (
         "error",
         "no name server answers: {host} can't be resolved",
@@ -153,7 +154,7 @@ _ERRORS = {
 
 
 @dataclass(slots=True)
-class Attempt:
+class ServiceCheck:
     """How far a service let itself be used."""
 
     service: Literal["broker", "store"]
@@ -193,7 +194,7 @@ class Attempt:
             with self.step("connect"):
                 socket.create_connection((host, port), _CONNECT_S).close()
         except TimeoutError:
-            self.is_there = any(_answers(family, address[0], other) for other in _OTHER_PORTS)
+            self.is_there = any(_answers(family, str(address[0]), other) for other in _OTHER_PORTS)
             raise
         if urlsplit(self.url).scheme in ("amqps", "rediss"):
             with self.step("TLS"):  # only its time: who logs in checks the certificate
@@ -245,50 +246,50 @@ class Attempt:
 
 def try_service(service: Literal["broker", "store"], url: str, ca_file: str = "") -> Finding:
     """What one address of a service did within WITHIN_S. Raises nothing; a thread of it may stay and wait."""
-    attempt = Attempt(service, url)
-    thread = threading.Thread(target=attempt.run, args=(ca_file,), name=f"doctor {service}", daemon=True)
+    check = ServiceCheck(service, url)
+    thread = threading.Thread(target=check.run, args=(ca_file,), name=f"doctor {service}", daemon=True)
     thread.start()
     thread.join(WITHIN_S)
-    alarm = attempt.broker.alarm if attempt.broker else ""
-    return diagnose(replace(attempt, seconds=dict(attempt.seconds), alarm=alarm))  # as it is now
+    alarm = check.broker.alarm if check.broker else ""
+    return diagnose(replace(check, seconds=dict(check.seconds), alarm=alarm))  # as it is now
 
 
-def diagnose(attempt: Attempt) -> Finding:
+def diagnose(check: ServiceCheck) -> Finding:
     """The finding, with its cause where it stopped or was slow."""
-    host, port = _place(attempt.url)
+    host, port = _place(check.url)
     facts = {
         "host": host,
         "port": port,
-        "service": attempt.service,
-        "resolve_s": attempt.seconds.get("resolve", 0.0),
-        "connect_ms": 1000 * attempt.seconds.get("connect", 0.0),
-        "problem": attempt.failure or "no answer in time",
+        "service": check.service,
+        "resolve_s": check.seconds.get("resolve", 0.0),
+        "connect_ms": 1000 * check.seconds.get("connect", 0.0),
+        "problem": check.failure or "no answer in time",
     }
-    cause = _cause(attempt)
-    level, what, todo = _CAUSES[cause] if cause else ("ok", "each step works", "")
+    cause = _cause(check)
+    level, what, todo = _CAUSES[cause]
     return Finding(
         level,
-        attempt.service,
-        ": ".join(filter(None, (f"{host}:{port}" if port else host, attempt.stopped_at, what.format_map(facts)))),
+        check.service,
+        ": ".join(filter(None, (f"{host}:{port}" if port else host, check.stopped_at, what.format_map(facts)))),
         todo.format_map(facts),
         cause=cause,
-        steps={name: round(seconds, 4) for name, seconds in attempt.seconds.items()},
-        stopped_at=attempt.stopped_at,
-        server=attempt.server,
+        steps={name: round(seconds, 4) for name, seconds in check.seconds.items()},
+        stopped_at=check.stopped_at,
+        server=check.server,
     )
 
 
-def _cause(attempt: Attempt) -> str:
+def _cause(check: ServiceCheck) -> str:
     """A key of _CAUSES; "" if nothing is wrong."""
-    if attempt.alarm:
-        return "disk_alarm" if "disk" in attempt.alarm else "memory_alarm"
-    if attempt.seconds.get("resolve", 0.0) >= _SLOW_NAME_S:
+    if check.alarm:
+        return "disk_alarm" if "disk" in check.alarm else "memory_alarm"
+    if check.seconds.get("resolve", 0.0) >= _SLOW_NAME_S:
         return "dns_slow"
-    if not attempt.stopped_at:
-        return "latency" if attempt.seconds.get("connect", 0.0) >= _FAR_S else ""
-    if attempt.failure is None or _is_late(attempt.failure):
-        return "firewall" if attempt.is_there else _SILENCE[attempt.stopped_at]
-    error, cause = attempt.failure, attempt.failure.__cause__
+    if not check.stopped_at:
+        return "latency" if check.seconds.get("connect", 0.0) >= _FAR_S else ""
+    if check.failure is None or _is_late(check.failure):
+        return "firewall" if check.is_there else _SILENCE[check.stopped_at]
+    error, cause = check.failure, check.failure.__cause__
     text = f"{type(error).__name__} {error} {type(cause).__name__} {cause}"
     return next((meaning for word, meaning in _ERRORS.items() if word in text), "lost")
 

@@ -14,7 +14,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, OutOfMemory
 from kvasir.commands.engines import print_findings
 from kvasir.doctor.cluster import side_by_side
 from kvasir.doctor.findings import Finding, ok
-from kvasir.doctor.steps import STEPS, Attempt, diagnose, try_service
+from kvasir.doctor.steps import STEPS, ServiceCheck, diagnose, try_service
 from messages.errors import BrokerUnavailable, ConfigError, NoQueue, StoreUnavailable
 from tests.support.servers import HOST, free_port
 
@@ -22,12 +22,12 @@ BROKER = "amqp://kvasir:secret@mac1:5673/"
 WELL = dict.fromkeys(("resolve", "connect", "log in", "8 KB", "1 MB", "confirm"), 0.001)
 
 
-def stopped(step: str, failure: Exception | None = None, cause: Exception | None = None) -> Attempt:
-    """An attempt whose earlier steps were quick."""
+def stopped(step: str, failure: Exception | None = None, cause: Exception | None = None) -> ServiceCheck:
+    """An check whose earlier steps were quick."""
     if failure is not None:
         failure.__cause__ = cause
-    seconds = dict.fromkeys(STEPS[:STEPS.index(step)], 0.001)
-    return Attempt("broker", BROKER, seconds, stopped_at=step, failure=failure)
+    seconds = dict.fromkeys(STEPS[: STEPS.index(step)], 0.001)
+    return ServiceCheck("broker", BROKER, seconds, stopped_at=step, failure=failure)
 
 
 def unreachable(number: int) -> OSError:
@@ -35,7 +35,7 @@ def unreachable(number: int) -> OSError:
 
 
 @pytest.mark.parametrize(
-    ("attempt", "cause"),
+    ("check", "cause"),
     [
         # No answer
         (stopped("resolve"), "dns"),
@@ -67,25 +67,25 @@ def unreachable(number: int) -> OSError:
         (stopped("confirm", StoreUnavailable("refused"), NoPermissionError("NOPERM")), "rights"),
         (stopped("1 MB", BrokerUnavailable("reset by peer")), "lost"),
         # Slow, or all is well
-        (Attempt("broker", BROKER, WELL | {"resolve": 5.0}), "dns_slow"),
-        (Attempt("broker", BROKER, {"resolve": 5.0}, stopped_at="log in"), "dns_slow"),
-        (Attempt("broker", BROKER, WELL | {"connect": 0.6}), "latency"),
-        (Attempt("broker", BROKER, WELL | {"1 MB": 4.0}), ""),
-        (Attempt("broker", BROKER, WELL), ""),
+        (ServiceCheck("broker", BROKER, WELL | {"resolve": 5.0}), "dns_slow"),
+        (ServiceCheck("broker", BROKER, {"resolve": 5.0}, stopped_at="log in"), "dns_slow"),
+        (ServiceCheck("broker", BROKER, WELL | {"connect": 0.6}), "latency"),
+        (ServiceCheck("broker", BROKER, WELL | {"1 MB": 4.0}), ""),
+        (ServiceCheck("broker", BROKER, WELL), ""),
         # What the broker says itself
-        (Attempt("broker", BROKER, {}, stopped_at="8 KB", alarm="low on memory"), "memory_alarm"),
-        (Attempt("broker", BROKER, {}, stopped_at="1 MB", alarm="low on disk"), "disk_alarm"),
-        (Attempt("broker", BROKER, {}, stopped_at="connect", is_there=True), "firewall"),
+        (ServiceCheck("broker", BROKER, {}, stopped_at="8 KB", alarm="low on memory"), "memory_alarm"),
+        (ServiceCheck("broker", BROKER, {}, stopped_at="1 MB", alarm="low on disk"), "disk_alarm"),
+        (ServiceCheck("broker", BROKER, {}, stopped_at="connect", is_there=True), "firewall"),
     ],
 )
-def test_the_step_and_the_way_it_stops_make_the_cause(attempt: Attempt, cause: str) -> None:
-    finding = diagnose(attempt)
+def test_the_step_and_the_way_it_stops_make_the_cause(check: ServiceCheck, cause: str) -> None:
+    finding = diagnose(check)
     assert finding.cause == cause
     # And where something is wrong, it says where, what and what to do, and never the password
     assert (finding.level == "ok") == (cause == "") == (finding.todo == "")
     assert finding.what.startswith("mac1:5673: ")
-    assert attempt.stopped_at in finding.what
-    assert "secret" not in repr(finding) + repr(attempt)
+    assert check.stopped_at in finding.what
+    assert "secret" not in repr(finding) + repr(check)
     assert "{" not in finding.what + finding.todo
 
 
@@ -116,7 +116,7 @@ def test_looks_run_side_by_side_and_one_that_hangs_is_named() -> None:
 
 
 def test_the_steps_are_a_line_for_each_service(capsys: pytest.CaptureFixture[str]) -> None:
-    print_findings([diagnose(Attempt("store", "redis://mac1/0", WELL)), diagnose(stopped("8 KB"))])
+    print_findings([diagnose(ServiceCheck("store", "redis://mac1/0", WELL)), diagnose(stopped("8 KB"))])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1] == ["store", "1", "1", "–", "1", "1", "1", "1"]
     assert lines[2] == ["broker", "1", "1", "1", "1", "no", "–", "–"]
