@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 _OTHER_USERS = stat.S_IRWXG | stat.S_IRWXO
 _FIRST_STEP = "see that it runs, and that its URL, user and password are right (kvasir config)"
-_WITHIN_S = 7.5  # everything that goes over the network
+_WITHIN_S = 7.0  # everything that goes over the network
 _USABLE = ("", "latency", "rights", "undeclared")  # causes with which a service can be looked at further
 _LINK_WITHIN_S = 3.0  # 16 MB there and back; where 1 MB says that it takes longer, that is enough to judge the link
 

@@ -230,15 +230,15 @@ class ServiceCheck:
         with closing(client), errors_mapped(place(url)):
             with self.step("log in"):
                 client.ping()
-            with suppress(ResponseError):  # not everybody may ask
-                nodes = client.execute_command("CLUSTER NODES") if is_cluster(self.url) else {}
-                self.server = min((node["node_id"] for node in nodes.values()), default="")
-                self.server = self.server or str(client.info("server")["run_id"])
             for step, size in _SIZES.items():
                 with self.step(step):
                     client.echo(os.urandom(size))
-            if not is_cluster(self.url):  # there a key has its own place; the link's check finds it
-                with self.step("confirm"):
+            with self.step("confirm"):
+                with suppress(ResponseError):  # not everybody may ask
+                    nodes = client.execute_command("CLUSTER NODES") if is_cluster(self.url) else {}
+                    self.server = min((node["node_id"] for node in nodes.values()), default="")
+                    self.server = self.server or str(client.info("server")["run_id"])
+                if not is_cluster(self.url):  # there a key has its own place; the link's check finds it
                     key = f"doctor:{secrets.token_hex(8)}"
                     client.set(key, os.urandom(_VALUE_BYTES), ex=_KEY_TTL_S)
                     client.unlink(key)
