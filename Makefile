@@ -59,8 +59,9 @@ test-system: $(STAMPS)/test $(STAMPS)/ui ## tests that need a browser, Prometheu
 	$(PY) -m tests.support.smollm2
 	$(PY) -m pytest -m system
 
-test-torch: $(STAMPS)/test $(STAMPS)/torch ## tests that need PyTorch, and a real model (92 MB once)
+test-torch: $(STAMPS)/test $(STAMPS)/torch ## tests that need PyTorch, and two real models (332 MB once)
 	$(PY) -m tests.support.smollm2
+	$(PY) -m tests.support.gemma3
 	$(PY) -m pytest -m torch
 
 test-vllm: $(STAMPS)/test ## tests that need vLLM (1 GB, 3.5 GB on disk, in an environment of its own)

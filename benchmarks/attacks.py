@@ -9,6 +9,14 @@ same with languages, and with kinds of harmless text. The scorer's list of words
 languages of `train`, whichever are left out, and none of `unseen_languages`. `shipped`: the weights that come with the
 package, on `held_out` alone. `disguised`: the share of the attacks found there that is still found in a disguise.
 
+`false_submissions`: the share of whole ordinary submissions that are flagged, none of which was trained on and none of
+which we wrote: what the installed Python packages say of themselves (their README, as a report), and, where
+`../shared/datasets` lies beside the project, answers and exam notebooks of students.
+
+`points_raised`: how many points of 10 an attack adds to a poor notebook of the demo's class, in what is exported
+without a review (None if all of it is held back), with the demo's model. `points_raised_at_all` counts what is held
+back as well, `attacked` says how many there were. The demo's model knows one assignment and follows no instructions.
+
 `--model M`: instead, the question of `--ask criteria`, whether a passage speaks to whoever grades, is put to a model of
 kvasir.toml about held-out texts, drawn by the seed. It counts if the model quotes something that stands in the work;
 answers that can't be read are counted apart.
@@ -19,20 +27,27 @@ What this does not show: one author wrote both corpora, and students write other
 from __future__ import annotations
 
 import base64
-import codecs
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.metadata import distributions
+from pathlib import Path
+from statistics import fmean
+from xml.etree import ElementTree
 
 from benchmarks import harness
 from benchmarks.attacks_asked import asked
+from benchmarks.attacks_points import points_raised
 from examples.attacks.corpus import Text, read
-from examples.attacks.train import train
+from examples.attacks.train import TRAININGS, train
 from grading.attacks.detection import strongest_passages
 from grading.attacks.scorer import ScorerWeights
+from grading.submissions.reading import read_document
 
 GROUPS, QUICK_GROUPS = 8, 3
+DATASETS = Path(__file__).parents[1].parent / "shared" / "datasets"
+SHORTEST, LONGEST = 1_500, 12_000  # characters of a package's description that is read as a report
 _LEET = str.maketrans("oieast", "013457")
 _TWINS = str.maketrans("aeopcx", "аеорсх")
 
@@ -68,8 +83,8 @@ DISGUISES: dict[str, Callable[[str], str]] = {
     "line breaks": lambda text: text.replace(" ", "\n", 4),
     "base64": lambda text: base64.b64encode(text.encode()).decode(),
     "hex": lambda text: text.encode().hex(),
-    "rot13": lambda text: codecs.encode(text, "rot13"),
-    "backwards": lambda text: text[::-1],
+    "base64 twice": lambda text: base64.b64encode(base64.b64encode(text.encode())).decode(),
+    "base32": lambda text: base64.b32encode(text.encode()).decode(),
     "entities": lambda text: "".join(f"&#{ord(char)};" for char in text),
     "escapes": lambda text: "".join(f"\\u{ord(char):04x}" for char in text),
     "comment": lambda text: f"<!-- {text} -->",
@@ -77,6 +92,20 @@ DISGUISES: dict[str, Callable[[str], str]] = {
     "tags in words": lambda text: "<b></b>".join(text),
     "variable": lambda text: "_".join(text.rstrip(".").split()) + " = True",
 }
+
+
+def others() -> Iterator[tuple[str, list[str]]]:
+    """Whole texts of other people by where they come from: read here, and never copied."""
+    descriptions = ((package.read_text("METADATA") or "").partition("\n\n")[2] for package in distributions())
+    yield "packages", sorted({text[:LONGEST] for text in descriptions if len(text) > SHORTEST})
+    answers: set[str] = set()
+    for path in sorted((DATASETS / "saf" / "data").glob("*/*/*.xml")):
+        answers |= {(answer.text or "").strip() for answer in ElementTree.parse(path).getroot().iter("response")}
+    if answers:
+        yield "answers", sorted(answers - {""})
+    notebooks = [read_document(path) for path in sorted((DATASETS / "digiklausur" / "notebooks").glob("*.ipynb"))]
+    if notebooks:
+        yield "exams", ["\n\n".join(part.text for part in notebook.parts) for notebook in notebooks]
 
 
 def submissions_flagged(texts: Iterable[Text], table: ScorerWeights | None) -> list[tuple[Text, bool]]:
@@ -152,7 +181,8 @@ def main() -> int:
     families = _groups((_kind(text) for text in seen if text.attack), count)
     found: list[tuple[Text, bool]] = []
     for group in families:
-        table = train([text for text in seen if _kind(text) not in group], options.seed)
+        known_texts = [text for text in seen if _kind(text) not in group]
+        table = train(known_texts, options.seed, 1 if options.quick else TRAININGS)
         attacks = [text for text in [*seen, *known] if _kind(text) in group]
         found += submissions_flagged([*attacks, *(text for text in known if not text.attack)], table)
     figures: dict[str, object] = {
@@ -173,6 +203,13 @@ def main() -> int:
             again = left_out(seen, _groups(names, count), of, known)
             _print(label, again, of)
             figures[label] = by(again, of)
+    ordinary = {name: [strongest_passages([text])[0] is not None for text in texts] for name, texts in others()}
+    for name, flags in ordinary.items():
+        print(f"whole ordinary submissions, {name}: {sum(flags)} of {len(flags)} flagged")
+    raised = points_raised(
+        [text for text in unseen if text.attack and text.language == "en"], 3 if options.quick else 30, options.seed
+    )
+    print(f"points raised: {raised}")
     shipped = submissions_flagged(unseen, None)
     ours = [one for one in shipped if one[0].language in languages]
     strange = [one for one in shipped if one[0].language not in languages]
@@ -184,6 +221,11 @@ def main() -> int:
     print(f"{time.perf_counter() - began:.0f} s; {harness.machine()}")
     harness.finish(
         **figures,
+        false_submissions=fmean(is_flagged for flags in ordinary.values() for is_flagged in flags),
+        points_raised=raised.exported,
+        points_raised_at_all=raised.every,
+        attacked=raised.count,
+        exported=raised.count_exported,
         shipped={"flagged": share(ours, True), "false_flags": share(ours, False)},
         unseen_languages={"flagged": share(strange, True), "false_flags": share(strange, False)},
         disguised=disguised,

@@ -12,6 +12,8 @@ first publish to the last answer in the producer's hands; starting the processes
     ratio_to_ideal          makespan_s / ideal_s
     bound_s                 a lower bound of any schedule's makespan, whatever it knows (`kvasir.plan.bound`)
     ratio_to_bound          makespan_s / bound_s
+    bound_lp_s, ratio_to_lp     the same two: the bound is the linear programme, or the longest single way
+    students_per_hour       on the clock that is not scaled
     ratio_without_stealing  of the same run with workers that serve their home model alone, to ideal_s
     steals                  jobs that were decoded by another model's worker
 
@@ -20,8 +22,11 @@ times the shortest; a worker that dies at half time; one that joins at a quarter
 workers of two slots, so that somebody is left at home without stealing too. The run without stealing goes on at the
 same time.
 
-What the figures do not show: batching that slows each sequence (a simulated slot has its rate whoever sits beside it),
-KV caches of true size, loading models, and a network.
+`contending` are the same mixes, and the team's fleet, with Sparks that do both and engines that slow each other. They
+are simulated (`benchmarks.fleet_contending`, which says how); worst_ratio_to_lp is theirs.
+
+What the rows of real processes do not show: batching that slows each sequence (a simulated slot has its rate whoever
+sits beside it), workers with both roles, KV caches of true size, loading models, and a network.
 """
 
 from __future__ import annotations
@@ -96,6 +101,7 @@ class FleetRow:
         """As the last line wants them."""
         ideal_s = self.ideal.makespan_s
         bound_s = lower_bound(self.cast.fleet(self.real.joined_s), self._jobs())
+        hours = self.real.makespan_s / self.cast.scale / 3600
         return {
             "mix": self.mix.name,
             "slots": self.mix.slots,
@@ -104,6 +110,9 @@ class FleetRow:
             "ratio_to_ideal": self.real.makespan_s / ideal_s,
             "bound_s": bound_s,
             "ratio_to_bound": self.real.makespan_s / bound_s,
+            "bound_lp_s": bound_s,
+            "ratio_to_lp": self.real.makespan_s / bound_s,
+            "students_per_hour": len({prompt.job.name.split(".")[0] for prompt in self.prompts}) / hours,
             "ratio_without_stealing": self.alone.makespan_s / ideal_s if self.alone else None,
             "steals": self.real.stolen,
             "ideal_steals": self.ideal.steals,
@@ -171,7 +180,20 @@ def main() -> int:
             rows.append(measure(pair, mix, submissions, decode_s, options.seed).figures())
             _print(rows[-1])
     worst = max(float(str(row["ratio_to_ideal"])) for row in rows)
-    harness.finish(rows=rows, worst_ratio_to_ideal=worst, submissions=submissions, seed=options.seed)
+    from benchmarks import fleet_contending  # which takes the mixes from here
+
+    sizes = (fleet_contending.STUDENTS,) if quick else (fleet_contending.STUDENTS, fleet_contending.LARGE)
+    contending = list(fleet_contending.rows(options.seed, sizes))
+    for row in contending:
+        print(fleet_contending.LINE.format(**row), flush=True)
+    harness.finish(
+        rows=rows,
+        worst_ratio_to_ideal=worst,
+        contending=contending,
+        worst_ratio_to_lp=fleet_contending.worst(contending, fleet_contending.STUDENTS),
+        submissions=submissions,
+        seed=options.seed,
+    )
     return 0
 
 

@@ -15,6 +15,16 @@
         included. Goal: 0.9.
     batch_peak_MB
         Most memory of the gateway's process over a batch of 50,000 lines and 200 MB. Goal: 250.
+    durable_added_ms_p50, durable_added_ms_p99
+        What the way over RabbitMQ and Redis adds to a request, 8 at a time: an answer through the gateway and workers
+        with the engine `openai`, less one of the server behind it, which takes no time, asked straight. Rounds
+        alternate; medians. In process, through LiteLLM (as above), and 1 and 64 at a time, are printed beside. Goals:
+        12, 60.
+    cold_ratio, warm_ratio
+        An answer of 8 tokens through a gateway with the model in its process, over one of llama.cpp's own server:
+        SmolLM2-135M, a prompt of about 47 tokens that is new, and the next turn of its conversation. llama.cpp keeps
+        a slot's prefix for whoever comes; Kvasir clears each slot, since it may serve no other key's, and evaluates
+        short prompts again. Long prompts (about 1,000 tokens) are printed beside. null with --quick.
 
 The client, which is Python too, shares two cores with all of it: rates of requests are the whole machine's, and a
 client of less weight would show more. --quick takes few of everything, and no LiteLLM.
@@ -26,6 +36,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -47,12 +58,14 @@ from benchmarks.overhead import percentile
 from infra.config.settings import load_settings
 from kvasir import connect
 from messages.jobs import Sampling, TokenEvent
+from tests.support import smollm2
 from tests.support.processes import Cluster, ModelEntry, RunningProcess, environment
 from tests.support.servers import free_port
 from tests.support.waiting import wait_until
 
 STREAMS, EACH, ROUNDS = 50, 4, 3
 AT_ONCE, SECONDS = 16, 6.0
+REQUESTS, TURNS = 640, 12
 LINES, LARGE_LINES, LINE_BYTES = 5_000, 50_000, 4_000
 PACED = ModelEntry("simulated", "sim:scale=1,prefill=1000000,decode=10,answer=10,spread=1", 8192, slots=64)
 INSTANT = ModelEntry("simulated", "sim:scale=0,answer=8,spread=1", 8192, short_prompt_tokens=100_000)
@@ -232,6 +245,101 @@ def _is_ready(url: str) -> bool:
         return False
 
 
+# --- what durability costs
+
+
+async def _latencies(url: str, model: str, at_once: int, count: int) -> list[float]:
+    """Milliseconds of each of so many answers, so many at a time."""
+    body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8}
+    found: list[float] = []
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        for _ in range(max(1, count // at_once)):
+            started = time.monotonic()
+            response = await client.post(f"{url}/v1/chat/completions", json=body)
+            if response.status_code != httpx.codes.OK:
+                raise RuntimeError(f"{url}: {response.status_code} {response.text[:300]}")
+            found.append(1000 * (time.monotonic() - started))
+
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        await asyncio.gather(*(ask(client) for _ in range(at_once)))
+    return found
+
+
+def durable(pair: Any, folder: Path, rounds: int, count: int, litellm: str) -> tuple[float, float]:
+    """(p50, p99) in ms that the way over broker and store adds, 8 at a time: medians over the rounds."""
+    port = free_port()
+    zero = f"http://127.0.0.1:{port}"
+    with contextlib.ExitStack() as stack:
+        command = [sys.executable, "-m", "benchmarks.gateway_zero", str(port)]
+        stack.enter_context(_process(command, folder, f"{zero}/v1/models"))
+        entry = ModelEntry("openai", f"{zero}/v1/{ZERO}", 8192, slots=64)
+        cluster = stack.enter_context(Cluster(folder / "cluster", pair.broker_url, pair.store_url, {ZERO: entry}))
+        cluster.worker("prefill", ZERO)
+        cluster.worker("decode", ZERO)
+        sides = {"straight": zero, "durable": serve(cluster)[1]}
+        serving = ["--config", str(cluster.config), "serve", "--port", "0", "--state", str(folder / "alone")]
+        alone = RunningProcess(serving, environment(folder), folder)
+        stack.callback(alone.kill)
+        sides["in process"] = _url(alone)
+        if litellm:
+            sides["LiteLLM"] = stack.enter_context(_litellm(litellm, folder, f"{zero}/v1"))
+        added: dict[int, list[tuple[float, float]]] = {}
+        for at_once in [at_once for _ in range(rounds) for at_once in (1, 8, 64)]:
+            found = {name: asyncio.run(_latencies(url, ZERO, at_once, count)) for name, url in sides.items()}
+            p50s, p99s = ({name: percentile(each, at) for name, each in found.items()} for at in (0.5, 0.99))
+            pairs = ", ".join(f"{name} {p50s[name]:.1f} and {p99s[name]:.1f}" for name in sides)
+            print(f"{at_once} at a time, ms p50 and p99: {pairs}", flush=True)
+            more = (p50s["durable"] - p50s["straight"], p99s["durable"] - p99s["straight"])
+            added.setdefault(at_once, []).append(more)
+    return median(p50 for p50, _ in added[8]), median(p99 for _, p99 in added[8])
+
+
+def turns(folder: Path, count: int, seed: int) -> tuple[float, float]:
+    """(cold, warm): seconds through a gateway over those of llama.cpp's server, of short prompts."""
+    with contextlib.ExitStack() as stack:
+        port = free_port()
+        words = [sys.executable, "-m", "tests.support.llama_server_program", "--model", str(smollm2.weights())]
+        words += ["--host", "127.0.0.1", "--port", str(port), "--ctx-size", "16384", "--parallel", "4"]
+        words += ["--flash-attn", "on", "--no-webui", "--slot-save-path", f"{folder}/", "--cache-ram", "8192"]
+        straight = f"http://127.0.0.1:{port}"
+        stack.enter_context(_process(words, folder, f"{straight}/health"))
+        config = folder / "smollm2.toml"
+        config.write_text(
+            f'[models."smollm2"]\nengine = "llamacpp"\ncontext = 4096\nweights.llamacpp = "{smollm2.weights()}"\n'
+        )
+        serving = ["--config", str(config), "serve", "--port", "0", "--state", str(folder / "state")]
+        gateway = RunningProcess(serving, environment(folder), folder)
+        stack.callback(gateway.kill)
+        sides = (_url(gateway), straight)
+        source = random.Random(seed)
+        ratios = {}
+        for name, size in (("long", 220), ("short", 5)):
+            pairs = [[_two_turns(url, " ".join(_words(source, size))) for url in sides] for _ in range(count)]
+            seconds = [[median(pair[side][turn] for pair in pairs) for side in range(2)] for turn in range(2)]
+            ratios[name] = [ours / theirs for ours, theirs in seconds]
+            print(f"{name} prompts, cold and warm: {ratios[name][0]:.2f} and {ratios[name][1]:.2f}", flush=True)
+    return ratios["short"][0], ratios["short"][1]
+
+
+def _words(source: random.Random, count: int) -> list[str]:
+    return ["".join(source.choices("aeioulmnrst", k=6)) for _ in range(count)]
+
+
+def _two_turns(url: str, question: str) -> tuple[float, float]:
+    """Seconds of an answer, and of the next turn's."""
+    messages = [{"role": "user", "content": question}]
+    found = []
+    for _ in range(2):
+        body = {"model": "smollm2", "messages": messages, "max_tokens": 8, "temperature": 0}
+        started = time.monotonic()
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120, trust_env=False).json()
+        found.append(time.monotonic() - started)
+        said = {"role": "assistant", "content": answer["choices"][0]["message"]["content"] or "."}
+        messages = [*messages, said, {"role": "user", "content": "And then?"}]
+    return found[0], found[1]
+
+
 # --- batches
 
 
@@ -294,6 +402,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         p50, p99 = first_tokens(pair, folder / "first", 10 if options.quick else STREAMS, rounds)
         (folder / "zero").mkdir()
         ours, theirs, ratio = requests(folder / "zero", rounds, 1.0 if options.quick else SECONDS, litellm)
+        (folder / "durable").mkdir()
+        added_p50, added_p99 = durable(pair, folder / "durable", rounds, 64 if options.quick else REQUESTS, litellm)
+        (folder / "turns").mkdir()
+        cold, warm = (None, None) if options.quick else turns(folder / "turns", TURNS, options.seed)
         sizes = (300, 1000) if options.quick else (LINES, LARGE_LINES)
         by_batch, by_run, peak = batches(pair, folder / "batch", rounds, *sizes)
     harness.finish(
@@ -307,6 +419,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run_lines_per_s=by_run,
         batch_ratio=by_batch / by_run,
         batch_peak_MB=peak,
+        durable_added_ms_p50=added_p50,
+        durable_added_ms_p99=added_p99,
+        cold_ratio=cold,
+        warm_ratio=warm,
     )
 
 

@@ -41,7 +41,7 @@ from messages.errors import (
 )
 from messages.jobs import KV_CHECK_EVERY, DecodeJob, JobResult
 from messages.lifecycle import Event, Step
-from messages.workers import MAX_REFUSALS, WorkerInfo
+from messages.workers import MAX_CURVES, MAX_REFUSALS, WorkerInfo, WorkerStage
 
 log = logging.getLogger(__name__)
 
@@ -69,24 +69,27 @@ class DecodeWorker:
         observe: Callable[[Event], None],
         kv_check_every: int = KV_CHECK_EVERY,
         steps: Callable[..., OneByOne[DecodeAttempt]] = OneByOne,
+        worker_id: str = "",
+        roles: tuple[WorkerStage, ...] = ("decode",),
     ) -> None:
-        self.worker_id = new_worker_id()
+        self.worker_id = worker_id or new_worker_id()
+        self._roles = roles
         self._model_cache = model_cache
         self._broker = broker
         self._kv = kv
         self._cluster_state = BestEffortClusterState(cluster_state)
         self._observe = observe
-        self._slots = SlotPool(model_cache.home.loaded_model.engine.info.slots)
+        self.slots = SlotPool(model_cache.home.loaded_model.engine.info.slots)
         self._settler = Settler(broker, model_cache.models, observe)
         self._generator = Generator(
-            kv, broker, self._cluster_state, self._slots, self.worker_id, observe, kv_check_every
+            kv, broker, self._cluster_state, self.slots, self.worker_id, observe, kv_check_every
         )
-        self._choice = QueueChoice(broker, self._cluster_state, model_cache, self.worker_id, observe)
+        self.choice = QueueChoice(broker, self._cluster_state, model_cache, self.worker_id, observe)
         self._running_jobs = RunningJobs()
         self._flow: DecodeFlow | None = None
         model = model_cache.home.model
         self._find_outage = partial(outage_of, model_cache.home.loaded_model.engine)
-        self._loop = ConsumerLoop(
+        self.loop = ConsumerLoop(
             broker, self._settler, "decode", model, self.worker_id, self._open_flow, self._find_outage
         )
         self._tombstones = Tombstones(self._cluster_state)
@@ -94,11 +97,11 @@ class DecodeWorker:
             self._tombstones.has, self._cluster_state.now, partial(counting_crashes, self._cluster_state)
         )
         self._claims = Claims(self._cluster_state, self.worker_id)
-        group_help = GroupHelp(lambda: self._choice.throughput.decode_s(model), self._claims.looked_up)
-        self._jobs = steps(broker, self._settler, self._slots, self.handle, self.commit, group_help)
+        group_help = GroupHelp(lambda: self.choice.throughput.decode_s(model), self._claims.looked_up)
+        self._jobs = steps(broker, self._settler, self.slots, self.handle, self.commit, group_help)
         self._aborting = False
         self._started_at = self._cluster_state.now()
-        self._fallback = Fallback(broker, self._cluster_state, self._settler, self.worker_id, model, self._slots.count)
+        self._fallback = Fallback(broker, self._cluster_state, self._settler, self.worker_id, model, self.slots.count)
 
     def handle(self, delivery: Delivery, leave_slot: Callable[[], None]) -> None:
         """One delivery, from its arrival to its ack. Each step is through before the next begins."""
@@ -115,7 +118,8 @@ class DecodeWorker:
                     failpoint("decode.claimed", attempt.envelope.job_id)
                     attempt.result = self._generator.result(attempt)
                     failpoint("decode.generated", attempt.envelope.job_id)
-                    self._choice.note(attempt.envelope.model, attempt.result.decode)
+                    sequences = max(1, self.slots.count - self.slots.free)
+                    self.choice.note(attempt.envelope.model, attempt.result.decode, sequences)
                     attempt.body = codec.encode(attempt.result, attempt.envelope.version)
         leave_slot()
         if attempt.body:
@@ -172,6 +176,8 @@ class DecodeWorker:
             self._settler.defer(attempt)
             yield False
         else:
+            if self._aborting:  # it was told to leave since the delivery came, and has not seen this one
+                attempt.stop_for("not now")
             try:
                 yield True
             finally:
@@ -183,18 +189,18 @@ class DecodeWorker:
         """Serve until stopped. Outside of `hours` no jobs are taken; what has begun goes on."""
         self._renew()
         with closing(Heartbeat(self._cluster_state, self.registration, self._renew)), closing(self._model_cache):
-            self._loop.run(self._jobs, self, hours)
+            self.loop.run(self._jobs, self, hours)
 
     def stop(self, abort: bool = False) -> None:
         """Leave after the jobs in the slots; with `abort` hand those back too."""
-        self._loop.stop()
+        self.loop.stop()
         self._aborting = abort or self._aborting  # set first: a job may be beginning just now
         if abort:
             self._end_all("not now")
 
     def _open_flow(self) -> DecodeFlow:
         hand_back = self._settler.hand_back_all
-        self._flow = DecodeFlow(self._broker, self._jobs, self._running_jobs, self._choice, self._kv, hand_back)
+        self._flow = DecodeFlow(self._broker, self._jobs, self._running_jobs, self.choice, self._kv, hand_back)
         return self._flow
 
     def _renew(self) -> None:
@@ -233,31 +239,33 @@ class DecodeWorker:
 
     def tick(self) -> None:
         """Stop what ran past its deadline, choose what to pull, and see to jobs that no prefill worker is there for."""
-        self._choice.look()
+        self.choice.look()
         now = self._cluster_state.now()
         for attempt in self._running_jobs.snapshot():
             if attempt.job.job.deadline and now > attempt.job.job.deadline:
                 attempt.stop_for("expired")
-        if not self._loop.idle_reason:
+        if not self.loop.idle_reason:
             self._fallback.look()
 
     def registration(self) -> WorkerInfo:
         """What this worker says of itself, now."""
-        home, throughput = self._model_cache.home, self._choice.throughput
+        home, throughput = self._model_cache.home, self.choice.throughput
         job_ids = tuple(attempt.key[0] for attempt in self._running_jobs.snapshot())
         resident = tuple(self._model_cache.resident())
         averages = [throughput.of(model) for model in resident]
-        engine = engine_registration(self.worker_id, "decode", home.model, self._started_at, home.loaded_model)
+        engine = engine_registration(
+            self.worker_id, "decode", home.model, self._started_at, home.loaded_model, self._roles
+        )
         endings = self._generator.checks.endings()
         refusals = [(name, reason) for name, reason in (home.loaded_model.sketches.refusals | endings).items() if name]
         refusals = refusals[-MAX_REFUSALS:]
         return replace(
             engine,
-            slots=self._slots.count,
-            busy=min(len(job_ids), self._slots.count),  # one that is being settled is in no slot any more
-            done=self._slots.jobs_done,
+            slots=self.slots.count,
+            busy=min(len(job_ids), self.slots.count),  # one that is being settled is in no slot any more
+            done=self.slots.jobs_done,
             tokens_per_s=throughput.of(home.model).tokens_per_s,
-            off=self._loop.idle_reason,
+            off=self.loop.idle_reason,
             notes=engine.notes or next(iter(endings.values()), ""),
             refuses=tuple(name for name, _ in refusals),
             refuses_because=tuple(reason for _, reason in refusals),
@@ -265,9 +273,10 @@ class DecodeWorker:
             resident=resident,
             resident_tokens_per_s=tuple(model_averages.tokens_per_s for model_averages in averages),
             resident_answer_tokens=tuple(model_averages.answer_tokens for model_averages in averages),
-            stolen=self._choice.thief.stolen_jobs,
-            not_stolen=sum(self._choice.thief.refusals.values()),
-            left=self._choice.tail.jobs_left,
+            stolen=self.choice.thief.stolen_jobs,
+            not_stolen=sum(self.choice.thief.refusals.values()),
+            left=self.choice.tail.jobs_left,
+            details=replace(engine.details, decode_curves=throughput.curves.curves()[-MAX_CURVES:]),
         )
 
 

@@ -53,6 +53,7 @@ class Inputs:
     created_at: float = 0.0
     ask: str = ""  # as `kvasir grade --ask` has it; "": together
     samples: int = 1
+    examples: str = ""  # grades by hand, as `kvasir grade --examples` has it
 
 
 # --- which there are
@@ -108,7 +109,8 @@ def _check_inputs(inputs: Inputs, path: Path) -> Inputs:
 def save_inputs(folder: Path, inputs: Inputs) -> None:
     """Keep them, on disk on return. Raises BatchError."""
     dated_inputs = replace(inputs, created_at=inputs.created_at or time.time())
-    write_atomically(folder / FILE, json.dumps(asdict(dated_inputs), indent=1, ensure_ascii=False))
+    fields = {name: value for name, value in asdict(dated_inputs).items() if name != "examples" or value}
+    write_atomically(folder / FILE, json.dumps(fields, indent=1, ensure_ascii=False))
 
 
 def use_rubric(folder: Path, rubric: Path) -> None:
@@ -131,6 +133,7 @@ def _from_manifest(folder: Path) -> Inputs:
         models.get("feedback", ""),
         ask=request.get("ask", ""),
         samples=request.get("samples", 1),
+        examples=request.get("examples", ""),
     )
     return _check_inputs(inputs, folder / "batch.json")
 
@@ -305,6 +308,7 @@ def _words(inputs: Inputs) -> list[str]:
         "--rubric": inputs.rubric,
         "--solution": inputs.solution,
         "--template": inputs.template,
+        "--examples": inputs.examples,
         "--code-model": inputs.code_model,
         "--feedback-model": inputs.feedback_model,
         "--ask": inputs.ask,

@@ -14,14 +14,13 @@ from typing import Any
 from desk.tail import LineTail
 from grading.export import FinalGrade
 from grading.points import CriterionGrade, Grade
-from grading.reviews import FILE, Override, decisions_in, version_of
+from grading.reviews import FILE, ROUND_REASON, Override, decisions_in, version_of
 from grading.rubric.rubric import Points
 from messages.errors import UsageError
 
 Overrides = Mapping[str | None, Override]  # of one submission, by criterion; None: the whole submission
 
 ACCEPTED_REASON = "looked at, and left as it is"
-ROUND_REASON = "regraded in round"  # how the reason of a decision begins that a round made, not a person
 
 
 class ReviewError(UsageError):
@@ -105,7 +104,7 @@ def round_overrides(
     return [
         Override(old.item_id, item.id, new_item.points, new_item.feedback, reason, reviewer, version=version)
         for item in old.criteria
-        if (new_item := scored_criteria.get(item.id)) and new_item.points <= item.max_points  # type: ignore[operator]
+        if (new_item := scored_criteria.get(item.id)) and item.min_points <= new_item.points <= item.max_points  # type: ignore[operator]
         if new_item.points != (overrides.get(item.id) or item).points
     ]
 
@@ -174,8 +173,8 @@ def _criterion_override(
     new_points, text = points.get(item.id, old_points), feedback.get(item.id, old_feedback).strip()
     if new_points == old_points and text == old_feedback.strip():
         return None
-    if new_points is not None and not (math.isfinite(new_points) and 0 <= new_points <= item.max_points):
-        raise ReviewError(f"{item.id}: points go from 0 to {item.max_points}, not {new_points}")
+    if new_points is not None and not (math.isfinite(new_points) and item.min_points <= new_points <= item.max_points):
+        raise ReviewError(f"{item.id}: points go from {item.min_points} to {item.max_points}, not {new_points}")
     return Override(grade.item_id, item.id, new_points, text, _require_reason(reason), reviewer)
 
 

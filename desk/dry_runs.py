@@ -33,7 +33,7 @@ def findings_table(findings: dict[str, Any]) -> list[dict[str, object]]:
     """A row for each submission."""
     return [
         {
-            "submission": item["submission"],
+            "submission": item.get("person") or item["submission"],
             "language": item["language"],
             **{f"{kind} tokens": item["tokens"].get(kind, 0) for kind in ("code", "text", "output")},
             "prompt tokens": sum(item["prompts"].values()),

@@ -1,12 +1,11 @@
-"""A class in pictures: points by the model and as they count now, each criterion, and how often both agree."""
+"""A class in pictures: points by the model and as they count now, each criterion."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from desk.rows import Row
-from grading.charts.drawing import Picture, columns, histogram, points
+from grading.charts.drawing import Picture, columns, histogram
 from grading.points import criterion_points
 from grading.report.grades import one_line
 from grading.rubric.rubric import Criterion, Points, Rubric
@@ -15,7 +14,7 @@ BY_MODEL, NOW = "by the model", "with what people decided"
 
 
 def draw_class(rubric: Rubric, rows: Sequence[Row]) -> list[Picture]:
-    """Points in all; then, as soon as people have decided something, theirs beside the model's. None without grades."""
+    """Points in all, with those that people decided on beside the model's. None without grades."""
     graded_rows = [row for row in rows if row.state == "graded"]
     if not graded_rows:
         return []
@@ -24,14 +23,7 @@ def draw_class(rubric: Rubric, rows: Sequence[Row]) -> list[Picture]:
     # What counts, before lateness; where a review is still open, what the model left.
     now = [row.ai if row.final.earned_points is None else row.final.earned_points for row in graded_rows]
     model = [row.ai for row in graded_rows]
-    class_pictures = [_columns("Submissions by points", model, now, rubric.total, step, reviewed_rows)]
-    pairs = [(row.ai, row.final.earned_points) for row in reviewed_rows]
-    pair_counts = Counter((float(ai), float(now)) for ai, now in pairs if ai is not None and now is not None)
-    if pair_counts:
-        class_pictures.append(
-            points("Model and person", "points by the model", "points by the person", pair_counts, rubric.total)
-        )
-    return class_pictures
+    return [_columns("Submissions by points", model, now, rubric.total, step, reviewed_rows)]
 
 
 def draw_criteria(rubric: Rubric, rows: Sequence[Row]) -> list[Picture]:

@@ -6,6 +6,9 @@ template's text up to its last control token before a message, and from its firs
 control tokens recognised; the message, with the plain template text that touches it, as one piece without. Tokenizers
 cut at control tokens before anything else, so for harmless messages the ids are those of the whole text at once.
 
+An assistant's message at the end is continued, if the template prints before it what it prints before an answer. A raw
+prompt has no template at all, and no control tokens but the tokenizer's own beginning.
+
 A template that changes with what a message says can't be rendered this way; one that trims messages is recognised.
 """
 
@@ -14,10 +17,11 @@ from __future__ import annotations
 import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby, pairwise
+from typing import Any
 
 from engines.base import TokenizedPrompt
 from messages.errors import ConfigError, InvalidPrompt
@@ -26,6 +30,9 @@ from messages.jobs import ChatRole, Part
 # Small letters only: a template's text is searched for dates, to be replaced.
 _MARKER = "kvasirqzjwkmarker"
 _MARKER_PATTERN = re.compile(_MARKER + "([a-j]+)x")
+# A function's arguments are marked as an object, since templates print them by way of `tojson`.
+_ARGUMENTS_PATTERN = re.compile(r'\{"(' + _MARKER + r'[a-j]+x)": ?0\}')
+_CALL_ID = "call00000"  # some templates want nine characters, and none prints another call's
 _AS_LETTERS = str.maketrans("0123456789", "abcdefghij")
 _PADDING = " \n"
 # What may follow the class-wide part. Where one of these changes how its end is tokenized, that end is not shared.
@@ -41,23 +48,55 @@ The loop visits every element twice, so the running time grows with the square o
 one pass enough. Names are clear and the tests cover the empty list, but not negative numbers.
 """
 
+# Where vocabularies of the same texts part: runs of spaces, tabs, line ends and digits, letters apart from their
+# accents, scripts without spaces, emoji of several characters, control characters, and what only bytes can spell.
+HARD_SAMPLE = (
+    f"{SAMPLE}  two   three\tone\t\ttabs\n\n\nlines\r\n1234567890 3.14159 1,000,000 x86_64 don't I'LL "
+    "naïve e\u0301tude Привет, мир! 日本語のテキスト 中文测试 한국어 ไทย العربية עברית "
+    "\U0001f600\U0001f469\u200d\U0001f4bb\U0001f1e9\U0001f1ea\u2581\u00a0\u200b\ufeff\x01\x7f \U0001f9ff\U00012345 "
+    "&amp;{}[]()|~`^ a<b>c "
+)
+
 
 @dataclass(frozen=True, slots=True)
 class PromptMessage:
-    """Consecutive parts of one role. The first `common` characters of the text are the class's."""
+    """Consecutive parts of one role. The first `common` characters of the text are the class's.
+
+    `function`: see `Part`.
+    """
 
     role: ChatRole
     text: str
     common: int
+    function: str = ""
+
+    def as_fields(self, text: str, arguments: Any) -> dict[str, Any]:
+        """The message as OpenAI's API has it; `text` and `arguments` in place of its own."""
+        if self.role == "tool":
+            return {"role": "tool", "content": text, "name": self.function, "tool_call_id": _CALL_ID}
+        if not self.is_call:
+            return {"role": self.role, "content": text}
+        call = {"id": _CALL_ID, "type": "function", "function": {"name": self.function, "arguments": arguments}}
+        return {"role": self.role, "content": "", "tool_calls": [call]}
+
+    @property
+    def is_call(self) -> bool:
+        """Whether the assistant calls a function."""
+        return self.role == "assistant" and bool(self.function)
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether it is an answer that goes on, if it is the last one."""
+        return self.role == "assistant" and not self.function
 
 
 def chat(prompt: Sequence[Part]) -> list[PromptMessage]:
     """The messages of a prompt, in order."""
     messages = []
-    for role, group in groupby(prompt, lambda part: part.role):
-        parts = list(group)
+    for (role, _), group in groupby(enumerate(prompt), lambda pair: (pair[1].role, pair[1].function and pair[0])):
+        parts = [part for _, part in group]
         common = sum(len(part.text) for part in parts if part.scope == "class")
-        messages.append(PromptMessage(role, "".join(part.text for part in parts), common))
+        messages.append(PromptMessage(role, "".join(part.text for part in parts), common, parts[0].function))
     return messages
 
 
@@ -84,7 +123,9 @@ class ChatPrompt(ABC):
     def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
         """See `engines.base.Tokenizes.tokenize`. Templates that print the date get the day of `clock`, UTC."""
         messages = chat(prompt)
-        frame = self._frame_of([message.role for message in messages], clock)
+        if messages[0].role == "raw":
+            return TokenizedPrompt(tuple(self.raw_ids(messages[0].text)), 0)
+        frame = self._frame_of(messages, clock)
         ids = self._ids(frame, [message.text for message in messages])
         common = []  # of each message as far as it may be the class's, the one in which others differ last
         for message in messages:
@@ -99,12 +140,16 @@ class ChatPrompt(ABC):
     def require_template(self) -> None:
         """Raises ConfigError if one user message can't be rendered."""
         try:
-            self._frame_of(["user"], 0.0)
+            self._frame_of([PromptMessage("user", "", 0)], 0.0)
         except InvalidPrompt as error:
             raise ConfigError(str(error)) from None
 
     @abstractmethod
-    def render(self, messages: list[dict[str, str]], clock: float) -> str:
+    def raw_ids(self, text: str) -> Sequence[int]:
+        """Ids of a text as it stands: no control tokens but those with which the tokenizer begins any text."""
+
+    @abstractmethod
+    def render(self, messages: list[dict[str, Any]], clock: float) -> str:
         """These messages and the opening of the assistant's answer, by the template. Raises InvalidPrompt."""
 
     @abstractmethod
@@ -139,37 +184,52 @@ class ChatPrompt(ABC):
         variants = [self._ids(frame, [*common[:-1], common[-1] + follower + "x"]) for follower in _FOLLOWERS]
         return variants[0][: min(common_prefix(variants[0], variant) for variant in variants[1:])]
 
-    def _frame_of(self, roles: list[ChatRole], clock: float) -> _Frame:
-        return self._frame(tuple(roles), tuple(self._rendered_gaps(roles, clock, "")))
+    def _frame_of(self, messages: Sequence[PromptMessage], clock: float) -> _Frame:
+        speakers = tuple([replace(message, text="", common=0) for message in messages])
+        gaps = self._rendered_gaps(speakers, clock, "")
+        if speakers[-1].is_continued:
+            if not speakers[1:] or self._rendered_gaps(speakers[:-1], clock, "")[-1] != gaps[-2]:
+                raise InvalidPrompt("the model's chat template can't continue an answer: end with another message")
+            gaps[-1] = ""
+        return self._frame(speakers, tuple(gaps))
 
-    def _cut_frame(self, roles: tuple[ChatRole, ...], gaps: tuple[str, ...]) -> _Frame:
+    def _cut_frame(self, speakers: tuple[PromptMessage, ...], gaps: tuple[str, ...]) -> _Frame:
         cut = []
         spans = {gap: self.control_span(gap) for gap in {*gaps}}  # in a conversation most are alike
         for number, gap in enumerate(gaps):
             start, end = spans[gap]
             start = 0 if number == 0 else start
-            end = len(gap) if number == len(roles) else end
+            end = len(gap) if number == len(speakers) else end
             cut.append((gap[:start], gap[start:end], gap[max(start, end) :]))
-        padded_gaps = self._rendered_gaps(roles, 0.0, _PADDING)
+        padded_gaps = self._rendered_gaps(speakers, 0.0, _PADDING)
         trims = [
             (not before.endswith(_PADDING), not after.startswith(_PADDING)) for before, after in pairwise(padded_gaps)
         ]
+        if speakers[-1].is_continued:
+            trims[-1] = (trims[-1][0], False)
         return _Frame(tuple(cut), tuple(trims))
 
-    def _rendered_gaps(self, roles: Sequence[ChatRole], clock: float, padding: str) -> list[str]:
+    def _rendered_gaps(self, speakers: Sequence[PromptMessage], clock: float, padding: str) -> list[str]:
         """The template's text before, between and after messages of these roles."""
-        names = [str(number).translate(_AS_LETTERS) for number in range(len(roles))]
-        texts = [f"{padding}{_MARKER}{name}x{padding}" for name in names]
-        messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-        pieces = _MARKER_PATTERN.split(self.render(messages, clock))
+        names = [str(number).translate(_AS_LETTERS) for number in range(len(speakers))]
+        markers = [f"{_MARKER}{name}x" for name in names]
+        messages = [
+            speaker.as_fields(f"{padding}{marker}{padding}", {marker: 0})
+            for speaker, marker in zip(speakers, markers, strict=True)
+        ]
+        text, calls = _ARGUMENTS_PATTERN.subn(r"\1", self.render(messages, clock))
+        if calls != sum("tool_calls" in message for message in messages):
+            raise InvalidPrompt("the model's chat template prints no function's arguments as JSON")
+        pieces = _MARKER_PATTERN.split(text)
         printed_names = pieces[1::2]
-        for name, role in zip(names, roles, strict=True):
-            if printed_names.count(name) != 1:
+        for name, speaker in zip(names, speakers, strict=True):
+            if (count := printed_names.count(name)) != 1:
                 raise InvalidPrompt(
-                    f"the model's chat template prints the {role}'s message {printed_names.count(name)} times, not once"
+                    f"the model's chat template prints the {speaker.role}'s message {count} times, not once"
                 )
         if printed_names != names:
-            raise InvalidPrompt(f"the model's chat template changes the order of these messages: {', '.join(roles)}")
+            roles = ", ".join(speaker.role for speaker in speakers)
+            raise InvalidPrompt(f"the model's chat template changes the order of these messages: {roles}")
         return pieces[::2]
 
 
@@ -181,13 +241,26 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     return min(len(first), len(second))
 
 
-def vocabulary_hash(tokens: Sequence[str], merges: Iterable[str]) -> str:
-    """Names a tokenizer by each id's text and the merges ("a b"), whatever file they came from.
+def cut_inside(text: str, marks: Iterable[re.Match[str]]) -> list[str]:
+    """The text in pieces, cut after the first character of each mark: so none of them stands whole in a piece."""
+    cuts = [match.start() + 1 for match in marks]
+    return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
-    A GGUF's `tokenizer.ggml.tokens` (without the "[PADn]" that fill it up) and `tokenizer.ggml.merges` of the same
-    model give the same hash.
+
+def vocabulary_hash(tokens: Iterable[str], rules: Iterable[str]) -> str:
+    """Names a tokenizer by each id's text and its `rules`, whatever file they came from.
+
+    A byte-level vocabulary's rules are its merges ("a b"). A GGUF of a SentencePiece model has none, and its
+    tokenizer.json half a million: there they are the ids of a sample (`sample_words`).
+    A GGUF's `tokenizer.ggml.tokens` (without the "[PADn]" that fill it up) and a folder of the same model give the
+    same hash.
     """
     digest = hashlib.blake2b(digest_size=16, person=b"kvasir.vocab")
-    for part in (tokens, merges):
+    for part in (tokens, rules):
         digest.update("\0".join(part).encode("utf-8", "surrogatepass") + b"\1")
     return digest.hexdigest()
+
+
+def sample_words(encode: Callable[[str], Sequence[int]]) -> list[str]:
+    """What `encode` makes of a text on which tokenizers differ, one word for each id."""
+    return [str(number) for number in encode(HARD_SAMPLE)]

@@ -10,8 +10,8 @@ import re
 
 from engines.base import DecodeEngine, EngineInfo, PrefillEngine
 from engines.rope import difference
-from messages.errors import KvasirError
-from messages.jobs import Sampling, user_prompt
+from messages.errors import InvalidPrompt, KvasirError
+from messages.jobs import Part, Sampling, user_prompt
 from messages.kv import Record, assemble_cache
 
 _PROMPT_TOKENS = 600
@@ -80,4 +80,8 @@ def _prompt(engine: PrefillEngine, context: int, length: int) -> tuple[int, ...]
     capacity = context - _ANSWER_TOKENS
     lines = (f"Line {number} of {number * number}: is {number * 7 % 31} prime?\n" for number in range(length))
     characters = int(min(length, capacity) * (engine.info.chars_per_token or 4))
-    return engine.tokenize(user_prompt("", "".join(lines)[:characters]), 0.0).ids[:capacity]
+    text = "".join(lines)[:characters]
+    try:
+        return engine.tokenize(user_prompt("", text), 0.0).ids[:capacity]
+    except InvalidPrompt:  # a model without a chat template
+        return engine.tokenize((Part("raw", text),), 0.0).ids[:capacity]

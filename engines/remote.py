@@ -25,12 +25,13 @@ from typing import Any, Generic, TypeVar
 from tenacity import AsyncRetrying, retry_if_result, wait_exponential
 
 from engines.base import Answer, EngineInfo, TokenizedPrompt
-from engines.chat import SAMPLE
+from engines.chat import SAMPLE, PromptMessage, chat
 from engines.waiting import check_running
 from messages.errors import (
     ConfigError,
     ContextExceeded,
     EngineUnavailable,
+    InvalidPrompt,
     InvalidSchema,
     KvasirError,
     KVTransferFailed,
@@ -44,9 +45,10 @@ _log = logging.getLogger(__name__)
 CONNECT_S = 10.0
 # Idle connections serve the next request for a second and no longer. Servers close theirs after 2 s (gunicorn's), 5 s
 # (llama.cpp's, uvicorn's) or more, and a request that meets the closing is lost without an answer: seen at once, and
-# the server has not begun on it. Such a request is sent once more.
+# the server has not begun on it. Such a request is sent again.
 IDLE_S = 1.0
 _LOST_AT_ONCE_S = 1.0
+_MOST_SENT = 4  # times: the next connection that idles may have been closed as well
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0  # before a server that is away is looked for again
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp, which may be behind a server, draws a seed of its own for this one
 LETTERS_PER_TOKEN = 3.0  # until the server has counted the sample
@@ -170,18 +172,18 @@ class RemoteServer(ABC):
             task.cancel()
 
     async def _deliver(self, produce: Callable[[], AsyncIterator[Any]], inbox: queue.SimpleQueue[Any]) -> None:
-        start, may_repeat = time.monotonic(), True
+        start, sent_count = time.monotonic(), 0
         while True:
             try:
+                sent_count += 1
                 async for piece in produce():
-                    may_repeat = False
+                    sent_count = _MOST_SENT
                     while inbox.qsize() >= MAX_WAITING_EVENTS:  # a server may be faster than whoever reads
                         await asyncio.sleep(_POLL_S / 10)
                     inbox.put(piece)
             except BaseException as error:
                 lost_at_once = isinstance(error, self.disconnect_errors) and time.monotonic() - start < _LOST_AT_ONCE_S
-                if lost_at_once and may_repeat:
-                    may_repeat = False
+                if lost_at_once and sent_count < _MOST_SENT:
                     continue
                 self._note(error)
                 inbox.put(_End(error))
@@ -304,6 +306,13 @@ class TextOnly(Generic[S]):
     def _check_capacity(self, sampling: Sampling) -> None:
         if sampling.max_tokens >= self._context:
             raise ContextExceeded(f"{sampling.max_tokens:,} tokens to answer, but the context holds {self._context:,}")
+
+    def _messages(self, prompt: Sequence[Part]) -> list[PromptMessage]:
+        """The messages of a prompt. Raises InvalidPrompt for an answer that is to go on: servers differ in how."""
+        messages = chat(prompt)
+        if messages[-1].is_continued:
+            raise InvalidPrompt(f"{self._server_name} can't be told to continue an answer: end with another message")
+        return messages
 
     def _check_whole(self, prompt: Sequence[Part], sampling: Sampling, prompt_tokens: int) -> None:
         """Raises ContextExceeded unless the whole prompt was read; `prompt_tokens`: 0 if the server doesn't tell."""

@@ -26,14 +26,15 @@ from messages.kv import Array, KVLayout, Record, RecurrentState, Window, cast
 def sketch_of(engine: PrefillEngine) -> Sketch | None:
     """The engine's own; None for one that tells no vocabulary, and so gives its KV caches only to its like.
 
-    Computed once for each weights, build, device and dtype, and kept in the user's cache folder: a prefill of at most
-    2,047 tokens. Raises what the engine raises.
+    Computed once for each weights, tokenizer, build, device and dtype, and kept in the user's cache folder: a prefill
+    of at most 2,047 tokens. Raises what the engine raises.
     """
     info = engine.info
     if not info.vocabulary or info.layout is None:
         return None
     weights, tokens = info.weights or info.fingerprint, _num_tokens(info)
-    made_by = (VERSION, weights, info.engine, info.build, info.device, info.layout, info.rounding, info.ropes, tokens)
+    described = (info.engine, info.build, info.device, info.layout, info.rounding, info.ropes, info.tokenizer)
+    made_by = (VERSION, weights, *described, tokens)
     note = note_path("sketches", repr(made_by))
     try:
         body = note.read_bytes()

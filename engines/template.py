@@ -38,7 +38,7 @@ def sandbox() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def rendered(template: Template, messages: list[dict[str, str]], tokens: dict[str, str], today: datetime) -> str:
+def rendered(template: Template, messages: list[dict[str, Any]], tokens: dict[str, str], today: datetime) -> str:
     """These messages, and the opening of the assistant's answer. Raises what the template does."""
     return template.render(
         messages=messages,

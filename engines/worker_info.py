@@ -7,13 +7,14 @@ import socket
 
 from engines.base import DecodeEngine, EngineInfo, LoadedEngine, PrefillEngine, outage_of
 from engines.rope import ropes_text
-from messages.workers import MAX_LAYOUT_BYTES, WorkerInfo, WorkerStage, layout_text
+from messages.workers import MAX_LAYOUT_BYTES, WorkerDetails, WorkerInfo, WorkerStage, layout_text
 
 MEND_ROPE = (
     "give both conversions of one configuration (llama.cpp always truncates YaRN's ramp), or run one engine at both "
     "ends"
 )
 _NOTE_CHARS = 250  # a registration's notes take 1,024 bytes, and a reason may quote anything
+_BUILD_CHARS = 60  # and a build 255
 
 
 def engine_registration(
@@ -22,6 +23,7 @@ def engine_registration(
     model: str,
     started_at: float,
     loaded_model: LoadedEngine[PrefillEngine] | LoadedEngine[DecodeEngine],
+    roles: tuple[WorkerStage, ...] = (),
 ) -> WorkerInfo:
     """What this process registers as a worker that does nothing yet."""
     info = loaded_model.engine.info
@@ -47,6 +49,7 @@ def engine_registration(
         )[:_NOTE_CHARS],
         layout=kv_text(info),
         sketch=loaded_model.sketches.name,
+        details=WorkerDetails(roles, engine_build=info.build[:_BUILD_CHARS]),
     )
 
 

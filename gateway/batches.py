@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from gateway.files import Files, StoredFile, read_all, write_description
@@ -24,6 +25,7 @@ from messages.errors import ConfigError, KvasirError
 from messages.jobs import PrefillJob
 from messages.limits import MAX_BATCHES, MAX_BATCHES_PER_KEY
 from messages.lines import on_one_line
+from messages.strict_schema import Objects
 from producers.batch import prompt_lines
 from producers.batch.batch import Batch, Counts
 from producers.batch.openai_body import Defaults
@@ -62,6 +64,8 @@ class StoredBatch:
     output_file_id: str = ""
     error_file_id: str = ""
     errors: tuple[str, ...] = ()
+    endpoint: str = prompt_lines.CHAT
+    output_expires_s: int = 0  # after their time of making, its output files are deleted; 0: never
 
     @property
     def expires(self) -> float:
@@ -77,12 +81,22 @@ class StoredBatch:
 class Batches:
     """All batches of a gateway. Methods may be called from any thread; those that change something block."""
 
-    def __init__(self, files: Files, client: Client, check_body: Callable[[dict[str, Any]], None]) -> None:
-        """Goes on with what was under way. `check_body` raises BadLine for a body that is not served."""
+    def __init__(
+        self,
+        files: Files,
+        client: Client,
+        check_body: Callable[[dict[str, Any], str], None],
+        objects: Objects = "closed",
+    ) -> None:
+        """Goes on with what was under way. `check_body` raises BadLine for a body that is not served at a URL.
+
+        `objects`: see `strict_schema`; of batches that begin now.
+        """
         self._folder = files.folder.with_name("batches")
         self.files = files
         self._client = client
         self._check_body = check_body
+        self._objects: Objects = objects
         self._batches = read_all(self._folder, StoredBatch)
         self._changing = threading.Lock()
         self._closing = threading.Event()
@@ -107,10 +121,16 @@ class Batches:
         return batch
 
     def create(
-        self, file: StoredFile, key: str, metadata: Mapping[str, str], models: Mapping[str, Defaults]
+        self,
+        file: StoredFile,
+        key: str,
+        metadata: Mapping[str, str],
+        models: Mapping[str, Defaults],
+        **details: Any,
     ) -> StoredBatch:
         """Begin a batch, on disk on return; with a key that the same content came with before, that batch.
 
+        `details` are further fields of the description.
         Raises ApiError, BatchError.
         """
         with self._changing:
@@ -124,7 +144,7 @@ class Batches:
                     raise ApiError(429, message, code="too_many_batches", retry_s=60)
             self.files.get(file.id, file.owner)  # it may have been deleted meanwhile
             name = f"batch_{secrets.token_hex(12)}"
-            batch = StoredBatch(name, file.owner, file.id, file.sha256, key, time.time(), metadata, models)
+            batch = StoredBatch(name, file.owner, file.id, file.sha256, key, time.time(), metadata, models, **details)
             self._keep(batch)
             failpoint("gateway.created", name)
             self._start(name)
@@ -199,7 +219,8 @@ class Batches:
         is_cut_off = any(entry.role == "intake" for entry in batch.open_jobs.values())
         if not batch.entries or is_cut_off or (batch.may_plan and not batch.may_publish):
             lines = self._lines(description, batch, self._check_body)
-            prompt_lines.plan(batch, lines, self.files.path(description.input_file_id), "none")
+            objects = prompt_lines.objects_of(batch, self._objects)
+            prompt_lines.plan(batch, lines, self.files.path(description.input_file_id), "none", objects)
             failpoint("gateway.planned", name)
         progress = _Progress(lambda counts: self._count(name, counts))
         progress.update(batch.counts())
@@ -216,7 +237,10 @@ class Batches:
         self._finish(name, batch)
 
     def _lines(
-        self, description: StoredBatch, batch: Batch, check: Callable[[dict[str, Any]], None] = lambda _body: None
+        self,
+        description: StoredBatch,
+        batch: Batch,
+        check: Callable[[dict[str, Any], str], None] = lambda _body, _url: None,
     ) -> Iterator[PromptLine]:
         def resolve(model: str) -> Defaults:
             if model not in description.models:
@@ -225,7 +249,13 @@ class Batches:
 
         path = self.files.path(description.input_file_id)
         return prompt_lines.read_lines(
-            path, batch.batch_id, batch.secret, resolve, shares=not description.owner, check=check
+            path,
+            batch.batch_id,
+            batch.secret,
+            resolve,
+            shares=not description.owner,
+            check=check,
+            objects=prompt_lines.objects_of(batch, self._objects),
         )
 
     def _jobs(self, description: StoredBatch, batch: Batch, stop: threading.Event) -> Iterator[PrefillJob]:
@@ -245,15 +275,17 @@ class Batches:
 
     def _finish(self, name: str, batch: Batch) -> None:
         """Answers become files, whole or not at all; then it is over."""
-        owner, counts, file_ids = self._batches[name].owner, batch.counts(), {}
+        stored_batch, counts, file_ids = self._batches[name], batch.counts(), {}
+        expires = time.time() + stored_batch.output_expires_s if stored_batch.output_expires_s else 0.0
         for kind, count in (("output", counts.succeeded), ("error", counts.total - counts.succeeded)):
             if count:
                 file_id = f"{name.replace('batch_', 'file-')}-{kind}"
-                self.files.write(file_id, owner, f"{name}_{kind}.jsonl", _rows(batch, kind == "output"))
+                title, rows = f"{name}_{kind}.jsonl", _rows(batch, kind == "output")
+                self.files.write(file_id, stored_batch.owner, title, rows, expires)
                 failpoint("gateway.written", name)
                 file_ids[f"{kind}_file_id"] = file_id
         is_unreadable = counts.unreadable == counts.total
-        errors = tuple(_problems(batch)) if is_unreadable else ()
+        errors = tuple(_problems(batch, self.files.path(stored_batch.input_file_id))) if is_unreadable else ()
         self._count(name, counts)
         with self._changing:
             description = self._batches[name]
@@ -302,7 +334,8 @@ def _rows(batch: Batch, successful: bool) -> Iterator[str]:
             yield on_one_line(json.dumps(line, ensure_ascii=False)) + "\n"
 
 
-def _problems(batch: Batch) -> Iterator[str]:
-    for entry in batch.entries[:_PROBLEMS]:
+def _problems(batch: Batch, prompts: Path) -> Iterator[str]:
+    for number, entry in zip(prompt_lines.numbers_of_lines(prompts), batch.entries[:_PROBLEMS], strict=False):
         if (result := batch.result(entry.job_id)) and result.error:
-            yield f"{entry.name}: {result.error.message}"
+            place = f"line {number}"
+            yield f"{place if entry.name == place else f'{place}, {entry.name}'}: {result.error.message}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import FileResponse
-from pydantic import Field, model_validator
+from pydantic import Field
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import ClientDisconnect
 
@@ -16,9 +18,10 @@ from gateway.batches import StoredBatch
 from gateway.files import StoredFile
 from gateway.gateway import ThisGateway
 from gateway.guard import UPLOAD_S
-from gateway.openai_api import ChatRequest
+from gateway.openai_api import ChatRequest, CompletionRequest
 from gateway.refusal import RESPONSES, RETRY_S, ApiError
-from gateway.requests import BoundedRoute, Strict, meaningful_fields, validated
+from gateway.requests import BoundedRoute, Strict, validated
+from producers.batch import prompt_lines
 from producers.batch.openai_body import Defaults
 from producers.batch.prompt_lines import BadLine
 
@@ -27,27 +30,33 @@ router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=RESPONSES, route_cla
 _Text = Annotated[str, Field(max_length=512)]
 
 
-def check_body(body: dict[str, Any]) -> None:
+def check_body(body: dict[str, Any], url: str) -> None:
     """Raises BadLine for a line's body that is not served."""
     try:
-        if validated(ChatRequest, body).stream:
+        request = validated(ChatRequest if url == prompt_lines.CHAT else CompletionRequest, body)
+        if request.stream:
             raise BadLine("'stream' is not served in a batch")
+        if isinstance(request, ChatRequest) and request.forced_function():
+            raise BadLine("'tools' are not served in a batch: ask for the answer's form with response_format")
     except ApiError as error:
         raise BadLine(str(error)) from None
+
+
+class ExpiresAfter(Strict):
+    """When the answers' files are deleted, in seconds after they were made."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=3600, le=2_592_000)]
 
 
 class BatchRequest(Strict):
     """POST /v1/batches."""
 
     input_file_id: str
-    endpoint: Literal["/v1/chat/completions"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
     completion_window: Literal["24h"]
-    metadata: dict[Annotated[str, Field(max_length=64)], _Text] = Field(default_factory=dict, max_length=16)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_is_not_served(cls, body: Any) -> Any:
-        return meaningful_fields(body, {"output_expires_after": ()}) if isinstance(body, dict) else body
+    metadata: dict[Annotated[str, Field(max_length=64)], _Text] | None = Field(None, max_length=16)
+    output_expires_after: ExpiresAfter | None = None
 
 
 @router.post("/files")
@@ -130,7 +139,9 @@ async def create(
     for name in gateway.visible(request.state.key):
         model = gateway.models[name]
         models[name] = Defaults(name, await gateway.default_tokens(name), model.temperature, model.top_p)
-    return _batch(await asyncio.to_thread(gateway.batches.create, input_file, idempotency_key, body.metadata, models))
+    expires_s = body.output_expires_after.seconds if body.output_expires_after else 0
+    new = partial(gateway.batches.create, endpoint=body.endpoint, output_expires_s=expires_s)
+    return _batch(await asyncio.to_thread(new, input_file, idempotency_key, body.metadata or {}, models))
 
 
 @router.get("/batches")
@@ -180,7 +191,7 @@ def _file(description: StoredFile) -> dict[str, Any]:
         "object": "file",
         "bytes": description.size,
         "created_at": int(description.created),
-        "expires_at": None,
+        "expires_at": int(description.expires) or None,
         "filename": description.name,
         "purpose": description.purpose,
         "status": "processed",
@@ -188,17 +199,24 @@ def _file(description: StoredFile) -> dict[str, Any]:
     }
 
 
+def _line_of(error: str) -> int | None:
+    """The number of the line that a batch's error is about."""
+    match = re.match(r"line (\d+)\b", error)
+    return int(match[1]) if match else None
+
+
 _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
 
 def _batch(description: StoredBatch) -> dict[str, Any]:
     problems = [
-        {"code": "invalid_request", "line": None, "message": error, "param": None} for error in description.errors
+        {"code": "invalid_request", "line": _line_of(error), "message": error, "param": None}
+        for error in description.errors
     ]
     return {
         "id": description.id,
         "object": "batch",
-        "endpoint": "/v1/chat/completions",
+        "endpoint": description.endpoint,
         "completion_window": "24h",
         "input_file_id": description.input_file_id,
         "status": description.status,

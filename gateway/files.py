@@ -13,7 +13,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar
@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Literal, TypeVar
 from gateway.refusal import ApiError
 from infra.broker.failpoints import failpoint
 from infra.config.ownership import why_not_ours
+from messages.change import non_default_fields
 from messages.errors import ConfigError, UsageError
 from messages.limits import MAX_FILES_BYTES_PER_KEY
 from producers.batch import prompt_lines
@@ -46,6 +47,7 @@ class StoredFile:
     sha256: str
     created: float  # seconds since the epoch
     purpose: Literal["batch", "batch_output"] = "batch"
+    expires: float = 0.0  # seconds since the epoch; 0: never
 
 
 def read_all(folder: Path, kind: type[T]) -> dict[str, T]:
@@ -69,8 +71,13 @@ def read_all(folder: Path, kind: type[T]) -> dict[str, T]:
 
 
 def write_description(folder: Path, name: str, description: Any) -> None:
-    """Keep a description, on disk on return. Raises BatchError."""
-    write_atomically(folder / f"{name}.json", json.dumps(asdict(description), ensure_ascii=False) + "\n")
+    """Keep a description, on disk on return; fields that release 0.1.0 had not are left out if they say nothing.
+
+    Raises BatchError.
+    """
+    default_names = {"endpoint", "expires", "output_expires_s"} - non_default_fields(description).keys()
+    fields = {key: value for key, value in asdict(description).items() if key not in default_names}
+    write_atomically(folder / f"{name}.json", json.dumps(fields, ensure_ascii=False) + "\n")
 
 
 @contextmanager
@@ -111,11 +118,11 @@ class Files:
 
     def of(self, owner: str) -> list[StoredFile]:
         """Everything of one owner, oldest first."""
-        return sorted((file for file in list(self._files.values()) if file.owner == owner), key=lambda f: f.created)
+        return sorted((file for file in self._current_files() if file.owner == owner), key=lambda f: f.created)
 
     def get(self, name: str, owner: str) -> StoredFile:
         """Raises ApiError if there is none, or not for this owner."""
-        file = self._files.get(name)
+        file = next((file for file in self._current_files() if file.id == name), None)
         if file is None or file.owner != owner:
             raise ApiError(404, f"there is no file {name!r:.80}", "id", "not_found")
         return file
@@ -141,19 +148,30 @@ class Files:
             self.path(file_id).unlink(missing_ok=True)
             raise ApiError(400, str(error), "file", "invalid_value") from None
 
-    def write(self, name: str, owner: str, title: str, lines: Iterable[str]) -> None:
+    def write(self, name: str, owner: str, title: str, lines: Iterable[str], expires: float) -> None:
         """Keep what a batch has made, under an id that the caller chooses: again, it is the same file."""
         write_atomically(self.path(name), lines)
         size = self.path(name).stat().st_size
-        self._describe(StoredFile(name, owner, title, size, "", time.time(), "batch_output"))
+        self._describe(StoredFile(name, owner, title, size, "", time.time(), "batch_output", expires))
 
     def delete(self, name: str, owner: str) -> None:
         """Delete a file, for good on return. Raises ApiError, OSError."""
         self.get(name, owner)
+        self._remove(name)
+        sync_folder(self.folder)
+
+    def _current_files(self) -> list[StoredFile]:
+        """All files but those whose time is over, which are deleted."""
+        now = time.time()
+        for file in [file for file in list(self._files.values()) if 0 < file.expires < now]:
+            with suppress(KeyError, OSError):  # somebody else was faster
+                self._remove(file.id)
+        return list(self._files.values())
+
+    def _remove(self, name: str) -> None:
         del self._files[name]
         (self.folder / f"{name}.json").unlink()
         self.path(name).unlink(missing_ok=True)
-        sync_folder(self.folder)
 
     def _describe(self, description: StoredFile) -> StoredFile:
         write_description(self.folder, description.id, description)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar, cast
@@ -22,7 +22,8 @@ from gateway.refusal import RETRY_S, ApiError, of_error, of_job
 from infra.broker import topology
 from infra.config.types import ModelSettings
 from messages.errors import ConfigError, KvasirError
-from messages.jobs import JobResult, Lane, Part, Sampling, TokenEvent, conversation
+from messages.jobs import JobResult, Lane, Message, Part, Sampling, TokenEvent, conversation
+from messages.strict_schema import Objects
 from messages.workers import WorkerInfo
 from producers.client import Client
 
@@ -47,6 +48,8 @@ class Gateway:
     dispatch: Dispatcher
     keys: KeyRing
     batches: Batches
+    objects: Objects = "closed"  # how a schema's objects are taken that don't say whether they are open
+    host_names: Collection[str] = ()  # this machine's, beside localhost
     figures: GatewayMetrics = field(init=False)
     started_at: float = field(default_factory=time.time)
     is_stopping: bool = False
@@ -104,6 +107,15 @@ class Gateway:
                 if isinstance(event, JobResult):
                     return event
         raise ApiError(500, "the answer ended without a result")
+
+    async def results(self, asks: Sequence[PromptRequest], request: Request) -> list[JobResult]:
+        """Whole answers, in the order of what was asked. Raises ApiError."""
+        tasks = [asyncio.ensure_future(self.result(ask, request)) for ask in asks]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def answer(self, ask: PromptRequest, request: Request) -> AsyncGenerator[str | JobResult, None]:
         """Text of the first answer as it comes, if the ask streams, and the result if it succeeded. Raises ApiError."""
@@ -234,8 +246,8 @@ def _require_success(result: JobResult) -> JobResult:
     return result
 
 
-def prompt_of(messages: Sequence[tuple[str, str]], shares: bool) -> tuple[Part, ...]:
-    """Parts of a conversation, of (role, text); two messages of one role in a row become one, with a blank line.
+def prompt_of(messages: Sequence[Message], shares: bool) -> tuple[Part, ...]:
+    """Parts of a conversation; two messages of one role in a row become one, with a blank line.
 
     `shares`: what the system says first is taken to be the same in many requests, so that its KV cache is kept under
     its content. Otherwise nobody can tell, by the time that it takes, whether somebody else has sent the same.

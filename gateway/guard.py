@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from typing import Any
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -39,6 +40,8 @@ class Guard:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         send, state = self._counting(send), scope.setdefault("state", {})
+        if scope["method"] == "HEAD" and not scope["path"].startswith("/api/"):
+            scope = {**scope, "method": "GET"}  # the server, which has its own, sends no body
         with ExitStack() as until_over:
             try:
                 key = state["key"] = self._admit(scope)
@@ -74,7 +77,7 @@ class Guard:
     def _admit(self, scope: Scope) -> Any:
         headers, path = Headers(scope=scope), scope["path"]
         if not self._gateway.keys.is_required:
-            _check_local(headers)
+            _check_local(headers, self._gateway.host_names)
         if _header_bytes(scope) > MAX_HEADER_BYTES:
             raise ApiError(431, f"the headers are longer than {MAX_HEADER_BYTES >> 10} KiB", code="headers_too_large")
         if path in _OPEN_TO_ALL or not self._gateway.keys.is_required:
@@ -89,6 +92,7 @@ class Guard:
         async def count_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._gateway.figures.requests.labels(str(message["status"])).inc()
+                MutableHeaders(scope=message)["x-request-id"] = f"req_{secrets.token_hex(12)}"
             await send(message)
 
         return count_and_send
@@ -103,9 +107,9 @@ def _header_bytes(scope: Scope) -> int:
     )
 
 
-def _check_local(headers: Headers) -> None:
+def _check_local(headers: Headers, names: Collection[str]) -> None:
     """Without keys a page on the web, opened on this machine, must not be able to ask."""
-    if problem := access.why_not(access.LOOPBACK, headers.get("host", ""), headers.get("origin")):
+    if problem := access.why_not(access.LOOPBACK, headers.get("host", ""), headers.get("origin"), names):
         raise ApiError(403, f"without API keys {problem}: add one with kvasir keys add")
 
 

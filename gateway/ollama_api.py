@@ -4,83 +4,38 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import FailFast, Field, model_validator
 
+from gateway.fields import OLLAMA, OLLAMA_MESSAGE, OPTIONS, meaningful_fields
 from gateway.gateway import Gateway, ThisGateway, new_seed, prompt_of
+from gateway.openai_api import Function, Tool
 from gateway.refusal import RESPONSES, ApiError
-from gateway.requests import BoundedRoute, Strict, apart, meaningful_fields
+from gateway.requests import BoundedRoute, Strict, apart
 from gateway.streams import stream_response
 from infra.config.types import ModelSettings
-from messages.jobs import JobResult, Sampling
+from messages.change import replace_fields
+from messages.jobs import JobResult, Message, Sampling
 from messages.lines import on_one_line
+from producers.batch.openai_body import Defaults, messages_of, sampling_of
 
 router = APIRouter(prefix="/api", tags=["Ollama"], responses=RESPONSES, route_class=BoundedRoute)
 
 LIKE = "0.33.0"  # the release of Ollama whose API this follows
 
-NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
-    "context": ([],),
-    "height": (),
-    "images": ([],),
-    "logprobs": (False,),
-    "raw": (False,),
-    "shift": (False,),
-    "steps": (),
-    "suffix": ("",),
-    "template": ("",),
-    "think": (False,),
-    "tools": ([],),
-    "top_logprobs": (0,),
-    "truncate": (False,),
-    "width": (),
-}
-NOT_IN_A_MESSAGE: Mapping[str, tuple[Any, ...]] = {
-    "images": ([],),
-    "thinking": ("",),
-    "tool_call_id": ("",),
-    "tool_calls": ([],),
-    "tool_name": ("",),
-}
-NOT_AN_OPTION: Mapping[str, tuple[Any, ...]] = {
-    "embedding_only": (False,),
-    "f16_kv": (True,),
-    "frequency_penalty": (0,),
-    "logits_all": (False,),
-    "low_vram": (False,),
-    "main_gpu": (),
-    "min_p": (0,),
-    "mirostat": (0,),
-    "mirostat_eta": (),
-    "mirostat_tau": (),
-    "num_batch": (),
-    "num_gpu": (),
-    "num_keep": (),
-    "num_thread": (),
-    "numa": (False,),
-    "penalize_newline": (),
-    "presence_penalty": (0,),
-    "repeat_last_n": (),
-    "repeat_penalty": (1,),
-    "tfs_z": (1,),
-    "typical_p": (1,),
-    "use_mlock": (False,),
-    "use_mmap": (True, False),
-    "vocab_only": (False,),
-}
+_LINES = "application/x-ndjson"
 _ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
 
 class Options(Strict):
-    """How tokens are chosen. `num_ctx` may ask for no more than the model has, and changes nothing."""
+    """How tokens are chosen. `num_ctx` changes nothing: a model has the context that it has."""
 
-    num_ctx: int | None = None
+    num_ctx: Annotated[int | None, Field(ge=1)] = None
     num_predict: int | None = None
     seed: int | None = None
     stop: str | list[str] = Field(default_factory=list)
@@ -94,7 +49,7 @@ class OllamaRequest(Strict):
 
     model: str
     format: Literal["", "json"] | dict[str, Any] = ""
-    keep_alive: int | float | str | None = Field(None, description="Accepted; workers keep their models.")
+    keep_alive: int | float | str | None = Field(None, description="Workers keep their models.")
     options: Options = Options()
     stream: bool = True
 
@@ -103,56 +58,63 @@ class OllamaRequest(Strict):
     def _refuse_what_is_not_served(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        fields = meaningful_fields(body, NOT_SERVED)
+        fields = meaningful_fields(body, OLLAMA)
         if isinstance(fields.get("options"), dict):
-            fields["options"] = meaningful_fields(fields["options"], NOT_AN_OPTION, "options.")
+            fields["options"] = meaningful_fields(fields["options"], OPTIONS, "options.")
         if isinstance(fields.get("messages"), list):
             fields["messages"] = [
-                meaningful_fields(message, NOT_IN_A_MESSAGE, f"messages[{at}].")
-                if isinstance(message, dict)
-                else message
+                meaningful_fields(message, OLLAMA_MESSAGE, f"messages[{at}].") if isinstance(message, dict) else message
                 for at, message in enumerate(fields["messages"])
             ]
         return fields
 
     async def sampling(self, gateway: Gateway, model: ModelSettings, request: Request) -> Sampling:
-        """Raises ApiError, InvalidMessage."""
-        options = self.options
-        context = await gateway.context(model.name)
-        if context and (options.num_ctx or 0) > context:
-            raise ApiError(400, f"options.num_ctx is {options.num_ctx:,}, but {model.name} has {context:,} tokens")
-        is_unlimited = options.num_predict is None or options.num_predict < 0
-        random = options.seed is None or options.seed < 0
-        schema = {"json": '{"type":"object"}'}.get(self.format, "") if isinstance(self.format, str) else None
-        make = partial(
-            Sampling,
-            max_tokens=await gateway.default_tokens(model.name) if is_unlimited else options.num_predict,  # type: ignore[arg-type]
-            temperature=model.temperature if options.temperature is None else options.temperature,
-            top_p=model.top_p if options.top_p is None else options.top_p,
-            top_k=options.top_k,
-            seed=new_seed() if random else options.seed,  # type: ignore[arg-type]
-            stop=(options.stop,) if isinstance(options.stop, str) else tuple(options.stop),
-            json_schema=json.dumps(self.format, ensure_ascii=False) if schema is None else schema,
-        )
-        return await apart(request, make)
+        """Raises InvalidMessage, InvalidSchema."""
+        options, form = self.options, self.format
+        fields: dict[str, Any] = options.model_dump()
+        fields["max_tokens"] = None if (options.num_predict or 0) < 0 else options.num_predict
+        fields["seed"] = None if (options.seed or 0) < 0 else options.seed
+        if form == "json":
+            fields["response_format"] = {"type": "json_object"}
+        elif function := self.forced_function():
+            form = function.parameters or {"type": "object", "properties": {}}
+        if isinstance(form, dict):
+            fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": form}}
+        defaults = Defaults(model.name, await gateway.default_tokens(model.name), model.temperature, model.top_p)
+        sampling = await apart(request, sampling_of, fields, defaults, new_seed(), gateway.objects)
+        return replace_fields(sampling, top_k=options.top_k)
+
+    def forced_function(self) -> Function | None:
+        """The one that the answer has to call. Raises ApiError where the model would have to choose."""
+        return None
 
 
 class OllamaMessage(Strict):
-    """Who says what."""
+    """Who says what, calls which function, or what that gave back."""
 
-    role: Literal["system", "user", "assistant"]
-    content: str
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    tool_calls: list[dict[str, Any]] = Field(default_factory=list)
+    tool_name: str = ""
 
 
 class OllamaChatRequest(OllamaRequest):
     """POST /api/chat. Without messages it only asks whether the model is there."""
 
     messages: Annotated[list[OllamaMessage], FailFast()] = Field(default_factory=list)
+    tools: list[Tool] = Field(default_factory=list)
 
     @property
-    def conversation(self) -> list[tuple[str, str]]:
-        """(role, text) of each message."""
-        return [(message.role, message.content) for message in self.messages]
+    def conversation(self) -> list[Message]:
+        """All messages that say something."""
+        return messages_of(self.model_dump()) if self.messages else []
+
+    def forced_function(self) -> Function | None:
+        """See OllamaRequest."""
+        if len(self.tools) > 1:
+            message = "tools leave a choice, which a model doesn't make here: send one, or ask for a form with format"
+            raise ApiError(400, message, "tools", "unsupported_parameter")
+        return self.tools[0].function if self.tools else None
 
 
 class GenerateRequest(OllamaRequest):
@@ -160,12 +122,15 @@ class GenerateRequest(OllamaRequest):
 
     prompt: str = ""
     system: str = ""
+    raw: bool = False
 
     @property
-    def conversation(self) -> list[tuple[str, str]]:
-        """(role, text) of each message."""
+    def conversation(self) -> list[Message]:
+        """All messages; a raw prompt is one of its own."""
         if not self.prompt:
             return []
+        if self.raw:
+            return [("raw", self.prompt)]
         return [(role, text) for role, text in (("system", self.system), ("user", self.prompt)) if text]
 
 
@@ -246,23 +211,31 @@ async def nothing_else(rest: str, request: Request) -> Response:
 async def _respond(
     gateway: Gateway,
     body: OllamaRequest,
-    conversation: list[tuple[str, str]],
+    conversation: list[Message],
     request: Request,
     words: Callable[[str], dict[str, Any]],
 ) -> Response:
     model = _model(gateway, body.model, request)
     if not conversation:
-        load_reply = {"model": body.model, "created_at": _time(), **words(""), "done": True, "done_reason": "load"}
-        return JSONResponse(load_reply)
+        reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
+        return JSONResponse(
+            {"model": body.model, "created_at": _time(), **words(""), "done": True, "done_reason": reason}
+        )
+    function = body.forced_function()
     prompt = prompt_of(conversation, shares=request.state.key is None)
     sampling = await body.sampling(gateway, model, request)
-    ask = await gateway.ask(model.name, prompt, sampling, "now", body.stream, request.state.key)
-    if body.stream:
-        return await stream_response(
-            _lines(gateway.answer(ask, request), body.model, words), _error_line, "application/x-ndjson"
-        )
-    result = await gateway.result(ask, request)
-    return JSONResponse(_last(body.model, result, words(result.text)))
+    ask = await gateway.ask(model.name, prompt, sampling, "now", body.stream and not function, request.state.key)
+    if ask.stream:
+        lines = _lines(gateway.answer(ask, request), body.model, words)
+        response: Response = await stream_response(lines, _error_line, _LINES)
+    else:  # a call's arguments are an object, so they come whole in a stream, too
+        result = await gateway.result(ask, request)
+        whole = _last(body.model, result, _call_or_text(result.text, words, function))
+        response = Response(_line(whole), media_type=_LINES if body.stream else "application/json")
+    context = await gateway.context(model.name)
+    if context and (body.options.num_ctx or 0) > context:
+        response.headers["x-kvasir-num-ctx"] = str(context)
+    return response
 
 
 async def _lines(
@@ -270,10 +243,22 @@ async def _lines(
 ) -> AsyncGenerator[str, None]:
     async for event in answer:
         if isinstance(event, JobResult):
-            yield json.dumps(_last(name, event, words(""))) + "\n"
+            yield _line(_last(name, event, words("")))
         else:
-            piece = {"model": name, "created_at": _time(), **words(event), "done": False}
-            yield on_one_line(json.dumps(piece, ensure_ascii=False)) + "\n"
+            yield _line({"model": name, "created_at": _time(), **words(event), "done": False})
+
+
+def _call_or_text(text: str, words: Callable[[str], dict[str, Any]], function: Function | None) -> dict[str, Any]:
+    """A whole answer; as a call of the function, unless num_predict has cut its arguments off."""
+    try:
+        call = {"function": {"name": function.name, "arguments": json.loads(text)}} if function else None
+    except ValueError:
+        call = None
+    return {"message": words("")["message"] | {"tool_calls": [call]}} if call else words(text)
+
+
+def _line(fields: dict[str, Any]) -> str:
+    return on_one_line(json.dumps(fields, ensure_ascii=False)) + "\n"
 
 
 def _last(name: str, result: JobResult, words: dict[str, Any]) -> dict[str, Any]:
@@ -324,7 +309,7 @@ def _model(gateway: Gateway, name: str, request: Request) -> ModelSettings:
 
 
 def _error_line(refusal: ApiError) -> str:
-    return on_one_line(json.dumps(refusal.ollama(), ensure_ascii=False)) + "\n"
+    return _line(refusal.ollama())
 
 
 def _time(moment: datetime | None = None) -> str:

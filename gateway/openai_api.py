@@ -1,4 +1,7 @@
-"""OpenAI's API: models and chat completions. docs/gateway.md lists every field."""
+"""OpenAI's API: models, chat completions and completions. `gateway.fields` lists every field.
+
+A function that `tool_choice` forces is a schema: the answer is its arguments, and is told as a call of it.
+"""
 
 from __future__ import annotations
 
@@ -6,67 +9,34 @@ import json
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import FailFast, Field, model_validator
 
 from gateway.dispatch import PromptRequest
+from gateway.fields import CHAT, COMPLETION, MESSAGE, PART, meaningful_fields
 from gateway.gateway import Gateway, ThisGateway, new_seed, prompt_of
 from gateway.refusal import RESPONSES, ApiError
-from gateway.requests import BoundedRoute, Strict, apart, meaningful_fields
+from gateway.requests import BoundedRoute, Strict, apart
 from gateway.streams import stream_response
-from messages.jobs import JobResult, Lane
+from messages.jobs import MAX_ANSWERS, JobResult, Lane, Part
 from messages.lines import on_one_line
-from producers.batch.openai_body import Defaults, choices_of, messages_of, sampling_of, usage_of
+from producers.batch.openai_body import (
+    Defaults,
+    choices_of,
+    messages_of,
+    raw_prompt,
+    sampling_of,
+    texts_of,
+    usage_of,
+)
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=RESPONSES, route_class=BoundedRoute)
 
-# What the API has and we have not, and the values by which a client says that it doesn't want it.
-NOT_SERVED: Mapping[str, tuple[Any, ...]] = {
-    "audio": (),
-    "frequency_penalty": (0,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "modalities": (["text"],),
-    "moderation": (),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "presence_penalty": (0,),
-    "prompt_cache_key": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": (),
-    "reasoning_effort": ("none",),
-    "safety_identifier": (),
-    "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
-    "verbosity": (),
-    "web_search_options": (),
-}
-NOT_IN_A_MESSAGE: Mapping[str, tuple[Any, ...]] = {
-    "annotations": ([],),
-    "audio": (),
-    "function_call": (),
-    "name": (),
-    "refusal": (),
-    "tool_call_id": (),
-    "tool_calls": ([],),
-}
-NOT_IN_A_COMPLETION: Mapping[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "logprobs": (),
-    "presence_penalty": (0,),
-    "suffix": ("",),
-}
+_Text = Annotated[str, Field(min_length=1)]
 _LANES: Mapping[str, Lane] = {"auto": "now", "default": "now", "flex": "bulk"}
 
 
@@ -78,10 +48,28 @@ class TextPart(Strict):
 
 
 class ChatMessage(Strict):
-    """Who says what."""
+    """Who says what, calls which function, or what that gave back."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[dict[str, Any]] = Field(default_factory=list)
+    tool_call_id: str | None = None
+
+
+class Function(Strict):
+    """What the model may call: its arguments are an object that keeps the schema `parameters`."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._\-]{1,128}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """A function; as `tool_choice` by its name alone."""
+
+    type: Literal["function"]
+    function: Function
 
 
 class JsonSchema(Strict):
@@ -99,12 +87,6 @@ class ResponseFormat(Strict):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
-    @model_validator(mode="after")
-    def _refuse_a_schema_that_is_missing(self) -> Self:
-        if self.type == "json_schema" and self.json_schema is None:
-            raise ApiError(400, "response_format has no json_schema", "response_format.json_schema", "invalid_value")
-        return self
-
 
 class StreamOptions(Strict):
     """`include_usage`: a last chunk with the usage."""
@@ -118,26 +100,23 @@ class _OpenAIRequest(Strict):
 
     model: str
     max_tokens: int | None = None
-    n: int = 1
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 1
     seed: int | None = None
     stop: str | list[str] = Field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
-    user: Annotated[str | None, Field(description="Ignored: keys say who asks.")] = None
 
     async def ask(
-        self, gateway: Gateway, request: Request, messages: list[tuple[str, str]] | None = None, lane: Lane = "now"
+        self, gateway: Gateway, request: Request, fields: dict[str, Any], prompt: tuple[Part, ...], lane: Lane = "now"
     ) -> PromptRequest:
-        """The job that it asks for, after `messages`, by default its own. Raises ApiError, InvalidMessage."""
+        """The job that these fields ask for, with this prompt. Raises ApiError, InvalidMessage, InvalidSchema."""
         if self.stream_options and not self.stream:
             raise ApiError(400, "stream_options is only for streams", "stream_options", "invalid_value")
         model = gateway.model(self.model, request.state.key)
-        fields = self.model_dump(by_alias=True)
         defaults = Defaults(model.name, await gateway.default_tokens(model.name), model.temperature, model.top_p)
-        sampling = await apart(request, sampling_of, fields, defaults, new_seed())
-        prompt = prompt_of(messages or messages_of(fields), shares=request.state.key is None)
+        sampling = await apart(request, sampling_of, fields, defaults, new_seed(), gateway.objects)
         return await gateway.ask(model.name, prompt, sampling, lane, self.stream, request.state.key)
 
 
@@ -149,55 +128,75 @@ class ChatRequest(_OpenAIRequest):
     metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
     response_format: ResponseFormat | None = None
     service_tier: Literal["auto", "default", "flex"] = "auto"
+    tools: list[Tool] = Field(default_factory=list)
+    tool_choice: Literal["none", "auto", "required"] | Tool | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_is_not_served(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        fields = meaningful_fields(body, NOT_SERVED)
+        fields = meaningful_fields(body, CHAT)
         if isinstance(fields.get("messages"), list):
             fields["messages"] = [
                 _message(message, f"messages[{at}].") for at, message in enumerate(fields["messages"])
             ]
         return fields
 
+    def fields(self) -> dict[str, Any]:
+        """All fields; a forced function's parameters as the form of the answer."""
+        fields = self.model_dump(by_alias=True)
+        if function := self.forced_function():
+            schema = function.parameters or {"type": "object", "properties": {}}
+            fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": schema}}
+        return fields
+
+    def forced_function(self) -> Function | None:
+        """The one that the answer has to call. Raises ApiError where the model would have to choose."""
+        functions = {tool.function.name: tool.function for tool in self.tools}
+        if isinstance(self.tool_choice, Tool):
+            if function := functions.get(self.tool_choice.function.name):
+                return function
+            raise ApiError(400, "tool_choice names none of the tools", "tool_choice.function.name", "invalid_value")
+        if self.tool_choice == "required" and len(functions) == 1:
+            return self.tools[0].function
+        if self.tool_choice == "required" or (functions and self.tool_choice != "none"):
+            message = (
+                "tools leave a choice, which no model makes here: name one in tool_choice, or ask for the form of "
+                "the answer with response_format json_schema"
+            )
+            raise ApiError(400, message, "tool_choice" if self.tool_choice else "tools", "unsupported_parameter")
+        return None
+
 
 class CompletionRequest(_OpenAIRequest):
-    """POST /v1/completions. The prompt is what a user says: it goes through the model's chat template, too."""
+    """POST /v1/completions. A prompt is continued as it stands, without the model's chat template."""
 
-    prompt: Annotated[str, Field(min_length=1)]
+    prompt: _Text | Annotated[list[_Text], Field(min_length=1)]
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_is_not_served(cls, body: Any) -> Any:
-        if not isinstance(body, dict):
-            return body
-        fields = meaningful_fields(body, NOT_IN_A_COMPLETION)
-        match fields.get("prompt"):
-            case [str(prompt)]:
-                fields["prompt"] = prompt
-            case list():
-                raise ApiError(400, "prompt: only one text is served", "prompt", "unsupported_parameter")
-        return fields
+        return meaningful_fields(body, COMPLETION) if isinstance(body, dict) else body
 
 
 def _message(message: Any, prefix: str) -> Any:
     """One message without what says nothing. Raises ApiError for what is no text, by its name."""
     if not isinstance(message, dict):
         return message
-    if message.get("role") in ("tool", "function"):
-        raise ApiError(
-            400, f"{prefix}role: {message['role']} messages are not served", f"{prefix}role", "invalid_value"
-        )
-    fields = meaningful_fields(message, NOT_IN_A_MESSAGE, prefix)
-    content = fields.get("content")
-    for at, part in enumerate(content if isinstance(content, list) else ()):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind != "text":
-            param = f"{prefix}content[{at}]"
-            raise ApiError(400, f"{param}: {kind[:40]} is not served, only text", param, "unsupported_parameter")
+    if message.get("role") == "function":
+        raise ApiError(400, f"{prefix}role: function messages are not served", f"{prefix}role", "invalid_value")
+    fields = meaningful_fields(message, MESSAGE, prefix)
+    if isinstance(content := fields.get("content"), list):
+        fields["content"] = [_part(part, f"{prefix}content[{at}]") for at, part in enumerate(content)]
     return fields
+
+
+def _part(part: Any, param: str) -> Any:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind != "text":
+        raise ApiError(400, f"{param}: {kind[:40]} is not served, only text", param, "unsupported_parameter")
+    return meaningful_fields(part, PART, f"{param}.") if isinstance(part, dict) else part
 
 
 @router.get("/models")
@@ -215,24 +214,32 @@ async def model(name: str, request: Request, gateway: ThisGateway) -> dict[str, 
 @router.post("/chat/completions")
 async def chat_completions(body: ChatRequest, request: Request, gateway: ThisGateway) -> Response:
     """An answer to a conversation."""
-    return await _respond(
-        gateway, await body.ask(gateway, request, lane=_LANES[body.service_tier]), request, _Chat(body)
-    )
+    fields = body.fields()
+    prompt = prompt_of(messages_of(fields), shares=request.state.key is None)
+    ask = await body.ask(gateway, request, fields, prompt, _LANES[body.service_tier])
+    return await _respond(gateway, [ask], request, _Chat(body))
 
 
 @router.post("/completions")
 async def completions(body: CompletionRequest, request: Request, gateway: ThisGateway) -> Response:
-    """An answer to one text, in the form of OpenAI's older API."""
-    return await _respond(gateway, await body.ask(gateway, request, [("user", body.prompt)]), request, _Text(body))
+    """How texts go on, in the form of OpenAI's older API; several are answered one after the other in a stream."""
+    fields = body.model_dump()
+    texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    if len(texts) * body.n > MAX_ANSWERS:
+        raise ApiError(400, f"prompt: at most {MAX_ANSWERS} answers in all", "prompt", "invalid_value")
+    asks = [await body.ask(gateway, request, fields, raw_prompt(text)) for text in texts]
+    return await _respond(gateway, asks, request, _Continuation(body))
 
 
-async def _respond(gateway: Gateway, ask: PromptRequest, request: Request, completion: _Completion) -> Response:
-    if ask.stream:
-        lines = completion.chunks(gateway.answer(ask, request))
+async def _respond(
+    gateway: Gateway, asks: Sequence[PromptRequest], request: Request, completion: _Completion
+) -> Response:
+    if asks[0].stream:
+        lines = completion.chunks([gateway.answer(ask, request) for ask in asks])
         return await stream_response(
             lines, lambda refusal: _event(refusal.openai()), "text/event-stream", ": waiting\n\n"
         )
-    return JSONResponse(completion.whole(await gateway.result(ask, request)))
+    return JSONResponse(completion.whole(await gateway.results(asks, request)))
 
 
 def _model(gateway: Gateway, name: str) -> dict[str, Any]:
@@ -251,35 +258,47 @@ class _Completion(ABC):
             **fields,
         }
         self._kind, self._chunk_kind = kind, chunk_kind
+        self._n = body.n
         self._usage = bool(body.stream_options and body.stream_options.include_usage)
 
     @abstractmethod
-    def choices(self, result: JobResult) -> list[dict[str, Any]]:
-        """The whole answers."""
+    def choices(self, result: JobResult, first: int) -> list[dict[str, Any]]:
+        """The whole answers to one prompt; the first has the index `first`."""
 
     @abstractmethod
     def piece(self, text: str, opens: bool) -> dict[str, Any]:
         """The part of a chunk's choice that holds new text."""
 
-    def whole(self, result: JobResult) -> dict[str, Any]:
+    def whole(self, results: Sequence[JobResult]) -> dict[str, Any]:
         """The answer to a request that is no stream."""
-        return self._object(self._kind, self.choices(result)) | {"usage": usage_of(result)}
+        choices = [choice for number, result in enumerate(results) for choice in self.choices(result, number * self._n)]
+        return self._object(self._kind, choices) | {"usage": usage_of(*results)}
 
-    async def chunks(self, answer: AsyncGenerator[str | JobResult, None]) -> AsyncGenerator[str, None]:
-        """Server-sent events: the first answer as it is generated, others whole at the end."""
-        opening = self._chunk(0, "", opens=True)
-        async for event in answer:
-            yield opening + (self._chunk(0, event) if isinstance(event, str) else self._end(event))
-            opening = ""
-
-    def _end(self, result: JobResult) -> str:
-        reason = result.finish_reason or "stop"
-        events = self._chunk(0, "", reason)
-        for index, text in enumerate(result.more_texts, 1):
-            events += self._chunk(index, text, opens=True) + self._chunk(index, "", reason)
+    async def chunks(self, answers: Iterable[AsyncGenerator[str | JobResult, None]]) -> AsyncGenerator[str, None]:
+        """Server-sent events: the first answer to a prompt as it is generated, others whole at its end."""
+        results: list[JobResult] = []
+        for answer in answers:
+            first = len(results) * self._n
+            opening = self._chunk(first, "", opens=True)
+            async for event in answer:
+                if isinstance(event, JobResult):
+                    results.append(event)
+                yield opening + (self._chunk(first, event) if isinstance(event, str) else self._end(event, first))
+                opening = ""
         if self._usage:
-            events += _event(self._object(self._chunk_kind, []) | {"usage": usage_of(result)})
-        return events + "data: [DONE]\n\n"
+            yield _event(self._object(self._chunk_kind, []) | {"usage": usage_of(*results)})
+        yield "data: [DONE]\n\n"
+
+    def finish_reason(self, result: JobResult) -> str:
+        """Why an answer ended."""
+        return result.finish_reason or "stop"
+
+    def _end(self, result: JobResult, first: int) -> str:
+        reason = self.finish_reason(result)
+        events = self._chunk(first, "", reason)
+        for index, text in enumerate(result.more_texts, first + 1):
+            events += self._chunk(index, text, opens=True) + self._chunk(index, "", reason)
+        return events
 
     def _chunk(self, index: int, text: str, finish_reason: str | None = None, opens: bool = False) -> str:
         choice = {"index": index, "logprobs": None, "finish_reason": finish_reason, **self.piece(text, opens)}
@@ -295,25 +314,47 @@ class _Chat(_Completion):
         tier = "flex" if body.service_tier == "flex" else "default"
         super().__init__(body, "chatcmpl", "chat.completion", "chat.completion.chunk", service_tier=tier)
         self._metadata = body.metadata
+        self._function = body.forced_function()
 
-    def choices(self, result: JobResult) -> list[dict[str, Any]]:
-        return choices_of(result)
+    def choices(self, result: JobResult, first: int) -> list[dict[str, Any]]:
+        choices = choices_of(result)
+        for choice in choices if self._function else ():
+            message = choice["message"]
+            message |= {"content": None, "tool_calls": [self._call(message["content"], opens=True)]}
+            choice["finish_reason"] = self.finish_reason(result)
+        return choices
 
     def piece(self, text: str, opens: bool) -> dict[str, Any]:
         role = {"role": "assistant", "refusal": None} if opens else {}
-        return {"delta": {**role, "content": text} if opens or text else {}}
+        if not (opens or text):
+            return {"delta": {}}
+        if self._function:
+            call = {"index": 0, **self._call(text, opens)}
+            return {"delta": {**role, **({"content": None} if opens else {}), "tool_calls": [call]}}
+        return {"delta": {**role, "content": text}}
 
-    def whole(self, result: JobResult) -> dict[str, Any]:
-        answer = super().whole(result)
+    def finish_reason(self, result: JobResult) -> str:
+        reason = super().finish_reason(result)
+        return "tool_calls" if self._function and reason == "stop" else reason
+
+    def whole(self, results: Sequence[JobResult]) -> dict[str, Any]:
+        answer = super().whole(results)
         return answer | {"metadata": self._metadata} if self._metadata else answer
 
+    def _call(self, arguments: str, opens: bool) -> dict[str, Any]:
+        """A call of the forced function, or what follows of its arguments."""
+        if not (opens and self._function):
+            return {"function": {"arguments": arguments}}
+        function = {"name": self._function.name, "arguments": arguments}
+        return {"id": f"call_{random.getrandbits(96):024x}", "type": "function", "function": function}
 
-class _Text(_Completion):
+
+class _Continuation(_Completion):
     def __init__(self, body: CompletionRequest) -> None:
         super().__init__(body, "cmpl", "text_completion", "text_completion")
 
-    def choices(self, result: JobResult) -> list[dict[str, Any]]:
-        return [{"text": choice.pop("message")["content"], **choice} for choice in choices_of(result)]
+    def choices(self, result: JobResult, first: int) -> list[dict[str, Any]]:
+        return texts_of(result, first)
 
     def piece(self, text: str, opens: bool) -> dict[str, Any]:
         return {"text": text}

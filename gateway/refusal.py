@@ -22,6 +22,9 @@ _ITS_OWN_FAULT = {
     "InvalidPrompt": "invalid_prompt",
     "InvalidSchema": "invalid_json_schema",
 }
+# A field's name in a sentence of ours, and in the APIs.
+_PARAMS = {"answers": "n", "json_schema": "response_format"}
+_ALIKE = {"max_tokens", "temperature", "top_p", "seed", "stop", "messages", "prompt", "response_format", "tool_calls"}
 _TYPES = 8  # more than any field may be of
 
 
@@ -66,7 +69,9 @@ def of_error(error: KvasirError) -> ApiError:
     if isinstance(error, NoQueue):
         return ApiError(503, str(error), code="unavailable", retry_s=RETRY_S)
     if isinstance(error, DeadLetter):
-        return ApiError(400, str(error), code=_ITS_OWN_FAULT.get(type(error).__name__))
+        name = str(error).partition(" ")[0]
+        param = _PARAMS.get(name, name if name in _ALIKE else None)
+        return ApiError(400, str(error), param, _ITS_OWN_FAULT.get(type(error).__name__))
     return ApiError(500, str(error))
 
 

@@ -6,7 +6,7 @@ A long body is read in a thread of its own, one at a time, and no part of it bef
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -82,23 +82,3 @@ def validated(model: type[M], body: Any) -> M:
     except ValidationError as error:
         problems = [{**problem, "loc": ("body", *problem["loc"])} for problem in error.errors()]
         raise of_validation(problems, {"body": body}) from None
-
-
-def meaningful_fields(
-    fields: Mapping[str, Any], not_served: Mapping[str, tuple[Any, ...]], prefix: str = ""
-) -> dict[str, Any]:
-    """The fields that say something. Raises ApiError for what we don't serve, by name.
-
-    `not_served` has for each such field the values by which clients say that they don't want it; null always does.
-    """
-    meaningful = {}
-    for name, value in fields.items():
-        if value is None:
-            continue
-        if name not in not_served:
-            meaningful[name] = value
-        elif not any(
-            value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in not_served[name]
-        ):
-            raise ApiError(400, f"{prefix + name!r} is not served", f"{prefix}{name}", "unsupported_parameter")
-    return meaningful

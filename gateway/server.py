@@ -8,7 +8,7 @@ import logging
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -28,6 +28,7 @@ from gateway.keys import KeyRing, file_in
 from infra.config.types import ModelSettings
 from messages.errors import ConfigError
 from messages.limits import MAX_CONNECTIONS, MAX_GUESTS, MAX_HEADER_BYTES
+from messages.strict_schema import Objects
 from monitoring.access import is_loopback
 from monitoring.server import Page, PageServer
 from producers.client import Client
@@ -55,11 +56,13 @@ def serve(
     folder: Path,
     on_ready: Callable[[str], None],
     page: tuple[str, int] | None = None,
+    objects: Objects = "closed",
+    host_names: Collection[str] = (),
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; streams have ten seconds to end then. `on_ready` is told the URL.
 
     `folder` holds what the gateway keeps: keys, files, batches. `page`: host and port of a page such as the workers',
-    for Prometheus and supervisors, which have no key.
+    for Prometheus and supervisors, which have no key. `objects`, `host_names`: see `Gateway`.
 
     Raises ConfigError, BatchError.
     """
@@ -68,8 +71,11 @@ def serve(
     with listening(host, port) as listener, open_files(folder) as files:
         port = listener.getsockname()[1]
         name = f"gateway-{secrets.token_hex(4)}" if address[1] == 0 else own_name(port)
-        with closing(Dispatcher(client, name)) as dispatch, closing(Batches(files, client, check_body)) as batches:
-            gateway = Gateway(models, client, dispatch, KeyRing(file_in(folder)), batches)
+        with (
+            closing(Dispatcher(client, name)) as dispatch,
+            closing(Batches(files, client, check_body, objects)) as batches,
+        ):
+            gateway = Gateway(models, client, dispatch, KeyRing(file_in(folder)), batches, objects, host_names)
             server = GatewayServer(gateway)
             with _handle_early_signals(server), _serve_page(gateway, page):
                 on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")

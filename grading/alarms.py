@@ -24,7 +24,7 @@ def class_alarms(grades: Sequence[Grade], rubric: Rubric) -> tuple[str, ...]:
             for grade in grades
             if grade.state in ("graded", "incomplete")
             for item in grade.criteria
-            if item.id == criterion.id and item.points is not None
+            if item.id == criterion.id and item.points is not None and item.max_points
         ]
         for criterion in rubric.criteria
     }

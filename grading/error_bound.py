@@ -45,7 +45,7 @@ class Signal:
 
 def _spread(grade: Grade) -> float:
     spreads = [
-        (exact(max(item.sampled)) - exact(min(item.sampled))) / exact(item.max_points)
+        (exact(max(item.sampled)) - exact(min(item.sampled))) / (exact(item.max_points) - exact(item.min_points))
         for item in grade.criteria
         if item.sampled
     ]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from grading.alarms import class_alarms
 from grading.jobs import Assignment, Item, Task
 from grading.own_work import given_with_rubric
-from grading.points import EARLIER_REMARK, KEPT_REMARK, NO_RESULT_YET, Grade, grade_submission
+from grading.points import EARLIER_REMARK, KEPT_REMARK, NO_RESULT_YET, Grade, grade_by_hand, grade_submission
 from grading.prompts.answers import (
     AnswerError,
     CriterionGrade,
@@ -27,6 +27,8 @@ from grading.request import WHOLE_CLASS
 from grading.rubric.rubric import Aspect, Rubric
 from grading.submissions.lms_names import same_student
 from messages.jobs import JobResult, QuestionAnswer
+
+WHOSE = "whose is it?"  # begins a remark on what a person has to answer
 
 
 def make_grades(
@@ -59,10 +61,20 @@ def make_grades(
             and planned_ids is not None
             and not all(task.job.job_id in planned_ids for task in item.tasks)
         ):
-            old = replace(old, submission=name, person=item.owner.display_name)
+            old = replace(
+                old,
+                submission=name,
+                person=item.owner.display_name,
+                remarks=tuple(text for text in old.remarks if item.owner.question or not text.startswith(WHOSE)),
+            )
             new_grades.append(_as_before(old, previous_class.versions, now))
         else:
-            new_grades.append(replace(_grade(assignment.rubric, item, result_of, hidden), versions=now))
+            grade = (
+                grade_by_hand(item.submission, assignment.rubric, assignment.examples)
+                if assignment.examples and name in assignment.examples.points
+                else _grade(assignment.rubric, item, result_of, hidden)
+            )
+            new_grades.append(replace(grade, item_id=item.item_id, person=item.owner.display_name, versions=now))
     return new_grades
 
 
@@ -99,7 +111,13 @@ def _hidden_texts(assignment: Assignment) -> PrivateTexts:
     """What no feedback may repeat, beside what the students have been given."""
     rubric, solution = assignment.rubric, assignment.solution
     notes = [criterion.guidance for criterion in rubric.criteria]
-    secrets = [RULES, *notes, *(part.text for part in (solution.parts if solution else ()))]
+    shown_works = assignment.examples.works if assignment.examples else ()
+    secrets = [
+        RULES,
+        *notes,
+        *(part.text for work in shown_works for part in work.parts),
+        *(part.text for part in (solution.parts if solution else ())),
+    ]
     outputs = [
         part.text for part in (assignment.template.parts if assignment.template else ()) if part.kind == "output"
     ]
@@ -126,7 +144,7 @@ def make_graded_class(
 
 
 def _versions(assignment: Assignment) -> list[tuple[str, str]]:
-    return versions(assignment.rubric, assignment.solution, assignment.template)
+    return versions(assignment.rubric, assignment.solution, assignment.template, assignment.examples)
 
 
 def _grade(rubric: Rubric, item: Item, result_of: Callable[[str], JobResult | None], hidden: PrivateTexts) -> Grade:
@@ -140,8 +158,8 @@ def _grade(rubric: Rubric, item: Item, result_of: Callable[[str], JobResult | No
     name = item.submission.name
     grade = grade_submission(name, rubric, answers, item.submission, item.cuts, item.findings, hidden, item.copy_reason)
     question = "" if grade.reason == item.owner.question else item.owner.question
-    remarks = (*([f"whose is it? {question}"] if question else []), *grade.remarks)
-    return replace(grade, item_id=item.item_id, person=item.owner.display_name, remarks=remarks)
+    remarks = (*([f"{WHOSE} {question}"] if question else []), *grade.remarks)
+    return replace(grade, remarks=remarks)
 
 
 def _answer(rubric: Rubric, item: Item, task: Task, result: JobResult | None) -> ParsedAnswer | str:

@@ -13,7 +13,7 @@ from grading.names.pseudonyms import pseudonym
 from grading.order import expected_work
 from grading.own_work import copy_reason
 from grading.prompts.answers import answer_schema, max_answer_tokens
-from grading.prompts.prompt import build_prompt, fence_for, text_of
+from grading.prompts.prompt import ExampleSet, build_prompt, fence_for, text_of
 from grading.prompts.questions import PASSAGE, SUMMARY, questions_of
 from grading.request import GradeRequest
 from grading.roster import UNKNOWN_OWNER, Owner
@@ -96,6 +96,7 @@ class Assignment:
     input_data: Mapping[str, bytes] = field(default_factory=dict)  # the files of rubric, solution, template
     changed_files: tuple[Path, ...] = ()  # of these, those named whose batch keeps another
     work_digests: Mapping[str, str] = field(default_factory=dict)  # of all submissions, as they are in their files
+    examples: ExampleSet | None = None
 
     @property
     def tasks(self) -> list[Task]:
@@ -186,7 +187,7 @@ class PromptMaker:
         """One submission, cut, with its prompts."""
         assignment = self._assignment
         item_id = pseudonym(submission.name, self._secret)
-        if not submission.is_gradable:
+        if not submission.is_gradable or (assignment.examples and submission.name in assignment.examples.points):
             return Item(submission, (), (), item_id)
         letters = min(model.letters_per_token for model in assignment.request.models.values())
         short, cuts = self._cut(submission, lambda text: estimate_tokens(text, letters))
@@ -207,6 +208,7 @@ class PromptMaker:
                 cuts,
                 finding_texts,
                 asks_together=self._asks_together,
+                examples=assignment.examples,
             )
             tasks += self._tasks(aspect, prompt, f"{item_id}.{aspect}")
         likeness = copy_reason(
@@ -314,6 +316,7 @@ class PromptMaker:
             blank,
             fence,
             asks_together=self._asks_together,
+            examples=assignment.examples,
         )
         question_texts = [question.suffix[0].text for question in self._questions.get(aspect, {}).values()]
         # Headings of parts, remarks on cuts, and the chat template around it all.

@@ -35,15 +35,18 @@ _CONSTANT = r"[A-Z_]*(?:NAMES?|AUTHORS?|COLLABORATORS?|STUDENT_ID|EMAIL)"
 _HEADER = re.compile(rf"(?:[#%/*>|\s_-]*(?i:{_PERSON_FIELD})[\s*_]*:|{_CONSTANT}\s*(?:=|<-)).{{0,120}}\Z")
 
 
-def given_to_class(template: Submission | None, class_work: Iterable[Submission]) -> tuple[str, ...]:
-    """The passages that the class was given to work in: the template's, and cells that several have from the teacher.
+def given_to_class(
+    template: Submission | None, class_work: Iterable[Submission], more_passages: Iterable[str] = ()
+) -> tuple[str, ...]:
+    """The passages that no student wrote: the template's, cells that several have from the teacher, and more.
 
     A cell that one student alone has so counts for that student only (`SubmissionPart.is_given_cell`).
+    `more_passages`: what else prompts show that is not this student's, as graded examples.
     """
     given_cells = [{part.text: None for part in work.parts if part.is_given_cell} for work in class_work]
     times = Counter(text for texts in given_cells for text in texts)
     min_count = max(_MIN_STUDENTS, _PART_OF_THEM * sum(map(bool, given_cells)))
-    return (*_texts(template), *(text for text, number in times.items() if number >= min_count))
+    return (*_texts(template), *(text for text, number in times.items() if number >= min_count), *more_passages)
 
 
 def given_with_rubric(rubric: Rubric, given_passages: Sequence[str]) -> list[str]:
@@ -127,9 +130,14 @@ def copy_reason(
     return ""
 
 
+def own_text(work: Submission) -> str:
+    """All that a student wrote: no outputs, and no cells that were given."""
+    return "\n".join(_own_texts(work))
+
+
 def _own_texts(work: Submission) -> list[str]:
-    return [part.text for part in work.parts if part.kind != "output" and not part.is_given_cell]
+    return [part.seen_text for part in work.parts if part.kind != "output" and not part.is_given_cell]
 
 
 def _texts(work: Submission | None) -> list[str]:
-    return [part.text for part in work.parts if part.kind != "output"] if work else []
+    return [part.seen_text for part in work.parts if part.kind != "output"] if work else []

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Literal
 
-from grading.inputs import keep_inputs, read_inputs
+from grading.inputs import keep_inputs, read_examples, read_inputs
 from grading.jobs import Assignment, EarlierJobs, Item, PromptMaker
 from grading.names.pseudonyms import pseudonym, pseudonymise
 from grading.own_work import common_lines, given_to_class, mark_given, with_equal_files_noted
-from grading.prompts.prompt import work_digest
+from grading.prompts.prompt import ExampleSet, work_digest
 from grading.report.grades import GradedClass
 from grading.request import GradeRequest
 from grading.roster import UNASSIGNED_QUESTION, keep_roster
@@ -50,6 +51,13 @@ def prepare(
     }
     # Names are taken out of everybody's texts, whoever is graded: a classmate's may be in one's work.
     form = older_form or QUESTION_FORM
+    excluded_names = unassigned_names | request.sampled_names
+    examples = read_examples(request, documents["rubric"], all_submissions, excluded_names, secret)
+    if examples:
+        input_data["examples"] = json.dumps(asdict(examples)).encode()
+        classmates = [submission for submission in all_submissions if submission.name not in examples.points]
+        safe_works = pseudonymise([*classmates, *examples.works], secret, form, roster)[len(classmates) :]
+        examples = replace(examples, works=tuple(safe_works))
     submissions = [
         replace(submission, parts=(), problem=submission.problem or UNASSIGNED_QUESTION)
         if submission.name in unassigned_names
@@ -68,6 +76,7 @@ def prepare(
         planned_entries,
         succeeded_ids,
         form,
+        examples,
     )
     assignment = _as_planned(assignment, planned_entries) if older_form else assignment
     return replace(
@@ -90,6 +99,7 @@ def assign(
     planned_entries: Sequence[BatchEntry] = (),
     succeeded_ids: Container[str] = (),
     form: int = QUESTION_FORM,
+    examples: ExampleSet | None = None,
 ) -> Assignment:
     """The prompts of submissions that have been read; of `request` its models, samples and form are used.
 
@@ -98,7 +108,7 @@ def assign(
     submissions = list(submissions)
     given_passages = given_to_class(template, submissions)
     work = with_equal_files_noted([mark_given(submission, rubric, given_passages) for submission in submissions])
-    assignment = Assignment(request, rubric, (), solution, template, given_passages)
+    assignment = Assignment(request, rubric, (), solution, template, given_passages, examples=examples)
     maker = PromptMaker(
         assignment, batch_id, secret, common_lines(work), EarlierJobs(planned_entries, succeeded_ids), form
     )

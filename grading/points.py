@@ -20,10 +20,10 @@ from typing import Literal
 from grading.attacks.detection import instruction_flags
 from grading.prompts.answers import CriterionGrade as CriterionGrade
 from grading.prompts.answers import ParsedAnswer, criterion_grade
-from grading.prompts.prompt import cut_summary
-from grading.quotes import PrivateTexts, SubmissionTexts, evidence_state, leaks, submission_texts
+from grading.prompts.prompt import ExampleSet, cut_summary, text_of
+from grading.quotes import PrivateTexts, SubmissionTexts, evidence_state, leaks, squeeze, submission_texts
 from grading.rubric.checks import CheckFinding
-from grading.rubric.rubric import Aspect, Criterion, Points, Rubric, add_points
+from grading.rubric.rubric import Aspect, Criterion, Points, Rubric, total_points
 from grading.submissions.reading import Submission
 from grading.submissions.truncation import Cut
 from producers.words import plural
@@ -32,6 +32,7 @@ GradeState = Literal["graded", "incomplete", "failed", "empty", "link only", "wa
 NO_RESULT_YET = "no result yet"  # in place of an answer
 # Remarks on a grade that a later run left as it was.
 KEPT_REMARK = "as it was graded before: the work, a model or a setting has changed since"
+EXAMPLE_REMARK = "graded by hand: the others were graded with it as an example"
 EARLIER_REMARK = "as it was graded before, with another rubric, solution or template"
 
 # Answers to the same prompt that are this part of a criterion's points apart disagree.
@@ -127,10 +128,12 @@ def _doubts(
     summary_leaks: bool,
     copy_reason: str,
     cuts: Sequence[Cut],
+    public_text: str,
 ) -> list[Doubt]:
     """Why a person must look, in the order in which they are shown."""
     whole = (
         *instruction_flags(submission),
+        *_hidden_text(submission, public_text),
         copy_reason,
         *submission.doubtful_notes,
         *_truncation_notes(cuts, outputs=False),
@@ -145,6 +148,17 @@ def _doubts(
     return doubts
 
 
+def _hidden_text(submission: Submission, public_text: str) -> list[str]:
+    """What only the source of the work holds, and nobody gave the students."""
+    return [
+        f"hidden text ({part.location or part.kind}): “{passage}”"
+        for part in submission.parts
+        if not (part.is_given_cell or part.holds_only_given_text)
+        for passage in part.visible.hidden_passages
+        if squeeze(passage) not in public_text
+    ]
+
+
 def _criterion_doubts(criterion: CriterionGrade, findings: Sequence[CheckFinding]) -> Iterable[str]:
     if criterion.points is None:
         return
@@ -156,7 +170,7 @@ def _criterion_doubts(criterion: CriterionGrade, findings: Sequence[CheckFinding
     if criterion.leaks:
         yield "the feedback repeats what only graders see"
     spread = max(criterion.sampled, default=0) - min(criterion.sampled, default=0)
-    if spread > 0 and spread >= DISAGREEMENT * criterion.max_points:
+    if spread > 0 and spread >= DISAGREEMENT * (criterion.max_points - criterion.min_points):
         yield f"{len(criterion.sampled)} answers disagree: {', '.join(map(str, criterion.sampled))} points"
     failed_checks = [
         finding.text for finding in findings if finding.criterion == criterion.id and not finding.has_passed
@@ -198,6 +212,7 @@ def grade_submission(
         cause = "only the template was handed in" if submission.only_template else "nothing to grade was handed in"
         reason = "; ".join([cause, *submission.notes])
         unseen_parts = [
+            *_hidden_text(submission, private_texts.public_text),
             *submission.doubtful_notes,
             *([_images_left_out(submission)] if submission.images_left_out else []),
         ]
@@ -210,7 +225,9 @@ def grade_submission(
     state = "waiting" if NO_RESULT_YET in answers.values() else _state(criteria)
     passages = [] if state == "waiting" else _passages(answers, work_texts)
     doubts = (
-        [] if state == "waiting" else _doubts(submission, criteria, findings, summary_leaks, copying_evidence, cuts)
+        []
+        if state == "waiting"
+        else _doubts(submission, criteria, findings, summary_leaks, copying_evidence, cuts, private_texts.public_text)
     )
     doubts = [*passages, *doubts]
     check_remarks = [f"check: {finding.text}" for finding in findings if not finding.has_passed]
@@ -218,13 +235,31 @@ def grade_submission(
     return Grade(
         submission=name,
         state=state,
-        points=add_points(item.points for item in criteria if item.points is not None) if state == "graded" else None,
+        points=_total(criteria) if state == "graded" else None,
         max_points=rubric.total,
         criteria=criteria,
         summary="" if summary_leaks else summary,
         remarks=tuple(dict.fromkeys(remarks)),
         cuts=tuple(cuts),
         reason=NO_RESULT_YET if state == "waiting" else _why_missing(criteria),
+        doubts=tuple(doubts),
+    )
+
+
+def grade_by_hand(submission: Submission, rubric: Rubric, examples: ExampleSet) -> Grade:
+    """What a person gave the work before any model saw it. Work that is another by now needs a look."""
+    (shown_work,) = [work for work in examples.works if work.name == submission.name]
+    criteria = tuple(
+        criterion_grade(criterion, points, reason="" if points is not None else "not graded by hand")
+        for criterion in rubric.criteria
+        for points in [examples.points[submission.name].get(criterion.id)]
+    )
+    doubts = [Doubt("", "handed in again since it was graded by hand")] * (text_of(submission) != text_of(shown_work))
+    return replace(
+        _without_answers(submission.name, rubric, _state(criteria), _why_missing(criteria)),
+        points=_total(criteria),
+        criteria=criteria,
+        remarks=(EXAMPLE_REMARK,),
         doubts=tuple(doubts),
     )
 
@@ -278,6 +313,11 @@ def _state(criteria: Sequence[CriterionGrade]) -> GradeState:
     if not missing_count:
         return "graded"
     return "failed" if missing_count == len(criteria) else "incomplete"
+
+
+def _total(criteria: Sequence[CriterionGrade]) -> Points | None:
+    points = [item.points for item in criteria if item.points is not None]
+    return total_points(points) if len(points) == len(criteria) else None
 
 
 def _why_missing(criteria: Iterable[CriterionGrade]) -> str:

@@ -7,15 +7,19 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import compress, groupby
+from operator import itemgetter
 
 from grading.prompts.answers import Evidence
 from grading.prompts.prompt import neutralise
-from grading.submissions.reading import Submission
+from grading.submissions.submission import Submission
+from grading.submissions.visible import HIDDEN, SEEN, visible_text, without_invisible
 
 # A shorter quote is in nearly every submission: it counts only where it stands letter for letter.
 SHORT_QUOTE_CHARS = 8
 # As long a run in common is no accident; without white space, about eight words.
 LEAK_CHARS = 40
+OWN = 1  # beside HIDDEN, which is 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,9 @@ class SubmissionTexts:
 
     texts: tuple[str, ...]
     squeezed_text: str
-    own_flags: bytes  # for each character of `squeezed`, whether it stands in a line of the student's own
+    # For each character of `squeezed_text`: OWN where it is seen in a line of the student's own, HIDDEN where no reader
+    # sees it, and else 0.
+    flags: bytes
     own_text: str
 
 
@@ -41,19 +47,21 @@ def submission_texts(submission: Submission, foreign_lines: Mapping[str, int] | 
     """What quotes of this submission are looked for in: all of it, before cuts. `foreign_lines`: those not its own."""
     texts = tuple(neutralise(part.text) for part in submission.parts)
     remaining_lines = Counter(foreign_lines)
-    squeezed_lines, own_flags, own_lines = [], bytearray(), []
-    lines = (
-        (line, part.is_given_cell)
-        for part, text in zip(submission.parts, texts, strict=True)
-        for line in text.split("\n")
-    )
-    for line, is_given in lines:
-        squeezed_lines.append(squeeze(line))
-        is_own = not is_given and remaining_lines[squeezed_lines[-1]] <= 0
-        remaining_lines[squeezed_lines[-1]] -= 1
-        own_flags += bytes([is_own]) * len(squeezed_lines[-1])
-        own_lines += [line] if is_own else []
-    return SubmissionTexts(texts, "".join(squeezed_lines), bytes(own_flags), "\n".join(own_lines))
+    squeezed_pieces, flags, own_lines = [], bytearray(), []
+    for part, text in zip(submission.parts, texts, strict=True):
+        visible_flags = bytes([HIDDEN]) * len(text) if part.has_no_run else visible_text(text, part.kind).flags
+        start = 0
+        for line in text.split("\n"):
+            line_flags = visible_flags[start : start + len(line)]
+            start += len(line) + 1
+            squeezed_line = squeeze(line)
+            is_own = not part.is_given_cell and remaining_lines[squeezed_line] <= 0
+            remaining_lines[squeezed_line] -= 1
+            own_lines += ["".join(compress(line, (flag == SEEN for flag in line_flags)))] if is_own else []
+            for flag, run in groupby(zip(line, line_flags, strict=True), itemgetter(1)):
+                squeezed_pieces.append(squeeze("".join(char for char, _ in run)))
+                flags += bytes([OWN * is_own if flag == SEEN else flag & HIDDEN]) * len(squeezed_pieces[-1])
+    return SubmissionTexts(texts, "".join(squeezed_pieces), bytes(flags), "\n".join(own_lines))
 
 
 def line_counts(texts: Iterable[str]) -> Counter[str]:
@@ -101,10 +109,12 @@ def evidence_state(quote: str, work_texts: SubmissionTexts) -> Evidence:
             else "not found"
         )
     at = work_texts.squeezed_text.find(needle)
-    state: Evidence = "not found" if at < 0 else "not their own"
+    state: Evidence = "not found"
     while at >= 0:
-        if 1 in work_texts.own_flags[at : at + len(needle)]:
-            return "found"
+        if HIDDEN not in (flags := work_texts.flags[at : at + len(needle)]):
+            if OWN in flags:
+                return "found"
+            state = "not their own"
         at = work_texts.squeezed_text.find(needle, at + 1)
     return state
 
@@ -130,5 +140,5 @@ def leaks(text: str, private_texts: PrivateTexts, work_texts: SubmissionTexts) -
 
 
 def squeeze(text: str) -> str:
-    """The text without white space, case and typographic variants."""
-    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
+    """The text without white space, characters without width, case and typographic variants."""
+    return "".join(unicodedata.normalize("NFKC", without_invisible(text)).casefold().split())

@@ -75,12 +75,15 @@ class GradeRequest:
     # Of a submission; 0: as many as the models have room for; None: planned with the limits of earlier releases.
     max_submission_tokens: int | None = 0
     rosters: tuple[Path, ...] = ()  # who is in the class, for `read_rosters`
-    copies: Mapping[str, Path] = field(default_factory=dict)  # the batch's own, of rubric, solution, template
+    copies: Mapping[str, Path] = field(default_factory=dict)  # the batch's own, of rubric, solution, template, examples
+    examples: Path | None = None  # hand grades, some of whose work is shown to the models
+    sampled_names: frozenset[str] = frozenset()  # of a bound's sample: no examples
 
     @property
     def excluded_paths(self) -> dict[str, str]:
         """What lies among the submissions and is none, as `inputs_inside` has it."""
         documents = {"the rubric": self.rubric, "the solution": self.solution, "the template": self.template}
+        documents["the examples' grades"] = self.examples
         documents |= {f"roster {number}": path for number, path in enumerate(self.rosters, 1)}
         return inputs_inside(self.folder, documents)
 
@@ -97,6 +100,7 @@ class GradeRequest:
             "limit": self.selection.limit,
             "samples": self.samples,
             "ask": self.ask,
+            **({"examples": str(self.examples.resolve())} if self.examples else {}),
             **({} if self.max_submission_tokens is None else {"max_submission_tokens": self.max_submission_tokens}),
         }
 
@@ -105,12 +109,18 @@ class GradeRequest:
         return read_rosters(self.rosters)
 
     def read(self, selection: Selection = WHOLE_CLASS) -> list[Submission]:
-        """The submissions in the folder, or those selected. Raises SubmissionError, and as `read_roster`."""
+        """The submissions in the folder, or those selected. Raises SubmissionError, and as `read_roster`.
+
+        A section of the roster stands for the submissions of its people.
+        """
+        roster = self.read_roster()
+        names = selection.names
+        if sections := {person.section for person in roster.people}.intersection(names):
+            owners = roster.owners(submission.name for submission in self.read())
+            of_sections = [
+                name for name, owner in owners.items() if sections & {person.section for person in owner.people}
+            ]
+            names = (*of_sections, *(name for name in names if name not in sections or not of_sections))
         return read_submissions(
-            self.folder,
-            selection.names,
-            selection.limit,
-            selection.from_manifest,
-            self.excluded_paths,
-            self.read_roster().key,
+            self.folder, names, selection.limit, selection.from_manifest, self.excluded_paths, roster.key
         )

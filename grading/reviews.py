@@ -32,6 +32,8 @@ from producers.storage.private import open_private
 from producers.storage.shapes import parse_as
 
 FILE = "reviews.jsonl"
+ROUND_REASON = "regraded in round"  # how the reason of a decision begins that a round made, not a person
+AFTER_A_LOOK = "These hand grades were given with the model's points in sight, which makes people agree with them."
 MAX_TEXT = 20_000  # characters of a feedback or a reason
 
 

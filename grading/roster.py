@@ -23,7 +23,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from grading.letters import letters
-from grading.submissions.lms_names import Claim, claim_of, same_student
+from grading.submissions.lms_names import Claim, claim_of, same_student, student_id
 from grading.tables import PARTICIPANT, ExportError, Sheet, cell, column, read_sheet
 from messages.errors import BatchError, UsageError
 from producers.storage.journal import Lines
@@ -152,7 +152,7 @@ class Roster:
         """Whose each submission is. What a person said goes before what a name says.
 
         To whom more than one would go, none goes before somebody has said which. UNASSIGNED_QUESTION is the question
-        where no rule explains a name though the LMS has named most of the class.
+        where no rule explains a name though the LMS, or the roster, knows most of the class.
         """
         owners = {name: self._owner(name) for name in submissions}
         names_by_number: defaultdict[str, list[str]] = defaultdict(list)
@@ -167,12 +167,17 @@ class Roster:
                 other_people = tuple(person for person in owners[name].people if person.number != number)
                 question = f"of {name_list} only one can count for {self.by_number[number].name or number}: {_SAY}"
                 owners[name] = replace(owners[name], people=other_people, question=question)
-        claim_count = sum(owner.claim is not None for owner in owners.values())
+        known_count = sum(owner.claim is not None or bool(owner.people) for owner in owners.values())
         for name, owner in owners.items():
-            is_unassigned = not owner.is_explained and claim_count > 1 and 2 * claim_count > len(owners)
+            is_unassigned = not owner.is_explained and known_count > 1 and 2 * known_count > len(owners)
             question = UNASSIGNED_QUESTION if is_unassigned else owner.question
-            owners[name] = replace(owner, display_name=self.display_name(owner), question=question)
+            claimed_name = f"{owner.claim.name}?" if owner.claim and owner.claim.name and question else ""
+            owners[name] = replace(owner, display_name=self.display_name(owner) or claimed_name, question=question)
         return owners
+
+    def names(self, submission: str) -> list[str]:
+        """How a table may call it: by its name, the id in that, or the number of one of its people."""
+        return [name for name in (submission, student_id(submission), *sorted(self._owner(submission).numbers)) if name]
 
     def key(self, submission: str) -> str:
         """What all that one person handed in has in common."""

@@ -152,19 +152,19 @@ class QuickJobs(OneByOne[T]):
 
         One that came back goes by itself: if it takes the worker along, its neighbours shall not count as crashed.
         """
-        group = [delivery]
+        group, newest = [delivery], delivery
         alone: list[Delivery] = []
         mean_s = self._mean_s()
         if self._consumer and self._consumer.at_once > 1 and self._may_have_neighbours(delivery):
-            while (len(group) + 1) * mean_s < GROUP_S and len(group) < HELD_IF_QUICK:
+            while not self._is_large(newest) and (len(group) + 1) * mean_s < GROUP_S and len(group) < HELD_IF_QUICK:
                 more = self._consumer.receive_more()
                 if more is None:
                     break
                 (alone if is_redelivery(more) else group).append(more)
-                if self._is_large(more):
-                    self._measured_s = _SLOW_S
-                    self._consumer.hold(1)
-                    break
+                newest = more
+            if self._is_large(newest):  # nothing is held behind it that somebody else could do meanwhile
+                self._measured_s = _SLOW_S
+                self._consumer.hold(1)
         for together in (group, *([single] for single in alone)):
             self.accept_group(together)
 
@@ -215,8 +215,8 @@ class QuickJobs(OneByOne[T]):
         return self._help.mean_s() if self._help.mean_s else self._measured_s
 
     def _may_have_neighbours(self, delivery: Delivery) -> bool:
-        is_pushed = self._consumer is not None and delivery.queue == self._consumer.queue
-        return is_pushed and not is_redelivery(delivery) and not self._is_large(delivery)
+        """Whether it was pushed, and for the first time."""
+        return self._consumer is not None and delivery.queue == self._consumer.queue and not is_redelivery(delivery)
 
     def _is_large(self, delivery: Delivery) -> bool:
         """Whether its prompt is so long that it is not quick, whatever came before it, as far as was measured here."""

@@ -29,6 +29,7 @@ from infra.broker import topology
 from infra.broker.base import Broker, Consumer, Delivery
 from infra.broker.control import ControlListener
 from infra.broker.deaths import answer_deaths
+from infra.broker.failpoints import failpoint
 from infra.broker.settle import Settler
 from infra.config.hours import ALL_HOURS, Hours
 from messages.errors import BrokerUnavailable, NoQueue
@@ -94,10 +95,15 @@ class JobSource:
             self._next_look_at_now = 0.0
             self.flow.nudge()
 
-    def next(self, timeout_s: float) -> Delivery | None:
-        """The next delivery for a free slot; None after `timeout_s` at most."""
+    def next(self, timeout_s: float, wants_bulk: bool = True) -> Delivery | None:
+        """The next delivery for a free slot, without `wants_bulk` an urgent one; None after `timeout_s` at most."""
         try:
-            return self.urgent() or self._suspect() or self.flow.next(min(timeout_s, LISTEN_S))
+            if delivery := self.urgent() or self._suspect():
+                return delivery
+            if wants_bulk:
+                return self.flow.next(min(timeout_s, LISTEN_S))
+            time.sleep(min(timeout_s, LISTEN_S))
+            return None
         except BrokerUnavailable:
             time.sleep(min(timeout_s, 0.2))  # the broker reconnects by itself
             return None
@@ -163,19 +169,31 @@ class ConsumerLoop:
         self._listening_since = math.inf  # monotonic clock; nothing has come since then
         self._subscription_lost = False  # by the broker, which has jobs and brings none
         self._pause_reason = ""
+        self._jobs: OneByOne[Any] | None = None
+        self._wanted_bulk = True
+        self.runs_suspect = False
+        # Of a process with both roles: its other loop, and whether to take from this one's bulk now.
+        self.partner: ConsumerLoop | None = None
+        self.wants_bulk: Callable[[], bool] = lambda: True
 
     @property
     def idle_reason(self) -> str:
         """Why it takes no jobs now, in a few words; "": it takes some."""
         return self._pause_reason or (ENGINE_AWAY if self._find_outage() else "")
 
+    def count_in_progress(self) -> int:
+        """What the process works at, its other role's jobs included: a suspect runs beside nothing."""
+        own = self._jobs.count_in_progress() if self._jobs else 0
+        return own + (self.partner._jobs.count_in_progress() if self.partner and self.partner._jobs else 0)
+
     def run(self, jobs: OneByOne[Any], handler: Handler, hours: Hours = ALL_HOURS) -> None:
         """Give `jobs` deliveries in these hours until stopped; finish what is in hand, hand back the rest, leave."""
+        self._jobs = jobs
         self._hours = hours
         self._update_pause()
         for remark in self._broker.declare([self._model]):
             log.warning(remark)
-        source = JobSource(self._broker, self._stage, self._model, self._open_flow(), jobs.count_in_progress)
+        source = JobSource(self._broker, self._stage, self._model, self._open_flow(), self.count_in_progress)
         house = threading.Thread(target=self._keep_house, args=(source, handler), name="housekeeping", daemon=True)
         house.start()
         try:
@@ -193,7 +211,8 @@ class ConsumerLoop:
 
     def _turn(self, source: JobSource, jobs: OneByOne[Any], handler: Handler) -> None:
         """Once a slot is free: the next delivery goes there, or nothing comes for a moment."""
-        if self.idle_reason or self._subscription_lost or not handler.has_room():
+        is_beside_suspect = self.partner is not None and self.partner.runs_suspect
+        if self.idle_reason or self._subscription_lost or is_beside_suspect or not handler.has_room():
             self._listening_since, self._subscription_lost = math.inf, False
             self._settler.hand_back_all(source.flow.pause())
             self._stopping.wait(_IDLE_WAIT_S)
@@ -203,21 +222,36 @@ class ConsumerLoop:
             source.flow.throttle(source.urgent)
             if not jobs.wait(_IDLE_WAIT_S):
                 return
+        wants_bulk = self.wants_bulk()
+        if not wants_bulk and self._wanted_bulk:
+            failpoint("bulk.held", self._name)
+            self._settler.hand_back_all(source.flow.pause())
+        self._wanted_bulk = wants_bulk
         try:
-            delivery = source.next(_IDLE_WAIT_S)
+            delivery = source.next(_IDLE_WAIT_S, wants_bulk)
         except NoQueue:  # housekeeping declares it again
             self._stopping.wait(_IDLE_WAIT_S)
             return
-        self._listening_since = math.inf if delivery else min(self._listening_since, time.monotonic())
+        is_waiting = wants_bulk and delivery is None
+        self._listening_since = min(self._listening_since, time.monotonic()) if is_waiting else math.inf
         if delivery is None:
             return
         if self._stopping.is_set():
             return self._settler.hand_back_all([delivery])
         if topology.is_suspects_queue(delivery.queue):
             self._settler.hand_back_all(source.flow.pause())  # nothing is held beside it that could crash with it
-            jobs.accept(delivery)
-            return jobs.finish()
+            return self._run_alone(jobs, delivery)
         jobs.accept(delivery)
+
+    def _run_alone(self, jobs: OneByOne[Any], suspect: Delivery) -> None:
+        self.runs_suspect = True  # set first: the other role takes nothing from now on, and ends what it had just begun
+        try:
+            while self.count_in_progress() and not self._stopping.wait(LISTEN_S):
+                pass
+            jobs.accept(suspect)
+            jobs.finish()
+        finally:
+            self.runs_suspect = False
 
     def _look_at_queues(self) -> None:
         """Declare what somebody deleted, and listen anew where jobs wait and none has come for a while.
@@ -283,6 +317,7 @@ class SlotPool:
         self.jobs_done = 0
         self._condition = threading.Condition()
         self._slots_in_use: set[object] = set()
+        self._works_inline = False
         self._lent_slots = 0  # slots that no delivery has, and a job with several answers uses
         self._threads: set[Future[None]] = set()
         self._pool = ThreadPoolExecutor(2 * count, thread_name_prefix="slot")
@@ -290,7 +325,7 @@ class SlotPool:
     @property
     def active_groups(self) -> int:
         """Groups of jobs whose thread still runs: only just being looked at, decoded, or leaving."""
-        return len(self._threads)
+        return len(self._threads) + self._works_inline
 
     @property
     def free(self) -> int:
@@ -314,7 +349,9 @@ class SlotPool:
         returns, too. It must not raise.
         """
         if self._inline:
+            self._works_inline = True
             work(lambda: None)
+            self._works_inline = False
             self.jobs_done += jobs
             return
         self.wait(None)

@@ -36,6 +36,7 @@ def grade(
     config: Path | str | None = None,
     settings: Settings | None = None,
     observe: Observer = lambda _moment: None,
+    rosters: Sequence[Path | str] = (),
 ) -> Outcome:
     """Grade every submission in `folder` and write the report; run again, it goes on where it stopped.
 
@@ -51,6 +52,7 @@ def grade(
         max_wait_s: return after so many seconds, with what there is.
         quiet: show no progress on stderr.
         config: the file of --config; with `settings` neither it nor the two models are used.
+        rosters: who is in the class: the LMS's gradebook, worksheet or groups CSV.
 
     Raises KvasirError, with a sentence that says what to do.
     """
@@ -68,6 +70,7 @@ def grade(
         limit=limit,
         samples=samples,
         ask=ask,
+        rosters=tuple(map(Path, rosters)),
     )
     with (
         TerminalProgress(quiet) as progress,

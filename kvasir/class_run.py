@@ -16,6 +16,7 @@ from grading.charts import runs
 from grading.export.final import apply_decisions
 from grading.export.late import late_of
 from grading.grades import make_graded_class, make_grades, with_removed_submissions
+from grading.hand_sample.draw import ever_sampled
 from grading.inputs import changed_inputs, kept_inputs
 from grading.jobs import Assignment
 from grading.points import Grade
@@ -43,7 +44,7 @@ from kvasir.options import BatchPlace, default_folder
 from messages.errors import BatchError, BrokerUnavailable, StoreUnavailable, UsageError
 from messages.jobs import JobResult
 from monitoring.events import Observer
-from producers.batch.batch import Batch, Counts, other_form, report_lock
+from producers.batch.batch import Batch, Counts, manifest_of, other_form, report_lock
 from producers.batch.runner import Progress, Runner
 from producers.storage.private import write_atomically
 from producers.words import join_with_and, shorten_names
@@ -117,6 +118,7 @@ def request_from(
     samples: int = 1,
     ask: AskForm = "together",
     rosters: tuple[Path, ...] = (),
+    examples: Path | None = None,
 ) -> GradeRequest:
     """The request that a command's options describe, called as in `grading_options`.
 
@@ -136,6 +138,7 @@ def request_from(
         ask,
         settings.grading.max_submission_tokens,
         rosters,
+        examples=examples,
     )
 
 
@@ -175,6 +178,7 @@ def request_from_manifest(
         stored_request.get("samples", 1),
         "criteria" if stored_request.get("ask") == "criteria" else "together",
         stored_request.get("max_submission_tokens"),
+        examples=Path(stored_request["examples"]) if stored_request.get("examples") else None,
     )
 
 
@@ -194,6 +198,12 @@ def read_class(batch: Batch, request: GradeRequest) -> Assignment:
     if not (selection.is_whole or selection.from_manifest):
         request = replace(request, selection=replace(selection, other_names=planning.names_so_far(batch)))
     request = replace(request, rosters=kept_files(batch.folder, request.rosters))
+    if request.examples:
+        # A round goes by the set of the batch that it may replace points of.
+        home = batch.folder.parents[1] if batch.folder.parent.name == "rounds" else batch.folder
+        stored_request = batch.request if home == batch.folder else manifest_of(home)["request"]
+        kept = {kind: place for kind, place in kept_inputs(home, stored_request).items() if kind == "examples"}
+        request = replace(request, copies={**kept, **request.copies}, sampled_names=ever_sampled(home))
     older = None if batch.may_plan else batch.prompt_form
     planned_entries = batch.entries if older or batch.may_publish else ()
     return planning.prepare(request, batch.batch_id, batch.secret, older, planned_entries, batch.succeeded_ids)

@@ -22,6 +22,7 @@ from kvasir.commands.demo import demo
 from kvasir.commands.deploy import deploy
 from kvasir.commands.engines import doctor, engines
 from kvasir.commands.error_bound import bound
+from kvasir.commands.evaluate import evaluate_command as evaluate
 from kvasir.commands.export import export
 from kvasir.commands.forget import forget
 from kvasir.commands.logs import logs
@@ -35,9 +36,10 @@ from kvasir.commands.serve import keys, serve
 from kvasir.commands.status import status
 from kvasir.commands.top import top
 from kvasir.commands.ui import ui
-from kvasir.commands.worker import decode_worker, prefill_worker
+from kvasir.commands.worker import decode_worker, prefill_worker, worker
 from kvasir.early import EXIT_INTERRUPTED, interrupt
 from kvasir.help_texts import COMPLETION, complete
+from kvasir.measure import measure
 from kvasir.options import Globals
 from kvasir.plan.command import plan
 from kvasir.terminal import adapt_streams_to_locale, say, stderr
@@ -48,7 +50,7 @@ EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 
-RESUMABLE_COMMANDS = ("demo", "grade", "submit", "watch", "retry", "regrade", "run")  # where they stopped
+RESUMABLE_COMMANDS = ("demo", "grade", "submit", "watch", "retry", "regrade", "run", "evaluate")  # where they stopped
 
 
 @click.group(
@@ -86,8 +88,8 @@ def kvasir(context: click.Context, config_file: Path | None, log_level: str, log
 
 for command in (
     *(demo, grade, submit, watch, results, retry, cancel, regrade, assign, dead, deploy, logs, export, requests, bound),
-    *(run, migrate, serve, keys, forget, ask, status, config, engines, doctor, plan, prefill_worker, decode_worker),
-    *(pause, resume, drain, top, ui, rubric),
+    *(run, migrate, serve, keys, forget, ask, status, config, engines, doctor, plan, measure),
+    *(worker, prefill_worker, decode_worker, pause, resume, drain, top, ui, rubric, evaluate),
 ):
     kvasir.add_command(command)
 complete(kvasir)

@@ -10,7 +10,7 @@ from engines.proof import outside_in
 from grading import planning
 from grading.attacks.detection import instruction_flags
 from grading.jobs import Assignment, Item
-from grading.prompts.prompt import cut_summary
+from grading.prompts.prompt import cut_summary, examples_text
 from grading.report.grades import one_line
 from grading.request import GradeRequest
 from grading.roster import TEST_STUDENT, Owner
@@ -75,6 +75,11 @@ def describe(
         "left_out": assignment.request.excluded_paths,
         "missing": _missing(assignment),
         **({"ignored_files": ignored_files} if ignored_files else {}),
+        **(
+            {"examples": {"submissions": [*examples.points], "tokens": count(examples_text(examples))}}
+            if (examples := assignment.examples)
+            else {}
+        ),
     }
 
 
@@ -203,6 +208,9 @@ def _print(summary: dict[str, Any]) -> None:
         say(f"{plural(summary['questions'], 'question')}, each after the prompt of its submission, from one KV cache")
     for part in summary["criteria"]:
         say(f"{part['role']}: {part['model']} grades {', '.join(part['ids']) or 'nothing, and writes the summary'}")
+    if "examples" in summary:
+        tokens = f"{summary['examples']['tokens']:,} tokens that the class shares, computed once for each model"
+        say(shortened(f"Graded by you, and examples for the others ({tokens}): ", summary["examples"]["submissions"]))
     for host in summary["outside"]:
         say(f"OUTSIDE: prompts, with students' work, go to {host}, outside private networks")
     for part in summary["shared_prefix"]:

@@ -23,6 +23,10 @@ EXAMPLES = {
         "kvasir requests results/homework4 --answer 3f0c91d2aa07 --reply 'You did label the axes; sorry.'",
     ],
     "bound": ["kvasir bound results/homework4 --draw 30", "kvasir bound results/homework4"],
+    "evaluate": [
+        "kvasir evaluate results/homework4 --grades hand.csv",
+        "kvasir evaluate submissions/ --rubric rubric.yaml --grades hand.csv --model A --model B",
+    ],
     "cancel": ["kvasir cancel results/homework4"],
     "run": ["kvasir run prompts.jsonl --model qwen3-coder:30b --max-tokens 400"],
     "migrate": ["kvasir migrate results/homework4"],
@@ -39,6 +43,7 @@ EXAMPLES = {
     "engines install": ["kvasir engines install vllm"],
     "doctor": ["kvasir doctor", "kvasir doctor --try qwen3-coder:30b"],
     "plan": ["kvasir plan --submissions 300", "kvasir plan submissions/ --rubric rubric.yaml"],
+    "measure": ["kvasir measure --model qwen3-coder:30b --slots 16"],
     "export": [
         "kvasir export results/homework4 --format canvas --gradebook gradebook.csv --assignment 1234",
         "kvasir export results/homework4 --format feedback --as html",
@@ -53,6 +58,7 @@ EXAMPLES = {
     "dead drop": ["kvasir dead drop 3f2a"],
     "deploy": ["kvasir deploy --dry-run", "kvasir deploy upgrade --machine mac2"],
     "logs": ["kvasir logs mac2"],
+    "worker": ["kvasir worker --model gpt-oss:120b --engine llamacpp --slots 16"],
     "prefill-worker": [
         "kvasir prefill-worker --model qwen3-coder:30b --engine llamacpp --weights qwen3-coder-30b.gguf",
     ],

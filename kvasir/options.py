@@ -142,6 +142,10 @@ class_options = combine_options(
     click.option("--feedback-model", metavar="M", help="Model that grades text and writes feedback."),
 )
 
+examples_option = click.option(
+    "--examples", type=path, help="Grades by hand, as evaluate has them: some of that work is an example for the rest."
+)
+
 # What to grade and where to, for `grade` and `submit`: but for `Models` and `BatchPlace`, what `request_from` takes.
 grading_options = combine_options(
     click.argument("folder", type=path),
@@ -172,6 +176,7 @@ grading_options = combine_options(
         default="together",
         help="All criteria in one answer, or each by a question of its own, from one KV cache.  [default: together]",
     ),
+    examples_option,
 )
 
 

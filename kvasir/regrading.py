@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from desk.agreement import Difference, differences
 from desk.decisions import account
+from desk.differences import Difference, differences
 from desk.rounds import is_same_plan, keep_grades, make_round, next_round, record_change, rounds
 from grading import planning, rulings
 from grading.cost import cost_of
@@ -60,7 +60,7 @@ class Regrade:
 
     @property
     def may_affect(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """For each changed criterion that has rulings: submissions whose evidence shares words with them, and which."""
+        """For each changed criterion that has rulings: people whose evidence shares words with them, and which."""
         changed_criteria = [
             criterion
             for criterion in self._assignment.rubric.criteria
@@ -68,7 +68,7 @@ class Regrade:
         ]
         evidence = {
             criterion.id: {
-                grade.submission: criterion_grade.evidence
+                grade.display_name: criterion_grade.evidence
                 for grade in self._saved_class.grades
                 for criterion_grade in grade.criteria
                 if criterion_grade.id == criterion.id

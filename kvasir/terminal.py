@@ -10,6 +10,7 @@ import sys
 import time
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +21,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
+from desk.estimate import duration
 from messages.lines import on_one_line
 from producers.batch.batch import Counts
 from producers.words import plural
@@ -31,6 +33,7 @@ stdout = Console(width=None if sys.stdout and sys.stdout.isatty() else _PIPED_WI
 stderr = Console(stderr=True, width=None if sys.stderr and sys.stderr.isatty() else _PIPED_WIDTH)
 
 _GAP = 2  # between two columns
+_WHOLE_BLANK = "\N{NO-BREAK SPACE}"  # within a name, while lines are made of it
 _COMMAND = re.compile(r"(?<=[^r]:) (?=kvasir [^;:,]*\Z)")  # to be typed; `kvasir: ` begins an error
 _FIGURES = re.compile(r"\d[\d,.]*")
 _MAX_LINES, _MAX_NAMES = 11, 12  # of what is said below a table: lines, and people in each
@@ -124,20 +127,12 @@ def _figures(counts: Counts) -> str:
     return f"{counts.finished_jobs:,}/{plural(counts.total, 'job')}, {percent}%{problem_counts}"
 
 
-def duration(seconds: float) -> str:
-    """`42 s`, `7 min`, `3 h 20 min`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def say(sentence: str, console: Console = stdout) -> None:
     """Print a sentence as it is, never read as markup. A terminal gets lines that end between words."""
     lines = sentence.split("\n")
     if console.is_terminal:
         lines = [part for line in lines for part in wrap(line, console.width)]
-    console.print(Text("\n".join(lines)), soft_wrap=True)
+    console.print(Text("\n".join(lines).replace(_WHOLE_BLANK, " ")), soft_wrap=True)
 
 
 def wrap(line: str, width: int) -> Iterator[str]:
@@ -156,7 +151,7 @@ def wrap(line: str, width: int) -> Iterator[str]:
     yield indent + part
 
 
-def print_groups(sayings: Iterable[tuple[str, str, str]]) -> None:
+def print_groups(sayings: Iterable[tuple[str, str, str]], where_all: str = "--json has all") -> None:
     """Print what there is to say of whom, given as heading, name and text: a text once, with the names.
 
     Texts that differ in their figures alone are one. There is room for a dozen lines; the commonest text comes first.
@@ -174,17 +169,20 @@ def print_groups(sayings: Iterable[tuple[str, str, str]]) -> None:
     for number, line in enumerate(lines):
         room -= len(list(wrap(line, stdout.width)))
         if room < 0:
-            say(f"and {plural(len(lines) - number, 'more line')}: --json has all")
+            say(f"and {plural(len(lines) - number, 'more line')}: {where_all}")
             break
         say(line)
 
 
 def shortened(start: str, names: Sequence[str]) -> str:
-    """`handed in late: Aldertree, Ada; Berg, Bo; and 5 more`, with as many names as two lines have room for."""
+    """`handed in late: Aldertree, Ada; Berg, Bo; and 5 more`, with as many names as two lines have room for.
+
+    To be printed by `say`, which ends no line within a name.
+    """
     line = ""
     for count in range(min(len(names), _MAX_NAMES), 0, -1):
         rest = [f"and {len(names) - count:,} more"] if len(names) > count else []
-        line = start + "; ".join([*names[:count], *rest])
+        line = start + "; ".join([*map(_whole, names[:count]), *rest])
         if len(list(wrap(line, stdout.width))) <= 2:
             break
     return line
@@ -202,15 +200,64 @@ def make_table(
     cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     widths: Sequence[int | None] = [None] * len(columns)
     if stdout.is_terminal:
-        widths = _widths(columns, cells, (columns[0], *right)) or _widths(columns, cells, right)
+        widths = _widths(columns, cells, (columns[0], *right))
+        if not widths and (table := _with_long_names(columns, cells, right)):
+            return table
+        widths = widths or _widths(columns, cells, right)
         if not widths:
             return Group(*(_paragraph(columns, row) for row in cells))
-    grid = Table(box=None, header_style="bold", pad_edge=False)
+    return _grid(columns, widths, right, cells)
+
+
+def _grid(
+    columns: Sequence[str],
+    widths: Sequence[int | None],
+    right: Sequence[str],
+    rows: Iterable[Sequence[Text]],
+    with_header: bool = True,
+) -> Table:
+    grid = Table(box=None, header_style="bold", pad_edge=False, show_header=with_header)
     for column, width in zip(columns, widths, strict=True):
         grid.add_column(column, justify="right" if column in right else "left", overflow="fold", width=width)
-    for row in cells:
+    for row in rows:
         grid.add_row(*row)
     return grid
+
+
+def _with_long_names(columns: Sequence[str], rows: Sequence[Sequence[Text]], right: Sequence[str]) -> Group | None:
+    """A line a row, though some first cells are too long for their column; None if the other cells need the room."""
+    widths = [
+        max(cell_len(text) for text in (*column.split(), *(row[number].plain for row in rows)))
+        for number, column in enumerate(columns)
+    ]
+    widths[0] = stdout.width - sum(widths[1:]) - _GAP * (len(widths) - 1)
+    if widths[0] < cell_len(columns[0]):
+        return None
+    parts: list[Table | Text] = [_grid(columns, widths, right, ())]
+    for fits, group in groupby(rows, key=lambda row: cell_len(row[0].plain) <= widths[0]):
+        if fits:
+            parts.append(_grid(columns, widths, right, group, with_header=False))
+        else:
+            parts += [_long_row(row, widths, [column in right for column in columns]) for row in group]
+    return Group(*parts)
+
+
+def _long_row(row: Sequence[Text], widths: Sequence[int], is_right: Sequence[bool]) -> Text:
+    """The first cell whole, and the others as far to the right as that takes; below it if there is no room."""
+    figures = "".join(
+        " " * _GAP + (cell.plain.rjust if right else cell.plain.ljust)(width - cell_len(cell.plain) + len(cell.plain))
+        for cell, width, right in zip(row[1:], widths[1:], is_right[1:], strict=True)
+    )
+    *lines, last = wrap(_whole(row[0].plain), stdout.width)
+    squeezed = re.sub(rf" {{{_GAP},}}", " " * _GAP, figures)
+    room = stdout.width - cell_len(last)
+    lines += [last + squeezed.rjust(room)] if cell_len(squeezed) <= room else [last, " " * widths[0] + figures]
+    return Text("\n".join(lines).replace(_WHOLE_BLANK, " "), no_wrap=True, overflow="ignore")
+
+
+def _whole(name: str) -> str:
+    """The name as `wrap` leaves it whole; between those of a group a line may end."""
+    return name.replace(" ", _WHOLE_BLANK).replace(f";{_WHOLE_BLANK}", "; ")
 
 
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[Text]], unbroken: Sequence[str]) -> list[int]:

@@ -9,18 +9,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvstore.blocks import BlockRef, snapshot_refs
 from messages import codec
 from messages.errors import InvalidMessage, NewerMessage
 from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
-from messages.workers import WorkerInfo
+from messages.workers import NO_DETAILS, WorkerDetails, WorkerInfo
 
 # A leak guard, longer than any deadline or queue. Every put and every use sets it anew.
 TTL_S = 24 * 3600
 
 Run = tuple[str, int]  # job_id, run
+EncodedRegistration = tuple[bytes, bytes]  # a WorkerInfo, and its WorkerDetails; b"": none
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class ClusterState(ABC):
         """Publish or renew a worker's registration."""
 
     @abstractmethod
-    def encoded_registrations(self) -> dict[str, bytes]:
+    def encoded_registrations(self) -> dict[str, EncodedRegistration]:
         """Registrations of all workers alive as they were written, by worker_id: of any version."""
 
     def registrations(self) -> list[WorkerInfo]:
@@ -190,19 +191,28 @@ class ClusterState(ABC):
         """Close connections. Idempotent."""
 
 
-def readable_registrations(bodies: Iterable[bytes]) -> list[WorkerInfo]:
-    """The registrations that this program can read, by worker_id."""
+def encoded(registration: WorkerInfo) -> EncodedRegistration:
+    """A registration as it is written: what the release before this one refuses is in a body of its own."""
+    details = registration.details
+    card = codec.encode(replace(registration, details=NO_DETAILS))
+    return card, b"" if details == NO_DETAILS else codec.encode(details)
+
+
+def readable_registrations(bodies: Iterable[EncodedRegistration]) -> list[WorkerInfo]:
+    """The registrations that this program can read, by worker_id; without details that it can't read."""
     registrations = []
-    for body in bodies:
+    for card, details in bodies:
         with suppress(InvalidMessage, NewerMessage):  # a worker of another version, in the middle of an upgrade
-            registrations.append(codec.decode(body, WorkerInfo))
+            registrations.append(codec.decode(card, WorkerInfo))
+            if details:
+                registrations[-1] = replace(registrations[-1], details=codec.decode(details, WorkerDetails))
     return sorted(registrations, key=lambda registration: registration.worker_id)
 
 
-def other_versions(bodies: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
+def other_versions(bodies: Mapping[str, EncodedRegistration]) -> tuple[list[str], list[str]]:
     """Of all workers that registered (by worker_id) those of older and those of newer versions.
 
     An older one reads no message of this version. Of a newer one this program can't read what it registered.
     """
-    older_ids = [worker_id for worker_id, body in bodies.items() if 0 < codec.version_of(body) < codec.VERSION]
+    older_ids = [worker_id for worker_id, (card, _) in bodies.items() if 0 < codec.version_of(card) < codec.VERSION]
     return older_ids, [worker_id for worker_id, body in bodies.items() if not readable_registrations([body])]

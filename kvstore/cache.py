@@ -1,4 +1,7 @@
-"""A KV store that remembers what the whole class shares, so that it crosses the network once per decode worker."""
+"""A KV store that remembers what the whole class shares, so that it crosses the network once per decode worker.
+
+In a process with both roles it also remembers what that prefills: what is decoded there needs no network at all.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,14 @@ _Identity = tuple[str, KVLayout, BlockRef]
 class CachedKVStore(KVStore):
     """Wraps a store. Shared blocks that were read stay in memory, least recently used out first, up to `max_bytes`.
 
+    `keeps_puts`: so do blocks that were put, once the store has them, those of a single job too, until that is deleted.
+
     `hits`, `misses` (both of shared blocks) and `held_bytes` may be read at any time.
     """
 
-    def __init__(self, store: KVStore, max_bytes: int) -> None:
+    def __init__(self, store: KVStore, max_bytes: int, keeps_puts: bool = False) -> None:
         self._store = store
+        self._keeps_puts = keeps_puts
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._blocks: OrderedDict[_Identity, Block] = OrderedDict()
@@ -36,12 +42,14 @@ class CachedKVStore(KVStore):
         cached_blocks = self._cached(fingerprint, layout, refs)
         absent = [ref for ref in refs if ref not in cached_blocks]
         stored_blocks = iter(self._store.get(fingerprint, layout, absent) if absent else [])
-        if cached_blocks:
+        if shared_refs := [ref for ref in cached_blocks if ref.is_shared]:
             # The blocks are here; whether the store can renew them is only the next reader's concern.
             with contextlib.suppress(StoreUnavailable):
-                self._store.find_missing(list(cached_blocks))
+                self._store.find_missing(shared_refs)
         blocks = [cached_blocks[ref] if ref in cached_blocks else next(stored_blocks) for ref in refs]
-        self._keep(fingerprint, layout, refs, blocks)
+        # The next turn needs a tagged one once, and so does whoever decodes the job that it is of.
+        pairs = zip(refs, blocks, strict=True)
+        self._keep(fingerprint, layout, [(ref, block) for ref, block in pairs if ref.is_shared and not ref.is_tagged])
         return blocks
 
     def find_missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
@@ -50,7 +58,12 @@ class CachedKVStore(KVStore):
 
     def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
         """See KVStore."""
-        return self._store.put(fingerprint, layout, records)
+        if not self._keeps_puts:
+            return self._store.put(fingerprint, layout, records)
+        kept_records = list(records)
+        stored_bytes = self._store.put(fingerprint, layout, kept_records)  # first: what it refuses is decoded by nobody
+        self._keep(fingerprint, layout, [(ref, block) for ref, block in kept_records if isinstance(block, Block)])
+        return stored_bytes
 
     def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
         """See KVStore."""
@@ -66,9 +79,10 @@ class CachedKVStore(KVStore):
 
     def delete(self, refs: Sequence[BlockRef]) -> None:
         """See KVStore."""
-        if shared_refs := {ref for ref in refs if ref.is_shared}:  # seldom: nobody owns one
+        # Of shared ones seldom: nobody owns one.
+        if deleted_refs := {ref for ref in refs if ref.is_shared or self._keeps_puts}:
             with self._lock:
-                for identity in [identity for identity in self._blocks if identity[2] in shared_refs]:
+                for identity in [identity for identity in self._blocks if identity[2] in deleted_refs]:
                     self._forget(identity)
         self._store.delete(refs)
 
@@ -98,14 +112,13 @@ class CachedKVStore(KVStore):
             self.misses += sum(ref.is_shared and not ref.is_tagged and ref not in blocks for ref in refs)
             return blocks
 
-    def _keep(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef], blocks: Sequence[Block]) -> None:
+    def _keep(self, fingerprint: str, layout: KVLayout, blocks: Iterable[tuple[BlockRef, Block]]) -> None:
         with self._lock:
-            for ref, block in zip(refs, blocks, strict=True):
-                if ref.is_shared and not ref.is_tagged:  # the next turn needs it once
-                    if (identity := (fingerprint, layout, ref)) not in self._blocks:
-                        self._blocks[identity] = block
-                        self.held_bytes += block.data.nbytes
-                    self._blocks.move_to_end(identity)
+            for ref, block in blocks:
+                if (identity := (fingerprint, layout, ref)) not in self._blocks:
+                    self._blocks[identity] = block
+                    self.held_bytes += block.data.nbytes
+                self._blocks.move_to_end(identity)
             while self.held_bytes > self._max_bytes:
                 self._forget(next(iter(self._blocks)))
 

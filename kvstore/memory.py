@@ -10,10 +10,9 @@ from typing import Generic, TypeVar
 
 import xxhash
 
-from kvstore.base import TTL_S, ClusterState, KVStore, Run, StoreUsage
+from kvstore.base import TTL_S, ClusterState, EncodedRegistration, KVStore, Run, StoreUsage, encoded
 from kvstore.blocks import BlockRef, is_shared
 from kvstore.records import check_record, decode_block, decode_state, decode_window, encode
-from messages import codec
 from messages.change import replace_fields
 from messages.errors import KVTransferFailed, StoreUnavailable
 from messages.jobs import MAX_QUESTION_ANSWERS
@@ -218,6 +217,7 @@ class MemoryClusterState(ClusterState):
         self._values: Expiring[bytes] = Expiring(clock=clock)
         # Read whole and often, so they are not looked for among everybody's results.
         self._workers: Expiring[bytes] = Expiring(clock=clock)
+        self._details: Expiring[bytes] = Expiring(clock=clock)
         self._reservations: Expiring[bytes] = Expiring(clock=clock)
         self._claims = threading.Lock()
 
@@ -227,15 +227,18 @@ class MemoryClusterState(ClusterState):
 
     def register(self, registration: WorkerInfo, ttl_s: float) -> None:
         """See ClusterState."""
-        self._workers.put(registration.worker_id, codec.encode(registration), ttl_s)
+        for bodies, body in zip((self._workers, self._details), encoded(registration), strict=True):
+            bodies.put(registration.worker_id, body, ttl_s)
 
-    def encoded_registrations(self) -> dict[str, bytes]:
+    def encoded_registrations(self) -> dict[str, EncodedRegistration]:
         """See ClusterState."""
-        return self._workers.items()
+        details = self._details.items()
+        return {worker_id: (card, details.get(worker_id, b"")) for worker_id, card in self._workers.items().items()}
 
     def unregister(self, worker_id: str) -> None:
         """See ClusterState."""
         self._workers.delete(worker_id)
+        self._details.delete(worker_id)
 
     def take_up(self, worker_id: str, runs: Sequence[Run], ttl_s: float) -> list[tuple[bytes | None, bool]]:
         """See ClusterState."""

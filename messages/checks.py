@@ -74,7 +74,8 @@ def tuple_of(field: str, value: object, kind: type, most: int) -> None:
     if value == ():  # what nearly all are, asked first
         return
     if not isinstance(value, tuple) or len(value) > most or not all(isinstance(element, kind) for element in value):
-        raise InvalidMessage(f"{field} must be a tuple of at most {most:,} {kind.__name__}s")
+        name = "text" if kind is str else kind.__name__
+        raise InvalidMessage(f"{field} must be at most {most:,} {name}s")
 
 
 def one_of(field: str, value: object, choices: Collection[str]) -> None:

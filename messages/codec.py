@@ -40,7 +40,7 @@ from messages.jobs import (
     user_prompt,
 )
 from messages.kv import KVLayout
-from messages.workers import WorkerInfo
+from messages.workers import Link, RateCurve, WorkerDetails, WorkerInfo
 
 VERSION = 2
 _PREVIOUS_VERSION = 1  # a prompt was two texts, and the KV transfer in a result had another name
@@ -58,13 +58,14 @@ _KINDS: dict[str, type] = {
     "result": JobResult,
     "token": TokenEvent,
     "card": WorkerInfo,
+    "details": WorkerDetails,
 }
 _NAMES = {cls: name for name, cls in _KINDS.items()}
 _NESTED: tuple[type, ...] = (DecodeReport, JobError, KVLayout, PrefillJob, PrefillReport, Sampling, StoredKV)
-_NESTED += (Part, Question, QuestionAnswer)
+_NESTED += (Link, Part, Question, QuestionAnswer, RateCurve)
 
-Message = PrefillJob | DecodeJob | JobResult | TokenEvent | WorkerInfo
-M = TypeVar("M", PrefillJob, DecodeJob, JobResult, TokenEvent, WorkerInfo)
+Message = PrefillJob | DecodeJob | JobResult | TokenEvent | WorkerInfo | WorkerDetails
+M = TypeVar("M", PrefillJob, DecodeJob, JobResult, TokenEvent, WorkerInfo, WorkerDetails)
 
 
 def encode(message: Message, version: int = VERSION) -> bytes:

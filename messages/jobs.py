@@ -38,8 +38,9 @@ FAR_FUTURE_S = 1e11
 Lane = Literal["now", "bulk"]
 LANES: tuple[Lane, ...] = ("now", "bulk")
 
-ChatRole = Literal["system", "user", "assistant"]
-CHAT_ROLES: tuple[ChatRole, ...] = ("system", "user", "assistant")
+# `tool` is what a function gave back; `raw` is nobody's: a text that is continued as it stands, without a template.
+ChatRole = Literal["system", "user", "assistant", "tool", "raw"]
+CHAT_ROLES: tuple[ChatRole, ...] = ("system", "user", "assistant", "tool", "raw")
 
 Scope = Literal["class", "conversation", "own"]
 SCOPES: tuple[Scope, ...] = ("class", "conversation", "own")  # in the order in which a prompt may have them
@@ -90,32 +91,41 @@ class Part:
 
     `scope` says whose KV cache it is: `class` the same for a whole batch, `conversation` the same for the next turns
     of this conversation, `own` this job's alone.
+
+    `function` names the one that an assistant calls, with the text as its arguments (a JSON object), or whose result a
+    tool's text is. Such a part is a message of its own.
     """
 
     role: ChatRole
     text: str
     scope: Scope = "own"
+    function: str = ""
 
     def __post_init__(self) -> None:
         checks.one_of("role", self.role, CHAT_ROLES)
         checks.text("prompt", self.text, MAX_PROMPT_BYTES)
         checks.one_of("scope", self.scope, SCOPES)
+        if self.function != "":
+            checks.identifier("a function's name", self.function)  # templates print it: nothing spells a control token
         if not self.text:
             raise InvalidMessage("a part of the prompt is empty")
 
 
-def conversation(messages: Iterable[tuple[str, str]], opening: Scope, rest: Scope) -> tuple[Part, ...]:
-    """Parts of messages, of (role, text); two of one role in a row become one, with a blank line between.
+Message = tuple[str, str] | tuple[str, str, str]  # role, text, and the function that it is about, if it is
+
+
+def conversation(messages: Iterable[Message], opening: Scope, rest: Scope) -> tuple[Part, ...]:
+    """Parts of messages; two of one role in a row become one, with a blank line between.
 
     `opening` is the scope of what the system says first, `rest` that of all else; `developer` is `system`.
     """
     roles: dict[str, Any] = {"developer": "system"}
     parts: list[Part] = []
-    for name, text in messages:
-        role = roles.get(name, name)
+    for name, text, *functions in messages:
+        role, function = roles.get(name, name), "".join(functions)
         opens = role == "system" and all(part.role == "system" for part in parts)
-        gap = "\n\n" if parts and parts[-1].role == role and text else ""
-        parts.append(Part(role, gap + text, opening if opens else rest))
+        goes_on = parts and parts[-1].role == role and not (function or parts[-1].function)
+        parts.append(Part(role, "\n\n" * bool(goes_on and text) + text, opening if opens else rest, function))
     return tuple(parts)
 
 
@@ -268,8 +278,10 @@ def check_prompt(prompt: tuple[Part, ...]) -> None:
         size += len(part.text)
     if size > MAX_PROMPT_BYTES // 4:
         checks.text("prompt", prompt_text(prompt), MAX_PROMPT_BYTES)
-    if prompt[-1].role == "assistant":
-        raise InvalidMessage("prompt ends with the assistant's own words: there is nothing to answer")
+    if prompt[-1].role == "assistant" and prompt[-1].function:
+        raise InvalidMessage("prompt ends with a function call: there is nothing to answer")
+    if any(part.role == "raw" for part in prompt) and len(prompt) > 1:
+        raise InvalidMessage("a raw prompt is one text, and has no messages beside it")
 
 
 def job_id(

@@ -11,10 +11,19 @@ from messages.errors import InvalidMessage
 from messages.kv import KVLayout
 
 WorkerStage = Literal["prefill", "decode"]
+BOTH_ROLES: tuple[WorkerStage, ...] = ("prefill", "decode")
 
 MAX_LAYOUT_BYTES = 512
 MAX_REFUSALS = 16
+MAX_CURVES = MAX_LINKS = MAX_POINTS = 64
+_MAX_RATE = 1e11
 ENGINE_AWAY = "its engine is away"
+_PREFILL_SUFFIX = ".prefill"
+
+
+def prefill_id(worker_id: str) -> str:
+    """The worker_id of the other registration of a process that has two: this one is its decode role's."""
+    return worker_id + _PREFILL_SUFFIX
 
 
 def layout_text(layout: KVLayout | None) -> str:
@@ -43,6 +52,89 @@ def _ranges(numbers: tuple[int, ...]) -> str:
     if len(steps) == 1 and len(ascending) > 2:
         return f"{ascending[0]}-{ascending[-1]} step {steps.pop()}"
     return " ".join(str(number) for number in ascending)
+
+
+@dataclass(frozen=True, slots=True)
+class RateCurve:
+    """What a worker has measured of one model: tokens a second, by the length of a prompt or by sequences at once."""
+
+    model: str
+    at: tuple[float, ...]  # prompt tokens, or sequences decoded at once; ascending
+    tokens_per_s: tuple[float, ...]  # of that prompt, or of all those sequences together
+
+    def __post_init__(self) -> None:
+        checks.model_name("model", self.model)
+        _check_columns("at and tokens_per_s", (self.at, self.tokens_per_s), MAX_POINTS)
+        if not self.at or any(after <= before for before, after in pairwise((0, *self.at))):
+            raise InvalidMessage("at must be numbers above 0 that ascend, at least one")
+
+    def rate(self, at: float) -> float:
+        """Tokens a second there: on a straight line between two points, level before the first and after the last."""
+        points = list(zip(self.at, self.tokens_per_s, strict=True))
+        for (x1, rate1), (x2, rate2) in pairwise(points):
+            if at <= x2:
+                return rate1 + (rate2 - rate1) * max(0.0, at - x1) / (x2 - x1)
+        return points[-1][1]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a worker has measured of the way to another machine."""
+
+    peer: str  # its host
+    rtt_ms: float = 0.0
+    mb_per_s: float = 0.0  # 0: not measured
+
+    def __post_init__(self) -> None:
+        checks.text("peer", self.peer, 255)
+        checks.number("rtt_ms", self.rtt_ms, 0, _MAX_RATE)
+        checks.number("mb_per_s", self.mb_per_s, 0, _MAX_RATE)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDetails:
+    """What a registration says that the release before this one can't read: it is kept beside it, under another key.
+
+    Every field may be left out, and says nothing then.
+    """
+
+    roles: tuple[WorkerStage, ...] = ()  # of its process, which has a registration for each
+    prefill_curves: tuple[RateCurve, ...] = ()  # by the length of a prompt, one for each model
+    decode_curves: tuple[RateCurve, ...] = ()  # by sequences at once, one for each model
+    links: tuple[Link, ...] = ()
+    clock_s: float = 0.0  # its machine's clock less the store's
+    engine_build: str = ""
+    slot_file_version: str = ""  # of the KV caches that its engine reads and writes as files
+
+    def __post_init__(self) -> None:
+        checks.tuple_of("roles", self.roles, str, 2)
+        for role in self.roles:
+            checks.one_of("roles", role, BOTH_ROLES)
+        if len(set(self.roles)) < len(self.roles):
+            raise InvalidMessage("roles must differ")
+        for name in ("prefill_curves", "decode_curves"):
+            curves = getattr(self, name)
+            checks.tuple_of(name, curves, RateCurve, MAX_CURVES)
+            if len({curve.model for curve in curves}) < len(curves):
+                raise InvalidMessage(f"{name} must be of different models")
+        checks.tuple_of("links", self.links, Link, MAX_LINKS)
+        checks.number("clock_s", self.clock_s, -_MAX_RATE, _MAX_RATE)
+        checks.text("engine_build", self.engine_build, 255)
+        checks.text("slot_file_version", self.slot_file_version, 255)
+
+
+NO_DETAILS = WorkerDetails()
+
+
+def _check_columns(name: str, columns: tuple[tuple[float, ...], ...], most: int) -> None:
+    """Columns of numbers, each as long as the first."""
+    if any(not isinstance(column, tuple) or len(column) != len(columns[0]) for column in columns):
+        raise InvalidMessage(f"{name} must be equally long")
+    if len(columns[0]) > most:
+        raise InvalidMessage(f"{name} must be at most {most} numbers")
+    for column in columns:
+        for value in column:
+            checks.number(name, value, 0, _MAX_RATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +172,11 @@ class WorkerInfo:
     sketch: str = ""  # hexadecimal hash of what its engine computes; "": it makes none, or an older worker
     refuses: tuple[str, ...] = ()  # of a decode worker: sketches whose producers' KV caches it does not use
     refuses_because: tuple[str, ...] = ()  # a sentence for each
+    details: WorkerDetails = NO_DETAILS  # travels by itself (`kvstore.base.encoded`)
 
     def __post_init__(self) -> None:
         checks.identifier("worker_id", self.worker_id)
-        checks.one_of("role", self.role, ("prefill", "decode"))
+        checks.one_of("role", self.role, BOTH_ROLES)
         checks.model_name("model", self.model)
         for name in ("engine", "device", "fingerprint", "tokenizer", "host", "off", "sketch"):
             checks.text(name, getattr(self, name), 255)
@@ -92,11 +185,12 @@ class WorkerInfo:
         for name in ("context", "slots", "pid", "busy", "done", "stolen", "not_stolen", "left"):
             checks.whole(name, getattr(self, name), 0, 1 << 32)
         for name in ("started_at", "tokens_per_s", "chars_per_token"):
-            checks.number(name, getattr(self, name), 0, 1e11)
+            checks.number(name, getattr(self, name), 0, _MAX_RATE)
         if not isinstance(self.jobs, tuple) or len(self.jobs) > 1024:
             raise InvalidMessage("jobs must be at most 1,024 job ids")
         for job in self.jobs:
             checks.identifier("jobs", job)
+        checks.instance("details", self.details, WorkerDetails)
         self._check_resident()
         self._check_refuses()
 
@@ -120,7 +214,12 @@ class WorkerInfo:
             checks.model_name("resident", model)
         for name, column in zip(("resident_tokens_per_s", "resident_answer_tokens"), columns, strict=True):
             for value in column:
-                checks.number(name, value, 0, 1e11)
+                checks.number(name, value, 0, _MAX_RATE)
+
+    @property
+    def process(self) -> str:
+        """What the registrations of one process have in common: `worker_id`, less the role of one that has two."""
+        return self.worker_id.removesuffix(_PREFILL_SUFFIX)
 
     def why_refused(self, sketch: str) -> str:
         """Why it uses no KV caches of producers with this sketch; "": it may, or there is none to refuse."""

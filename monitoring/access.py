@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,9 +26,13 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
-def why_not(listens_on: str, host: str, origin: str | None) -> str:
-    """Why a request with these headers is refused, as a sentence; "": it isn't."""
-    if not _names_us(_hostname(f"//{host}"), listens_on):
+def why_not(listens_on: str, host: str, origin: str | None, names: Collection[str] = ()) -> str:
+    """Why a request with these headers is refused, as a sentence; "": it isn't.
+
+    `names`: others that lead here, and to nobody else, such as `host.docker.internal` from a container.
+    """
+    name = _hostname(f"//{host}")
+    if name not in names and not _names_us(name, listens_on):
         return "requests are answered only under this machine's own names and addresses"
     if origin and not _names_us(_hostname(origin), listens_on):
         return "pages from elsewhere are not answered"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -13,44 +13,38 @@ _LABELS = ("model", "stage")
 
 
 class RegistrationCollector(Collector):
-    """Asks for the registration at every scrape, so that the figures are never older than that.
+    """Asks for the registrations at every scrape, so that the figures are never older than that.
 
     Args:
-        registration: the worker's registration, or None while it is still loading.
+        registrations: the worker's, one for each of its roles; none while it is still loading.
     """
 
-    def __init__(self, registration: Callable[[], WorkerInfo | None]) -> None:
-        self._registration = registration
+    def __init__(self, registrations: Callable[[], Sequence[WorkerInfo]]) -> None:
+        self._registrations = registrations
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The figures; none before the model is loaded."""
-        registration = self._registration()
-        if registration is None:
+        workers = self._registrations()
+        if not workers:
             return
         info = GaugeMetricFamily(
             "kvasir_worker_info", "1 for each worker.", labels=(*_LABELS, "engine", "device", "host")
         )
-        info.add_metric(
-            (registration.model, registration.role, registration.engine, registration.device, registration.host), 1
-        )
+        for worker in workers:
+            info.add_metric((worker.model, worker.role, worker.engine, worker.device, worker.host), 1)
         yield info
-        yield _gauge("kvasir_slots", "Jobs it works on at once, at most.", registration, registration.slots)
-        yield _gauge("kvasir_slots_busy", "Jobs it works on now.", registration, registration.busy)
-        yield _gauge(
-            "kvasir_transfers_kv", "1 if the KV transfer was proved at start.", registration, registration.transfers_kv
-        )
-        # Its own model, and those that it has loaded to steal from.
-        resident_models = dict.fromkeys((registration.model, *registration.resident))
-        yield _gauge("kvasir_model_resident", "1 while the model is loaded.", registration, 1, resident_models)
-        yield _gauge(
-            "kvasir_tokens_per_second", "Of its stage, moving average.", registration, registration.tokens_per_s
-        )
-
-
-def _gauge(
-    name: str, description: str, registration: WorkerInfo, value: float, models: Iterable[str] = ()
-) -> GaugeMetricFamily:
-    gauge = GaugeMetricFamily(name, description, labels=_LABELS)
-    for model in models or (registration.model,):
-        gauge.add_metric((model, registration.role), float(value))
-    return gauge
+        figures: list[tuple[str, str, Callable[[WorkerInfo], float]]] = [
+            ("kvasir_slots", "Jobs it works on at once, at most.", lambda worker: worker.slots),
+            ("kvasir_slots_busy", "Jobs it works on now.", lambda worker: worker.busy),
+            ("kvasir_transfers_kv", "1 if the KV transfer was proved at start.", lambda worker: worker.transfers_kv),
+            # Its own model, and those that it has loaded to steal from.
+            ("kvasir_model_resident", "1 while the model is loaded.", lambda _worker: 1),
+            ("kvasir_tokens_per_second", "Of its stage, moving average.", lambda worker: worker.tokens_per_s),
+        ]
+        for name, description, figure in figures:
+            gauge = GaugeMetricFamily(name, description, labels=_LABELS)
+            for worker in workers:
+                resident_models = worker.resident if name == "kvasir_model_resident" else ()
+                for model in dict.fromkeys((worker.model, *resident_models)):
+                    gauge.add_metric((model, worker.role), float(figure(worker)))
+            yield gauge

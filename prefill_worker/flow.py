@@ -14,11 +14,8 @@ class PrefillFlow:
     `next` is called when the worker is done with what it was given before.
     """
 
-    def __init__(
-        self, consume: Callable[[str, int], Consumer], model: str, hand_back: Callable[[list[Delivery]], None]
-    ) -> None:
+    def __init__(self, consume: Callable[[str, int], Consumer], model: str) -> None:
         self._consumer = consume(work_queue("prefill", model, "bulk"), 1)
-        self._hand_back = hand_back
         self._is_paused = False
         self.close = self._consumer.close
         self.nudge = self._consumer.nudge
@@ -31,8 +28,7 @@ class PrefillFlow:
         return self._consumer.receive(timeout_s)
 
     def throttle(self, _urgent: Callable[[], Delivery | None]) -> None:
-        """See Flow: nothing is held that another worker might take."""
-        self._hand_back(self.pause())
+        """See Flow. The loop's own thread computes the prompt: it finds its slot free whenever it looks."""
 
     def pause(self) -> list[Delivery]:
         """See Flow."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from engines.base import LoadedEngine, PrefillEngine
+from engines.curves import MeasuredCurves, length_class
 from infra.broker.failpoints import failpoint
 from kvstore.base import ClusterState, KVStore
 from kvstore.blocks import BlockRef, block_refs, shared_boundary, snapshot_refs
@@ -58,7 +59,8 @@ class KVWriter:
     ) -> None:
         self.admission = Admission(kv, cluster_state, worker_id, decode_waits)
         self.leases = PrefixLeases(cluster_state, worker_id)
-        self.tokens_per_s = 0.0  # moving average; 0: nothing computed yet
+        self.tokens_per_s = self.prompt_s = 0.0  # moving averages; 0: nothing computed yet
+        self.curves = MeasuredCurves()
         self.engine = loaded_engine.engine
         self.store = kv
         self._engine_why_no_kv = loaded_engine.why_no_kv
@@ -97,8 +99,10 @@ class KVWriter:
             log.warning("job %s goes on without its KV cache: %s", job.job_id, reason)
             return DecodeJob(job, None, report, reason)
         if transfer.report.computed_tokens and transfer.report.prefill_s > 0:
-            rate, mean = transfer.report.computed_tokens / transfer.report.prefill_s, self.tokens_per_s
-            self.tokens_per_s = 0.8 * mean + 0.2 * rate if mean else rate
+            seconds, computed_tokens = transfer.report.prefill_s, transfer.report.computed_tokens
+            self.tokens_per_s = _moving_average(self.tokens_per_s, computed_tokens / seconds)
+            self.prompt_s = _moving_average(self.prompt_s, seconds)
+            self.curves.note(job.model, length_class(computed_tokens), computed_tokens / seconds)
         return DecodeJob(job, transfer.kv, transfer.report)
 
     def _why_no_kv(self, job: PrefillJob) -> str:
@@ -117,6 +121,10 @@ class KVWriter:
         if job.kv_tokens * len(asks) < self._short_tokens:
             return "a prompt this short is computed sooner than fetched"
         return self._engine_why_no_kv or info.layout.why_unsupported or self._refusals.reason()
+
+
+def _moving_average(mean: float, value: float) -> float:
+    return 0.8 * mean + 0.2 * value if mean else value
 
 
 class _Transfer:

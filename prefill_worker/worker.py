@@ -33,7 +33,7 @@ from messages import codec
 from messages.errors import BrokerUnavailable
 from messages.jobs import DecodeJob, PrefillJob
 from messages.lifecycle import Event, Step
-from messages.workers import WorkerInfo
+from messages.workers import WorkerInfo, WorkerStage
 from prefill_worker.flow import PrefillFlow, SlotFlow
 from prefill_worker.kv_transfer import KVWriter, Refusals
 
@@ -60,8 +60,11 @@ class PrefillWorker:
         observe: Callable[[Event], None],
         short_tokens: int = 0,
         steps: Callable[..., OneByOne[Settlement]] = OneByOne,
+        worker_id: str = "",
+        roles: tuple[WorkerStage, ...] = ("prefill",),
     ) -> None:
-        self.worker_id = new_worker_id()
+        self.worker_id = worker_id or new_worker_id()
+        self._roles = roles
         self._model = model
         self._engine = loaded_engine.engine
         self._broker = broker
@@ -78,10 +81,10 @@ class PrefillWorker:
         )
         self._settler = Settler(broker, [model], observe)
         prompts_at_once = loaded_engine.engine.info.prefill_slots
-        slots = SlotPool(prompts_at_once, inline=prompts_at_once == 1)
-        self._jobs = steps(broker, self._settler, slots, self.handle, self.commit)
+        self.slots = SlotPool(prompts_at_once, inline=prompts_at_once == 1)
+        self._jobs = steps(broker, self._settler, self.slots, self.handle, self.commit)
         find_outage = partial(outage_of, loaded_engine.engine)
-        self._loop = ConsumerLoop(broker, self._settler, "prefill", model, self.worker_id, self._open_flow, find_outage)
+        self.loop = ConsumerLoop(broker, self._settler, "prefill", model, self.worker_id, self._open_flow, find_outage)
         self._lock = threading.Lock()
         self._prefilling: set[Attempt[PrefillJob]] = set()
         self._aborting = False
@@ -133,7 +136,7 @@ class PrefillWorker:
         """Serve until stopped. Outside of `hours` no jobs are taken; what has begun goes on."""
         self._renew()
         with closing(Heartbeat(self._cluster_state, self.registration, self._renew)):
-            self._loop.run(self._jobs, self, hours)
+            self.loop.run(self._jobs, self, hours)
 
     def _renew(self) -> None:
         """What lies in the store under our name: our sketch, so that decoders can compare theirs, and leases."""
@@ -142,17 +145,16 @@ class PrefillWorker:
 
     def stop(self, abort: bool = False) -> None:
         """Leave after what is in hand; with `abort` hand that back too."""
-        self._loop.stop()
+        self.loop.stop()
         self._aborting = abort or self._aborting  # set first: a job may be beginning just now
         if abort:
             for attempt in self._in_hand():
                 attempt.stop_for("not now")
 
     def _open_flow(self) -> Flow:
-        hand_back = self._settler.hand_back_all
-        if self._jobs.slots.count > 1:
-            return SlotFlow(self._broker, self._model, hand_back)
-        return PrefillFlow(self._jobs.consume, self._model, hand_back)
+        if self.slots.count > 1:
+            return SlotFlow(self._broker, self._model, self._settler.hand_back_all)
+        return PrefillFlow(self._jobs.consume, self._model)
 
     # What the consumer loop asks.
 
@@ -196,17 +198,25 @@ class PrefillWorker:
         with self._lock:
             return list(self._prefilling)
 
+    @property
+    def prompt_s(self) -> float:
+        """Mean seconds of a prompt in the engine; 0: none was computed yet."""
+        return self._kv_writer.prompt_s
+
     def registration(self) -> WorkerInfo:
         """What this worker says of itself, now."""
-        engine = engine_registration(self.worker_id, "prefill", self._model, self._started_at, self._loaded_engine)
+        engine = engine_registration(
+            self.worker_id, "prefill", self._model, self._started_at, self._loaded_engine, self._roles
+        )
         attempts = self._in_hand()
         onward = [settlement.attempt for settlement in self._jobs.uncommitted()]
         return replace(
             engine,
             busy=len(attempts),
-            done=self._jobs.slots.jobs_done,
+            done=self.slots.jobs_done,
             tokens_per_s=self._kv_writer.tokens_per_s,
-            off=self._loop.idle_reason,
+            details=replace(engine.details, prefill_curves=self._kv_writer.curves.curves()),
+            off=self.loop.idle_reason,
             notes=engine.notes or self._refusals.reason(),
             jobs=tuple(attempt.envelope.job_id for attempt in [*attempts, *onward]),
         )

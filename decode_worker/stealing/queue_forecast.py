@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from decode_worker.stealing.policy import Offer, Peer, Queue, leave_to_faster
+from engines.curves import MeasuredCurves
 from infra.broker.base import Broker
 from infra.broker.topology import jobs_waiting
 from kvstore.base import ClusterState
 from messages.jobs import DecodeJob, DecodeReport, answer_tokens
-from messages.workers import WorkerInfo
+from messages.workers import BOTH_ROLES, WorkerInfo
 
 # Declared first guesses, in use until somebody has measured.
 FIRST_ANSWER_TOKENS = 400.0  # a mean answer
@@ -47,11 +48,13 @@ class Throughput:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._models: dict[str, Averages] = {}
+        self.curves = MeasuredCurves()
 
-    def note(self, model: str, report: DecodeReport) -> None:
-        """One more job is decoded."""
+    def note(self, model: str, report: DecodeReport, sequences: int = 1) -> None:
+        """One more job is decoded, beside others: so many `sequences` in all, in the end."""
         if not report.completion_tokens or report.decode_s <= 0:
             return
+        self.curves.note(model, sequences, sequences * report.completion_tokens / report.decode_s)
         with self._lock:
             averages = self._models.setdefault(model, Averages())
             averages.jobs += 1
@@ -148,9 +151,13 @@ class QueueForecast:
     def queue(self, model: str, in_hand: int = 0) -> Queue:
         """The decode queue of a model, both lanes, as the broker counts it now; plus jobs `in_hand` that could go back.
 
+        Where workers with both roles serve it few jobs are ready by intention, so prompts that wait count as jobs.
         Raises BrokerUnavailable.
         """
-        return Queue(model, jobs_waiting(self._broker, "decode", model) + in_hand, self.peers(model))
+        ready = jobs_waiting(self._broker, "decode", model) + in_hand
+        if ready and any(registration.details.roles == BOTH_ROLES for registration in self.other_workers(model)):
+            ready += jobs_waiting(self._broker, "prefill", model)
+        return Queue(model, ready, self.peers(model))
 
     def waiting_queue(self, model: str) -> Queue:
         """As `queue`, for a worker of another model that might help there. Raises BrokerUnavailable.
@@ -187,10 +194,12 @@ class QueueForecast:
         return _mean(lengths)
 
     def peers(self, model: str) -> tuple[Peer, ...]:
-        """The workers at home there. Their KV caches are taken to need as long as ours."""
+        """The workers at home there that take jobs. Their KV caches are taken to need as long as ours."""
         tokens, fetch_s = self._answer_tokens(model), self._throughput.fetch_s(model)
         peers = []
         for registration in self.other_workers(model):
+            if registration.off:
+                continue
             rate = registration.figures_for(model)[0] or registration.tokens_per_s
             peers.append(Peer(registration.slots, registration.busy, expected_service_s(tokens, rate, fetch_s)))
         return tuple(peers)

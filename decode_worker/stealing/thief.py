@@ -146,8 +146,8 @@ class QueueChoice:
             self.look()
         return self.outlook
 
-    def note(self, model: str, report: DecodeReport) -> None:
-        """One more job is decoded. After the first it is known at once whether they are short."""
-        self.throughput.note(model, report)
+    def note(self, model: str, report: DecodeReport, sequences: int = 1) -> None:
+        """One more job is decoded, one of so many `sequences`. After the first it is known whether they are short."""
+        self.throughput.note(model, report, sequences)
         if not self.outlook.is_measured:
             self.look()

@@ -167,7 +167,7 @@ def _by_hand(
     open_ids: Sequence[str],
 ) -> None:
     _draw_summary(folder, draw, graded_class, sheet)
-    item_id = _pick(draw, sheet, open_ids)
+    item_id = _pick(draw, graded_class, sheet, open_ids)
     if not open_ids:
         st.success("All are graded by hand.")
         shown = {"bound shown": (str(folder), draw.at, draw.looks)}
@@ -212,7 +212,7 @@ def _draw_summary(folder: Path, draw: Draw, graded_class: GradedClass, sheet: _S
             _draw(folder, graded_class)
 
 
-def _pick(draw: Draw, sheet: _Sheet, open_ids: Sequence[str]) -> str:
+def _pick(draw: Draw, graded_class: GradedClass, sheet: _Sheet, open_ids: Sequence[str]) -> str:
     """The submission that is graded by hand, and ways to the others, in the order drawn."""
     state, names = st.session_state, draw.sampled_members()
     ids = [id for id in names if id in sheet]
@@ -221,8 +221,10 @@ def _pick(draw: Draw, sheet: _Sheet, open_ids: Sequence[str]) -> str:
     item_id: str = state["drawn"]
     at = ids.index(item_id)
 
+    people = {grade.id: grade.display_name for grade in graded_class.grades}
+
     def name(id: str) -> str:
-        return f"{'' if id in open_ids else '✓ '}{names[id].submission}"
+        return f"{'' if id in open_ids else '✓ '}{people.get(id, names[id].submission)}"
 
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.button("Previous", disabled=not at, on_click=_go, args=(ids[at - 1],), shortcut="K")
@@ -258,16 +260,16 @@ def _points(folder: Path, criteria: Sequence[Criterion], item: Item, cells: Mapp
         is_current = state["hand criterion"] == criterion.id
         head = Markup()
         head.title(f"▸ {criterion.title}" if is_current else criterion.title)
-        head.caption(f"{criterion.id}: 0 to {show_points(criterion.points)}")
+        head.caption(f"{criterion.id}: {show_points(criterion.minimum)} to {show_points(criterion.points)}")
         if criterion.guidance:
             head.caption(criterion.guidance)
         head.draw()
         args = (folder, item.item_id, criterion.id, next_id)
-        point_buttons(criterion.id, criterion.points, criterion.step, field, is_current, _press, (field, args))
+        bounds = criterion.minimum, criterion.points
+        point_buttons(criterion.id, *bounds, criterion.step, field, is_current, _press, (field, args))
         st.number_input(
             f"Points for {criterion.id}",
-            0.0,
-            float(criterion.points),
+            *map(float, bounds),
             None,
             float(criterion.step),
             format="%g",

@@ -14,8 +14,7 @@ from desk.rounds import graded_class_of
 from desk.text import escape_markdown
 from desk.view import BatchView
 from grading import export
-from grading.export import Choices, ExportFile, ExportFormat, SinceLast
-from grading.export.final import apply_decisions
+from grading.export import Choices, ExportFile, SinceLast
 from grading.report.grades import save_graded
 from producers.words import plural
 
@@ -40,9 +39,6 @@ def show_export_page(desk: Desk, folder: Path) -> None:
         choices = export_format.choices_from(
             _PageForm(), (desk.title(folder), view.rubric.title if view.rubric else "")
         )
-    since = None
-    if choices is not None and export_format.is_compared:
-        since = _since_last(desk, folder, export_format, choices, include_unreviewed)
     asked = (folder, export_format.name, include_unreviewed, choices)
     # Not before the upload is there: who is quicker than it would be told that nothing was uploaded.
     if st.button("Make the file", type="primary", disabled=choices is None) and choices is not None:
@@ -51,10 +47,20 @@ def show_export_page(desk: Desk, folder: Path) -> None:
             if graded_class:
                 save_graded(folder, graded_class)
             export_file = export_format.make(folder, include_unreviewed=include_unreviewed, **choices)
-            st.session_state["exported"] = (*asked, export_file, since)
+            _, grades = export.final_grades(folder, include_unreviewed)
+            st.session_state["exported"] = (*asked, export_file, grades)
     last_export = st.session_state.get("exported")
     if last_export and last_export[:4] == asked:
-        _offer(folder, *last_export[4:])
+        export_file, grades = last_export[4:]
+        since = None
+        if export_format.is_compared:
+            since = export.since_last(folder, export_format.name, grades, export_file.held_ids)
+            st.write(escape_markdown(since.summary()))
+            if since.differences:
+                show_text("\n".join(since.lines()[:_MAX_LINES]))
+            if len(since.differences) > _MAX_LINES:
+                st.caption(f"The first {_MAX_LINES} of {len(since.differences)}.")
+        _offer(folder, export_file, since)
 
 
 def _times(folder: Path, view: BatchView) -> None:
@@ -66,30 +72,6 @@ def _times(folder: Path, view: BatchView) -> None:
             st.caption(f"{plural(count, 'time')} read.")
             if remark:
                 st.info(escape_markdown(remark))
-
-
-def _since_last(
-    desk: Desk, folder: Path, export_format: ExportFormat, choices: Choices, include_unreviewed: bool
-) -> SinceLast | None:
-    """What this export would change, before it is made; None while that can't be said."""
-    with show_errors():
-        view, _, overrides_by_item = desk.rows(folder)
-        graded_class = graded_class_of(view)
-        late = export.late_of(folder, graded_class.late if graded_class else None)
-        class_grades = graded_class.grades if graded_class else ()
-        grades = [
-            apply_decisions(grade, overrides_by_item.get(grade.item_id, {}), include_unreviewed, late)
-            for grade in class_grades
-        ]
-        held_grades = export_format.select_grades(folder, grades, choices, "")
-        since = export.since_last(folder, export_format.name, grades, held_grades)
-        st.write(escape_markdown(since.summary()))
-        if since.differences:
-            show_text("\n".join(since.lines()[:_MAX_LINES]))
-        if len(since.differences) > _MAX_LINES:
-            st.caption(f"The first {_MAX_LINES} of {len(since.differences)}.")
-        return since
-    return None
 
 
 def _offer(folder: Path, file: ExportFile, since: SinceLast | None) -> None:

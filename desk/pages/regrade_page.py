@@ -7,8 +7,8 @@ from pathlib import Path
 import streamlit as st
 
 from desk import assignments
-from desk.agreement import Difference, difference_row, differences
-from desk.decisions import ROUND_REASON, round_overrides
+from desk.decisions import round_overrides
+from desk.differences import Difference, difference_row, differences
 from desk.pages import review_page, rubric_form
 from desk.pages.rubric_form import RubricDraft
 from desk.pages.shared import (
@@ -30,7 +30,7 @@ from desk.work import Work
 from grading.prompts.prompt import prefix
 from grading.prompts.questions import questions_of
 from grading.report.grades import load_graded, outcome_of
-from grading.reviews import append_override
+from grading.reviews import ROUND_REASON, append_override
 from grading.rubric.form import rubric_differences
 from grading.rubric.rubric import ASPECTS, KINDS
 from messages.errors import RubricError
@@ -56,7 +56,7 @@ def show_regrade_page(desk: Desk, folder: Path) -> None:
             st.expander(escape_markdown(f"Before the rubric changed: version {place.name.partition('-')[0]}")),
         ):
             old = {grade.submission: grade for grade in load_graded(place).grades}
-            _show_differences(differences(old, view.grades))
+            _show_differences(differences(old, view.grades), view)
 
 
 # --- the rubric
@@ -158,7 +158,14 @@ def _prompts(view: BatchView, draft: RubricDraft) -> None:
             st.caption(f"{aspect}: the part that the whole class shares; the student's work follows it")
             asks_together = view.assignment.request.ask == "together"
             show_text(
-                prefix(aspect, rubric, view.assignment.solution, view.assignment.template, asks_together=asks_together)
+                prefix(
+                    aspect,
+                    rubric,
+                    view.assignment.solution,
+                    view.assignment.template,
+                    asks_together=asks_together,
+                    examples=view.assignment.examples,
+                )
             )
             for text, _schema in () if asks_together else questions_of(aspect, rubric).values():
                 show_text(text.strip())
@@ -186,7 +193,9 @@ def _start(desk: Desk, folder: Path, view: BatchView, rubric: Path, draft: Rubri
     preselection = [name for name in st.session_state.pop("regrade names", []) if name in names]
     if preselection:
         st.session_state["regrade which"] = preselection
-    submissions = st.multiselect("Submissions (none: the whole class)", names, key="regrade which")
+    submissions = st.multiselect(
+        "Submissions (none: the whole class)", names, key="regrade which", format_func=_people(view).__getitem__
+    )
     if draft.is_unsaved:
         st.caption("Save what is edited as a new version first: a round is graded with a version that is kept.")
     elif view.assignment:
@@ -227,7 +236,8 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, work: Wor
     if not counts.total:
         return
     old_grades = {grade.submission: grade for grade in view.grades}
-    _show_differences(differences(old_grades, [grade for grade in round_view.grades if outcome_of(grade) != "waiting"]))
+    new_grades = [grade for grade in round_view.grades if outcome_of(grade) != "waiting"]
+    _show_differences(differences(old_grades, new_grades), view)
     if counts.open or is_running:  # a click on what is about to be drawn anew would be lost
         return
     left, right, _ = st.columns([2, 2, 4])
@@ -249,9 +259,15 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, work: Wor
     action_button("Use this rubric for the class", adopt, f"adopt {place}", right)
 
 
-def _show_differences(comparisons: list[Difference]) -> None:
+def _show_differences(comparisons: list[Difference], view: BatchView) -> None:
     changed_grades = [difference for difference in comparisons if not difference.is_none]
     if comparisons:
         st.caption(f"{len(changed_grades)} of {len(comparisons)} are different.")
     if changed_grades:
-        show_table([difference_row(difference) for difference in changed_grades], "Grades that are different")
+        rows = [difference_row(difference, _people(view)) for difference in changed_grades]
+        show_table(rows, "Grades that are different")
+
+
+def _people(view: BatchView) -> dict[str, str]:
+    """Whose each submission is, for people."""
+    return {grade.submission: grade.display_name for grade in view.grades}

@@ -8,7 +8,6 @@ from typing import Any
 import streamlit as st
 
 from desk import assignments
-from desk.agreement import agreement
 from desk.pages.address import REVIEW_FILTERS, go, write_address
 from desk.pages.shared import REFRESH_S, Desk, decider, draw_live, pictures, show_errors, show_problem, show_table
 from desk.pictures import draw_class, draw_criteria
@@ -16,7 +15,13 @@ from desk.rows import ORDERS, Filter, Row, counters, page_count, page_of, select
 from desk.text import escape_markdown
 from grading import export
 from grading.alarms import class_alarms
-from grading.report.grades import OUTCOMES, outcomes, show_points
+from grading.evaluation.evaluate import evaluate
+from grading.evaluation.hand_grades import reviewed_grades
+from grading.evaluation.page import pictures as draw_evaluation
+from grading.evaluation.page import rows as evaluation_rows
+from grading.evaluation.page import sentences
+from grading.report.grades import OUTCOMES, load_graded, outcomes, show_points
+from grading.reviews import AFTER_A_LOOK
 from producers.words import plural
 
 _COLOURS = {
@@ -157,22 +162,14 @@ def _read_in(folder: Path, rows: list[Row], upload: Any) -> None:
 
 
 def _agreement(desk: Desk, folder: Path) -> None:
-    view, rows, overrides_by_item = desk.rows(folder)
-    if not view.rubric or not any(row.is_reviewed for row in rows):
+    """Model and person, with intervals and pictures: what `kvasir evaluate --reviews` says."""
+    view, rows, _ = desk.rows(folder)
+    if not any(row.is_reviewed for row in rows) or not st.toggle("Agreement between model and person", key="agreement"):
         return
-    st.subheader("Agreement between model and person", anchor=False)
-    agreements = agreement(view.rubric.criteria, view.grades, overrides_by_item)
-    show_table(
-        [
-            {
-                "criterion": row.title,
-                "reviewed": row.reviewed_count,
-                "same points": f"{row.same_count} ({row.share:.0%})",
-                "within a step": row.near_count,
-                "person − model, mean": round(row.mean_difference, 2),
-                "largest difference": row.largest,
-            }
-            for row in agreements
-        ],
-        "Agreement between model and person",
+    stamp = desk.version(folder)
+    evaluation = desk.get_or_make(
+        ("agreement", folder), stamp, lambda: evaluate(load_graded(folder), reviewed_grades(folder), view.assignment)
     )
+    show_table(evaluation_rows(evaluation), "Agreement between model and person")
+    st.caption(escape_markdown(" ".join([AFTER_A_LOOK, *sentences(evaluation)])))
+    st.html(pictures(desk, ("agreement drawn", folder), stamp, lambda: draw_evaluation(evaluation)))

@@ -347,8 +347,9 @@ def _criterion(draft: Draft, criterion: Criterion | None, item: CriterionGrade, 
         head.verbatim(item.evidence)
     head.draw()
     field, step = draft.key(f"points {item.id}"), criterion.step if criterion else 1
-    point_buttons(item.id, item.max_points, step, field, is_current, _enter_points, (field, next_id))
-    st.number_input(f"Points for {item.id}", 0.0, float(item.max_points), None, float(step), format="%g", key=field)
+    bounds = item.min_points, item.max_points
+    point_buttons(item.id, *bounds, step, field, is_current, _enter_points, (field, next_id))
+    st.number_input(f"Points for {item.id}", *map(float, bounds), None, float(step), format="%g", key=field)
     with st.container(key="at hand" if is_current else None):
         st.text_area(f"Feedback on {item.id}", key=draft.key(f"feedback {item.id}"))
 

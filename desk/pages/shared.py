@@ -289,6 +289,7 @@ def pictures(desk: Desk, key: Hashable, stamp: Hashable, draw: Callable[[], Iter
 
 def point_buttons(
     criterion: str,
+    smallest: Points,
     largest: Points,
     step: Points,
     field: str,
@@ -300,11 +301,11 @@ def point_buttons(
 
     `field` is the key of the number that they set; `on_click` is called with the points, and then `args`.
     """
-    if largest > _MOST_BUTTONS or step > 1:
+    if largest - smallest > _MOST_BUTTONS or step > 1:
         return
     current_points = st.session_state.get(field)
     with st.container(horizontal=True, gap="small", key="points-at-hand" if is_current else None):
-        for points in range(int(largest) + 1):
+        for points in range(int(smallest), int(largest) + 1):
             st.button(
                 str(points),
                 key=f"give {points} {criterion}",

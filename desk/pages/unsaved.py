@@ -86,7 +86,7 @@ def asks_about_unsaved(desk: Desk) -> bool:
     if not draft.is_unsaved:
         return False
     st.session_state.pop("shown", None)  # the address follows the answer
-    st.warning(escape_markdown(f"Your changes to {draft.final.submission} are not saved."))
+    st.warning(escape_markdown(f"Your changes to {draft.final.grade.display_name} are not saved."))
     with st.container(horizontal=True):
         st.button("Save", type="primary", on_click=save, args=(desk, draft, draft.overrides), kwargs=destination)
         st.button("Discard", on_click=discard, args=(desk,), kwargs=destination)

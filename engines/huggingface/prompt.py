@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
-from engines.chat import SAMPLE, ChatPrompt, vocabulary_hash
+from engines.chat import SAMPLE, ChatPrompt, cut_inside, sample_words, vocabulary_hash
 from engines.huggingface.weights import read_json
 from engines.template import rendered, require_bounded, sandbox
 from messages.errors import ConfigError, InvalidPrompt
@@ -45,6 +45,8 @@ class HFPrompt(ChatPrompt):
         # Many a mark is declared an ordinary token (`<turn|>`, `<tool_response>`): no text of anybody's may become one.
         marks = [entry for entry in definition.get("added_tokens") or [] if entry["content"].strip()]
         self._control = _control_pattern(marks)
+        # llama.cpp finds these in any text; where it does, both engines cut the text inside them.
+        self._ordinary_marks = _pattern([re.escape(entry["content"]) for entry in marks if not entry.get("special")])
         self._parsing = _load(self.tokenizer_json, folder)
         for entry in marks:
             entry["special"] = True
@@ -52,12 +54,18 @@ class HFPrompt(ChatPrompt):
         self._plain.encode_special_tokens = True
         self._template = _Template(folder, settings)
         self.end_ids = self._find_end_ids(folder, settings)
-        self.tokenizer_hash = vocabulary_hash(self.token_texts(), _merges(definition))
+        rules = _merges(definition) if _is_byte_level(definition) else sample_words(self.plain_ids)
+        self.tokenizer_hash = vocabulary_hash(self.token_texts(), rules)
         self.chars_per_token = len(SAMPLE) / max(1, len(self.plain_ids(SAMPLE)))
-        self.require_template()
-        self._require_pieces_to_fit(folder)
+        if self._template.text:
+            self.require_template()
+            self._require_pieces_to_fit(folder)
 
-    def render(self, messages: list[dict[str, str]], clock: float) -> str:
+    def raw_ids(self, text: str) -> Sequence[int]:
+        """See ChatPrompt."""
+        return self._plain.encode(text, add_special_tokens=True).ids
+
+    def render(self, messages: list[dict[str, Any]], clock: float) -> str:
         """See ChatPrompt."""
         return self._template.render(messages, clock)
 
@@ -68,8 +76,10 @@ class HFPrompt(ChatPrompt):
 
     def piece_ids(self, text: str, begins: bool, control: bool) -> Sequence[int]:
         """See ChatPrompt. A piece has the same ids wherever it stands."""
-        tokenizer = self._parsing if control else self._plain
-        return tokenizer.encode(text, add_special_tokens=False).ids
+        if control:
+            return self._parsing.encode(text, add_special_tokens=False).ids
+        pieces = cut_inside(text, self._ordinary_marks.finditer(text))
+        return [number for piece in pieces for number in self._plain.encode(piece, add_special_tokens=False).ids]
 
     def plain_ids(self, text: str) -> tuple[int, ...]:
         """Ids of a bare text; no control tokens."""
@@ -109,21 +119,23 @@ class HFPrompt(ChatPrompt):
 
 
 class _Template:
-    """A folder's chat template, run where it can reach nothing but what it is given."""
+    """A folder's chat template, run where it can reach nothing but what it is given. Without one its text is ""."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self._folder = folder
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         self._tokens = {name: _token_text(settings.get(name)) for name in names}
-        text = _template_text(folder, settings)
-        require_bounded(text, tuple(self._tokens.items()), str(folder))
+        self.text = _template_text(folder, settings)
+        require_bounded(self.text, tuple(self._tokens.items()), str(folder))
         try:
-            self._template = sandbox().from_string(text)
+            self._template = sandbox().from_string(self.text)
         except TemplateError as error:
             raise ConfigError(f"the chat template of {folder} is not valid: {error}") from None
 
-    def render(self, messages: list[dict[str, str]], clock: float) -> str:
+    def render(self, messages: list[dict[str, Any]], clock: float) -> str:
         """These messages, and the opening of the assistant's answer. Raises InvalidPrompt."""
+        if not self.text:
+            raise InvalidPrompt(f"{self._folder} has no chat template: it continues texts, and knows no conversations")
         today = datetime.fromtimestamp(clock, UTC)
         try:
             return rendered(self._template, messages, self._tokens, today)
@@ -147,6 +159,10 @@ def _control_pattern(control: Iterable[dict[str, Any]]) -> re.Pattern[str]:
         (r"\s*" if entry.get("lstrip") else "") + re.escape(entry["content"]) + (r"\s*" if entry.get("rstrip") else "")
         for entry in entries
     ]
+    return _pattern(choices)
+
+
+def _pattern(choices: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(choices) or r"(?!)")
 
 
@@ -158,6 +174,11 @@ def _load(definition: str, folder: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _is_byte_level(definition: dict[str, Any]) -> bool:
+    """Whether each byte has a letter of its own, as in GPT-2's vocabulary."""
+    return '"ByteLevel"' in json.dumps([definition.get("pre_tokenizer"), definition.get("decoder")])
 
 
 def _merges(definition: dict[str, Any]) -> list[str]:
@@ -175,9 +196,7 @@ def _template_text(folder: Path, settings: dict[str, Any]) -> str:
         raise ConfigError(f"{folder / 'chat_template.jinja'} can't be read: {error}") from None
     if isinstance(template, list):
         template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
-    if not isinstance(template, str) or not template:
-        raise ConfigError(f"{folder} has no chat template; use an instruction-tuned model, or add chat_template.jinja")
-    return template
+    return template if isinstance(template, str) else ""
 
 
 def _token_text(token: Any) -> str:

@@ -30,6 +30,7 @@ from engines.llamacpp.http import ServerRefused
 from engines.llamacpp.model import (
     effective_ropes,
     fingerprint,
+    marks,
     require_known,
     rounding,
     slot_form,
@@ -69,7 +70,9 @@ class LlamaCppEngine:
         self._prefill_slots = self._decode_slots  # a server with one slot shares it
         if backing.total_slots > 1:
             self._prefill_slots = _Slots([backing.total_slots - 1], self._check_running)
-        self._prompt = LlamaPrompt(self._server)
+        gguf = backing.gguf
+        has_template = gguf is None or bool(gguf.metadata.get("tokenizer.chat_template"))
+        self._prompt = LlamaPrompt(self._server, marks(gguf) if gguf else (), has_template)
         self._answers = Completions(self._server, self._prompt, backing.slot_folder is not None)
         self._sample_ids = self._prompt.plain_ids(SAMPLE)
         self._shape: SlotShape | None = None
@@ -81,7 +84,6 @@ class LlamaCppEngine:
         layout = self._shape.layout if self._shape else None
         # A window or a recurrent state that has moved on can't be taken back: the server would read all of it again.
         self._rewinds = layout is not None and not (layout.window or layout.state_layers)
-        gguf = backing.gguf
         # Where the vocabulary can't be read: what it makes of the sample.
         observed = "observed-" + hashlib.blake2b(repr(self._sample_ids).encode(), digest_size=16).hexdigest()
         self.info = EngineInfo(
@@ -90,7 +92,7 @@ class LlamaCppEngine:
             context=backing.context,
             slots=len(decode_slots),
             fingerprint=fingerprint(gguf, layout) if gguf and layout else "",
-            tokenizer=tokenizer_hash(gguf) if gguf else observed,
+            tokenizer=tokenizer_hash(gguf, self._prompt.plain_ids) if gguf else observed,
             layout=layout,
             ropes=self._ropes if layout else (),
             capabilities=Capabilities.local(transfers_kv=layout is not None),

@@ -23,6 +23,7 @@ _MAX_ENTRIES = 1 << 20
 _MAX_ARRAY = 1 << 26
 _STRING, _ARRAY = 8, 9
 _ROPE_FACTORS, _F32 = "rope_freqs.weight", 0
+_LAYER = "blk."
 _LONG_ROPE_FACTORS = "rope_factors_long.weight"
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 # ggml type id: (values in a block, bytes of a block); a type not listed is not checked for its size.
@@ -39,7 +40,7 @@ class GGUFFile:
 
     `rope_factors`: the values of its tensor rope_freqs.weight, () if it has none. `long_rope`: it has factors for a
     long context, of which llama.cpp takes those or others by the context that it is started with. `kind`:
-    the ggml type id of most of its weights.
+    the ggml type id of most of its layers' weights, which make K and V.
     """
 
     path: Path
@@ -159,7 +160,8 @@ def _parse(path: Path, data: mmap.mmap, size: int) -> GGUFFile:
     long_rope = any(tensor.name == _LONG_ROPE_FACTORS for tensor in tensors)
     values: Counter[int] = Counter()
     for tensor in tensors:
-        values[tensor.kind] += tensor.values
+        # An embedding of 262,144 tokens may be most of a small model, and rounds no key or value.
+        values[tensor.kind] += tensor.values if tensor.name.startswith(_LAYER) else 0
     kind = max(values, key=values.__getitem__)
     return GGUFFile(path, metadata, data_start, size, factors, long_rope, kind)
 

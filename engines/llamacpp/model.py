@@ -6,11 +6,12 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from engines import cached
-from engines.chat import vocabulary_hash
+from engines.chat import sample_words, vocabulary_hash
 from engines.llamacpp import slotfile
 from engines.llamacpp.gguf_file import GGUFFile
 from engines.llamacpp.slotfile import SlotFile, SlotForm, SlotShape
@@ -46,10 +47,13 @@ class Heads:
 # By ggml type id: F32, F16, Q8_0, Q8_1, Q8_K, BF16.
 _ROUNDING = {0: "f32", 1: "f16", 8: "q8", 9: "q8", 15: "q8", 30: "bf16"}
 _PADDING = re.compile(r"\[PAD\d+\]")
+# As llama.cpp names them (src/llama-vocab.cpp, llama_vocab::impl::load): byte-level BPE, and SentencePiece.
+_BYTE_LEVEL, _SENTENCE_PIECE = "gpt2", "llama"
+_USER_DEFINED = 4  # a token_type
 
 
 def rounding(gguf: GGUFFile) -> str:
-    """Of most of its weights, as `EngineInfo.rounding` names it."""
+    """Of most of its layers' weights, as `EngineInfo.rounding` names it."""
     return _ROUNDING.get(gguf.kind, "q4")
 
 
@@ -205,13 +209,33 @@ def vocabulary(gguf: GGUFFile) -> list[str]:
     tokens = [str(token) for token in gguf.metadata.get("tokenizer.ggml.tokens", [])]
     while tokens and _PADDING.fullmatch(tokens[-1]):
         tokens.pop()
+    if gguf.metadata.get("tokenizer.ggml.model") == _SENTENCE_PIECE:
+        # llama.cpp's converter writes user-defined tokens with the spaces that they stand for (convert_hf_to_gguf.py,
+        # _create_vocab_sentencepiece).
+        for number in _user_defined(gguf, len(tokens)):
+            tokens[number] = tokens[number].replace(" ", "\u2581")
     return tokens
 
 
-def tokenizer_hash(gguf: GGUFFile) -> str:
-    """Names the vocabulary as a Hugging Face folder of the same model does; the chat template is no part of it."""
-    merges = [str(merge) for merge in gguf.metadata.get("tokenizer.ggml.merges", [])]
-    return vocabulary_hash(vocabulary(gguf), merges)
+def marks(gguf: GGUFFile) -> list[str]:
+    """Texts that llama.cpp makes one token wherever they stand, whether control tokens are recognised or not."""
+    tokens = gguf.metadata.get("tokenizer.ggml.tokens", [])
+    return [str(tokens[number]) for number in _user_defined(gguf, len(tokens)) if str(tokens[number]).strip()]
+
+
+def _user_defined(gguf: GGUFFile, count: int) -> list[int]:
+    kinds = gguf.metadata.get("tokenizer.ggml.token_type", [])
+    return [number for number, kind in enumerate(kinds[:count]) if kind == _USER_DEFINED]
+
+
+def tokenizer_hash(gguf: GGUFFile, encode: Callable[[str], Sequence[int]]) -> str:
+    """Names the vocabulary as a Hugging Face folder of the same model does; the chat template is no part of it.
+
+    `encode`: the ids of a bare text.
+    """
+    if gguf.metadata.get("tokenizer.ggml.model") == _BYTE_LEVEL:
+        return vocabulary_hash(vocabulary(gguf), map(str, gguf.metadata.get("tokenizer.ggml.merges", [])))
+    return vocabulary_hash(vocabulary(gguf), sample_words(encode))
 
 
 def fingerprint(gguf: GGUFFile, layout: KVLayout) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from typing import Any
 
-from engines.chat import MEMORY_SIZE, ChatPrompt
+from engines.chat import MEMORY_SIZE, ChatPrompt, cut_inside
 from engines.llamacpp.http import LlamaServer, ServerRefused
 from messages.errors import InvalidPrompt
 
-_MARK = re.compile(r"<\|[^<>|\s]{1,40}\|>")
+_MARK = r"<\|[^<>|\s]{1,40}\|>"
 _TEMPLATE_FAILED = (400, 500)  # what a server answers whose template raises
 _DATE_CALL = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 
@@ -19,17 +21,34 @@ _DATE_CALL = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 class LlamaPrompt(ChatPrompt):
     """Tokenizes prompts on one server. Callable from any thread."""
 
-    def __init__(self, server: LlamaServer) -> None:
-        """Raises ConfigError if the model's chat template can't be used."""
+    def __init__(self, server: LlamaServer, marks: Iterable[str] = (), has_template: bool = True) -> None:
+        """`marks`: what the server makes one token in any text, as far as it is known.
+
+        `has_template`: whether the model brings a chat template; the server has one of its own for one that does not.
+
+        Raises ConfigError if the model's chat template can't be used.
+        """
         super().__init__()
         self._server = server
+        choices = [_MARK, *map(re.escape, sorted(marks, key=len, reverse=True))]
+        self._marks = re.compile("|".join(choices))
         self._is_always_one_token = lru_cache(MEMORY_SIZE)(self._ask_for_mark)
         template = str(server.get("/props").get("chat_template", ""))
         self._date_formats = sorted({match[2] for match in _DATE_CALL.finditer(template)})
-        self.require_template()
+        self._has_template = has_template
+        if has_template:
+            self.require_template()
 
-    def render(self, messages: list[dict[str, str]], clock: float) -> str:
+    def raw_ids(self, text: str) -> Sequence[int]:
         """See ChatPrompt."""
+        return self.plain_ids(text, add_special=True)
+
+    def render(self, messages: list[dict[str, Any]], clock: float) -> str:
+        """See ChatPrompt."""
+        if not self._has_template:
+            raise InvalidPrompt("the model has no chat template: it continues texts, and knows no conversations")
+        for call in (call["function"] for message in messages for call in message.get("tool_calls", ())):
+            call["arguments"] = json.dumps(call["arguments"])  # as OpenAI's API has them
         try:
             text = str(self._server.post("/apply-template", {"messages": messages})["prompt"])
         except ServerRefused as error:
@@ -76,13 +95,13 @@ class LlamaPrompt(ChatPrompt):
     def plain_ids(self, text: str, add_special: bool = False) -> tuple[int, ...]:
         """Ids of a text in which nothing is a control token.
 
-        llama.cpp makes gpt-oss's marks (`<|channel|>`) tokens that it finds in any text, recognised or not. So a text
-        that spells one is cut inside it.
+        llama.cpp makes user-defined tokens (gpt-oss's `<|channel|>`, Gemma's `<table>`) of what it finds in any text,
+        control tokens recognised or not. So a text that spells one is cut inside it.
         """
-        cuts = [match.start() + 1 for match in _MARK.finditer(text) if self._is_always_one_token(match[0])]
+        found = [match for match in self._marks.finditer(text) if self._is_always_one_token(match[0])]
         ids: list[int] = []
-        for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
-            ids += self._tokens(text[start:end], add_special=add_special and not start, parse_special=False)
+        for number, piece in enumerate(cut_inside(text, found)):
+            ids += self._tokens(piece, add_special=add_special and not number, parse_special=False)
         return tuple(ids)
 
     def _ask_for_mark(self, mark: str) -> bool:

@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 import ollama
 
 from engines.base import Answer, Capabilities, EngineInfo, StreamedText
-from engines.chat import chat
 from engines.entry import EngineOptions, closed_on_failure
 from engines.ollama.http import ModelMissing, OllamaServer
 from engines.remote import (
@@ -158,11 +157,15 @@ class OllamaEngine(TextOnly[OllamaServer]):
         }
         if words:  # they would take the place of the model's own
             options["stop"] = [*self._stops, *words]
-        request = {
-            "model": self._model,
-            "messages": [{"role": message.role, "content": self._break_up(message.text)} for message in chat(prompt)],
-            "options": options,
-        }
+        texts = [(message, self._break_up(message.text)) for message in self._messages(prompt)]
+        request: dict[str, Any] = {"model": self._model, "options": options}
+        if prompt[0].role == "raw":
+            request |= {"prompt": texts[0][1], "raw": True}
+        else:
+            request["messages"] = [
+                message.as_fields(text, json.loads(text) if message.is_call else None) | {"tool_name": message.function}
+                for message, text in texts
+            ]
         if sampling.json_schema:
             request["format"] = json.loads(sampling.json_schema)
         return request | {"keep_alive": KEEP_ALIVE}

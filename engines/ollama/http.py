@@ -14,7 +14,8 @@ from engines.remote import CONNECT_S, IDLE_S, RemoteServer, bounded
 from messages.errors import ContextExceeded, EngineUnavailable, InvalidSchema, KvasirError
 
 _NOT_FOUND = 404
-_EXTRA_FIELDS = {"chat": {"truncate": False, "shift": False}, "show": {"verbose": True}}
+_UNCUT = {"truncate": False, "shift": False}
+_EXTRA_FIELDS = {"chat": _UNCUT, "generate": _UNCUT, "show": {"verbose": True}}
 # What Ollama and the llama-server below it say of a prompt that does not fit, and of a schema that is none.
 _TOO_LONG = ("exceed_context_size", "exceeds the context", "exceeds the available context", "longer than the context")
 _NO_SCHEMA = ("grammar", "schema", "invalid format")
@@ -62,12 +63,13 @@ class OllamaServer(RemoteServer):
         return answer
 
     def chat(self, stop: threading.Event | None = None, **request: Any) -> Iterator[ollama.ChatResponse]:
-        """An answer piece by piece; `request` as for the client's `chat`."""
+        """An answer piece by piece; `request` as for the client's `chat`, or its `generate` with a `prompt`."""
         return self._receive(lambda: self._pieces(request), stop)
 
     async def _pieces(self, request: dict[str, Any]) -> AsyncIterator[Any]:
-        async for piece in await self._client.chat(stream=True, **request):
-            yield piece
+        ask = self._client.generate if "prompt" in request else self._client.chat
+        async for piece in await ask(stream=True, **request):
+            yield piece if isinstance(piece, ollama.ChatResponse) else _as_chat(piece)
 
     def _translate_error(self, error: BaseException) -> KvasirError:
         if not isinstance(error, ollama.ResponseError):
@@ -90,6 +92,12 @@ class OllamaServer(RemoteServer):
 
     async def _close_client(self) -> None:
         await self._client.close()  # type: ignore[no-untyped-call]
+
+
+def _as_chat(piece: ollama.GenerateResponse) -> ollama.ChatResponse:
+    message = ollama.Message(role="assistant", content=piece.response)
+    figures = piece.model_dump(include=set(ollama.ChatResponse.model_fields) - {"message", "logprobs"})
+    return ollama.ChatResponse(message=message, **figures)
 
 
 class _NeverCut(httpx.AsyncHTTPTransport):

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engines.base import Answer, Capabilities, EngineInfo, StreamedText
-from engines.chat import chat
 from engines.entry import EngineOptions, closed_on_failure
 from engines.openai.http import NoModelList, OpenAIServer, Outside, RequestRefused, outside, permanent_error
 from engines.remote import RANDOM_SEED, TextOnly, break_known_marks, check_json, context_of, new_sample
@@ -139,9 +138,10 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
         start = time.monotonic()
         self._check_capacity(sampling)
         reading = _AnswerReader(start, on_text)
-        messages = [{"role": message.role, "content": break_known_marks(message.text)} for message in chat(prompt)]
+        texts = [(message, break_known_marks(message.text)) for message in self._messages(prompt)]
+        request = self._request([message.as_fields(text, text) for message, text in texts], sampling)
         try:
-            for event in self._server.chat(self._request(messages, sampling), stop):
+            for event in self._server.chat(request, stop):
                 reading.consume_event(event)
         except RequestRefused as refusal:
             raise permanent_error(refusal) from refusal
@@ -159,10 +159,11 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
             seconds=time.monotonic() - start,
         )
 
-    def _request(self, messages: list[dict[str, str]], sampling: Sampling) -> dict[str, Any]:
+    def _request(self, messages: list[dict[str, Any]], sampling: Sampling) -> dict[str, Any]:
+        is_raw = messages[0]["role"] == "raw"
         request: dict[str, Any] = {
             "model": self._model,
-            "messages": messages,
+            **({"prompt": messages[0]["content"]} if is_raw else {"messages": messages}),
             "stream": True,
             "stream_options": {"include_usage": True},
             "max_tokens": sampling.max_tokens,
@@ -226,7 +227,7 @@ class _AnswerReader(StreamedText):
             self._reason = next(
                 (choice["finish_reason"] for choice in choices if choice.get("finish_reason")), self._reason
             )
-            deltas = [choice.get("delta") or {} for choice in choices]
+            deltas = [choice.get("delta") or {"content": choice.get("text")} for choice in choices]
             piece = "".join([delta.get("content") or "" for delta in deltas])
             has_thoughts = any(delta.get("reasoning_content") or delta.get("reasoning") for delta in deltas)
         except (AttributeError, TypeError, ValueError):

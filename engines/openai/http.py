@@ -89,7 +89,10 @@ class OpenAIServer(RemoteServer):
         return [entry for entry in self._call(self._probe) if isinstance(entry, dict)]
 
     def chat(self, body: dict[str, Any], stop: threading.Event | None = None) -> Iterator[dict[str, Any]]:
-        """The answer's events. A server that is busy (429) is asked again when it says."""
+        """The answer's events; `prompt` in place of `messages` is continued as it stands.
+
+        A server that is busy (429) is asked again when it says.
+        """
         return self._receive(lambda: self._events_with_retry(body), stop)
 
     async def _probe(self) -> list[Any]:
@@ -117,7 +120,8 @@ class OpenAIServer(RemoteServer):
 
     async def _events(self, body: dict[str, Any]) -> AsyncIterator[Any]:
         await self._check_place()
-        post = self._open_session().post(f"{self.host}/chat/completions", json=body, allow_redirects=False)
+        route = "completions" if "prompt" in body else "chat/completions"
+        post = self._open_session().post(f"{self.host}/{route}", json=body, allow_redirects=False)
         async with post as response:
             if response.status != HTTPStatus.OK:
                 self._check(response, await self._read(response))

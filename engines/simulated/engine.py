@@ -44,7 +44,7 @@ from messages.kv import Array, Block, KVCache, KVLayout, Record, RecurrentState
 
 CHARS_PER_TOKEN = 4
 _BOS = 1
-_MARKS = {"user": 2, "assistant": 3, "system": 4}
+_MARKS = {"user": 2, "assistant": 3, "system": 4, "tool": 5}
 _FIRST_TEXT_ID = 16
 _VOCABULARY = 1 << 17
 _POLL_S = 0.05
@@ -151,14 +151,21 @@ class SimulatedEngine:
         )
 
     def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
-        """Begin of text, for each message its role's mark and one id for every four characters, an assistant mark."""
+        """Begin of text, for each message its role's mark and one id for every four characters, an assistant mark.
+
+        A raw prompt has no marks, and an assistant's message at the end is not marked off.
+        """
         ids, shared_tokens, whole = [_BOS], 0, True
-        for message in chat(prompt):
+        messages = chat(prompt)
+        if messages[0].role == "raw":
+            return TokenizedPrompt((_BOS, *_text_ids(messages[0].text)), 0)
+        for message in messages:
             if whole:  # so far all was the class's
                 shared_tokens = len(ids) + 1 + message.common // CHARS_PER_TOKEN
             whole = whole and message.common == len(message.text)
-            ids += (_MARKS[message.role], *_text_ids(message.text))
-        return TokenizedPrompt((*ids, _MARKS["assistant"]), shared_tokens)
+            ids += (_MARKS[message.role], *_text_ids(message.function + message.text))
+        opening = () if messages[-1].is_continued else (_MARKS["assistant"],)
+        return TokenizedPrompt((*ids, *opening), shared_tokens)
 
     def count_tokens(self, text: str) -> int:
         """Four characters to a token, rounded up."""

@@ -39,7 +39,7 @@ from grading.attacks.scorer import (
 EPOCHS = 4
 RATE = 0.8
 TRAININGS = 4
-THRESHOLD = 0.9  # above even chances
+THRESHOLD = 1.4  # above even chances
 DROPPED = 0.2  # of the words, in copies: what is left still says what it says
 REWORDED = 0.5  # of the words that the list has, in copies: another word for the same, in whatever language
 UNSPACED = 0.15
@@ -90,11 +90,11 @@ def _same_meaning() -> dict[int, list[str]]:
     return same
 
 
-def train(texts: Sequence[Text], seed: int = 0) -> ScorerWeights:
-    """The table for these texts."""
-    each = [_trained(texts, seed * TRAININGS + number) for number in range(TRAININGS)]
+def train(texts: Sequence[Text], seed: int = 0, trainings: int = TRAININGS) -> ScorerWeights:
+    """The table for these texts, the mean of so many trainings."""
+    each = [_trained(texts, seed * TRAININGS + number) for number in range(trainings)]
     weights = np.mean([weights for weights, _ in each], axis=0)
-    return ScorerWeights(weights.astype(np.float32), sum(bias for _, bias in each) / TRAININGS, THRESHOLD)
+    return ScorerWeights(weights.astype(np.float32), sum(bias for _, bias in each) / trainings - THRESHOLD)
 
 
 def _trained(texts: Sequence[Text], seed: int) -> tuple[npt.NDArray[np.float64], float]:
@@ -139,7 +139,7 @@ def buckets(text: str) -> tuple[Integers, Floats]:
 def packed(table: ScorerWeights) -> bytes:
     """The file: a line of JSON, then a byte for each weight."""
     step = float(np.abs(table.weights).max()) / 127
-    numbers = {"step": step, "bias": table.bias, "threshold": table.threshold}
+    numbers = {"step": step, "bias": table.bias}
     rounded = np.round(table.weights / step).astype(np.int8)
     return json.dumps(numbers).encode() + b"\n" + rounded.tobytes()
 

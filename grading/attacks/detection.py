@@ -9,13 +9,13 @@ models: the model was taught that as well (`examples/attacks`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from grading.attacks.disguises import READINGS, plain, uncover
-from grading.attacks.scorer import Floats, ScorerWeights, scores
+from grading.attacks.scorer import Floats, ScorerWeights, known_words, scores
 from grading.prompts.prompt import has_control_tokens
 from grading.submissions.reading import Submission
 
@@ -26,9 +26,11 @@ MAX_SHOWN = 120
 _RUN, _RUN_CHARS = 3, 420  # sentences that are read as one: a phrase may go on in the next line
 _LINES, _LINES_CHARS = 6, 120  # or in several, if they are short
 _USUAL, _CAUTION = 20, 1.1  # sentences; more of them give chance more chances, so each has to be clearer
-_CERTAIN = 0.8  # rot13 and backwards make words of anything; what they find has to be clearer
+_NEW_WORDS = 2  # that a decoded reading has to make out of what was none
 
-_END = re.compile(r"\n+|(?<=[.!?…])\s+|(?<=[。!?;।؟])")
+_END = re.compile(
+    r"""\n+|(?<=[!?…])\s+|(?<=[\w)\]"'”»’`*>][.])\s+|(?<=[。।؟\uff01\uff1b\uff1f])"""
+)  # not within Morse, or an entity
 _MARGIN = re.compile(r"^[\s#>*/%|–—•-]+|[\s*|–—-]+$")
 _LETTERS = re.compile(r"[^\W\d_]")
 _PIECE = re.compile(r".{1,240}(?:\s|$)|.{1,240}")
@@ -46,7 +48,7 @@ def instruction_flags(submission: Submission) -> tuple[str, ...]:
         location = part.location or part.kind
         if scored_passage:
             score, passage = scored_passage
-            flags.append(f"speaks to the grader ({location}, score {score:.2f}): “{passage}”")
+            flags.append(f"speaks to the grader ({location}, score {score:.2f}): {passage}")
         elif has_control_tokens(part.text):
             flags.append(f"holds a chat control token ({location})")
     return tuple(flags[:MAX_FLAGS])
@@ -55,27 +57,40 @@ def instruction_flags(submission: Submission) -> tuple[str, ...]:
 def strongest_passages(
     texts: Sequence[str], scorer_weights: ScorerWeights | None = None
 ) -> list[tuple[float, str] | None]:
-    """For each text its strongest passage with its score, from 0.5 to 1, or None."""
+    """For each text its strongest passage with its score, from 0.5 to 1, or None.
+
+    The passage is quoted in the words of the text, and as it reads where that is something else.
+    """
     best: list[tuple[float, str] | None] = [None] * len(texts)
-    sentences = [(owner, sentence) for owner, text in enumerate(_cut(texts)) for sentence in split_sentences(text)]
-    if len(sentences) > MAX_SENTENCES:
-        sentences = sentences[: MAX_SENTENCES // 2] + sentences[-MAX_SENTENCES // 2 :]
+    pieces = [(owner, piece) for owner, text in enumerate(_cut(texts)) for piece in _END.split(text) if piece.strip()]
+    if len(pieces) > MAX_SENTENCES:
+        pieces = pieces[: MAX_SENTENCES // 2] + pieces[-MAX_SENTENCES // 2 :]
+    sentences = [(piece, sentence) for piece, (_, text) in enumerate(pieces) for sentence in split_sentences(text)][
+        :MAX_SENTENCES
+    ]
+    owners = [pieces[piece][0] for piece, _ in sentences]
     caution = _CAUTION * max(np.log(len(sentences) / _USUAL), 0.0) if sentences else 0.0
     for number, reading in enumerate(READINGS):
-        decoded_sentences = [reading(sentence) for _, sentence in sentences]
+        readings = [reading(sentence) for _, sentence in sentences]
         changes = [
-            not number or decoded_sentence != original
-            for decoded_sentence, (_, original) in zip(decoded_sentences, sentences, strict=True)
+            not number or (read != sentence and known_words(read) >= known_words(sentence) + _NEW_WORDS)
+            for read, (_, sentence) in zip(readings, sentences, strict=True)
         ]
-        runs = list(_runs([owner for owner, _ in sentences], decoded_sentences, changes))
-        logits = _logits(decoded_sentences, runs, scorer_weights) - (_CERTAIN if number > 2 else 0.0) - caution
+        runs = list(_runs(owners, readings, changes))
+        logits = _logits(readings, runs, scorer_weights) - caution
         for place in np.flatnonzero(logits > 0):
             first, last = runs[place]
             score = float(1 / (1 + np.exp(-logits[place])))
-            owner = sentences[first][0]
-            if score > (best[owner] or (0.0, ""))[0]:
-                best[owner] = score, " ".join(" ".join(decoded_sentences[first:last]).split())[:MAX_SHOWN]
+            if score > (best[owners[first]] or (0.0, ""))[0]:
+                own_words = dict.fromkeys(pieces[piece][1] for piece, _ in sentences[first:last])
+                best[owners[first]] = score, _quoted(own_words, readings[first:last])
     return best
+
+
+def _quoted(own_words: Iterable[str], readings: Iterable[str]) -> str:
+    own, read = (" ".join(" ".join(texts).split()) for texts in (own_words, readings))
+    is_plain = plain(read).replace(" ", "") in plain(own).replace(" ", "")
+    return f"“{own[:MAX_SHOWN]}”" if is_plain else f"“{own[:MAX_SHOWN]}”, which reads “{read[:MAX_SHOWN]}”"
 
 
 def _cut(texts: Sequence[str]) -> Iterator[str]:
@@ -87,8 +102,8 @@ def _cut(texts: Sequence[str]) -> Iterator[str]:
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a text, and the lines of code, without what stands in their margins."""
-    sentences = (_MARGIN.sub("", sentence) for sentence in _END.split(uncover(text)))
+    """The sentences of a text, and the lines of code, without disguises and without what stands in their margins."""
+    sentences = (_MARGIN.sub("", part) for piece in _END.split(text) for part in _END.split(uncover(piece)))
     return [piece for sentence in sentences for piece in _PIECE.findall(sentence) if _LETTERS.search(piece)]
 
 

@@ -1,14 +1,14 @@
 """Text as it reads once the disguises are off that can be taken off mechanically.
 
 What is taken off: invisible characters, look-alike letters, accents, full width, HTML tags, comments, entities,
-escapes, colours of LaTeX, base64 and hex, letters set apart, digits for letters, rot13, and text written backwards.
+escapes, colours of LaTeX, base64, base32 and hex (also twice), Morse, letters set apart, and digits for letters. A
+decoded reading counts only where it is language, and what stood there was none.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import codecs
 import html
 import re
 import unicodedata
@@ -18,6 +18,8 @@ from urllib.parse import unquote
 FULL = "\ue000"  # stands for 10/10, 10 of 10 and 100 %, whatever the numbers
 _MAX_PAYLOADS = 50
 _MAX_PAYLOAD = 4096
+_MAX_TIMES = 3  # that something is encoded
+_LETTERS_OF_LANGUAGE = 0.85  # of its characters, with the spaces between its words
 
 _INLINE_TAG = re.compile(
     r"</?(?:a|b|big|code|em|font|i|ins|mark|s|small|span|strong|sub|sup|u|wbr)(?:\s[^<>]{0,300})?>", re.I
@@ -30,6 +32,15 @@ _MARKUP = re.compile(
 _CONCATENATION = re.compile(r"(?<=\w)[\"']\s?\+\s?[\"'](?=\w)|\\(?=\n)")  # "ig" + "nore"
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\x([0-9a-fA-F]{2})")
 _PAYLOAD = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{20,}={0,2}")
+_MORSE = re.compile(r"(?:[.-]{1,5}(?: */ *| +)){8,}[.-]{1,5}")
+_MORSE_LETTERS = {
+    signs: letter
+    for letter, signs in re.findall(
+        r"(\w)([.-]+)",
+        "a.-b-...c-.-.d-..e.f..-.g--.h....i..j.---k-.-l.-..m--n-.o---p.--.q--.-r.-.s...t-u..-v..."
+        "-w.--x-..-y-.--z--..0-----1.----2..---3...--4....-5.....6-....7--...8---..9----.",
+    )
+}
 _BLOB = 64  # letters and digits in one word as long as this are data
 _TAGS = re.compile(r"[\U000e0020-\U000e007e]+")  # invisible twins of ASCII
 _MIXED_SCRIPTS = re.compile(r"\b(?=\w*[A-Za-z])(?=\w*[\u0370-\u052f])\w+")
@@ -57,25 +68,39 @@ def uncover(text: str) -> str:
     text = unquote(html.unescape(text)) if "&" in text or "%" in text else text
     hidden = ["".join(chr(ord(char) - 0xE0000) for char in run) for run in _TAGS.findall(text)]
     payloads = list(dict.fromkeys(_PAYLOAD.findall(text)))
-    hidden += filter(None, map(_decode_payload, payloads[:_MAX_PAYLOADS]))
+    hidden += [_decode_payload(word) for word in payloads[:_MAX_PAYLOADS]]
+    hidden += [_decode_morse(signs) for signs in _MORSE.findall(text)[:_MAX_PAYLOADS]]
     text = _PAYLOAD.sub(lambda match: " " if len(match[0]) > _BLOB and _DIGIT.search(match[0]) else match[0], text)
     text = _MARKUP.sub(" ", _INLINE_TAG.sub("", _CONCATENATION.sub("", text)))
-    return "\n".join([text, *hidden])
+    return "\n".join(filter(None, [text, *hidden]))
 
 
-def _decode_payload(word: str) -> str:
-    """What base64 or hex says, if it says something in letters."""
-    for decode in (
-        bytes.fromhex,
-        lambda word: base64.b64decode(word.rstrip("=")[:_MAX_PAYLOAD] + "==", "-_" if "_" in word else None),
-    ):
+def _decode_payload(word: str, times: int = 1) -> str:
+    """What hex, base32 or base64 says, however often it is encoded, if that is words with spaces between them."""
+    bare = word.strip().rstrip("=")[:_MAX_PAYLOAD]
+    for decode in _DECODERS:
         try:
-            text = decode(word).decode()
+            text = decode(bare).decode()
         except (ValueError, binascii.Error):
             continue
-        if text.isprintable():
-            return text
+        if _PAYLOAD.fullmatch(text.strip()) and times < _MAX_TIMES:
+            return _decode_payload(text, times + 1)
+        if sum(char.isalpha() or char.isspace() for char in text) >= _LETTERS_OF_LANGUAGE * len(text):
+            return text if " " in text.strip() or not text.isascii() else ""
     return ""
+
+
+_DECODERS: tuple[Callable[[str], bytes], ...] = (
+    bytes.fromhex,
+    lambda word: base64.b32decode(word + "=" * (-len(word) % 8)),
+    lambda word: base64.b64decode(word + "==", "-_" if "_" in word else None),
+)
+
+
+def _decode_morse(signs: str) -> str:
+    return " ".join(
+        "".join(_MORSE_LETTERS.get(letter, "") for letter in word.split()) for word in re.split(r" */ *| {3,}", signs)
+    )
 
 
 def plain(text: str) -> str:
@@ -93,6 +118,4 @@ READINGS: tuple[Callable[[str], str], ...] = (
     str,
     lambda text: _LETTERS_APART.sub(lambda match: re.sub(r"[ .\-_*·]", "", match[0]), text),
     lambda text: _LEET_WORD.sub(lambda match: re.sub(r"11\b", "ll", match[0]).translate(_LEET), text),
-    lambda text: codecs.encode(text, "rot13"),
-    lambda text: text[::-1],
 )

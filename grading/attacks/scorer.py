@@ -41,11 +41,10 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ScorerWeights:
-    """Weights of hashed n-grams and of pairs of meanings, the bias, and how far above even chances is worth a look."""
+    """Weights of hashed n-grams and of pairs of meanings, and the bias: what is above 0 is worth a look."""
 
     weights: Floats
     bias: float
-    threshold: float = 0.0
 
 
 @cache
@@ -54,7 +53,7 @@ def table() -> ScorerWeights:
     head, _, body = resources.files("grading.attacks").joinpath(WEIGHTS).read_bytes().partition(b"\n")
     numbers = json.loads(head)
     weights = np.frombuffer(body, np.int8).astype(np.float32) * np.float32(numbers["step"])
-    return ScorerWeights(weights, numbers["bias"], numbers["threshold"])
+    return ScorerWeights(weights, numbers["bias"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +113,7 @@ def scores(text: str, passages: Sequence[tuple[int, int]], scorer_weights: Score
         high = np.clip(high, low, len(feature.buckets))
         total += feature.counts * (sums[high] - sums[low])
         squares += feature.counts**2 * (high - low)
-    total = total / np.sqrt(SHORT + squares) + scorer_weights.bias - scorer_weights.threshold
+    total = total / np.sqrt(SHORT + squares) + scorer_weights.bias
     presence = _meaning_presence(stems, np.searchsorted(starts, first), np.searchsorted(starts, last))
     meaning_counts = presence.sum(axis=1)
     pairs = (presence @ scorer_weights.weights[BUCKETS:].reshape(meaning_count(), -1) * presence).sum(axis=1)
@@ -159,3 +158,8 @@ def meaning(word: str) -> int:
         if head in stem_numbers and (size == len(bare) or size > 3 or not head.isascii()):
             return stem_numbers[head]
     return meaning_count() + crc32(word[:_STEM].encode("utf-8", "replace"))
+
+
+def known_words(text: str) -> int:
+    """How many different words of a text the list has."""
+    return len({word for match in word_list()[1].finditer(plain(text)) if meaning(word := match[0]) < meaning_count()})

@@ -106,11 +106,11 @@ def histogram(values: Iterable[Points], maximum: Points, step: Points) -> tuple[
     """Bars for 0 to `maximum` in steps of `step`, lowest first: one a step, or MAX_BARS at most with equally many.
 
     The last may have fewer steps. A value between two steps counts for the lower one, one above `maximum` for the
-    last bar.
+    last bar, one below 0 for the first.
     """
     width, steps = exact(step), int(exact(maximum) / exact(step)) + 1
     steps_per_bar = -(-steps // MAX_BARS)
-    bar_counts = Counter(min(int(exact(value) / width), steps - 1) // steps_per_bar for value in values)
+    bar_counts = Counter(max(0, min(int(exact(value) / width), steps - 1)) // steps_per_bar for value in values)
     bars = []
     for first in range(0, steps, steps_per_bar):
         low, high = plain(first * width), plain(min(first + steps_per_bar, steps) * width - width)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from grading.export.final import (
     ExportFile,
+    FilledIn,
     FinalGrade,
     SharedOut,
     changes,
@@ -31,7 +32,6 @@ from grading.tables import (
     Sheet,
     cell,
     column,
-    differs,
     read_sheet,
     two_decimals,
     uses_decimal_comma,
@@ -63,10 +63,6 @@ class _Gradebook:
         """What the column of the assignment is called."""
         return self.sheet.rows[0][self.assignment].strip()
 
-    def students(self) -> Iterable[int]:
-        """Indices of the rows of students."""
-        return range(self.possible + 1, len(self.sheet.rows))
-
 
 def export_canvas(
     folder: Path,
@@ -96,39 +92,22 @@ def export_canvas(
     book = _read(gradebook, assignment.strip(), graded_class.title)
     factor, notes = _factor(book, graded_class.total, scale)
     shared_grades = share_out(folder, book.sheet, grades)
-    rows, listed_ids, excused_count, replacements = _fill_in(book, shared_grades, factor)
-    excuse_note = plural(excused_count, "student", "is excused in Canvas: left so", "are excused in Canvas: left so")
-    notes += [excuse_note] if excused_count else []
+    filled = _fill_in(book, shared_grades, factor)
+    excused = plural(filled.kept_count, "student", "is excused in Canvas: left so", "are excused in Canvas: left so")
+    notes += [excused] if filled.kept_count else []
+    rows = [*book.sheet.rows[: book.possible + 1], *filled.rows]
     if not all_columns:
         facts = range(book.last_fact + 1)
         rows = [[cell(row, index) for index in (*facts, book.assignment)] for row in rows]
-    sheet = replace(book.sheet, rows=rows)
     return ExportFile(
         _FILE,
         "text/csv",
-        write_sheet(sheet, newline="\n"),
-        shared_grades.left_blank(listed_ids, _NO_ID, _NOT_LISTED),
-        (*notes, f"the grades are in the column {book.name!r}"),
-        (*_drops(book), *changes(f"the column {book.name!r}", replacements), *graded_class.alarms),
+        write_sheet(replace(book.sheet, rows=rows), newline="\n"),
+        shared_grades.left_blank(filled.listed_numbers, _NO_ID, _NOT_LISTED),
+        (*notes, f"the grades are in the column {book.name!r}", *_hidden(book)),
+        (*_drops(book), *changes(f"the column {book.name!r}", filled.replacements), *graded_class.alarms),
+        filled.held_ids,
     )
-
-
-def held_by_canvas(
-    folder: Path, grades: Sequence[FinalGrade], gradebook: bytes | None, assignment: str = "", title: str = ""
-) -> list[FinalGrade]:
-    """Those of the grades, blank ones too, that the file would hold; arguments as for `export_canvas`. ExportError."""
-    if gradebook is None:
-        return []
-    book = _read(gradebook, assignment.strip(), title)
-    by_id = share_out(folder, book.sheet, grades).by_number
-    rows = [book.sheet.rows[index] for index in book.students()]
-    current_cells = {cell(row, book.id_column): cell(row, book.assignment).strip() for row in rows}
-    return [final for user, final in by_id.items() if user in current_cells and _holds(final, current_cells[user])]
-
-
-def _holds(final: FinalGrade, current_text: str) -> bool:
-    """Whether the cell is ours: an excuse stays, and a grade that we have nothing to put in place of."""
-    return current_text.upper() != _EXCUSED_MARK and (final.points is not None or not current_text)
 
 
 _NO_ID = "its name holds no Canvas user id, so it is not in the file"
@@ -249,30 +228,31 @@ def _drops(book: _Gradebook) -> list[str]:
     return [remark] if _PASS_OR_FAIL.intersection(cells) else []
 
 
-def _fill_in(
-    book: _Gradebook, shared_grades: SharedOut, factor: Decimal
-) -> tuple[list[list[str]], set[str], int, list[tuple[str, str, str]]]:
-    """All rows, the ids of the class that are in the gradebook, how many are excused, and what is replaced."""
-    rows = list(book.sheet.rows)
-    listed_ids: set[str] = set()
-    excused_count = 0
-    replacements: list[tuple[str, str, str]] = []
-    for index in book.students():
-        user = cell(rows[index], book.id_column)
-        final = shared_grades.by_number.get(user)
-        if final is None:
-            continue
-        listed_ids.add(user)
-        before = cell(rows[index], book.assignment).strip()
-        if before.upper() == _EXCUSED_MARK:
-            excused_count += 1
-        elif final.points is not None:
-            points = plain(exact(final.points) * factor)
-            after = two_decimals(points, book.decimal_comma)
-            if differs(before, after):
-                replacements.append((cell(rows[index], 0).strip() or user, before, after))
-            rows[index] = with_cell(rows[index], book.assignment, after)
-    return rows, listed_ids, excused_count, replacements
+def _hidden(book: _Gradebook) -> list[str]:
+    """What Canvas says, between header and points possible, of grades that students don't see at once.
+
+    `Manual Posting`, alone or with more after it (`GradebookExporter#hidden_assignment_text`); once it was `Muted`.
+    """
+    return [
+        f"students see them only when you post them: of this column Canvas says {text!r:.80}"
+        for row in book.sheet.rows[1 : book.possible]
+        if (text := cell(row, book.assignment).strip())
+    ]
+
+
+def _fill_in(book: _Gradebook, shared_grades: SharedOut, factor: Decimal) -> FilledIn:
+    def with_points(row: list[str], final: FinalGrade) -> list[str]:
+        points = plain(exact(final.points or 0) * factor)
+        return with_cell(row, book.assignment, two_decimals(points, book.decimal_comma))
+
+    return shared_grades.fill_in(
+        book.sheet.rows[book.possible + 1 :],
+        lambda row: cell(row, book.id_column),
+        book.assignment,
+        0,
+        lambda current_text, _row: current_text.upper() == _EXCUSED_MARK,
+        with_points,
+    )
 
 
 # --- the format
@@ -301,9 +281,6 @@ FORMAT = ExportFormat(
         ExportOption("--assignment", "text", "canvas: the assignment's id, or 'Title (id)'.", metavar="A"),
         ExportOption("--all-columns", "flag", "canvas: keep the other assignments' columns."),
         ExportOption("--scale", "flag", "canvas: scale to the points possible there."),
-    ),
-    select_grades=lambda folder, grades, choices, title: held_by_canvas(
-        folder, grades, choices.get("gradebook"), choices.get("assignment", ""), title
     ),
     fields=_fields,
 )

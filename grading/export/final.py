@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grading.export.late import UNKNOWN_DELAY, Late, Penalty, late_of
@@ -11,8 +11,8 @@ from grading.points import CriterionGrade, Grade
 from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import Override, current_decisions, read_overrides
 from grading.roster import UNASSIGNED_QUESTION, Owner, kept_files, read_rosters, roster_in
-from grading.rubric.rubric import Points, add_points, exact, plain
-from grading.tables import Sheet
+from grading.rubric.rubric import Points, exact, plain, total_points
+from grading.tables import Sheet, cell, differs
 from producers.words import join_with_and
 
 NEEDS_REVIEW = "needs review"
@@ -32,6 +32,7 @@ class ExportFile:
     """One file: save `data` as `name`. `left_blank` and `notes` belong under it.
 
     `asks` are sentences that a person must have read, and said yes to, before the file leaves the house.
+    `held_ids` are the ids of the class's grades, blank ones too, that the file holds; None: of all of them.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ExportFile:
     left_blank: tuple[LeftBlank, ...] = ()
     notes: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
+    held_ids: Collection[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +133,23 @@ def _sum(criteria: Iterable[CriterionGrade]) -> Points | None:
     """All criteria or no total."""
     points = [criterion.points for criterion in criteria]
     known_points = [value for value in points if value is not None]
-    return add_points(known_points) if known_points and len(known_points) == len(points) else None
+    return total_points(known_points) if known_points and len(known_points) == len(points) else None
 
 
 def _why_none(grade: Grade, criteria: Iterable[CriterionGrade]) -> str:
     missing_ids = ", ".join(criterion.id for criterion in criteria if criterion.points is None)
     return f"{grade.state}: {grade.reason or f'no points for {missing_ids}'}"
+
+
+@dataclass(slots=True)
+class FilledIn:
+    """A file of the LMS's with the grades in it, and what came of its rows."""
+
+    rows: list[list[str]] = field(default_factory=list)
+    listed_numbers: set[str] = field(default_factory=set)  # of the class's people, those whom the file lists
+    held_ids: set[str] = field(default_factory=set)  # of their grades, blank ones too, where the cell is ours
+    kept_count: int = 0
+    replacements: list[tuple[str, str, str]] = field(default_factory=list)  # student, old, new
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +160,38 @@ class SharedOut:
     owners: Mapping[str, Owner]  # by submission
     by_number: Mapping[str, FinalGrade]  # by the LMS's number of the person
     grades: Sequence[FinalGrade]
+
+    def fill_in(
+        self,
+        rows: Iterable[list[str]],
+        number_of: Callable[[list[str]], str],
+        grade_column: int,
+        name_column: int,
+        is_kept: Callable[[str, list[str]], bool],
+        with_grade: Callable[[list[str], FinalGrade], list[str]],
+    ) -> FilledIn:
+        """The rows with each person's grade, where there is one.
+
+        Args:
+            number_of: whose a row is; "" of nobody.
+            is_kept: whether the LMS, or a person there, has settled a row with this grade: it stays as it is.
+            with_grade: a row with points, and what else goes with them.
+        """
+        filled = FilledIn()
+        for row in rows:
+            number, before = number_of(row), cell(row, grade_column).strip()
+            if final := self.by_number.get(number):
+                filled.listed_numbers.add(number)
+                if is_kept(before, row):
+                    filled.kept_count += 1
+                elif final.points is not None or before in ("", "-"):  # what we have nothing in place of stays
+                    row = with_grade(row, final) if final.points is not None else row
+                    after = cell(row, grade_column)
+                    filled.held_ids.add(final.grade.id)
+                    if differs(before, after):
+                        filled.replacements.append((cell(row, name_column).strip() or number, before, after))
+            filled.rows.append(row)
+        return filled
 
     def left_blank(self, listed_numbers: Collection[str], no_id: str, not_listed: str) -> tuple[LeftBlank, ...]:
         """As `left_blank`, and the grades that aren't, or not for each of their people, in a file that lists these."""
@@ -169,8 +214,8 @@ def share_out(folder: Path, sheet: Sheet, grades: Sequence[FinalGrade]) -> Share
     """Whose the grades are, by a file from the LMS and by what the batch's folder knows. Raises ExportError."""
     roster = roster_in(sheet).with_more(read_rosters(kept_files(folder)))
     owners = roster.owners(final.submission for final in grades)
-    by_number = {person.number: final for final in grades for person in owners[final.submission].people}
-    return SharedOut(roster.product, owners, by_number, grades)
+    owned_grades = ((person.number, final) for final in grades for person in owners[final.submission].people)
+    return SharedOut(roster.product, owners, {number: final for number, final in owned_grades if number}, grades)
 
 
 def changes(place: str, replacements: Sequence[tuple[str, str, str]]) -> tuple[str, ...]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from grading.export.final import ExportFile, FinalGrade
+from grading.export.final import ExportFile
 
 Choices = Mapping[str, Any]  # what was chosen for a format, by the names of its options
 
@@ -62,11 +61,6 @@ class ExportFormat:
     file_names: tuple[str, ...]
     make: Callable[..., ExportFile]
     options: tuple[ExportOption, ...] = ()
-    # Which of the class's grades the file would hold, given the batch's folder, the choices and the class's title: by
-    # default all.
-    select_grades: Callable[[Path, Sequence[FinalGrade], Choices, str], Sequence[FinalGrade]] = (
-        lambda _folder, grades, *_: grades
-    )
     is_compared: bool = True  # with the last export of its kind, and then noted as one
     # What the desk asks, given the names of the assignment: the choices, or None as long as something is missing. A
     # format without one is asked for each of its options.

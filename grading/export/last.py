@@ -8,7 +8,7 @@ Kinds are kept apart: a table made for a look says nothing about what the gradeb
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,18 +59,18 @@ class SinceLast:
 
 
 def since_last(
-    folder: Path, kind: str, grades: Sequence[FinalGrade], held_grades: Iterable[FinalGrade] | None = None
+    folder: Path, kind: str, grades: Sequence[FinalGrade], held_ids: Collection[str] | None = None
 ) -> SinceLast:
     """How these grades differ from those that were last given out as this kind. Raises BatchError.
 
     Args:
         grades: the class's.
-        held_grades: those of them that the file holds; None: all. The others are neither compared nor
-            noted as given out.
+        held_ids: of those of them that the file holds; None: of all. The others are neither compared nor noted as given
+            out.
     """
     now = {final.grade.id: final for final in grades}
     current_export = ExportedPoints(
-        kind, {final.grade.id: final.points for final in (grades if held_grades is None else held_grades)}
+        kind, {final.grade.id: final.points for final in grades if held_ids is None or final.grade.id in held_ids}
     )
     earlier = [export for export in _read(folder) if export.kind == kind]
     if not earlier:

@@ -13,9 +13,10 @@ from datetime import datetime
 from pathlib import Path
 
 from grading.report.grades import GradedClass, one_line
+from grading.roster import EMPTY_ROSTER, Roster, kept_files, read_rosters
 from grading.rubric.late import LateRule
 from grading.rubric.rubric import Points, exact, plain
-from grading.submissions.lms_names import is_late, student_id
+from grading.submissions.lms_names import is_late
 from grading.tables import ExportError, Sheet, cell, column, read_sheet, student, students
 from messages.errors import BatchError
 from producers.storage.private import open_ordinary, write_atomically
@@ -40,10 +41,11 @@ class Late:
 
     rule: LateRule
     times: Mapping[str, datetime]
+    roster: Roster = EMPTY_ROSTER
 
     def penalty(self, submission: str, points: Points, possible: Points) -> Penalty | None:
         """What is taken off, at most all of the points; None: nothing. Raises ExportError where it can't be told."""
-        submitted_at = self.times.get(submission) or self.times.get(student_id(submission))
+        submitted_at = next((self.times[name] for name in self.roster.names(submission) if name in self.times), None)
         if submitted_at is None:
             return None
         days = _days(self.rule, submitted_at)
@@ -57,7 +59,7 @@ class Late:
 
     def has_unknown_delay(self, submission: str) -> bool:
         """Whether it was late and nobody knows how much."""
-        return is_late(submission) and not {submission, student_id(submission)} & self.times.keys()
+        return is_late(submission) and self.times.keys().isdisjoint(self.roster.names(submission))
 
 
 def late_of(folder: Path, rule: LateRule | None) -> Late | None:
@@ -66,11 +68,12 @@ def late_of(folder: Path, rule: LateRule | None) -> Late | None:
         return None
     try:
         with open_ordinary(folder / FILE) as file:
-            return Late(rule, {name: time for _, names, time in _rows(file.read()) for name in names})
+            times = {name: time for _, names, time in _rows(file.read()) for name in names}
     except FileNotFoundError:
-        return Late(rule, {})
+        times = {}
     except OSError as error:
         raise BatchError(f"{folder / FILE} can't be read: {error.strerror}") from None
+    return Late(rule, times, read_rosters(kept_files(folder)))
 
 
 def keep_times(folder: Path, data: bytes, graded_class: GradedClass) -> tuple[int, str]:
@@ -83,7 +86,7 @@ def keep_times(folder: Path, data: bytes, graded_class: GradedClass) -> tuple[in
     if graded_class.late:
         for _, _, time in rows:
             _days(graded_class.late, time)
-    count, remark = _match_rows(rows, graded_class)
+    count, remark = _match_rows(rows, graded_class, read_rosters(kept_files(folder)))
     with suppress(FileNotFoundError), open_ordinary(folder / FILE) as file:
         if file.read() == data:
             return count, remark
@@ -91,10 +94,10 @@ def keep_times(folder: Path, data: bytes, graded_class: GradedClass) -> tuple[in
     return count, remark
 
 
-def _match_rows(rows: Iterable[_Row], graded_class: GradedClass) -> tuple[int, str]:
+def _match_rows(rows: Iterable[_Row], graded_class: GradedClass, roster: Roster) -> tuple[int, str]:
     """How many submissions have a time, and a remark on rows of others: who handed in nothing may have one too."""
-    names_of = {grade.submission: (student_id(grade.submission), grade.submission) for grade in graded_class.grades}
-    by_name = {name: submission for submission, names in names_of.items() for name in names if name}
+    submissions = [grade.submission for grade in graded_class.grades]
+    by_name = {name: submission for submission in submissions for name in roster.names(submission)}
     times: dict[str, datetime] = {}
     strangers = []
     for number, names, time in rows:
@@ -106,7 +109,7 @@ def _match_rows(rows: Iterable[_Row], graded_class: GradedClass) -> tuple[int, s
             raise ExportError(
                 f"times, row {number}: {row_names!r} has another time in a row above; keep the one that counts"
             )
-    count = len(times.keys() & names_of.keys())
+    count = len(times.keys() & set(submissions))
     if not count:
         problem = f"no submission of this class is {shorten_names(strangers)}" if strangers else "no row has a time"
         raise ExportError(f"the table of times can't be used: {problem}; it needs the submissions' names or ids")

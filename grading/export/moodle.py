@@ -15,6 +15,7 @@ from grading.cells import safe_cell, safe_html
 from grading.export.feedback import feedback_fragment
 from grading.export.final import (
     ExportFile,
+    FilledIn,
     FinalGrade,
     SharedOut,
     changes,
@@ -23,14 +24,12 @@ from grading.export.final import (
 )
 from grading.export.format import Choices, ExportFormat, ExportOption, Form
 from grading.rubric.rubric import Points
-from grading.submissions.lms_names import moodle_id
 from grading.tables import (
     PARTICIPANT,
     ExportError,
     Sheet,
     cell,
     column,
-    differs,
     read_sheet,
     two_decimals,
     uses_decimal_comma,
@@ -61,34 +60,13 @@ def export_moodle(
     sheet = _read(worksheet)
     _check_maximum(sheet, graded_class.total)
     shared_grades = share_out(folder, sheet, grades)
-    rows, listed_ids, locked_count, replacements = _fill_in(sheet, shared_grades)
-    blank = shared_grades.left_blank(listed_ids, NO_ID, _NOT_LISTED)
+    filled = _fill_in(sheet, shared_grades)
+    blank = shared_grades.left_blank(filled.listed_numbers, NO_ID, _NOT_LISTED)
     lock_words = "can't be changed in Moodle: left as it is", "can't be changed in Moodle: left as they are"
-    notes = (plural(locked_count, "grade", *lock_words),) if locked_count else ()
-    asks = (*changes("the worksheet", replacements), *graded_class.alarms)
-    data = write_sheet(replace(sheet, rows=rows), newline="\n")
-    return ExportFile(_FILE, "text/csv", data, blank, notes, asks)
-
-
-def held_by_moodle(folder: Path, grades: Sequence[FinalGrade], worksheet: bytes | None) -> list[FinalGrade]:
-    """Those of the grades, blank ones too, that the worksheet would hold, or for None the feedback zip. ExportError."""
-    if worksheet is None:
-        return [final for final in grades if moodle_id(final.submission)]
-    sheet = _read(worksheet)
-    by_id = share_out(folder, sheet, grades).by_number
-    id_column, grade_column = column(sheet.rows[0], "Identifier"), column(sheet.rows[0], "Grade")
-    rows = {match[1]: row for row in sheet.rows[1:] if (match := PARTICIPANT.match(cell(row, id_column)))}
-    return [
-        final
-        for user, final in by_id.items()
-        if (row := rows.get(user)) and not _is_locked(sheet, row)
-        # Where we have nothing to put in place of a grade, that one stays.
-        if final.points is not None or cell(row, grade_column).strip() in ("", "-")
-    ]
-
-
-def _is_locked(sheet: Sheet, row: Sequence[str]) -> bool:
-    return cell(row, column(sheet.rows[0], "Grade can be changed")).strip().casefold() == "no"
+    notes = (plural(filled.kept_count, "grade", *lock_words),) if filled.kept_count else ()
+    asks = (*changes("the worksheet", filled.replacements), *graded_class.alarms)
+    data = write_sheet(replace(sheet, rows=[sheet.rows[0], *filled.rows]), newline="\n")
+    return ExportFile(_FILE, "text/csv", data, blank, notes, asks, filled.held_ids)
 
 
 def _read(worksheet: bytes) -> Sheet:
@@ -109,34 +87,26 @@ def _check_maximum(sheet: Sheet, total: Points) -> None:
         )
 
 
-def _fill_in(
-    sheet: Sheet, shared_grades: SharedOut
-) -> tuple[list[list[str]], set[str], int, list[tuple[str, str, str]]]:
-    """All rows, the participants met, how many are locked, and which grades are replaced: (student, old, new)."""
-    header = sheet.rows[0]
-    at = {name: column(header, name) for name in (*_REQUIRED_COLUMNS, "Full name", "Feedback comments")}
-    comma = uses_decimal_comma(sheet)
-    rows, listed_ids, locked_count = [header], set(), 0
-    replacements: list[tuple[str, str, str]] = []
-    for row in sheet.rows[1:]:
-        comment = cell(row, at["Feedback comments"])
-        if safe_cell(comment) != comment:  # students read it: no apostrophe of ours belongs there
-            row = with_cell(row, at["Feedback comments"], safe_html(comment))
-        match = PARTICIPANT.match(cell(row, at["Identifier"]))
-        final = shared_grades.by_number.get(match[1]) if match else None
-        if final is not None and match:
-            listed_ids.add(match[1])
-            if _is_locked(sheet, row):
-                locked_count += 1
-            elif final.points is not None:
-                before, after = cell(row, at["Grade"]).strip(), two_decimals(final.points, comma)
-                if differs(before, after):
-                    replacements.append((cell(row, at["Full name"]) or final.submission, before, after))
-                row = with_cell(row, at["Grade"], after)
-                if at["Feedback comments"] >= 0:
-                    row = with_cell(row, at["Feedback comments"], safe_html(feedback_fragment("", final)))
-        rows.append(row)
-    return rows, listed_ids, locked_count, replacements
+def _fill_in(sheet: Sheet, shared_grades: SharedOut) -> FilledIn:
+    header, comma = sheet.rows[0], uses_decimal_comma(sheet)
+    comments, grade = column(header, "Feedback comments"), column(header, "Grade")
+
+    def with_grade(row: list[str], final: FinalGrade) -> list[str]:
+        row = with_cell(row, grade, two_decimals(final.points, comma))
+        return with_cell(row, comments, safe_html(feedback_fragment("", final))) if comments >= 0 else row
+
+    def as_students_read(row: list[str]) -> list[str]:  # no apostrophe of ours belongs there
+        comment = cell(row, comments)
+        return with_cell(row, comments, safe_html(comment)) if safe_cell(comment) != comment else row
+
+    return shared_grades.fill_in(
+        map(as_students_read, sheet.rows[1:]),
+        lambda row: match[1] if (match := PARTICIPANT.match(cell(row, column(header, "Identifier")))) else "",
+        grade,
+        column(header, "Full name"),
+        lambda _text, row: cell(row, column(header, "Grade can be changed")).strip().casefold() == "no",
+        with_grade,
+    )
 
 
 def _fields(form: Form, _names: Sequence[str]) -> Choices | None:
@@ -151,6 +121,5 @@ FORMAT = ExportFormat(
     (_FILE,),
     export_moodle,
     (ExportOption("--worksheet", "file", "moodle: the grading worksheet that you downloaded there."),),
-    select_grades=lambda folder, grades, choices, _title: held_by_moodle(folder, grades, choices.get("worksheet")),
     fields=_fields,
 )

@@ -9,7 +9,7 @@ from grading.export import feedback
 from grading.export.feedback import FeedbackKind, feedback_text, zip_feedback
 from grading.export.final import ExportFile, FinalGrade, final_grades, left_blank
 from grading.export.format import ExportFormat
-from grading.export.moodle import NO_ID, held_by_moodle
+from grading.export.moodle import NO_ID
 from grading.roster import kept_files, moodle_name, read_rosters
 from grading.submissions.lms_names import moodle_id
 
@@ -32,7 +32,14 @@ def export_moodle_feedback(
         for place in places[final.submission]
     )
     blank = left_blank(grades, lambda final: "" if places[final.submission] else NO_ID)
-    return ExportFile(_FILE, "application/zip", data, blank, asks=graded_class.alarms)
+    return ExportFile(
+        _FILE,
+        "application/zip",
+        data,
+        blank,
+        asks=graded_class.alarms,
+        held_ids={final.grade.id for final in grades if moodle_id(final.submission)},
+    )
 
 
 def _places(folder: Path, grades: Sequence[FinalGrade]) -> dict[str, list[str]]:
@@ -57,6 +64,5 @@ FORMAT = ExportFormat(
     (_FILE,),
     export_moodle_feedback,
     feedback.FORMAT.options,
-    select_grades=lambda folder, grades, _choices, _title: held_by_moodle(folder, grades, None),
     fields=lambda _form, _names: {},
 )

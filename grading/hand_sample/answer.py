@@ -38,7 +38,7 @@ from grading.hand_sample.draw import (
 )
 from grading.points import Grade, criterion_points
 from grading.report.grades import GradedClass, load_graded, one_line
-from grading.reviews import current_decisions, read_overrides
+from grading.reviews import AFTER_A_LOOK, current_decisions, read_overrides
 from grading.rubric.rubric import exact
 from infra.config.next_command import next_command
 from producers.words import plural
@@ -169,9 +169,7 @@ def _warnings(folder: Path, draw: Draw, graded_class: GradedClass, from_reviews:
     sampled_grades = [grade for grade in member_grades if grade.id in draw.sampled_members()]
     warnings = []
     if from_reviews:
-        warnings.append(
-            "These hand grades were given with the model's points in sight, which makes people agree with them."
-        )
+        warnings.append(AFTER_A_LOOK)
     if draw.reviewed_before:
         reviewed_words = plural(draw.reviewed_before, "grade", "was", "were")
         warnings.append(

@@ -19,10 +19,10 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from grading.error_bound import CONFIDENCE, SIGNALS, BoundError, bonferroni_confidence, check_plan, uniform_sample
-from grading.points import Grade
+from grading.points import EXAMPLE_REMARK, Grade
 from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import read_overrides
-from grading.rubric.rubric import Points, add_points, exact, plain
+from grading.rubric.rubric import Points, exact, plain, total_points
 from grading.tables import ExportError, Sheet, cell, read_sheet, with_cell, write_sheet
 from infra.config.next_command import next_command
 from messages.errors import BatchError
@@ -226,7 +226,7 @@ def member_of(grade: Grade, signal: str) -> SampleMember:
 
 def counts(grade: Grade) -> bool:
     """Whether a model gave it a total: the others are a person's in any case."""
-    return grade.state == "graded" and grade.points is not None
+    return grade.state == "graded" and grade.points is not None and EXAMPLE_REMARK not in grade.remarks
 
 
 def digest(grade: Grade) -> str:
@@ -243,6 +243,14 @@ def changed_submissions(draw: Draw, graded_class: GradedClass) -> list[str]:
     }
     members = [member for stratum in draw.strata for member in stratum.members]
     return [member.submission for member in members if now.get(member.item_id) != member]
+
+
+def ever_sampled(folder: Path) -> frozenset[str]:
+    """The submissions of a sample that was drawn here, those of later looks too. Raises as `load_draw`."""
+    strata = load_draw(folder).strata if is_drawn(folder) else ()
+    return frozenset(
+        member.submission for stratum in strata for member in stratum.members if member.item_id in stratum.sample
+    )
 
 
 def is_drawn(folder: Path) -> bool:
@@ -315,15 +323,15 @@ def _not_drawn(folder: Path) -> BoundError:
 # --- the sheet
 
 
-def limits(graded_class: GradedClass) -> dict[str, Points]:
-    """The criteria and their points, in the rubric's order."""
+def limits(graded_class: GradedClass) -> dict[str, tuple[Points, Points]]:
+    """The criteria with the fewest and the most points of each, in the rubric's order."""
     grade = next(grade for grade in graded_class.grades if counts(grade))
-    return {item.id: item.max_points for item in grade.criteria}
+    return {item.id: (item.min_points, item.max_points) for item in grade.criteria}
 
 
-def _header(max_points: Mapping[str, Points]) -> list[str]:
+def _header(limits_by_id: Mapping[str, tuple[Points, Points]]) -> list[str]:
     """The sheet's columns: who, a column a criterion, and room for a remark."""
-    return [_NAME, *(f"{id} (0 to {points})" for id, points in max_points.items()), _REMARK]
+    return [_NAME, *(f"{id} ({low} to {high})" for id, (low, high) in limits_by_id.items()), _REMARK]
 
 
 def _extend_sheet(folder: Path, record: Draw, sheet: Sheet) -> None:
@@ -394,17 +402,19 @@ def enter_points(folder: Path, item_id: str, criterion: str, points: str, seen_t
     """
     with _lock_sheet(folder):
         draw, graded_class = load_draw(folder), load_graded(folder)
-        member, max_points = draw.sampled_members().get(item_id), limits(graded_class)
+        member, limits_by_id = draw.sampled_members().get(item_id), limits(graded_class)
         stands = entered_points(folder / SHEET, draw, graded_class).get(item_id, {}).get(criterion)
         if member is None or stands is None:
             raise BoundError("this was not drawn, or the rubric is another one by now; load the page anew")
         text = (
-            str(_points(f"{member.submission!r}, {criterion}", points, max_points[criterion])) if points.strip() else ""
+            str(points_in(f"{member.submission!r}, {criterion}", points, limits_by_id[criterion]))
+            if points.strip()
+            else ""
         )
         if stands not in (seen_text, text):
             raise SheetConflict(stands)
         sheet = _read_rows(folder / SHEET)
-        column = [*max_points].index(criterion) + 1
+        column = [*limits_by_id].index(criterion) + 1
         rows = [
             with_cell(row, column, text) if cell(row, 0).strip() == member.submission else row for row in sheet.rows
         ]
@@ -416,16 +426,16 @@ def entered_points(place: Path, draw: Draw, graded_class: GradedClass) -> dict[s
 
     Raises BoundError for a sheet that was changed, or holds others than were drawn.
     """
-    max_points = limits(graded_class)
+    limits_by_id = limits(graded_class)
     sheet = _read_rows(place)
     header = [text.strip() for text in sheet.rows[0]]
-    if header[: len(max_points) + 1] != _header(max_points)[:-1]:
-        raise BoundError(f"{place}: the columns were changed; they must be {', '.join(_header(max_points))}")
+    if header[: len(limits_by_id) + 1] != _header(limits_by_id)[:-1]:
+        raise BoundError(f"{place}: the columns were changed; they must be {', '.join(_header(limits_by_id))}")
     ids = {member.submission: id for id, member in draw.sampled_members().items()}
     cells_by_id: dict[str, dict[str, str]] = {}
     for row in sheet.rows[1:]:
         name = cell(row, 0).strip()
-        cells = {id: cell(row, index).strip() for index, id in enumerate(max_points, 1)}
+        cells = {id: cell(row, index).strip() for index, id in enumerate(limits_by_id, 1)}
         if not name and not any(cells.values()):
             continue
         if ids.get(name) in cells_by_id:
@@ -444,21 +454,26 @@ def entered_points(place: Path, draw: Draw, graded_class: GradedClass) -> dict[s
     return cells_by_id
 
 
-def _grade(place: Path, name: str, cells: Mapping[str, str], max_points: Mapping[str, Points]) -> HandGrade:
+def _grade(
+    place: Path, name: str, cells: Mapping[str, str], limits_by_id: Mapping[str, tuple[Points, Points]]
+) -> HandGrade:
     empty_criteria = [id for id, text in cells.items() if not text]
     if empty_criteria:
         raise BoundError(f"{place}: {name!r} is half filled in: no points for {', '.join(empty_criteria)}")
-    points_by_criterion = {id: _points(f"{place}: {name!r}, {id}", text, max_points[id]) for id, text in cells.items()}
-    return HandGrade(points_by_criterion, add_points(points_by_criterion.values()))
+    points_by_criterion = {
+        id: points_in(f"{place}: {name!r}, {id}", text, limits_by_id[id]) for id, text in cells.items()
+    }
+    return HandGrade(points_by_criterion, total_points(points_by_criterion.values()))
 
 
-def _points(place: str, text: str, max_points: Points) -> Points:
+def points_in(place: str, text: str, bounds: tuple[Points, Points]) -> Points:
+    """A number of points as somebody has typed it; `place` names it in errors. Raises BoundError."""
     try:
         value = Decimal(text.replace(",", "."))
     except InvalidOperation:
         raise BoundError(f"{place}: {text!r} is no number of points") from None
-    if not (value.is_finite() and 0 <= value <= exact(max_points)):
-        raise BoundError(f"{place}: points go from 0 to {max_points}, not {text}")
+    if not (value.is_finite() and exact(bounds[0]) <= value <= exact(bounds[1])):
+        raise BoundError(f"{place}: points go from {bounds[0]} to {bounds[1]}, not {text}")
     return plain(value)
 
 

@@ -48,6 +48,7 @@ class CriterionGrade:
     sampled: tuple[Points, ...] = ()  # what each of several answers awarded, the one that counts first
     leaks: bool = False  # the feedback repeats the grading notes, the solution or the prompt: no student may see it
     likelihoods: Mapping[str, float] = field(default_factory=dict)  # of each step, by the model's own probabilities
+    min_points: Points = 0  # below 0 where points can be lost
 
     @property
     def distribution(self) -> Mapping[str, float]:
@@ -60,7 +61,9 @@ class CriterionGrade:
 
 def criterion_grade(criterion: Criterion, points: Points | None, **fields: Any) -> CriterionGrade:
     """A grade for this criterion."""
-    return CriterionGrade(criterion.id, criterion.title, criterion.points, points, **fields)
+    return CriterionGrade(
+        criterion.id, criterion.title, criterion.points, points, min_points=criterion.minimum, **fields
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +297,7 @@ def _points(criterion: Criterion, value: Any) -> Points:
     for grid_points in criterion.grid:
         if value == grid_points:
             return grid_points
-    limits = f"0 to {criterion.points} in steps of {criterion.step}"
+    limits = f"{criterion.minimum} to {criterion.points} in steps of {criterion.step}"
     raise AnswerError(f"points of {criterion.id!r} are {value!r:.40}; allowed are {limits}")
 
 

@@ -54,6 +54,10 @@ def save_graded(folder: Path, graded_class: GradedClass) -> None:
     for grade in fields["grades"]:
         if not grade["person"]:
             del grade["person"]
+        grade["criteria"] = [
+            {name: value for name, value in criterion.items() if name != "min_points" or value}
+            for criterion in grade["criteria"]
+        ]
     write_atomically(folder / FILE, json.dumps(fields, indent=1, ensure_ascii=True))
 
 

@@ -43,7 +43,8 @@ def render_page(
         pictures: of the run, after the criteria.
         late: what is taken off for lateness, in words, by submission.
     """
-    page = _template().render(
+    return render_template(
+        _TEMPLATE,
         grades=grades,
         rubric=rubric,
         facts=tuple(facts),
@@ -54,12 +55,16 @@ def render_page(
         pictures=pictures,
         late=late or {},
     )
-    return _FORBIDDEN.sub("�", page)
+
+
+def render_template(name: str, **fields: Any) -> str:
+    """A page of this folder's template `name`, with the report's style, without what HTML doesn't allow."""
+    return _FORBIDDEN.sub("�", _template(name).render(fields))
 
 
 @cache
-def _template() -> Any:
-    """Ready with what is the same in every report. Jinja is imported here: most commands make no page."""
+def _template(template_name: str) -> Any:
+    """Ready with what is the same in every page. Jinja is imported here: most commands make no page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -78,7 +83,7 @@ def _template() -> Any:
         digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()  # names it in the policy
         # Not escaped: the page's own style and script, and pictures, which escape what they hold.
         template_globals |= {name: Markup(source), f"{name}_hash": f"sha256-{digest}"}
-    return environment.get_template(_TEMPLATE, globals=template_globals)
+    return environment.get_template(template_name, globals=template_globals)
 
 
 def _lead(grades: Sequence[Grade], rubric: Rubric) -> str:

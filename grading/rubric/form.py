@@ -31,6 +31,7 @@ class CriterionFields:
     guidance: str = ""
     rulings: str = ""
     saved_id: str = ""
+    deduction: Points = 0
 
 
 NO_LATE_RULE = LateRule(due="", percent=10)  # `due` stands as it is written, "" for no rule
@@ -93,6 +94,7 @@ def to_yaml(form: RubricFields) -> str:
 def _criterion_data(criterion: CriterionFields) -> dict[str, Any]:
     criterion_data: dict[str, Any] = {"id": criterion.id, "title": criterion.title, "points": criterion.points}
     criterion_data |= {"step": criterion.step} if criterion.step != 1 else {}
+    criterion_data |= {"deduction": criterion.deduction} if criterion.deduction else {}
     criterion_data["model"] = criterion.model
     criterion_data |= {"guidance": criterion.guidance} if criterion.guidance else {}
     rulings = [line.strip() for line in criterion.rulings.splitlines() if line.strip()]

@@ -9,6 +9,7 @@
         title: Uses a loop where one belongs
         points: 6
         step: 0.5                                                      # optional, 1
+        deduction: 2                                                   # optional, 0: from -2 points on
         model: code                                                    # code | feedback
         guidance: A while loop is fine too.                            # optional; students never see it
         rulings: [Half the points where the loop never ends.]          # optional: on edge cases; part of the guidance
@@ -65,12 +66,12 @@ RESERVED_IDS = ("summary", "submission", "state", "points", "max_points", "needs
 _TOO_DEEP = f"lists and keys within each other, more than {MAX_DEPTH} deep; is this the rubric?"
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}\Z")
 _TOP_KEYS = ("title", "instructions", "criteria", "total", "checks", "feedback", "late")
-_CRITERION_KEYS = ("id", "title", "points", "guidance", "model", "step", "rulings")
+_CRITERION_KEYS = ("id", "title", "points", "guidance", "model", "step", "deduction", "rulings")
 
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """One thing that earns points: 0 to `points` in steps of `step`. `guidance` is for the grader only.
+    """One thing that earns points: `minimum` to `points` in steps of `step`. `guidance` is for the grader only.
 
     `rulings` on edge cases are part of the guidance already, each on a line of its own at its end.
     """
@@ -82,12 +83,13 @@ class Criterion:
     model: Aspect
     step: Points = 1
     rulings: tuple[str, ...] = ()
+    minimum: Points = 0  # below 0 where it can cost points
 
     @property
     def grid(self) -> tuple[Points, ...]:
-        """Every number of points that may be awarded, from 0 up."""
-        step = exact(self.step)
-        return tuple(plain(step * i) for i in range(int(exact(self.points) / step) + 1))
+        """Every number of points that may be awarded, the fewest first."""
+        first, last = (int(exact(points) / exact(self.step)) for points in (self.minimum, self.points))
+        return tuple(plain(exact(self.step) * i) for i in range(first, last + 1))
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,11 @@ def add_points(points: Iterable[Points]) -> Points:
     return plain(sum(map(exact, points), Decimal(0)))
 
 
+def total_points(points: Iterable[Points]) -> Points:
+    """What they add up to; a submission can't lose more than it earned (Moodle reads less than 0 as no grade)."""
+    return max(0, add_points(points))
+
+
 def load_rubric(path: Path) -> Rubric:
     """Read a rubric from a .yaml, .yml or .json file, or from the .csv that Canvas writes.
 
@@ -164,9 +171,10 @@ def rubric_data(file: str, text: str, suffix: str) -> Any:
 def _digest(
     title: str, instructions: str, criteria: tuple[Criterion, ...], checks: tuple[Check, ...], feedback: str
 ) -> str:
-    # Without the rulings, which the guidance holds: the digest of a rubric that has none stays what it was.
+    # Without the rulings, which the guidance holds, and a minimum of 0: a rubric without either keeps its digest.
     criteria_data = [
-        {name: value for name, value in asdict(criterion).items() if name != "rulings"} for criterion in criteria
+        {name: value for name, value in asdict(criterion).items() if name != "rulings" and (name != "minimum" or value)}
+        for criterion in criteria
     ]
     content = [title, instructions, criteria_data, [asdict(check) for check in checks]]
     content += [feedback] if feedback else []  # a rubric without is the one that it was before there was this key
@@ -310,9 +318,11 @@ def _parse_criterion(file: str, number: int, data: Any) -> Criterion:
     place = f"criterion {number} ({name!r:.42})" if isinstance(name, str) else f"criterion {number}"
     at = f"{file}: {place}"
     fields = _mapping(file, place, data, _CRITERION_KEYS, ("id", "title", "points", "model"))
-    points = _positive_number(at, "points", fields["points"])
+    deduction = _positive_number(at, "deduction", fields["deduction"]) if "deduction" in fields else Decimal(0)
+    only_costs = deduction and fields["points"] == 0
+    points = Decimal(0) if only_costs else _positive_number(at, "points", fields["points"])
     step = _positive_number(at, "step", fields.get("step", 1))
-    _check_grid(at, points, step)
+    _check_grid(at, deduction, points, step)
     rulings = _rulings(at, fields.get("rulings", []))
     guidance = _text(at, "guidance", fields.get("guidance", ""), MAX_GUIDANCE)
     return Criterion(
@@ -323,6 +333,7 @@ def _parse_criterion(file: str, number: int, data: Any) -> Criterion:
         model=_aspect(at, fields["model"]),
         step=plain(step),
         rulings=rulings,
+        minimum=plain(-deduction),
     )
 
 
@@ -392,18 +403,22 @@ def _positive_number(at: str, key: str, value: Any) -> Decimal:
     return exact(value)
 
 
-def _check_grid(at: str, points: Decimal, step: Decimal) -> None:
+def _check_grid(at: str, deduction: Decimal, points: Decimal, step: Decimal) -> None:
     if step < MIN_STEP:
         raise RubricError(f"{at}: 'step' must be at least {MIN_STEP}, not {plain(step)}")
-    if points % step:
-        raise RubricError(f"{at}: points {plain(points)} is not a multiple of step {plain(step)}; set 'step: …' to fit")
-    if points / step + 1 > MAX_STEPS:
+    if points % step or deduction % step:
+        key, value = ("points", points) if points % step else ("deduction", deduction)
+        raise RubricError(f"{at}: {key} {plain(value)} is not a multiple of step {plain(step)}; set 'step: …' to fit")
+    if (points + deduction) / step + 1 > MAX_STEPS:
         raise RubricError(
-            f"{at}: 0 to {plain(points)} in steps of {plain(step)} is more than {MAX_STEPS} values; set a larger 'step'"
+            f"{at}: {plain(-deduction)} to {plain(points)} in steps of {plain(step)} is more than {MAX_STEPS} values; "
+            "set a larger 'step'"
         )
 
 
 def _check_total(file: str, total: Any, real: Points) -> None:
+    if not real:
+        raise RubricError(f"{file}: no criterion earns points; give one of them more than 0")
     if total is not None and plain(_positive_number(file, "total", total)) != real:
         raise RubricError(f"{file}: 'total' is {_quote(total)}, but the criteria add up to {real}; correct one of them")
 

@@ -1,15 +1,21 @@
 """Word documents and PDFs as text, each within bounds of size, pages, nesting and time. Pictures are counted.
 
+An export beside the file that it was made from, as a notebook's PDF, counts once.
+
 Both libraries are an extra (`kvasir-inference[documents]`). Neither fetches anything that a document points to.
 """
 
 from __future__ import annotations
 
+import html
 import io
 import logging
 import re
+import unicodedata
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from grading.submissions.archives import MIB, Unreadable
@@ -21,7 +27,16 @@ _MAX_EXPANDED, _MAX_FILES = 64 * MIB, 2_000  # of a Word document, which is a zi
 _MAX_XML, _MAX_TAGS = 16 * MIB, 400_000  # of each of its files that are read
 _MAX_PAGES, _MAX_PAGE_BYTES, _MAX_OPERATORS = 300, 16 * MIB, 1_000_000  # of a PDF; operators on all pages together
 _MAX_DRAWINGS = 5_000  # forms and pictures, wherever they are drawn
+# A run of a Word document, and what makes it hidden, white on no ground of its own, or as small as a point.
+_RUN = re.compile(rb"<w:r(?:\s[^<>]*)?>(?:(?!</w:r>).)*</w:r>", re.DOTALL)
+_HIDDEN_RUN = re.compile(
+    rb"\A(?!.*<w:(?:shd|highlight)\b).*<w:color w:val=\"[fF]{6}\"|<w:vanish/>|<w:sz w:val=\"[0-2]\"/>", re.DOTALL
+)
+_RUN_TEXT = re.compile(rb"<w:t(?:\s[^<>]*)?>([^<>]*)</w:t>")
 _THIN_CHARS = 80  # on a page, on average: less is a scan, or drawings
+_EXPORTS = ("(.pdf)", "(.docx)")  # how the labels of files end that may be made of another
+_MAX_COMPARED = 2_000_000  # characters of a submission's files
+_CELL_NUMBER = re.compile(r"(?:\b(?:in|out) ?)?\[[\d ]*\]:")
 # Word writes UTF-8. In another encoding what is refused could be hidden.
 _OTHER_ENCODING = re.compile(rb"<\?xml[^>]{0,200}encoding\s*=\s*[\"'](?!utf-8[\"']|us-ascii[\"'])", re.IGNORECASE)
 _COMMAND = "pip install 'kvasir-inference[documents]'"
@@ -44,7 +59,15 @@ def read_docx(data: bytes, _suffix: str = "") -> Submission:
     text, images = html_to_text(result.value)
     equations = sum("oMath" in message.message for message in result.messages)
     doubt = f"{plural(equations, 'equation')} in it can't be read" if equations else ""
-    return _document(text, images, doubt)
+    return _document(text, images, doubt, _hidden_text(data))
+
+
+def _hidden_text(data: bytes) -> str:
+    """A doubt about what Word does not show of a document, or nobody can read; "" if there is nothing."""
+    body = zipfile.ZipFile(io.BytesIO(data)).read("word/document.xml")
+    pieces = [text for run in _RUN.findall(body) if _HIDDEN_RUN.search(run) for text in _RUN_TEXT.findall(run)]
+    text = html.unescape(b"".join(pieces).decode("utf-8", "replace")).strip()
+    return f"hidden text: “{text[:80]}”" if text else ""
 
 
 def _check_package(data: bytes) -> None:
@@ -145,8 +168,38 @@ class _PdfWork:
             raise Unreadable("it holds too much for a document; hand in the text alone")
 
 
-def _document(text: str, images: int, doubt: str) -> Submission:
+def without_exports(files: Sequence[tuple[str, Submission]]) -> list[tuple[str, Submission]]:
+    """A submission's files, each with its label, where an export repeats its source, as a notebook's PDF does.
+
+    Of such an export only the lines count that stand in no other file, so nothing is lost. Pages break lines
+    elsewhere: a line is known by its words, and by which follow each other.
+    """
+    sources = [part.text for label, file in files if not label.endswith(_EXPORTS) for part in file.parts]
+    if len(sources) == sum(len(file.parts) for _, file in files) or sum(map(len, sources)) > _MAX_COMPARED:
+        return [*files]
+    known = {key for text in sources for key in _word_keys(text)}
+    return [(label, _without_known(file, known) if label.endswith(_EXPORTS) else file) for label, file in files]
+
+
+def _without_known(export: Submission, known: Set[object]) -> Submission:
+    """Without the lines that hold nothing but what is known, if these are most of it."""
+    lines = [line for part in export.parts for line in part.text.split("\n") if _word_keys(line)]
+    new_lines = [line for line in lines if not _word_keys(line) <= known]
+    if 3 * len(new_lines) > len(lines) or not lines:
+        return export
+    note = f"an export: all but {len(new_lines):,} of {plural(len(lines), 'line')} stand in another file and count once"
+    parts = (replace(export.parts[0], text="\n".join(new_lines)),) if new_lines else ()
+    return replace(export, parts=parts, notes=(*export.notes, note))
+
+
+def _word_keys(text: str) -> Set[object]:
+    """The words, and each with the one after it; not the numbers of cells that notebooks print."""
+    words = re.findall(r"\w+", _CELL_NUMBER.sub("", unicodedata.normalize("NFKC", text).casefold()))
+    return {*words, *pairwise(words)}
+
+
+def _document(text: str, images: int, *doubts: str) -> Submission:
     text, inline_images = clean_source(text)
     parts = (SubmissionPart("text", text.strip("\n"), "text"),) if text.strip() else ()
-    doubts = (doubt,) if doubt else ()
+    doubts = tuple(filter(None, doubts))
     return Submission("", "", parts, images + inline_images, doubts, doubtful_notes=doubts)

@@ -20,11 +20,12 @@ from typing import Literal
 
 _CANVAS = re.compile(
     r"(?:(?P<early>LATE_)?anon(?P<late>_LATE)?_(?P<anonymous>[A-Za-z0-9]+)"
-    r"|(?P<name>[^_]+)(?P<is_late>_LATE)?_(?P<number>[0-9]+))"
+    # A name is in small letters; one with underscores of its own is only known by the mark after it.
+    r"|(?P<name>[^_]+|[^A-Z]+(?=_LATE_))(?P<is_late>_LATE)?_(?P<number>[0-9]+))"
     r"_(?:(?P<attachment>[0-9]+)(?:_.*)?|(?:text|link)\.html)\Z",
     re.DOTALL,
 )
-_MOODLE = re.compile(r"(?P<name>.*?)(?:_(?P<number>\d+))?_assignsubmission_(?P<plugin>[a-z]+)(?:_.*)?\Z", re.DOTALL)
+_MOODLE = re.compile(r"(?P<name>.*?)(?:_(?P<number>\d+))?_assignsubmission_[a-z]+(?:_.*)?\Z", re.DOTALL)
 _COPY = re.compile(r"(?P<stem>.+?) ?\((?P<number>\d{1,3})\)\Z")  # how browsers call a second download
 
 
@@ -37,7 +38,6 @@ class Claim:
     number: str  # Canvas's user id, Moodle's participant number or group id; "" of Moodle's default team
     is_late: bool = False
     attachment: int = 0  # Canvas's id of the file, which grows with time
-    plugin: str = ""  # Moodle's
 
     @property
     def key(self) -> str:
@@ -53,7 +53,7 @@ def claim_of(path: str) -> Claim | None:
     """
     name = unicodedata.normalize("NFC", PurePosixPath(path).name)
     if match := _MOODLE.match(name):
-        return Claim("moodle", match["name"], match["number"] or "", plugin=match["plugin"])
+        return Claim("moodle", match["name"], match["number"] or "")
     if match := _CANVAS.match(name):
         is_late = bool(match["early"] or match["late"] or match["is_late"])
         number = match["anonymous"] or match["number"]

@@ -19,6 +19,7 @@ from typing import Any
 from grading.submissions.archives import MIB, Unreadable, replace_controls
 from grading.submissions.cell_marks import is_given, nbgrader_of, without_hidden_tests
 from grading.submissions.submission import PartKind, Submission, SubmissionPart
+from grading.submissions.visible import visible_text
 
 # Fixed names, because what a notebook says of its kernel is the student's text.
 _LANGUAGES = {
@@ -54,10 +55,13 @@ _OBJECT = re.compile(r"<[^<>\n]{1,200}>")  # what Python prints where only the H
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,1000}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _DATA_URI = re.compile(r"data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,[A-Za-z0-9+/=%]*")
-_TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9]*)|<!")
+_ANY_TAG = re.compile(r"</?[A-Za-z][^<>]*>|<!?--|<[!/A-Za-z][^<>]*\Z")
 _SPACE = re.compile(r"\s+")
 _LONG_REFERENCE = re.compile(r"&#[0-9]{9,};?")  # no character, and from some length on no number for Python
-_BREAK = re.compile(r"br|p|div|tr|table|thead|tbody|ul|ol|li|dl|dt|dd|pre|h[1-6]|hr|caption")
+_CELL_END = re.compile(r"</t[dh]\b[^<>]*>", re.IGNORECASE)
+_BREAK = re.compile(
+    r"</?(?:br|p|div|tr|table|thead|tbody|ul|ol|li|dl|dt|dd|pre|h[1-6]|hr|caption)\b[^<>]*>", re.IGNORECASE
+)
 # What is scanned of anybody's notebook: prompts hold far less, and every later step walks over all of it.
 _MAX_BYTES = 16 * MIB  # without pictures
 _MAX_STRINGS, _MAX_VALUES, _MAX_NESTS = 600_000, 600_000, 200_000
@@ -69,15 +73,15 @@ _IN_STRING = rb'[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _PICTURE = re.compile(rb'("(?:image/[a-z.+-]{1,40}|application/pdf|png|jpeg)"\s{0,9}:\s{0,9}")' + _IN_STRING)
 _STRING = re.compile(b'"' + _IN_STRING)
 _LEFT_OUT = b'"[a very long text is left out here]"'
-_PICTURE_TAGS = frozenset({"img", "svg", "canvas"})
-_SKIPPED_TAGS = frozenset({"script", "style", "svg", "head", "title"})
+_PICTURE_TAG, _DRAWING = (re.compile(rf"<(?:{names})\b", re.IGNORECASE) for names in ("img|canvas", "svg"))
 
 
 def read_notebook(text: str) -> Submission:
     """The parts of a notebook. Raises Unreadable if it is not valid JSON, or JSON that is no notebook."""
     notebook = _load_json(text)
-    reader = _NotebookReader()
-    for number, cell in enumerate(_cells(notebook), 1):
+    cells = _cells(notebook)
+    reader = _NotebookReader(counts_runs=any(as_dict(cell).get("execution_count") is not None for cell in cells))
+    for number, cell in enumerate(cells, 1):
         reader.read_cell(number, cell)
     return reader.submission(notebook)
 
@@ -234,6 +238,7 @@ class _NotebookReader:
     parts: list[SubmissionPart] = field(default_factory=list)
     images: int = 0
     never_run: int = 0
+    counts_runs: bool = False  # whether any cell has a number that its run got
     failed_cells: int = 0
     unknown_cells: int = 0
     language: str = ""  # of the first code cell that names one (nbformat 3)
@@ -247,9 +252,11 @@ class _NotebookReader:
         kernel, info = as_dict(metadata.get("kernelspec")), as_dict(metadata.get("language_info"))
         names = (info.get("name"), kernel.get("language"), kernel.get("name"), self.language)
         language = next(filter(None, map(language_name, names)), "")
+        outputs_without_run = sum(part.has_no_run for part in self.parts)
         notes = [
             "kernel missing" if not any(names) else "" if language else "kernel's language not known",
             _count_note(self.never_run, "code cell was", "code cells were", "never run"),
+            _count_note(outputs_without_run, "output has", "outputs have", "no run that could have made it"),
             _count_note(self.failed_cells, "code cell", "code cells", "ended in an error"),
             _count_note(self.unknown_cells, "cell", "cells", "of no known kind left out"),
             f"hidden tests left out ({', '.join(self.hidden_tests)})" if self.hidden_tests else "",
@@ -279,8 +286,9 @@ class _NotebookReader:
         self.never_run += bool(source.strip()) and cell.get("execution_count") is None and not outputs
         self.failed_cells += any(output.get("output_type") == "error" for output in outputs)
         self._add("code", source, location, is_given_cell)
+        has_no_run = not source.strip() or (self.counts_runs and cell.get("execution_count") is None)
         for index, output in enumerate(outputs, 1):
-            self._add("output", self._output(output), _of_output(location, index, outputs))
+            self._add("output", self._output(output), _of_output(location, index, outputs), has_no_run=has_no_run)
 
     def _source(self, location: str, cell: Mapping[str, Any]) -> tuple[str, bool]:
         """A cell's text without hidden tests, and whether the student was given it like that."""
@@ -312,14 +320,16 @@ class _NotebookReader:
             return plain
         return html_text or join_lines(data.get("text/markdown")) or join_lines(data.get("text/latex"))
 
-    def _add(self, kind: PartKind, text: str, location: str, is_given_cell: bool = False) -> None:
+    def _add(
+        self, kind: PartKind, text: str, location: str, is_given_cell: bool = False, *, has_no_run: bool = False
+    ) -> None:
         space = min(_MAX_PART, _MAX_SCANNED - self.scanned_chars[kind])
         self.scanned_chars[kind] += min(len(text), space)
         text = shorten(text, space)
         text, images = clean_output(text) if kind == "output" else clean_source(text)
         self.images += images
         if text.strip():
-            self.parts.append(SubmissionPart(kind, text.strip("\n"), location, is_given_cell))
+            self.parts.append(SubmissionPart(kind, text.strip("\n"), location, is_given_cell, has_no_run=has_no_run))
 
 
 def _of_output(location: str, index: int, outputs: Sequence[Any]) -> str:
@@ -366,37 +376,9 @@ def _count_note(number: int, singular: str, plural: str, sentence_end: str) -> s
 
 
 def html_to_text(markup: str) -> tuple[str, int]:
-    """The text of an HTML output, one line per table row or block, and the number of pictures in it.
-
-    One pass with a cursor that only moves forward: html.parser takes quadratic time on some broken markup.
-    """
-    pieces: list[str] = []
-    images = cursor = 0
-    while match := _TAG.search(markup, cursor):
-        name = (match[1] or "").lower()
-        is_closing = match[0].startswith("</")
-        images += name in _PICTURE_TAGS and not is_closing
-        pieces += [_SPACE.sub(" ", markup[cursor : match.start()]), _tag_text(name, is_closing)]
-        cursor = _markup_end(markup, match.start(), "" if is_closing else name)
-    pieces.append(_SPACE.sub(" ", markup[cursor:]))
-    text = html.unescape(_LONG_REFERENCE.sub("\ufffd", "".join(pieces)))
-    lines = (" ".join(line.split()).strip(" |") for line in text.split("\n"))
-    return "\n".join(line for line in lines if line), images
-
-
-def _tag_text(name: str, is_closing: bool) -> str:
-    if _BREAK.fullmatch(name):
-        return "\n"
-    return " | " if name in ("td", "th") and is_closing else ""
-
-
-def _markup_end(markup: str, start: int, name: str) -> int:
-    """Where the markup that begins at `start` ends. Markup that never ends takes the rest with it."""
-    if markup.startswith("<!--", start):
-        end = markup.find("-->", start + 4)
-        return end + 3 if end >= 0 else len(markup)
-    if name in _SKIPPED_TAGS:
-        match = re.compile(f"</{name}", re.IGNORECASE).search(markup, start)
-        start = match.start() if match else len(markup)
-    end = markup.find(">", start)
-    return end + 1 if end >= 0 else len(markup)
+    """The text of HTML that a browser shows, one line per table row or block, and the number of pictures in it."""
+    shown = visible_text(markup, "text").shown(markup, with_markup=True)
+    text = _ANY_TAG.sub("", _BREAK.sub("\n", _CELL_END.sub(" | ", _SPACE.sub(" ", shown))))
+    lines = html.unescape(_LONG_REFERENCE.sub("\ufffd", text)).split("\n")
+    images = len(_PICTURE_TAG.findall(shown)) + len(_DRAWING.findall(markup))
+    return "\n".join(bare for line in lines if (bare := " ".join(line.split()).strip(" |"))), images

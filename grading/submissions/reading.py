@@ -27,7 +27,7 @@ from grading.submissions.archives import (
     printable_path,
     replace_controls,
 )
-from grading.submissions.documents import read_docx, read_pdf
+from grading.submissions.documents import read_docx, read_pdf, without_exports
 from grading.submissions.handed_in import FileGroup, resolve
 from grading.submissions.lms_names import is_late, same_student
 from grading.submissions.notebooks import (
@@ -41,6 +41,7 @@ from grading.submissions.notebooks import (
     without_header,
 )
 from grading.submissions.submission import PartKind, Submission, SubmissionPart
+from grading.submissions.visible import visible_text
 from messages.errors import SubmissionError
 from producers.words import plural
 
@@ -65,7 +66,7 @@ _MAX_TEXT_BYTES = MIB // 2  # of one file that is no notebook
 MAX_FOLDER_BYTES = 4 * MIB  # of such files of one student; notebooks count a quarter, documents a sixteenth
 _DATA_URI = re.compile(rb"(data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,)[A-Za-z0-9+/=%]*")
 # The first line of each version of the specification (git-lfs/git-lfs, docs/spec.md).
-_LFS_POINTER = ("version https://git-lfs.github.com/spec/", "version https://hawser.github.com/spec/")
+_LFS_POINTER = (b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/")
 # An address alone, bare or as Markdown's link.
 _ONLY_LINK = re.compile(r"(?:\[[^\]\n]{0,300}\]\()?<?((?:https?://|www\.)[^\s<>]{1,2000}?)>?\)?", re.IGNORECASE)
 # Canvas's page for an address (canvas-lms, app/views/assignments/redirect_page.html.erb) leads there.
@@ -74,6 +75,12 @@ _REDIRECT = re.compile(
 )
 # Its page for a text (text_entry_page.html.erb) has assignment and author as title and as heading; the text follows.
 _PAGE_HEADING = re.compile(r"<title>(.{0,999}?)</title>\s*</head>\s*<body>\s*<h1>\1</h1>")
+# Beside work that is read these are only remarked on: pictures, and what projects are made of. Of others a person is
+# asked whether they hold work.
+_NO_ANSWER = frozenset(
+    {".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".ico", ".css", ".rproj"}
+    | {".lock", ".toml", ".yml", ".yaml", ".cfg", ".ini", ".bib", ".log", "license", "makefile", "dockerfile"}
+)
 _TINY_BYTES = 100  # that two files of fewer are equal says nothing
 _MOODLE_FOLDER = "_assignsubmission_"  # in the name of each student's folder
 
@@ -208,7 +215,7 @@ def _read_group(group: FileGroup) -> Submission:
     """One submission; what is wrong with it is its problem."""
     try:
         group.check()
-        submission = _read_folder(group) if group.is_folder else _read_entry(group.entries[0])
+        submission = _read_files(group)
     except Unreadable as error:
         return Submission(group.name, "", (), problem=str(error))
     except SubmissionError:
@@ -274,19 +281,10 @@ def _suffix(path: str) -> str:
     return PurePosixPath(path).suffix.lower()
 
 
-def _read_entry(entry: ArchiveEntry) -> Submission:
-    """Raises Unreadable."""
-    data = _load_entry(entry)
-    suffix = _kind(entry.path, data)
-    return _parse(*_slim(data, suffix), entry.path, suffix)
-
-
 def _load_entry(entry: ArchiveEntry) -> bytes:
     """The file as it is. Raises Unreadable."""
     if entry.problem:
         raise Unreadable(entry.problem)
-    if _suffix(entry.path) not in _READERS:
-        raise Unreadable(f"{_kind_of(entry.path)} can't be read; hand in one of: {', '.join(_READERS)}")
     return entry.load()
 
 
@@ -303,12 +301,10 @@ def _kind(path: str, data: bytes) -> str:
 
 def _parse(data: bytes, cut: str, path: str, suffix: str) -> Submission:
     """Raises Unreadable."""
-    if suffix in _BINARY:
-        return _READERS[suffix](data, suffix)
-    text, note, doubt = decode_text(data)
-    if text.startswith(_LFS_POINTER):
+    if data.startswith(_LFS_POINTER):
         raise Unreadable("it is a Git LFS pointer, not the file that it stands for; hand in the file itself")
-    if suffix == ".ipynb" and _has_conflict(text):
+    text, note, doubt = (data, "", "") if suffix in _BINARY else decode_text(data)
+    if suffix == ".ipynb" and _has_conflict(str(text)):
         raise Unreadable("it holds an unresolved merge conflict; resolve it and hand it in again")
     document = _READERS[suffix](text, suffix)
     kind = "notebook" if suffix == ".ipynb" else "file"
@@ -354,18 +350,22 @@ def _kind_of(path: str) -> str:
     return f"files of type {suffix}" if re.fullmatch(r"\.[a-z0-9]{1,5}", suffix) else "files without a known type"
 
 
-def _read_folder(group: FileGroup) -> Submission:
-    """The readable files of a folder as one submission. Raises Unreadable if not one of them could be read."""
+def _read_files(group: FileGroup) -> Submission:
+    """Its readable files as one submission. Raises Unreadable if not one of them could be read."""
     for entry in group.entries:
-        if entry.is_folder and entry.problem:
+        if entry.problem and (entry.is_folder or not group.is_folder):
             raise Unreadable(entry.problem)
     if not _readable(group):
-        raise Unreadable(f"the folder holds no file that can be read; hand in one of: {', '.join(_READERS)}")
+        kind = f"{_kind_of(group.entries[0].path)} can't be read"
+        subject = "the folder holds no file that can be read" if group.is_folder else kind
+        raise Unreadable(f"{subject}; hand in one of: {', '.join(_READERS)}")
     labels = _labels(_readable(group))
     files, problems = _read_all(_readable(group), labels)
     if not files:
         raise Unreadable("; ".join(problems[:5]))
-    notes, doubts = [*_skipped_files(group), *problems], [*problems]
+    files = without_exports(files)
+    skipped, doubtful = _skipped_files(group)
+    notes, doubts = [*skipped, *doubtful, *problems], [*doubtful, *problems]
     for label, file in files:
         notes += [_with_label(label, note, ": ") for note in file.notes]
         doubts += [_with_label(label, doubt, ": ") for doubt in file.doubtful_notes]
@@ -435,14 +435,14 @@ def _readability(group: FileGroup) -> int:
     return bool(suffixes) + bool(suffixes.difference(_BINARY))
 
 
-def _skipped_files(group: FileGroup) -> list[str]:
-    """A note per kind of file that is not read."""
-    work = (entry for entry in group.entries if not entry.is_folder and not entry.ignored_kind)
-    skipped_entries = [entry for entry in work if _suffix(entry.path) not in _READERS]
-    kinds = Counter(entry.problem or f"{_kind_of(entry.path)} can't be read" for entry in skipped_entries)
-    return [
-        f"{count} {'file' if count == 1 else 'files'} left out: {reason}" for reason, count in sorted(kinds.items())
-    ]
+def _skipped_files(group: FileGroup) -> list[list[str]]:
+    """Notes on the files that are not read, one a kind: those that hold no answer, and those that may."""
+    counts: list[Counter[str]] = [Counter(), Counter()]
+    for entry in group.entries:
+        if not (entry.is_folder or entry.ignored_kind or _suffix(entry.path) in _READERS):
+            may_hold_work = (_suffix(entry.path) or PurePosixPath(entry.path).name.lower()) not in _NO_ANSWER
+            counts[may_hold_work][entry.problem or f"{_kind_of(entry.path)} can't be read"] += 1
+    return [[f"{plural(number, 'file')} left out: {why}" for why, number in sorted(kinds.items())] for kinds in counts]
 
 
 def _main_language(files: Iterable[Submission]) -> str:
@@ -484,9 +484,11 @@ def _page(text: str, _suffix: str) -> Submission:
     """What was typed into the LMS's own editor, or the address that was given to it."""
     if redirect := _REDIRECT.search(text):
         return _text_alone(redirect[1], 0)  # Canvas escapes nothing there
-    prose, images = html_to_text(_PAGE_HEADING.sub("</head><body>", text))
+    markup = _PAGE_HEADING.sub("</head><body>", text)
+    prose, images = html_to_text(markup)
     prose, inline_images = clean_source(prose)
-    return _text_alone(prose, images + inline_images)
+    doubts = tuple(f"hidden text left out: “{passage}”" for passage in visible_text(markup, "text").hidden_passages)
+    return replace(_text_alone(prose, images + inline_images), notes=doubts, doubtful_notes=doubts)
 
 
 def _markdown_with_chunks(text: str, suffix: str) -> Submission:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from grading.submissions.visible import VisibleText, visible_text
+
 PartKind = Literal["code", "text", "output"]
 
 
@@ -17,6 +19,17 @@ class SubmissionPart:
     location: str
     is_given_cell: bool = False  # its notebook calls it the teacher's, as the students were given it
     holds_only_given_text: bool = False  # every line is among what the class was given
+    has_no_run: bool = False  # an output, where the notebook knows of no run that could have made it
+
+    @property
+    def visible(self) -> VisibleText:
+        """What a reader of the rendered work sees of it."""
+        return visible_text(self.text, self.kind)
+
+    @property
+    def seen_text(self) -> str:
+        """Its text without what no reader sees."""
+        return self.visible.shown(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +55,10 @@ class Submission:
 
     @property
     def empty(self) -> bool:
-        """Readable, but without code or text of its own."""
-        return not self.problem and (self.only_template or all(part.kind == "output" for part in self.parts))
+        """Readable, but without code or text of its own that a reader sees."""
+        return not self.problem and (
+            self.only_template or all(part.kind == "output" or not part.seen_text.strip() for part in self.parts)
+        )
 
     @property
     def is_gradable(self) -> bool:

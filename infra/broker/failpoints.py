@@ -29,6 +29,7 @@ GATEWAY = (
     *("gateway.copied", "gateway.described", "gateway.created", "gateway.planned", "gateway.advanced"),
     *("gateway.written", "gateway.over"),
 )
+CHANGE = ("bulk.held",)  # of a worker with both roles, when it takes from the other role's queue only
 PER_ANSWER = ("decode.answered",)  # once for each answer of a job with several, between loaded and generated
 
 
@@ -41,7 +42,7 @@ def parse(setting: str) -> Callable[[str, str], None]:
     if not setting:
         return _no_fault
     action, name, target = [*setting.split(":"), "", ""][:3]
-    if action not in _ACTIONS or name not in PREFILL + DECODE + PER_ANSWER + GATEWAY or not target:
+    if action not in _ACTIONS or name not in PREFILL + DECODE + CHANGE + PER_ANSWER + GATEWAY or not target:
         raise ValueError(f"{VARIABLE} must look like kill:decode.stored:7, not {setting!r:.80}")
     passages = itertools.count(1)
 

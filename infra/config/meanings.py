@@ -17,7 +17,7 @@ TABLES = {
     "models.weights": "What each engine loads; one that has no entry can't serve the model.",
     "machines": "A machine: how to reach it, what it can do, what runs there.",
     "machines.roles": "An entry for each thing that runs on the machine.",
-    "machines.rates": "What this machine does with a model, one sequence, all other slots busy. For `kvasir plan`.",
+    "machines.rates": "What this machine does with a model, for `kvasir plan`. A curve counts before a single rate.",
 }
 
 MEANINGS = {
@@ -71,13 +71,18 @@ MEANINGS = {
     "machines.watts": "Under load, where it can't be measured; 0: not known",
     "machines.price": "Paid for it, in the currency of `[costs]`; 0: not known",
     "machines.roles": "What runs there: a list of tables, see below",
-    "machines.roles.role": "`prefill`, `decode`, `gateway`, `broker`, `store`; notes: `app`, `prometheus`, `grafana`",
+    "machines.roles.role": (
+        "`worker` (both `prefill` and `decode`, over one copy of the weights), `prefill`, `decode`, `gateway`, "
+        "`broker`, `store`; notes: `app`, `prometheus`, `grafana`"
+    ),
     "machines.roles.model": "Of a worker: the model whose queue it serves",
     "machines.roles.engine": "Of a worker: what it runs the model with",
     "machines.roles.weights": "As this machine sees them; empty: the model's own for this engine",
-    "machines.roles.slots": "Of a decode worker; 0: the model's",
+    "machines.roles.slots": "Of a worker that decodes; 0: the model's",
     "machines.roles.memory_gb": "Of a store: what it may use; 0: no limit of ours",
     "machines.roles.port": "Of a gateway",
     "machines.rates.prefill": "Tokens a second; 0: not known",
-    "machines.rates.decode": "Tokens a second; 0: not known",
+    "machines.rates.decode": "Tokens a second of one sequence, with all other slots busy; 0: not known",
+    "machines.rates.prefill_curve": "`[[prompt tokens, tokens a second], …]`, measured by `kvasir measure`",
+    "machines.rates.decode_curve": "`[[sequences, tokens a second of all of them], …]`, from 1 sequence on",
 }

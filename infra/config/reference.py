@@ -50,8 +50,8 @@ _TAIL = """\
 | `KVASIR_API_KEY` | the key of the `openai` or `vllm` engine's servers, of all models; goes before `api_key_file` |
 | `KVASIR_VLLM_PYTHON` | of the `vllm` engine: another environment's Python |
 | `KVASIR_HOURS` | of a worker: `--hours` |
-| `KVASIR_STEAL` | of a decode worker: `--steal` |
-| `KVASIR_MEMORY_GB` | of a decode worker: `--memory` |
+| `KVASIR_STEAL` | of a worker that decodes: `--steal` |
+| `KVASIR_MEMORY_GB` | of a worker that decodes: `--memory` |
 | `KVASIR_METRICS_PORT` | of a worker: `--metrics-port` |
 """
 

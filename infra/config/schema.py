@@ -18,14 +18,17 @@ from messages import checks
 from messages.errors import InvalidMessage
 from messages.installed import engine_names
 from messages.jobs import KV_CHECK_EVERY, MAX_TOKENS, SHORT_PROMPT_TOKENS
+from messages.workers import BOTH_ROLES, RateCurve, WorkerStage
 
 Supervisor = Literal["launchd", "plain", "systemd"]
 
 PLATFORMS = ("linux", "linux-cuda", "macos")
 SUPERVISORS: tuple[Supervisor, ...] = ("launchd", "plain", "systemd")
-WORKER_ROLES = ("decode", "prefill")
+WORKER_ROLES = ("decode", "prefill", "worker")
 ROLES = (*WORKER_ROLES, "app", "broker", "gateway", "grafana", "prometheus", "store")
 SAMPLING = ("max_tokens", "temperature", "top_p")
+
+Points = tuple[tuple[float, float], ...]
 
 # What would begin a new line, or worse, in a unit file.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -93,6 +96,26 @@ class InstalledEngine:
         return _one_of(*self.others, *engine_names()).__get_pydantic_core_schema__(source, handler)
 
 
+@dataclass(frozen=True, slots=True)
+class CurvePoints:
+    """Pairs of two numbers, the first ascending: sequences or prompt tokens, and tokens a second."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> dict[str, Any]:
+        return {"type": "function-plain", "function": {"type": "no-info", "function": self._read}}
+
+    def _read(self, value: Any) -> Points:
+        try:
+            points = tuple((at, rate) for at, rate in value)
+            RateCurve("curve", *zip(*points, strict=True))
+            if not all(rate for _, rate in points):
+                raise ValueError("nothing is done at a rate of 0")
+        except (TypeError, ValueError, InvalidMessage):
+            raise ValueError(
+                f" must be pairs in ascending order such as [[1, 51], [4, 80]], not {value!r:.60}"
+            ) from None
+        return points
+
+
 def _text(name: str, value: str) -> None:
     """Of a length that nobody writes by accident."""
     checks.text(name, value, 4096)
@@ -144,6 +167,7 @@ Share = Annotated[float, _number(0, 1)]
 Slots = Annotated[int, _whole(1, 1024)]
 Amount = Annotated[float, _number(0, 1e6)]
 Rate = Annotated[float, _number(0, 1e9)]
+Curve = Annotated[Points, CurvePoints()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,15 +247,29 @@ class MachineRole:
     def __post_init__(self) -> None:
         for key in ("model", "engine") if self.role in WORKER_ROLES else ():
             if not getattr(self, key):
-                raise ValueError(f": a {self.role} worker needs {key!r}")
+                raise ValueError(f": a {self.kind} needs {key!r}")
+
+    @property
+    def stages(self) -> tuple[WorkerStage, ...]:
+        """What a worker does; none: it is a service."""
+        if self.role == "worker":
+            return BOTH_ROLES
+        return tuple(stage for stage in BOTH_ROLES if stage == self.role)
+
+    @property
+    def kind(self) -> str:
+        """`prefill worker`, `worker with both roles`."""
+        return "worker with both roles" if self.role == "worker" else f"{self.role} worker"
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Tokens a second of one model on one machine, for planning; 0: unknown."""
+    """Tokens a second of one model on one machine, for planning; 0: unknown. A curve counts before a single rate."""
 
     prefill: Rate = 0.0
-    decode: Rate = 0.0
+    decode: Rate = 0.0  # of one sequence, with all other slots busy
+    prefill_curve: Curve = ()
+    decode_curve: Curve = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ def has_roles(settings: Settings, service: Service) -> bool:
     """Whether workers have users of their own at a service."""
     operator_secret = _operators(settings, service)
     files = (
-        [_role_secret(operator_secret, role).file for role in _RESTRICTED_ROLES]
+        # Whoever deployed the services before a worker could have both roles has no user for it yet.
+        [_role_secret(operator_secret, role).file for role in _RESTRICTED_ROLES if role != "worker"]
         if operator_secret and operator_secret.file
         else []
     )
@@ -86,9 +87,10 @@ def login(settings: Settings, service: Service, role: UnitRole) -> Login | None:
     url, operator_secret = getattr(settings.services, service), _operators(settings, service)
     if operator_secret is None:
         return None
-    if not has_roles(settings, service):
+    secret = _role_secret(operator_secret, role) if has_roles(settings, service) else operator_secret
+    if secret is operator_secret or not (secret.file and secret.file.exists()):
         return Login(url, service, operator_secret)
-    return Login(put_user(url, user_of(role)), f"{service}.{role}", _role_secret(operator_secret, role))
+    return Login(put_user(url, user_of(role)), f"{service}.{role}", secret)
 
 
 def with_logins(unit: Unit, settings: Settings) -> Unit:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-AccountRole = Literal["operator", "producer", "prefill", "decode", "monitor"]
+AccountRole = Literal["operator", "producer", "prefill", "decode", "worker", "monitor"]
 
 _NO_NAMES = "^$"
 
@@ -48,6 +48,13 @@ _WORKER_READS = (r"kvasir\.control", _OWN_CONTROL, "deaths")
 _PREFILL_QUEUES = (r"prefill\..*", r"suspects\.prefill\..*")
 _DECODE_QUEUES = (r"decode\..*", r"suspects\.decode\..*")
 
+# Prefill's queues too: without a prefill worker the decode workers do the prompts.
+_DECODE = Permission(
+    _names(_OWN_CONTROL),
+    _names(*_WORKER_WRITES, r"kvasir\.stream"),
+    _names(*_WORKER_READS, *_DECODE_QUEUES, *_PREFILL_QUEUES),
+)
+
 PERMISSIONS: Mapping[AccountRole, Permission] = MappingProxyType(
     {
         # Declares the topology, and looks after dead letters.
@@ -58,12 +65,8 @@ PERMISSIONS: Mapping[AccountRole, Permission] = MappingProxyType(
             _names(r"kvasir\.(reply|reply\.quorum|stream)", r"results\.parked(\.quorum)?", r"reply\..*", r"stream\..*"),
         ),
         "prefill": Permission(_names(_OWN_CONTROL), _names(*_WORKER_WRITES), _names(*_WORKER_READS, *_PREFILL_QUEUES)),
-        # Prefill's queues too: without a prefill worker the decode workers do the prompts.
-        "decode": Permission(
-            _names(_OWN_CONTROL),
-            _names(*_WORKER_WRITES, r"kvasir\.stream"),
-            _names(*_WORKER_READS, *_DECODE_QUEUES, *_PREFILL_QUEUES),
-        ),
+        "decode": _DECODE,
+        "worker": _DECODE,  # with both roles
         # Sees how full queues are, and never a message. On RabbitMQ 4.3 even that needs configure.
         "monitor": Permission(_NO_NAMES, _NO_NAMES, _NO_NAMES),
     }
@@ -79,22 +82,23 @@ _OWN_REGISTRATION = (
     "(~sketch:* +evalsha +set +pexpire)"
 )
 
+# SCAN shows names of keys, to find the shared blocks that make way; it shows no value.
+_PREFILLS = (
+    "(~kv:* ~kvw:* +set +getex +expire +pttl +strlen +unlink) (~claim:{prefix-* +evalsha +get +set +del) "
+    "(~reservations +evalsha +hgetall +hset +hdel +pexpireat)"
+)
+_DECODES = "(~result:* ~claim:* +evalsha +get +set +del) (~answers:* +evalsha +hset +pexpire +hgetall +del)"
+
 STORE_RULES: Mapping[AccountRole, str] = MappingProxyType(
     {
         "operator": "~* &* +@all -@admin -@dangerous +info +config|get",
         "producer": f"{_LOG_IN} {_SEES} (~cancelled:* +evalsha +set)",
-        # SCAN shows names of keys, to find the shared blocks that make way; it shows no value.
-        "prefill": (
-            f"{_LOG_IN} +scan {_OWN_REGISTRATION} {_CRASH_COUNTS} {_SEES} "
-            "(~kv:* ~kvw:* +set +getex +expire +pttl +strlen +unlink) (~claim:{prefix-* +evalsha +get +set +del) "
-            "(~reservations +evalsha +hgetall +hset +hdel +pexpireat)"
-        ),
+        "prefill": f"{_LOG_IN} +scan {_OWN_REGISTRATION} {_CRASH_COUNTS} {_SEES} {_PREFILLS}",
         # It renews a block's time to live, and deletes; it writes none.
         "decode": (
-            f"{_LOG_IN} {_OWN_REGISTRATION} {_CRASH_COUNTS} {_SEES} "
-            "(~kv:* ~kvw:* +getex +expire +unlink) (~result:* ~claim:* +evalsha +get +set +del) "
-            "(~answers:* +evalsha +hset +pexpire +hgetall +del)"
+            f"{_LOG_IN} {_OWN_REGISTRATION} {_CRASH_COUNTS} {_SEES} (~kv:* ~kvw:* +getex +expire +unlink) {_DECODES}"
         ),
+        "worker": f"{_LOG_IN} +scan {_OWN_REGISTRATION} {_CRASH_COUNTS} {_SEES} {_PREFILLS} {_DECODES}",
         "monitor": f"{_LOG_IN} {_SEES} +config|get",
     }
 )

@@ -18,7 +18,7 @@ from infra.config.schema import CONTROL, WORKER_ROLES, Supervisor
 from infra.config.settings import MachineRole, MachineSettings
 from messages.errors import ConfigError
 
-UnitRole = Literal["prefill", "decode", "producer"]  # as which it logs in
+UnitRole = Literal["prefill", "decode", "worker", "producer"]  # as which it logs in
 
 LOOPBACK = "127.0.0.1"
 GRACE_S = 600.0  # a long answer takes minutes, and what is not finished by then is handed back
@@ -122,13 +122,14 @@ def _gateway(port: int, page: int, host: str) -> Unit:
 
 def _worker(name: str, role: MachineRole, port: int, host: str, hours: str) -> Unit:
     words = ["{folder}/current/bin/kvasir", "--config", "kvasir.toml", "--log-style", "json", "--log-level", "info"]
-    words += [f"{role.role}-worker", "--model", role.model, "--engine", role.engine]
+    command = "worker" if role.role == "worker" else f"{role.role}-worker"
+    words += [command, "--model", role.model, "--engine", role.engine]
     words += ["--weights", role.weights] if role.weights else []
-    words += ["--slots", str(role.slots)] if role.slots and role.role == "decode" else []
+    words += ["--slots", str(role.slots)] if role.slots and "decode" in role.stages else []
     words += ["--hours", hours] if hours else []
     words += ["--grace", f"{GRACE_S:.0f}", "--metrics-port", str(port), "--metrics-host", host]
-    says = f"{role.role} worker for {role.model}"
-    return Unit(name, says, tuple(words), port, host, role="prefill" if role.role == "prefill" else "decode")
+    unit_role: UnitRole = "worker" if role.role == "worker" else role.stages[0]
+    return Unit(name, f"{role.kind} for {role.model}", tuple(words), port, host, role=unit_role)
 
 
 def _page_host(machine: MachineSettings) -> str:

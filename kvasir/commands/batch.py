@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from grading.grades import WHOSE
 from grading.report.grades import SUMMARY_COLUMNS, one_line, summary, summary_rows
 from grading.request import GradeRequest, Selection
 from infra.config.next_command import next_command
@@ -211,12 +212,13 @@ def show_outcome(
         print_table(SUMMARY_COLUMNS, counted_rows, right=SUMMARY_COLUMNS[2:])
         print_groups(
             (
-                "can't be read" if grade.is_unreadable else grade.state,
+                "can't be read" if grade.is_unreadable else "asked about" if text != grade.reason else grade.state,
                 one_line(grade.display_name),
-                one_line(grade.reason),
+                one_line(text),
             )
             for grade in outcome.grades
-            if grade.reason
+            for text in (grade.reason, *(remark for remark in grade.remarks if remark.startswith(WHOSE)))
+            if text
         )
         for alarm in outcome.alarms:
             say(f"Look at the class: {alarm}")

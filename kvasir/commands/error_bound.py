@@ -12,11 +12,10 @@ from grading import hand_sample as bounds
 from grading.error_bound import SIGNALS, Release, percent, plural_points
 from grading.hand_sample import SHEET, Bound, BoundError, Draw, SamplePlan
 from grading.rubric.rubric import exact, plain
-from grading.tables import MAX_BYTES
 from infra.config.next_command import next_command
+from kvasir.commands.export import bytes_of
 from kvasir.options import Number, group_options, json_option, path
 from kvasir.terminal import print_table, say, say_json
-from producers.storage.private import open_ordinary
 from producers.words import plural
 
 
@@ -109,7 +108,8 @@ def bound(
         by = drawing.by or account()
         if not by:
             raise BoundError("say who draws: --by NAME")
-        strata = _strata(drawing.strata) if drawing.strata else None
+        strata_table = bytes_of(drawing.strata)
+        strata = bounds.strata_from(strata_table, f"file {drawing.strata}") if strata_table is not None else None
         return _print_draw(batch, bounds.draw_sample(batch, drawing.plan(), by, strata), as_json)
     _refuse_drawing(drawing)
     if more:
@@ -134,15 +134,6 @@ def _refuse_drawing(drawing: _Drawing) -> None:
 
 
 # --- the draw ---
-
-
-def _strata(place: Path) -> dict[str, str]:
-    """The part of each submission, from a CSV with a header."""
-    try:
-        with open_ordinary(place) as file:
-            return bounds.strata_from(file.read(MAX_BYTES + 1), f"file {place}")
-    except OSError as error:
-        raise BoundError(f"{place} can't be read: {error.strerror}") from None
 
 
 def _print_draw(batch: Path, draw: Draw, as_json: bool) -> int:

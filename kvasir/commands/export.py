@@ -13,10 +13,11 @@ import click
 from grading import export as out
 from grading.export import Choices, ExportFile, ExportFormat, SinceLast
 from grading.report.grades import load_graded
+from grading.tables import MAX_BYTES
 from infra.config.next_command import next_command
 from kvasir import class_run
 from kvasir.options import F, Globals, path
-from kvasir.terminal import say, stderr
+from kvasir.terminal import print_groups, say, stderr, stdout
 from messages.errors import BatchError, UsageError
 from producers.batch import batch as batches
 from producers.storage.private import kept_in, open_ordinary, write_atomically
@@ -82,13 +83,12 @@ def export(
     export_format = next(registered for registered in out.FORMATS if registered.name == format_name)
     choices = _choices(export_format, format_values)
     try:
-        graded_class, grades = out.final_grades(batch, include_unreviewed)
-        selected_grades = export_format.select_grades(batch, grades, choices, graded_class.title)
-        since = out.since_last(batch, export_format.name, grades, selected_grades)
+        export_file = export_format.make(batch, include_unreviewed=include_unreviewed, **choices)
+        _, grades = out.final_grades(batch, include_unreviewed)
+        since = out.since_last(batch, export_format.name, grades, export_file.held_ids)
         if dry_run:
             _print_changes(since)
             return 0
-        export_file = export_format.make(batch, include_unreviewed=include_unreviewed, **choices)
     except out.ExportError as error:
         raise out.ExportError(f"{error} ({error.option})" if error.option else str(error)) from None
     if since.last:
@@ -149,7 +149,8 @@ def bytes_of(path: Path | None) -> bytes | None:
     if path is None:
         return None
     try:
-        return path.read_bytes()
+        with open_ordinary(path) as file:
+            return file.read(MAX_BYTES + 1)
     except OSError as error:
         raise out.ExportError(f"{path} can't be read: {error.strerror}") from None
 
@@ -173,10 +174,14 @@ def write_export(export_file: ExportFile, batch: Path, to: Path | None, source_f
     say(f"Written: {target}")
     for note in export_file.notes:
         say(f"Note: {note}")
-    if export_file.left_blank:
-        say(f"Left blank or out: {len(export_file.left_blank)}")
-    for blank in export_file.left_blank:
-        say(f"  {blank.submission}: {blank.reason}")
+    if stdout.is_terminal:
+        print_groups(
+            [("left blank or out", blank.submission, blank.reason) for blank in export_file.left_blank],
+            "through a pipe, as | cat, you see all",
+        )
+    elif export_file.left_blank:
+        lines = [f"  {blank.submission}: {blank.reason}" for blank in export_file.left_blank]
+        say("\n".join([f"Left blank or out: {len(lines)}", *lines]))
     return 1 if export_file.left_blank else 0
 
 

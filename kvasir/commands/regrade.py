@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from desk.agreement import Difference, difference_row
+from desk.differences import Difference, difference_row
+from grading.report.grades import one_line
 from infra.config.next_command import next_command
 from kvasir.commands.batch import json_option, show_outcome
 from kvasir.options import Globals, path, quiet_option, wait_option
 from kvasir.regrading import Regrade
-from kvasir.terminal import TerminalProgress, confirm, print_table, say, stderr
-from producers.words import join_with_and, plural
+from kvasir.terminal import TerminalProgress, confirm, print_table, say, shortened, stderr
+from producers.words import plural
 
-_NAMES_SHOWN = 20  # submissions that a ruling may affect
 _NO_CHANGE_MESSAGE = "the grades stay as they are"
 
 
@@ -59,7 +60,8 @@ def regrade(
         say(f"{open_jobs} still open; go on with: {next_command('regrade', batch)}", stderr)
         return 1
     if not as_json:
-        _print_differences(differences, regrading.decided)
+        people = {grade.submission: one_line(grade.display_name) for grade in outcome.whole}
+        _print_differences(differences, people, regrading.decided)
     if regrading.failed:
         failure = f"{plural(regrading.failed, 'job')} failed; the same command runs what failed once more"
         say(failure, stderr)
@@ -91,17 +93,17 @@ def _print_changes(regrading: Regrade) -> None:
 def _ruling_sentence(criterion: str, shared_words: dict[str, tuple[str, ...]]) -> str:
     if not shared_words:
         return f"The rulings on {criterion} share no telling word with anybody's evidence."
-    examples = [f"{name} ({', '.join(words)})" for name, words in list(shared_words.items())[:_NAMES_SHOWN]]
-    rest = f" and {len(shared_words) - _NAMES_SHOWN} more" if len(shared_words) > _NAMES_SHOWN else ""
-    names = join_with_and(examples) + rest
-    return f"The rulings on {criterion} share words with the evidence of {names}; look there first."
+    start = f"Look there first: the rulings on {criterion} share words with the evidence of "
+    return shortened(start, [f"{name} ({', '.join(words)})" for name, words in shared_words.items()])
 
 
-def _print_differences(differences: list[Difference], decision_count: int) -> None:
-    changed_rows = [difference_row(difference) for difference in differences if not difference.is_none]
+def _print_differences(differences: list[Difference], people: Mapping[str, str], decision_count: int) -> None:
+    changed_rows = [difference_row(difference, people) for difference in differences if not difference.is_none]
     if changed_rows:
         print_table(
-            tuple(changed_rows[0]), [tuple(row.values()) for row in changed_rows], right=("before", "after", "change")
+            tuple(changed_rows[0]),
+            [[text.replace(" → ", "→") for text in row.values()] for row in changed_rows],  # a line each in 80 columns
+            right=("before", "after", "change"),
         )
     say(f"{len(changed_rows)} of {plural(len(differences), 'submission')} would change.")
     if decision_count:

@@ -88,7 +88,7 @@ def _row(request: Request, by_item: dict[str, FinalGrade]) -> list[str]:
     points_before, points_now = request.points, out.points_of(final, request.criterion_id) if final else None
     return [
         request.id,
-        one_line(final.submission) if final else request.item_id,
+        one_line(final.grade.display_name) if final else request.item_id,
         request.criterion_id or "",
         show_points(points_before)
         if points_before == points_now

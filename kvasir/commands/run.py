@@ -57,12 +57,13 @@ def run(
             raise BatchError(f"{target} holds the grades of a class: name another folder with --out")
         prompt_lines.check_file(prompts, str(prompts))
         resolve = _model_resolver(settings, model, max_tokens)
+        objects = prompt_lines.objects_of(batch)
 
         def lines() -> Iterator[PromptLine]:
-            return prompt_lines.read_lines(prompts, batch.batch_id, batch.secret, resolve, model)
+            return prompt_lines.read_lines(prompts, batch.batch_id, batch.secret, resolve, model, objects=objects)
 
         if batch.may_plan:
-            prompt_lines.plan(batch, lines(), prompts, next(iter(settings.models), "none"))
+            prompt_lines.plan(batch, lines(), prompts, next(iter(settings.models), "none"), objects)
         if retry_failed:
             batch.check_may_publish()
             batch.run_again(jobs_to_retry(batch))

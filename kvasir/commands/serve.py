@@ -25,6 +25,9 @@ def _default_folder() -> Path:
     return (user_data_dir(os.environ) or Path("results")) / "gateway"
 
 
+_HOST_NAME = "Answer requests under this name too, without keys: host.docker.internal, for containers."
+_OPEN_OBJECTS = "Let answers have keys that a schema doesn't name, where it leaves additionalProperties out."
+
 _state = click.option(
     "--state",
     "folder",
@@ -41,12 +44,21 @@ _state = click.option(
 @click.option(
     "--model", "models", metavar="M", multiple=True, help="Serve this model [default: all that are configured]."
 )
+@click.option("--host-name", "host_names", metavar="NAME", multiple=True, help=_HOST_NAME)
+@click.option("--open-objects", is_flag=True, help=_OPEN_OBJECTS)
 @_state
 @page_options
 @group_options(page=PageOptions)
 @click.pass_obj
 def serve(
-    global_options: Globals, host: str, port: int, models: tuple[str, ...], folder: Path, page: PageOptions
+    global_options: Globals,
+    host: str,
+    port: int,
+    models: tuple[str, ...],
+    host_names: tuple[str, ...],
+    open_objects: bool,
+    folder: Path,
+    page: PageOptions,
 ) -> None:
     """Answer OpenAI's and Ollama's clients over HTTP: they need another URL and nothing else.
 
@@ -72,6 +84,8 @@ def serve(
             folder,
             lambda url: say(f"Kvasir answers at {url} (OpenAI: {url}/v1, Ollama: {url}); its own page: {url}/docs"),
             metrics_address,
+            "open" if open_objects else "closed",
+            host_names,
         )
 
 

@@ -60,7 +60,8 @@ def store_state(settings: Settings) -> dict[str, Any]:
 
 def _worker(registration: WorkerInfo) -> dict[str, Any]:
     names = ("worker_id", "role", "model", "engine", "device", "slots", "busy", "done", "tokens_per_s", "transfers_kv")
-    return {name: getattr(registration, name) for name in (*names, "off", "notes")}
+    fields = {name: getattr(registration, name) for name in (*names, "off", "notes")}
+    return fields | {"roles": list(registration.details.roles)}
 
 
 def queue_depths(broker: Broker, models: list[str]) -> dict[str, int]:

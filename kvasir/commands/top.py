@@ -15,13 +15,14 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from desk.estimate import duration
 from infra.config.settings import Settings
 from infra.config.urls import addresses
 from kvasir.commands.status import cluster_state, store_line
 from kvasir.commands.top_batches import BatchState, find_batches
 from kvasir.connect import connect, is_cluster
 from kvasir.options import Globals, Number
-from kvasir.terminal import duration, make_table, stdout
+from kvasir.terminal import make_table, stdout
 from messages.errors import BrokerUnavailable, StoreUnavailable
 from producers.client import Client
 

@@ -1,17 +1,18 @@
-"""`prefill-worker` and `decode-worker`: one worker a process."""
+"""`worker`, and `prefill-worker` and `decode-worker` for one with a single role: one worker a process."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from infra.config.hours import Hours
-from kvasir.options import Globals, Number, combine_options, group_options, page_options
+from kvasir.options import F, Globals, Number, combine_options, group_options, page_options
 from kvasir.worker.page import PageOptions
 from kvasir.worker.process import DecodeOptions, EngineChoice, WorkerOptions, serve
 from messages.errors import InvalidMessage
-from messages.workers import WorkerStage
+from messages.workers import BOTH_ROLES, WorkerStage
 from monitoring import logs
 from producers.words import names_in
 
@@ -44,6 +45,59 @@ _worker_options = combine_options(
 )
 
 
+def _decode_options(kv_cache_help: str) -> Callable[[F], F]:
+    return combine_options(
+        click.option(
+            "--slots", type=click.IntRange(0, 1024), default=0, help="Jobs decoded at once [default: the model's]."
+        ),
+        click.option("--kv-cache-gb", type=Number(0), default=2.0, show_default=True, help=kv_cache_help),
+        click.option(
+            "--steal",
+            default="",
+            metavar="MODEL[,MODEL…]",
+            envvar="KVASIR_STEAL",
+            callback=lambda _context, _parameter, value: names_in(value),
+            help="Other models whose jobs to take when none of its own wait and it pays; 'all': every configured one.",
+        ),
+        click.option(
+            "--memory",
+            "memory_gb",
+            type=Number(0),
+            default=0.0,
+            metavar="GB",
+            envvar="KVASIR_MEMORY_GB",
+            help="For the weights of all models it holds at once [default: 80% of this machine's memory].",
+        ),
+        group_options(decode=DecodeOptions),
+    )
+
+
+def _roles(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[WorkerStage, ...]:
+    names = names_in(value)
+    if unknown := set(names) - {*BOTH_ROLES}:
+        raise click.BadParameter(f"{min(unknown)!r} is no role; known: {', '.join(BOTH_ROLES)}")
+    if not names:
+        raise click.BadParameter(f"name at least one of {', '.join(BOTH_ROLES)}")
+    return tuple(role for role in BOTH_ROLES if role in names)
+
+
+@click.command("worker")
+@_worker_options
+@click.option(
+    "--roles",
+    default=",".join(BOTH_ROLES),
+    show_default=True,
+    metavar="ROLE[,ROLE]",
+    callback=_roles,
+    help="What to do for the model, with one copy of its weights.",
+)
+@_decode_options("KV kept in memory, in GB: what is shared, and what it prefilled itself.")
+@click.pass_obj
+def worker(global_options: Globals, /, roles: tuple[WorkerStage, ...], **options: Any) -> int:
+    """Prefill a model's prompts and generate its answers, whichever is needed more. Stops on SIGTERM after its jobs."""
+    return _serve(global_options, *roles, **options)
+
+
 @click.command("prefill-worker")
 @_worker_options
 @click.pass_obj
@@ -54,35 +108,16 @@ def prefill_worker(global_options: Globals, /, **options: Any) -> int:
 
 @click.command("decode-worker")
 @_worker_options
-@click.option("--slots", type=click.IntRange(0, 1024), default=0, help="Jobs decoded at once [default: the model's].")
-@click.option("--kv-cache-gb", type=Number(0), default=2.0, show_default=True, help="Shared KV kept in memory, in GB.")
-@click.option(
-    "--steal",
-    default="",
-    metavar="MODEL[,MODEL…]",
-    envvar="KVASIR_STEAL",
-    callback=lambda _context, _parameter, value: names_in(value),
-    help="Other models whose jobs to take when none of its own wait and it pays; 'all': every configured one.",
-)
-@click.option(
-    "--memory",
-    "memory_gb",
-    type=Number(0),
-    default=0.0,
-    metavar="GB",
-    envvar="KVASIR_MEMORY_GB",
-    help="For the weights of all models it holds at once [default: 80% of this machine's memory].",
-)
-@group_options(decode=DecodeOptions)
+@_decode_options("Shared KV kept in memory, in GB.")
 @click.pass_obj
 def decode_worker(global_options: Globals, /, **options: Any) -> int:
     """Generate a model's answers from KV caches in the store. Stops on SIGTERM after the jobs in its slots."""
     return _serve(global_options, "decode", **options)
 
 
-def _serve(global_options: Globals, stage: WorkerStage, **options: Any) -> int:
+def _serve(global_options: Globals, *roles: WorkerStage, **options: Any) -> int:
     # A worker's log is its only face.
     level = "info" if global_options.log_level == "warning" else global_options.log_level
     logs.configure(level, global_options.log_style, background=True)
-    serve(global_options.settings(), WorkerOptions(stage, **options), global_options.observer())
+    serve(global_options.settings(), WorkerOptions(roles, **options), global_options.observer())
     return 0

@@ -222,7 +222,9 @@ def _machines_of(settings: Settings, registration: WorkerInfo) -> list[MachineSe
         return named_machines
     serves = (registration.role, registration.model)
     matching_machines = [
-        machine for machine in machines if any((role.role, role.model) == serves for role in machine.roles)
+        machine
+        for machine in machines
+        if any((stage, role.model) == serves for role in machine.roles for stage in role.stages)
     ]
     return matching_machines if all(machine.platform in _GPU_PLATFORMS for machine in matching_machines) else []
 

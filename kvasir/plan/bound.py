@@ -1,83 +1,119 @@
-"""A lower bound of the makespan: no order of the same jobs on the same workers ends sooner, whatever is known.
+"""A lower bound of the makespan: no order of the same jobs on the same machines ends sooner, whatever is known.
 
-It is the largest of
+It is the larger of
 
-- for each model's prefill: all of its tokens at the speed of all its workers, and the quickest decode after it;
-- for decode: the quickest prefill before it, and all tokens at the speed of all slots;
-- for each job by itself: its own prefill and decode on the fastest workers.
+- the linear programme: each machine divides its time between what its workers can do (prefill a model, decode a model
+  in all slots), each at its best rate, and all tokens of each kind must be done; a second that a machine spends on one
+  thing is none for another;
+- the longest single way: a job's own prefill and decode where each is fastest.
 
-Slots have different speeds for different models, so "all tokens at the speed of all slots" needs prices: with any
-price for a token of each model, the slots can't earn more than the best-paid model brings each of them. Every choice of
-prices gives a bound (the dual of a linear programme); those that make two models equally well paid on some worker are
-tried. With two models that is the exact optimum.
+Workers that join or die cut time into intervals, in each of which the machines divide their time anew.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, computed_tokens, models_of
+from kvasir.plan.fleet import Fleet, PlannedJob, computed_tokens, models_of
+from messages.errors import ConfigError
 
-Prices = Mapping[str, float]
+Kind = tuple[str, str]  # of work: stage, model
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Something that a machine can spend its time on in one interval, at so many tokens a second.
+
+    `part`: of the machine that it takes. Workers whose slots keep their rates whoever sits beside them share a machine.
+    """
+
+    interval: int
+    machine: str
+    kind: Kind
+    rate: float
+    part: float = 1.0
 
 
 def lower_bound(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
-    """Seconds from time 0 that no schedule can beat; inf if a model has no worker, 0 if there are no jobs."""
+    """Seconds from time 0 that no schedule can beat; inf if a model has no worker, 0 if there are no jobs.
+
+    Raises ConfigError where SciPy is not installed.
+    """
     if not jobs:
         return 0.0
-    prefill = max(_prefill_bound(fleet, [job for job in jobs if job.model == model]) for model in models_of(jobs))
-    longest = max(_prefill_s(fleet, job) + _decode_s(fleet, job) for job in jobs)
-    return max(prefill, _decode_bound(fleet, jobs), longest)
+    longest_s = max(_prefill_s(fleet, job) + _decode_s(fleet, job) for job in jobs)
+    return max(longest_s, linear_bound(fleet, jobs)) if longest_s < math.inf else math.inf
 
 
-def _prefill_bound(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
-    """Of one model's jobs."""
-    speed = sum(worker.tokens_per_s for worker in fleet.prefillers if worker.model == jobs[0].model)
-    tail = min(_decode_s(fleet, job) for job in jobs)
-    return (computed_tokens(jobs) / speed if speed else math.inf) + tail
-
-
-def _decode_bound(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
-    head = min(_prefill_s(fleet, job) for job in jobs)
-    tokens: dict[str, float] = defaultdict(float)
-    for job in jobs:
-        tokens[job.model] += job.answer_tokens
-    return max(_earliest(fleet.decoders, prices, tokens, head) for prices in _prices(fleet.decoders, list(tokens)))
-
-
-def _prices(decoders: Sequence[Decoder], models: Sequence[str]) -> Iterable[Prices]:
-    for model in models:
-        yield {model: 1.0}
-    for worker in decoders:
-        yield {model: 1 / rate for model in models if (rate := worker.tokens_per_s.get(model, 0.0)) > 0}
-
-
-def _earliest(decoders: Sequence[Decoder], prices: Prices, tokens: Mapping[str, float], head: float) -> float:
-    """When the slots have earned what the answers are worth, if each does nothing but what pays it best."""
-    worth = sum(prices.get(model, 0.0) * count for model, count in tokens.items())
-    earning = [(worker, worker.slots * _best_pay(worker, prices)) for worker in decoders]
-    moments = sorted({head, *(max(head, t) for worker in decoders for t in (worker.joins_s, worker.dies_s))})
-    earnings = 0.0
-    for now, next_moment in zip(moments, [*moments[1:], math.inf], strict=True):
-        pay = sum(rate for worker, rate in earning if worker.joins_s <= now < worker.dies_s)
-        if pay and earnings + pay * (next_moment - now) >= worth:
-            return now + (worth - earnings) / pay
-        earnings += pay * (next_moment - now) if pay else 0.0
+def linear_bound(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
+    """The linear programme's part of `lower_bound`."""
+    work: dict[Kind, float] = {}
+    for model in models_of(jobs):
+        of_model = [job for job in jobs if job.model == model]
+        work["prefill", model] = computed_tokens(of_model)
+        work["decode", model] = sum(job.answer_tokens for job in of_model)
+    fates = {moment for worker in fleet.decoders for moment in (worker.joins_s, worker.dies_s)}
+    starts = [0.0, *sorted(moment for moment in fates if 0 < moment < math.inf)]
+    for count, end_s in enumerate([*starts[1:], math.inf], 1):
+        last_s = _last_interval_s(starts[:count], list(_activities(fleet, starts[:count])), work)
+        if starts[count - 1] + last_s <= end_s:
+            return starts[count - 1] + last_s
     return math.inf
 
 
-def _best_pay(worker: Decoder, prices: Prices) -> float:
-    return max((prices.get(model, 0.0) * rate for model, rate in worker.tokens_per_s.items()), default=0.0)
+def _activities(fleet: Fleet, starts: Sequence[float]) -> Iterator[Activity]:
+    for interval, start_s in enumerate(starts):
+        for prefiller in fleet.prefillers:
+            kind = ("prefill", prefiller.model)
+            yield Activity(interval, prefiller.machine, kind, prefiller.best_rate)
+        present = [decoder for decoder in fleet.decoders if decoder.joins_s <= start_s < decoder.dies_s]
+        workers = Counter(decoder.machine for decoder in present)
+        for decoder in present:
+            part = 1.0 if decoder.is_curved else 1 / workers[decoder.machine]
+            for model in decoder.tokens_per_s:
+                yield Activity(interval, decoder.machine, ("decode", model), decoder.full_rate(model), part)
+
+
+def _last_interval_s(starts: Sequence[float], activities: Sequence[Activity], work: Mapping[Kind, float]) -> float:
+    """How long the last interval must be for all work to be done, inf if that never is; the others' lengths are given.
+
+    The variables are the seconds of each activity, and last the interval's length, which is to be least.
+    """
+    try:
+        from scipy.optimize import linprog
+    except ImportError:
+        raise ConfigError("the lower bound needs SciPy: pip install 'kvasir-inference[plan]'") from None
+    lengths_s = [after - before for before, after in itertools.pairwise(starts)]
+    limits: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0.0] * (len(activities) + 1))
+    totals: dict[Kind, list[float]] = {kind: [0.0] * (len(activities) + 1) for kind, tokens in work.items() if tokens}
+    for place, activity in enumerate(activities):
+        limits[activity.interval, activity.machine][place] = activity.part
+        if activity.kind in totals:
+            totals[activity.kind][place] = activity.rate
+    for (interval, _), row in limits.items():
+        row[-1] = -1.0 if interval == len(lengths_s) else 0.0
+    at_most = [lengths_s[interval] if interval < len(lengths_s) else 0.0 for interval, _ in limits]
+    solution = linprog(
+        [0.0] * len(activities) + [1.0],
+        A_ub=list(limits.values()),
+        b_ub=at_most,
+        A_eq=list(totals.values()),
+        b_eq=[work[kind] for kind in totals],
+    )
+    return float(solution.fun) if solution.success else math.inf
 
 
 def _prefill_s(fleet: Fleet, job: PlannedJob) -> float:
     """At least: another job may have left the prefix behind, but some job computed it, and before."""
-    speed = max((worker.tokens_per_s for worker in fleet.prefillers if worker.model == job.model), default=0.0)
-    return job.prompt_tokens / speed if speed else math.inf
+    rates = [worker.rate(job.prompt_tokens) for worker in fleet.prefillers if worker.model == job.model]
+    return job.prompt_tokens / max(rates) if rates else math.inf
 
 
 def _decode_s(fleet: Fleet, job: PlannedJob) -> float:
-    rate = max((worker.tokens_per_s.get(job.model, 0.0) for worker in fleet.decoders), default=0.0)
-    return job.answer_tokens / rate if rate else math.inf
+    """In the slot of a worker that decodes nothing else."""
+    rates = [worker.paces({job.model: 1})[job.model] for worker in fleet.decoders if job.model in worker.tokens_per_s]
+    return job.answer_tokens / max(rates) if rates else math.inf

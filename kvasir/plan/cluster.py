@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from decode_worker.stealing.models import FIRST_LOAD_BYTES_PER_S
+from infra.config.schema import Points, Rates
 from infra.config.settings import MachineRole, MachineSettings, ModelSettings, Settings
-from kvasir.plan.fleet import Decoder, Fleet, Prefiller
+from kvasir.plan.fleet import Decoder, Fleet, Prefiller, Rate
 from kvasir.worker.stealables import SHARE_FOR_WEIGHTS
 from messages.errors import ConfigError
+from messages.workers import RateCurve
 
 # What a job takes of a prefill worker's time, and of a slot's, beyond the engine at its rate: a few milliseconds of
 # engine start and end, and a few of the way between the stages (benchmarks.overhead).
@@ -23,7 +26,12 @@ def fleet_of(settings: Settings, models: Sequence[str], steal: bool) -> Fleet:
             "no machines are configured: add a table [machines.NAME] with roles and rates for each to kvasir.toml; "
             "examples/kvasir.toml has four"
         )
-    pairs = [(machine, role) for machine in settings.machines.values() for role in machine.roles]
+    pairs = [
+        (machine, replace(role, role=stage))
+        for machine in settings.machines.values()
+        for role in machine.roles
+        for stage in role.stages
+    ]
     prefillers = [
         _prefiller(machine, role) for machine, role in pairs if role.role == "prefill" and role.model in models
     ]
@@ -45,30 +53,31 @@ def fleet_of(settings: Settings, models: Sequence[str], steal: bool) -> Fleet:
 
 
 def _prefiller(machine: MachineSettings, role: MachineRole) -> Prefiller:
-    rate = machine.rates[role.model].prefill if role.model in machine.rates else 0.0
-    return Prefiller(machine.name, role.model, _require_rate(rate, machine, role))
+    rates = machine.rates.get(role.model, Rates())
+    return Prefiller(machine.name, role.model, _rate(machine, role, rates.prefill_curve or rates.prefill))
 
 
 def _decoder(settings: Settings, machine: MachineSettings, role: MachineRole, models: Sequence[str]) -> Decoder:
-    rates = {name: machine.rates[name].decode for name in models if name in machine.rates}
-    _require_rate(rates.get(role.model, 0.0), machine, role)
+    rates = {name: machine.rates.get(name, Rates()) for name in [role.model, *models]}
     home = settings.model(role.model)
     usable_rates = {
-        name: rate
-        for name, rate in rates.items()
-        if rate > 0 and (name == role.model or _fits_memory(machine, home, settings.model(name)))
+        name: _rate(machine, replace(role, model=name), entry.decode_curve or entry.decode)
+        for name, entry in rates.items()
+        if name == role.model
+        or ((entry.decode_curve or entry.decode) and _fits_memory(machine, home, settings.model(name)))
     }
     load_s = {name: settings.model(name).memory_gb * 1e9 / FIRST_LOAD_BYTES_PER_S for name in usable_rates}
     return Decoder(machine.name, role.model, role.slots or home.slots, usable_rates, load_s)
 
 
-def _require_rate(rate: float, machine: MachineSettings, role: MachineRole) -> float:
-    if rate <= 0:
+def _rate(machine: MachineSettings, role: MachineRole, rate: Points | float) -> Rate:
+    """What a table of kvasir.toml says. Raises ConfigError if it says nothing."""
+    if not rate:
         raise ConfigError(
             f"the {role.role} rate of {role.model} on {machine.name} is not known: set "
             f'rates."{role.model}".{role.role} (tokens a second) in [machines.{machine.name}]'
         )
-    return rate
+    return RateCurve(role.model, *zip(*rate, strict=True)) if isinstance(rate, tuple) else rate
 
 
 def _fits_memory(machine: MachineSettings, home: ModelSettings, guest: ModelSettings) -> bool:

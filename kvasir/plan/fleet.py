@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+
+from messages.workers import RateCurve
+
+Rate = RateCurve | float
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +42,66 @@ def computed_tokens(jobs: Sequence[PlannedJob]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Prefiller:
-    """A prefill worker: one model, one job at a time."""
+    """A prefill worker of one model. `tokens_per_s`: of the machine, by the prompt's length.
+
+    The workers of one machine share it: it computes one prompt at a time, and decodes nothing meanwhile.
+    """
 
     machine: str
     model: str
-    tokens_per_s: float
+    tokens_per_s: Rate
+
+    def rate(self, prompt_tokens: float) -> float:
+        """Tokens a second of a prompt of this length."""
+        rate = self.tokens_per_s
+        return rate.rate(prompt_tokens) if isinstance(rate, RateCurve) else rate
+
+    @property
+    def best_rate(self) -> float:
+        """Of the length that it computes fastest."""
+        return max(self.tokens_per_s.tokens_per_s) if isinstance(self.tokens_per_s, RateCurve) else self.tokens_per_s
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A decode worker. `tokens_per_s`: of each slot, by model; its home model first, the others it may steal."""
+    """A decode worker. `tokens_per_s`, by model: its home model first, the others it may steal.
+
+    A number is the rate of each slot, with all slots busy, and is taken to hold whoever sits beside it. A curve gives
+    the rate of all sequences together by their number; sequences of several models take turns, a token each.
+    """
 
     machine: str
     model: str
     slots: int
-    tokens_per_s: Mapping[str, float]
+    tokens_per_s: Mapping[str, Rate]
     load_s: Mapping[str, float] = field(default_factory=dict)  # to load a stolen model; absent: no time
     joins_s: float = 0.0
     dies_s: float = math.inf
+
+    @property
+    def is_curved(self) -> bool:
+        """Whether its sequences are known to slow each other."""
+        return any(isinstance(rate, RateCurve) for rate in self.tokens_per_s.values())
+
+    def full_rate(self, model: str) -> float:
+        """The most that it decodes of a model, all sequences together; 0 where it does not decode it."""
+        rate = self.tokens_per_s.get(model, 0.0)
+        return _best_total(rate, self.slots) if isinstance(rate, RateCurve) else rate * self.slots
+
+    def paces(self, sequences: Mapping[str, int]) -> dict[str, float]:
+        """Tokens a second of each sequence, by model, where so many of each model are decoded at once."""
+        rates = {model: self.tokens_per_s[model] for model, count in sequences.items() if count}
+        steps_s = {
+            model: sequences[model] / rate.rate(sequences[model]) if isinstance(rate, RateCurve) else 1 / rate
+            for model, rate in rates.items()
+        }
+        round_s = sum(steps_s.values())
+        return {model: 1 / (round_s if self.is_curved else step_s) for model, step_s in steps_s.items()}
+
+
+@lru_cache(maxsize=256)
+def _best_total(curve: RateCurve, slots: int) -> float:
+    return max(curve.rate(count) for count in range(1, slots + 1))
 
 
 @dataclass(frozen=True, slots=True)

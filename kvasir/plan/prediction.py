@@ -10,6 +10,7 @@ from infra.config.settings import Settings
 from kvasir.plan.bound import lower_bound
 from kvasir.plan.fleet import Fleet, PlannedJob, computed_tokens, models_of
 from kvasir.plan.simulate import SimulatedRun, Stealing, typical
+from messages.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Prediction:
     answer_tokens: int
     makespan_s: float
     without_stealing_s: float
-    bound_s: float
+    bound_s: float | None  # None: SciPy is missing
     steals: int
     limit: str
     busy: tuple[BusyShare, ...]
@@ -106,8 +107,8 @@ def predict(settings: Settings, fleet: Fleet, jobs: Sequence[PlannedJob], submis
         computed_tokens=computed_tokens(jobs),
         answer_tokens=sum(job.answer_tokens for job in jobs),
         makespan_s=makespan_s,
-        without_stealing_s=typical(fleet, jobs).makespan_s,
-        bound_s=lower_bound(fleet, jobs),
+        without_stealing_s=typical(_at_home(fleet), jobs, Stealing).makespan_s,
+        bound_s=_bound_s(fleet, jobs),
         steals=run.steals,
         limit=_limit(fleet, run, jobs),
         busy=_busy_shares(fleet, run),
@@ -122,12 +123,27 @@ def predict(settings: Settings, fleet: Fleet, jobs: Sequence[PlannedJob], submis
     )
 
 
+def _at_home(fleet: Fleet) -> Fleet:
+    """The same workers, each with its home model alone."""
+    decoders = [
+        replace(decoder, tokens_per_s={decoder.model: decoder.tokens_per_s[decoder.model]})
+        for decoder in fleet.decoders
+    ]
+    return replace(fleet, decoders=tuple(decoders))
+
+
+def _bound_s(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float | None:
+    try:
+        return lower_bound(fleet, jobs)
+    except ConfigError:
+        return None
+
+
 def _busy_shares(fleet: Fleet, run: SimulatedRun) -> tuple[BusyShare, ...]:
-    """A machine with several workers of a stage has the mean of them."""
+    """A machine with several decode workers has the mean of them, and it decodes nothing while it prefills."""
     busy_shares = []
     for (stage, machine), seconds in sorted(run.busy_s.items(), key=lambda item: item[0][::-1]):
-        workers = fleet.prefillers if stage == "prefill" else fleet.decoders
-        count = sum(worker.machine == machine for worker in workers)
+        count = sum(worker.machine == machine for worker in fleet.decoders) if stage == "decode" else 1
         busy_shares.append(BusyShare(machine, stage, seconds / count / run.makespan_s))
     return tuple(busy_shares)
 
@@ -157,9 +173,9 @@ def _lone_request_latency(fleet: Fleet, jobs: Sequence[PlannedJob]) -> LoneReque
     home = [worker for worker in fleet.decoders if worker.model == model]
     return LoneRequest(
         model,
-        own_tokens / max(worker.tokens_per_s for worker in fleet.prefillers if worker.model == model),
+        own_tokens / max(worker.rate(own_tokens) for worker in fleet.prefillers if worker.model == model),
         fleet.kv_s(model, own_tokens),
-        answer / max(worker.tokens_per_s[model] for worker in home),
+        answer / max(worker.paces({model: 1})[model] for worker in home),
     )
 
 

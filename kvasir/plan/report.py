@@ -7,16 +7,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from desk.estimate import duration
 from grading.charts.drawing import Span, spans
 from kvasir.plan.prediction import Prediction
 from kvasir.plan.simulate import SimulatedRun
 from kvasir.plan.targets import Target
-from kvasir.terminal import duration, print_table, say
+from kvasir.terminal import print_table, say
 from messages.errors import UsageError
 from producers.words import plural
 
 ASSUMPTIONS = (
-    "Each slot is taken to decode at its rate whoever sits beside it: measure rates with all slots busy.",
+    "A slot with a single rate is taken to decode at it whoever sits beside it: `kvasir measure` gives curves.",
+    "While a machine prefills it is taken to decode nothing, and models that it decodes side by side to take turns.",
     "How long answers are is assumed, not known: --code-answer and --feedback-answer set their means.",
 )
 
@@ -47,7 +49,7 @@ def print_prediction(prediction: Prediction, goals: Sequence[Target]) -> None:
     )
     say(
         f"without stealing {duration(prediction.without_stealing_s)}; "
-        f"no schedule can beat {duration(prediction.bound_s)}; "
+        f"{_bound_words(prediction)}; "
         f"{plural(prediction.steals, 'request')} decoded by another model's worker"
     )
     say(f"limited by {prediction.limit}")
@@ -75,6 +77,13 @@ def print_prediction(prediction: Prediction, goals: Sequence[Target]) -> None:
         say(sentence)
     say("")
     print_table(("target", "goal", "predicted", "", "why"), map(_row, goals))
+
+
+def _bound_words(prediction: Prediction) -> str:
+    if prediction.bound_s is None:
+        return "for what no schedule can beat, pip install 'kvasir-inference[plan]'"
+    rate = prediction.submissions * 3600 / prediction.bound_s
+    return f"no schedule can beat {duration(prediction.bound_s)}, {rate:.0f} students an hour"
 
 
 def write_chart(path: Path, run: SimulatedRun) -> None:

@@ -5,6 +5,10 @@ slot that is free takes the job that the policy names; the policy sees what a de
 how long those took that are done, and who else is there. A slot fetches the KV cache while the job before it is still
 running, so a transfer costs time only where the job had just arrived.
 
+A machine has one capacity. It computes one prompt at a time, and decodes nothing meanwhile; else its sequences go on,
+each at the pace that so many of them leave it (`Decoder.paces`). A machine whose workers have both stages chooses
+between them by the watermark (`decode_worker.stealing.watermark`).
+
 A worker that dies loses what it was doing; those jobs go to the front of their queue at once.
 """
 
@@ -14,16 +18,21 @@ import heapq
 import itertools
 import math
 import random
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from decode_worker.stealing import policy as stealing
+from decode_worker.stealing import watermark
 from decode_worker.stealing.policy import Offer, Peer, Queue, Steal
 from decode_worker.stealing.queue_forecast import expected_service_s
-from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller
+from decode_worker.stealing.watermark import ModelWork
+from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller, Rate
+from messages.workers import RateCurve
 
 RUNS = 15  # odd, so that there is a middle
+LONG_CLASS_RUNS = 5  # of more than LONG_CLASS jobs: luck counts for less, and each takes longer
+LONG_CLASS = 600
 HAIR = 0.01  # no machine keeps its rate more exactly than that
 
 
@@ -58,13 +67,20 @@ class DecoderState:
 
     def __init__(self, worker: Decoder) -> None:
         self.worker = worker
+        self.full_rates = {model: worker.full_rate(model) for model in worker.tokens_per_s}  # looked at all the time
+        self.is_curved = worker.is_curved
         self.running_jobs: list[RunningJob] = []
         self.resident = {worker.model}
         self.busy_s = 0.0
+        self.has_both_roles = False
 
     def is_present(self, now: float) -> bool:
         """Whether it has joined and lives."""
         return self.worker.joins_s <= now < self.worker.dies_s
+
+    def is_at_home(self, model: str) -> bool:
+        """Whether it serves the model without stealing: a worker with both roles all of its models."""
+        return model == self.worker.model or (self.has_both_roles and model in self.worker.tokens_per_s)
 
     def free_slots(self, now: float) -> int:
         """Slots that do nothing."""
@@ -73,11 +89,56 @@ class DecoderState:
 
 @dataclass(eq=False)
 class RunningJob:
-    """A job in a slot."""
+    """A job in a slot. It is decoded from `decodes_s` on, when its model and its KV cache are there."""
 
     job: PlannedJob
     prefilled_s: float
+    prefilled_by: str
     started_s: float
+    decodes_s: float
+    remaining_tokens: float
+
+
+class MachineState:
+    """A machine at a moment: it computes a prompt, or decodes its workers' sequences."""
+
+    def __init__(self, decoders: Sequence[DecoderState]) -> None:
+        self.decoders = decoders
+        self.is_prefilling = False
+        self.forecast_s = math.inf  # when its next sequence ends or begins, as it was last seen
+        self._seen_s = 0.0
+
+    def advance(self, now: float) -> None:
+        """Decode up to now. Before anything changes."""
+        elapsed_s = now - self._seen_s
+        if not self.is_prefilling:
+            for running_job, pace in self._paces(self._seen_s):
+                running_job.remaining_tokens -= pace * elapsed_s
+            for decoder in self.decoders:
+                decoder.busy_s += elapsed_s * len(decoder.running_jobs)
+        self._seen_s = now
+
+    def next_change_s(self, now: float) -> float:
+        """When a sequence will end, or the next one begin, if nothing else happens."""
+        if self.is_prefilling:
+            return math.inf
+        begins = [job.decodes_s for decoder in self.decoders for job in decoder.running_jobs if job.decodes_s > now]
+        ends = [now + max(0.0, running_job.remaining_tokens) / pace for running_job, pace in self._paces(now)]
+        return min([*begins, *ends], default=math.inf)
+
+    def _paces(self, now: float) -> list[tuple[RunningJob, float]]:
+        """The sequences that are decoded, each with its tokens a second. Workers whose rates are curves take turns."""
+        active = [
+            (decoder, [running_job for running_job in decoder.running_jobs if running_job.decodes_s <= now])
+            for decoder in self.decoders
+        ]
+        turns = sum(bool(running_jobs) for _, running_jobs in active)
+        paces = []
+        for decoder, running_jobs in active:
+            by_model = decoder.worker.paces(Counter(running_job.job.model for running_job in running_jobs))
+            part = 1 / turns if decoder.is_curved and turns else 1.0
+            paces += [(running_job, by_model[running_job.job.model] * part) for running_job in running_jobs]
+        return paces
 
 
 class Policy:
@@ -86,6 +147,10 @@ class Policy:
     def choose(self, state: SimulationState, decoder: DecoderState) -> str | None:
         """The model to take a waiting job of, or None to stay idle for now."""
         return decoder.worker.model if state.backlog(decoder.worker.model) else None
+
+    def choose_prompt(self, state: SimulationState, machine: MachineState, models: Sequence[str]) -> str | None:
+        """The model to prefill a waiting prompt of, or None to decode."""
+        return max((model for model in models if state.prompts(model)), key=state.prompts, default=None)
 
     def note_answer(self, state: SimulationState, decoder: DecoderState, running_job: RunningJob) -> None:
         """Learn from a job that has ended."""
@@ -104,38 +169,65 @@ class Stealing(Policy):
 
     def choose(self, state: SimulationState, decoder: DecoderState) -> str | None:
         """See Policy."""
+        decoding = {running_job.job.model for running_job in decoder.running_jobs}
+        if decoder.has_both_roles:
+            return watermark.next_answer(self._work(state, decoder), decoding)
         home = decoder.worker.model
         if state.backlog(home):
             queue = self._queue(state, decoder, home)
             if stealing.leave_to_faster(queue, self._service_s(decoder, home)) is None:
                 return home
-        other_models = [model for model, rate in decoder.worker.tokens_per_s.items() if model != home and rate > 0]
-        decision = stealing.decide([self._offer(state, decoder, model) for model in other_models])
+        rates = decoder.worker.tokens_per_s
+        models = [
+            model
+            for model in rates
+            if model != home and (not isinstance(rates[model], RateCurve) or decoding <= {model})
+        ]
+        decision = stealing.decide([self._offer(state, decoder, model) for model in models])
         return decision.model if isinstance(decision, Steal) else None
+
+    def choose_prompt(self, state: SimulationState, machine: MachineState, models: Sequence[str]) -> str | None:
+        """See Policy."""
+        if not machine.decoders:
+            return super().choose_prompt(state, machine, models)
+        work = self._work(state, machine.decoders[0])
+        return watermark.next_prompt([model for model in work if model.queue.model in models])
 
     def note_answer(self, state: SimulationState, decoder: DecoderState, running_job: RunningJob) -> None:
         """See Policy."""
         self._answers[running_job.job.model] += 1
         self._tokens[running_job.job.model] += running_job.job.answer_tokens
 
+    def _work(self, state: SimulationState, decoder: DecoderState) -> list[ModelWork]:
+        work = []
+        for model, rate in decoder.full_rates.items():
+            workers = [each for each in state.decoders if model in each.full_rates and each.is_present(state.now)]
+            share = rate / (sum(each.full_rates[model] for each in workers) or rate)
+            slots = sum(each.worker.slots for each in workers)
+            queue = self._queue(state, decoder, model)
+            ready, prompts = state.backlog(model), state.prompts(model)
+            work.append(ModelWork(queue, ready, prompts, slots, self._service_s(decoder, model), share))
+        return work
+
     def _offer(self, state: SimulationState, decoder: DecoderState, model: str) -> Offer:
         load_s = 0.0 if model in decoder.resident else decoder.worker.load_s.get(model, 0.0)
         return Offer(self._queue(state, decoder, model), self._service_s(decoder, model), load_s=load_s)
 
     def _queue(self, state: SimulationState, asking: DecoderState, model: str) -> Queue:
-        home = [
-            decoder
-            for decoder in state.decoders
-            if decoder.worker.model == model and decoder is not asking and decoder.is_present(state.now)
-        ]
+        """A queue as `asking` sees it. Where prefill stops at a watermark, prompts that wait are part of it."""
+        home = [decoder for decoder in state.decoders if decoder.is_at_home(model) and decoder.is_present(state.now)]
         peers = [
-            Peer(decoder.worker.slots, len(decoder.running_jobs), self._service_s(decoder, model)) for decoder in home
+            Peer(decoder.worker.slots, len(decoder.running_jobs), self._service_s(decoder, model))
+            for decoder in home
+            if decoder is not asking
         ]
-        return Queue(model, state.backlog(model), tuple(peers))
+        ready = state.backlog(model)
+        prompts = state.prompts(model) if ready and any(decoder.has_both_roles for decoder in home) else 0
+        return Queue(model, ready + prompts, tuple(peers))
 
     def _service_s(self, decoder: DecoderState, model: str) -> float:
         mean = self._tokens[model] / self._answers[model] if self._answers[model] else 0.0
-        return expected_service_s(mean, decoder.worker.tokens_per_s[model])
+        return expected_service_s(mean, decoder.full_rates[model] / decoder.worker.slots)
 
 
 class SimulationState:
@@ -145,12 +237,18 @@ class SimulationState:
         self.now = 0.0
         self.fleet = fleet
         self.decoders = [DecoderState(worker) for worker in fleet.decoders]
+        self.machines = {
+            name: MachineState([decoder for decoder in self.decoders if decoder.worker.machine == name])
+            for name in fleet.machines()
+        }
+        for prefiller in fleet.prefillers:
+            for decoder in self.machines[prefiller.machine].decoders:
+                decoder.has_both_roles = True
         self._policy = policy
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
         self._prefill_queues: dict[str, deque[PlannedJob]] = defaultdict(deque)  # for prefill
-        self._decode_queues: dict[str, deque[tuple[PlannedJob, float]]] = defaultdict(deque)  # for decode
-        self._idle = list(fleet.prefillers)
+        self._decode_queues: dict[str, deque[tuple[PlannedJob, float, str]]] = defaultdict(deque)  # for decode
         self._shared_at: dict[tuple[str, str], float] = {}
         self._busy: dict[tuple[str, str], float] = defaultdict(float)
         self._timings: list[Timing] = []
@@ -159,6 +257,10 @@ class SimulationState:
     def backlog(self, model: str) -> int:
         """Prefilled jobs of a model that no slot has taken."""
         return len(self._decode_queues[model])
+
+    def prompts(self, model: str) -> int:
+        """Jobs of a model that wait for prefill."""
+        return len(self._prefill_queues[model])
 
     def simulate(self, jobs: Sequence[PlannedJob]) -> SimulatedRun:
         """To the last answer."""
@@ -170,10 +272,17 @@ class SimulationState:
                 self._schedule(decoder.worker.dies_s, self._die, decoder)
         while self._events:
             self.now = self._events[0][0]
+            for machine in self.machines.values():
+                machine.advance(self.now)
             while self._events and self._events[0][0] <= self.now:
                 heapq.heappop(self._events)[2]()
             self._start_prefills()
             self._fill_slots()
+            for machine in self.machines.values():
+                change_s = machine.next_change_s(self.now)
+                if change_s != machine.forecast_s and change_s < math.inf:
+                    self._schedule(change_s, self._finish_answers, machine)
+                machine.forecast_s = change_s
         return SimulatedRun(
             max((t.ended_s for t in self._timings), default=0.0),
             tuple(self._timings),
@@ -185,25 +294,30 @@ class SimulationState:
         heapq.heappush(self._events, (moment_s, next(self._number), lambda: action(*arguments)))
 
     def _start_prefills(self) -> None:
-        for worker in list(self._idle):
-            queue = self._prefill_queues[worker.model]
-            if queue:
-                self._idle.remove(worker)
-                self._prefill(worker, queue.popleft())
+        for name, machine in self.machines.items():
+            workers = {worker.model: worker for worker in self.fleet.prefillers if worker.machine == name}
+            if (
+                workers
+                and not machine.is_prefilling
+                and (model := self._policy.choose_prompt(self, machine, list(workers)))
+            ):
+                machine.is_prefilling = True
+                self._prefill(machine, workers[model], self._prefill_queues[model].popleft())
 
-    def _prefill(self, worker: Prefiller, job: PlannedJob) -> None:
+    def _prefill(self, machine: MachineState, worker: Prefiller, job: PlannedJob) -> None:
         """The class-wide part once; a second worker waits until the first one has it."""
-        own_s = job.own_tokens / worker.tokens_per_s + self.fleet.prefill_overhead_s
+        rate = worker.rate(job.prompt_tokens)
+        own_s = job.own_tokens / rate + self.fleet.prefill_overhead_s
         prefix = (job.model, job.prefix)
-        shared_at = self._shared_at.setdefault(prefix, self.now + job.shared_tokens / worker.tokens_per_s)
+        shared_at = self._shared_at.setdefault(prefix, self.now + job.shared_tokens / rate)
         end = max(self.now, shared_at) + own_s
         self._busy["prefill", worker.machine] += end - self.now
         self._prefills.append(Timing(job, worker.machine, self.now, end))
-        self._schedule(end, self._finish_prefill, worker, job)
+        self._schedule(end, self._finish_prefill, machine, worker, job)
 
-    def _finish_prefill(self, worker: Prefiller, job: PlannedJob) -> None:
-        self._idle.append(worker)
-        self._decode_queues[job.model].append((job, self.now))
+    def _finish_prefill(self, machine: MachineState, worker: Prefiller, job: PlannedJob) -> None:
+        machine.is_prefilling = False
+        self._decode_queues[job.model].append((job, self.now, worker.machine))
 
     def _fill_slots(self) -> None:
         """Workers ask in turn, each for one job at a time, until nobody takes any."""
@@ -215,34 +329,33 @@ class SimulationState:
         model = self._policy.choose(self, decoder)
         if model is None or not self.backlog(model):
             return False
-        job, prefilled_s = self._decode_queues[model].popleft()
-        running_job = RunningJob(job, prefilled_s, self.now)
-        end = self.now + self._decode_s(decoder, job, prefilled_s)
+        job, prefilled_s, machine = self._decode_queues[model].popleft()
+        decodes_s = self.now + self._setup_s(decoder, job, prefilled_s, machine)
         decoder.resident.add(model)
-        decoder.running_jobs.append(running_job)
-        self._schedule(end, self._finish_answer, decoder, running_job)
+        decoder.running_jobs.append(RunningJob(job, prefilled_s, machine, self.now, decodes_s, job.answer_tokens))
         return True
 
-    def _decode_s(self, decoder: DecoderState, job: PlannedJob, prefilled_s: float) -> float:
+    def _setup_s(self, decoder: DecoderState, job: PlannedJob, prefilled_s: float, machine: str) -> float:
         load_s = 0.0 if job.model in decoder.resident else decoder.worker.load_s.get(job.model, 0.0)
-        transfer_s = self.fleet.kv_s(job.model, job.prompt_tokens)
+        transfer_s = self.fleet.kv_s(job.model, job.prompt_tokens) if machine != decoder.worker.machine else 0.0
         exposed_s = max(0.0, transfer_s - (self.now - prefilled_s))
-        answer_s = job.answer_tokens / decoder.worker.tokens_per_s[job.model]
-        return max(load_s, exposed_s) + self.fleet.decode_overhead_s + answer_s
+        return max(load_s, exposed_s) + self.fleet.decode_overhead_s
 
-    def _finish_answer(self, decoder: DecoderState, running_job: RunningJob) -> None:
-        if running_job not in decoder.running_jobs:  # lost with its worker
-            return
-        decoder.running_jobs.remove(running_job)
-        decoder.busy_s += self.now - running_job.started_s
-        job, is_stolen = running_job.job, running_job.job.model != decoder.worker.model
-        self._timings.append(Timing(job, decoder.worker.machine, running_job.started_s, self.now, is_stolen))
-        self._policy.note_answer(self, decoder, running_job)
+    def _finish_answers(self, machine: MachineState) -> None:
+        for decoder in machine.decoders:
+            for running_job in [
+                running_job for running_job in decoder.running_jobs if running_job.remaining_tokens <= 1e-4
+            ]:
+                decoder.running_jobs.remove(running_job)
+                job, is_stolen = running_job.job, running_job.job.model != decoder.worker.model
+                self._timings.append(Timing(job, decoder.worker.machine, running_job.started_s, self.now, is_stolen))
+                self._policy.note_answer(self, decoder, running_job)
 
     def _die(self, decoder: DecoderState) -> None:
         for running_job in reversed(decoder.running_jobs):
-            decoder.busy_s += self.now - running_job.started_s
-            self._decode_queues[running_job.job.model].appendleft((running_job.job, running_job.prefilled_s))
+            self._decode_queues[running_job.job.model].appendleft(
+                (running_job.job, running_job.prefilled_s, running_job.prefilled_by)
+            )
         decoder.running_jobs.clear()
 
     def _all_busy(self) -> dict[tuple[str, str], float]:
@@ -257,19 +370,23 @@ def simulate(fleet: Fleet, jobs: Sequence[PlannedJob], policy: Policy | None = N
 
 
 def typical(fleet: Fleet, jobs: Sequence[PlannedJob], policy: Callable[[], Policy] = Policy) -> SimulatedRun:
-    """Of RUNS simulations in which each rate is up to HAIR off, the one of median makespan. Always the same one.
+    """Of several simulations in which each rate is up to HAIR off, the one of median makespan. Always the same one.
 
     Who takes which job hangs on milliseconds, and with it which long job comes last: change the last digit of a rate,
     and the makespan jumps by several percent. A single simulation is one throw of these dice, and so is the real night.
     """
     source = random.Random(0)
-    runs = [simulate(_off_by_a_hair(fleet, source), jobs, policy()) for _ in range(RUNS)]
-    return sorted(runs, key=lambda run: run.makespan_s)[RUNS // 2]
+    count = RUNS if len(jobs) <= LONG_CLASS else LONG_CLASS_RUNS
+    runs = [simulate(_off_by_a_hair(fleet, source), jobs, policy()) for _ in range(count)]
+    return sorted(runs, key=lambda run: run.makespan_s)[count // 2]
 
 
 def _off_by_a_hair(fleet: Fleet, source: random.Random) -> Fleet:
-    def off(rate: float) -> float:
-        return rate * source.uniform(1 - HAIR, 1 + HAIR)
+    def off(rate: Rate) -> Rate:
+        factor = source.uniform(1 - HAIR, 1 + HAIR)
+        if isinstance(rate, RateCurve):
+            return replace(rate, tokens_per_s=tuple(value * factor for value in rate.tokens_per_s))
+        return rate * factor
 
     prefillers = [replace(prefiller, tokens_per_s=off(prefiller.tokens_per_s)) for prefiller in fleet.prefillers]
     decoders = [

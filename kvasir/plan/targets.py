@@ -92,8 +92,9 @@ def _why_rate(prediction: Prediction, fleet: Fleet) -> str:
         prediction.answer_tokens / prediction.jobs,
         prediction.computed_tokens / prediction.jobs,
     )
-    decode = sum(worker.slots * max(worker.tokens_per_s.values()) for worker in fleet.decoders)
-    prefill = sum(worker.tokens_per_s for worker in fleet.prefillers)
+    decode = sum(max(map(worker.full_rate, worker.tokens_per_s)) for worker in fleet.decoders)
+    machines = {worker.machine for worker in fleet.prefillers}
+    prefill = sum(max(w.best_rate for w in fleet.prefillers if w.machine == machine) for machine in machines)
     required_tokens, required_prompt_tokens = REQUESTS_PER_S * answer_tokens_per_job, REQUESTS_PER_S * computed_tokens
     return (
         f"10 requests/s of {answer_tokens_per_job:,.0f} answer tokens are {required_tokens:,.0f} tokens/s, "

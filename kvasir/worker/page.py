@@ -14,7 +14,7 @@ from infra.broker.base import Broker
 from infra.config.settings import Settings
 from kvstore.base import ClusterState
 from messages.errors import StoreUnavailable
-from messages.workers import WorkerInfo, WorkerStage
+from messages.workers import NO_DETAILS, WorkerInfo, WorkerStage
 from monitoring.access import LOOPBACK
 from monitoring.energy import GpuCollector, PowerMeter, nvml_watts
 from monitoring.metrics import Metrics
@@ -43,13 +43,26 @@ class WorkerPage:
         self._stealable_models = tuple(models)  # whose jobs it may steal
         self._start_s = time.monotonic()
         self._registration: Callable[[], WorkerInfo] | None = None
+        self._prefill: Callable[[], WorkerInfo] | None = None
         self._broker: Broker | None = None
         self._cluster_state: ClusterState | None = None
-        self.metrics.registry.register(RegistrationCollector(self.registration))
+        self.metrics.registry.register(RegistrationCollector(self._registrations))
 
-    def mark_loaded(self, registration: Callable[[], WorkerInfo], broker: Broker, cluster_state: ClusterState) -> None:
-        """The model is in memory: from now on the worker's registration is what counts."""
+    def mark_loaded(
+        self,
+        registration: Callable[[], WorkerInfo],
+        broker: Broker,
+        cluster_state: ClusterState,
+        prefill: Callable[[], WorkerInfo] | None = None,
+    ) -> None:
+        """The model is in memory: from now on the worker's registration is what counts.
+
+        `prefill`: of a worker with both roles the other one's.
+        """
         self._registration, self._broker, self._cluster_state = registration, broker, cluster_state
+        self._prefill = prefill
+        if prefill:
+            self.metrics.prepare(self._model, "prefill")
         self.metrics.prepare(self._model, self._stage)
         for model in self._stealable_models:
             self.metrics.prepare(model, self._stage)
@@ -61,8 +74,10 @@ class WorkerPage:
 
     def is_busy(self) -> bool:
         """Whether it has a job in hand."""
-        registration = self.registration()
-        return bool(registration and registration.busy)
+        return any(registration.busy for registration in self._registrations())
+
+    def _registrations(self) -> list[WorkerInfo]:
+        return [registration() for registration in (self._registration, self._prefill) if registration]
 
     def page(self) -> Page:
         """What the server asks."""
@@ -89,15 +104,22 @@ class WorkerPage:
         return reasons
 
     def _status(self) -> dict[str, Any]:
-        registration = self.registration()
-        registration_fields = asdict(registration) if registration else {"role": self._stage, "model": self._model}
+        known_fields = [_fields(registration) for registration in self._registrations()]
         reasons = self._why_not_ready()
         return {
-            **registration_fields,
+            **(known_fields[0] if known_fields else {"role": self._stage, "model": self._model}),
+            **({"prefill": known_fields[1]} if known_fields[1:] else {}),
             "ready": not reasons,
             "reasons": reasons,
             "uptime_s": round(time.monotonic() - self._start_s, 1),
         }
+
+
+def _fields(registration: WorkerInfo) -> dict[str, Any]:
+    fields = asdict(registration)
+    if registration.details == NO_DETAILS:
+        del fields["details"]
+    return fields
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 
 from decode_worker.stealing.models import CachedModel, ModelCache, Stealable
@@ -24,6 +25,7 @@ from infra.config.settings import ModelSettings, Settings
 from infra.quick_jobs import QuickJobs
 from kvasir.connect import is_cluster, open_broker, open_stores
 from kvasir.engine_options import engine_options
+from kvasir.worker.both_roles import TwoRoleWorker
 from kvasir.worker.page import PageOptions, worker_page
 from kvasir.worker.stealables import memory_bytes, stealables, weights_bytes
 from kvstore.base import ClusterState, KVStore
@@ -32,13 +34,13 @@ from kvstore.cluster_state import BestEffortClusterState
 from messages.errors import ConfigError, KvasirError
 from messages.jobs import KV_CHECK_EVERY, SHORT_PROMPT_TOKENS
 from messages.lifecycle import Event
-from messages.workers import WorkerStage
+from messages.workers import BOTH_ROLES, WorkerStage
 from monitoring.events import fan_out
 from prefill_worker.worker import PrefillWorker
 
 log = logging.getLogger(__name__)
 
-Worker = PrefillWorker | DecodeWorker
+Worker = PrefillWorker | DecodeWorker | TwoRoleWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class DecodeOptions:
 class WorkerOptions:
     """What one worker process serves, and with what."""
 
-    stage: WorkerStage
+    roles: tuple[WorkerStage, ...]
     model: str
     choice: EngineChoice
     page: PageOptions
@@ -81,11 +83,10 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
     if not is_cluster(settings):
         raise ConfigError("a worker needs the cluster: set KVASIR_BROKER_URL=amqp://… and KVASIR_STORE_URL=redis://…")
     with ExitStack() as stack:
-        page = stack.enter_context(
-            worker_page(settings, options.page, options.stage, options.model, options.decode.steal)
-        )
+        stage: WorkerStage = "decode" if "decode" in options.roles else "prefill"
+        page = stack.enter_context(worker_page(settings, options.page, stage, options.model, options.decode.steal))
         observe = fan_out(observe, page.metrics)
-        broker = open_broker(settings, f"{options.stage} {options.model}")
+        broker = open_broker(settings, f"{' and '.join(options.roles)} {options.model}")
         stack.callback(broker.close)
         stores = open_stores(settings)
         stack.callback(stores.close)
@@ -94,10 +95,14 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
         kv, state = _kv(stores.kv, options), stores.cluster_state
         loaded_engine = _check_engine(state, options.model, engine)
         model_settings = settings.models.get(options.model)
+        short = model_settings.short_prompt_tokens if model_settings else SHORT_PROMPT_TOKENS
+        make_prefill = partial(
+            PrefillWorker, options.model, loaded_engine, broker, kv, state, observe, short, QuickJobs
+        )
         worker: Worker
-        if options.stage == "prefill":
-            short = model_settings.short_prompt_tokens if model_settings else SHORT_PROMPT_TOKENS
-            worker = PrefillWorker(options.model, loaded_engine, broker, kv, state, observe, short, QuickJobs)
+        if stage == "prefill":
+            worker = make_prefill()
+            page.mark_loaded(worker.registration, broker, state)
         else:
             home = CachedModel(options.model, weights_bytes(weights), loaded_engine)
             stealable_models = _stealables_of(settings, options, engine, state)
@@ -105,10 +110,16 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
                 stores.kv.prepare()
             cache = ModelCache(home, stealable_models, memory_bytes(options.decode.memory_gb))
             check_every = model_settings.kv_check_every if model_settings else KV_CHECK_EVERY
-            worker = DecodeWorker(cache, broker, kv, state, observe, check_every, QuickJobs)
-        page.mark_loaded(worker.registration, broker, state)
+            make_decode = partial(DecodeWorker, cache, broker, kv, state, observe, check_every, QuickJobs)
+            if options.roles == BOTH_ROLES:
+                worker = TwoRoleWorker(make_prefill, make_decode, options.model, broker, state)
+                page.mark_loaded(worker.decode.registration, broker, state, worker.prefill.registration)
+            else:
+                worker = make_decode()
+                page.mark_loaded(worker.registration, broker, state)
         with _stopped_by_signals(worker, options.grace_s):
-            log.info("%s worker %s serves %s on %s", options.stage, worker.worker_id, options.model, engine.info.device)
+            named = " and ".join(options.roles)
+            log.info("%s worker %s serves %s on %s", named, worker.worker_id, options.model, engine.info.device)
             worker.run(options.hours)
         log.info("worker %s has left", worker.worker_id)
 
@@ -124,9 +135,9 @@ def _load(settings: Settings, options: WorkerOptions) -> tuple[Engine, str]:
         weights = weights or default
     context = choice.context or (model_settings.context if model_settings else 0)
     slots = prefill_slots = 1  # of the other stage
-    if options.stage == "prefill":
+    if "prefill" in options.roles:
         prefill_slots = model_settings.prefill_slots if model_settings else 8
-    else:
+    if "decode" in options.roles:
         slots = options.decode.slots or (model_settings.slots if model_settings else 4)
     engine = open_engine(name, engine_options(model_settings, name, weights, context, slots, prefill_slots))
     return in_family(engine, options.model, model_settings.same_weights if model_settings else ()), weights
@@ -166,7 +177,7 @@ def _check_engine(cluster_state: ClusterState, model: str, engine: Engine) -> Lo
 def _kv(kv: KVStore, options: WorkerOptions) -> KVStore:
     """A worker keeps the class's blocks: a rubric crosses the network once to decode, and once to resume from."""
     size = int(options.decode.kv_cache_gb * 1e9)
-    return CachedKVStore(kv, size) if size else kv
+    return CachedKVStore(kv, size, keeps_puts=options.roles == BOTH_ROLES) if size else kv
 
 
 def check_family(cluster_state: ClusterState, model: str, info: EngineInfo) -> None:

@@ -1,6 +1,7 @@
 """The cluster state over Redis 7 or newer.
 
     card:{cards}:<worker id>   an encoded WorkerInfo   cards    index of the live ones (sorted set: expiry in ms)
+    card:{cards}:<worker id>:details    an encoded WorkerDetails, if it has any
     result:{<job>:<run>}  an encoded JobResult         cancelled:<batch>    tombstone
     claim:{<job>:<run>}   worker id                reservations   hash: name -> "bytes expiry in ms"
     takes:<stage>:<job>:<run>    a count           sketch:<hash>        what an engine computes (engines.sketch)
@@ -24,10 +25,9 @@ import redis
 from redis import exceptions
 from redis.commands.core import Script
 
-from kvstore.base import TTL_S, ClusterState, Run
+from kvstore.base import TTL_S, ClusterState, EncodedRegistration, Run, encoded
 from kvstore.redis.client import TIMEOUT_S, open_client, place, with_errors_mapped
 from kvstore.redis.links import Links
-from messages import codec
 from messages.workers import WorkerInfo
 
 R = TypeVar("R")
@@ -43,6 +43,7 @@ _PUT_REGISTRATION = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+if ARGV[4] == '' then redis.call('DEL', KEYS[3]) else redis.call('SET', KEYS[3], ARGV[4], 'PX', ARGV[2]) end
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now))
 redis.call('ZADD', KEYS[2], string.format('%.0f', now + ARGV[2]), ARGV[3])
 local latest = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
@@ -169,22 +170,27 @@ class RedisClusterState(ClusterState):
     @with_errors_mapped
     def register(self, registration: WorkerInfo, ttl_s: float) -> None:
         """See ClusterState."""
-        keys = [_card(registration.worker_id), _INDEX]
-        self._register(keys, [codec.encode(registration), _milliseconds(ttl_s), registration.worker_id])
+        worker_id, (card, details) = registration.worker_id, encoded(registration)
+        keys = [_card(worker_id), _INDEX, _details(worker_id)]
+        self._register(keys, [card, _milliseconds(ttl_s), worker_id, details])
 
     @with_errors_mapped
-    def encoded_registrations(self) -> dict[str, bytes]:
+    def encoded_registrations(self) -> dict[str, EncodedRegistration]:
         """See ClusterState."""
         names: Any = self._client.zrange(_INDEX, 0, -1)
         worker_ids = [name.decode() for name in names]
-        bodies: Any = self._client.mget([_card(worker_id) for worker_id in worker_ids]) if names else []
-        return {worker_id: body for worker_id, body in zip(worker_ids, bodies, strict=True) if body is not None}
+        keys = [key(worker_id) for key in (_card, _details) for worker_id in worker_ids]
+        bodies: Any = self._client.mget(keys) if names else []
+        cards, details = bodies[: len(names)], bodies[len(names) :]
+        rows = zip(worker_ids, cards, details, strict=True)
+        return {worker_id: (card, more or b"") for worker_id, card, more in rows if card is not None}
 
     @with_errors_mapped
     def unregister(self, worker_id: str) -> None:
         """See ClusterState."""
         with self._client.pipeline() as pipeline:
             pipeline.delete(_card(worker_id))
+            pipeline.delete(_details(worker_id))
             pipeline.zrem(_INDEX, worker_id)
             pipeline.execute()
 
@@ -287,6 +293,10 @@ def _results_and_claims(runs: Sequence[Run]) -> list[str]:
 
 def _run_key(kind: str, job_id: str, run: int) -> str:
     return f"{kind}:{{{job_id}:{run}}}"
+
+
+def _details(worker_id: str) -> str:
+    return f"{_card(worker_id)}:details"  # under `card:`, which users of the release before may read and write
 
 
 def _card(worker_id: str) -> str:

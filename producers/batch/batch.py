@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from infra.config.next_command import UPGRADE_COMMAND, next_command
 from infra.config.ownership import is_foreign
@@ -55,7 +55,7 @@ _ENTRY_FIELDS = {field.name for field in fields(BatchEntry)}
 _KEY = re.compile(r"\.?[A-Za-z][A-Za-z0-9_-]{0,39}:[1-9]\d?:[0-9a-f]{12}\Z")
 _SETTINGS = {"name": str, "context": int, "temperature": float, "top_p": float, "letters_per_token": float}
 _REQUEST = {  # `kvasir grade` keeps its options there, `kvasir run` only `prompts`
-    **dict.fromkeys(("folder", "rubric", "solution", "template", "prompts", "title", "out"), str),
+    **dict.fromkeys(("folder", "rubric", "solution", "template", "examples", "prompts", "title", "out"), str),
     "models": Mapping[str, str],
     # Digests: of the copies that the folder keeps, by kind; of the submissions as they were, by name.
     **dict.fromkeys(("inputs", "submissions"), Mapping[str, str]),
@@ -65,6 +65,7 @@ _REQUEST = {  # `kvasir grade` keeps its options there, `kvasir run` only `promp
     "max_submission_tokens": int,
     "samples": int,
     "ask": str,
+    "objects": Literal["closed", "open"],  # how schemas that lines have are taken: see messages.strict_schema
 }
 # Of batch.json, beside the version. A key that is missing is read as null: a new one is of a type like `int | None`.
 _SHAPE: dict[str, Any] = {

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from messages.errors import InvalidMessage
-from messages.jobs import JobResult, Sampling
+from messages.jobs import JobResult, Message, Part, Sampling
+from messages.strict_schema import Objects, strict_schema
 
-_ROLES = ("system", "developer", "user", "assistant")
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_LEFT_TO_SERVER = -1  # what some clients send for a value that they leave to the server, as llama.cpp reads it
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,42 +25,75 @@ class Defaults:
     top_p: float
 
 
-def messages_of(body: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(role, text) of each message. Raises InvalidMessage."""
+def messages_of(body: Mapping[str, Any]) -> list[Message]:
+    """The messages that say something; each function that the assistant calls is one. Raises InvalidMessage."""
     messages = body["messages"]
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages) or not messages:
         raise InvalidMessage("messages must be a list of objects")
     for message in messages:
         if message.get("role") not in _ROLES:
-            raise InvalidMessage(f"a message's role must be one of {', '.join(_ROLES)}")
-    return [(message["role"], _content(message)) for message in messages]
+            raise InvalidMessage(f"messages must have one of these roles: {', '.join(_ROLES)}")
+    conversation_messages: list[Message] = []
+    function_by_call: dict[str, str] = {}
+    for message in messages:
+        role, content = message["role"], _content(message)
+        if role == "tool":
+            name = message.get("tool_name") or function_by_call.get(str(message.get("tool_call_id")))
+            if name is None:
+                raise InvalidMessage("messages of a tool must name a call before them in tool_call_id")
+            conversation_messages.append((role, content or " ", name))
+        elif content or role == "user":
+            conversation_messages.append((role, content))
+        calls = message.get("tool_calls") or []
+        for call in calls if isinstance(calls, list) else [calls]:
+            name, arguments = _name_and_arguments(call)
+            function_by_call[str(call.get("id"))] = name
+            conversation_messages.append((role, arguments, name))
+    return conversation_messages
+
+
+def _name_and_arguments(call: Any) -> tuple[str, str]:
+    """A function's name and its arguments, a JSON object; Ollama's clients send that as it is."""
+    try:
+        name, arguments = call["function"]["name"], call["function"].get("arguments") or {}
+        text = json.dumps(arguments) if isinstance(arguments, dict) else arguments
+        if isinstance(name, str) and isinstance(json.loads(text), dict):
+            return name, text
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        pass
+    raise InvalidMessage("tool_calls must have a function with a name, and with arguments that are a JSON object")
 
 
 def _content(message: Mapping[str, Any]) -> str:
+    """The text of a message; "" if it says nothing, which the user's must not."""
     content = message.get("content")
+    may_be_empty = message["role"] != "user"
+    if content is None and may_be_empty:
+        return ""
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text", "")) for part in content)
-    if not isinstance(content, str) or not content.strip():
-        raise InvalidMessage("a message's content must be text, and not empty; pictures are not served")
-    return content
+    if not isinstance(content, str) or not (content.strip() or may_be_empty):
+        raise InvalidMessage("messages must have content that is text, and not empty; pictures are not served")
+    return content if content.strip() else ""
 
 
-def sampling_of(body: Mapping[str, Any], defaults: Defaults, seed: int) -> Sampling:
-    """How its tokens are chosen; `seed` if it names none. Raises InvalidMessage."""
+def sampling_of(body: Mapping[str, Any], defaults: Defaults, seed: int, objects: Objects = "closed") -> Sampling:
+    """How its tokens are chosen; `seed` if it names none. Raises InvalidMessage, InvalidSchema."""
     stop = body.get("stop") or ()
+    schema = _schema(body.get("response_format"))
     return Sampling(
-        max_tokens=_first_present(body, ("max_completion_tokens", "max_tokens"), defaults.max_tokens),
+        max_tokens=_first_present(body, ("max_completion_tokens", "max_tokens"), defaults.max_tokens, _LEFT_TO_SERVER),
         temperature=_first_present(body, ("temperature",), defaults.temperature),
         top_p=_first_present(body, ("top_p",), defaults.top_p),
-        seed=_first_present(body, ("seed",), seed),
+        seed=_first_present(body, ("seed",), seed, _LEFT_TO_SERVER),
         stop=tuple(stop) if isinstance(stop, list) else (stop,) if stop else (),
-        json_schema=_schema(body.get("response_format")),
+        json_schema=schema and strict_schema(schema, objects),
         answers=_first_present(body, ("n",), 1),
     )
 
 
-def _first_present(body: Mapping[str, Any], names: Iterable[str], default: Any) -> Any:
-    return next((body[name] for name in names if body.get(name) is not None), default)
+def _first_present(body: Mapping[str, Any], names: Iterable[str], default: Any, left_out: int | None = None) -> Any:
+    return next((body[name] for name in names if body.get(name) not in (None, left_out)), default)
 
 
 def _schema(response_format: Any) -> str:
@@ -71,6 +106,21 @@ def _schema(response_format: Any) -> str:
     if not isinstance(schema, dict) or not isinstance(schema.get("schema"), dict):
         raise InvalidMessage("response_format must be of type text, json_object or json_schema with a schema")
     return json.dumps(schema["schema"], separators=(",", ":"), ensure_ascii=False)
+
+
+def raw_prompt(text: Any) -> tuple[Part, ...]:
+    """A prompt that is continued as it stands. Raises InvalidMessage."""
+    if not isinstance(text, str) or not text:
+        raise InvalidMessage("prompt must be one text, and not empty; tokens are not served")
+    return (Part("raw", text),)
+
+
+def texts_of(result: JobResult, first: int = 0) -> list[dict[str, Any]]:
+    """The answers, as a text_completion has them; the first has the index `first`."""
+    return [
+        {"index": first + choice.pop("index"), "text": choice.pop("message")["content"], **choice}
+        for choice in choices_of(result)
+    ]
 
 
 def choices_of(result: JobResult) -> list[dict[str, Any]]:
@@ -86,14 +136,15 @@ def choices_of(result: JobResult) -> list[dict[str, Any]]:
     ]
 
 
-def usage_of(result: JobResult) -> dict[str, Any]:
-    """What the engines counted."""
-    report = result.decode
+def usage_of(*results: JobResult) -> dict[str, Any]:
+    """What the engines counted, of all results together."""
+    prompt_tokens = sum(result.decode.prompt_tokens for result in results)
+    completion_tokens = sum(result.decode.completion_tokens for result in results)
     return {
-        "prompt_tokens": report.prompt_tokens,
-        "completion_tokens": report.completion_tokens,
-        "total_tokens": report.prompt_tokens + report.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens(result)},
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(map(cached_tokens, results))},
     }
 
 

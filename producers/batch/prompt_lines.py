@@ -4,8 +4,9 @@
     {"id": "a", "prompt": "Translate: …", "shared": "You translate …", "model": "m", "max_tokens": 200}
 
 Messages keep their roles: each model's chat template renders them. What the system says first (or `shared`) is the part
-that lines have in common: the same text at the start of many lines is computed once. A line that can't be used gets a
-failed result with the reason; the others run.
+that lines have in common: the same text at the start of many lines is computed once. The prompt of a line for
+/v1/completions is continued as it stands. A line that can't be used gets a failed result with the reason; the others
+run.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from messages import bounded_json
 from messages.bounded_json import TooManyValues
-from messages.errors import ConfigError, InvalidMessage, KvasirError, UsageError
+from messages.errors import ConfigError, InvalidMessage, InvalidSchema, KvasirError, UsageError
 from messages.jobs import (
     JobResult,
     Part,
@@ -30,11 +31,21 @@ from messages.jobs import (
     user_prompt,
 )
 from messages.limits import MAX_FILE_BYTES, MAX_LINE_BYTES, MAX_LINES, MAX_PROMPT_BYTES
+from messages.strict_schema import Objects
 from producers.batch.batch import Batch, BatchEntry
 from producers.batch.intake import failed_intake
-from producers.batch.openai_body import Defaults, choices_of, messages_of, sampling_of, usage_of
+from producers.batch.openai_body import (
+    Defaults,
+    choices_of,
+    messages_of,
+    raw_prompt,
+    sampling_of,
+    texts_of,
+    usage_of,
+)
 
-_URL = "/v1/chat/completions"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+URLS = (CHAT, COMPLETIONS)
 
 
 class BadLine(KvasirError):
@@ -50,6 +61,7 @@ class PromptLine:
     job: PrefillJob | None
     problem: str = ""
     model: str = ""  # as the line has it
+    is_raw: bool = False  # for /v1/completions
 
 
 # What turns a name in a line into a configured model and its defaults; raises ConfigError.
@@ -86,16 +98,18 @@ def read_lines(
     resolve: Resolve,
     default_model: str = "",
     shares: bool = True,
-    check: Callable[[dict[str, Any]], None] = lambda _body: None,
+    check: Callable[[dict[str, Any], str], None] = lambda _body, _url: None,
+    objects: Objects = "closed",
 ) -> Iterator[PromptLine]:
     """The lines of a file that `check_file` let pass, as they are read: a large one need not fit into memory.
 
     Args:
         default_model: of lines that name none.
         shares: whether what lines have in common is kept under its content, where any other batch finds it.
-        check: of a request's body; raises BadLine.
+        check: of a request's body, for a URL; raises BadLine.
+        objects: see `strict_schema`; of a batch that is planned, `objects_of`.
     """
-    reader = _LineReader(batch_id, secret, resolve, default_model, shares, check)
+    reader = _LineReader(batch_id, secret, resolve, default_model, shares, check, objects)
     for number, row in enumerate(_rows(path), 1):
         if row.strip():
             yield reader.line(number, row)
@@ -111,7 +125,8 @@ class _LineReader:
         resolve: Resolve,
         default_model: str,
         shares: bool,
-        check: Callable[[dict[str, Any]], None],
+        check: Callable[[dict[str, Any], str], None],
+        objects: Objects,
     ) -> None:
         self._batch_id = batch_id
         self._secret = secret
@@ -119,37 +134,38 @@ class _LineReader:
         self._default_model = default_model
         self._shares = shares
         self._check = check
+        self._objects: Objects = objects
         self._id_counts: Counter[str] = Counter()
 
     def line(self, number: int, row: bytes) -> PromptLine:
         """One row of the file."""
-        custom_id, model = f"line {number}", ""
+        name = custom_id = f"line {number}"
+        model = ""
         try:
             fields = _object(row)
             custom_id = _custom_id(fields)
+            self._id_counts[custom_id] += 1
+            if self._id_counts[custom_id] > 1:
+                raise BadLine(f"its custom_id {custom_id!r:.60} is taken by an earlier line")
+            name = custom_id
             if _has_half_characters(fields):
                 raise BadLine("it holds half a character (a lone surrogate)")
-            body = _body(fields)
+            url, body = _body(fields)
             if body is not fields:
-                self._check(body)
+                self._check(body, url)
             model = str(body.get("model") or "")
-            self._check_id(custom_id)
-            return PromptLine(custom_id, self._item(custom_id), self._job(custom_id, body), model=model)
-        except (BadLine, ConfigError, InvalidMessage) as error:
-            return PromptLine(custom_id, self._item(f"{custom_id} {number}"), None, str(error), model)
-
-    def _check_id(self, custom_id: str) -> None:
-        self._id_counts[custom_id] += 1
-        if self._id_counts[custom_id] > 1:
-            raise BadLine(f"its custom_id {custom_id!r:.60} is taken by an earlier line")
+            job = self._job(custom_id, body, url)
+            return PromptLine(custom_id, self._item(custom_id), job, model=model, is_raw=url == COMPLETIONS)
+        except (BadLine, ConfigError, InvalidMessage, InvalidSchema) as error:
+            return PromptLine(name, self._item(f"{custom_id} {number}"), None, str(error), model)
 
     def _item(self, name: str) -> str:
         return hashlib.blake2b(name.encode(), digest_size=8, key=self._secret, person=b"kvasir.item").hexdigest()
 
-    def _job(self, custom_id: str, body: Mapping[str, Any]) -> PrefillJob:
+    def _job(self, custom_id: str, body: Mapping[str, Any], url: str) -> PrefillJob:
         defaults = self._resolve(str(body.get("model") or self._default_model))
-        parts = self._parts(body)
-        sampling = sampling_of(body, defaults, seed=0)
+        parts = raw_prompt(body.get("prompt")) if url == COMPLETIONS else self._parts(body)
+        sampling = sampling_of(body, defaults, seed=0, objects=self._objects)
         if sum(len(part.text.encode()) for part in parts) > MAX_PROMPT_BYTES:
             raise BadLine(f"its prompt is longer than {MAX_PROMPT_BYTES >> 20} MiB; shorten it")
         item_id = self._item(custom_id)
@@ -202,33 +218,52 @@ def _has_half_characters(value: Any) -> bool:
     return False
 
 
-def _body(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The request's body; a short line is its own."""
+def _body(fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The request's URL and body; a short line is its own."""
     if "body" not in fields:
         if "prompt" not in fields:
             raise BadLine("it has neither 'body' (as the Batch API has it) nor 'prompt'")
-        return dict(fields)
-    if fields.get("url", _URL) != _URL:
-        raise BadLine(f"its url is {fields['url']!r:.60}; only {_URL} is served")
+        return CHAT, dict(fields)
+    url, method = fields.get("url", CHAT), fields.get("method", "POST")
+    if url not in URLS:
+        raise BadLine(f"its url is {url!r:.60}; only {' and '.join(URLS)} are served")
+    if method != "POST":
+        raise BadLine(f"its method is {method!r:.60}; only POST is served")
     if not isinstance(fields["body"], dict):
         raise BadLine("its body is no object")
-    return fields["body"]
+    return url, fields["body"]
 
 
 # --- the batch
 
 
-def plan(batch: Batch, lines: Iterable[PromptLine], source: Path, fallback_model: str) -> None:
+def objects_of(batch: Batch, new: Objects = "closed") -> Objects:
+    """How the objects of its lines' schemas are taken: as when it was planned, `new` if it was not."""
+    return cast(Objects, batch.request.get("objects", "verbatim")) if batch.entries else new
+
+
+def numbers_of_lines(path: Path) -> Iterator[int]:
+    """The number of each line that is not empty, from 1."""
+    return (number for number, row in enumerate(_rows(path), 1) if row.strip())
+
+
+def plan(
+    batch: Batch, lines: Iterable[PromptLine], source: Path, fallback_model: str, objects: Objects = "closed"
+) -> None:
     """Write the manifest, and the failed results of lines that can't be used, before anything is published."""
     entries, failures = [], []
+    request = {"prompts": str(source.resolve())}
     for line in lines:
         if job := line.job:
-            entries.append(BatchEntry(job.job_id, job.item_id, job.model, "prompt", line.custom_id))
+            role = "completion" if line.is_raw else "prompt"
+            entries.append(BatchEntry(job.job_id, job.item_id, job.model, role, line.custom_id))
+            if job.sampling.json_schema and objects != "verbatim":
+                request["objects"] = objects
         else:
             entry, failure = failed_intake(batch, line.item_id, fallback_model, line.custom_id, "BadLine", line.problem)
             entries.append(entry)
             failures.append(failure)
-    batch.plan(entries, {"prompts": str(source.resolve())})
+    batch.plan(entries, request)
     batch.journal.record(failures)
 
 
@@ -238,7 +273,7 @@ def output_line(entry: BatchEntry, result: JobResult, created_at: float) -> dict
     if result.state != "succeeded":
         message = result.error.message if result.error else result.state
         return {**line, "response": None, "error": {"code": _code(result), "message": message}}
-    body = _completion(result, created_at)
+    body = _completion(result, created_at, is_raw=entry.role == "completion")
     return {**line, "response": {"status_code": 200, "request_id": result.job_id, "body": body}, "error": None}
 
 
@@ -248,12 +283,12 @@ def _code(result: JobResult) -> str:
     return {"expired": "batch_expired", "cancelled": "batch_cancelled"}.get(result.state, "server_error")
 
 
-def _completion(result: JobResult, created_at: float) -> dict[str, Any]:
+def _completion(result: JobResult, created_at: float, is_raw: bool) -> dict[str, Any]:
     return {
-        "id": f"chatcmpl-{result.job_id}",
-        "object": "chat.completion",
+        "id": f"{'cmpl' if is_raw else 'chatcmpl'}-{result.job_id}",
+        "object": "text_completion" if is_raw else "chat.completion",
         "created": int(created_at),
         "model": result.model,
-        "choices": choices_of(result),
+        "choices": texts_of(result) if is_raw else choices_of(result),
         "usage": usage_of(result),
     }

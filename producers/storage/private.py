@@ -45,6 +45,7 @@ _KEPT_PATTERNS = (
     "grades.csv",
     "grades.json",
     "report.html",
+    "evaluation.html",
     "answers.jsonl",
     "errors.jsonl",
     "replies.csv",

@@ -11,7 +11,7 @@ import msgpack
 import pytest
 
 from messages import codec
-from messages.workers import WorkerInfo
+from messages.workers import WorkerDetails, WorkerInfo
 from tests.support.stores import Room, open_room
 from tests.support.waiting import wait_until
 
@@ -89,6 +89,22 @@ def test_registrations_that_cannot_be_read_are_left_out(room: Room) -> None:
     room.plant(f"card:{{cards}}:noise.{room.token}", b"\xff noise")
 
     assert _mine(room) == [_registration(room, "a")]
+
+
+def test_what_the_release_before_cannot_read_lies_beside_its_card_and_goes_with_it(room: Room) -> None:
+    plain = _registration(room, "a")
+    detailed = dataclasses.replace(plain, details=WorkerDetails(("prefill", "decode"), engine_build="b1"))
+    room.cluster_state.register(detailed, ttl_s=30)
+    assert _mine(room) == [detailed]
+    assert room.cluster_state.encoded_registrations()[plain.worker_id][0] == codec.encode(plain)
+    # And goes when it has none any more
+    room.cluster_state.register(plain, ttl_s=30)
+    assert _mine(room) == [plain]
+    # Or when it leaves
+    room.cluster_state.register(detailed, ttl_s=30)
+    room.cluster_state.unregister(detailed.worker_id)
+    room.cluster_state.register(plain, ttl_s=30)
+    assert _mine(room) == [plain]
 
 
 def test_a_result_is_kept_for_its_run_only(room: Room) -> None:

@@ -25,6 +25,9 @@ FREE_TO_USE = {
     *("Any", "Callable", "Generator", "Iterable", "Iterator", "Literal", "Mapping", "None", "Path", "Self", "Sequence"),
     *("bool", "bytes", "dict", "float", "int", "list", "object", "str", "tuple"),
 }
+# Came after 0.1.0, each with a default: what was written for it goes on.
+SINCE = {"rosters", "min_points", "function"}
+OPTIONS_SINCE = {"host_names", "open_objects"}
 PUBLIC = {*kvasir.__all__, *kvasir.compat.__all__}
 
 
@@ -60,7 +63,7 @@ def _reached() -> dict[str, type]:
 
 
 def _fields(kind: type) -> list[str]:
-    parameters = inspect.signature(kind).parameters.values()
+    parameters = [each for each in inspect.signature(kind).parameters.values() if not _came_later(each)]
     return [each.name + ("" if each.default is each.empty else f" = {_default(each.default)}") for each in parameters]
 
 
@@ -89,6 +92,8 @@ def _signature(thing: Callable[..., Any]) -> str:
     signature = inspect.signature(thing)
     parts, star = [], False
     for each in signature.parameters.values():
+        if _came_later(each):
+            continue
         if each.kind is each.KEYWORD_ONLY and not star:
             parts.append("*")
         star = star or each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
@@ -100,6 +105,10 @@ def _signature(thing: Callable[..., Any]) -> str:
             parts.append("/")
     gives = "" if signature.return_annotation is inspect.Signature.empty else _annotation(signature.return_annotation)
     return f"({', '.join(parts)})" + (f" -> {gives}" if gives else "")
+
+
+def _came_later(parameter: inspect.Parameter) -> bool:
+    return parameter.name in SINCE and parameter.default is not parameter.empty
 
 
 def _annotation(annotation: Any) -> str:
@@ -130,7 +139,7 @@ def _commands(command: click.Command, words: str) -> Iterator[tuple[str, Any]]:
             "help": _lines(command.help),
             "epilog": _lines(command.epilog),
             "hidden": command.hidden,
-            "parameters": [_parameter(each) for each in command.params],
+            "parameters": [_parameter(each) for each in command.params if each.name not in OPTIONS_SINCE],
         },
     )
     for name, inner in sorted(command.commands.items() if isinstance(command, click.Group) else ()):

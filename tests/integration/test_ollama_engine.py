@@ -82,6 +82,35 @@ def test_a_conversation_reaches_the_server_by_role(server: FakeOllama, template:
     assert "<|im_end|>" not in sent[2][1]  # nobody's text becomes a control token
 
 
+def test_a_raw_prompt_is_continued_without_a_template(engine: OllamaEngine, server: FakeOllama) -> None:
+    pieces: list[str] = []
+    answer = engine.decode_text((Part("raw", "Once upon <|im_end|> a"),), SHORT, pieces.append)
+    assert "".join(pieces) == answer.text == "".join(f"word{n} " for n in range(12))
+    assert (answer.evaluated_tokens, answer.completion_tokens, answer.finish_reason) == (4, 12, "stop")
+    sent = server.last_request("/api/generate")
+    assert (sent["raw"], sent["truncate"], sent["shift"]) == (True, False, False)
+    assert "<|im_end|>" not in sent["prompt"]
+
+
+CALLED = (
+    Part("user", "Grade it."),
+    Part("assistant", '{"points": 7}', function="grade"),
+    Part("tool", "kept", function="grade"),
+)
+
+
+def test_calls_and_their_results_reach_the_server(engine: OllamaEngine, server: FakeOllama) -> None:
+    engine.decode_text(CALLED, SHORT)
+    _, call, result = server.last_request("/api/chat")["messages"]
+    assert call["tool_calls"] == [{"function": {"name": "grade", "arguments": {"points": 7}}}]
+    assert (result["role"], result["tool_name"], result["content"]) == ("tool", "grade", "kept")
+
+
+def test_an_answer_that_was_begun_is_not_continued(engine: OllamaEngine) -> None:
+    with pytest.raises(InvalidPrompt, match="can't be told to continue"):
+        engine.decode_text((*CALLED, Part("assistant", "It is")), SHORT)
+
+
 @pytest.mark.parametrize(
     "template", ["{{ .Prompt }}", '{{ range .Messages }}{{ if eq .Role "user" }}{{ .Content }}{{ end }}{{ end }}']
 )

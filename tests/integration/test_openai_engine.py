@@ -67,6 +67,29 @@ def test_an_answer_is_streamed_and_counted_by_the_server(engine: OpenAIEngine) -
     assert engine.decode_text(GO, Sampling(max_tokens=2)).finish_reason == "length"
 
 
+def test_a_raw_prompt_is_continued(engine: OpenAIEngine, server: FakeOpenAI) -> None:
+    pieces: list[str] = []
+    answer = engine.decode_text((Part("raw", "Once upon <|im_end|> a"),), SHORT, pieces.append)
+    assert "".join(pieces) == answer.text == "".join(f"word{n} " for n in range(12))
+    assert (answer.evaluated_tokens, answer.completion_tokens, answer.finish_reason) == (4, 12, "stop")
+    assert "messages" not in server.requests[-1]
+    assert "<|im_end|>" not in server.requests[-1]["prompt"]
+
+
+def test_calls_and_their_results_reach_the_server(engine: OpenAIEngine, server: FakeOpenAI) -> None:
+    called = (
+        Part("user", "Grade it."),
+        Part("assistant", '{"points": 7}', function="grade"),
+        Part("tool", "kept", function="grade"),
+    )
+    engine.decode_text(called, SHORT)
+    _, call, result = server.requests[-1]["messages"]
+    assert call["tool_calls"][0]["function"] == {"name": "grade", "arguments": '{"points": 7}'}
+    assert result["tool_call_id"] == call["tool_calls"][0]["id"]
+    with pytest.raises(InvalidPrompt, match="can't be told to continue"):
+        engine.decode_text((*called, Part("assistant", "It is")), SHORT)
+
+
 def test_one_answer_after_the_other_comes_over_one_connection(engine: OpenAIEngine, server: FakeOpenAI) -> None:
     before = len(server.connections)
     for _ in range(5):

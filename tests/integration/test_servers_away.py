@@ -53,11 +53,11 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any, Any, Call
         server.close()
 
 
-def test_a_request_that_met_a_closing_connection_is_sent_once_more(served: Any) -> None:
+def test_a_request_that_met_closing_connections_is_sent_again(served: Any) -> None:
     server, engine, *_ = served
-    server.habits.hangs_up = 1
+    server.habits.hangs_up = 3
     assert engine.decode_text(GO, SHORT).completion_tokens == 8
-    server.habits.hangs_up = 2
+    server.habits.hangs_up = 4
     with pytest.raises(EngineUnavailable, match="isconnected"):
         engine.decode_text(GO, SHORT)
 
@@ -116,7 +116,7 @@ def test_jobs_wait_for_a_server_that_is_away(served: Any, caplog: pytest.LogCapt
 
 def test_a_server_that_only_closed_a_connection_is_not_away(served: Any, caplog: pytest.LogCaptureFixture) -> None:
     server, engine, *_ = served
-    server.habits.hangs_up = 2
+    server.habits.hangs_up = 4
     with caplog.at_level(logging.WARNING), pytest.raises(EngineUnavailable):
         engine.decode_text(user_prompt("", "x"), SHORT)
     wait_until(lambda: not outage_of(engine), "it was looked at")

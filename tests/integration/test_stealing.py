@@ -37,7 +37,7 @@ def fleet(broker_url: str, store_url: str, models: tuple[str, str]) -> Iterator[
 def measured(fleet: WorkerFleet, model: str, seconds: dict[Member, float]) -> None:
     """These workers have measured how long a job of 20 tokens takes them, and everybody knows."""
     for member, seconds_each in seconds.items():
-        member.worker._choice.note(model, DecodeReport(completion_tokens=20, decode_s=seconds_each))
+        member.worker.choice.note(model, DecodeReport(completion_tokens=20, decode_s=seconds_each))
     told = {member.worker_id for member in seconds if member.registration.model == model}
     wait_until(
         lambda: (

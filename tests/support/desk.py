@@ -43,12 +43,17 @@ def plan(out: Path, request: GradeRequest) -> Assignment:
 
 
 def answer(
-    out: Path, assignment: Assignment, numbers: Sequence[int], points: int = 2, evidence: str = "sum(values)"
+    out: Path,
+    assignment: Assignment,
+    numbers: Sequence[int],
+    points: int = 2,
+    evidence: str = "sum(values)",
+    feedback: str = "Fine.",
 ) -> None:
     """Journal answers for these submissions, each criterion with `points` and this quote."""
     tasks = [task for number in numbers for task in assignment.items[number].tasks]
     with Batch(out) as batch:
-        batch.journal.record(_result(batch.batch_id, assignment, task, points, evidence) for task in tasks)
+        batch.journal.record(_result(batch.batch_id, assignment, task, points, evidence, feedback) for task in tasks)
 
 
 def write_grades(out: Path, assignment: Assignment) -> GradedClass:
@@ -59,8 +64,8 @@ def write_grades(out: Path, assignment: Assignment) -> GradedClass:
     return graded_class
 
 
-def _result(batch_id: str, assignment: Assignment, task: Task, points: int, evidence: str) -> JobResult:
-    grade_fields = {"evidence": evidence, "points": points, "feedback": "Fine."}
+def _result(batch_id: str, assignment: Assignment, task: Task, points: int, evidence: str, feedback: str) -> JobResult:
+    grade_fields = {"evidence": evidence, "points": points, "feedback": feedback}
     text: dict[str, Any] = {criterion.id: grade_fields for criterion in assignment.rubric.for_model(task.aspect)}
     if task.aspect == "feedback":
         text["summary"] = "Good work."

@@ -84,6 +84,8 @@ class _OllamaHandler(FakeHandler, BaseHTTPRequestHandler):
 
     def _generate(self, body: dict[str, Any]) -> None:
         self._load(body)
+        if body["stream"]:
+            return self._stream(*self._words(body), len(body["prompt"].split()), "response")
         counts = {"prompt_eval_count": len(body["prompt"].split()), "eval_count": 1, "done_reason": "length"}
         self.send_json(200, {"model": MODEL, "created_at": _MODIFIED_AT, "response": "a", "done": True, **counts})
 
@@ -106,7 +108,7 @@ class _OllamaHandler(FakeHandler, BaseHTTPRequestHandler):
         self.fake.context = min(TRAINED_CONTEXT, self.fake.habits.loads_context or body["options"]["num_ctx"])
 
     def _count(self, body: dict[str, Any]) -> int:
-        return TEMPLATE_TOKENS + sum(len(message["content"].split()) for message in body["messages"])
+        return TEMPLATE_TOKENS + sum(len(message.get("content", "").split()) for message in body["messages"])
 
     def _cut(self, body: dict[str, Any], count: int) -> int:
         context, habits = self.fake.context, self.fake.habits
@@ -126,13 +128,16 @@ class _OllamaHandler(FakeHandler, BaseHTTPRequestHandler):
         words = [f"word{number} " for number in range(12)]
         return words[:limit], "length" if limit < len(words) else "stop"
 
-    def _stream(self, words: list[str], reason: str, count: int) -> None:
+    def _stream(self, words: list[str], reason: str, count: int, field: str = "message") -> None:
+        def content(text: str) -> dict[str, Any]:
+            return {field: {"role": "assistant", "content": text} if field == "message" else text}
+
         self.begin_pieces("application/x-ndjson")
         for word in words:
-            self._line({"message": {"role": "assistant", "content": word}, "done": False})
+            self._line({**content(word), "done": False})
             self.fake.habits.hang.wait(20)
         counts = {"prompt_eval_count": count, "eval_count": len(words), "total_duration": 5_000_000}
-        end = {"message": {"role": "assistant", "content": ""}, "done": True, "done_reason": reason, **counts}
+        end = {**content(""), "done": True, "done_reason": reason, **counts}
         self._line(end)
         self.send_piece(b"")
 

@@ -80,10 +80,13 @@ class _OpenAIHandler(FakeHandler, BaseHTTPRequestHandler):
             words = ['{"points"', ": ", "3}"]
         reason = "length" if body["max_tokens"] < len(words) else habits.reason
         words = words[: body["max_tokens"]]
-        events = [{"choices": [{"index": 0, "delta": {"content": word}}]} for word in words]
+        is_raw = "prompt" in body
+        pieces = [{"text": word} if is_raw else {"delta": {"content": word}} for word in words]
+        events: list[dict[str, Any]] = [{"choices": [{"index": 0, **piece}]} for piece in pieces]
         events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
         if habits.tells_usage:
-            count = sum(len(message["content"].split()) for message in body["messages"])
+            texts = [body["prompt"]] if is_raw else [message["content"] for message in body["messages"]]
+            count = sum(len(text.split()) for text in texts)
             events.append({"choices": [], "usage": {"prompt_tokens": count, "completion_tokens": len(words)}})
         self.begin_pieces("text/event-stream")
         for number, event in enumerate(events):

@@ -1,7 +1,7 @@
 """The command line of `llama-server`, on the server inside xllamacpp: the real HTTP, in a process of its own.
 
-`install(folder)` puts an executable of that name into a folder for PATH. Only the options that Kvasir gives are known;
-another one ends it with an error, as the real program does.
+`install(folder)` puts an executable of that name into a folder for PATH. Only the options that Kvasir and benchmarks
+give are known; another one ends it with an error, as the real program does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     for name in ("--model", "--slot-save-path"):
         argument_parser.add_argument(name)
     argument_parser.add_argument("--host", help="an address, or a Unix socket if it ends with .sock")
-    for name in ("--ctx-size", "--parallel", "--threads", "--cache-ram"):
+    for name in ("--port", "--ctx-size", "--parallel", "--threads", "--cache-ram"):
         argument_parser.add_argument(name, type=int)
     argument_parser.add_argument("--flash-attn", choices=("on", "off", "auto"), metavar="[on|off|auto]")
     for name in ("--no-kv-unified", "--swa-full", "--no-warmup", "--no-webui"):
@@ -55,6 +55,8 @@ def _parameters(xllamacpp: Any, options: argparse.Namespace) -> Any:
     params = xllamacpp.CommonParams()
     params.model.path = options.model
     params.hostnames = [options.host]
+    if options.port:
+        params.port = options.port
     params.n_ctx, params.n_parallel = options.ctx_size, options.parallel
     params.slot_save_path, params.endpoint_slots = options.slot_save_path, True
     params.kv_unified, params.swa_full = not options.no_kv_unified, options.swa_full

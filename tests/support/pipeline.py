@@ -34,8 +34,10 @@ from infra.broker.base import Message
 from infra.broker.control import ring
 from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
 from infra.worker_loop import OneByOne
+from kvasir.worker.both_roles import TwoRoleWorker
 from kvstore.base import ClusterState
 from kvstore.blocks import BlockRef, block_refs, shared_boundary
+from kvstore.cache import CachedKVStore
 from kvstore.memory import DEFAULT_MAX_BYTES, MemoryClusterState, MemoryKVStore
 from messages.errors import Cancelled, StoreUnavailable
 from messages.jobs import KV_CHECK_EVERY, JobResult, Part, PrefillJob, PrefillReport, Sampling, user_prompt
@@ -339,6 +341,24 @@ class Pipeline:
         worker = partial(DecodeWorker, cache, kv_check_every=kv_check_every, steps=self._steps)
         return self._start(worker, loaded_engine.engine)
 
+    def start_both(self, engine: WatchedEngine | None = None, kept_bytes: int = 1 << 30) -> SupervisedWorker:
+        """A worker with both roles, its registrations up. `kept_bytes`: of KV caches in its memory."""
+        loaded_engine: LoadedEngine[WatchedEngine] = LoadedEngine(
+            engine or WatchedEngine(), "", Sketches(None, self.cluster_state)
+        )
+
+        def make(broker: EmbeddedBroker, *rest: Any) -> TwoRoleWorker:
+            store, *others = rest
+            shared = broker, CachedKVStore(store, kept_bytes, keeps_puts=True), *others
+            cache = ModelCache(CachedModel(MODEL, 0, loaded_engine))
+            return TwoRoleWorker(
+                partial(PrefillWorker, MODEL, loaded_engine, *shared, steps=self._steps),
+                partial(DecodeWorker, cache, *shared, steps=self._steps),
+                *(MODEL, broker, self.cluster_state),
+            )
+
+        return self._start(make, loaded_engine.engine)
+
     def start(self, weights: str = INSTANT) -> tuple[SupervisedWorker, SupervisedWorker]:
         """One of each."""
         return self.start_prefill(WatchedEngine(weights)), self.start_decode(WatchedEngine(weights))
@@ -349,7 +369,9 @@ class Pipeline:
         worker.wait_until_left()
         self.workers.remove(worker)
 
-    def _start(self, worker: Callable[..., PrefillWorker | DecodeWorker], engine: WatchedEngine) -> SupervisedWorker:
+    def _start(
+        self, worker: Callable[..., PrefillWorker | DecodeWorker | TwoRoleWorker], engine: WatchedEngine
+    ) -> SupervisedWorker:
         broker = EmbeddedBroker(self.server)
         new_worker = SupervisedWorker(lambda: worker(broker, self.kv, self.cluster_state, self.observe), engine, broker)
         self.workers.append(new_worker)

@@ -149,6 +149,9 @@ def gateway_url(gateway: RunningProcess) -> str:
     return match[1]
 
 
+ProcessRole = Literal["prefill", "decode", "both"]
+
+
 class Worker(RunningProcess):
     """A worker process whose registration has been seen on the cluster state."""
 
@@ -218,17 +221,17 @@ class Cluster:
         self._processes.append(process)
         return process
 
-    def worker(self, role: Literal["prefill", "decode"], model: str, *options: str) -> Worker:
+    def worker(self, role: ProcessRole, model: str, *options: str) -> Worker:
         """A worker that serves `model`, ready."""
         worker = self.launch(role, model, *options)
         worker.wait_until_registered()
         return worker
 
-    def launch(self, role: Literal["prefill", "decode"], model: str, *options: str) -> Worker:
+    def launch(self, role: ProcessRole, model: str, *options: str) -> Worker:
         """A worker that may not be ready yet: `wait_until_registered`."""
         arguments = [
             *("--config", str(self.config), "--log-style", "json", "--log-level", "info"),
-            *(f"{role}-worker", "--model", model, *options),
+            *("worker" if role == "both" else f"{role}-worker", "--model", model, *options),
         ]
         worker = Worker(arguments, self.environment, self._new_folder(role), self.cluster_state)
         self._processes.append(worker)

@@ -6,13 +6,23 @@ Each is made once, in the cache folder.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 # Of each release what pip is told, command by command. LMCache's C++ client needs PyTorch, and nothing else that it
 # asks for.
 INSTALLS = {
+    "instructor-1.17.0": [["instructor==1.17.0"]],
+    "pydantic-ai-2.38.0": [["pydantic-ai-slim[openai]==2.38.0"]],
+    "llama-index-0.14.25": [
+        ["llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1", "llama-index-llms-ollama==0.11.0"]
+    ],
+    "langchain-1.8.3": [["langchain-core==1.8.3", "langchain-openai==1.7.4", "langchain-ollama==1.1.0"]],
+    "llm-0.36": [["llm==0.36"]],
+    "lm-eval-0.4.13": [["lm-eval[api]==0.4.13"]],
     "litellm-1.108.7": [["litellm==1.108.7"]],
     "lmcache-0.5.6": [["torch==2.13.0"], ["--no-deps", "lmcache==0.5.6"]],
 }
@@ -39,6 +49,18 @@ def folder(release: str) -> Path:
             ]
             _run(release, [*pip, *arguments])
         marker.touch()  # an environment that is half done is made anew
+    return environment
+
+
+def node_modules(release: str, packages: Sequence[str]) -> Path:
+    """The folder of these packages of npm's, installed if they are not there yet. Raises EnvironmentMissing."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvasir"
+    environment, marker = cache / release, cache / f"{release}.made"
+    if not marker.exists():
+        if not shutil.which("npm"):
+            raise EnvironmentMissing(f"{release} needs Node.js 20 with npm: apt-get install nodejs npm")
+        _run(release, ["npm", "install", "--silent", "--omit=optional", "--prefix", str(environment), *packages])
+        marker.touch()
     return environment
 
 

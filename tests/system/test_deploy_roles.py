@@ -182,6 +182,8 @@ def test_a_class_goes_through_workers_that_have_their_roles_rights_alone(deploye
         prefill = cluster.worker("prefill", MODEL)
         cluster.role = "decode"
         decode = cluster.worker("decode", MODEL)
+        cluster.role = "worker"
+        both = cluster.worker("both", MODEL)
         cluster.role = "producer"
         graded = cluster.run("grade", *tiny(homework, tmp_path / "out"))
         streamed = cluster.run("ask", "hello", "--model", MODEL, "--stream")
@@ -199,11 +201,19 @@ def test_a_class_goes_through_workers_that_have_their_roles_rights_alone(deploye
         assert gateway.terminate() == 0
         assert looked.json()["queues"]
         assert list(deployed.redis("operator").scan_iter("kv:*")), "nothing of the class's prefix was stored"
-        for said in (prefill.text(), decode.text(), graded.stderr, streamed.stderr, looked.stderr, gateway.text()):
+        for said in (
+            prefill.text(),
+            decode.text(),
+            both.text(),
+            graded.stderr,
+            streamed.stderr,
+            looked.stderr,
+            gateway.text(),
+        ):
             assert "ACCESS_REFUSED" not in said
             assert "refused a command" not in said
         # Workers go on without their registration, or a claim, and say so once: Redis's own log misses nothing
-        assert [worker.terminate() for worker in (prefill, decode)] == [0, 0]
+        assert [worker.terminate() for worker in (prefill, decode, both)] == [0, 0, 0]
         assert deployed.refused_by_redis() == []
 
 
@@ -344,14 +354,15 @@ def test_a_user_who_may_not_create_queues_is_told_who_may(deployed: Deployed) ->
 
 def test_the_services_of_compose_know_the_roles(tmp_path: Path) -> None:
     """As their containers start them, the image's own entrypoint aside."""
-    variables = {f"{role.upper()}_PASSWORD": f"{role}-word" for role in PERMISSIONS} | {"OPERATOR": "ada"}
+    roles = [role for role in PERMISSIONS if role != "worker"]  # no container has both
+    variables = {f"{role.upper()}_PASSWORD": f"{role}-word" for role in roles} | {"OPERATOR": "ada"}
     run = partial(subprocess.run, env=os.environ | variables, check=True, text=True, cwd=tmp_path)
     folder = ROOT / "infra/deploy/compose"
     filled = [run(["awk", "-f", folder / "with-passwords.awk", folder / name], stdout=subprocess.PIPE).stdout
               for name in ("definitions.json", "users.acl")]  # fmt: skip
     (tmp_path / "definitions.json").write_text(filled[0])
     with RabbitMQServer(settings={"load_definitions": str(tmp_path / "definitions.json")}) as broker:
-        for role in PERMISSIONS:
+        for role in roles:
             user = "ada" if role == "operator" else f"kvasir-{role}"
             url = f"amqp://{user}:{role}-word@{HOST}:{broker.port}/%2F"
             assert is_refused(url, lambda channel: channel.exchange_declare("mine")) == (role != "operator")

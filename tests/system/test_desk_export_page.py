@@ -98,6 +98,7 @@ def test_canvas_takes_back_the_gradebook_that_the_browser_downloads(
     choose(browser, "Canvas gradebook")
     browser.upload("Gradebook", gradebook)
     wait_until_chosen(browser, "means (701)")
+    browser.click("Make the file")
     browser.wait_for("This would be the first export of this kind.")
     data = made(browser, "canvas-gradebook.csv")
     browser.wait_for("Nothing would differ from the last export of this kind")

@@ -116,6 +116,19 @@ def mixed(stage: Stage, old: Program, new: Program) -> None:
     stage.worker(old, "decode", 0, "kill")
 
 
+def both_roles(stage: Stage, old: Program, new: Program) -> None:
+    """Older workers and owner beside one of today's with both roles, which is killed and then stays alone."""
+    for place in stage.places():
+        stage.worker(old, *place)
+    stage.worker(new, "both", 0)
+    stage.own(old)
+    stage.wait_for(0.3)
+    stage.worker(new, "both", 0, "kill")
+    stage.wait_for(0.5)
+    stage.leave_workers()
+    stage.worker(new, "both", 1)
+
+
 def everything_and_back(stage: Stage, old: Program, new: Program) -> None:
     """All at once, killed, and all at once back."""
     stage.start_workers(old)
@@ -212,6 +225,7 @@ ORDERS: dict[str, tuple[str, type[Stage], Act]] = {
     "owners first": (PREVIOUS, Stage, owners_first),
     "owners first, rolled back": (PREVIOUS, Stage, owners_first_and_back),
     "mixed fleet": (PREVIOUS, Stage, mixed),
+    "beside both roles": (PREVIOUS, Stage, both_roles),
     "everything, rolled back": (PREVIOUS, Stage, everything_and_back),
     "gateway": (PREVIOUS, GatewayStage, gateway),
     "workers, gateway, rolled back": (PREVIOUS, GatewayStage, gateway_and_back),

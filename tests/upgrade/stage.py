@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 import httpx
 
 from messages.workers import WorkerStage
-from tests.support.processes import ModelEntry, config_text
+from tests.support.processes import ModelEntry, ProcessRole, config_text
 from tests.support.servers import Process
 from tests.support.services import Pair
 from tests.support.waiting import wait_until
@@ -67,7 +67,7 @@ class Stage:
         self.prompts = folder / "prompts.jsonl"
         self.prompts.write_text("".join(json.dumps(line) + "\n" for line in prompts), "utf-8")
         self.journal = folder / "batch/results.jsonl"
-        self._workers: dict[tuple[WorkerStage, int], Process] = {}
+        self._workers: dict[tuple[ProcessRole, int], Process] = {}
         self._owner: Process | None = None
         self._number = 0
         self._idle_s = 0.0
@@ -97,11 +97,18 @@ class Stage:
         stages: tuple[WorkerStage, WorkerStage] = ("prefill", "decode")
         yield from ((stage, number) for number in range(2) for stage in stages)
 
-    def worker(self, program: Program, stage: WorkerStage, number: int, how: Signal = "stop") -> None:
+    def leave_workers(self) -> None:
+        """All of one role are stopped."""
+        for place in [place for place in self._workers if place[0] != "both"]:
+            self._workers.pop(place).end(signal.SIGTERM, 60)
+
+    def worker(self, program: Program, stage: ProcessRole, number: int, how: Signal = "stop") -> None:
         """This worker is of this program from now on; the one that was there ends first."""
         if old := self._workers.get((stage, number)):
             old.end(_SIGNALS[how], 60)
-        self._workers[stage, number] = self._start(program, f"{stage}-worker", "--model", self._model)
+        self._workers[stage, number] = self._start(
+            program, "worker" if stage == "both" else f"{stage}-worker", "--model", self._model
+        )
 
     def upgrade_workers(self, program: Program, how: Signal = "stop") -> None:
         """One after the other, each once results have come with the one before; the last one is always killed."""

@@ -645,6 +645,10 @@ FAULTS = [
     Fault("all-workers-killed", "SIGKILL of all workers at once, twice", kill_all_workers),
     _killed_at("prefill-steps", "prefill", failpoints.PREFILL, each=1),
     _killed_at("decode-steps", "decode", failpoints.DECODE, each=1),
+    _killed_at("two-roles-prefill-steps", "both", failpoints.PREFILL, 1, "; of workers with both roles"),
+    _killed_at("two-roles-decode-steps", "both", failpoints.DECODE, 1, "; of workers with both roles"),
+    _killed_at("two-roles-changing", "both", failpoints.CHANGE, 3, ", of workers with both roles"),
+    _killed("two-roles-killed", "both", ", with both roles, beside workers with one"),
     *[_killed_at(point, "prefill", (point,), each=3) for point in failpoints.PREFILL],
     *[_killed_at(point, "decode", (point,), each=3) for point in failpoints.DECODE],
     _killed("forked-decode-killed", "decode", f"; {_FORKED}"),
@@ -760,6 +764,16 @@ _PLANS = {
     **{name: {"questions": 4} for name in ("forked-decode-killed", "forked-prefill-steps", *failpoints.PER_ANSWER)},
     **{name: {"weights": load.HYBRID} for name in ("hybrid-decode-killed", "hybrid-prefill-steps")},
     **{name: {"weights": load.BATCHING} for name in ("batched-prefill-killed", "batched-prefill-steps")},
+    **{
+        name: {"prefill_workers": 0, "decode_workers": 0, "both_workers": 2}
+        for name in ("two-roles-prefill-steps", "two-roles-decode-steps")
+    },
+    # Long enough for changes.
+    "two-roles-changing": {
+        **{"prefill_workers": 0, "decode_workers": 0, "both_workers": 2},
+        **{"slots": 1, "long_jobs": 1_000_000, "long_s": 0.1},
+    },
+    "two-roles-killed": {"prefill_workers": 1, "decode_workers": 1, "both_workers": 2},
     "broker-killed-retries": {"environment": {failpoints.VARIABLE: "fail:prefill.taken:-1000"}},
     "consumer-timeout": {"long_jobs": 8, "long_s": 16.0, "slots": 8},
     "poison": {"jobs": 200, "decode_workers": 1, "slots": 8},

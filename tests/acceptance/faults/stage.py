@@ -33,7 +33,7 @@ from tests.support.processes import ModelEntry, config_text, environment
 from tests.support.servers import Process
 from tests.support.waiting import wait_until
 
-Role = Literal["prefill", "decode"]
+Role = Literal["prefill", "decode", "both"]
 
 PATIENCE_S = 90.0  # until a process is up, or a moment comes
 # Past the time in which a broker gives up a client that has gone silent (two heartbeats), and a little more.
@@ -48,7 +48,9 @@ class Plan:
     jobs: int = 1000
     seed: int = 0
     slots: int = 4
+    prefill_workers: int = 2
     decode_workers: int = 2
+    both_workers: int = 0  # with both roles
     long_jobs: int = 0  # the first so many
     long_s: float = 0.0  # take so long to decode
     copies: int = 1  # how often
@@ -118,7 +120,7 @@ class Stage:
         self.model = f"fault-{os.urandom(4).hex()}:1b"
         self.out = folder / "out"
         self.programs: list[Program] = []
-        self.workers: dict[str, list[Program]] = {"prefill": [], "decode": []}
+        self.workers: dict[str, list[Program]] = {"prefill": [], "decode": [], "both": []}
         self.overs: list[Over] = []
         self.owner: Program | None = None
         self.at_end = contextlib.ExitStack()  # what a fault leaves to be undone after the batch
@@ -135,10 +137,11 @@ class Stage:
         broker = RabbitMQBroker(self.services.broker.url, name="stage", nodes=self.services.nodes)
         broker.declare([self.model])
         broker.close()
-        for _ in range(2):
-            self.start_worker("prefill")
-        for _ in range(self.plan.decode_workers):
-            self.start_worker("decode")
+        counts = ("prefill", self.plan.prefill_workers), ("decode", self.plan.decode_workers)
+        roles: tuple[tuple[Role, int], ...] = (*counts, ("both", self.plan.both_workers))
+        for role, count in roles:
+            for _ in range(count):
+                self.start_worker(role)
         self.wait_for_registrations()
         self.services.broker.wait_until_on_disk(topology.work_queue("decode", self.model, "bulk"))
         return self
@@ -161,7 +164,7 @@ class Stage:
         """A worker, which may not be ready yet."""
         level = "debug" if self.plan.questions else "info"  # each answer that is noted
         arguments = ["--config", str(self._config), "--log-style", "json", "--log-level", level]
-        arguments += [f"{role}-worker", "--model", self.model]
+        arguments += ["worker" if role == "both" else f"{role}-worker", "--model", self.model]
         variables = self._environment() | self.plan.environment
         if fault_point:
             variables[failpoints.VARIABLE] = fault_point
@@ -185,7 +188,10 @@ class Stage:
 
     def everyone(self) -> list[Program]:
         """All workers, and the owner if there is one."""
-        return [*self.workers["prefill"], *self.workers["decode"], *([self.owner] if self.owner else [])]
+        return [*self._all_workers(), *([self.owner] if self.owner else [])]
+
+    def _all_workers(self) -> list[Program]:
+        return [worker for workers in self.workers.values() for worker in workers]
 
     def held_by(self, worker: Program) -> tuple[str, ...]:
         """Jobs that it has begun and not passed on, by its log."""
@@ -312,7 +318,7 @@ class Stage:
         pids = {
             registration.pid for registration in self._cluster_state.registrations() if registration.model == self.model
         }
-        workers = self.workers["prefill"] + self.workers["decode"]
+        workers = self._all_workers()
         for worker in workers:
             if not worker.alive:
                 raise AssertionError(f"{worker.name} ended while starting:\n{worker.log.read_text()[-2000:]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import fleet, overhead
+from benchmarks import fleet, fleet_contending, overhead
 from benchmarks.fleet_draw import SAMPLING, PromptKind, draw
 from engines.registry import EngineOptions
 from engines.simulated.engine import open_engine
@@ -71,3 +71,12 @@ def test_a_rate_over_no_time_to_speak_of_is_refused_and_measured_with_more_jobs(
         measure(300)
     assert overhead.long_enough(measure, 1000) == pytest.approx(5000)
     assert measured[1:] == [1000, 3000, 9000]
+
+
+@pytest.mark.parametrize("mix", [*fleet.MIXES, fleet_contending.TEAM], ids=lambda mix: f"{mix.name}, {mix.slots}")
+def test_machines_that_contend_stay_above_the_bound_and_gain_by_both_roles(mix: fleet.Mix) -> None:
+    row = fleet_contending.measure(mix, 40, seed=0)
+
+    assert float(str(row["ratio_to_lp"])) >= 1.0
+    assert float(str(row["ratio_single_roles"])) > 1.0
+    assert fleet_contending.worst([row], 40) == row["ratio_to_lp"]

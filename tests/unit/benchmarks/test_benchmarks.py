@@ -28,7 +28,7 @@ KEYS = {
     "overlap": "upload_seconds exposed_seconds hidden",
     "matrix": "pairs refused controls all_equal all_held all_caught",
     "decode": "rows",
-    "fleet": "rows worst_ratio_to_ideal",
+    "fleet": "rows worst_ratio_to_ideal contending worst_ratio_to_lp",
     "overhead": "p50_ms p99_ms jobs_per_s dramatiq_jobs_per_s ratio submit_per_s in_process_jobs_per_s",
     "plan": "rows worst_error",
     "desk": "interactions p95_ms p99_ms growth_mb",
@@ -38,6 +38,7 @@ KEYS = {
     "gateway": "added_first_token_ms_p50 added_first_token_ms_p99 streams requests_per_s litellm_requests_per_s ratio"
     " batch_lines_per_s batch_peak_MB",
     "bound": "coverage released_share rows warned",
+    "evaluate": "qwk mae bias by_band ceiling floor coverage doubts",
     "names": "planted found found_share changed_other_share names_only_seconds",
     "path": "statements",
     "batch": "batch",

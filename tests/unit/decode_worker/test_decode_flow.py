@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -33,11 +34,11 @@ BULK, NOW = work("decode"), work("decode", "now")
 
 
 class ReadingStore(WatchedStore):
-    """Notes whose own records were read."""
+    """Notes how often each record was read."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.read: set[BlockRef] = set()
+        self.read: Counter[BlockRef] = Counter()
 
     def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
         blocks = super().get(fingerprint, layout, refs)
@@ -192,13 +193,14 @@ def test_the_next_jobs_kv_cache_is_read_while_the_slot_is_still_busy():
 
         # When its decode goes on
         own = {ref for ref in pipeline.refs(second) if not ref.is_shared}
-        wait_until(lambda: own <= store.read, "the second one's KV cache has been read")
+        wait_until(lambda: own <= store.read.keys(), "the second one's KV cache has been read")
 
-        # Then only the first has been begun; and both are answered from their KV caches
+        # Then only the first has been begun; and both are answered from their KV caches, each read once
         assert len(engine.decode_calls) == 1
         gate.open()
         results = [pipeline.result(job) for job in (first, second)]
         assert {result.decode.kv_transfer for result in results} == {"verified"}
+        assert {store.read[ref] for ref in own} == {1}
 
 
 def test_a_kv_cache_that_was_lost_before_it_could_be_fetched_ahead_is_computed_again():

@@ -6,7 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from decode_worker.stealing.models import CachedModel, ModelCache
+from decode_worker.worker import DecodeWorker
+from engines.base import LoadedEngine
 from infra.broker import topology
+from infra.broker.embedded.broker import EmbeddedBroker
 from infra.broker.envelope import open_envelope
 from infra.quick_jobs import QuickJobs
 from infra.worker_loop import OneByOne
@@ -17,6 +21,7 @@ from messages.lifecycle import Step
 from messages.workers import ENGINE_AWAY
 from tests.support.pipeline import (
     BATCH,
+    INSTANT,
     SLOW,
     Gate,
     Pipeline,
@@ -44,6 +49,12 @@ def prefilled(pipeline, *jobs, prefill: SupervisedWorker | None = None) -> None:
     prefill = prefill or pipeline.start_prefill()
     pipeline.submit(*jobs)
     wait_until(lambda: pipeline.ready(work("decode")) == len(jobs), "the jobs wait to be decoded")
+
+
+def facts(pipeline, job, step: Step) -> dict[str, object]:
+    """What is known of the only such step of a job."""
+    (event,) = [event for event in pipeline.events if (event.job_id, event.step) == (job.job_id, step)]
+    return event.facts
 
 
 # The KV cache is gone, damaged or foreign
@@ -78,7 +89,8 @@ def test_a_job_whose_kv_cache_is_gone_goes_back_to_prefill_ahead_of_the_bulk_and
     assert pipeline.steps(job).count(Step.KV_GONE) == 1
 
 
-def test_a_job_that_comes_back_is_not_tokenized_again(pipeline):
+def test_a_job_that_comes_back_is_not_tokenized_again_and_rings_at_prefill(pipeline, monkeypatch):
+    monkeypatch.setattr("infra.worker_loop._LOOK_AT_NOW_S", 60.0)
     job, prefill = pipeline.job(), pipeline.start_prefill()
     prefilled(pipeline, job, prefill=prefill)
     pipeline.kv.delete(pipeline.refs(job))
@@ -204,6 +216,7 @@ def test_a_store_that_is_away_costs_the_decoder_the_kv_transfer_and_not_the_job(
 
     result = pipeline.result(job)
     assert (result.state, result.decode.kv_transfer, result.attempts) == ("succeeded", "none", 1)
+    assert facts(pipeline, job, Step.ANSWERED)["get_bytes"] == 0
     assert "the store is away" in result.decode.why_none
     assert result.text == pipeline.undisturbed_text(job)
 
@@ -232,6 +245,8 @@ def test_a_transient_error_is_retried_after_a_second_and_counted(pipeline):
     assert (result.state, result.attempts) == ("succeeded", 2)
     assert (result.text, result.decode.kv_transfer) == (pipeline.undisturbed_text(job), "verified")
     assert pipeline.steps(job).count(Step.RETRIED) == 1
+    stored, answered = (facts(pipeline, job, step) for step in (Step.KV_STORED, Step.ANSWERED))
+    assert answered["get_bytes"] == stored["put_bytes"] > 0
 
 
 def test_of_an_engine_that_goes_away_the_begun_jobs_lose_one_attempt_and_the_others_none(pipeline):
@@ -357,6 +372,14 @@ def test_a_job_claimed_by_another_worker_is_deferred_without_counting_and_runs_a
     assert len(decode.engine.decode_calls) == 1
 
 
+def test_a_stored_result_that_nobody_can_read_is_made_anew(pipeline):
+    job = pipeline.job()
+    pipeline.cluster_state.finish("another-worker", [(job.job_id, job.run, b"\xc1 what is this")])
+    pipeline.start()
+
+    assert pipeline.run(job).text == pipeline.undisturbed_text(job)
+
+
 # Cancelled and expired
 
 
@@ -394,10 +417,11 @@ def test_cancelling_one_batch_leaves_the_others_running(pipeline):
     assert pipeline.result(other).state == "succeeded"
 
 
-def test_a_job_past_its_deadline_is_not_decoded(pipeline):
-    job = pipeline.job(deadline=pipeline.cluster_state.now() + 0.4)
+def test_a_job_past_its_deadline_is_not_decoded(pipeline, monkeypatch):
+    now = pipeline.cluster_state.now
+    job = pipeline.job(deadline=now() + 1000)
     prefilled(pipeline, job)
-    wait_until(lambda: pipeline.cluster_state.now() > job.deadline, "the deadline has passed")
+    monkeypatch.setattr(pipeline.cluster_state, "now", lambda: now() + 2000)
 
     decode = pipeline.start_decode()
 
@@ -412,6 +436,7 @@ def test_a_decode_that_runs_past_its_deadline_is_stopped(pipeline):
     pipeline.submit(job)
 
     assert pipeline.result(job).state == "expired"
+    assert pipeline.cluster_state.now() > job.deadline
     assert decode.engine.decode_calls
     assert pipeline.dead_letters(0) == []
 
@@ -458,24 +483,70 @@ def test_a_worker_that_aborts_hands_its_running_job_back_and_another_gives_the_s
     # When its worker is told to leave at once
     pipeline.leave(slow, abort=True)
 
-    # Then another finishes the job, from the same KV cache, and nothing was counted against it
+    # Then another may claim it at once, and finishes it from the same KV cache; nothing was counted against it
+    assert pipeline.cluster_state.claim(job.job_id, job.run, "another-worker", 60)
+    pipeline.cluster_state.release(job.job_id, job.run, "another-worker")
     pipeline.start_decode()
     result = pipeline.result(job)
     assert (result.text, result.decode.kv_transfer) == (pipeline.undisturbed_text(job), "verified")
     assert (result.state, result.attempts) == ("succeeded", 1)
 
 
-def test_a_job_that_begins_while_its_worker_aborts_is_handed_back_too(pipeline):
-    job = pipeline.job()
-    prefilled(pipeline, job)
-    slow = pipeline.start_decode(WatchedEngine(SLOW))
-    slow.worker.stop(abort=True)  # before, while or after the job is given a slot
-    slow.wait_until_left()
-    pipeline.workers.remove(slow)
+def test_a_decode_that_begins_while_its_worker_aborts_is_handed_back_too() -> None:
+    with Pipeline() as pipeline:
+        # Given a worker that is told to leave at once after a delivery has come to it, and before it decodes anything
+        prefilled(pipeline, pipeline.job())
+        crashing = pipeline.new_broker()
+        crashing.get(work("decode"))
+        crashing.close()
+        broker, engine = EmbeddedBroker(pipeline.server), WatchedEngine(SLOW)
 
-    pipeline.start_decode()
+        def observe(event):
+            pipeline.observe(event)
+            if event.step is Step.REDELIVERED:
+                worker.stop(abort=True)
 
-    assert pipeline.result(job).text == pipeline.undisturbed_text(job)
+        home = ModelCache(CachedModel(pipeline.job().model, 0, LoadedEngine(engine)))
+        worker = DecodeWorker(home, broker, pipeline.kv, pipeline.cluster_state, observe)
+
+        # When it goes on with it, then the job waits for somebody else
+        worker.handle(broker.get(work("decode")), lambda: None)
+        assert pipeline.ready(work("decode")) == 1
+        broker.close()
+
+
+def test_a_slot_is_free_while_what_it_came_to_is_stored_and_published(pipeline, monkeypatch):
+    # Given a worker with one slot, whose first result takes its time to be stored
+    first, second = pipeline.job("first " * 40), pipeline.job("second " * 40)
+    prefilled(pipeline, first, second)
+    finish, decoding, storing = pipeline.cluster_state.finish, Gate(), Gate()
+    monkeypatch.setattr(pipeline.cluster_state, "finish", lambda *args: (storing((), None), finish(*args)))
+    engine = WatchedEngine(slots=1)
+    engine.before_decode = decoding
+    decode = pipeline.start_decode(engine)
+    decoding.wait()
+    wait_until(lambda: not decode.worker._flow._is_pushed, "nothing flows to it while its slot is busy")
+
+    # When it has decoded it
+    decoding.open()
+    storing.wait()
+
+    # Then the second is decoded meanwhile
+    wait_until(lambda: len(engine.decode_calls) == 2, "the second is decoded")
+    assert pipeline.results_so_far(first) == pipeline.results_so_far(second) == []
+    storing.open()
+    assert pipeline.result(second).state == "succeeded"
+
+
+def test_what_a_recurrent_layer_kept_for_a_job_alone_is_deleted_with_its_blocks(pipeline):
+    weights = f"{INSTANT},recurrent=1"
+    pipeline.start(weights)
+
+    assert pipeline.run(pipeline.job("def f(): ...\n" * 30)).decode.kv_transfer == "verified"
+
+    own = [ref for ref in pipeline.kv.stored_refs if not ref.is_shared]
+    assert own
+    wait_until(lambda: pipeline.kv.find_missing(own) == own, "it is gone")
 
 
 # Poison
@@ -593,6 +664,14 @@ def test_an_engine_that_always_fails_transiently_exhausts_the_attempts(pipeline)
     own = [ref for ref in pipeline.refs(job) if not ref.is_shared]
     assert own
     wait_until(lambda: pipeline.kv.find_missing(own) == own, "its own blocks are gone")
+
+
+def test_a_worker_looks_at_its_queue_behind_its_jobs_backs() -> None:
+    with Pipeline() as pipeline:
+        decode = pipeline.start_decode()
+        seen_at = decode.worker.choice.outlook.at
+
+        wait_until(lambda: decode.worker.choice.outlook.at > seen_at, "it has looked again, though no job came")
 
 
 def test_several_answers_come_from_one_prefill_and_one_transfer(pipeline):

@@ -33,6 +33,23 @@ def pipeline() -> Iterator[Pipeline]:
         yield pipeline
 
 
+class Clock:
+    """What time it is for `quick_jobs`: it passes when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(quick_jobs, "time", clock)
+    return clock
+
+
 class Desk:
     """A worker whose station is not open: it is given deliveries by hand."""
 
@@ -92,7 +109,9 @@ def test_all_are_decoded_each_to_its_own_text_and_nothing_is_left(pipeline: Pipe
     jobs = waiting(pipeline, 5)
     decoder.take(5)
     assert [pipeline.result(job).text for job in jobs] == [pipeline.undisturbed_text(job) for job in jobs]
-    assert len(decoder.engine.decode_calls) == decoder.worker.registration().done == 5
+    registration = decoder.worker.registration()
+    assert len(decoder.engine.decode_calls) == registration.done == 5
+    assert (registration.jobs, registration.busy) == ((), 0)
     pipeline.nothing_is_left()
 
 
@@ -224,6 +243,115 @@ def test_more_is_held_the_quicker_the_jobs_are_and_a_level_is_left_later_than_it
     assert adaptive_prefetch(0.11, HELD_IF_QUICK) == 1
     assert adaptive_prefetch(0.009, HELD_IF_INSTANT) == HELD_IF_INSTANT
     assert adaptive_prefetch(0.06, HELD_IF_INSTANT) == HELD_IF_QUICK
+
+
+def test_jobs_count_as_quick_after_several_and_no_more_after_a_slow_one(pipeline: Pipeline, clock: Clock) -> None:
+    # Given a worker that has measured nothing yet, and jobs of a millisecond
+    pipeline.submit(*(pipeline.job(f"student {number}", shared_text="") for number in range(60)))
+    broker, done, job_s = EmbeddedBroker(pipeline.server), 0, 0.001
+
+    def handle(delivery: Delivery, _leave: object) -> None:
+        nonlocal done
+        clock.now += job_s
+        done += 1
+        delivery.ack()
+
+    settler = Settler(broker, [MODEL], pipeline.observe)
+    jobs = QuickJobs[None](broker, settler, SlotPool(1, inline=True), handle, lambda _: None)
+    consumer = jobs.consume(work("prefill"), 1)
+    # When they are done
+    held: dict[int, int] = {}
+    while done < 45:
+        delivery = consumer.receive(1)
+        assert delivery
+        held.setdefault(consumer.at_once, done)
+        jobs.accept(delivery)
+    # Then more are held after so many that one slow job among them would have been noticed
+    assert list(held) == [1, HELD_IF_QUICK, HELD_IF_INSTANT]
+    assert (held[1], held[HELD_IF_QUICK]) == (0, 7)
+    assert 31 <= held[HELD_IF_INSTANT] < 40
+    # And after a slow one all that is held but one goes back
+    job_s = 3.0
+    delivery = consumer.receive(1)
+    assert delivery
+    jobs.accept_group([delivery])
+    assert consumer.receive(1)
+    assert (consumer.at_once, pipeline.ready(work("prefill"))) == (1, 60 - done - 1)
+    jobs.close()
+    broker.close()
+
+
+def test_a_large_job_that_comes_alone_lets_go_of_those_behind_it(pipeline: Pipeline, clock: Clock) -> None:
+    # Given jobs so quick that many are held, and not so quick that they go together; one of them is large
+    submitted = [pipeline.job(f"student {number}", shared_text="") for number in range(20)]
+    submitted[15] = pipeline.job("large " * 4000, shared_text="")
+    pipeline.submit(*submitted)
+    broker = EmbeddedBroker(pipeline.server)
+    held: list[int] = []
+
+    def handle(delivery: Delivery, _leave: object) -> None:
+        held.append(consumer.at_once)
+        clock.now += 0.02
+        delivery.ack()
+
+    settler = Settler(broker, [MODEL], pipeline.observe)
+    jobs = QuickJobs[None](broker, settler, SlotPool(1, inline=True), handle, lambda _: None)
+    consumer = jobs.consume(work("prefill"), 1)
+    # When it is begun, then those behind it are anybody's, but for the one that is pushed anew
+    while len(held) < 16:
+        delivery = consumer.receive(1)
+        assert delivery
+        jobs.accept(delivery)
+    assert held[14:] == [HELD_IF_QUICK, 1]
+    assert pipeline.ready(work("prefill")) == 3
+    settler.hand_back_all(consumer.close())
+    jobs.close()
+    broker.close()
+
+
+def test_what_lies_behind_a_slow_job_for_a_second_goes_back(pipeline: Pipeline, clock: Clock) -> None:
+    # Given jobs that were quick so far, and one in the only slot
+    pipeline.submit(*(pipeline.job(f"student {number}", shared_text="") for number in range(5)))
+    broker, ends = EmbeddedBroker(pipeline.server), [threading.Event(), threading.Event()]
+    going = iter(ends)
+    settler = Settler(broker, [MODEL], pipeline.observe)
+    jobs = QuickJobs[None](
+        broker,
+        settler,
+        SlotPool(1),
+        lambda delivery, _leave: (next(going).wait(10), delivery.ack())[1],
+        lambda _: None,
+        GroupHelp(lambda: 0.03),
+    )
+    consumer = jobs.consume(work("prefill"), 1)
+
+    def begin() -> None:
+        delivery = consumer.receive(1)
+        assert delivery
+        assert consumer.at_once == HELD_IF_QUICK
+        jobs.accept(delivery)
+        assert not jobs.wait(0)
+
+    begin()
+    # When it takes nearly a second, then they stay
+    clock.now += 0.9
+    assert not jobs.wait(0)
+    assert pipeline.ready(work("prefill")) == 0
+    # When another takes as long after it, they stay too: it is a new second
+    ends[0].set()
+    assert jobs.wait(10)
+    begin()
+    clock.now += 0.9
+    assert not jobs.wait(0)
+    assert (consumer.at_once, pipeline.ready(work("prefill"))) == (HELD_IF_QUICK, 0)
+    # When it takes longer, all but the one that is pushed anew go back
+    clock.now += 0.2
+    assert not jobs.wait(0)
+    assert (consumer.at_once, pipeline.ready(work("prefill"))) == (1, 2)
+    ends[1].set()
+    settler.hand_back_all(consumer.close())
+    jobs.close()
+    broker.close()
 
 
 @pytest.mark.parametrize(("mean_s", "together"), [(0.0001, HELD_IF_QUICK), (0.004, 4), (0.015, 1), (5.0, 1)])

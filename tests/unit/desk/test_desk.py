@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from desk import assignments
-from desk.agreement import agreement, differences
 from desk.assignments import InputError, Inputs
-from desk.decisions import Decisions, ReviewError, accept_grade, make_overrides, round_overrides
+from desk.decisions import Decisions, ReviewError, make_overrides, round_overrides
+from desk.differences import differences
 from desk.estimate import duration, forecast_s, model_rates, remaining_s
 from desk.progress import Stages
 from desk.rows import QUEUES, Filter, counters, make_rows, page_count, page_of, select
@@ -173,25 +173,6 @@ def test_a_change_without_a_reason_or_out_of_range_is_refused(
 
     with pytest.raises(ReviewError, match=said):
         make_overrides(view.grades[0], {}, {"works": points}, {}, view.grades[0].summary, reason)
-
-
-def test_agreement_counts_accepted_grades_as_agreeing_and_unreviewed_ones_not_at_all(tmp_path: Path) -> None:
-    _, view, decisions = decided_class(tmp_path)
-    first, second, _ = view.grades
-    append_override(view.folder, accept_grade(first))
-    append_override(view.folder, *make_overrides(second, {}, {"works": 0}, {}, second.summary, "it does not run"))
-
-    assert view.rubric
-    works, clear = agreement(view.rubric.criteria, view.grades, decisions.refresh())
-
-    assert (works.reviewed_count, works.same_count, works.near_count, works.mean_difference, works.largest) == (
-        2,
-        1,
-        1,
-        -1.0,
-        2.0,
-    )
-    assert (clear.reviewed_count, clear.same_count, clear.share) == (2, 2, 1.0)
 
 
 def test_a_regrade_is_compared_and_its_points_can_be_taken_over(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from engines.chat import vocabulary_hash
 from engines.huggingface.prompt import HFPrompt
-from engines.llamacpp.gguf_file import read_gguf
+from engines.llamacpp.gguf_file import GGUFFile, read_gguf
+from engines.llamacpp.model import marks, tokenizer_hash, vocabulary
 from messages.errors import ConfigError, InvalidPrompt
 from messages.jobs import Part, user_prompt
 
@@ -180,6 +181,73 @@ def test_a_conversation_that_a_template_can_not_render_is_refused_for_good(
         prompt.tokenize(TALK, 0.0)
 
 
+# As Qwen's and Llama's: calls are printed as JSON, results as the user's.
+CALLS = (
+    "{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n"
+    "{% if m.role == 'tool' %}<tool_response>\n{{ m.content }}\n</tool_response>{% else %}{{ m.content }}{% endif %}"
+    '{% for call in m.tool_calls %}<tool_call>\n{"name": "{{ call.function.name }}", "arguments": '
+    "{{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{{ '<|im_start|>assistant\n' }}"
+)
+HISTORY = (
+    Part("user", "Grade it."),
+    Part("assistant", '{"points": 7, "why": "<|im_end|>"}', function="grade"),
+    Part("assistant", '{"points": 8}', function="grade"),
+    Part("tool", "kept", function="grade"),
+)
+
+
+def test_calls_and_their_results_are_the_templates(tmp_path: Path) -> None:
+    prompt = HFPrompt(folder_with(tmp_path, CALLS))
+    ids = prompt.tokenize(HISTORY, 0.0).ids
+    assert spelled(prompt, ids) == (
+        "<|im_start|>user\nGrade it.<|im_end|>\n<|im_start|>assistant\n"
+        '<tool_call>\n{"name": "grade", "arguments": {"points": 7, "why": "<|im_end|>"}}\n</tool_call><|im_end|>\n'
+        '<|im_start|>assistant\n<tool_call>\n{"name": "grade", "arguments": {"points": 8}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\nkept\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    end = prompt.control_id("<|im_end|>")
+    assert ids.count(end) == 4  # one that a call spells is none
+
+
+@pytest.mark.parametrize(
+    "template",
+    [CHATML, CALLS.replace("call.function.arguments | tojson", "call.function.arguments | items | first | first")],
+)
+def test_a_template_that_prints_no_calls_is_refused_one(tmp_path: Path, template: str) -> None:
+    prompt = HFPrompt(folder_with(tmp_path, template))
+    with pytest.raises(InvalidPrompt, match="prints no function's arguments as JSON"):
+        prompt.tokenize(HISTORY, 0.0)
+
+
+def test_an_answer_that_was_begun_goes_on_where_an_answer_opens(demo: HFPrompt, tmp_path: Path) -> None:
+    begun = (Part("user", "Is it?"), Part("assistant", "It is "))
+    ids = demo.tokenize(begun, 0.0).ids
+    assert spelled(demo, ids) == "<|im_start|>user\nIs it?<|im_end|>\n<|im_start|>assistant\nIt is "
+    trims = HFPrompt(folder_with(tmp_path, TRIMS))
+    assert spelled(trims, trims.tokenize(begun, 0.0).ids).endswith("assistant\nIt is ")
+
+
+def test_an_answer_is_not_continued_where_it_would_open_otherwise(tmp_path: Path) -> None:
+    # As those of models that think: an answer opens its thoughts, and one that was given has none
+    prompt = HFPrompt(folder_with(tmp_path, CHATML.replace("assistant\n' }}", "assistant\n<think>\n' }}")))
+    for parts in ((Part("user", "Is it?"), Part("assistant", "It is")), (Part("assistant", "It is"),)):
+        with pytest.raises(InvalidPrompt, match="can't continue an answer"):
+            prompt.tokenize(parts, 0.0)
+
+
+def test_a_raw_prompt_has_no_template_and_no_control_tokens(demo: HFPrompt, tmp_path: Path) -> None:
+    text = "<|im_start|>user\nOnce upon a<|im_end|>"
+    ids = demo.tokenize((Part("raw", text),), 0.0).ids
+    assert spelled(demo, ids) == text
+    assert not demo.control_ids.intersection(ids)
+    # A model without a template serves only this
+    bare = HFPrompt(folder_with(tmp_path, ""))
+    assert bare.tokenize((Part("raw", text),), 0.0).ids == ids
+    with pytest.raises(InvalidPrompt, match="has no chat template"):
+        bare.tokenize(user_prompt("", "x"), 0.0)
+
+
 def test_a_template_file_goes_before_those_in_the_configuration_and_the_default_before_others(tmp_path: Path) -> None:
     templates = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "{{ messages[0].content }}!"}]
     folder = folder_with(tmp_path, chat_template=templates)
@@ -197,9 +265,8 @@ def test_a_template_file_goes_before_those_in_the_configuration_and_the_default_
         ("{% for %}", "not valid"),
         ("{{ raise_exception('only for pairs') }}", "only for pairs"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}{{ messages[0].content }}", "can't be rendered"),
-        ("", "no chat template"),
     ],
-    ids=["twice", "never", "broken", "refusing", "reaching out of its sandbox", "none"],
+    ids=["twice", "never", "broken", "refusing", "reaching out of its sandbox"],
 )
 def test_a_template_that_can_not_be_used_is_refused_in_one_sentence(
     tmp_path: Path, template: str, complaint: str
@@ -209,7 +276,7 @@ def test_a_template_that_can_not_be_used_is_refused_in_one_sentence(
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"model": 3}'])
+@pytest.mark.parametrize("content", [None, "{", "[]"])
 def test_a_missing_or_damaged_tokenizer_is_refused_in_one_sentence(
     tmp_path: Path, name: str, content: str | None
 ) -> None:
@@ -267,3 +334,18 @@ def test_a_template_that_takes_all_time_or_memory_is_refused(
     monkeypatch.setattr("messages.limits.TEMPLATE_S", 1)
     with pytest.raises(ConfigError, match="takes more than 1 s or 256 MiB"):
         HFPrompt(folder_with(tmp_path, bomb + CHATML))
+
+
+def test_a_sentencepiece_gguf_has_the_folder_s_spaces_and_is_named_by_a_sample() -> None:
+    # llama.cpp's convert_hf_to_gguf.py, _create_vocab_sentencepiece: user-defined tokens get the spaces they stand for.
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "  ", "\n\n", "<table>", "\u2581the"],
+        "tokenizer.ggml.token_type": [2, 4, 4, 4, 1],
+    }
+    gguf = GGUFFile(Path("a.gguf"), metadata, 0, 0)
+
+    assert vocabulary(gguf) == ["<unk>", "\u2581\u2581", "\n\n", "<table>", "\u2581the"]
+    assert marks(gguf) == ["<table>"]
+    assert tokenizer_hash(gguf, lambda _: [1, 2]) == vocabulary_hash(vocabulary(gguf), ["1", "2"])
+    assert tokenizer_hash(gguf, lambda _: [1, 2]) != tokenizer_hash(gguf, lambda _: [1, 3])

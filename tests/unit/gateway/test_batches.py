@@ -9,15 +9,16 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
 import pytest
-from openai.types import Batch, FileObject
+from openai.types import Batch, Completion, FileObject
 from openai.types.chat import ChatCompletion
 
 from gateway import batches as batches_module
+from gateway import files as files_module
 from gateway import guard, keys
 from gateway.files import open_files
 from gateway.keys import add_key, file_in
@@ -25,6 +26,7 @@ from infra.config.types import ModelSettings
 from messages.errors import ConfigError
 from messages.jobs import Sampling, conversation
 from producers.batch import prompt_lines
+from producers.batch.batch import Batch as PlannedBatch
 from tests.support.gateway import ServedGateway, nothing_unknown, validate
 from tests.support.pipeline import MODEL, Pipeline
 from tests.support.waiting import wait_until
@@ -114,7 +116,7 @@ def test_a_batch_from_its_file_to_its_answers(client: openai.OpenAI, served: Ser
     pipeline.start()
     said = [("system", "Be brief."), ("user", "Hi."), ("assistant", "Yes?"), ("user", "What is a queue?")]
     messages = [{"role": role, "content": text} for role, text in said]
-    file = send(client, line("b", messages=messages), line("a", n=2), "no json", line("t", tools=[{"type": "x"}]))
+    file = send(client, line("b", messages=messages), line("a", n=2), "no json", line("t", logprobs=True))
 
     batch = ended(client, begin(client, file, metadata={"course": "101"}))
 
@@ -138,7 +140,7 @@ def test_a_batch_from_its_file_to_its_answers(client: openai.OpenAI, served: Ser
     assert answers[0]["response"]["body"]["choices"][0]["message"]["content"] == pipeline.undisturbed_text(job)
     errors = {row["custom_id"]: row["error"]["message"] for row in rows(client, batch.error_file_id)}
     assert "not JSON" in errors["line 3"]
-    assert "'tools' is not served" in errors["t"]
+    assert "'logprobs' is not served" in errors["t"]
     assert {event.facts["lane"] for event in pipeline.events if event.step.name == "SUBMITTED"} == {"bulk"}
     assert [each.id for each in client.files.list(purpose="batch_output")] == [
         batch.error_file_id,
@@ -218,19 +220,104 @@ def test_the_same_content_with_the_same_key_runs_once(client: openai.OpenAI, pip
 
 
 def test_a_batch_without_a_usable_line_fails_and_says_why(client: openai.OpenAI) -> None:
-    lines = [line("a", model="gpt-4o"), line("b", stream=True), line("c", stop=[None])]
+    get = {**line("d"), "method": "GET"}
+    function = {"type": "function", "function": {"name": "f"}}
+    lines = [line("a", model="gpt-4o"), line("b", stream=True), "", line("c", stop=[None]), get, "no json"]
+    lines.append(line("e", tools=[function], tool_choice="required"))
     batch = ended(client, begin(client, send(client, *lines)))
 
     assert batch.status == "failed"
     assert batch.failed_at
-    assert counted(batch) == (3, 0, 3)
+    assert counted(batch) == (6, 0, 6)
     assert batch.errors
-    said = [each.message or "" for each in batch.errors.data or ()]
-    assert ["not found" in each for each in said] == [True, False, False]
-    assert said[2] == "c: stop[0]: Input should be a valid string"
-    assert len(rows(client, batch.error_file_id)) == 3
+    data = batch.errors.data or []
+    said = [each.message or "" for each in data]
+    assert [each.line for each in data] == [1, 2, 4, 5, 6, 7]
+    assert "not found" in said[0]
+    assert said[2] == "line 4, c: stop[0]: Input should be a valid string"
+    assert said[3] == "line 5, d: its method is 'GET'; only POST is served"
+    assert said[4].startswith("line 6: it is not JSON")
+    assert "tools" in said[5]
+    assert len(rows(client, batch.error_file_id)) == 6
     with pytest.raises(openai.ConflictError):
         client.batches.cancel(batch.id)
+
+
+def test_a_custom_id_that_is_taken_is_in_one_file_only(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    pipeline.start()
+    over = ended(client, begin(client, send(client, line("a"), line("a", "Another question."))))
+    assert [row["custom_id"] for row in rows(client, over.output_file_id)] == ["a"]
+    [error] = rows(client, over.error_file_id)
+    assert error["custom_id"] == "line 2"
+    assert "'a' is taken" in error["error"]["message"]
+
+
+def test_lines_that_are_continued_are_answered_as_requests_are(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    pipeline.start()
+    ask: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a", "max_tokens": 8, "seed": 3, "temperature": 0}
+    lines = [{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": ask}]
+    lines.append({**lines[0], "custom_id": "b", "body": ask | {"prompt": ["one", "two"]}})
+    made = client.batches.create(
+        input_file_id=send(client, *lines).id, endpoint="/v1/completions", completion_window="24h"
+    )
+    over = ended(client, made)
+
+    assert over.endpoint == "/v1/completions"
+    [row] = rows(client, over.output_file_id)
+    validate(Completion, row["response"]["body"])
+    assert row["response"]["body"]["choices"][0]["text"] == client.completions.create(**ask).choices[0].text
+    assert rows(client, over.error_file_id)[0]["error"]["message"].startswith("prompt must be one text")
+
+
+def test_answers_are_deleted_when_their_time_is_over(
+    client: openai.OpenAI, pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline.start()
+    hour: Any = {"anchor": "created_at", "seconds": 3600}
+    over = ended(client, begin(client, send(client, line("a")), output_expires_after=hour))
+    file = client.files.retrieve(over.output_file_id or "")
+    assert abs((file.expires_at or 0) - file.created_at - 3600) <= 1
+    assert (tmp_path / "files" / f"{file.id}.jsonl").exists()
+
+    monkeypatch.setattr(files_module.time, "time", lambda: file.created_at + 3602.0)
+
+    with pytest.raises(openai.NotFoundError):
+        client.files.content(file.id)
+    assert [each.purpose for each in client.files.list()] == ["batch"]
+    assert not (tmp_path / "files" / f"{file.id}.jsonl").exists()
+
+
+def test_a_batch_that_was_planned_by_an_earlier_release_goes_on_with_its_own_schemas(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    # A schema as it came was part of a job's id: closed, it would be another job than the one that was sent.
+    schema = {"type": "object", "properties": {"yes": {"type": "boolean"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_bytes(content(line("a", response_format=form)))
+    defaults = prompt_lines.Defaults(MODEL, 16, 0.0, 1.0)
+
+    def schemas(batch: PlannedBatch) -> list[str]:
+        objects = prompt_lines.objects_of(batch)
+        lines = prompt_lines.read_lines(prompts, batch.batch_id, batch.secret, lambda _: defaults, objects=objects)
+        return [each.job.sampling.json_schema for each in lines if each.job]
+
+    for objects, form_number in (("verbatim", 4), ("closed", 6)):
+        with PlannedBatch(tmp_path / objects) as batch:
+            lines = prompt_lines.read_lines(
+                prompts, batch.batch_id, batch.secret, lambda _: defaults, objects=cast(Any, objects)
+            )
+            prompt_lines.plan(batch, list(lines), prompts, MODEL, cast(Any, objects))
+        with PlannedBatch(tmp_path / objects) as batch:
+            assert (batch.prompt_form, batch.may_publish) == (form_number, True)
+            assert ("additionalProperties" in schemas(batch)[0]) == (objects == "closed")
+            assert set(batch.open_jobs) == {
+                each.job.job_id
+                for each in prompt_lines.read_lines(
+                    prompts, batch.batch_id, batch.secret, lambda _: defaults, objects=prompt_lines.objects_of(batch)
+                )
+                if each.job
+            }
 
 
 def test_cancelling_keeps_the_answers_that_are_there(client: openai.OpenAI, pipeline: Pipeline) -> None:
@@ -406,7 +493,7 @@ def test_what_is_not_kept_is_refused_by_name(standing: ServedGateway, fields: di
     [
         ({"endpoint": "/v1/embeddings"}, "endpoint"),
         ({"completion_window": "1h"}, "completion_window"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 3600}}, "output_expires_after"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 3599}}, "output_expires_after.seconds"),
         ({"metadata": {"a": "x" * 513}}, "metadata.a"),
         ({"input_file_id": None}, "input_file_id"),
         ({"priority": 1}, "priority"),

@@ -1,9 +1,8 @@
-"""Every field that the SDKs' own types have is served or refused by name, and stands in docs/gateway.md."""
+"""Every field that the SDKs' own types have is in `gateway.fields`, and taken as that says."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import httpx
@@ -19,16 +18,20 @@ from openai.types import (
 )
 from openai.types.chat import (
     ChatCompletionAssistantMessageParam,
+    ChatCompletionContentPartTextParam,
     ChatCompletionDeveloperMessageParam,
     ChatCompletionStreamOptionsParam,
     ChatCompletionSystemMessageParam,
+    ChatCompletionToolMessageParam,
     ChatCompletionUserMessageParam,
 )
 from openai.types.chat import (
     completion_create_params as chat_create_params,
 )
+from openai.types.shared_params import FunctionDefinition
 
-from gateway import batches_api, ollama_api, openai_api
+from gateway import batches_api, fields, ollama_api, openai_api
+from tests.support import gateway_fields
 from tests.support.gateway import ServedGateway
 from tests.support.pipeline import MODEL
 from tests.support.processes import ROOT
@@ -57,6 +60,7 @@ MESSAGE = names(
     ChatCompletionAssistantMessageParam,
     ChatCompletionDeveloperMessageParam,
     ChatCompletionSystemMessageParam,
+    ChatCompletionToolMessageParam,
     ChatCompletionUserMessageParam,
 )
 OLLAMA_CHAT, OLLAMA_GENERATE = names(ollama_types.ChatRequest), names(ollama_types.GenerateRequest)
@@ -64,64 +68,96 @@ OLLAMA_MESSAGE = names(ollama.Message)
 OPTIONS = names(ollama.Options)
 
 
+STREAM_OPTIONS = names(ChatCompletionStreamOptionsParam)
+
+
 @pytest.mark.parametrize(
-    ("theirs", "served", "refused"),
+    ("theirs", "served", "table"),
     [
-        (CHAT, openai_api.ChatRequest, openai_api.NOT_SERVED),
-        (COMPLETION, openai_api.CompletionRequest, openai_api.NOT_IN_A_COMPLETION),
-        (MESSAGE, openai_api.ChatMessage, openai_api.NOT_IN_A_MESSAGE),
-        (names(ChatCompletionStreamOptionsParam), openai_api.StreamOptions, {}),
-        (names(batch_create_params.BatchCreateParams), batches_api.BatchRequest, {"output_expires_after": ()}),
-        (OLLAMA_CHAT, ollama_api.OllamaChatRequest, ollama_api.NOT_SERVED),
-        (OLLAMA_GENERATE, ollama_api.GenerateRequest, ollama_api.NOT_SERVED),
-        (OLLAMA_MESSAGE, ollama_api.OllamaMessage, ollama_api.NOT_IN_A_MESSAGE),
-        (OPTIONS, ollama_api.Options, ollama_api.NOT_AN_OPTION),
-        (names(ollama_types.ShowRequest), ollama_api.ShowRequest, {}),
+        (CHAT, openai_api.ChatRequest, fields.CHAT),
+        (COMPLETION, openai_api.CompletionRequest, fields.COMPLETION),
+        (MESSAGE, openai_api.ChatMessage, fields.MESSAGE),
+        (names(ChatCompletionContentPartTextParam), openai_api.TextPart, fields.PART),
+        (OLLAMA_CHAT, ollama_api.OllamaChatRequest, fields.OLLAMA),
+        (OLLAMA_GENERATE, ollama_api.GenerateRequest, fields.OLLAMA),
+        (OLLAMA_MESSAGE, ollama_api.OllamaMessage, fields.OLLAMA_MESSAGE),
+        (OPTIONS, ollama_api.Options, fields.OPTIONS),
     ],
 )
-def test_no_field_is_unknown(theirs: set[str], served: Any, refused: Mapping[str, Any]) -> None:
-    assert theirs - set(served.model_fields) - set(refused) == set()
-    assert set(served.model_fields) & set(refused) == set()
+def test_no_field_is_unknown_and_what_the_table_serves_is_served(
+    theirs: set[str], served: Any, table: fields.Fields
+) -> None:
+    assert theirs - set(table) == set()
+    by_table = {name for name, field in table.items() if field.kind == "served"}
+    of_one = set(served.model_fields)
+    if table is fields.OLLAMA:  # of its two requests
+        of_one |= set(ollama_api.GenerateRequest.model_fields) | set(ollama_api.OllamaChatRequest.model_fields)
+    assert by_table == of_one
+
+
+@pytest.mark.parametrize(
+    ("theirs", "served"),
+    [
+        (STREAM_OPTIONS, openai_api.StreamOptions),
+        (names(batch_create_params.BatchCreateParams), batches_api.BatchRequest),
+        (names(ollama_types.ShowRequest), ollama_api.ShowRequest),
+        (names(FunctionDefinition), openai_api.Function),
+    ],
+)
+def test_of_these_every_field_is_served(theirs: set[str], served: Any) -> None:
+    assert theirs - set(served.model_fields) == set()
+
+
+def test_the_page_has_the_tables() -> None:
+    """`python -m tests.support.gateway_fields` prints them."""
+    for table in gateway_fields.tables().split("\n\n"):
+        assert table in DOCS
 
 
 @pytest.mark.parametrize(
     ("theirs", "heading", "until"),
     [
-        (CHAT | MESSAGE | names(ChatCompletionStreamOptionsParam), "`POST /v1/chat/completions`:", "`POST /v1/comp"),
-        (COMPLETION, "`POST /v1/completions`, ", "\nFiles:"),
+        (STREAM_OPTIONS, "`POST /v1/chat/completions`:", "\nA message"),
         (names(file_create_params.FileCreateParams, file_list_params.FileListParams), "\nFiles:", "\nBatches:"),
         (names(batch_create_params.BatchCreateParams, batch_list_params.BatchListParams), "\nBatches:", "\n## Oll"),
-        (OLLAMA_CHAT | OLLAMA_GENERATE | OLLAMA_MESSAGE | OPTIONS, "## Ollama's API", "\n## "),
     ],
 )
 def test_every_field_is_documented(theirs: set[str], heading: str, until: str) -> None:
     assert theirs - documented(heading, until) == set()
 
 
-def each(refused: Mapping[str, tuple[Any, ...]], theirs: Iterable[str]) -> list[tuple[str, tuple[Any, ...]]]:
-    return [(name, refused[name]) for name in sorted(refused) if name in theirs]
-
-
 GENERATE = {"model": MODEL, "prompt": "x", "stream": False}
-NOT_SERVED = [
-    *(("/v1/chat/completions", ASK, "", *field) for field in each(openai_api.NOT_SERVED, CHAT)),
-    *(("/api/generate", GENERATE, "", *field) for field in each(ollama_api.NOT_SERVED, OLLAMA_CHAT | OLLAMA_GENERATE)),
-    *(("/api/chat", ASK, "options", *field) for field in each(ollama_api.NOT_AN_OPTION, OPTIONS)),
+WRITE = {"model": MODEL, "prompt": "x"}
+REFUSED_OR_IGNORED = [
+    (path, ask, within, name, field)
+    for path, ask, within, table in (
+        ("/v1/chat/completions", ASK, "", fields.CHAT),
+        ("/v1/completions", WRITE, "", fields.COMPLETION),
+        ("/api/generate", GENERATE, "", fields.OLLAMA),
+        ("/api/chat", ASK, "options", fields.OPTIONS),
+    )
+    for name, field in table.items()
+    if field.kind != "served"
 ]
 
 
-@pytest.mark.parametrize(("path", "ask", "within", "name", "neutral"), NOT_SERVED)
-def test_a_field_that_is_not_served_is_refused_by_name_or_says_nothing(
-    standing: ServedGateway, path: str, ask: dict[str, Any], within: str, name: str, neutral: tuple[Any, ...]
+@pytest.mark.parametrize(("path", "ask", "within", "name", "field"), REFUSED_OR_IGNORED)
+def test_a_field_is_taken_as_the_table_says(
+    standing: ServedGateway, path: str, ask: dict[str, Any], within: str, name: str, field: fields.Field
 ) -> None:
     def answer(value: Any) -> httpx.Response:
-        fields = {name: value}
-        return httpx.post(standing.url + path, json=ask | ({within: fields} if within else fields))
+        given = {name: value}
+        return httpx.post(standing.url + path, json=ask | ({within: given} if within else given))
 
-    error = answer("something").json()["error"]
-    if path.startswith("/v1"):
+    something = answer({"some": ["thing"]})
+    if field.kind == "ignored":
+        assert something.status_code == 200
+    elif path.startswith("/v1"):
+        error = something.json()["error"]
         assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+        assert field.words in error["message"]
     else:
-        assert f"'{within}{'.' if within else ''}{name}' is not served" in error
-    for value in (None, *neutral):
+        place = f"{within}{'.' if within else ''}{name}"
+        assert something.json()["error"] == f"'{place}' is not served: {field.words}"
+    for value in (None, *field.neutral):
         assert answer(value).status_code == 200

@@ -70,10 +70,10 @@ def test_a_batch_has_its_answers_in_the_order_of_its_questions(served: ServedGat
     assert len(set(map(str, together))) == len(questions)
 
 
-@pytest.mark.parametrize("method", ["json_schema", "json_mode"])
+@pytest.mark.parametrize("method", ["json_schema", "json_mode", "function_calling"])
 def test_structured_output_is_of_its_class(served: ServedGateway, pipeline: Pipeline, method: Any) -> None:
     pipeline.start()
-    if method == "json_schema":
+    if method != "json_mode":
         made: Any = chat(served, max_tokens=40).with_structured_output(Grade, method=method).invoke("Grade this.")
         assert isinstance(made, Grade)
     else:
@@ -81,8 +81,10 @@ def test_structured_output_is_of_its_class(served: ServedGateway, pipeline: Pipe
         assert isinstance(made, dict)
 
 
-def test_tools_are_refused_by_name(served: ServedGateway, pipeline: Pipeline) -> None:
+def test_functions_to_choose_among_are_refused_naming_what_is_served(served: ServedGateway, pipeline: Pipeline) -> None:
     pipeline.start()
     with pytest.raises(openai.BadRequestError) as refused:
-        chat(served).with_structured_output(Grade, method="function_calling").invoke("Grade this.")
-    assert "tool" in str(refused.value.param)
+        chat(served).bind_tools([Grade]).invoke("Grade this.")
+    assert refused.value.param == "tools"
+    assert "tool_choice" in str(refused.value)
+    assert "json_schema" in str(refused.value)

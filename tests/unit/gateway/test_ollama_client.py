@@ -82,8 +82,46 @@ def test_once_a_worker_is_there_its_context_is_known(client: ollama.Client, pipe
     pipeline.start()
     assert [(model.name, model.context_length) for model in client.ps().models] == [(MODEL, 4096)]
     assert (client.show(MODEL).modelinfo or {})["kvasir.context_length"] == 4096
-    loaded = client.generate(MODEL)
-    assert loaded.done_reason == "load"
+    assert client.generate(MODEL).done_reason == "load"
+    assert client.generate(MODEL, keep_alive=0).done_reason == "unload"
+
+
+def test_a_context_that_no_model_has_is_the_models_own_and_a_header_says_so(standing: ServedGateway) -> None:
+    ask: Any = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
+    for asked, told in ((4096, None), (131_072, "4096")):
+        for stream in (False, True):
+            answer = httpx.post(
+                f"{standing.url}/api/chat", json=ask | {"options": {"num_ctx": asked}, "stream": stream}
+            )
+            assert (answer.status_code, answer.headers.get("x-kvasir-num-ctx")) == (200, told)
+
+
+def test_a_single_tool_is_called_whole_and_in_a_stream(client: ollama.Client, pipeline: Pipeline) -> None:
+    def set_points(letter: str, points: int) -> None:
+        """Keep a grade."""
+
+    pipeline.start()
+    ask: Any = {"model": MODEL, "messages": ASK, "tools": [set_points], "options": {"num_predict": 60, "seed": 7}}
+
+    whole = client.chat(**ask).message
+    pieces = list(client.chat(**ask, stream=True))
+
+    assert whole.content == ""
+    assert whole.tool_calls
+    call = whole.tool_calls[0].function
+    assert (call.name, set(call.arguments)) == ("set_points", {"letter", "points"})
+    assert [piece.message.tool_calls for piece in pieces if piece.message.tool_calls] == [whole.tool_calls]
+    # Its history goes on with the result
+    said = [*ASK, whole, {"role": "tool", "tool_name": "set_points", "content": "kept"}]
+    assert client.chat(MODEL, said).message.content
+
+
+def test_a_raw_prompt_is_continued(client: ollama.Client, pipeline: Pipeline) -> None:
+    _, decode = pipeline.start()
+    made = client.generate(MODEL, "Once upon a", raw=True)
+    assert made.response
+    assert made.prompt_eval_count == 1 + 3  # the beginning of a text, and four characters to a token
+    assert len(decode.engine.decode_calls[0]) == made.prompt_eval_count
 
 
 def test_ollamas_own_program_sends_fields_that_are_empty(standing: ServedGateway) -> None:
@@ -120,13 +158,12 @@ def test_raw_answers_have_what_the_models_require(served: ServedGateway, pipelin
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "'tools' is not served"),
+        ({"tools": [{"type": "function", "function": {"name": name}} for name in "fg"]}, "send one, or ask for"),
         ({"think": True}, "'think' is not served"),
         ({"options": {"colour": 1}}, "'options.colour' is not a field"),
-        ({"options": {"num_ctx": 5000}}, "options.num_ctx is 5,000, but"),
         ({"options": {"num_predict": 0}}, "max_tokens must be"),
         ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "'messages[0].images' is not served"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages of a tool must name a call before"),
         ({"format": "xml"}, "format: Input should be '' or 'json'"),
         ({"options": {"stop": [None]}}, "options.stop[0]: Input should be a valid string"),
         ({"model": "llama3"}, "'llama3' not found"),

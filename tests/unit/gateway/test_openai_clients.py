@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, cast
+from unittest import mock
 
 import httpx
 import openai
@@ -14,14 +15,23 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
+from engines.entry import EngineOptions
+from engines.simulated.engine import SimulatedEngine, parse_weights
 from gateway import gateway as gateway_module
 from gateway.gateway import prompt_of
 from messages.errors import ConfigError
-from messages.jobs import Sampling
+from messages.jobs import Part, Sampling, conversation
 from tests.support.gateway import ServedGateway, nothing_unknown, validate
 from tests.support.pipeline import MODEL, SHARED_TEXT, Pipeline
 
 ASK: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a queue?"}]
+POINTS: Any = {"type": "object", "properties": {"points": {"type": "integer", "minimum": 0, "maximum": 9}}}
+POINTS["required"] = ["points"]
+FUNCTION: Any = {"type": "function", "function": {"name": "grade", "parameters": POINTS, "strict": True}}
+
+
+def choice(name: str) -> Any:
+    return {"type": "function", "function": {"name": name}}
 
 
 @pytest.fixture
@@ -91,7 +101,7 @@ def test_all_that_is_served_at_once(client: openai.OpenAI, pipeline: Pipeline) -
         presence_penalty=0,
         frequency_penalty=0.0,
         tools=[],
-        extra_body={"logit_bias": {}, "audio": None, "store": False},
+        extra_body={"logit_bias": {}, "audio": None, "store": True, "prompt_cache_key": "x", "cache_control": {}},
     )
 
     nothing_unknown(made)
@@ -203,21 +213,27 @@ def test_raw_answers_have_what_the_models_require(served: ServedGateway, pipelin
     ("fields", "param"),
     [
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [FUNCTION], "tool_choice": "auto"}, "tool_choice"),
+        ({"tools": [FUNCTION, {**FUNCTION, "function": {"name": "g"}}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [FUNCTION], "tool_choice": choice("g")}, "tool_choice.function.name"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": ["a"] * 17}, "stop"),
         ({"best_of": 3}, "best_of"),
         ({"service_tier": "priority"}, "service_tier"),
         ({"response_format": {"type": "grammar"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"temperature": "hot"}, "temperature"),
         ({"n": True}, "n"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "4", "tool_call_id": "a"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": "x", "name": "ada"}]}, "messages[0].name"),
+        ({"messages": [{"role": "tool", "content": "4", "tool_call_id": "a"}]}, "messages"),
+        ({"messages": [{"role": "function", "content": "4", "name": "a"}]}, "messages[0].role"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
             "messages[0].content[0]",
         ),
-        ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}]}, "tool_calls"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(
@@ -241,7 +257,6 @@ def said(**message: Any) -> dict[str, Any]:
         (said(content=[{"type": "text"}]), "messages[0].content[0].text", "required"),
         (said(content=[{"type": "text", "text": "x", "y": 1}]), "messages[0].content[0].y", "is not a field"),
         (said(content=5), "messages[0].content", "should be a valid string"),
-        (said(), "messages[0].content", "required"),
         ({"stop": [None]}, "stop[0]", "should be a valid string"),
         ({"stop": 5}, "stop", "should be a valid string"),
         ({"body": 5}, "body", "is not a field"),
@@ -258,7 +273,7 @@ def test_a_field_is_named_as_the_client_wrote_it(
 
 
 @pytest.mark.parametrize(
-    "fields", [{"n": 33}, {"temperature": 6}, {"seed": -1}, {"stop": ["a"] * 17}, {"max_tokens": -1}, {"max_tokens": 0}]
+    "fields", [{"n": 33}, {"temperature": 6}, {"temperature": -1}, {"seed": -2}, {"max_tokens": -2}, {"max_tokens": 0}]
 )
 def test_values_out_of_bounds_are_refused(standing_client: openai.OpenAI, fields: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
@@ -274,7 +289,132 @@ def test_a_job_that_its_own_request_spoils_is_a_bad_request(client: openai.OpenA
         assert refused.value.code == "context_length_exceeded"
 
 
-def test_a_completion_is_the_answer_to_a_text_whole_and_in_pieces(
+@pytest.mark.parametrize("chosen", ["required", choice("grade")])
+def test_a_forced_function_is_called_whole_and_in_pieces(
+    client: openai.OpenAI, pipeline: Pipeline, chosen: Any
+) -> None:
+    pipeline.start()
+    ask: Any = {"model": MODEL, "messages": ASK, "tools": [FUNCTION], "tool_choice": chosen, "seed": 7, "n": 2}
+
+    made = client.chat.completions.create(**ask, parallel_tool_calls=False)
+    chunks = list(client.chat.completions.create(**ask, stream=True))
+
+    nothing_unknown(made)
+    calls: list[Any] = []
+    for one in made.choices:
+        assert (one.finish_reason, one.message.content) == ("tool_calls", None)
+        [call] = one.message.tool_calls or []
+        calls.append(call)
+    assert len({call.id for call in calls}) == 2
+    assert {call.function.name for call in calls} == {"grade"}
+    assert all(set(json.loads(call.function.arguments)) == {"points"} for call in calls)
+    # In pieces: the first says id and name, all of them the arguments
+    names, arguments, ends = [""] * 2, [""] * 2, set()
+    for chunk in chunks:
+        nothing_unknown(chunk)
+        for piece in chunk.choices:
+            ends |= {piece.finish_reason} - {None}
+            for part in piece.delta.tool_calls or ():
+                assert part.function
+                names[piece.index] += part.function.name or ""
+                arguments[piece.index] += part.function.arguments or ""
+    assert (names, ends) == (["grade"] * 2, {"tool_calls"})
+    assert arguments == [call.function.arguments for call in calls]
+
+
+def test_without_a_choice_of_functions_the_answer_is_text(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    pipeline.start()
+    ask: Any = {"model": MODEL, "messages": ASK, "seed": 7}
+    made = client.chat.completions.create(**ask, tools=[FUNCTION], tool_choice="none")
+    assert made.choices[0].message.content == alone(pipeline, seed=7)
+
+
+def test_a_history_of_calls_and_their_results_is_part_of_the_prompt(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    _, decode = pipeline.start()
+    call = {"id": "call_1", "type": "function", "function": {"name": "grade", "arguments": '{"points": 7}'}}
+    history = [
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "Seven."},
+        {"role": "tool", "tool_call_id": "call_1", "content": "kept"},
+        {"role": "user", "content": "And now?", "name": "ada"},
+    ]
+    made = client.chat.completions.create(model=MODEL, messages=history)
+
+    assert made.choices[0].message.content
+    parts = (
+        *conversation([("system", "Be brief."), ("user", "What is a queue?")], "class", "conversation"),
+        Part("assistant", '{"points": 7}', "conversation", "grade"),
+        Part("tool", "kept", "conversation", "grade"),
+        Part("user", "And now?", "conversation"),
+    )
+    assert tuple(decode.engine.decode_calls[0]) == decode.engine.tokenize(parts, 0.0).ids
+
+
+def test_an_answer_that_was_begun_goes_on(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    _, decode = pipeline.start()
+    client.chat.completions.create(model=MODEL, messages=[*ASK, {"role": "assistant", "content": "A queue is"}])
+    whole = decode.engine.decode_calls[0]
+    client.chat.completions.create(model=MODEL, messages=ASK)
+    before = decode.engine.decode_calls[1]
+    assert tuple(whole[: len(before)]) == tuple(before)  # with the opening of the answer
+    assert len(whole) == len(before) + 3
+
+
+def test_messages_that_say_nothing_are_left_out(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    pipeline.start()
+    empty: Any = [{"role": "system", "content": " "}, {"role": "assistant", "tool_calls": []}]
+    made = client.chat.completions.create(
+        model=MODEL, messages=[*empty, *ASK], seed=-1, max_tokens=-1, user=None, extra_body={"user": {"id": 5}}
+    )
+    assert made.usage
+    parts = conversation([("system", "Be brief."), ("user", "What is a queue?")], "class", "conversation")
+    tokens = SimulatedEngine(parse_weights("sim:"), EngineOptions("", slots=1)).tokenize(parts, 0.0).ids
+    assert made.usage.prompt_tokens == len(tokens)
+
+
+def test_a_schema_that_can_not_be_enforced_is_refused_before_it_is_a_job(
+    client: openai.OpenAI, pipeline: Pipeline
+) -> None:
+    pipeline.start()
+    schema = {"type": "object", "properties": {"when": {"type": "array", "uniqueItems": True}}}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model=MODEL, messages=ASK, response_format=form)
+    assert refused.value.code == "invalid_json_schema"
+    assert "$.properties.when: uniqueItems" in refused.value.message
+    assert not pipeline.events
+
+
+def test_what_a_setting_opens(served: ServedGateway, client: openai.OpenAI, pipeline: Pipeline) -> None:
+    pipeline.start()
+    asked = {"Host": "host.docker.internal:8000"}
+    assert httpx.get(f"{served.url}/v1/models", headers=asked).status_code == 403
+    served.gateway.host_names = ("host.docker.internal",)
+    assert httpx.get(f"{served.url}/v1/models", headers=asked).status_code == 200
+    assert httpx.get(f"{served.url}/v1/models", headers={"Host": "example.com"}).status_code == 403
+
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": POINTS}}
+    schemas = []
+    for objects in ("closed", "open"):
+        served.gateway.objects = cast(Any, objects)
+        with mock.patch.object(pipeline.client, "new_job", wraps=pipeline.client.new_job) as new_job:
+            client.chat.completions.create(model=MODEL, messages=ASK, response_format=form)
+        schemas.append(json.loads(new_job.call_args.args[4].json_schema))
+    assert schemas == [POINTS | {"additionalProperties": False}, POINTS]
+
+
+def test_a_request_for_the_head_alone_and_every_answers_id(standing: ServedGateway) -> None:
+    with httpx.Client(base_url=standing.url, timeout=30) as http:
+        head, get = http.head("/v1/models"), http.get("/v1/models")
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-length"] == str(len(get.content))
+        assert http.head("/v1/chat/completions").status_code == 405
+        refused = http.post("/v1/chat/completions", json={})
+    ids = {answer.headers["x-request-id"] for answer in (head, get, refused)}
+    assert len(ids) == 3
+
+
+def test_a_completion_goes_on_from_a_text_whole_and_in_pieces(
     client: openai.OpenAI, served: ServedGateway, pipeline: Pipeline
 ) -> None:
     pipeline.start()
@@ -286,8 +426,12 @@ def test_a_completion_is_the_answer_to_a_text_whole_and_in_pieces(
 
     nothing_unknown(made)
     validate(Completion, raw)
-    said = [{"role": "user", "content": ask["prompt"]}]
-    expected = [alone(pipeline, said, seed=seed) for seed in (7, 8)]
+    raw_prompt = (Part("raw", ask["prompt"]),)
+    jobs = [
+        pipeline.client.new_job("b", "i", MODEL, raw_prompt, Sampling(max_tokens=16, temperature=0, seed=seed))
+        for seed in (7, 8)
+    ]
+    expected = [pipeline.undisturbed_text(job) for job in jobs]
     assert [choice.text for choice in made.choices] == [choice["text"] for choice in raw["choices"]] == expected
     texts = ["", ""]
     for chunk in chunks:
@@ -304,9 +448,11 @@ def test_a_completion_is_the_answer_to_a_text_whole_and_in_pieces(
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": [1, 2]}, "prompt"),
-        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": ["a"] * 33}, "prompt"),
+        ({"prompt": ["a", "b"], "n": 17}, "prompt"),
+        ({"prompt": [1, 2]}, "prompt[0]"),
+        ({"prompt": [[1], [2]]}, "prompt[0]"),
+        ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"suffix": "x"}, "suffix"),
         ({"echo": True}, "echo"),
@@ -321,6 +467,24 @@ def test_what_a_completion_can_not_have_is_refused_by_name(
     with pytest.raises(openai.BadRequestError) as refused:
         standing_client.completions.create(model=MODEL, prompt="x", extra_body=fields)
     assert refused.value.param == param
+
+
+def test_several_texts_are_continued_in_their_order(client: openai.OpenAI, pipeline: Pipeline) -> None:
+    pipeline.start()
+    texts = ["Once upon a", "In a hole", "Call me"]
+    ask: Any = {"model": MODEL, "seed": 7, "n": 2}
+    alone_texts = [one.text for text in texts for one in client.completions.create(**ask, prompt=text).choices]
+
+    together = client.completions.create(**ask, prompt=texts)
+    pieces = [""] * 6
+    for chunk in client.completions.create(**ask, prompt=texts, stream=True):
+        for one in chunk.choices:
+            pieces[one.index] += one.text
+
+    assert [one.index for one in together.choices] == [*range(6)]
+    assert [one.text for one in together.choices] == pieces == alone_texts
+    assert together.usage
+    assert together.usage.total_tokens == together.usage.prompt_tokens + together.usage.completion_tokens
 
 
 def test_without_a_worker_the_client_is_told_when_to_come_again(client: openai.OpenAI) -> None:

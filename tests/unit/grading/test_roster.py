@@ -14,8 +14,10 @@ from grading.export.moodle import export_moodle
 from grading.names.pseudonyms import pseudonymise
 from grading.points import CriterionGrade, Grade
 from grading.report.grades import GradedClass, save_graded
+from grading.request import GradeRequest, Selection
 from grading.roster import (
     ANSWERS,
+    EMPTY_ROSTER,
     UNASSIGNED_QUESTION,
     Roster,
     canvas_name,
@@ -28,7 +30,7 @@ from grading.roster import (
 )
 from grading.submissions.reading import Submission, SubmissionPart, read_submissions
 from grading.tables import ExportError, read_sheet
-from messages.errors import UsageError
+from messages.errors import SubmissionError, UsageError
 
 # `GradebookExporter#csv_data`, instructure/canvas-lms, `lib/gradebook_exporter.rb`
 GRADEBOOK = b"""Student,ID,SIS Login ID,Section,Homework 5 (5502),Final Score
@@ -195,6 +197,16 @@ def test_what_canvas_would_not_take_or_keep_is_said_before(tmp_path: Path) -> No
     assert any("keeps no points" in line for line in export_canvas(folder, passed, "5502").asks)
 
 
+@pytest.mark.parametrize("text", ["Manual Posting", "Manual Posting (scores hidden from instructors)", "Muted"])
+def test_grades_that_students_do_not_see_at_once_are_remarked_on(tmp_path: Path, text: str) -> None:
+    """`GradebookExporter#hidden_assignment_text`: a row between header and points possible."""
+    folder = a_class(tmp_path, {"aldertreeada_71001_9_a.R": 7})
+    hidden = GRADEBOOK.replace(b"Manual Posting", text.encode())
+    assert any(repr(text) in note for note in export_canvas(folder, hidden, "5502").notes)
+    shown = GRADEBOOK.replace(b",,,,Manual Posting,\n", b"")
+    assert not any("post them" in note for note in export_canvas(folder, shown, "5502").notes)
+
+
 # --- Moodle
 
 
@@ -280,6 +292,13 @@ def test_classrooms_folders_end_with_an_account() -> None:
 # --- what no rule explains
 
 
+def test_an_account_that_is_not_in_the_roster_is_nobodys() -> None:
+    people = roster(b"identifier,github_username\nAda Aldertree,ada-a\nBo Ek,boek\nCy Li,\n")
+    owners = people.owners(["hw5-ada-a", "hw5-boek", "hw5-cyli"])
+    assert owners["hw5-cyli"].question == UNASSIGNED_QUESTION
+    assert not owners["hw5-boek"].question
+
+
 def test_a_name_that_no_rule_explains_among_an_lmss_is_nobodys() -> None:
     names = ["doejane_12_34_a.R", "doejohn_13_35_b.R", "notes.R"]
 
@@ -313,6 +332,39 @@ def test_a_file_that_is_no_roster_says_what_one_is(data: bytes) -> None:
 def test_rosters_of_two_products_are_not_mixed() -> None:
     with pytest.raises(ExportError, match="name those of one"):
         roster(GRADEBOOK, WORKSHEET)
+
+
+# --- what else goes by the roster
+
+
+def test_a_section_stands_for_the_submissions_of_its_people(tmp_path: Path) -> None:
+    (tmp_path / "gradebook.csv").write_bytes(GRADEBOOK)
+    place = tmp_path / "class"
+    place.mkdir()
+    for name in ("aldertreeada_71001_9_a.R", "o_brien42kaybo_71003_8_b.R", "smithjordan_71004_7_c.R", "notes.R"):
+        (place / name).write_text("x <- 1", "utf-8")
+    request = GradeRequest(place, tmp_path / "rubric.yaml", {}, rosters=(tmp_path / "gradebook.csv",))
+
+    of_section = request.read(Selection(("BA-101 02",)))
+    with_one_more = request.read(Selection(("BA-101 02", "notes.R")))
+
+    assert [work.name for work in of_section] == ["o_brien42kaybo_71003_8_b.R", "smithjordan_71004_7_c.R"]
+    assert len(with_one_more) == 3
+    with pytest.raises(SubmissionError, match="'BA-101 03'"):
+        request.read(Selection(("BA-101 03",)))
+
+
+def test_a_table_may_call_a_submission_by_its_persons_number() -> None:
+    """Its name has underscores, so that without the roster nothing but the roster's number can be compared."""
+    name = "o_brien42kaybo_71003_8_b.R"
+    assert roster(GRADEBOOK).names(name) == [name, "71003"]
+    assert EMPTY_ROSTER.names(name) == [name]
+
+
+def test_who_is_asked_about_is_called_as_the_lms_called_them() -> None:
+    owners = roster(WORKSHEET).owners(["Ana Newlywed_50100_assignsubmission_file_hw5.R"])
+    [owner] = owners.values()
+    assert (owner.display_name, bool(owner.question), owner.people) == ("Ana Newlywed?", True, ())
 
 
 # --- names in texts

@@ -65,10 +65,11 @@ def test_what_can_be_logged_into_has_passwords_without_a_default(name: str, coun
     assert all(re.fullmatch(r"\$\{KVASIR_\w+_PASSWORD:\?[^}]+\}", password) for password in passwords)
 
 
-ROLE_PASSWORDS = {f"{role.upper()}_PASSWORD": f"{role}-{10**9}" for role in PERMISSIONS}
+COMPOSE_ROLES = [role for role in PERMISSIONS if role != "worker"]  # it starts each role by itself
+ROLE_PASSWORDS = {f"{role.upper()}_PASSWORD": f"{role}-{10**9}" for role in COMPOSE_ROLES}
 ACCOUNTS = [
     Account("ada" if role == "operator" else user_of(role), ROLE_PASSWORDS[f"{role.upper()}_PASSWORD"], role)
-    for role in PERMISSIONS
+    for role in COMPOSE_ROLES
 ]
 
 

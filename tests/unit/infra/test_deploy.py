@@ -11,16 +11,19 @@ import plistlib
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from click.testing import CliRunner
 
+from infra.config.schema import MachineRole
 from infra.config.settings import MachineSettings, Settings, load_settings
 from infra.deploy import steps, supervise, wheelhouse
 from infra.deploy.accounts import (
     SERVICES,
     Account,
     accounts,
+    login,
     passwords,
     secrets_of,
     with_hosts,
@@ -56,6 +59,35 @@ def test_each_platform_has_its_own_supervisor_and_each_worker_its_own_port(setti
     assert [(unit.name, unit.port, unit.host) for unit in units] == [
         ("kvasir-decode-gpt-oss-120b", 9101, "169.254.150.101")
     ]
+
+
+def test_a_worker_with_both_roles_is_one_unit(settings: Settings) -> None:
+    machine = dataclasses.replace(
+        _machine(settings, "spark1"), roles=(MachineRole("worker", "gpt-oss:120b", "llamacpp", slots=16),)
+    )
+    [unit] = units_of(machine)
+    assert (unit.name, unit.role) == ("kvasir-worker-gpt-oss-120b", "worker")
+    words = " ".join(unit.command(PLACE))
+    assert " worker --model gpt-oss:120b --engine llamacpp --slots 16 " in words
+
+
+def test_services_of_before_that_role_let_its_worker_log_in_as_the_operator(tmp_path: Path) -> None:
+    config = tmp_path / "kvasir.toml"
+    config.write_text(
+        '[services]\nbroker = "amqp://teacher@studio:5672/"\nbroker_password_file = "broker"\n'
+        'store = "redis://teacher@studio:6379/0"\nstore_password_file = "store"\n'
+    )
+    roles = ("producer", "prefill", "decode", "monitor")
+    for name in ("broker", "store", *(f"{service}.{role}" for service in ("broker", "store") for role in roles)):
+        (tmp_path / name).write_text("secret")
+        (tmp_path / name).chmod(0o600)
+    earlier = load_settings(config=config, environ={})
+    logins = {role: login(earlier, "store", role) for role in ("decode", "worker")}
+    assert {role: one and one.name for role, one in logins.items()} == {"decode": "store.decode", "worker": "store"}
+    (tmp_path / "store.worker").write_text("secret")
+    now = login(earlier, "store", "worker")
+    assert now
+    assert (now.name, urlsplit(now.url).username) == ("store.worker", "kvasir-worker")
 
 
 def test_a_launchd_daemon_is_a_plist_that_keeps_its_worker_running(settings: Settings) -> None:

@@ -74,3 +74,11 @@ def test_a_bug_in_one_group_does_not_hold_up_the_next(bench: Bench) -> None:
     bench.group.finish()
 
     assert bench.groups[-1] == [14]
+
+
+def test_its_thread_ends_with_it(bench: Bench) -> None:
+    bench.gate.open()
+    bench.group.add(1)
+    bench.group.close()
+
+    wait_until(lambda: "bench" not in [thread.name for thread in threading.enumerate()], "its thread has ended")

@@ -379,8 +379,8 @@ def test_the_example_describes_the_teams_four_machines() -> None:
     assert settings.feedback_model().weights_for()[1] == str(EXAMPLE.parent / "models/gpt-oss-120b-mxfp4.gguf")
     work = {name: [(r.role, r.model) for r in m.roles if r.model] for name, m in settings.machines.items()}
     assert work == {
-        "spark1": [("prefill", "qwen3-coder:30b")],
-        "spark2": [("prefill", "gpt-oss:120b")],
+        "spark1": [("worker", "gpt-oss:120b"), ("prefill", "qwen3-coder:30b")],
+        "spark2": [("worker", "gpt-oss:120b"), ("prefill", "qwen3-coder:30b")],
         "mac1": [("decode", "gpt-oss:120b")],
         "mac2": [("decode", "qwen3-coder:30b")],
     }
@@ -394,7 +394,8 @@ def test_describe_lists_every_value_with_its_origin() -> None:
     settings = load_settings(config=EXAMPLE, environ={}, cwd=Path("/"), user_dir=Path("/nowhere"))
     rows = {name: (value, origin) for name, value, origin in describe(settings)}
     assert rows["services.broker"][0] == "amqp://kvasir:***@169.254.150.101:5672/"
-    assert rows["machines.spark1.roles"][0] == "prefill qwen3-coder:30b by llamacpp"
+    roles = "worker gpt-oss:120b by llamacpp, prefill qwen3-coder:30b by llamacpp"
+    assert rows["machines.spark1.roles"][0] == roles
     assert rows["models.qwen3-coder:30b.threads"] == ("(the engine's choice)", "default")
     assert rows["machines.spark1.rates.qwen3-coder:30b.decode"] == ("(not known)", "default")
     assert rows["models.gpt-oss:120b.slots"][0] == "4"

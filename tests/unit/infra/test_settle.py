@@ -12,7 +12,7 @@ from infra.broker import topology
 from infra.broker.base import Address, Broker, Message
 from infra.broker.embedded.broker import EmbeddedBroker
 from infra.broker.envelope import Attempt, open_envelope, submit_message
-from infra.broker.settle import MAX_ATTEMPTS, Settler
+from infra.broker.settle import MAX_ATTEMPTS, Settler, replying
 from messages import codec
 from messages.errors import (
     AttemptsExhausted,
@@ -162,6 +162,24 @@ def test_a_failure_is_answered_before_it_is_buried_and_buried_before_it_is_acked
     assert broker.published == [(topology.REPLY, 1), (topology.DEAD, 1)]  # the delivery was held at each
     assert attempt.deliveries == []
     assert not broker.unacked
+    # What is adopted after that may be acked, and nobody needs the job's blocks
+    assert (attempt.is_outcome_confirmed, attempt.has_ended_unanswered) == (True, True)
+
+
+def test_what_a_closed_client_cannot_publish_stays_unacked(
+    broker: Refusing, settler: Settler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = taken(broker)
+    broker.refuse = [topology.REPLY, topology.REPLY]
+    monkeypatch.setattr(Refusing, "is_connected", False)
+
+    with pytest.raises(BrokerUnavailable):
+        settler.fail(attempt, TOO_LONG)
+    assert (len(attempt.deliveries), attempt.is_outcome_confirmed) == (1, False)
+    # The handler of a job ends without an error: the broker hands it out again
+    with settler.settling_errors(attempt):
+        raise TOO_LONG
+    assert (len(attempt.deliveries), len(broker.unacked)) == (1, 1)
 
 
 def test_a_refused_publishing_is_tried_again_until_it_is_confirmed(broker: Refusing, settler: Settler) -> None:
@@ -202,6 +220,25 @@ def test_all_deliveries_of_a_job_end_together(broker: Refusing, settler: Settler
 
     assert not broker.unacked
     assert len(answers(broker)) == 1
+
+
+def test_an_error_after_the_confirmation_of_one_costs_its_neighbour_nothing(
+    broker: Refusing, events: list[Event]
+) -> None:
+    # Given two jobs that are answered together, and trouble once the first is confirmed
+    def observe(event: Event) -> None:
+        events.append(event)
+        if [event.step for event in events] == [Step.REPLIED]:
+            raise EngineUnavailable("a fault wanted by the test")
+
+    attempts = [taken(broker), taken(broker)]
+    answer = JobResult(JOB.job_id, 1, JOB.batch_id, JOB.item_id, MODEL, "succeeded")
+
+    Settler(broker, [MODEL], observe).settle(*(replying(attempt, answer) for attempt in attempts))
+
+    # Then the first waits for its next attempt, and both are acked
+    assert [event.step for event in events] == [Step.REPLIED, Step.RETRIED, Step.REPLIED]
+    assert (len(answers(broker)), ready(broker, "retry.1s"), len(broker.unacked)) == (2, 1, 0)
 
 
 def test_an_error_that_comes_after_the_end_ends_nothing(

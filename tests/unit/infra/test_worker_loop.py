@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import datetime
+from functools import partial
+from types import SimpleNamespace
 
 import msgpack
 import pytest
@@ -19,7 +21,7 @@ from infra.broker.envelope import Attempt, open_envelope
 from infra.broker.settle import Settler
 from infra.checks import Checks
 from infra.config.hours import Hours
-from infra.worker_loop import ConsumerLoop
+from infra.worker_loop import ConsumerLoop, JobSource
 from messages import codec
 from messages.errors import Poison, Stopped
 from messages.jobs import PrefillJob, Sampling, user_prompt
@@ -251,6 +253,71 @@ def test_a_suspect_is_taken_only_by_a_station_that_holds_nothing(site: Site) -> 
     site.took("suspect", "bulk-1")
 
 
+def test_where_it_is_looked_for_jobs_and_how_often(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a source of deliveries, one of which is being worked on, and urgent jobs and suspects
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now, sleep=lambda _s: None)
+    monkeypatch.setattr("infra.worker_loop.time", clock)
+    held = 1
+    source = JobSource(site.broker, "decode", MODEL, PushedOneByOne(site.broker), lambda: held)
+
+    def names() -> list[str]:
+        """What comes now, until nothing does."""
+        deliveries = list(iter(lambda: source.next(0), None))
+        for delivery in deliveries:
+            delivery.ack()
+        return [delivery.message.message_id for delivery in deliveries]
+
+    for name in ("1", "2"):
+        site.put(f"suspect-{name}", SUSPECTS)
+        site.put(f"now-{name}", NOW)
+    # Then the urgent ones are found one after the other, and the suspects when nothing else is held
+    assert names() == ["now-1", "now-2"]
+    held = 0
+    assert names() == ["suspect-1", "suspect-2"]
+    # What comes after that is not looked for at once, but soon
+    site.put("now-3", NOW)
+    site.put("another suspect", SUSPECTS)
+    assert names() == []
+    clock.now += 0.3
+    assert names() == ["now-3"]
+    clock.now += 1.6
+    assert names() == []
+    clock.now += 0.2
+    assert names() == ["another suspect"]
+    # And an urgent one that rings at once; who rings for another queue is not heard
+    clock.now += 0.3
+    assert names() == []
+    site.put("now-4", NOW)
+    source.ring(BULK)
+    assert names() == []
+    source.ring(NOW)
+    assert names() == ["now-4"]
+    # While the broker is away nothing comes, and that is all
+    clock.now += 0.3
+    site.broker.close()
+    assert names() == []
+
+
+def test_where_jobs_wait_and_none_comes_for_long_it_listens_anew(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a station that looks after its queues all the time, and a subscription that the broker has lost
+    monkeypatch.setattr("infra.worker_loop._DEATHS_EVERY_S", 0.0)
+    site.open()
+    receive = site.flow.next
+    site.flow.next = lambda timeout_s: time.sleep(timeout_s)  # type: ignore[method-assign,assignment,return-value]
+    site.flow.pause()
+    pauses = site.flow.pauses
+    site.put("bulk", BULK)
+    # When not much time has passed, then it waits
+    ticks = site.desk.ticks
+    wait_until(lambda: site.desk.ticks > ticks + 1, "it has looked")
+    assert site.flow.pauses == pauses
+    # When it has, then what it listens to is left and begun again
+    monkeypatch.setattr("infra.worker_loop._FORGOTTEN_S", 0.0)
+    wait_until(lambda: site.flow.pauses > pauses, "it listens anew")
+    site.flow.next = receive  # type: ignore[method-assign]
+    site.took("bulk")
+
+
 def test_what_was_not_begun_when_a_station_stops_is_handed_back_uncounted(site: Site) -> None:
     # Given a station whose slot is taken from the now lane while it was given one of the bulk
     site.put("now", NOW)
@@ -380,9 +447,10 @@ def test_a_queue_that_somebody_deleted_is_declared_again_and_served(
     monkeypatch.setattr("infra.worker_loop._DEATHS_EVERY_S", 0.0)
     site.open()
 
-    # When somebody deletes one
-    site.server.delete_queue(queue)
-    wait_until(lambda: site.server.depth(queue), "the queue is there again")
+    # When somebody deletes one, and the one of parked results
+    for name in (queue, topology.RESULTS_PARKED):
+        site.server.delete_queue(name)
+        wait_until(partial(site.server.depth, name), "the queue is there again")
 
     # Then what is put there is taken
     site.put("after", queue)

@@ -54,6 +54,18 @@ def test_grade_takes_names_and_the_folder_that_the_command_takes(homework: Path,
         kvasir.grade("homework/submissions", "homework/rubric.yaml", only=["nobody"], out="elsewhere", quiet=True)
 
 
+def test_grade_takes_who_is_in_the_class(homework: Path, tmp_path: Path) -> None:
+    roster = tmp_path / "classroom_roster.csv"
+    roster.write_text("identifier,github_username\nAda Aldertree,student0\n", "utf-8")
+    work = tmp_path / "clones" / "homework-student0"
+    work.mkdir(parents=True)
+    (work / "hw.py").write_text("print(1)", "utf-8")
+
+    graded = kvasir.grade(work.parent, homework / "rubric.yaml", rosters=[roster], quiet=True)
+
+    assert [grade.person for grade in graded.grades] == ["Ada Aldertree"]
+
+
 def test_a_notebook_shows_a_table_in_which_names_are_text(homework: Path) -> None:
     graded = kvasir.grade(homework / "submissions", homework / "rubric.yaml", quiet=True)
     page = graded._repr_html_()

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from infra.config.settings import load_settings
 from kvasir.cli import run_command
+from kvasir.plan.bound import lower_bound
+from kvasir.plan.cluster import fleet_of
+from kvasir.plan.simulate import Stealing, typical
 from kvasir.plan.targets import beside_goal
+from kvasir.plan.workload import draw_class
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples/kvasir.toml"
@@ -54,6 +60,57 @@ def test_the_teams_machines_and_a_class_of_150(capsys: pytest.CaptureFixture[str
     assert found["energy_kwh"] == pytest.approx((240 + 240 + 175 + 140) / 1000 * found["makespan_s"] / 3600)
     assert found["electricity"] == pytest.approx(found["energy_kwh"] * 0.17)
     assert found["cost_per_submission"] == pytest.approx((found["electricity"] + found["hardware"]) / 150)
+
+
+@pytest.mark.parametrize(("submissions", "students_per_hour"), [(150, 736), (600, 770)])
+def test_sparks_that_do_both_come_near_the_bound(submissions: int, students_per_hour: int) -> None:
+    # Given llama.cpp's published rates of the Sparks, 16 sequences each, and the Macs' single rates
+    code, feedback = "qwen3-coder:30b", "gpt-oss:120b"
+    fleet = fleet_of(load_settings(config=EXAMPLE), [code, feedback], steal=True)
+    jobs = draw_class(submissions, code, feedback)
+
+    # When the class is planned
+    run = typical(fleet, jobs, Stealing)
+
+    # Then it is near what no schedule can beat, and no machine does more than it can
+    assert submissions * 3600 / run.makespan_s >= students_per_hour
+    assert submissions * 3600 / lower_bound(fleet, jobs) == pytest.approx(810, rel=0.01)
+    for machine in fleet.machines():
+        assert sum(run.busy_s.get((stage, machine), 0.0) for stage in ("prefill", "decode")) <= run.makespan_s
+
+
+def test_the_bound_is_printed_beside_the_plan_and_without_scipy_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["--config", str(EXAMPLE), "plan", "--submissions", "5"]
+    assert run_command(command) == 0
+    assert re.search(r"no schedule can beat [\d.]+ (s|min), \d+ students an hour", capsys.readouterr().out)
+
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    assert run_command(command) == 0
+    assert "pip install 'kvasir-inference[plan]'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        "[[4, 80], [1, 51]]",
+        "[[1, 51], [1, 52]]",
+        "[1, 51]",
+        "[[1]]",
+        "[[0, 5]]",
+        "[[1, -5]]",
+        "[[1, 0]]",
+        '"fast"',
+        "7",
+    ],
+)
+def test_a_curve_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, curve: str) -> None:
+    config = _changed(tmp_path, ("[[1, 51], [4, 80], [8, 115], [16, 150], [32, 197]]", curve))
+
+    said = _refused(capsys, "--submissions", "3", config=config)
+
+    assert "machines.spark1.rates.gpt-oss:120b.decode_curve must be pairs in ascending order" in said
 
 
 def test_the_chart_shows_every_machine_and_every_job(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -125,7 +182,7 @@ def test_a_folder_is_planned_with_the_prompts_that_grading_makes(capsys: pytest.
 
 
 def test_people_get_tables_that_end_with_the_targets(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["--config", str(EXAMPLE), "plan", "--submissions", "20"]) == 0
+    assert run_command(["--config", str(EXAMPLE), "plan", "--submissions", "5"]) == 0
 
     shown = capsys.readouterr().out
     assert "students an hour" in shown
@@ -170,8 +227,11 @@ def test_bad_input_is_one_sentence_and_code_2(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (('rates."gpt-oss:120b".prefill = 1000', ""), 'set rates."gpt-oss:120b".prefill'),
-        (('{ role = "prefill", model = "gpt-oss:120b", engine = "llamacpp" }', ""), "no machine has the role prefill"),
+        (('rates."gpt-oss:120b".prefill = 1750', ""), 'set rates."gpt-oss:120b".prefill'),
+        (
+            ('{ role = "prefill", model = "qwen3-coder:30b", engine = "llamacpp" },', ""),
+            "no machine has the role prefill",
+        ),
     ],
 )
 def test_a_configuration_that_lacks_something_says_what(

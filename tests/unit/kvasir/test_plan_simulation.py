@@ -13,6 +13,7 @@ from kvasir.plan.bound import lower_bound
 from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller
 from kvasir.plan.simulate import Policy, Stealing, simulate, typical
 from kvasir.plan.workload import CODE, draw_class
+from messages.workers import RateCurve
 
 A, B = "a", "b"
 
@@ -42,7 +43,7 @@ def test_the_class_wide_part_is_computed_once_and_stages_overlap() -> None:
 
     # Prefill ends after 6, 8 and 10 s; each decode takes 1 s and waits for nothing.
     assert [timing.ended_s for timing in run.timings] == [7.0, 9.0, 11.0]
-    assert lower_bound(fleet, jobs) == 11.0
+    assert lower_bound(fleet, jobs) == pytest.approx(10.0)
 
 
 def test_two_slots_share_four_jobs() -> None:
@@ -129,10 +130,64 @@ def test_slots_of_different_speeds_are_bounded_by_what_each_does_best() -> None:
     assert simulate(fleet, jobs, Stealing()).makespan_s == pytest.approx(50.0)
 
 
+def test_sequences_of_one_model_share_its_curve() -> None:
+    curve = RateCurve(A, (1.0, 2.0), (10.0, 16.0))
+    run = simulate(_fleet(Decoder("mac", A, 2, {A: curve})), _jobs(2, own=0))
+
+    # Two of 100 tokens at 8 tokens a second each
+    assert [timing.ended_s for timing in run.timings] == pytest.approx([12.5, 12.5])
+
+
+def test_models_with_curves_take_turns_token_by_token() -> None:
+    alone = {model: RateCurve(model, (1.0,), (10.0,)) for model in (A, B)}
+    decoder = Decoder("mac", A, 2, alone)
+
+    assert decoder.paces({A: 1, B: 1}) == pytest.approx({A: 5.0, B: 5.0})
+    assert decoder.paces({A: 2}) == pytest.approx({A: 5.0})
+    # Single rates hold whoever sits beside
+    assert Decoder("mac", A, 2, {A: 10.0, B: 3.0}).paces({A: 1, B: 1}) == pytest.approx({A: 10.0, B: 3.0})
+
+
+def test_what_a_machine_decodes_waits_while_it_prefills() -> None:
+    fleet = Fleet((Prefiller("one", A, 100.0),), (Decoder("one", A, 4, {A: 10.0}),))
+
+    run = simulate(fleet, _jobs(2), Stealing())
+
+    # Two prompts of a second each, of which the second holds up the first one's answer, and then 10 s for both
+    assert run.makespan_s == pytest.approx(12.0)
+    assert run.busy_s["prefill", "one"] + run.busy_s["decode", "one"] <= run.makespan_s
+
+
+def test_a_worker_with_both_roles_prefills_no_further_than_the_watermark() -> None:
+    fleet = Fleet((Prefiller("one", A, 1000.0),), (Decoder("one", A, 4, {A: 10.0}),))
+
+    run = simulate(fleet, _jobs(40), Stealing())
+
+    begun = {timing.job.name: timing.started_s for timing in run.timings}
+    waiting = [
+        sum(other.ended_s <= prefill.ended_s < begun[other.job.name] for other in run.prefills)
+        for prefill in run.prefills
+    ]
+    assert max(waiting) <= 3  # the watermark of four slots is two, and one more is under way
+
+
+def test_a_machine_of_both_roles_whose_decode_worker_comes_late_prefills_up_to_the_watermark_and_waits() -> None:
+    late = Decoder("one", A, 4, {A: 10.0}, joins_s=100.0)
+
+    run = simulate(Fleet((Prefiller("one", A, 1000.0),), (late,)), _jobs(5), Stealing())
+
+    assert len(run.timings) == 5
+    assert sorted(prefill.ended_s < 100.0 for prefill in run.prefills) == [False] * 3 + [True] * 2
+
+
 rates = st.floats(1.0, 100.0)
+curves = st.builds(lambda one, more: RateCurve(A, (1.0, 3.0), (one, one * more)), rates, st.floats(0.5, 3.0))
 decoders = st.builds(
-    lambda home, slots, a, b, joins, lives: Decoder("mac", home, slots, {A: a, B: b}, {}, joins, joins + lives),
-    *(st.sampled_from([A, B]), st.integers(1, 4), rates, rates, st.floats(0.0, 50.0), st.floats(1.0, 1e6)),
+    lambda machine, home, slots, a, b, joins, lives: Decoder(
+        machine, home, slots, {A: a, B: b}, {}, joins, joins + lives
+    ),
+    *(st.sampled_from(["mac", "spark-a"]), st.sampled_from([A, B]), st.integers(1, 4)),
+    *(st.one_of(rates, curves), st.one_of(rates, curves), st.floats(0.0, 50.0), st.floats(1.0, 1e6)),
 )
 classes = st.lists(
     st.builds(
@@ -155,9 +210,10 @@ def test_every_job_ends_once_and_never_sooner_than_the_bound(
 
     assert Counter(timing.job.name for timing in run.timings) == Counter(job.name for job in jobs)
     assert lower_bound(fleet, jobs) <= run.makespan_s * (1 + 1e-9)
-    assert all(
-        seconds <= run.makespan_s * (1 + 1e-9) for (stage, _), seconds in run.busy_s.items() if stage == "prefill"
-    )
+    for machine in fleet.machines():
+        workers = max(1, sum(decoder.machine == machine for decoder in fleet.decoders))
+        decoding_s = run.busy_s.get(("decode", machine), 0.0) / workers
+        assert run.busy_s.get(("prefill", machine), 0.0) + decoding_s <= run.makespan_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(20))

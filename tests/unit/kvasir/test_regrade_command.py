@@ -75,7 +75,7 @@ def test_a_ruling_asks_about_its_criterion_alone_and_names_whom_it_may_affect(
 
     said = capsys.readouterr().err
     assert "Asked about anew: works. 3 submissions, 3 jobs, 3 questions" in said
-    assert f"The rulings on works share words with the evidence of {next(iter(evidence))} (join)" in said
+    assert f"the rulings on works share words with the evidence of {next(iter(evidence))} (join)" in said
 
 
 def _with_evidence(grade: Grade, evidence: str) -> Grade:

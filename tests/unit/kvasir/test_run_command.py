@@ -111,6 +111,10 @@ def test_a_rerun_runs_nothing_again_and_a_new_line_alone(folder: Path) -> None:
     assert len(rows(folder / "out/results.jsonl")) == 2
 
 
+NOT_ENFORCED = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"uniqueItems": True}}}
+CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
 def test_bad_lines_are_rows_with_a_reason_and_the_rest_is_answered(folder: Path) -> None:
     write(
         folder,
@@ -119,7 +123,7 @@ def test_bad_lines_are_rows_with_a_reason_and_the_rest_is_answered(folder: Path)
         openai("good"),
         openai("other", model="nobody:1b"),
         {"prompt": "No id."},
-        openai("chat", messages=[{"role": "assistant", "content": "Hi"}]),
+        openai("chat", messages=[{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [CALL]}]),
         openai("hot", temperature=9),
         openai("long", text="x" * (1 << 20)),
         "",
@@ -133,10 +137,10 @@ def test_bad_lines_are_rows_with_a_reason_and_the_rest_is_answered(folder: Path)
     assert {error["code"] for error in errors.values()} == {"invalid_request"}
     reasons = {name: error["message"] for name, error in errors.items()}
     assert "not JSON" in reasons["line 2"]
-    assert "taken by an earlier line" in reasons["good"]
+    assert "taken by an earlier line" in reasons["line 3"]
     assert "not configured" in reasons["other"]
     assert "no custom_id" in reasons["line 5"]
-    assert "ends with the assistant's own words" in reasons["chat"]
+    assert "ends with a function call" in reasons["chat"]
     assert "temperature" in reasons["hot"]
     assert "longer than 1 MiB" in reasons["long"]
 
@@ -178,7 +182,7 @@ def test_system_messages_are_the_shared_part_and_options_become_sampling(folder:
     sampling = line.job.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed) == (20, 0, 0.5, 7)
     assert sampling.stop == ("END",)
-    assert json.loads(sampling.json_schema) == schema
+    assert json.loads(sampling.json_schema) == schema | {"additionalProperties": False}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +193,12 @@ def test_system_messages_are_the_shared_part_and_options_become_sampling(folder:
         ({"id": "a", "prompt": "x", "shared": 3}, "must be text"),
         ("[]", "no object"),
         (openai("a", messages=[]), "list of objects"),
-        (openai("a", messages=[{"role": "tool", "content": "4"}]), "role must be one of"),
+        (openai("a", messages=[{"role": "tool", "content": "4"}]), "must name a call before"),
+        (openai("a", messages=[{"role": "function", "content": "4"}]), "must have one of these roles"),
+        (openai("a", messages=[{"role": "assistant", "tool_calls": 5}]), "tool_calls must have a function"),
+        ({**openai("a"), "method": "GET"}, "only POST is served"),
+        ({**openai("a"), "url": "/v1/completions"}, "prompt must be one text"),
+        (openai("a", response_format=NOT_ENFORCED), "at $: uniqueItems"),
         (json.dumps(openai("a", "x" * (8 << 20))), "longer than 8 MiB"),
         (openai("a", messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "pictures are not served"),
         (openai("a", response_format="json"), "response_format"),

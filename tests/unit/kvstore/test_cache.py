@@ -10,7 +10,7 @@ import pytest
 from kvstore.base import TTL_S
 from kvstore.cache import CachedKVStore
 from kvstore.memory import MemoryKVStore
-from messages.errors import KVTransferFailed
+from messages.errors import KVTransferFailed, StoreUnavailable
 from tests.support.kv_samples import FINGERPRINT, layout, records_of, refs_of, same_bits, window
 
 LAYOUT = layout()
@@ -139,3 +139,36 @@ def test_threads_share_the_cache_and_its_bound_holds() -> None:
 
     assert cache.held_bytes <= 3 * BLOCK_BYTES
     assert cache.hits + cache.misses == sum(4 - number % 4 for number in range(200))
+
+
+def test_what_was_put_is_kept_until_it_is_deleted_and_only_once_the_store_has_it() -> None:
+    store = MemoryKVStore()
+    cache = CachedKVStore(store, 1 << 20, keeps_puts=True)
+    records = records_of(LAYOUT, REFS)
+
+    cache.put(FINGERPRINT, LAYOUT, iter(records))
+    store.delete(REFS)
+    got = cache.get(FINGERPRINT, LAYOUT, REFS)
+    assert all(same_bits(block.data, put.data) for block, (_, put) in zip(got, records, strict=True))
+    # What is a job's own goes with it; what the class shares stays
+    cache.delete(REFS[4:])
+    assert cache.held_bytes == 4 * BLOCK_BYTES
+    # What the store refuses is not kept: no decode job will name it
+    small = CachedKVStore(MemoryKVStore(max_bytes=BLOCK_BYTES), 1 << 20, keeps_puts=True)
+    with pytest.raises(StoreUnavailable):
+        small.put(FINGERPRINT, LAYOUT, records)
+    assert small.held_bytes == 0
+
+
+def test_what_was_put_makes_way_for_newer_blocks() -> None:
+    store, _ = _stores()
+    cache = CachedKVStore(store, 3 * BLOCK_BYTES, keeps_puts=True)
+    cache.put(FINGERPRINT, LAYOUT, records_of(LAYOUT, REFS))
+    assert 2 * BLOCK_BYTES < cache.held_bytes <= 3 * BLOCK_BYTES
+    assert len(cache.get(FINGERPRINT, LAYOUT, REFS)) == len(REFS)
+
+
+def test_without_both_roles_nothing_that_was_put_is_kept() -> None:
+    _, cache = _stores()
+    cache.put(FINGERPRINT, LAYOUT, records_of(LAYOUT, REFS))
+    assert cache.held_bytes == 0

@@ -12,7 +12,7 @@ import pytest
 
 from messages import codec
 from messages.jobs import DecodeJob, JobResult, PrefillJob, TokenEvent
-from messages.workers import WorkerInfo
+from messages.workers import WorkerDetails, WorkerInfo
 from tests.unit.messages.golden.make import FOLDER, MESSAGES
 
 KINDS: dict[str, type[Any]] = {
@@ -21,6 +21,7 @@ KINDS: dict[str, type[Any]] = {
     "result": JobResult,
     "token": TokenEvent,
     "card": WorkerInfo,
+    "details": WorkerDetails,
 }
 FILES = sorted(FOLDER.glob("*.msgpack"))
 

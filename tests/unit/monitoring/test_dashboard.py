@@ -64,7 +64,7 @@ def made_figures() -> set[str]:
     """Names of the samples that pages of workers and gateways have."""
     metrics = Metrics()
     registration = WorkerInfo("w", "decode", "m", "simulated", "cpu", "", "", 1, 1, "h", 1, 0.0)
-    metrics.registry.register(RegistrationCollector(lambda: registration))
+    metrics.registry.register(RegistrationCollector(lambda: [registration]))
     PowerMeter(metrics.registry, "h", lambda: True, 1.0)
     for role in ("prefill", "decode"):
         metrics.prepare("m", "prefill" if role == "prefill" else "decode")

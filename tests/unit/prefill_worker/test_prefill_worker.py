@@ -19,7 +19,7 @@ from infra.quick_jobs import HELD_IF_QUICK, QuickJobs
 from infra.worker_loop import OneByOne, SlotPool
 from messages.errors import EngineUnavailable, KVTransferFailed
 from messages.jobs import Sampling
-from messages.lifecycle import Step
+from messages.lifecycle import Event, Step
 from prefill_worker.flow import PrefillFlow
 from prefill_worker.worker import PrefillWorker
 from tests.support.pipeline import (
@@ -274,6 +274,56 @@ def test_a_worker_that_aborts_hands_its_prefill_back_and_another_does_it(pipelin
     assert (result.text, result.decode.kv_transfer) == (pipeline.undisturbed_text(job), "verified")
 
 
+def test_a_prefill_that_begins_while_its_worker_aborts_is_handed_back_too() -> None:
+    with Pipeline() as pipeline:
+        # Given a worker that is told to leave at once after a delivery has come to it, and before it computes anything
+        pipeline.submit(pipeline.job())
+        crashing = pipeline.new_broker()
+        crashing.get(work("prefill"))
+        crashing.close()
+        broker = EmbeddedBroker(pipeline.server)
+
+        def observe(event: Event) -> None:
+            pipeline.observe(event)
+            if event.step is Step.REDELIVERED:
+                worker.stop(abort=True)
+
+        worker = PrefillWorker(
+            MODEL, LoadedEngine(WatchedEngine()), broker, pipeline.kv, pipeline.cluster_state, observe
+        )
+        delivery = broker.get(work("prefill"))
+        assert delivery
+
+        # When it goes on with it
+        worker.handle(delivery, lambda: None)
+
+        # Then the job waits for somebody else
+        assert (pipeline.ready(work("prefill")), pipeline.ready(work("decode"))) == (1, 0)
+        broker.close()
+
+
+def test_a_worker_renews_its_leases_with_its_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Pipeline() as pipeline:
+        renewals: list[bool] = []
+        prefill = pipeline.start_prefill()
+        monkeypatch.setattr(prefill.worker._kv_writer.leases, "renew", lambda: renewals.append(True))
+
+        wait_until(lambda: renewals, "they are renewed")
+
+
+def test_an_urgent_job_rings_at_each_stage_and_waits_for_no_look(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given workers that look for urgent jobs when they are rung, and hardly ever else
+    monkeypatch.setattr("infra.worker_loop._LOOK_AT_NOW_S", 60.0)
+    pipeline.start()
+    pipeline.run(pipeline.job("the first finds them before their first look", lane="now"))
+
+    # When more come, then they are answered soon
+    for text in ("the second", "the third"):
+        assert pipeline.run(pipeline.job(text, lane="now")).state == "succeeded"
+
+
 def test_a_prefill_that_lost_its_channel_passes_on_all_the_same_and_the_copy_is_harmless(pipeline: Pipeline) -> None:
     # Given a prefill that is running when its worker loses its channel
     prefill, decode = pipeline.start()
@@ -353,9 +403,9 @@ def test_many_quick_jobs_are_held_at_once_until_a_large_one_comes(pipeline: Pipe
         delivery.ack()
 
     quick_jobs = QuickJobs[None](broker, settler, SlotPool(1, inline=True), handle, lambda _: None)
-    flow = PrefillFlow(quick_jobs.consume, MODEL, settler.hand_back_all)
+    flow = PrefillFlow(quick_jobs.consume, MODEL)
 
-    # When all up to the large one are done
+    # When all up to the large one are done, and however many go together
     while jobs[200].job_id not in held:
         delivery = flow.next(1)
         assert delivery

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from grading.export import record_export, since_last
-from grading.export.canvas import held_by_canvas
-from grading.export.final import apply_decisions, final_grades
+from grading.export.canvas import export_canvas
+from grading.export.final import ExportFile, apply_decisions, final_grades
 from grading.export.last import FILE
-from grading.export.moodle import held_by_moodle
+from grading.export.moodle import export_moodle
+from grading.export.moodle_feedback import export_moodle_feedback
 from grading.points import CriterionGrade, Grade
 from grading.report.grades import GradedClass, save_graded
 from grading.reviews import Override, append_override
@@ -66,19 +67,19 @@ def test_what_is_blank_or_gone_by_now_is_told(tmp_path: Path) -> None:
 
 def test_of_what_the_file_does_not_hold_nothing_is_said_or_noted(tmp_path: Path) -> None:
     ada, benno = finals()
-    record_export(tmp_path, since_last(tmp_path, "canvas", finals(), [ada]).now)
+    record_export(tmp_path, since_last(tmp_path, "canvas", finals(), [ada.grade.id]).now)
     both_changed = finals(
         Override("item-ada", "loops", 6, None, "I ran it", "eve"), Override("item-benno", "loops", 6, None, "so", "eve")
     )
 
-    since = since_last(tmp_path, "canvas", both_changed, both_changed[1:])
+    since = since_last(tmp_path, "canvas", both_changed, [both_changed[1].grade.id])
 
     assert since.lines() == ["benno: blank → 6"]
     assert since.now.points == {"item-benno": 6}
     record_export(tmp_path, since.now)
     # Ada's section was the last export but one: her grade is compared with that.
     assert since_last(tmp_path, "canvas", both_changed).lines() == ["ada: 4 → 6"]
-    assert since_last(tmp_path, "canvas", [ada, benno], [ada]).lines() == []
+    assert since_last(tmp_path, "canvas", [ada, benno], [ada.grade.id]).lines() == []
 
 
 NAMES = ["ada_101_1_a.py", "benno_102_2_b.py", "cato_103_3_c.py", "dora_104_4_d.py", "eve.py"]
@@ -98,28 +99,31 @@ def canvas_class(folder: Path) -> Path:
     return folder
 
 
-def test_a_gradebook_holds_whom_it_lists_and_neither_excuses_nor_grades_that_stay(tmp_path: Path) -> None:
-    grades = final_grades(canvas_class(tmp_path))[1]
+def held(folder: Path, export_file: ExportFile) -> list[str]:
+    return [final.submission for final in final_grades(folder)[1] if final.grade.id in (export_file.held_ids or ())]
 
-    assert [final.submission for final in held_by_canvas(tmp_path, grades, GRADEBOOK, "7")] == [NAMES[0]]
-    blank = GRADEBOOK.replace(b"A,3", b"A,")
-    assert [final.submission for final in held_by_canvas(tmp_path, grades, blank, "7")] == [NAMES[0], NAMES[3]]
-    assert held_by_canvas(tmp_path, grades, None) == []
+
+def test_a_gradebook_holds_whom_it_lists_and_neither_excuses_nor_grades_that_stay(tmp_path: Path) -> None:
+    canvas_class(tmp_path)
+
+    assert held(tmp_path, export_canvas(tmp_path, GRADEBOOK, "7")) == [NAMES[0]]
+    assert held(tmp_path, export_canvas(tmp_path, GRADEBOOK.replace(b"A,3", b"A,"), "7")) == [NAMES[0], NAMES[3]]
 
 
 def test_a_worksheet_holds_whom_it_lists_and_no_grade_that_is_locked_or_stays(tmp_path: Path) -> None:
     names = [f"{name}_{number}_assignsubmission_file_" for number, name in enumerate(("ada", "benno", "cato", "dora"))]
     failed = Grade(names[3], "failed", None, 6, (), reason="not a notebook")
-    grades = [apply_decisions(one, {}) for one in (*(grade(name, 4) for name in names[:3]), failed, grade("eve.py", 4))]
+    made = (*(grade(name, 4) for name in names[:3]), failed, grade("eve.py", 4))
+    save_graded(tmp_path, GradedClass("b1", "Loops", 6, made))
     worksheet = b"""Identifier,Grade,Last modified (grade),Grade can be changed
 Participant 0,,-,Yes
 Participant 1,,-,No
 Participant 3,%s,-,Yes
 """
 
-    assert [final.submission for final in held_by_moodle(tmp_path, grades, worksheet % b"3.00")] == names[:1]
-    assert [final.submission for final in held_by_moodle(tmp_path, grades, worksheet % b"-")] == [names[0], names[3]]
-    assert [final.submission for final in held_by_moodle(tmp_path, grades, None)] == names
+    assert held(tmp_path, export_moodle(tmp_path, worksheet % b"3.00")) == names[:1]
+    assert held(tmp_path, export_moodle(tmp_path, worksheet % b"-")) == [names[0], names[3]]
+    assert held(tmp_path, export_moodle_feedback(tmp_path)) == names
 
 
 def test_the_command_compares_and_notes_what_the_file_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +144,7 @@ def test_the_command_compares_and_notes_what_the_file_holds(tmp_path: Path, caps
     said = capsys.readouterr().err
     assert "1 grade would differ" in said
     assert said.splitlines()[1:] == [f"{NAMES[0]}: 4 → 5"]
-    assert cli.run_command(["export", str(folder), "--format", "canvas", "--dry-run"]) == 0
+    assert cli.run_command(["export", str(folder), "--format", "canvas", "--dry-run"]) == 2  # compared with what?
 
 
 def test_the_file_names_nobody_and_is_forgotten_with_the_batch(tmp_path: Path) -> None:

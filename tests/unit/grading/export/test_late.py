@@ -21,6 +21,7 @@ from grading.points import CriterionGrade, Grade
 from grading.report.grades import GradedClass, load_graded, save_graded
 from grading.report.page import render_page
 from grading.reviews import Override, append_override
+from grading.roster import Person, Roster, keep_roster
 from grading.rubric.late import LateRule
 from grading.rubric.rubric import parse_rubric
 from kvasir import cli
@@ -111,6 +112,15 @@ def test_late_by_an_unknown_time_is_blank_and_no_mark_means_on_time(tmp_path: Pa
 
     assert points(tmp_path) == {ADA: 6, CATO: None}
     assert "when is not known" in final_grades(tmp_path)[1][1].why_blank
+
+
+def test_a_time_under_the_number_that_only_the_roster_knows_counts(tmp_path: Path) -> None:
+    name = "o_brien_kay_7_10_a.py"  # underscores, so that the name alone doesn't say the number
+    keep_roster(tmp_path, Roster("canvas", (Person("7", "O_Brien_Kay"),)))
+    graded(tmp_path, grade(name))
+
+    assert keep(tmp_path, times(("7", timedelta(hours=2)))) == (1, "")
+    assert points(tmp_path) == {name: 5.4}
 
 
 def test_without_a_rule_nothing_is_taken_off(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def graded(name: str, text: str = "Clear.") -> Grade:
         "code": ParsedAnswer({"loops": criterion_grade(RUBRIC.criteria[0], 1.5, evidence=text, feedback=text)}),
         "feedback": ParsedAnswer({"words": criterion_grade(RUBRIC.criteria[1], 0, evidence=text, feedback=text)}, text),
     }
-    submission = Submission(name, "R", (SubmissionPart("text", text, text),), 1, (text,))
+    submission = Submission(name, "R", (SubmissionPart("code", text, text),), 1, (text,))
     return grade_submission(name, RUBRIC, answers, submission, (Cut(text, "text", 1, 2),))  # type: ignore[arg-type]
 
 

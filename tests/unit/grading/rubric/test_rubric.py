@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grading.rubric.rubric import MAX_STEPS, Criterion, Rubric, add_points, load_rubric
+from grading.rubric.rubric import MAX_STEPS, Criterion, Rubric, add_points, load_rubric, total_points
 from messages.errors import RubricError
 
 LOOPS = {"id": "loops", "title": "Uses loops", "points": 6, "step": 0.5, "model": "code", "guidance": "while is fine"}
@@ -92,6 +92,36 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
 def test_the_grid_holds_every_step_and_nothing_else() -> None:
     assert Criterion("a", "A", 1.5, "", "code", 0.5).grid == (0, 0.5, 1, 1.5)
     assert Criterion("a", "A", 0.3, "", "code", 0.1).grid == (0, 0.1, 0.2, 0.3)
+
+
+def test_a_criterion_may_cost_points_where_the_rubric_says_so(tmp_path: Path) -> None:
+    style = {"id": "style", "title": "Style", "points": 0, "deduction": 2, "model": "code"}
+
+    read = load(tmp_path, rubric_data(criteria=[LOOPS, WORDS, style]))
+
+    assert read.criteria[-1].grid == (-2, -1, 0)
+    assert read.total == load(tmp_path, rubric_data()).total
+    assert read.digest != load(tmp_path, rubric_data()).digest
+    assert total_points([3, -2]) == 1
+    assert total_points([1, -2]) == 0, "nobody loses more than was earned"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"deduction": -2}, "'deduction' must be a number above 0"),
+        ({"deduction": 1.25}, "deduction 1.25 is not a multiple of step 0.5"),
+        ({"deduction": 500}, "more than 201 values"),
+        ({"points": 0}, "'points' must be a number above 0"),
+    ],
+)
+def test_a_deduction_that_is_none_is_named(tmp_path: Path, change: dict[str, Any], expected: str) -> None:
+    assert expected in refusal(tmp_path, rubric_data(criteria=[{**LOOPS, **change}, WORDS]))
+
+
+def test_a_rubric_in_which_nothing_earns_points_is_refused(tmp_path: Path) -> None:
+    criterion = {"id": "style", "title": "Style", "points": 0, "deduction": 2, "model": "code"}
+    assert "no criterion earns points" in refusal(tmp_path, {"title": "Loops", "criteria": [criterion]})
 
 
 def test_points_add_up_without_binary_rounding() -> None:

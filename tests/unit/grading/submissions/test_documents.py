@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 import time
 import zipfile
@@ -188,6 +189,46 @@ def test_without_the_extra_the_command_is_named(
     monkeypatch.setitem(sys.modules, module, None)
     [work] = read_submissions(tmp_path)
     assert documents._COMMAND in work.problem
+
+
+def notebook(*sources: str) -> str:
+    cells = [{"cell_type": "markdown", "metadata": {}, "source": source} for source in sources]
+    return json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+
+
+def test_a_pdf_of_the_notebook_beside_it_counts_once_and_loses_nothing(tmp_path: Path) -> None:
+    work = tmp_path / "ada"
+    work.mkdir()
+    (work / "hw5.ipynb").write_text(notebook("The mean of all orders is 84.", "It rose in May, and fell in June."))
+    lines = ["[1]: The mean of all", "orders is 84.", "It rose in May, and", "fell in June.", "But the median fell."]
+    (work / "hw5.pdf").write_bytes(pdf(*map(line, lines)))
+
+    [read] = read_submissions(tmp_path)
+
+    assert [part.text for part in read.parts if "(.pdf)" in part.location] == ["But the median fell."]
+    assert any("all but 1 of 5 lines stand in another file" in note for note in read.notes)
+
+
+def test_another_text_beside_a_notebook_is_read_whole(tmp_path: Path) -> None:
+    work = tmp_path / "ada"
+    work.mkdir()
+    (work / "hw5.ipynb").write_text(notebook("The mean of all orders is 84."))
+    (work / "essay.docx").write_bytes(docx(paragraph("The mean of all orders is 84.") + paragraph("I doubt it.")))
+
+    [read] = read_submissions(tmp_path)
+
+    assert "The mean" in "".join(part.text for part in read.parts if "(.docx)" in part.location)
+    assert not any("export" in note for note in read.notes)
+
+
+def test_an_address_alone_in_a_document_is_a_link(tmp_path: Path) -> None:
+    for name, text in (("ada.docx", "https://example.org/hw5"), ("bo.docx", "Done: https://example.org/hw5")):
+        (tmp_path / name).write_bytes(docx(paragraph(text)))
+
+    ada, bo = read_submissions(tmp_path)
+
+    assert (ada.link, bo.link) == ("https://example.org/hw5", "")
+    assert len(ada.file_digests) == 1, "equal documents are found as other equal files are"
 
 
 def test_a_document_is_a_submission_as_others_are(tmp_path: Path) -> None:

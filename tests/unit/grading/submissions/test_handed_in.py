@@ -44,6 +44,10 @@ def names(found: list[Submission]) -> list[str]:
         ("alice_2024_hw.py", "", "", False),
         ("alice_hw_3_2024_final.py", "", "", False),
         ("alice_LATE_3_final.py", "", "", False),
+        ("o_brien_kay_LATE_71003_9_hw5.R", "71003", "", True),
+        ("o_brien_kay_LATE_71003_text.html", "71003", "", True),
+        ("o_brien_kay_71003_9_hw5.R", "", "", False),  # only a roster can tell where its name ends
+        ("doejane_12_34_My_LATE_5_6_a.R", "12", "", False),
         ("alice_3_14.py", "", "", False),
         ("homework_3_alice.py", "", "", False),
         ("anon_notes_2.py", "", "", False),

@@ -293,7 +293,7 @@ def test_links_are_read_only_where_they_stay_inside_their_submission(tmp_path):
     assert found["loop.R"].problem == found["outside.R"].problem
     assert {part.text for part in found["s"].parts} == {"2"}
     assert [part.location for part in found["s"].parts] == ["file 2 (.r), script", "file 4 (.r), script"]
-    assert len(found["s"].doubtful_notes) == 2
+    assert len(found["s"].doubtful_notes) == 3
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):

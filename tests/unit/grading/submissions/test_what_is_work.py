@@ -113,6 +113,21 @@ def test_canvas_own_heading_is_no_text_of_the_student(tmp_path: Path) -> None:
 # --- other people's code
 
 
+@pytest.mark.parametrize(
+    ("name", "asks"), [("table.xlsx", True), ("work.rar", True), ("plot.png", False), ("LICENSE", False)]
+)
+def test_what_may_hold_work_and_is_not_read_is_asked_about(tmp_path: Path, name: str, asks: bool) -> None:
+    work = tmp_path / "ada"
+    work.mkdir()
+    (work / "hw5.R").write_text("x <- 1", "utf-8")
+    (work / name).write_bytes(b"PK\x03\x04")
+
+    [read] = read_submissions(tmp_path)
+
+    assert sum("1 file left out" in note for note in read.notes) == 1
+    assert bool(read.doubtful_notes) == asks
+
+
 @pytest.mark.parametrize("as_zip", [False, True])
 def test_other_peoples_code_and_data_are_left_out_and_said_once(tmp_path: Path, as_zip: bool) -> None:
     files = {

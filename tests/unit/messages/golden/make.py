@@ -28,7 +28,7 @@ from messages.jobs import (
     user_prompt,
 )
 from messages.kv import KVLayout
-from messages.workers import WorkerInfo
+from messages.workers import Link, RateCurve, WorkerDetails, WorkerInfo
 
 FOLDER = Path(__file__).parent
 
@@ -41,6 +41,12 @@ TALK = (
     Part("user", "Who was Kvasir?", "conversation"),
     Part("assistant", "Of all gods the wisest.", "conversation"),
     Part("user", "Und dann? 语", "own"),
+)
+CALLS = (
+    Part("user", "Grade it."),
+    Part("assistant", '{"points": 7}', function="grade"),
+    Part("tool", "kept", function="grade"),
+    Part("assistant", "It has"),
 )
 EVERY_SAMPLING = Sampling(8, 0.0, 1.0, 40, 7, ("\n\n", "END"), '{"type":"object"}', 3)
 QUESTIONS = (
@@ -70,6 +76,8 @@ MESSAGES = {
         *((5, 6, 7), 2, QUESTIONS),
     ),
     "prefill-conversation": PrefillJob(*NAMES, TALK, Sampling(5)),
+    "prefill-functions": PrefillJob(*NAMES, CALLS, Sampling(5)),
+    "prefill-raw": PrefillJob(*NAMES, (Part("raw", "Once upon a"),), Sampling(5)),
     "prefill-tagged": replace(JOB, prompt=(*TALK[:-1], Part("user", "Und dann?", "conversation")), tag="0a1b2c"),
     "prefill-tokenized": TOKENIZED,
     "prefill-questions": PrefillJob(*NAMES, user_prompt("Rubric.\n", "x <- 1"), Sampling(1), questions=QUESTIONS),
@@ -104,6 +112,14 @@ MESSAGES = {
         *((41.5, 0.0), (200.0, 0.0), 5, 6, 7, "28 layers x 8 kv_heads x 128 head_dim; bf16"),
     ),
     "card-refusing": WorkerInfo(*WORKER, sketch="5e7c4000aa", refuses=("beef",), refuses_because=("other weights",)),
+    "details-bare": WorkerDetails(),
+    "details-every-field": WorkerDetails(
+        ("prefill", "decode"),
+        (RateCurve("qwen3-coder:30b", (512, 4096.0), (2100.5, 1900)), RateCurve("tiny:1b", (64,), (0,))),
+        (RateCurve("qwen3-coder:30b", (1, 4, 16), (41.5, 73, 122)),),
+        (Link("studio2", 0.25, 1100.5), Link("spark1")),
+        *(-0.125, "b9999, 0.4.1", "GGSQ 3"),
+    ),
 }
 
 

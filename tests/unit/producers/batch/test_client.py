@@ -90,7 +90,7 @@ def test_a_conversation_is_asked_like_a_prompt_and_its_class_wide_part_is_stored
         assert (result.decode.kv_transfer, result.decode.evaluated_tokens) == ("verified", 1)
     assert second.prefill.restored_tokens > prefill.engine.count_tokens(SHARED_TEXT) - MAX_BLOCK_TOKENS
     with pytest.raises(InvalidMessage, match="nothing to answer"):
-        pipeline.client.ask(MODEL, before, SAMPLING)
+        pipeline.client.ask(MODEL, (*before, Part("assistant", "{}", function="look")), SAMPLING)
 
 
 def test_the_pieces_of_a_stream_join_to_the_text(pipeline: Pipeline) -> None:

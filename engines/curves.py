@@ -1,0 +1,43 @@
+"""What a worker measures of its own rates as it runs, by what it does at once."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+
+from messages.workers import MAX_POINTS, RateCurve
+
+_WEIGHT = 0.1  # of the newest in a moving average, which is the plain mean of the first ten
+
+
+class MeasuredCurves:
+    """Moving averages of tokens a second, by model and by a number. Thread-safe.
+
+    The number is that of the sequences that were decoded at once, or a prompt's length as `length_class` gives it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._points: dict[str, dict[int, tuple[int, float]]] = defaultdict(dict)  # by number: how often, and mean
+
+    def note(self, model: str, at: int, tokens_per_s: float) -> None:
+        """One more was measured."""
+        with self._lock:
+            points = self._points[model]
+            times, mean = points.get(at, (0, 0.0))
+            points[at] = times + 1, mean + max(_WEIGHT, 1 / (times + 1)) * (tokens_per_s - mean)
+
+    def curves(self) -> tuple[RateCurve, ...]:
+        """As a registration has them: of the numbers that occur most often, ascending."""
+        with self._lock:
+            by_model = {model: dict(points) for model, points in self._points.items()}
+        curves = []
+        for model, points in by_model.items():
+            often = sorted(sorted(points, key=lambda at: -points[at][0])[:MAX_POINTS])
+            curves.append(RateCurve(model, tuple(map(float, often)), tuple(points[at][1] for at in often)))
+        return tuple(curves)
+
+
+def length_class(tokens: int) -> int:
+    """A prompt's length as a curve knows it: the next power of two."""
+    return 1 << max(0, tokens - 1).bit_length()

@@ -1,0 +1,1 @@
+"""How good grades are, beside people's: what `kvasir evaluate` measures."""

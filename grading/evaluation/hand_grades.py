@@ -1,0 +1,73 @@
+"""Grades that people gave, from a table or from the desk's reviews.
+
+One form of CSV, with a header: `submission`, `criterion`, `points`, `rater`. A submission is named as the batch names
+it, or by its number at the learning platform; `criterion` is an id of the rubric's, empty or left out for the total;
+`rater` tells two people apart. A row without points is one that nobody has graded. Of another table, such as a
+gradebook, one column may be read as the totals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+
+from grading.evaluation.agreement import EvaluationError
+from grading.export.final import final_grades
+from grading.hand_sample.draw import points_in
+from grading.reviews import ROUND_REASON, read_overrides
+from grading.rubric.rubric import MAX_POINTS, Points, total_points
+from grading.submissions.lms_names import student_id
+from grading.tables import cell, column, read_sheet, student, students
+
+TOTAL = ""  # in the place of a criterion
+HandGrades = Mapping[tuple[str, str, str], Points]  # by submission, criterion and rater
+
+
+def read_hand_grades(data: bytes, label: str, total_column: str = "") -> HandGrades:
+    """The grades in a table; `label` names it in errors. Raises EvaluationError, ExportError, BoundError."""
+    sheet = read_sheet(data, label)
+    of_points, of_criterion, of_rater = (
+        column(sheet.rows[0], caption)
+        for caption in ((total_column, "", "") if total_column else ("points", "criterion", "rater"))
+    )
+    if of_points < 0 or not students(sheet):
+        raise EvaluationError(
+            f"{label} needs the columns submission, criterion, points and rater; or one that says whose a row is, and "
+            "--column names that of the totals"
+        )
+    graded_rows = [number for number, row in enumerate(sheet.rows) if number and cell(row, of_points).strip()]
+    grades = {
+        (student(sheet, number, students(sheet)[0]), cell(row, of_criterion).strip(), cell(row, of_rater).strip()): (
+            points_in(f"{label}, row {number + 1}", cell(row, of_points).strip(), (-MAX_POINTS, MAX_POINTS))
+        )
+        for number in graded_rows
+        for row in [sheet.rows[number]]
+    }
+    if len(grades) < len(graded_rows):
+        raise EvaluationError(f"{label}: somebody graded the same twice; keep one row for each")
+    return grades
+
+
+def reviewed_grades(folder: Path) -> HandGrades:
+    """What stands about each submission of the batch in `folder` that a person has decided on. Raises BatchError."""
+    decisions = [override for override in read_overrides(folder) if not override.reason.startswith(ROUND_REASON)]
+    names = {override.item_id for override in decisions}
+    return {
+        (final.submission, id, "reviews"): points
+        for final in final_grades(folder, include_unreviewed=True)[1]
+        if {final.grade.item_id, final.submission} & names
+        for id, points in [*((item.id, item.points) for item in final.criteria), (TOTAL, final.earned_points)]
+        if points is not None
+    }
+
+
+def in_class(grades: HandGrades, submissions: Iterable[str], criteria: Collection[str]) -> HandGrades:
+    """Those of the class's submissions, under their names; with the totals of what was graded in every criterion."""
+    names = {alias: name for name in submissions for alias in (student_id(name), name) if alias}
+    known = {(names[name], id, rater): points for (name, id, rater), points in grades.items() if name in names}
+    totals = {
+        (name, TOTAL, rater): total_points(known[name, id, rater] for id in criteria)
+        for name, rater in {(name, rater) for name, _, rater in known}
+        if all((name, id, rater) in known for id in criteria)
+    }
+    return totals | known

@@ -1,0 +1,165 @@
+"""What a reader of the rendered work sees of a text, and what only its source holds.
+
+Markdown, HTML and LaTeX can hold text that nobody sees: comments, elements without size, white letters, phantoms,
+titles and alternative texts of links and pictures, definitions of links, and characters without width. Such text is no
+evidence. Source code stays visible, whether it was run or not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+SEEN, UNSEEN, HIDDEN = range(3)
+_FEW_WORDS, _MAX_SHOWN = 3, 80
+_MAX_MARKUP = 5_000  # pieces of it in one text: what comes after them is taken for unseen
+
+# Without width, or a direction, or invisible twins of ASCII: no reader sees them, and a quote need not have them.
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff\U000e0000-\U000e007f]+"
+)
+_TWINS = re.compile("[\U000e0020-\U000e007e]+")
+_TOKEN = re.compile(
+    r"""
+      ^[ ]{0,3}(?P<fence>`{3,16}|~{3,16})[^\n]*$
+    | (?<!`)(?P<tick>`{1,2})(?!`)
+    | (?P<comment><!--)
+    | <(?P<slash>/?)(?P<name>[A-Za-z][A-Za-z0-9]{0,20})(?P<attributes>[\s/][^<>]{0,2000})?>
+    | \\(?:[hv]?phantom|(?:text)?color\s?\{\s?white\s?\})\s?(?P<group>\{?)
+    | !\[(?P<alt>[^\[\]\n]{0,1000})\](?:\([^()\n]{0,2000}\)|\[[^\[\]\n]{0,200}\])?
+    | \]\([^()\n"']{0,2000}(?P<title>["'][^\n]{0,1000}?["'])?\s?\)
+    | ^[ ]{0,3}\[(?!\^)[^\[\]\n]{1,200}\]:[ \t]*\n?[ \t]*\S{1,2000}[ \t]*
+      (?P<note>\n?[ \t]*(?:"[^"\n]{0,2000}"|'[^'\n]{0,2000}'|\([^()\n]{0,2000}\))[ \t]*)?$
+    """,
+    re.MULTILINE | re.VERBOSE,
+)
+_HIDING = re.compile(
+    r"(?<![-\w:])(?<!: )hidden(?![-\w])|visibility\s*:\s*hidden|display\s*:\s*none|opacity\s*:\s*0?(?:\.0+)?(?![\d.])"
+    r"|(?:left|top|text-indent)\s*:\s*-\d{3,}"
+    r"|font-size\s*:\s*(?:0+(?:\.0+)?(?![\d.])|[01]?(?:\.\d+)?\s*p[xt]|0?\.[01]\d*\s*r?em|\d(?:\.\d+)?\s*%)",
+    re.IGNORECASE,
+)
+_WHITE = re.compile(
+    r"(?<![-\w])color\s*[:=]\s*[\"']?\s*(?:white|transparent|#f{3,4}\b|#f{6}\b|rgba?\(\s*255\s*,\s*255\s*,\s*255)",
+    re.IGNORECASE,
+)
+_VALUE = re.compile(r"\b(?:title|alt|aria-\w{1,20}|data-\w{1,20}|id|name)\s*=", re.IGNORECASE)
+_WITHOUT_CONTENT = frozenset({"area", "base", "br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"})
+_NEVER_SHOWN = frozenset({"head", "noscript", "script", "style", "svg", "template", "title"})
+_FILE_NAME = re.compile(r"\S{0,80}\.\w{2,4}|image|\s*")
+_MARKUP = re.compile(r"<!--|-->|</?[A-Za-z][^<>]{0,2000}>")
+_GROUP = re.compile(r"(?<!\\)[{}]|\$|\n\n")
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleText:
+    """For each character of a text whether it is SEEN, UNSEEN markup, or HIDDEN; and hidden passages to ask about.
+
+    Alternative texts of pictures are hidden, but usual: nobody is asked about them.
+    """
+
+    flags: bytes
+    hidden_passages: tuple[str, ...]
+
+    def shown(self, text: str, *, with_markup: bool = False) -> str:
+        """What is seen of the text that this was made of."""
+        return "".join(char for char, flag in zip(text, self.flags, strict=True) if flag <= with_markup * UNSEEN)
+
+
+def visible_text(text: str, kind: str) -> VisibleText:
+    """What a reader sees of a text. `kind`: `code`, `text` or `output`, of which only `text` is rendered."""
+    flags, passages = bytearray(len(text)), []
+    twins = (
+        (*run.span(), HIDDEN, "".join(chr(ord(char) - 0xE0000) for char in run[0])) for run in _TWINS.finditer(text)
+    )
+    for start, end, flag, hidden_text in (*(_rendered(text) if kind == "text" else ()), *twins):
+        flags[start:end] = bytes(max(flag, earlier) for earlier in flags[start:end])
+        passage = " ".join(_MARKUP.sub(" ", hidden_text).split())
+        if len(passage.split()) > _FEW_WORDS or (any(map(str.isdigit, passage)) and any(map(str.isalpha, passage))):
+            passages.append(passage[:_MAX_SHOWN])
+    return VisibleText(bytes(flags), tuple(dict.fromkeys(passages)))
+
+
+def without_invisible(text: str) -> str:
+    """The text without characters that have no width."""
+    return text if text.isascii() else _INVISIBLE.sub("", text)
+
+
+def _rendered(text: str) -> Iterator[tuple[int, int, int, str]]:
+    """What Markdown with HTML and LaTeX in it does not show. One pass: what is read once is not read again.
+
+    Where each piece begins and ends, its flag, and what a person may be asked about.
+    """
+    cursor, tags = 0, list[tuple[re.Match[str], int]]()
+    for _ in range(_MAX_MARKUP):
+        if not (match := _TOKEN.search(text, cursor)):
+            break
+        cursor = _end(match, text)
+        hidden_end = cursor if match["comment"] or match["group"] is not None else match.end()
+        yield match.start(), cursor, _flag(match), text[match.end() : hidden_end].rstrip("}")
+        if match["name"]:
+            tags.append((match, cursor))
+        elif title := match["title"] or match["note"]:
+            yield cursor - len(title) - bool(match["title"]), cursor, HIDDEN, title
+    else:
+        yield cursor, len(text), UNSEEN, f"more than {_MAX_MARKUP} pieces of markup"
+    for start, end in _hidden_elements(text, tags):
+        yield start, end, HIDDEN, text[start:end]
+
+
+def _end(match: re.Match[str], text: str) -> int:
+    """Where what a piece of markup begins ends."""
+    if match["group"] is not None:
+        return _group_end(text, match.end(), bool(match["group"]))
+    fence = f"\n{match['fence']}" if match["fence"] else match["comment"] and "-->"
+    if not (mark := fence or match["tick"] or (_is_never_shown(match) and f"</{match['name']}>")):
+        return match.end()
+    found = re.compile(re.escape(mark), re.IGNORECASE).search(text, match.end())
+    return found.end() if found else match.end() if match["tick"] else len(text)
+
+
+def _flag(match: re.Match[str]) -> int:
+    is_hidden = (
+        match["comment"]
+        or match["group"] is not None
+        or _is_never_shown(match)
+        or _VALUE.search(match["attributes"] or "")
+        or not _FILE_NAME.fullmatch(match["alt"] or "")
+    )
+    return HIDDEN if is_hidden else SEEN if match["fence"] or match["tick"] else UNSEEN
+
+
+def _is_never_shown(match: re.Match[str]) -> bool:
+    return (match["name"] or "").lower() in _NEVER_SHOWN and not match["slash"]
+
+
+def _hidden_elements(text: str, tags: Iterable[tuple[re.Match[str], int]]) -> Iterator[tuple[int, int]]:
+    """Where the outermost elements that hide what they hold begin and end."""
+    hidden_from, hidden_depth = 0, 0
+    open_elements: list[str] = []
+    for tag, end in tags:
+        name, attributes = tag["name"].lower(), tag["attributes"] or ""
+        if tag["slash"] and name in open_elements:
+            del open_elements[len(open_elements) - 1 - open_elements[::-1].index(name) :]
+            if hidden_depth > len(open_elements):
+                yield hidden_from, end
+                hidden_depth = 0
+        elif not (tag["slash"] or name in _WITHOUT_CONTENT | _NEVER_SHOWN or attributes.endswith("/")):
+            open_elements.append(name)
+            # White letters can be read on a background, which may be that of an element around them.
+            is_white = _WHITE.search(attributes) and "background" not in text[:end]
+            if not hidden_depth and (is_white or _HIDING.search(attributes)):
+                hidden_from, hidden_depth = tag.start(), len(open_elements)
+    if hidden_depth:
+        yield hidden_from, len(text)
+
+
+def _group_end(text: str, start: int, has_begun: bool) -> int:
+    """Where a LaTeX command's effect ends: with its group, the group around it, its formula or its paragraph."""
+    depth = 0
+    for match in _GROUP.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(match[0], -len(text))
+        if depth < 0:
+            return match.end() if has_begun and match[0] == "}" else match.start()
+    return len(text)

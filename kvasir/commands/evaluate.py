@@ -1,0 +1,116 @@
+"""`kvasir evaluate`: how far a class's grades agree with people's, of a batch, or of models that grade now."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from grading.evaluation.agreement import EvaluationError, agreement
+from grading.evaluation.evaluate import Evaluation, by_name, evaluate
+from grading.evaluation.hand_grades import HandGrades, read_hand_grades, reviewed_grades
+from grading.evaluation.page import render_evaluation, rows, sentences
+from grading.report.grades import load_graded
+from grading.reviews import AFTER_A_LOOK
+from grading.rubric.rubric import load_rubric
+from infra.config.settings import Settings
+from kvasir import class_run
+from kvasir.commands.export import bytes_of
+from kvasir.options import BatchPlace, Globals, Models, Number, default_folder, examples_option, json_option, path
+from kvasir.terminal import TerminalProgress, print_table, say, say_json
+from messages.errors import UsageError
+from producers.batch.batch import Batch
+from producers.storage.private import write_atomically
+from producers.words import plural
+
+PAGE = "evaluation.html"
+
+
+@click.command("evaluate")
+@click.argument("folder", type=path)
+@click.option("--grades", type=path, help="Grades by hand, CSV: submission, criterion, points, rater.")
+@click.option("--column", default="", metavar="NAME", help="Of --grades, a gradebook say: the column of totals.")
+@click.option("--reviews", is_flag=True, help="Take the desk's reviews for hand grades; they are not blind.")
+@click.option("--compare", type=path, help="Another batch of the class: how much better FOLDER is.")
+@click.option("--within", type=Number(0), default=1, metavar="POINTS", help="Further off is wrong [default: 1].")
+@click.option("--watts", type=Number(0), default=0, help="What the machines draw together, for the energy.")
+@click.option("--model", "models", multiple=True, metavar="M", help="Grade the work in FOLDER with it; repeatable.")
+@click.option("--rubric", type=path, help="With --model: the rubric; the other options are those of grade.")
+@click.option("--solution", type=path, help="Reference solution.")
+@examples_option
+@json_option
+@click.pass_obj
+def evaluate_command(
+    global_options: Globals,
+    /,
+    folder: Path,
+    grades: Path | None,
+    column: str,
+    reviews: bool,
+    compare: Path | None,
+    within: float,
+    watts: float,
+    models: tuple[str, ...],
+    as_json: bool,
+    **request_options: Any,
+) -> int:
+    """Measure how far the grades of the batch in FOLDER agree with people's: kappa, mean difference, leniency.
+
+    By criterion and by band, with intervals; beside it people among themselves, and a floor. With --model, FOLDER is a
+    class's work: each model grades it in a batch of its own, going on where it stopped. Writes evaluation.html there.
+    """
+    if bool(grades) == reviews:
+        raise EvaluationError("say whose grades these are compared with: --grades FILE, or --reviews")
+    batches = [_grade(global_options, folder, model, request_options) for model in models] or [folder]
+    by_hand = read_hand_grades(bytes_of(grades) or b"", str(grades), column) if grades else reviewed_grades(batches[0])
+    settings, reports = global_options.settings(), []
+    base = _measure(settings, compare, by_hand, within) if compare else None
+    for batch in batches:
+        measured = _measure(settings, batch, by_hand, within)
+        base_pairs, pairs = by_name(base.pairs) if base else {}, by_name(measured.pairs)
+        gains = [agreement(name, pairs[name], earlier) for name, earlier in base_pairs.items() if name in pairs]
+        compared = f"{measured.submissions} of {plural(len({name for name, *_ in by_hand}), 'submission')} compared."
+        facts = _facts(batch, watts) | {"Hand grades": f"{compared} {AFTER_A_LOOK if reviews else ''}".strip()}
+        write_atomically(batch / PAGE, render_evaluation(measured, facts, gains))
+        reports.append(
+            asdict(measured) | {"folder": str(batch), "facts": facts, "gain": [asdict(each) for each in gains]}
+        )
+        if not as_json:
+            table = rows(measured, gains)
+            print_table(tuple(table[0]), [tuple(row.values()) for row in table])
+            for sentence in (*sentences(measured), *map(": ".join, facts.items()), f"Page: {batch / PAGE}"):
+                say(sentence)
+    if as_json:
+        say_json({"batches": reports})
+    return 0
+
+
+def _grade(global_options: Globals, folder: Path, model: str, request_options: dict[str, Any]) -> Path:
+    """Where the batch of this model is, once it is graded."""
+    if not request_options["rubric"]:
+        raise EvaluationError("with --model say the --rubric, too")
+    settings = global_options.settings(Models(model, model))
+    request = class_run.request_from(settings, folder, **request_options)
+    place = BatchPlace(default_folder(folder, f"{load_rubric(request.rubric).title} {model}"))
+    with TerminalProgress(False) as progress, class_run.open_class(request, place, progress.say) as (batch, assignment):
+        return class_run.run_class(settings, batch, assignment, progress, global_options.observer()).folder
+
+
+def _measure(settings: Settings, folder: Path, by_hand: HandGrades, tolerance: float) -> Evaluation:
+    """Measure the batch in `folder`. Without the class's work there is no floor."""
+    assignment = None
+    with Batch(folder, is_owner=False) as batch, suppress(UsageError):
+        assignment = class_run.read_class(batch, class_run.request_of_batch(settings, batch, will_run=False))
+    return evaluate(load_graded(folder), by_hand, assignment, tolerance)
+
+
+def _facts(folder: Path, watts: float) -> dict[str, str]:
+    """What the run took; its time is that from when its jobs were submitted to the last answer."""
+    with Batch(folder, is_owner=False) as batch:
+        results = [result for entry in batch.entries if (result := batch.result(entry.job_id))]
+    duration_s = max((result.decode.total_s for result in results), default=0.0)
+    energy = f"{duration_s * watts / 3.6e6:.4f} kWh at {watts:g} W" if watts else "energy not known (--watts)"
+    return dict(class_run.facts(results)) | {"Time": f"{duration_s:,.0f} s, {energy}"}

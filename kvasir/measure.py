@@ -1,0 +1,145 @@
+"""`kvasir measure`: what this machine does with its models, as curves for kvasir.toml.
+
+Decode is measured with so many sequences at once, each behind a prompt of CONTEXT_TOKENS; prefill with one prompt at a
+time. Prompts are random words, so that nothing that was computed before helps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+
+import click
+
+from engines.base import EngineInfo
+from engines.registry import Engine, entries, open_engine
+from infra.config.sources import user_data_dir
+from kvasir.engine_options import engine_options
+from kvasir.options import Globals, Number
+from kvasir.terminal import say
+from messages.errors import UsageError
+from messages.jobs import Sampling, user_prompt
+from messages.kv import KVCache, Record, assemble_cache
+
+CONTEXT_TOKENS = 2048
+ANSWER_TOKENS = 128
+ROUNDS = 3  # the median counts; fewer where time runs out, but one of each
+FILE_NAME = "rates.json"  # in the user's data folder: what was measured last, by model
+
+Points = list[tuple[int, float]]
+
+
+@click.command()
+@click.option("--model", "names", multiple=True, help="A model to measure; may be given again [default: all].")
+@click.option("--engine", default="", help="Engine [default: the model's].")
+@click.option(
+    "--slots", type=click.IntRange(1, 1024), default=16, show_default=True, help="Sequences at once, at most."
+)
+@click.option("--machine", default="", help="Its name in kvasir.toml [default: this host's].")
+@click.option("--minutes", type=Number(0), default=5.0, show_default=True, help="For all models together.")
+@click.pass_obj
+def measure(
+    global_options: Globals, /, names: tuple[str, ...], engine: str, slots: int, machine: str, minutes: float
+) -> int:
+    """Measure a model's tokens a second on this machine, and print them as a block for kvasir.toml.
+
+    Decode by the number of sequences, prefill by the prompt's length. Stop this machine's workers first.
+    """
+    settings = global_options.settings()
+    models = [settings.model(name) for name in names or settings.models]
+    if not models:
+        raise UsageError("no model is configured: add [models.NAME] with weights to kvasir.toml")
+    rates = {}
+    for model in models:
+        name, weights = model.weights_for(engine)
+        loaded = open_engine(name, engine_options(model, name, weights, model.context, slots))
+        try:
+            ends_at = time.monotonic() + 60 * minutes / len(models)
+            prefill, decode = prefill_points(loaded, ends_at), decode_points(loaded, slots, ends_at)
+        finally:
+            loaded.close()
+        rates[model.name] = {
+            "measured": date.today().isoformat(),
+            "build": _build(loaded.info),
+            "prefill_curve": prefill,
+            "decode_curve": decode,
+        }
+        say(f"# Measured on {date.today().isoformat()} with {_build(loaded.info)}")
+        say(f'[machines.{machine or socket.gethostname()}.rates."{model.name}"]')
+        say(f"prefill_curve = {json.dumps(prefill)}")
+        say(f"decode_curve = {json.dumps(decode)}")
+    keep((user_data_dir(os.environ) or Path()) / FILE_NAME, rates)
+    return 0
+
+
+def prefill_points(engine: Engine, ends_at: float) -> Points:
+    """Tokens a second of prompts of several lengths. `ends_at`, monotonic: from then on each length has one round."""
+    lengths = [length for length in (512, 2048, 8192, 32_768) if length < engine.info.context]
+    return _medians(lengths or [engine.info.context // 2], lambda length: _prefill(engine, length)[2], ends_at)
+
+
+def decode_points(engine: Engine, slots: int, ends_at: float) -> Points:
+    """Tokens a second of 1, 2, 4, … sequences together, up to all slots. `ends_at`: as above."""
+    counts = sorted({*(1 << power for power in range(slots.bit_length())), slots})
+    length = min(CONTEXT_TOKENS, engine.info.context // 2)
+    prompts = [_prefill(engine, length)[:2] for _ in range(slots)]
+    return _medians(counts, lambda count: _decode(engine, prompts[:count]), ends_at)
+
+
+def keep(path: Path, rates: Mapping[str, Mapping[str, object]]) -> None:
+    """Write the file, with what was measured earlier of other models. Raises UsageError."""
+    try:
+        earlier = json.loads(path.read_text("utf-8"))["models"] if path.exists() else {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"version": 1, "models": earlier | dict(rates)}, indent=2) + "\n", "utf-8")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"what was measured can't be kept in {path}: {error}") from None
+
+
+def _medians(sizes: Sequence[int], measure_once: Callable[[int], float], ends_at: float) -> Points:
+    rates: dict[int, list[float]] = {size: [] for size in sizes}
+    for number in range(ROUNDS):
+        for size in sizes:
+            if number == 0 or time.monotonic() < ends_at:
+                rates[size].append(measure_once(size))
+    return [(size, round(statistics.median(values), 1)) for size, values in rates.items()]
+
+
+def _prefill(engine: Engine, length: int) -> tuple[tuple[int, ...], KVCache | None, float]:
+    """The tokens of a prompt, its KV cache less the last token's if the engine gives any, and tokens a second."""
+    words = " ".join(random.choices(("river", "ferry", "market", "garden", "school", "harbour"), k=2 * length))
+    tokens = engine.tokenize(user_prompt("", f"{random.random()} {words}"), time.time()).ids[:length]
+    records: list[Record] = []
+    start = time.monotonic()
+    report = engine.prefill(tokens[:-1], records.append)
+    rate = report.computed_tokens / (report.prefill_s or time.monotonic() - start)
+    layout = engine.info.layout
+    return tokens, assemble_cache(layout, records) if layout and records else None, rate
+
+
+def _decode(engine: Engine, prompts: Sequence[tuple[tuple[int, ...], KVCache | None]]) -> float:
+    """All of them at once; of each what follows its first token counts, so that no import of a cache does."""
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        sampling = Sampling(max_tokens=ANSWER_TOKENS, seed=1)
+        answers = list(pool.map(lambda prompt: engine.decode(prompt[0], prompt[1], sampling), prompts))
+    return sum(
+        (answer.completion_tokens - 1) / (answer.seconds - answer.first_token_s)
+        for answer in answers
+        if answer.completion_tokens > 1 and answer.seconds > answer.first_token_s
+    )
+
+
+def _build(info: EngineInfo) -> str:
+    """The engine, the versions of its packages that are installed, and the device."""
+    names = packages_distributions()
+    packages = [names[module][0] for module in entries()[info.engine].packages if module in names]
+    return f"{', '.join([info.engine, *(f'{name} {version(name)}' for name in packages)])} on {info.device}"

@@ -1,0 +1,147 @@
+"""A worker with both roles: a prefill and a decode worker of one model, over one engine, in one process.
+
+Neither is changed by it. Each has its loop and its registration, and hands its jobs over through broker and store as
+everywhere; what they share is the engine, the process's memory of KV caches, and a choice of what to take next.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from decode_worker.stealing.policy import Peer
+from decode_worker.stealing.roles import BOTH, Backlog, NextWork, choose
+from decode_worker.worker import DecodeWorker
+from infra.broker.base import Broker
+from infra.broker.topology import jobs_waiting
+from infra.config.hours import ALL_HOURS, Hours
+from kvstore.base import ClusterState
+from kvstore.cluster_state import BestEffortClusterState
+from kvstore.heartbeat import new_worker_id
+from messages.errors import BrokerUnavailable
+from messages.workers import BOTH_ROLES, WorkerInfo, prefill_id
+from prefill_worker.worker import PrefillWorker
+
+LOOK_S = 0.2  # four passive declares, and registrations
+
+
+class TwoRoleWorker:
+    """`make_prefill` and `make_decode` make its halves, and are given an id and the roles.
+
+    Both are over the same `broker` and engine. `run` blocks until `stop`; everything else may be called from other
+    threads.
+    """
+
+    def __init__(
+        self,
+        make_prefill: Callable[..., PrefillWorker],
+        make_decode: Callable[..., DecodeWorker],
+        model: str,
+        broker: Broker,
+        cluster_state: ClusterState,
+    ) -> None:
+        self.worker_id = new_worker_id()
+        self._model = model
+        self._broker = broker
+        self._cluster_state = BestEffortClusterState(cluster_state)
+        self.prefill = make_prefill(worker_id=prefill_id(self.worker_id), roles=BOTH_ROLES)
+        self.decode = make_decode(worker_id=self.worker_id, roles=BOTH_ROLES)
+        self.prefill.loop.partner, self.decode.loop.partner = self.decode.loop, self.prefill.loop
+        self.prefill.loop.wants_bulk = lambda: self._next_work().prefill
+        self.decode.loop.wants_bulk = lambda: self._next_work().decode
+        self._backlog: Backlog | None = None  # None: nobody can say, and both roles take what there is
+        self._prefilled_then = self._prefilling_then = 0  # here, at that look
+        self._stopping = threading.Event()
+
+    def run(self, hours: Hours = ALL_HOURS) -> None:
+        """Serve until stopped. If one role fails the other leaves too. Raises what that one raised."""
+        with ThreadPoolExecutor(2, thread_name_prefix="role") as pool:
+            prefilling = pool.submit(self.prefill.run, hours)
+            prefilling.add_done_callback(lambda _: self.stop())
+            pool.submit(self._look_on)
+            try:
+                self.decode.run(hours)
+            finally:
+                self.stop()
+        prefilling.result()
+
+    def stop(self, abort: bool = False) -> None:
+        """Leave after what is in hand; with `abort` hand that back too."""
+        self._stopping.set()
+        self.prefill.stop(abort)
+        self.decode.stop(abort)
+
+    def look(self) -> None:
+        """See what waits where, and who could take it."""
+        try:
+            self._backlog = self._see()
+        except BrokerUnavailable:  # it reconnects by itself
+            self._backlog = None
+
+    def _see(self) -> Backlog:
+        registrations = self._cluster_state.registrations()
+        forecast, ours = self.decode.choice.forecast, prefill_id(self.worker_id)
+        prefill, others = self.prefill.registration(), prefillers(registrations, self._model, ours)
+        can_prefill = not prefill.off and self.prefill.has_room()
+        decode_rate = self.decode.choice.throughput.of(self._model).tokens_per_s * self.decode.slots.count
+        self._prefilled_then, self._prefilling_then = self.prefill.slots.jobs_done, prefill.busy
+        return Backlog(
+            prompts=jobs_waiting(self._broker, "prefill", self._model) if can_prefill else 0,
+            prefilling=sum(other.busy for other in others),
+            ready=jobs_waiting(self._broker, "decode", self._model),
+            own=Peer(self.decode.slots.count, 0, forecast.decode_s(self._model)),
+            peers=forecast.peers(self._model),
+            free_decoders=free_decoders(registrations, self._model),
+            prefill_s=self.prefill.prompt_s,
+            advantage=prefill.tokens_per_s / decode_rate if decode_rate else 0.0,
+            best_advantage=max((advantage(other, registrations) for other in others), default=0.0),
+            look_s=LOOK_S,
+        )
+
+    def _next_work(self) -> NextWork:
+        """By the last look, and what has become of our own jobs since."""
+        backlog = self._backlog
+        if backlog is None:
+            return BOTH
+        prefill, decode = self.prefill.slots, self.decode.slots
+        begun = max(self._prefilling_then, prefill.active_groups + prefill.jobs_done - self._prefilled_then)
+        own = replace(backlog.own, busy=decode.count - decode.free)
+        return choose(replace(backlog, own=own, prefilling=backlog.prefilling + begun))
+
+    def _look_on(self) -> None:
+        while not self._stopping.is_set():
+            self.look()
+            self._stopping.wait(LOOK_S)
+
+
+def prefillers(registrations: Sequence[WorkerInfo], model: str, ours: str) -> list[WorkerInfo]:
+    """All others that prefill this model and take jobs."""
+    return [
+        registration
+        for registration in registrations
+        if (registration.role, registration.model, registration.off) == ("prefill", model, "")
+        and registration.worker_id != ours
+    ]
+
+
+def free_decoders(registrations: Sequence[WorkerInfo], model: str) -> int:
+    """Slots that are free now at workers that decode this model and prefill nothing."""
+    prefillers = {registration.process for registration in registrations if registration.role == "prefill"}
+    return sum(
+        max(0, registration.slots - registration.busy)
+        for registration in registrations
+        if (registration.role, registration.model, registration.off) == ("decode", model, "")
+        and registration.process not in prefillers
+    )
+
+
+def advantage(prefiller: WorkerInfo, registrations: Sequence[WorkerInfo]) -> float:
+    """Prefilled tokens in the time of a decoded one; infinite for a worker that does not decode, 0 if not measured."""
+    for registration in registrations:
+        if registration.role == "decode" and registration.process == prefiller.process:
+            rate = registration.tokens_per_s * registration.slots
+            return prefiller.tokens_per_s / rate if rate else 0.0
+    return math.inf
