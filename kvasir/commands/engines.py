@@ -228,9 +228,9 @@ def _figure(value: float) -> str:
 
 def print_findings(findings: list[Finding]) -> None:
     """A table on stdout. Above it, for each service that was tried step by step, its milliseconds."""
-    tried = [finding for finding in findings if finding.steps or finding.stopped_at]
-    if tried:
-        print_table(("ms", *STEPS), [_steps_row(finding) for finding in tried], STEPS)
+    service_findings = [finding for finding in findings if finding.steps or finding.stopped_at]
+    if service_findings:
+        print_table(("ms", *STEPS), [_steps_row(finding) for finding in service_findings], STEPS)
     rows = [
         (Text(finding.level, _STYLES[finding.level]), finding.subject, finding.what, finding.todo)
         for finding in findings

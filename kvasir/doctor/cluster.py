@@ -127,12 +127,12 @@ def _has_slot_files(engine: str) -> bool:
 
 def side_by_side(looks: Mapping[str, Look], within_s: float) -> Iterator[Finding]:
     """What each look found within that time, in their order. One that takes longer is left behind, and named."""
-    found: dict[str, list[Finding]] = {subject: [] for subject in looks}
-    done: set[str] = set()
+    findings: dict[str, list[Finding]] = {subject: [] for subject in looks}
+    finished: set[str] = set()
 
     def run(subject: str) -> None:
-        found[subject].extend(looks[subject]())
-        done.add(subject)
+        findings[subject].extend(looks[subject]())
+        finished.add(subject)
 
     threads = {subject: threading.Thread(target=run, args=(subject,), daemon=True) for subject in looks}
     deadline = time.monotonic() + within_s
@@ -140,8 +140,8 @@ def side_by_side(looks: Mapping[str, Look], within_s: float) -> Iterator[Finding
         thread.start()
     for subject, thread in threads.items():
         thread.join(max(0.0, deadline - time.monotonic()))
-        is_done = subject in done
-        yield from list(found[subject])
+        is_done = subject in finished
+        yield from list(findings[subject])
         if not is_done:
             yield warn(subject, f"not all was looked at within {within_s:g} s", "try again when less is going on")
 
@@ -153,7 +153,9 @@ def _check_service(service: Literal["broker", "store"], settings: Settings) -> I
         ca_file = settings.broker_ca_file() if service == "broker" else ""  # the store's URL names its own
         tries = _try_addresses(service, addresses(url), ca_file)
         yield from tries.values()
-        usable = {address: tried for address, tried in tries.items() if tried.cause in _USABLE}
+        usable = {
+            address: service_finding for address, service_finding in tries.items() if service_finding.cause in _USABLE
+        }
         if service == "broker" and usable:
             with closing(open_broker(settings, "doctor")) as broker:
                 yield from _check_broker(broker, list(settings.models))
@@ -165,7 +167,7 @@ def _check_service(service: Literal["broker", "store"], settings: Settings) -> I
     except (BrokerUnavailable, StoreUnavailable, ConfigError) as problem:
         yield error(service, str(problem), _FIRST_STEP)
         return
-    servers = {tried.server for tried in tries.values() if tried.server}
+    servers = {service_finding.server for service_finding in tries.values() if service_finding.server}
     if len(servers) > 1 and service == "broker":
         todo = "jobs in the one are out of reach at the other: name only nodes of one cluster, or links to one node"
         yield error("broker", f"its addresses lead to {len(servers)} brokers: {', '.join(sorted(servers))}", todo)
@@ -180,14 +182,14 @@ def _try_addresses(service: Literal["broker", "store"], urls: list[str], ca_file
         tries = list(pool.map(lambda url: try_service(service, url, ca_file), urls))
     if len(urls) == 1:
         return {urls[0]: tries[0]}
-    has_reserve = any(tried.cause in _USABLE for tried in tries)
+    has_reserve = any(service_finding.cause in _USABLE for service_finding in tries)
     return {
         url: replace(
-            tried,
-            level="warn" if has_reserve and tried.level == "error" else tried.level,
-            what=f"address {number} of {len(urls)}, {tried.what}",
+            service_finding,
+            level="warn" if has_reserve and service_finding.level == "error" else service_finding.level,
+            what=f"address {number} of {len(urls)}, {service_finding.what}",
         )
-        for number, (url, tried) in enumerate(zip(urls, tries, strict=True), 1)
+        for number, (url, service_finding) in enumerate(zip(urls, tries, strict=True), 1)
     }
 
 
@@ -216,9 +218,9 @@ def _check_stores(settings: Settings, stores: Stores, tries: Mapping[str, Findin
     url = settings.store_url_with_secret()
     yield from check_store_servers(url)
     links = {url: next(iter(tries.values()))} if is_redis_cluster(url) else tries
-    for address, tried in links.items():
-        if tried.cause != "rights":
-            megabyte_s = tried.steps["1 MB"] / 2  # it went there and back
+    for address, service_finding in links.items():
+        if service_finding.cause != "rights":
+            megabyte_s = service_finding.steps["1 MB"] / 2  # it went there and back
             is_slow = 2 * LINK_BYTES / 1e6 * megabyte_s > _LINK_WITHIN_S
             link = link_finding(1e6 / megabyte_s, 1e6 / megabyte_s) if is_slow else check_link(address)
             yield link if len(links) == 1 else replace(link, what=f"{place(address)}: {link.what}")

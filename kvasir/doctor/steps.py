@@ -194,7 +194,7 @@ class ServiceCheck:
             with self.step("connect"):
                 socket.create_connection((host, port), _CONNECT_S).close()
         except TimeoutError:
-            self.is_there = any(_answers(family, str(address[0]), other) for other in _OTHER_PORTS)
+            self.is_there = any(_answers(family, str(address[0]), other_port) for other_port in _OTHER_PORTS)
             raise
         if urlsplit(self.url).scheme in ("amqps", "rediss"):
             with self.step("TLS"):  # only its time: who logs in checks the certificate
@@ -266,11 +266,11 @@ def diagnose(check: ServiceCheck) -> Finding:
         "problem": check.failure or "no answer in time",
     }
     cause = _cause(check)
-    level, what, todo = _CAUSES[cause]
+    level, sentence, todo = _CAUSES[cause]
     return Finding(
         level,
         check.service,
-        ": ".join(filter(None, (f"{host}:{port}" if port else host, check.stopped_at, what.format_map(facts)))),
+        ": ".join(filter(None, (f"{host}:{port}" if port else host, check.stopped_at, sentence.format_map(facts)))),
         todo.format_map(facts),
         cause=cause,
         steps={name: round(seconds, 4) for name, seconds in check.seconds.items()},
