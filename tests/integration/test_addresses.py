@@ -160,6 +160,8 @@ def test_blocks_go_over_the_next_link(store_url: str, stop: Callable[[TcpProxy],
 def test_doctor_says_which_address_does_not_answer(
     broker_url: str, store_url: str, tmp_path: Path, model_name: str
 ) -> None:
+    with contextlib.closing(RabbitMQBroker(broker_url)) as connection:
+        connection.declare([])
     with links(broker_url) as (broker, broken, _), links(store_url) as (store, _fast, slow):
         broken.cut()
         urls = {"KVASIR_BROKER_URL": broker, "KVASIR_STORE_URL": store}
