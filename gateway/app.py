@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from typing import Any
+from typing import Any, cast
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -34,7 +35,7 @@ def make_app(gateway: Gateway) -> FastAPI:
     app = FastAPI(
         title="Kvasir",
         description="OpenAI's and Ollama's APIs in front of Kvasir's queues.",
-        docs_url=None,
+        openapi_url=None,
         redoc_url=None,
         routes=routes,
         exception_handlers={
@@ -47,6 +48,7 @@ def make_app(gateway: Gateway) -> FastAPI:
         middleware=[Middleware(Guard, gateway=gateway)],
     )
     app.state.gateway = gateway
+    app.state.descriptions = functools.cache(lambda: _descriptions(app))
     return app
 
 
@@ -56,8 +58,17 @@ async def _hello() -> Response:
 
 
 @_for_operators.get("/docs", include_in_schema=False)
-async def _docs(request: Request) -> Response:
-    return HTMLResponse(page(request.app.openapi()), headers={"Content-Security-Policy": _NOTHING_FROM_ELSEWHERE})
+@_for_operators.api_route("/openapi.json", methods=["GET", "HEAD"], include_in_schema=False)
+async def _describe(request: Request) -> Response:
+    return cast(Response, request.app.state.descriptions()[request.url.path])
+
+
+def _descriptions(app: FastAPI) -> dict[str, Response]:
+    """Both APIs, for people and for programs. Made once: whoever has no key may ask for them as often as he likes."""
+    return {
+        "/docs": HTMLResponse(page(app.openapi()), headers={"Content-Security-Policy": _NOTHING_FROM_ELSEWHERE}),
+        "/openapi.json": JSONResponse(app.openapi()),
+    }
 
 
 @_for_operators.get("/health")

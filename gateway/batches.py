@@ -14,7 +14,9 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +41,8 @@ WINDOW_S = 24 * 3600.0
 _LATE_S = 30.0  # the workers' word that a job has expired comes first, if one holds it
 _RETRY_S = 10.0
 _PROBLEMS = 20  # of a file without a line that can be used
+_TURN_S = 0.005  # of reading lines: then it is the next batch's turn
+_reader = ThreadPoolExecutor(1, "lines")  # many threads at once would keep the event loop waiting for the interpreter
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 _FINAL_STATUSES = ("failed", "completed", "expired", "cancelled")
@@ -248,7 +252,7 @@ class Batches:
             return description.models[model]
 
         path = self.files.path(description.input_file_id)
-        return prompt_lines.read_lines(
+        lines = prompt_lines.read_lines(
             path,
             batch.batch_id,
             batch.secret,
@@ -257,6 +261,7 @@ class Batches:
             check=check,
             objects=prompt_lines.objects_of(batch, self._objects),
         )
+        return chain.from_iterable(iter(lambda: _reader.submit(_next_lines, lines).result(), []))
 
     def _jobs(self, description: StoredBatch, batch: Batch, stop: threading.Event) -> Iterator[PrefillJob]:
         for line in self._lines(description, batch):
@@ -313,6 +318,16 @@ class Batches:
             self._batches[name] = replace(
                 self._batches[name], total=counts.total, completed=counts.succeeded, failed=failures
             )
+
+
+def _next_lines(lines: Iterator[PromptLine]) -> list[PromptLine]:
+    """What is read in one turn; none: they are over."""
+    end, read_lines = time.monotonic() + _TURN_S, []
+    for line in lines:
+        read_lines.append(line)
+        if time.monotonic() > end:
+            break
+    return read_lines
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -28,6 +29,7 @@ from producers.batch.prompt_lines import BadLine
 router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=RESPONSES, route_class=BoundedRoute)
 
 _Text = Annotated[str, Field(max_length=512)]
+_keeper = ThreadPoolExecutor(2, "files")  # who sends large ones takes no thread that others' answers need
 
 
 def check_body(body: dict[str, Any], url: str) -> None:
@@ -66,7 +68,11 @@ async def upload(request: Request, gateway: ThisGateway) -> dict[str, Any]:
         async with asyncio.timeout(UPLOAD_S), request.form(max_files=1, max_fields=8) as form:
             file = _form_file(form)
             name = (file.filename or "prompts.jsonl")[-255:].encode("utf-8", "replace").decode()
-            return _file(await asyncio.to_thread(gateway.batches.files.add, _owner(request), name, file.file))
+            return _file(
+                await asyncio.get_running_loop().run_in_executor(
+                    _keeper, gateway.batches.files.add, _owner(request), name, file.file
+                )
+            )
     except TimeoutError:
         raise ApiError(408, f"the file took longer than {UPLOAD_S:g} s") from None
     except ClientDisconnect:

@@ -47,23 +47,23 @@ class Guard:
                 key = state["key"] = self._admit(scope)
                 if scope["path"] in _OPEN_TO_ALL:
                     return await self._app(scope, _replay_body(b"", receive), send)
-                take = until_over.enter_context(self._places.one(key.name if key else ""))
+                is_upload = (scope["method"], scope["path"]) == _UPLOAD
+                take = until_over.enter_context(self._places.one(key.name if key else "", is_upload))
             except ApiError as refusal:
                 return await refusal.response(scope["path"])(scope, receive, send)
             state["has_place"] = True
-            await self._pass(scope, receive, send, take)
+            await self._pass(scope, receive, send, take, is_upload)
 
-    async def _pass(self, scope: Scope, receive: Receive, send: Send, take: Take) -> None:
-        headers = Headers(scope=scope)
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, take: Take, is_upload: bool) -> None:
         try:
-            if (scope["method"], scope["path"]) == _UPLOAD:
+            if is_upload:
                 too_long = ApiError(
                     413, f"the file is longer than {MAX_FILE_BYTES >> 20} MiB", "file", "body_too_large"
                 )
-                return await self._app(scope, _limit_size(headers, receive, MAX_UPLOAD_BYTES, too_long), send)
+                return await self._app(scope, _limit_size(scope, receive, MAX_UPLOAD_BYTES, too_long, take), send)
             too_long = ApiError(413, f"the body is longer than {MAX_BODY_BYTES >> 20} MiB", code="body_too_large")
             async with asyncio.timeout(BODY_S):
-                body = await Request(scope, _limit_size(headers, receive, MAX_BODY_BYTES, too_long, take)).body()
+                body = await Request(scope, _limit_size(scope, receive, MAX_BODY_BYTES, too_long, take)).body()
         except ClientDisconnect:
             return
         except (ApiError, TimeoutError) as error:
@@ -113,11 +113,9 @@ def _check_local(headers: Headers, names: Collection[str]) -> None:
         raise ApiError(403, f"without API keys {problem}: add one with kvasir keys add")
 
 
-def _limit_size(
-    headers: Headers, receive: Receive, limit: int, too_long: ApiError, take: Take = lambda _size: None
-) -> Receive:
+def _limit_size(scope: Scope, receive: Receive, limit: int, too_long: ApiError, take: Take) -> Receive:
     """The body as it comes. Raises `too_long` where it is longer than `limit`, now or later."""
-    if int(headers.get("content-length", "0")) > limit:
+    if int(Headers(scope=scope).get("content-length", "0")) > limit:
         raise too_long
     size = 0
 

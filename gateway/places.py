@@ -1,4 +1,4 @@
-"""How many requests are under way, and how long together: of each key, and of all."""
+"""How many requests are under way, and how long bodies and files are together: of each key, and of all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gateway.refusal import ApiError
-from messages.limits import MAX_BODIES_BYTES, MAX_BODIES_BYTES_PER_KEY, MAX_OPEN, MAX_OPEN_PER_KEY
+from messages.limits import (
+    MAX_BODIES_BYTES,
+    MAX_BODIES_BYTES_PER_KEY,
+    MAX_OPEN,
+    MAX_OPEN_PER_KEY,
+    MAX_UPLOADS_BYTES,
+    MAX_UPLOADS_BYTES_PER_KEY,
+)
 
 Take = Callable[[int], None]
 
@@ -20,17 +27,20 @@ class Places:
         self._on_change = on_change
         self._requests: Counter[str] = Counter()
         self._body_bytes: Counter[str] = Counter()
+        self._file_bytes: Counter[str] = Counter()  # of uploads under way
 
     @contextmanager
-    def one(self, key: str) -> Iterator[Take]:
-        """A place for a request, and what is told of the bytes of its body as they come. Both raise ApiError."""
-        taken = 0
+    def one(self, key: str, is_upload: bool) -> Iterator[Take]:
+        """A place for a request, and what is told of the bytes that it brings as they come. Both raise ApiError."""
+        taken, counts, bounds = 0, self._body_bytes, (MAX_BODIES_BYTES_PER_KEY, MAX_BODIES_BYTES)
+        if is_upload:
+            counts, bounds = self._file_bytes, (MAX_UPLOADS_BYTES_PER_KEY, MAX_UPLOADS_BYTES)
 
         def take(size: int) -> None:
             nonlocal taken
             taken += size
-            self._body_bytes[key] += size
-            _require_room(self._body_bytes, key, (MAX_BODIES_BYTES_PER_KEY, MAX_BODIES_BYTES), "bytes of requests")
+            counts[key] += size
+            _require_room(counts, key, bounds, f"bytes of {'files' if is_upload else 'requests'}")
 
         self._requests[key] += 1
         try:
@@ -39,7 +49,7 @@ class Places:
             yield take
         finally:
             self._requests[key] -= 1
-            self._body_bytes[key] -= taken
+            counts[key] -= taken
             self._on_change(self._requests.total())
 
 

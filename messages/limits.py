@@ -45,14 +45,17 @@ MAX_LINES = 50_000
 MAX_LINE_BYTES = 8 * _MIB
 MAX_FILE_BYTES = 200 * _MIB
 MAX_UPLOAD_BYTES = MAX_FILE_BYTES + 64 * _KIB  # what is around the file in its form
+MAX_UPLOADS_BYTES = 4 * _GIB  # of all files that are being sent
+MAX_UPLOADS_BYTES_PER_KEY = 1 * _GIB
 MAX_FILES_BYTES_PER_KEY = 20 * _GIB
 MAX_BATCHES = 256  # under way
 MAX_BATCHES_PER_KEY = 32
 
-# What another server answers, as the engines `openai` and `ollama` read it.
-MAX_REPLY_BYTES = 4 * _MIB  # a list of models, an error, a line of a stream
+# What another server answers.
+MAX_REPLY_BYTES = 4 * _MIB  # a list of models, an error, a line of a stream, of the engines `openai` and `ollama`
 MAX_STREAM_BYTES = 64 * _MIB  # a whole stream: two hundred thousand tokens, each in an event of its own
 MAX_WAITING_EVENTS = 1_000  # that have been received and not been read
+MAX_SERVER_REPLY_BYTES = 8 * _MIB  # llama-server's or vLLM's: it lists a prompt's tokens
 
 # A chat template, rendered once in a process of its own before it is used.
 TEMPLATE_S = 5  # of computing

@@ -138,7 +138,7 @@ class LlamaCppEngine:
             self._prepare(slot, state, stop)
             evaluated_tokens = self._evaluate(slot, tokens, stop)
             seconds = time.monotonic() - start
-            slot_file = self._save(slot, stop)
+            slot_file = self._save(slot, len(tokens), stop)
         if slot_file.tokens != tuple(tokens):
             raise EngineUnavailable("the llama.cpp server saved another prompt than it was given: is its slot shared?")
         for block in slotfile.to_blocks(slot_file, shape, first):
@@ -211,7 +211,7 @@ class LlamaCppEngine:
                 with self._prefill_slots.acquire(None) as slot:
                     self._prepare(slot, None, None)
                     self._evaluate(slot, self._sample_ids[:8], None)
-                    probe = self._save(slot, None)
+                    probe = self._save(slot, len(self._sample_ids[:8]), None)
                 self._shape = slot_shape(self._backing.gguf, probe)
                 self._streams = probe.streams
                 return ""
@@ -270,7 +270,7 @@ class LlamaCppEngine:
         except ServerRefused as error:
             raise KVTransferFailed(f"the KV cache could not be restored: {error}") from None
 
-    def _save(self, slot: int, stop: threading.Event | None) -> SlotFile:
+    def _save(self, slot: int, num_tokens: int, stop: threading.Event | None) -> SlotFile:
         with self._exchange_file() as path:
             self._server.post(f"/slots/{slot}?action=save", {"filename": path.name}, stop)
             try:
@@ -279,7 +279,7 @@ class LlamaCppEngine:
             except (OSError, ValueError) as error:  # ValueError: it is empty
                 raise KVTransferFailed(f"the server's slot file is not in {path.parent}: {error}") from None
         assert self._backing.gguf is not None
-        return slotfile.parse(data.data, slot_form(self._backing.gguf))
+        return slotfile.parse(data.data, slot_form(self._backing.gguf), num_tokens)
 
     @contextmanager
     def _exchange_file(self) -> Iterator[Path]:

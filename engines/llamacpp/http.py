@@ -23,6 +23,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from messages.errors import Cancelled, EngineUnavailable
+from messages.limits import MAX_SERVER_REPLY_BYTES, MAX_STREAM_BYTES
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ _NOT_THERE = (502, 503, 504)  # a proxy says so, or a server that loads its mode
 PATIENCE_S = 10.0  # with a server that does not answer /health
 _HEALTH_EVERY_S = 2.0
 _END = b"[DONE]"  # of vLLM's streams
+_WITHOUT_END = "the server answers without an end: more than any answer has"
 
 
 def socket_url(path: Path) -> str:
@@ -93,7 +95,7 @@ class LlamaServer:
 
     def stream(self, path: str, body: dict[str, Any], stop: threading.Event | None = None) -> Generator[Any]:
         """The server-sent events, each as its JSON. Raises Cancelled soon after `stop` is set."""
-        with self._response("POST", path, body, stop) as response:
+        with self._response("POST", path, body, stop, most_bytes=MAX_STREAM_BYTES) as response:
             for line in _lines(response):
                 self._check_running(stop)
                 kind, _, value = line.partition(b": ")
@@ -158,6 +160,7 @@ class LlamaServer:
         body: dict[str, Any] | None,
         stop: threading.Event | None,
         timeout_s: float = float("inf"),  # a long prefill is silent for minutes, and `stop` is what ends it
+        most_bytes: int = MAX_SERVER_REPLY_BYTES,
     ) -> Iterator[http.client.HTTPResponse]:
         """The answer to a request, with a connection that is closed afterwards. Raises ServerRefused if it is no."""
         check = self._check_open if path == _HEALTH else partial(self._check_running, stop)
@@ -169,11 +172,11 @@ class LlamaServer:
             connection.sock.settimeout(_SEND_S)
             content = None if body is None else json.dumps(body).encode()
             connection.request(method, self._path + path, content, self._headers)
-            patient: Any = _PollingSocket(connection.sock, timeout_s, check)
+            patient: Any = _PollingSocket(connection.sock, timeout_s, most_bytes, check)
             response = http.client.HTTPResponse(patient, method=method)
             response.begin()
             if response.status >= 400:
-                raise self._refusal(response.status, response.read())
+                raise self._refusal(response.status, response.read(MAX_SERVER_REPLY_BYTES))
             yield response
         except (OSError, http.client.HTTPException) as error:
             problem = f"the {self._name} server at {self.url} does not answer: {error or type(error).__name__}"
@@ -201,14 +204,14 @@ class LlamaServer:
             error = json.loads(body)
             error = error.get("error", error)
             message, kind = str(error["message"]), str(error.get("type", ""))
-        except (ValueError, KeyError, AttributeError, TypeError):
+        except (ValueError, RecursionError, KeyError, AttributeError, TypeError):
             message, kind = body[:200].decode("utf-8", "replace"), ""
         return ServerRefused(f"the {self._name} server answered {status}: {message}", status, kind)
 
     def _json(self, body: bytes) -> Any:
         try:
             value = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             problem = f"something other than JSON: {body[:80]!r}"
             raise EngineUnavailable(f"the {self._name} server answered {problem}") from None
         if isinstance(value, dict) and "error" in value:
@@ -231,12 +234,13 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class _PollingSocket(io.RawIOBase):
-    """Reads from a socket. While it waits, it lets `check` raise."""
+    """Reads from a socket, up to so many bytes. While it waits, it lets `check` raise."""
 
-    def __init__(self, inner: socket.socket, timeout_s: float, check: Callable[[], None]) -> None:
+    def __init__(self, inner: socket.socket, timeout_s: float, most_bytes: int, check: Callable[[], None]) -> None:
         inner.settimeout(_POLL_S)
         self._inner = inner
         self._deadline = time.monotonic() + timeout_s
+        self._bytes_left = most_bytes
         self._check = check
 
     def readable(self) -> bool:
@@ -247,7 +251,11 @@ class _PollingSocket(io.RawIOBase):
         """See io.RawIOBase."""
         while True:
             try:
-                return self._inner.recv_into(buffer)
+                size = self._inner.recv_into(buffer)
+                self._bytes_left -= size
+                if self._bytes_left < 0:
+                    raise EngineUnavailable(_WITHOUT_END)
+                return size
             except TimeoutError:
                 self._check()
                 if time.monotonic() > self._deadline:
@@ -261,8 +269,9 @@ class _PollingSocket(io.RawIOBase):
 def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
     """Each as soon as it is complete. Raises IncompleteRead if the stream is cut: iterating over it would just end."""
     rest = b""
-    while piece := response.read1():
+    while piece := response.read1(1 << 16):
         *lines, rest = (rest + piece).split(b"\n")
         yield from lines
-    if rest:
-        yield rest
+        if len(rest) > MAX_SERVER_REPLY_BYTES:
+            raise EngineUnavailable(_WITHOUT_END)
+    yield rest

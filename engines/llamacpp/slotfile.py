@@ -101,15 +101,18 @@ class SlotShape:
         return sizes if sizes[1] else sizes[:1]
 
 
-def parse(data: bytes | memoryview, form: SlotForm = SlotForm()) -> SlotFile:
-    """The file's tokens, rows and states. Raises KVTransferFailed for anything but a version-4 file of one sequence."""
+def parse(data: bytes | memoryview, form: SlotForm = SlotForm(), most_tokens: int = 1 << 31) -> SlotFile:
+    """The file's tokens, rows and states. Raises KVTransferFailed for anything but a version-4 file of one sequence.
+
+    Rows and states stay in `data`. What takes memory besides is bounded by `most_tokens`, whatever the file's size.
+    """
     reader = _SlotFileReader(memoryview(data))
     if bytes(reader.read_bytes(4, "magic")) != MAGIC:
         raise KVTransferFailed("not a llama.cpp slot file")
     version = reader.u32("version")
     if version != VERSION:
         raise KVTransferFailed(f"llama.cpp slot file of version {version}; version {VERSION} is the one known here")
-    tokens = _parse_tokens(reader)
+    tokens = _parse_tokens(reader, most_tokens)
     streams, layers = _parse_cache(reader, len(tokens), form)
     if len(layers[0].keys) != len(tokens):
         raise KVTransferFailed(f"slot file: {len(layers[0].keys):,} cells for {len(tokens):,} tokens")
@@ -234,8 +237,10 @@ class _SlotFileReader:
         return np.frombuffer(self.read_bytes(count * 4, field), "<i4")
 
 
-def _parse_tokens(reader: _SlotFileReader) -> tuple[int, ...]:
+def _parse_tokens(reader: _SlotFileReader, most_tokens: int) -> tuple[int, ...]:
     words = reader.words(reader.u32("token list"), "token list")
+    if len(words) - 4 > most_tokens:
+        raise KVTransferFailed(f"slot file: {len(words) - 4:,} tokens, of a prompt of {most_tokens:,}")
     if len(words) < 4 or tuple(words[:3]) != (-1, 1, len(words) - 4) or words[-1] != 0:
         raise KVTransferFailed("slot file: its token list has a form not known here")
     tokens = words[3:-1]

@@ -37,6 +37,7 @@ from engines.vllm.host.kvasir_vllm.shared_folder import bind
 from engines.vllm.host.kvasir_vllm.wire import Message
 from messages.errors import Cancelled, ConfigError, EngineUnavailable, InvalidMessage, KvasirError
 from messages.kv import Array, cast
+from messages.limits import MAX_WAITING_EVENTS
 
 _log = logging.getLogger(__name__)
 
@@ -126,6 +127,8 @@ class AttachedServer(Conversation):
         end_message: Message = {"op": "failed", "kind": "engine", "why": "vLLM's answer broke off"}
         try:
             for tokens in self._stream_tokens(key, request):
+                while (inbox := self._inboxes.get(key)) and inbox.qsize() >= MAX_WAITING_EVENTS:
+                    time.sleep(POLL_S)  # it may be faster than whoever reads
                 self._hand_on(tokens)
                 if tokens["last"]:
                     end_message = {"op": "done", "evaluated": tokens["evaluated"]}
@@ -216,7 +219,8 @@ class AttachedServer(Conversation):
         try:
             layout = layout_seen(message["shape"])
             with self.open_file(message["file"]) as file:
-                numbers = cast(np.fromfile(file, layout.numpy_type), layout.dtype, "f32")
+                shape = layout.block_shape(len(_GREETING))  # and no more than that, whatever the file has
+                numbers = cast(np.fromfile(file, layout.numpy_type, int(np.prod(shape))), layout.dtype, "f32")
         except (TypeError, ValueError, OSError, InvalidMessage) as error:
             raise ConfigError(f"{self._server.url} gives its KV cache in a form that is not known: {error}") from None
         finally:

@@ -16,8 +16,9 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from messages import bounded_json
 from messages.bounded_json import TooManyValues
@@ -82,13 +83,17 @@ def check_file(path: Path, name: str) -> None:
 
 
 def _rows(path: Path) -> Iterator[bytes]:
-    """Lines, of one that is too long its beginning: a file may be a single one."""
+    """Lines. Nothing here holds one while the next isn't wanted: many files may wait, and a line be long."""
     with path.open("rb") as file:
-        while row := file.readline(MAX_LINE_BYTES + 1):
-            rest = row
-            while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
-                rest = file.readline(MAX_LINE_BYTES + 1)
-            yield row
+        yield from iter(lambda: _row(file), b"")
+
+
+def _row(file: BinaryIO) -> bytes:
+    """The next line, of one that is too long its beginning: a file may be a single one. At the end b""."""
+    row = rest = file.readline(MAX_LINE_BYTES + 1)
+    while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
+        rest = file.readline(MAX_LINE_BYTES + 1)
+    return row
 
 
 def read_lines(
@@ -110,9 +115,7 @@ def read_lines(
         objects: see `strict_schema`; of a batch that is planned, `objects_of`.
     """
     reader = _LineReader(batch_id, secret, resolve, default_model, shares, check, objects)
-    for number, row in enumerate(_rows(path), 1):
-        if row.strip():
-            yield reader.line(number, row)
+    return filter(None, map(reader.line, count(1), _rows(path)))
 
 
 class _LineReader:
@@ -137,8 +140,10 @@ class _LineReader:
         self._objects: Objects = objects
         self._id_counts: Counter[str] = Counter()
 
-    def line(self, number: int, row: bytes) -> PromptLine:
-        """One row of the file."""
+    def line(self, number: int, row: bytes) -> PromptLine | None:
+        """One row of the file; None: it is blank."""
+        if not row.strip():
+            return None
         name = custom_id = f"line {number}"
         model = ""
         try:

@@ -123,7 +123,7 @@ WORDS = {
     "drain": "nobody",
     "top": "--once",
 }
-SERVERS = ("serve", "prefill-worker", "decode-worker", "ui")  # each has a test of its own
+SERVERS = ("serve", "prefill-worker", "decode-worker", "worker", "ui")  # each has a test of its own
 LOADS_A_MODEL = {"demo", "grade", "ask", "run"}
 LONGEST_S = 10.0
 
@@ -168,7 +168,7 @@ def test_the_desk(tmp_path: Path) -> None:
 
 
 @pytest.mark.system  # a broker and a store
-@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("role", ["prefill", "decode", "both"])
 def test_a_worker_and_its_page(tmp_path: Path, broker_url: str, store_url: str, model_name: str, role: Any) -> None:
     with Cluster(tmp_path, broker_url, store_url, {model_name: DEMO}) as cluster:
         cluster.worker(role, model_name, "--metrics-port", "0")

@@ -45,7 +45,7 @@ KEYS = {
     "sketches": "pairs mutations all_agree all_refused",
     "scaling": "jobs decode_workers slots makespan_s ideal_s ratio_to_ideal jobs_per_s peak_MB grown_MB cpu_ms"
     " cpu_share",
-    "hostile": "sockets unguarded bombs peak_MB worst_health_s neighbour_ratio served legitimate ended",
+    "hostile": "sockets unguarded bombs peak_MB worst_health_s neighbour_ratio ordinary_ratio served legitimate ended",
     "fuzz": "seed batch_total batch_succeeded restarts bugs",
 }
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.harness import peak_growth
 from engines.llamacpp.slotfile import (
     SlotForm,
     SlotShape,
@@ -118,6 +119,22 @@ def test_a_length_that_the_file_does_not_hold_is_refused_before_anything_is_allo
     whole[8:12] = (0xFFFFFFFF).to_bytes(4, "little")
     with pytest.raises(KVTransferFailed, match=r"17,179,869,180 bytes wanted"):
         parse(bytes(whole))
+
+
+def test_more_tokens_than_the_prompt_had_are_refused_before_a_list_is_made_of_them() -> None:
+    shape = shape_of(2)
+    data = build((1, 2, 3), random_cache(shape.layout, 3), shape, 1)
+    assert parse(data, most_tokens=3).tokens == (1, 2, 3)
+    with pytest.raises(KVTransferFailed, match="3 tokens, of a prompt of 2"):
+        parse(data, most_tokens=2)
+    many = data[:8] + (4 + 30_000_000).to_bytes(4, "little") + np.array([-1, 1, 30_000_000], "<i4").tobytes()
+    many += bytes(4 * 30_000_001)
+
+    def refuse() -> None:
+        with pytest.raises(KVTransferFailed):
+            parse(many, most_tokens=3)
+
+    assert (peak_growth(refuse) or 0) < 16 << 20
 
 
 @pytest.mark.parametrize(

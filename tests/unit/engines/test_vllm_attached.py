@@ -12,6 +12,7 @@ import os
 import socket
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -46,6 +47,7 @@ class StandIn(ThreadingHTTPServer):
         self.status = 200
         self.reaches = True
         self.cut = False  # an answer breaks off
+        self.pieces = 1  # that it sends before the last
         self.asked: list[dict[str, Any]] = []
         self.authorization: str | None = None
         Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
@@ -91,7 +93,8 @@ class Handler(BaseHTTPRequestHandler):
             transfer = {events.NAME: self.server.said} if self.server.said else None
             return self._say(200, json.dumps({"choices": [], "kv_transfer_params": transfer}).encode())
         tokens = [{"token_ids": [9], "finish_reason": None}, {"token_ids": [8], "finish_reason": "length"}]
-        lines = [f"data: {json.dumps({'choices': [one]})}\n\n" for one in tokens[: 1 if self.server.cut else 2]]
+        tokens = [tokens[0]] * self.server.pieces + tokens[1:] * (not self.server.cut)
+        lines = [f"data: {json.dumps({'choices': [one]})}\n\n" for one in tokens]
         return self._say(200, "".join([*lines, "data: [DONE]\n\n"]).encode())
 
     def _say(self, status: int, body: bytes) -> None:
@@ -214,6 +217,21 @@ def test_an_answer_that_breaks_off_is_none(server: StandIn, reached: AttachedSer
         list(reached.ask(None, emit=None, inject=None, **PROMPT))
     server.cut = False
     assert evaluated(reached) == 3
+
+
+def test_a_server_that_is_faster_than_its_reader_waits(
+    server: StandIn, reached: AttachedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attached, "MAX_WAITING_EVENTS", 10)
+    monkeypatch.setattr(attached, "POLL_S", 0.001)
+    server.pieces = 500
+    replies = reached.ask(None, emit=None, inject=None, **PROMPT)
+    next(replies)
+    (inbox,) = reached._inboxes.values()
+    wait_until(lambda: inbox.qsize() == 10, "as many wait as may")
+    time.sleep(0.2)
+    assert inbox.qsize() == 10
+    assert sum(len(reply.get("tokens", ())) for reply in replies) == 500
 
 
 def test_a_server_that_is_started_again_is_looked_at_again(server: StandIn, reached: AttachedServer) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
+import select
 import socket
+import threading
 import time
-from contextlib import ExitStack, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from gateway import batches, files, places, server
+from gateway import app, batches, files, places, server
+from gateway import gateway as gateway_module
 from gateway.keys import add_key, file_in
 from messages.limits import MAX_ENTRIES, MAX_HEADER_BYTES, MAX_ITEMS
+from producers.batch.openai_body import Defaults
 from tests.support.gateway import ServedGateway
 from tests.support.pipeline import MODEL, Pipeline
 from tests.support.waiting import wait_until
@@ -127,6 +133,16 @@ def test_nobody_without_a_key_takes_a_place_or_keeps_others_out(
         assert b"200 OK" in waiting[-1].recv(100)
 
 
+def test_connections_are_bounded(pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 10)
+    with ServedGateway(pipeline.client, tmp_path) as served, ExitStack() as stack:
+        for _ in range(10):
+            stack.enter_context(connected(served)).sendall(b"GET /health HTTP/1.1\r\n")
+        wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 503, "there are too many")
+        stack.close()
+        wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 200, "there is room again")
+
+
 def test_what_is_open_to_all_takes_no_body(standing: ServedGateway) -> None:
     with connected(standing) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n" + b"x" * 1000)
@@ -167,6 +183,111 @@ def test_one_keys_requests_leave_places_for_anothers(
         uploading.close()
         wait_until(lambda: served_open(served, bob) == 2, "the upload is over")
         assert httpx.get(f"{served.url}/v1/models", headers=bearer(ada)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "bounds"),
+    [
+        (CHAT, ("MAX_BODIES_BYTES_PER_KEY", "MAX_BODIES_BYTES")),
+        ("/v1/files", ("MAX_UPLOADS_BYTES_PER_KEY", "MAX_UPLOADS_BYTES")),
+    ],
+)
+def test_bytes_that_are_being_sent_are_bounded_for_each_key_and_for_all(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, bounds: tuple[str, str]
+) -> None:
+    ada, bob, eve = (add_key(file_in(tmp_path), name, []) for name in ("ada", "bob", "eve"))
+    for name, most in zip(bounds, (1 << 20, 3 << 19), strict=True):
+        monkeypatch.setattr(places, name, most)
+    with ServedGateway(pipeline.client, tmp_path) as served, ExitStack() as stack:
+
+        def begin(secret: str, sent: int) -> socket.socket:
+            connection = stack.enter_context(connected(served))
+            head = f"POST {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {secret}\r\nContent-Length: 4000000\r\n"
+            kind = "Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n"
+            part = "Content-Disposition: form-data; name=file; filename=a\r\n\r\n"
+            connection.sendall((head + kind + part).encode() + b"x" * sent)
+            return connection
+
+        assert b" 429 " in begin(ada, 1_100_000).recv(100)  # more than a key may send
+        both = [begin(ada, 900_000), begin(bob, 900_000)]  # more than all may: the later one is refused
+        (refused,) = select.select(both, [], [], 30)[0]
+        assert b" 429 " in refused.recv(100)
+        for connection in both:
+            connection.close()
+        wait_until(lambda: served_open(served, eve) == 1, "both have left")
+        assert not select.select([begin(eve, 900_000)], [], [], 0.5)[0]  # there is room again
+
+
+def test_who_sends_large_files_keeps_nobody_from_an_answer(
+    pipeline: Pipeline, served: ServedGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given more uploads that are being written than there are threads
+    monkeypatch.setattr(gateway_module, "_FRESH_S", 0.0)
+    written, writing = threading.Event(), threading.Semaphore(0)
+    add = files.Files.add
+
+    def add_slowly(*arguments: Any) -> Any:
+        writing.release()
+        written.wait(60)
+        return add(*arguments)
+
+    monkeypatch.setattr(files.Files, "add", add_slowly)
+    pipeline.start()
+    form: Any = {"data": {"purpose": "batch"}, "files": {"file": ("p.jsonl", b'{"id": "a", "prompt": "b"}')}}
+    with ThreadPoolExecutor(40) as pool:
+        uploads = [pool.submit(httpx.post, f"{served.url}/v1/files", timeout=90, **form) for _ in range(40)]
+        assert writing.acquire(timeout=30)
+        wait_until(lambda: "open_requests 41.0" in httpx.get(f"{served.url}/metrics").text, "all are under way")
+        # Then somebody else is answered, and they are once they are written
+        assert httpx.post(served.url + CHAT, json=ASK, timeout=30).status_code == 200
+        written.set()
+        assert {upload.result().status_code for upload in uploads} == {200}
+
+
+def test_batches_are_read_in_turns_and_in_one_thread(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "_TURN_S", 0.0)
+    lines: list[tuple[str, str]] = []
+    both = threading.Event()
+
+    def check(body: dict[str, Any], _url: str) -> None:
+        lines.append((body["user"], threading.current_thread().name))
+        if len(lines) == 1:
+            both.wait(30)
+
+    with files.open_files(tmp_path) as stored, closing(batches.Batches(stored, pipeline.client, check)) as every:
+
+        def begin(name: str, count: int) -> None:
+            rows = [{"custom_id": str(at), "body": ASK | {"user": name}} for at in range(count)]
+            content = io.BytesIO("\n".join(map(json.dumps, rows)).encode())
+            every.create(stored.add("", name, content), "", {}, {MODEL: Defaults(MODEL, 8, 0.0, 1.0)})
+
+        begin("long", 200)
+        wait_until(lambda: lines, "it is being read")
+        begin("short", 3)
+        wait_until(lambda: batches._reader._work_queue.qsize() == 1, "both want to be read")
+        both.set()
+        wait_until(lambda: len(lines) == 203, "both are read")
+    assert len({thread for _, thread in lines}) == 1
+    assert max(at for at, (name, _) in enumerate(lines) if name == "short") < 20
+
+
+def test_what_anybody_may_ask_for_is_made_once(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    def make(api: Any) -> str:
+        made.append(api)
+        return "a page"
+
+    monkeypatch.setattr(app, "page", make)
+    with ServedGateway(pipeline.client, tmp_path) as served:
+        answers = [httpx.get(served.url + path) for path in ("/docs", "/openapi.json") * 3]
+    assert {answer.status_code for answer in answers} == {200}
+    assert len(made) == 1
+    assert answers[1].json() == answers[5].json() == made[0]
 
 
 def served_open(served: ServedGateway, secret: str) -> int:
