@@ -65,7 +65,7 @@ BOTH = NextWork(prefill=True, decode=True)
 
 
 def choose(backlog: Backlog) -> NextWork:
-    """Prefill while slots would run empty else; decode, unless prompts wait and those would do it who can't prefill.
+    """Prefill while slots would otherwise run empty; decode, unless prompts wait and workers that can't prefill will.
 
     Where another worker is the better one to prefill, only what is missing now is prefilled here, and only if it pays:
     all that this worker decodes stands still meanwhile, which must cost less than the job that it wins.
