@@ -184,7 +184,7 @@ def test_a_prompt_cut_to_half_is_told_by_its_neighbours_where_the_sample_expects
     engine: OllamaEngine, server: FakeOllama
 ) -> None:
     # Given a server that cuts a prompt longer than its context to half of it and two tokens more, and reports that
-    # count (Ollama 0.32 and 0.33, whatever it is told: github.com/ollama/ollama/issues/17427)
+    # count (Ollama 0.32 and 0.33, unless they are told not to: github.com/ollama/ollama/issues/17427)
     server.habits.knows_truncate, server.habits.cuts_to_half = False, True
     # And prompts of a letter for each token, of which the sample has many more
     neighbour = engine.decode_text(user_prompt("", "x " * 300), SHORT)
