@@ -53,7 +53,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
@@ -223,7 +222,6 @@ class LlamaCpp:
         self._backing = start(EngineOptions(str(model.gguf), context=CONTEXT, slots=len(batch)))
         try:
             self._engine = LlamaCppEngine(self._backing, len(batch))
-            self._address = urlsplit(self._backing.server.url).netloc
             self._write_slot_files()
         except BaseException:
             self._backing.close()
@@ -245,7 +243,7 @@ class LlamaCpp:
         """One for each slot, laid out as the server itself does it."""
         assert self._backing.slot_folder is not None
         assert self._backing.gguf is not None
-        connection = http.client.HTTPConnection(self._address)
+        connection = self._backing.server.connect(timeout=60.0)
         _post(connection, "/completion", {"prompt": [1, 2, 3], "n_predict": 0, "id_slot": 0, "cache_prompt": True})
         _post(connection, "/slots/0?action=save", {"filename": "probe.slot"})
         connection.close()
@@ -256,7 +254,7 @@ class LlamaCpp:
             (self._backing.slot_folder / f"slot-{slot}.slot").write_bytes(state)
 
     def _restore_and_generate(self, slot: int) -> Answer:
-        connection = http.client.HTTPConnection(self._address)
+        connection = self._backing.server.connect(timeout=60.0)
         _post(connection, f"/slots/{slot}?action=restore", {"filename": f"slot-{slot}.slot"})
         body = {
             "prompt": list(self._batch[slot].tokens),

@@ -70,13 +70,21 @@ def store() -> AbstractContextManager[str]:
 
 
 def fresh_process(
-    module: str, *arguments: str, store_url: str = "", broker_url: str = "", timeout_s: float = CHILD_TIMEOUT_S
+    module: str,
+    *arguments: str,
+    store_url: str = "",
+    broker_url: str = "",
+    timeout_s: float = CHILD_TIMEOUT_S,
+    packages: str = "",
 ) -> dict[str, Any]:
     """Run a module in a Python of its own and return the JSON object that it prints last.
 
-    URLs travel in the environment: a command line is everybody's to read, and they hold passwords.
+    URLs travel in the environment: a command line is everybody's to read, and they hold passwords. `packages`: a folder
+    whose packages go before all others.
     """
     urls = {services.STORE_VARIABLE: store_url, services.BROKER_VARIABLE: broker_url}
+    if packages:
+        urls["PYTHONPATH"] = os.pathsep.join((packages, os.environ.get("PYTHONPATH", ""))).rstrip(os.pathsep)
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         env=os.environ | {name: url for name, url in urls.items() if url},

@@ -34,6 +34,10 @@ vLLM takes part with the demo model: its attention on CPUs knows no heads of 16 
 rounding decides where two tokens are nearly as likely as each other; `matrix_real` says what its rows hold.
 `all_held`: as `all_equal`, but SmolLM2's answers may part at such a token.
 
+`--models releases` holds five releases of llama.cpp's wheel against each other, whose servers write slot files in four
+forms, each in an environment of its own (made once, 100 MB each): twenty-five pairs for the demo model, a gpt-oss, and
+a hybrid model with M-RoPE, all of llama.cpp. With `--real` SmolLM2 too.
+
 What this does not show: GPUs, unless the engines find one; chat templates and tokenizers, since prompts are ids; YaRN,
 by which a real gpt-oss stretches its RoPE.
 """
@@ -55,12 +59,19 @@ import redis
 from benchmarks import harness, matrix_models, matrix_real
 from benchmarks.matrix_child import pair_name
 from engines.registry import entries, partners
+from tests.support import scratch_env
 
 ENGINES = ("llamacpp", "mlx", "transformers")
 VLLM = "vllm"  # of the demo model alone
 MODELS = matrix_models.NAMES
 REAL = matrix_models.REAL
 HYBRID = "hybrid"  # all models with recurrent layers
+RELEASES = "releases"
+LLAMACPP_RELEASES = tuple(
+    f"llamacpp-{release}"
+    for release in ("2026.8.10229", "2026.8.10566", "2026.9.10809", "2026.9.11063", "2026.10.11549")
+)
+RELEASE_MODELS = (matrix_models.DEMO, "gpt-oss", "qwen3.5")  # plain, with a window, with states and M-RoPE
 QUICK_MODELS = ("gpt-oss",)  # the one that has most to go wrong: a window, experts, biases, sinks
 REAL_TIMEOUT_S = 3600.0  # for one engine's half: MLX on a CPU computes ten tokens a second
 MOST_WINDOWED = 8  # prompt tokens that llama.cpp may evaluate again of a sliding-window model
@@ -71,18 +82,21 @@ Row = dict[str, Any]
 class MatrixRun:
     """Which children run, in which order, and what they found."""
 
-    def __init__(self, url: str, folder: Path, models: Sequence[str], seed: int, texts: int) -> None:
+    def __init__(
+        self, url: str, folder: Path, models: Sequence[str], seed: int, texts: int, engines: Sequence[str]
+    ) -> None:
         self.id = f"matrix-{secrets.token_hex(6)}"
         self.found: dict[str, list[Row]] = {"pairs": [], "refused": [], "controls": []}
         self._url = url
         self._models = list(models)
+        self._engines = engines
         self._common = {"run": self.id, "folder": str(folder), "seed": seed, "family": (*ENGINES, VLLM), "texts": texts}
         self._timeout_s = REAL_TIMEOUT_S if REAL in models else harness.CHILD_TIMEOUT_S
 
     def all_pairs(self) -> None:
         """Choose prompts, prefill them with each engine, then decode with each."""
         present = self._present()
-        numbers = self._chosen() if "llamacpp" in present else {}
+        numbers = self._chosen() if any(_name(engine) == "llamacpp" for engine in present) else {}
         handed: dict[str, Any] = {}
         for engine in present:
             print(f"{engine} prefills", flush=True)
@@ -110,8 +124,8 @@ class MatrixRun:
 
     def _present(self) -> list[str]:
         """Engines whose packages are there; all pairs of the others are refused."""
-        engines = [engine for engine in (*ENGINES, VLLM) if self._taken(engine)]
-        present = [engine for engine in engines if not entries()[engine].install_command()]
+        engines = [engine for engine in self._engines if self._taken(engine)]
+        present = [engine for engine in engines if not entries()[_name(engine)].install_command()]
         for prefill, decode in product(engines, engines):
             absent = [engine for engine in (prefill, decode) if engine not in present]
             if absent:
@@ -125,7 +139,7 @@ class MatrixRun:
 
     def _allowed(self, handed: dict[str, Any], decode: str) -> dict[str, Any]:
         """What the table of capabilities lets this engine decode."""
-        allowed = {engine: layouts for engine, layouts in handed.items() if decode in partners(engine)}
+        allowed = {engine: layouts for engine, layouts in handed.items() if _name(decode) in partners(_name(engine))}
         for engine in handed.keys() - allowed:
             reason = f"{decode} can't read the KV caches of {engine}"
             self._refuse(self._taken(engine, decode), [engine], [decode], reason)
@@ -147,7 +161,15 @@ class MatrixRun:
     def _child(self, step: str, engine: str, **more: Any) -> dict[str, Any]:
         own = {"step": step, "engine": engine, "models": self._taken(engine)}
         task = json.dumps(self._common | own | more)
-        return harness.fresh_process("benchmarks.matrix_child", task, store_url=self._url, timeout_s=self._timeout_s)
+        packages = str(scratch_env.packages(f"x{engine}")) if engine in LLAMACPP_RELEASES else ""
+        return harness.fresh_process(
+            "benchmarks.matrix_child", task, store_url=self._url, timeout_s=self._timeout_s, packages=packages
+        )
+
+
+def _name(engine: str) -> str:
+    """Of an engine of a certain release: the engine."""
+    return engine.partition("-")[0]
 
 
 def is_held(row: Row) -> bool:
@@ -155,7 +177,7 @@ def is_held(row: Row) -> bool:
     if row["model"] == matrix_models.REAL:
         return matrix_real.is_held(row)
     windowed = row["model"].startswith("gpt-oss")
-    most = MOST_WINDOWED if windowed and row["decode"] == "llamacpp" else 1
+    most = MOST_WINDOWED if windowed and _name(row["decode"]) == "llamacpp" else 1
     return bool(row["equal"] and row.get("resumed_equal", True) and row["evaluated_tokens"] <= most)
 
 
@@ -191,13 +213,13 @@ def _missed(controls: list[Row], pair: str) -> list[str]:
     return [row["mutation"] for row in controls if row["pair"] == pair and not row["caught"]]
 
 
-def compare(models: Sequence[str], seed: int, texts: int) -> None:
+def compare(models: Sequence[str], seed: int, texts: int, engines: Sequence[str] = (*ENGINES, VLLM)) -> None:
     """The whole benchmark."""
     print(harness.machine())
     with harness.store() as url, tempfile.TemporaryDirectory(prefix="kvasir-matrix-") as folder:
         for model in models:
             matrix_models.write(Path(folder), model, seed)
-        run = MatrixRun(url, Path(folder), models, seed, texts)
+        run = MatrixRun(url, Path(folder), models, seed, texts, engines)
         try:
             run.all_pairs()
         finally:
@@ -209,13 +231,16 @@ def compare(models: Sequence[str], seed: int, texts: int) -> None:
 def main() -> int:
     """Compare all pairs."""
     parser = harness.parser(__doc__)
-    parser.add_argument("--models", nargs="*", choices=(*MODELS, HYBRID), help="only these (default: all)")
+    parser.add_argument("--models", nargs="*", choices=(*MODELS, HYBRID, RELEASES), help="only these (default: all)")
     parser.add_argument("--real", action="store_true", help="SmolLM2 too (92 MB once, 800 MB unpacked; an hour)")
     parser.add_argument("--texts", type=int, default=20, help="prompts for SmolLM2 (default: %(default)s)")
     arguments = parser.parse_args()
     chosen = arguments.models if arguments.models is not None else QUICK_MODELS if arguments.quick else MODELS
     chosen = [model for name in chosen for model in (matrix_models.HYBRID if name == HYBRID else (name,))]
-    compare([*chosen, *([REAL] if arguments.real else [])], arguments.seed, arguments.texts)
+    engines = (*ENGINES, VLLM)
+    if RELEASES in chosen:
+        chosen, engines = list(RELEASE_MODELS), LLAMACPP_RELEASES
+    compare([*chosen, *([REAL] if arguments.real else [])], arguments.seed, arguments.texts, engines)
     return 0
 
 

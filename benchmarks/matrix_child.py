@@ -53,9 +53,14 @@ class ChildTask:
     handed: dict[str, dict[str, Row]] = field(default_factory=dict)
     texts: int = 0  # how many of the real prompts
 
+    @property
+    def engine_name(self) -> str:
+        """The engine without its release: `llamacpp` of `llamacpp-2026.8.10229`."""
+        return self.engine.partition("-")[0]
+
     def weights(self, model: str) -> Path:
         """What the engine loads."""
-        return matrix_models.weights_for(self.engine, Path(self.folder), model)
+        return matrix_models.weights_for(self.engine_name, Path(self.folder), model)
 
     def prompts(self, model: str) -> dict[str, tuple[int, ...]]:
         """Ids of the model's prompts, by name."""
@@ -102,7 +107,7 @@ def loaded(task: ChildTask, model: str) -> Iterator[Engine]:
     """A tiny model in the task's engine, as a worker would load it. Raises Unable."""
     options = EngineOptions(str(task.weights(model)), matrix_models.context_of(model), slots=1, threads=1)
     try:
-        opened = open_engine(task.engine, options)
+        opened = open_engine(task.engine_name, options)
     except ConfigError as error:
         raise Unable(str(error)) from None
     with closing(opened) as engine:

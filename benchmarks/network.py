@@ -10,8 +10,8 @@ iperf3 on one connection for 2 s of which it leaves out the first half second. `
 medians of the pairs' ratios; rates are medians, in MB (10^6 bytes of KV) a second.
 
 `makespan_ratio`: a class of 300 jobs of 2 MB of KV each, simulated engines in two prefill and two decode processes with
-four slots each, decode the limit: its time at 20 ms by its time at 0.2 ms, the median of the pairs; `hidden`: the share
-of an upload's time that a prefill of 400 tokens a second hides at 2 ms (98,304 bytes a token: a third of 1 Gb/s).
+four slots each, decode the limit: its time at 20 ms divided by that at 0.2 ms, the median of the pairs. `hidden`: the
+share of an upload's time that a prefill of 400 tokens a second hides at 2 ms (98,304 bytes a token: a third of 1 Gb/s).
 
 What the figures do not show: a network card. The router needs most of a core, Redis, the client and the kernel share
 the others, so on a small or busy machine both sides of a pair are slower than 1 Gb/s, and 0.2 ms is more. Linux, root,

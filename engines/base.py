@@ -61,6 +61,7 @@ class EngineInfo:
     vocabulary: int = 0  # ids that the tokenizer has; 0: not known, and no sketch is made
     rounding: str = "f32"  # of the weights: f32, f16, bf16, q8 or q4 (anything coarser than 8 bits)
     build: str = ""  # of the program that computes
+    slot_file_version: str = ""  # of the files that it takes and gives KV caches as; "": it does so otherwise
     outside: str = ""  # host outside private networks that prompts go to; "": they stay inside
     prefill_slots: int = 1  # prompts computed at once
     weights: str = ""  # fingerprint of the very files where `fingerprint` is a family's; "": that is the same

@@ -55,6 +55,10 @@ LETTERS_PER_TOKEN = 3.0  # until the server has counted the sample
 _POLL_S = 0.1
 # No prompt has this much more text to a token than the sample: one that was counted lower was cut.
 _CUT = 0.6
+# Ollama cuts a prompt to half the context and a few tokens of its beginning. Text that is denser than the sample may be
+# too long where nobody expects it: at just this count less tells.
+_KEPT, _CUT_TO_HALF = 8, 0.85
+_NEIGHBOUR_TOKENS = 256  # a shorter prompt is in great part template
 _KNOWN_MARK = re.compile(
     r"<(?=[|｜][^<>\n]{1,64}[|｜]>|<SYS>>|\|?turn\|?>|/?(?:s|bos|eos|pad|unk|think|(?:start|end)_of_(?:turn|text|image)"
     r"|tool_call|tool_response|im_start|im_end|unused\d{1,4})>)|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w+)\])",
@@ -253,6 +257,7 @@ class TextOnly(Generic[S]):
         self._server_name = server_name
         self._context = context
         self._letters_per_token = LETTERS_PER_TOKEN
+        self._neighbours_letters_per_token = math.inf  # of the prompts answered lately
 
     @property
     def outage(self) -> str:
@@ -321,9 +326,19 @@ class TextOnly(Generic[S]):
                 f"the prompt has {prompt_tokens:,} tokens (more, if {self._server_name} cut it) and the answer may "
                 f"have {sampling.max_tokens:,}, but the context holds {self._context:,}"
             )
-        expected = self.count_tokens("".join(part.text for part in prompt))
-        if expected > self._context and 0 < prompt_tokens < expected * _CUT:
-            raise ContextExceeded(f"{self._server_name} cut a prompt of about {expected:,} tokens to {prompt_tokens:,}")
+        letters = sum(len(part.text) for part in prompt)
+        expected = letters / self._letters_per_token
+        is_cut = expected > self._context and 0 < prompt_tokens < expected * _CUT
+        if 0 <= prompt_tokens - self._context // 2 <= _KEPT:
+            expected = max(expected, letters / self._neighbours_letters_per_token)
+            is_cut |= prompt_tokens < expected * _CUT_TO_HALF
+        if is_cut:
+            raise ContextExceeded(
+                f"{self._server_name} cut a prompt of about {expected:,.0f} tokens to {prompt_tokens:,}"
+            )
+        if letters and prompt_tokens >= _NEIGHBOUR_TOKENS:
+            known, observed = self._neighbours_letters_per_token, letters / prompt_tokens
+            self._neighbours_letters_per_token = observed if math.isinf(known) else (known + observed) / 2
 
 
 def context_of(server_name: str, model: str, trained_context: int, requested_context: int) -> int:

@@ -49,7 +49,7 @@ def engine_registration(
         )[:_NOTE_CHARS],
         layout=kv_text(info),
         sketch=loaded_model.sketches.name,
-        details=WorkerDetails(roles, engine_build=info.build[:_BUILD_CHARS]),
+        details=WorkerDetails(roles, engine_build=info.build[:_BUILD_CHARS], slot_file_version=info.slot_file_version),
     )
 
 

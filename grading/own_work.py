@@ -10,6 +10,7 @@ from dataclasses import replace
 from grading.quotes import line_counts, squeeze
 from grading.rubric.rubric import Rubric
 from grading.submissions.reading import Submission
+from grading.submissions.visible import visible_text
 from producers.words import plural
 
 # Fewer lines in common are no copy: everybody who is right writes the same few lines.
@@ -35,18 +36,16 @@ _CONSTANT = r"[A-Z_]*(?:NAMES?|AUTHORS?|COLLABORATORS?|STUDENT_ID|EMAIL)"
 _HEADER = re.compile(rf"(?:[#%/*>|\s_-]*(?i:{_PERSON_FIELD})[\s*_]*:|{_CONSTANT}\s*(?:=|<-)).{{0,120}}\Z")
 
 
-def given_to_class(
-    template: Submission | None, class_work: Iterable[Submission], more_passages: Iterable[str] = ()
-) -> tuple[str, ...]:
-    """The passages that no student wrote: the template's, cells that several have from the teacher, and more.
+def given_to_class(template: Submission | None, class_work: Iterable[Submission]) -> tuple[str, ...]:
+    """The passages that the class was given to work in: the template's, and cells that several have from the teacher.
 
     A cell that one student alone has so counts for that student only (`SubmissionPart.is_given_cell`).
-    `more_passages`: what else prompts show that is not this student's, as graded examples.
     """
     given_cells = [{part.text: None for part in work.parts if part.is_given_cell} for work in class_work]
     times = Counter(text for texts in given_cells for text in texts)
     min_count = max(_MIN_STUDENTS, _PART_OF_THEM * sum(map(bool, given_cells)))
-    return (*_texts(template), *(text for text, number in times.items() if number >= min_count), *more_passages)
+    template_texts = [part.text for part in template.parts if part.kind != "output"] if template else []
+    return (*template_texts, *(text for text, number in times.items() if number >= min_count))
 
 
 def given_with_rubric(rubric: Rubric, given_passages: Sequence[str]) -> list[str]:
@@ -75,11 +74,16 @@ def _adds_nothing(work: Submission, given_passages: Sequence[str]) -> bool:
     """Whether nothing was added but who it is from; outputs, order and white space don't count."""
     if not given_passages and not any(part.is_given_cell for part in work.parts):
         return False
-    own_texts = _own_texts(work)
-    if squeeze("".join(given_passages)) == squeeze("".join(own_texts)):
+    own_source = "".join(part.text for part in work.parts if part.kind != "output" and not part.is_given_cell)
+    if squeeze("".join(given_passages)) == squeeze(own_source):
         return True
-    lines = (line for text in own_texts for line in text.split("\n") if not _HEADER.match(line.strip()))
-    return not line_counts(lines) - line_counts(given_passages)
+    lines = (line for text in _own_texts(work) for line in text.split("\n") if not _HEADER.match(line.strip()))
+    return not line_counts(lines) - _given_lines(given_passages)
+
+
+def _given_lines(passages: Sequence[str]) -> Counter[str]:
+    """Their lines as they are written, and as a reader sees them: of the students' work only these are compared."""
+    return line_counts(passages) | line_counts(visible_text(text, "text").shown(text) for text in passages)
 
 
 def common_lines(class_work: Iterable[Submission]) -> Set[str]:
@@ -108,7 +112,7 @@ def copy_reason(
     work: Submission, rubric: Rubric, solution: Submission | None, given_passages: Sequence[str], common: Set[str]
 ) -> str:
     """Why it looks like a copy of the solution or the rubric: most of its own lines are theirs; "" if it doesn't."""
-    given_lines = line_counts(given_with_rubric(rubric, given_passages))
+    given_lines = _given_lines(given_with_rubric(rubric, given_passages))
     own_lines, solution_lines = (
         {line for line in line_counts(texts) - given_lines if len(line) >= _LINE_CHARS}
         for texts in (_own_texts(work), _texts(solution))

@@ -26,6 +26,7 @@ from grading.rubric.checks import CheckFinding
 from grading.rubric.rubric import Aspect, Criterion, Points, Rubric, total_points
 from grading.submissions.reading import Submission
 from grading.submissions.truncation import Cut
+from grading.submissions.visible import MAX_PASSAGES
 from producers.words import plural
 
 GradeState = Literal["graded", "incomplete", "failed", "empty", "link only", "waiting"]
@@ -149,14 +150,16 @@ def _doubts(
 
 
 def _hidden_text(submission: Submission, public_text: str) -> list[str]:
-    """What only the source of the work holds, and nobody gave the students."""
-    return [
+    """What only the source of the work holds, and the class was not given, whatever a cell's mark says of it."""
+    texts = [
         f"hidden text ({part.location or part.kind}): “{passage}”"
         for part in submission.parts
-        if not (part.is_given_cell or part.holds_only_given_text)
+        if not part.holds_only_given_text
         for passage in part.visible.hidden_passages
         if squeeze(passage) not in public_text
     ]
+    more = len(texts) - MAX_PASSAGES
+    return [*texts[:MAX_PASSAGES], *([plural(more, "more hidden text")] if more > 0 else [])]
 
 
 def _criterion_doubts(criterion: CriterionGrade, findings: Sequence[CheckFinding]) -> Iterable[str]:

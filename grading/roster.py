@@ -176,8 +176,13 @@ class Roster:
         return owners
 
     def names(self, submission: str) -> list[str]:
-        """How a table may call it: by its name, the id in that, or the number of one of its people."""
-        return [name for name in (submission, student_id(submission), *sorted(self._owner(submission).numbers)) if name]
+        """How a table may call it: by its name, or the number of one of its people.
+
+        The id in its name is such a number only where nothing else is known of whose it is: a team's is nobody's.
+        """
+        owner = self._owner(submission)
+        ids = sorted(owner.numbers) or ([] if owner.question else [student_id(submission)])
+        return [submission, *filter(None, ids)]
 
     def key(self, submission: str) -> str:
         """What all that one person handed in has in common."""

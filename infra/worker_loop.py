@@ -170,21 +170,27 @@ class ConsumerLoop:
         self._subscription_lost = False  # by the broker, which has jobs and brings none
         self._pause_reason = ""
         self._jobs: OneByOne[Any] | None = None
-        self._wanted_bulk = True
-        self.runs_suspect = False
+        self._may_hold_bulk = True
+        self._is_idle = True  # it takes nothing, whatever comes
         # Of a process with both roles: its other loop, and whether to take from this one's bulk now.
-        self.partner: ConsumerLoop | None = None
+        self._partner: ConsumerLoop | None = None
         self.wants_bulk: Callable[[], bool] = lambda: True
+        self._alone = threading.Lock()  # held while a suspect runs
 
     @property
     def idle_reason(self) -> str:
         """Why it takes no jobs now, in a few words; "": it takes some."""
         return self._pause_reason or (ENGINE_AWAY if self._find_outage() else "")
 
+    def pair_with(self, partner: ConsumerLoop) -> None:
+        """Both are of one process: no job of one runs beside a suspect of the other. Before either runs."""
+        self._partner, partner._partner = partner, self
+        partner._alone = self._alone
+
     def count_in_progress(self) -> int:
         """What the process works at, its other role's jobs included: a suspect runs beside nothing."""
         own = self._jobs.count_in_progress() if self._jobs else 0
-        return own + (self.partner._jobs.count_in_progress() if self.partner and self.partner._jobs else 0)
+        return own + (self._partner._jobs.count_in_progress() if self._partner and self._partner._jobs else 0)
 
     def run(self, jobs: OneByOne[Any], handler: Handler, hours: Hours = ALL_HOURS) -> None:
         """Give `jobs` deliveries in these hours until stopped; finish what is in hand, hand back the rest, leave."""
@@ -203,6 +209,7 @@ class ConsumerLoop:
             self._stopping.set()
             self._settler.hand_back_all(source.flow.close())
             jobs.close()
+            self._is_idle = True
             house.join()
 
     def stop(self) -> None:
@@ -211,22 +218,24 @@ class ConsumerLoop:
 
     def _turn(self, source: JobSource, jobs: OneByOne[Any], handler: Handler) -> None:
         """Once a slot is free: the next delivery goes there, or nothing comes for a moment."""
-        is_beside_suspect = self.partner is not None and self.partner.runs_suspect
-        if self.idle_reason or self._subscription_lost or is_beside_suspect or not handler.has_room():
+        self._is_idle = False  # before the look at the lock: whoever holds it waits for what is taken after that look
+        if self.idle_reason or self._subscription_lost or self._alone.locked() or not handler.has_room():
             self._listening_since, self._subscription_lost = math.inf, False
             self._settler.hand_back_all(source.flow.pause())
+            self._is_idle = True
             self._stopping.wait(_IDLE_WAIT_S)
             return
         if not jobs.wait(0):
             self._listening_since = math.inf
             source.flow.throttle(source.urgent)
+            self._may_hold_bulk = True  # fetched ahead
             if not jobs.wait(_IDLE_WAIT_S):
                 return
         wants_bulk = self.wants_bulk()
-        if not wants_bulk and self._wanted_bulk:
+        if not wants_bulk and self._may_hold_bulk:
             failpoint("bulk.held", self._name)
             self._settler.hand_back_all(source.flow.pause())
-        self._wanted_bulk = wants_bulk
+        self._may_hold_bulk = wants_bulk
         try:
             delivery = source.next(_IDLE_WAIT_S, wants_bulk)
         except NoQueue:  # housekeeping declares it again
@@ -244,14 +253,16 @@ class ConsumerLoop:
         jobs.accept(delivery)
 
     def _run_alone(self, jobs: OneByOne[Any], suspect: Delivery) -> None:
-        self.runs_suspect = True  # set first: the other role takes nothing from now on, and ends what it had just begun
+        if not self._alone.acquire(blocking=False):  # the other role has one, too
+            return self._settler.hand_back_all([suspect])
         try:
-            while self.count_in_progress() and not self._stopping.wait(LISTEN_S):
-                pass
+            while self.count_in_progress() or not (self._partner is None or self._partner._is_idle):
+                if self._stopping.wait(LISTEN_S):
+                    return self._settler.hand_back_all([suspect])
             jobs.accept(suspect)
             jobs.finish()
         finally:
-            self.runs_suspect = False
+            self._alone.release()
 
     def _look_at_queues(self) -> None:
         """Declare what somebody deleted, and listen anew where jobs wait and none has come for a while.

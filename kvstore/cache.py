@@ -33,6 +33,7 @@ class CachedKVStore(KVStore):
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._blocks: OrderedDict[_Identity, Block] = OrderedDict()
+        self._kinds: set[tuple[str, KVLayout]] = set()  # fingerprints and layouts so far: one for each model
         self.hits = 0
         self.misses = 0
         self.held_bytes = 0
@@ -79,11 +80,11 @@ class CachedKVStore(KVStore):
 
     def delete(self, refs: Sequence[BlockRef]) -> None:
         """See KVStore."""
-        # Of shared ones seldom: nobody owns one.
-        if deleted_refs := {ref for ref in refs if ref.is_shared or self._keeps_puts}:
-            with self._lock:
-                for identity in [identity for identity in self._blocks if identity[2] in deleted_refs]:
-                    self._forget(identity)
+        with self._lock:
+            for kind in self._kinds:
+                for identity in [(*kind, ref) for ref in refs]:
+                    if identity in self._blocks:
+                        self._forget(identity)
         self._store.delete(refs)
 
     def free_shared(self, size_bytes: int) -> int:
@@ -114,6 +115,7 @@ class CachedKVStore(KVStore):
 
     def _keep(self, fingerprint: str, layout: KVLayout, blocks: Iterable[tuple[BlockRef, Block]]) -> None:
         with self._lock:
+            self._kinds.add((fingerprint, layout))
             for ref, block in blocks:
                 if (identity := (fingerprint, layout, ref)) not in self._blocks:
                     self._blocks[identity] = block

@@ -46,20 +46,21 @@ def show_export_page(desk: Desk, folder: Path) -> None:
             graded_class = graded_class_of(view)
             if graded_class:
                 save_graded(folder, graded_class)
+            _, grades = export.final_grades(folder, include_unreviewed)  # before the file, as the command does
             export_file = export_format.make(folder, include_unreviewed=include_unreviewed, **choices)
-            _, grades = export.final_grades(folder, include_unreviewed)
             st.session_state["exported"] = (*asked, export_file, grades)
     last_export = st.session_state.get("exported")
     if last_export and last_export[:4] == asked:
         export_file, grades = last_export[4:]
         since = None
         if export_format.is_compared:
-            since = export.since_last(folder, export_format.name, grades, export_file.held_ids)
-            st.write(escape_markdown(since.summary()))
-            if since.differences:
-                show_text("\n".join(since.lines()[:_MAX_LINES]))
-            if len(since.differences) > _MAX_LINES:
-                st.caption(f"The first {_MAX_LINES} of {len(since.differences)}.")
+            with show_errors():
+                since = export.since_last(folder, export_format.name, grades, export_file.held_ids)
+                st.write(escape_markdown(since.summary()))
+                if since.differences:
+                    show_text("\n".join(since.lines()[:_MAX_LINES]))
+                if len(since.differences) > _MAX_LINES:
+                    st.caption(f"The first {_MAX_LINES} of {len(since.differences)}.")
         _offer(folder, export_file, since)
 
 

@@ -100,6 +100,7 @@ class LlamaCppEngine:
             vocabulary=len(vocabulary(gguf)) if gguf else 0,
             rounding=rounding(gguf) if gguf else "q4",
             build=f"{self._server.get('/props').get('build_info')}, {package_version()}",
+            slot_file_version=str(self._shape.version) if self._shape else "",
         )
 
     @property

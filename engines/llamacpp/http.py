@@ -61,12 +61,12 @@ class LlamaServer:
         self.url = url.rstrip("/")
         self._name = name
         parts = urlsplit(self.url)
-        self._connect: Callable[..., http.client.HTTPConnection]
+        self.connect: Callable[..., http.client.HTTPConnection]  # a connection of its own, by its `timeout`
         if parts.scheme == "unix":
-            self._connect = partial(_UnixConnection, unquote(parts.path))
+            self.connect = partial(_UnixConnection, unquote(parts.path))
         else:
             kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-            self._connect = partial(kind, parts.hostname or "", parts.port)
+            self.connect = partial(kind, parts.hostname or "", parts.port)
         self._path = "" if parts.scheme == "unix" else parts.path
         self._headers = {"Content-Type": "application/json"}
         if parts.username:
@@ -165,7 +165,7 @@ class LlamaServer:
         """The answer to a request, with a connection that is closed afterwards. Raises ServerRefused if it is no."""
         check = self._check_open if path == _HEALTH else partial(self._check_running, stop)
         check()
-        connection = self._connect(timeout=min(_CONNECT_S, timeout_s))
+        connection = self.connect(timeout=min(_CONNECT_S, timeout_s))
         self._answering.add(connection)
         try:
             connection.connect()

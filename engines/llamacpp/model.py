@@ -124,7 +124,8 @@ def slot_shape(gguf: GGUFFile, probe: SlotFile) -> SlotShape:
             key_heads, layout = _gated_delta(gguf, layout)
     except (InvalidMessage, TypeError, ZeroDivisionError) as error:
         raise KVTransferFailed(str(error)) from None
-    shape = SlotShape(layout, interleaved, slot_form(gguf), key_heads if architecture in _MROPE else 0)
+    key_heads = key_heads if architecture in _MROPE else 0
+    shape = SlotShape(layout, interleaved, slot_form(gguf), key_heads, probe.version, probe.packs_tokens)
     # Reading the probe checks that its caches, rows and types are what the metadata says.
     slotfile.to_blocks(probe, shape)
     slotfile.to_window(probe, shape)

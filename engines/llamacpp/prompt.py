@@ -99,14 +99,12 @@ class LlamaPrompt(ChatPrompt):
         control tokens recognised or not. So a text that spells one is cut inside it.
         """
         found = [match for match in self._marks.finditer(text) if self._is_always_one_token(match[0])]
-        ids: list[int] = []
-        for number, piece in enumerate(cut_inside(text, found)):
-            ids += self._tokens(piece, add_special=add_special and not number, parse_special=False)
-        return tuple(ids)
+        return self._tokens(cut_inside(text, found), add_special=add_special, parse_special=False)
 
     def _ask_for_mark(self, mark: str) -> bool:
         return len(self._tokens(mark, add_special=False, parse_special=False)) == 1
 
-    def _tokens(self, text: str, *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
+    def _tokens(self, text: str | list[str], *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
+        """A list's texts are tokenized one by one in one request; `add_special` is of the first (llama.cpp #2306)."""
         body = {"content": text, "add_special": add_special, "parse_special": parse_special}
         return tuple(self._server.post("/tokenize", body)["tokens"])

@@ -1,21 +1,23 @@
 """llama.cpp slot files to canonical KV blocks and back. Pure: bytes in, bytes out.
 
-The file that `llama-server` writes for `/slots/N?action=save`, version 4 (all integers little-endian):
+The file that `llama-server` writes for `/slots/N?action=save`, versions 2 to 4 (all integers little-endian):
 
     "qsgg"  u32 version
-    u32 n   n × i32: -1, 1, token count, tokens…, 0
+    u32 n   n × i32: tokens…, or packed, as servers do since August 2026: -1, 1, token count, tokens…, 0
     per cache (one; if some layers have a sliding window a second, with its last rows only):
         u32 streams
         per stream: u32 cells, and if there are any:
-            per cell: i32 position, u32 sequences, with M-RoPE 3 × i32 (position twice, token), sequences × i32
-            u32 v_trans   u32 layers   8 bytes, zero
+            per cell: i32 position, u32 sequences, sequences × i32; with M-RoPE between these the
+                position twice and, since 3, the token
+            u32 v_trans   u32 layers   since 4: u32 rotation of K, u32 of V (0: none)
             per layer: i32 ggml type, u64 row bytes, cells × row      (K of all layers, then V of all)
     if some layers are recurrent: u32 cells (1), i32 last position, u32 0, u32 s_trans (0), u32 layers (all of them);
         per recurrent layer: i32 ggml type, u64 bytes, the convolution's columns, (channels, columns)
         per recurrent layer: i32 ggml type, u64 bytes, the matrix, (heads, value size, key size)
 
 A row is kv_heads × head_dim values of one token as long as v_trans is 0, that is with flash attention on. The layout
-changes between llama.cpp releases without notice, so whatever differs from the above is refused, not guessed at.
+changes between llama.cpp releases without notice, so whatever differs from the above is refused, not guessed at. A
+server reads no version but its own: `build` writes as the server was seen to write.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ from messages.kv import (
 )
 
 MAGIC = b"qsgg"
-VERSION = 4
+_VERSIONS = (2, 3, 4)
+_CELL_TOKENS, _ROTATIONS = 3, 4  # the first versions with such fields
 MAX_STREAMS = 1024
 MAX_LAYERS = 1024
 _GGML_TYPES: dict[int, DType] = {0: "f32", 1: "f16", 30: "bf16"}
@@ -75,6 +78,8 @@ class SlotFile:
     `states`: of each recurrent layer the convolution's columns and the matrix, in llama.cpp's order, float32.
     """
 
+    version: int
+    packs_tokens: bool
     tokens: tuple[int, ...]
     streams: int
     caches: tuple[tuple[SlotLayer, ...], ...]
@@ -93,6 +98,8 @@ class SlotShape:
     interleaved: bool
     form: SlotForm = SlotForm()
     key_heads: int = 0
+    version: int = _VERSIONS[-1]  # of the files that the server writes, and reads
+    packs_tokens: bool = True
 
     @property
     def caches(self) -> tuple[int, ...]:
@@ -102,17 +109,13 @@ class SlotShape:
 
 
 def parse(data: bytes | memoryview, form: SlotForm = SlotForm(), most_tokens: int = 1 << 31) -> SlotFile:
-    """The file's tokens, rows and states. Raises KVTransferFailed for anything but a version-4 file of one sequence.
+    """The file's tokens, rows and states. Raises KVTransferFailed for anything but a known version's file of one
+    sequence.
 
     Rows and states stay in `data`. What takes memory besides is bounded by `most_tokens`, whatever the file's size.
     """
     reader = _SlotFileReader(memoryview(data))
-    if bytes(reader.read_bytes(4, "magic")) != MAGIC:
-        raise KVTransferFailed("not a llama.cpp slot file")
-    version = reader.u32("version")
-    if version != VERSION:
-        raise KVTransferFailed(f"llama.cpp slot file of version {version}; version {VERSION} is the one known here")
-    tokens = _parse_tokens(reader, most_tokens)
+    packs_tokens, tokens = _parse_tokens(reader, most_tokens)
     streams, layers = _parse_cache(reader, len(tokens), form)
     if len(layers[0].keys) != len(tokens):
         raise KVTransferFailed(f"slot file: {len(layers[0].keys):,} cells for {len(tokens):,} tokens")
@@ -123,7 +126,7 @@ def parse(data: bytes | memoryview, form: SlotForm = SlotForm(), most_tokens: in
             raise KVTransferFailed(
                 "slot file: something follows the states; start llama-server with --ctx-checkpoints 0"
             )
-        return SlotFile(tokens, streams, (layers,), states)
+        return SlotFile(reader.version, packs_tokens, tokens, streams, (layers,), states)
     if reader.bytes_left:
         second, layers = _parse_cache(reader, len(tokens), form)
         if second != streams:
@@ -131,7 +134,7 @@ def parse(data: bytes | memoryview, form: SlotForm = SlotForm(), most_tokens: in
         caches.append(layers)
     if reader.bytes_left:
         raise KVTransferFailed(f"slot file: {reader.bytes_left:,} bytes follow the last KV cache")
-    return SlotFile(tokens, streams, tuple(caches))
+    return SlotFile(reader.version, packs_tokens, tokens, streams, tuple(caches))
 
 
 def to_blocks(file: SlotFile, shape: SlotShape, first: int = 0) -> Iterable[Block]:
@@ -180,8 +183,9 @@ def build(tokens: Sequence[int], cache: KVCache, shape: SlotShape, streams: int)
     cache.require_layout(layout)
     if cache.num_tokens != count or not tokens:
         raise KVTransferFailed(f"the KV cache covers {cache.num_tokens:,} tokens, not {count:,}")
-    head = struct.pack("<4sII3i", MAGIC, VERSION, count + 4, -1, 1, count)
-    parts: list[bytes | memoryview] = [head, np.asarray(tokens, "<i4").tobytes(), bytes(4)]
+    words = np.asarray([-1, 1, count, *tokens, 0] if shape.packs_tokens else tokens, "<i4")
+    head = struct.pack("<4sII", MAGIC, shape.version, len(words))
+    parts: list[bytes | memoryview] = [head, words.tobytes()]
     full = (  # K of the full-attention layers, then V
         [np.concatenate([block.data[row, side] for block in cache.blocks]) for row in range(len(layout.full_layers))]
         for side in (0, 1)
@@ -209,11 +213,18 @@ def to_interleaved(keys: Array) -> Array:
 
 
 class _SlotFileReader:
-    """Takes bytes off the front; every length is checked against what is left before it is used."""
+    """Takes bytes off the front, first magic and version; every length is checked against what is left before it is
+    used."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
         self._position = 0
+        if bytes(self.read_bytes(4, "magic")) != MAGIC:
+            raise KVTransferFailed("not a llama.cpp slot file")
+        self.version = self.u32("version")
+        if self.version not in _VERSIONS:
+            known = ", ".join(map(str, _VERSIONS))
+            raise KVTransferFailed(f"llama.cpp slot file of version {self.version}; known here are {known}")
 
     @property
     def bytes_left(self) -> int:
@@ -237,16 +248,19 @@ class _SlotFileReader:
         return np.frombuffer(self.read_bytes(count * 4, field), "<i4")
 
 
-def _parse_tokens(reader: _SlotFileReader, most_tokens: int) -> tuple[int, ...]:
-    words = reader.words(reader.u32("token list"), "token list")
-    if len(words) - 4 > most_tokens:
-        raise KVTransferFailed(f"slot file: {len(words) - 4:,} tokens, of a prompt of {most_tokens:,}")
-    if len(words) < 4 or tuple(words[:3]) != (-1, 1, len(words) - 4) or words[-1] != 0:
-        raise KVTransferFailed("slot file: its token list has a form not known here")
-    tokens = words[3:-1]
+def _parse_tokens(reader: _SlotFileReader, most_tokens: int) -> tuple[bool, tuple[int, ...]]:
+    """Whether they are packed, and the tokens."""
+    tokens = words = reader.words(reader.u32("token list"), "token list")
+    packs_tokens = reader.version > _VERSIONS[0] or words[:1].tolist() == [-1]
+    if packs_tokens:
+        if len(words) < 4 or tuple(words[:3]) != (-1, 1, len(words) - 4) or words[-1] != 0:
+            raise KVTransferFailed("slot file: its token list has a form not known here")
+        tokens = words[3:-1]
+    if len(tokens) > most_tokens:
+        raise KVTransferFailed(f"slot file: {len(tokens):,} tokens, of a prompt of {most_tokens:,}")
     if (tokens < 0).any():
         raise KVTransferFailed("slot file: holds something other than text tokens")
-    return tuple(tokens.tolist())
+    return packs_tokens, tuple(tokens.tolist())
 
 
 def _parse_cache(reader: _SlotFileReader, num_tokens: int, form: SlotForm) -> tuple[int, tuple[SlotLayer, ...]]:
@@ -283,18 +297,19 @@ def _parse_state(reader: _SlotFileReader) -> Array:
 
 
 def _parse_stream(reader: _SlotFileReader, cells: int, num_tokens: int, form: SlotForm) -> tuple[SlotLayer, ...]:
-    words = 6 if form.mrope else 3
+    words = _cell_words(reader.version, form)
     meta = reader.words(cells * words, "cells").reshape(cells, words)
     if (meta[:, 1] != 1).any():
         raise KVTransferFailed("slot file: a cell that not exactly one sequence owns")
     order = np.argsort(meta[:, 0], kind="stable")
     if not np.array_equal(meta[order, 0], np.arange(num_tokens - cells, num_tokens)):
         raise KVTransferFailed("slot file: its positions do not run to the last token without a gap")
-    v_trans, count, features = reader.u32("v_trans"), reader.u32("layers"), reader.u64("features")
+    v_trans, count = reader.u32("v_trans"), reader.u32("layers")
+    rotations = reader.u64("rotations") if reader.version >= _ROTATIONS else 0
     if v_trans:
         raise KVTransferFailed("slot file: V is transposed; start llama-server with flash attention on (-fa on)")
-    if features or not 1 <= count <= MAX_LAYERS:
-        raise KVTransferFailed(f"slot file: {count:,} layers, features {features:#x}: not known here")
+    if rotations or not 1 <= count <= MAX_LAYERS:
+        raise KVTransferFailed(f"slot file: {count:,} layers, rotations {rotations:#x}: not known here")
     # In order, as they nearly always are, rows stay views.
     cell_order = slice(None) if (order[1:] > order[:-1]).all() else order
     keys = [_parse_rows(reader, cells) for _ in range(count)]
@@ -303,6 +318,13 @@ def _parse_stream(reader: _SlotFileReader, cells: int, num_tokens: int, form: Sl
         if key_type != value_type:
             raise KVTransferFailed(f"slot file: K as {key_type} and V as {value_type}; both must have one type")
     return tuple(SlotLayer(kind, k[cell_order], v[cell_order]) for (kind, k), (_, v) in zip(keys, values, strict=True))
+
+
+def _cell_words(version: int, form: SlotForm) -> int:
+    """Words that each cell takes before its rows."""
+    if not form.mrope:
+        return 3
+    return 6 if version >= _CELL_TOKENS else 5
 
 
 def _parse_rows(reader: _SlotFileReader, cells: int) -> tuple[DType, Array]:
@@ -344,17 +366,18 @@ def _cache_parts(
 ) -> Iterator[bytes | memoryview]:
     """One cache of the file. `sides`: K of its layers, then V; its cells are the last positions of `tokens`."""
     layout = shape.layout
-    meta = np.zeros((cells, 6 if shape.form.mrope else 3), "<i4")
+    meta = np.zeros((cells, _cell_words(shape.version, shape.form)), "<i4")
     meta[:, 0] = np.arange(len(tokens) - cells, len(tokens))
     meta[:, 1] = 1
     if shape.form.mrope:
         meta[:, 2] = meta[:, 3] = meta[:, 0]
-        meta[:, 4] = tokens[len(tokens) - cells :]
+        if shape.version >= _CELL_TOKENS:
+            meta[:, 4] = tokens[len(tokens) - cells :]
     row = struct.pack("<iQ", _GGML_IDS[layout.dtype], _row_bytes(layout))
     yield struct.pack("<II", streams, cells) + meta.tobytes()
     for side_index, side in enumerate(sides):
         if side_index == 0:
-            yield struct.pack("<IIQ", 0, len(side), 0)
+            yield struct.pack("<II", 0, len(side)) + bytes(8 if shape.version >= _ROTATIONS else 0)
         for rows in side:
             yield row
             in_dtype = rows if dtype == layout.dtype else cast(rows, dtype, layout.dtype)

@@ -238,7 +238,10 @@ def _parameters(xllamacpp: Any, launch: Launch) -> Any:
         setattr(params, name, value)
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED  # else V is transposed
     params.slot_save_path = f"{launch.slot_folder}{os.sep}"
-    params.hostnames = [str(launch.socket)]
+    if hasattr(params, "hostnames"):
+        params.hostnames = [str(launch.socket)]
+    else:  # before 2026.10
+        params.hostname = str(launch.socket)
     params.verbosity = -1
     # ggml's threads wait for each other in a busy loop: on taken cores they slow one another down fifty times. Half of
     # the logical CPUs are the physical cores where there are two threads to a core, and leave room where there aren't.

@@ -36,7 +36,11 @@ def handed_in(labelled: Labelled) -> tuple[str, str]:
 
 def rubric_json(rubric: Rubric) -> str:
     """The rubric as `load_rubric` reads it."""
-    criteria = [asdict(criterion) for criterion in rubric.criteria]
+    criteria = [
+        {name: value for name, value in asdict(criterion).items() if name != "minimum"}
+        | ({"deduction": -criterion.minimum} if criterion.minimum else {})
+        for criterion in rubric.criteria
+    ]
     return json.dumps({"title": rubric.title, "instructions": rubric.instructions, "criteria": criteria}, indent=1)
 
 

@@ -63,11 +63,10 @@ def strongest_passages(
     """
     best: list[tuple[float, str] | None] = [None] * len(texts)
     pieces = [(owner, piece) for owner, text in enumerate(_cut(texts)) for piece in _END.split(text) if piece.strip()]
-    if len(pieces) > MAX_SENTENCES:
-        pieces = pieces[: MAX_SENTENCES // 2] + pieces[-MAX_SENTENCES // 2 :]
-    sentences = [(piece, sentence) for piece, (_, text) in enumerate(pieces) for sentence in split_sentences(text)][
-        :MAX_SENTENCES
-    ]
+    pieces = _both_ends(pieces)
+    sentences = _both_ends(
+        [(piece, sentence) for piece, (_, text) in enumerate(pieces) for sentence in split_sentences(text)]
+    )
     owners = [pieces[piece][0] for piece, _ in sentences]
     caution = _CAUTION * max(np.log(len(sentences) / _USUAL), 0.0) if sentences else 0.0
     for number, reading in enumerate(READINGS):
@@ -91,6 +90,10 @@ def _quoted(own_words: Iterable[str], readings: Iterable[str]) -> str:
     own, read = (" ".join(" ".join(texts).split()) for texts in (own_words, readings))
     is_plain = plain(read).replace(" ", "") in plain(own).replace(" ", "")
     return f"“{own[:MAX_SHOWN]}”" if is_plain else f"“{own[:MAX_SHOWN]}”, which reads “{read[:MAX_SHOWN]}”"
+
+
+def _both_ends(items: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    return items if len(items) <= MAX_SENTENCES else items[: MAX_SENTENCES // 2] + items[-MAX_SENTENCES // 2 :]
 
 
 def _cut(texts: Sequence[str]) -> Iterator[str]:

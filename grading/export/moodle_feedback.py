@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from grading.export import feedback
 from grading.export.feedback import FeedbackKind, feedback_text, zip_feedback
-from grading.export.final import ExportFile, FinalGrade, final_grades, left_blank
+from grading.export.final import ExportFile, final_grades, left_blank
 from grading.export.format import ExportFormat
 from grading.export.moodle import NO_ID
-from grading.roster import kept_files, moodle_name, read_rosters
+from grading.roster import Owner, kept_files, moodle_name, read_rosters
 from grading.submissions.lms_names import moodle_id
 
 _FILE = "moodle-feedback.zip"
@@ -24,37 +23,40 @@ def export_moodle_feedback(
 ) -> ExportFile:
     """A zip for "Upload multiple feedback files in a zip". Raises ExportError, BatchError."""
     graded_class, grades = final_grades(folder, include_unreviewed)
-    places = _places(folder, grades)
+    roster = read_rosters(kept_files(folder))
+    owners = roster.owners(final.submission for final in grades)
+    places = {name: _places(name, owner, roster.product) for name, owner in owners.items()}
     data = zip_feedback(
         (f"{place}/feedback.{kind}", feedback_text(graded_class.title, final, kind))
         for final in grades
         if final.points is not None
         for place in places[final.submission]
     )
-    blank = left_blank(grades, lambda final: "" if places[final.submission] else NO_ID)
+    blank = left_blank(
+        grades, lambda final: "" if places[final.submission] else owners[final.submission].question or NO_ID
+    )
     return ExportFile(
         _FILE,
         "application/zip",
         data,
         blank,
         asks=graded_class.alarms,
-        held_ids={final.grade.id for final in grades if moodle_id(final.submission)},
+        held_ids={final.grade.id for final in grades if places[final.submission]},
     )
 
 
-def _places(folder: Path, grades: Sequence[FinalGrade]) -> dict[str, list[str]]:
-    """Each submission's folders in the zip: as it was called, or one for each member of its team.
+def _places(name: str, owner: Owner, product: str) -> list[str]:
+    """A submission's folders in the zip: as it was called, or one for each of its people; none while that is asked.
 
     Moodle finds a participant by the number there (`assignfeedback_file_zip_importer`), and knows no team's.
     """
-    owners = read_rosters(kept_files(folder)).owners(final.submission for final in grades)
-    names = {name: PurePosixPath(name).name if moodle_id(name) else "" for name in owners}
-    return {
-        name: [f"{moodle_name(person.name)}_{person.number}_assignsubmission_file_" for person in owner.people]
-        if owner.group
-        else [names[name]][: bool(names[name])]
-        for name, owner in owners.items()
-    }
+    number = moodle_id(name)
+    if owner.question:
+        return []
+    if number and not owner.group and (not owner.people or number in owner.numbers):
+        return [PurePosixPath(name).name]
+    people = owner.people if product == "moodle" or number else ()
+    return [f"{moodle_name(person.name)}_{person.number}_assignsubmission_file_" for person in people]
 
 
 FORMAT = ExportFormat(

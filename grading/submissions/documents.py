@@ -28,10 +28,11 @@ _MAX_XML, _MAX_TAGS = 16 * MIB, 400_000  # of each of its files that are read
 _MAX_PAGES, _MAX_PAGE_BYTES, _MAX_OPERATORS = 300, 16 * MIB, 1_000_000  # of a PDF; operators on all pages together
 _MAX_DRAWINGS = 5_000  # forms and pictures, wherever they are drawn
 # A run of a Word document, and what makes it hidden, white on no ground of its own, or as small as a point.
-_RUN = re.compile(rb"<w:r(?:\s[^<>]*)?>(?:(?!</w:r>).)*</w:r>", re.DOTALL)
+_RUN = re.compile(rb"<w:r(?:\s[^<>]*)?>(?:(?!</?w:r[\s>]).)*</w:r>", re.DOTALL)
 _HIDDEN_RUN = re.compile(
     rb"\A(?!.*<w:(?:shd|highlight)\b).*<w:color w:val=\"[fF]{6}\"|<w:vanish/>|<w:sz w:val=\"[0-2]\"/>", re.DOTALL
 )
+_SHOWN_PART = re.compile(r"word/(?:document|footnotes|endnotes)\d*\.xml")  # Word on the web: document2.xml
 _RUN_TEXT = re.compile(rb"<w:t(?:\s[^<>]*)?>([^<>]*)</w:t>")
 _THIN_CHARS = 80  # on a page, on average: less is a scan, or drawings
 _EXPORTS = ("(.pdf)", "(.docx)")  # how the labels of files end that may be made of another
@@ -64,7 +65,8 @@ def read_docx(data: bytes, _suffix: str = "") -> Submission:
 
 def _hidden_text(data: bytes) -> str:
     """A doubt about what Word does not show of a document, or nobody can read; "" if there is nothing."""
-    body = zipfile.ZipFile(io.BytesIO(data)).read("word/document.xml")
+    archive = zipfile.ZipFile(io.BytesIO(data))
+    body = b"".join(archive.read(name) for name in archive.namelist() if _SHOWN_PART.fullmatch(name))
     pieces = [text for run in _RUN.findall(body) if _HIDDEN_RUN.search(run) for text in _RUN_TEXT.findall(run)]
     text = html.unescape(b"".join(pieces).decode("utf-8", "replace")).strip()
     return f"hidden text: “{text[:80]}”" if text else ""
@@ -171,8 +173,8 @@ class _PdfWork:
 def without_exports(files: Sequence[tuple[str, Submission]]) -> list[tuple[str, Submission]]:
     """A submission's files, each with its label, where an export repeats its source, as a notebook's PDF does.
 
-    Of such an export only the lines count that stand in no other file, so nothing is lost. Pages break lines
-    elsewhere: a line is known by its words, and by which follow each other.
+    Of such an export only the lines count that hold a word, or two words in a row, of no other file. Pages break lines
+    elsewhere, so whole lines can't be compared; nor are signs: a line that differs in these alone is not kept.
     """
     sources = [part.text for label, file in files if not label.endswith(_EXPORTS) for part in file.parts]
     if len(sources) == sum(len(file.parts) for _, file in files) or sum(map(len, sources)) > _MAX_COMPARED:

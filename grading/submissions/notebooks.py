@@ -55,7 +55,7 @@ _OBJECT = re.compile(r"<[^<>\n]{1,200}>")  # what Python prints where only the H
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,1000}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _DATA_URI = re.compile(r"data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,[A-Za-z0-9+/=%]*")
-_ANY_TAG = re.compile(r"</?[A-Za-z][^<>]*>|<!?--|<[!/A-Za-z][^<>]*\Z")
+_ANY_TAG = re.compile(r"<[!?/]?[A-Za-z][^<>]*>|<!?--|<[!/A-Za-z][^<>]*\Z")
 _SPACE = re.compile(r"\s+")
 _LONG_REFERENCE = re.compile(r"&#[0-9]{9,};?")  # no character, and from some length on no number for Python
 _CELL_END = re.compile(r"</t[dh]\b[^<>]*>", re.IGNORECASE)
@@ -377,7 +377,7 @@ def _count_note(number: int, singular: str, plural: str, sentence_end: str) -> s
 
 def html_to_text(markup: str) -> tuple[str, int]:
     """The text of HTML that a browser shows, one line per table row or block, and the number of pictures in it."""
-    shown = visible_text(markup, "text").shown(markup, with_markup=True)
+    shown = visible_text(markup, "html").shown(markup, with_markup=True)
     text = _ANY_TAG.sub("", _BREAK.sub("\n", _CELL_END.sub(" | ", _SPACE.sub(" ", shown))))
     lines = html.unescape(_LONG_REFERENCE.sub("\ufffd", text)).split("\n")
     images = len(_PICTURE_TAG.findall(shown)) + len(_DRAWING.findall(markup))

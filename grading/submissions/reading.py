@@ -41,7 +41,7 @@ from grading.submissions.notebooks import (
     without_header,
 )
 from grading.submissions.submission import PartKind, Submission, SubmissionPart
-from grading.submissions.visible import visible_text
+from grading.submissions.visible import MAX_PASSAGES, visible_text
 from messages.errors import SubmissionError
 from producers.words import plural
 
@@ -487,7 +487,8 @@ def _page(text: str, _suffix: str) -> Submission:
     markup = _PAGE_HEADING.sub("</head><body>", text)
     prose, images = html_to_text(markup)
     prose, inline_images = clean_source(prose)
-    doubts = tuple(f"hidden text left out: “{passage}”" for passage in visible_text(markup, "text").hidden_passages)
+    hidden_passages = visible_text(markup, "html").hidden_passages[:MAX_PASSAGES]
+    doubts = tuple(f"hidden text left out: “{passage}”" for passage in hidden_passages)
     return replace(_text_alone(prose, images + inline_images), notes=doubts, doubtful_notes=doubts)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 SEEN, UNSEEN, HIDDEN = range(3)
+MAX_PASSAGES = 10  # of a submission that a person is shown
 _FEW_WORDS, _MAX_SHOWN = 3, 80
 _MAX_MARKUP = 5_000  # pieces of it in one text: what comes after them is taken for unseen
 
@@ -22,18 +23,21 @@ _INVISIBLE = re.compile(
 _TWINS = re.compile("[\U000e0020-\U000e007e]+")
 _TOKEN = re.compile(
     r"""
-      ^[ ]{0,3}(?P<fence>`{3,16}|~{3,16})[^\n]*$
-    | (?<!`)(?P<tick>`{1,2})(?!`)
+      ^[ ]{0,3}(?P<fence>`{3,16}(?=[^`\n]*$)|~{3,16})[^\n]*$
+    | (?<![`\\])(?P<tick>`{1,2})(?!`)
     | (?P<comment><!--)
-    | <(?P<slash>/?)(?P<name>[A-Za-z][A-Za-z0-9]{0,20})(?P<attributes>[\s/][^<>]{0,2000})?>
+    | <(?P<slash>/?)(?P<name>[A-Za-z][A-Za-z0-9]{0,20})
+      (?P<attributes>[\s/](?:[^<>"']|"[^"<]{0,2000}"|'[^'<]{0,2000}'){0,2000}+|[\s/][^<>]{0,2000})?>
     | \\(?:[hv]?phantom|(?:text)?color\s?\{\s?white\s?\})\s?(?P<group>\{?)
     | !\[(?P<alt>[^\[\]\n]{0,1000})\](?:\([^()\n]{0,2000}\)|\[[^\[\]\n]{0,200}\])?
-    | \]\([^()\n"']{0,2000}(?P<title>["'][^\n]{0,1000}?["'])?\s?\)
+    | \]\([^()\n"']{0,2000}(?P<title>(?<=\s)["'][^\n]{0,1000}?["'])?\s?\)
     | ^[ ]{0,3}\[(?!\^)[^\[\]\n]{1,200}\]:[ \t]*\n?[ \t]*\S{1,2000}[ \t]*
       (?P<note>\n?[ \t]*(?:"[^"\n]{0,2000}"|'[^'\n]{0,2000}'|\([^()\n]{0,2000}\))[ \t]*)?$
     """,
     re.MULTILINE | re.VERBOSE,
 )
+_TOKENS = {"text": _TOKEN, "html": re.compile(f"(?=<)(?:{_TOKEN.pattern})", _TOKEN.flags)}  # by the kind of a text
+_LINE_START = re.compile(r"(?:\A|\n) {0,3}<\Z")
 _HIDING = re.compile(
     r"(?<![-\w:])(?<!: )hidden(?![-\w])|visibility\s*:\s*hidden|display\s*:\s*none|opacity\s*:\s*0?(?:\.0+)?(?![\d.])"
     r"|(?:left|top|text-indent)\s*:\s*-\d{3,}"
@@ -44,6 +48,7 @@ _WHITE = re.compile(
     r"(?<![-\w])color\s*[:=]\s*[\"']?\s*(?:white|transparent|#f{3,4}\b|#f{6}\b|rgba?\(\s*255\s*,\s*255\s*,\s*255)",
     re.IGNORECASE,
 )
+_GROUND = re.compile(r"\b(?:background|bgcolor)\b", re.IGNORECASE)
 _VALUE = re.compile(r"\b(?:title|alt|aria-\w{1,20}|data-\w{1,20}|id|name)\s*=", re.IGNORECASE)
 _WITHOUT_CONTENT = frozenset({"area", "base", "br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"})
 _NEVER_SHOWN = frozenset({"head", "noscript", "script", "style", "svg", "template", "title"})
@@ -68,12 +73,16 @@ class VisibleText:
 
 
 def visible_text(text: str, kind: str) -> VisibleText:
-    """What a reader sees of a text. `kind`: `code`, `text` or `output`, of which only `text` is rendered."""
+    """What a reader sees of a text.
+
+    Args:
+        kind: of a part (`code`, `text` or `output`), of which only `text` is rendered, as Markdown; or `html`.
+    """
     flags, passages = bytearray(len(text)), []
     twins = (
         (*run.span(), HIDDEN, "".join(chr(ord(char) - 0xE0000) for char in run[0])) for run in _TWINS.finditer(text)
     )
-    for start, end, flag, hidden_text in (*(_rendered(text) if kind == "text" else ()), *twins):
+    for start, end, flag, hidden_text in (*(_rendered(text, _TOKENS[kind]) if kind in _TOKENS else ()), *twins):
         flags[start:end] = bytes(max(flag, earlier) for earlier in flags[start:end])
         passage = " ".join(_MARKUP.sub(" ", hidden_text).split())
         if len(passage.split()) > _FEW_WORDS or (any(map(str.isdigit, passage)) and any(map(str.isalpha, passage))):
@@ -86,16 +95,21 @@ def without_invisible(text: str) -> str:
     return text if text.isascii() else _INVISIBLE.sub("", text)
 
 
-def _rendered(text: str) -> Iterator[tuple[int, int, int, str]]:
-    """What Markdown with HTML and LaTeX in it does not show. One pass: what is read once is not read again.
+def _rendered(text: str, token: re.Pattern[str]) -> Iterator[tuple[int, int, int, str]]:
+    """What Markdown with HTML and LaTeX in it, or HTML, does not show. One pass: what is read once is not read again.
 
     Where each piece begins and ends, its flag, and what a person may be asked about.
     """
     cursor, tags = 0, list[tuple[re.Match[str], int]]()
+    html_end = 0  # up to it a block of HTML goes on, in which marks of code are letters (CommonMark, 4.6)
     for _ in range(_MAX_MARKUP):
-        if not (match := _TOKEN.search(text, cursor)):
+        if not (match := token.search(text, cursor)):
             break
-        cursor = _end(match, text)
+        is_letters = match.start() < html_end and (match["fence"] or match["tick"])
+        cursor = match.end() if is_letters else _end(match, text)
+        if cursor > html_end and _LINE_START.search(text[max(match.start() - 4, 0) : match.start()] + match[0][:1]):
+            last = re.compile(r"$" if match["comment"] else r"\n[ \t]*$", re.MULTILINE).search(text, cursor)
+            html_end = last.end() if last else len(text)
         hidden_end = cursor if match["comment"] or match["group"] is not None else match.end()
         yield match.start(), cursor, _flag(match), text[match.end() : hidden_end].rstrip("}")
         if match["name"]:
@@ -112,11 +126,18 @@ def _end(match: re.Match[str], text: str) -> int:
     """Where what a piece of markup begins ends."""
     if match["group"] is not None:
         return _group_end(text, match.end(), bool(match["group"]))
-    fence = f"\n{match['fence']}" if match["fence"] else match["comment"] and "-->"
-    if not (mark := fence or match["tick"] or (_is_never_shown(match) and f"</{match['name']}>")):
+    if tick := match["tick"]:  # code in a line; over several it could be another paragraph's
+        line_end = text.find("\n", match.end())
+        found = re.compile(f"(?<!`){tick}(?!`)").search(text, match.end(), line_end if line_end >= 0 else len(text))
+        return found.end() if found else match.end()
+    if fence := match["fence"]:
+        mark = f"^ {{0,3}}{fence}{fence[0]}*[ \\t]*$"
+    elif match["comment"] or _is_never_shown(match):
+        mark = "-->" if match["comment"] else f"</{match['name']}>"
+    else:
         return match.end()
-    found = re.compile(re.escape(mark), re.IGNORECASE).search(text, match.end())
-    return found.end() if found else match.end() if match["tick"] else len(text)
+    found = re.compile(mark, re.IGNORECASE | re.MULTILINE).search(text, match.end())
+    return found.end() if found else len(text)
 
 
 def _flag(match: re.Match[str]) -> int:
@@ -138,17 +159,19 @@ def _hidden_elements(text: str, tags: Iterable[tuple[re.Match[str], int]]) -> It
     """Where the outermost elements that hide what they hold begin and end."""
     hidden_from, hidden_depth = 0, 0
     open_elements: list[str] = []
+    has_ground = [False]  # of each of them, after the page's own, whether it stands on a colour
     for tag, end in tags:
         name, attributes = tag["name"].lower(), tag["attributes"] or ""
         if tag["slash"] and name in open_elements:
             del open_elements[len(open_elements) - 1 - open_elements[::-1].index(name) :]
+            del has_ground[len(open_elements) + 1 :]
             if hidden_depth > len(open_elements):
                 yield hidden_from, end
                 hidden_depth = 0
         elif not (tag["slash"] or name in _WITHOUT_CONTENT | _NEVER_SHOWN or attributes.endswith("/")):
             open_elements.append(name)
-            # White letters can be read on a background, which may be that of an element around them.
-            is_white = _WHITE.search(attributes) and "background" not in text[:end]
+            has_ground.append(has_ground[-1] or bool(_GROUND.search(attributes)))
+            is_white = _WHITE.search(attributes) and not has_ground[-1]
             if not hidden_depth and (is_white or _HIDING.search(attributes)):
                 hidden_from, hidden_depth = tag.start(), len(open_elements)
     if hidden_depth:

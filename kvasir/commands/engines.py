@@ -22,6 +22,7 @@ from infra.config.settings import Settings
 from kvasir.connect import connect, is_cluster
 from kvasir.doctor.cluster import examine
 from kvasir.doctor.findings import Finding
+from kvasir.doctor.steps import STEPS
 from kvasir.doctor.trial import Trial, TrialResult, served_models, try_model
 from kvasir.options import Globals, Number, json_option
 from kvasir.terminal import print_table, say
@@ -226,9 +227,18 @@ def _figure(value: float) -> str:
 
 
 def print_findings(findings: list[Finding]) -> None:
-    """A table on stdout."""
+    """A table on stdout. Above it, for each service that was tried step by step, its milliseconds."""
+    service_findings = [finding for finding in findings if finding.steps or finding.stopped_at]
+    if service_findings:
+        print_table(("ms", *STEPS), [_steps_row(finding) for finding in service_findings], STEPS)
     rows = [
         (Text(finding.level, _STYLES[finding.level]), finding.subject, finding.what, finding.todo)
         for finding in findings
     ]
     print_table(("", "about", "found", "what to do"), rows)
+
+
+def _steps_row(finding: Finding) -> list[str]:
+    """A figure for each step that was done, "no" where it stopped, a dash for what was left out."""
+    milliseconds = {name: f"{1000 * seconds:,.0f}" for name, seconds in finding.steps.items()}
+    return [finding.subject, *(milliseconds.get(name, "no" if name == finding.stopped_at else "–") for name in STEPS)]

@@ -83,8 +83,8 @@ def export(
     export_format = next(registered for registered in out.FORMATS if registered.name == format_name)
     choices = _choices(export_format, format_values)
     try:
+        _, grades = out.final_grades(batch, include_unreviewed)  # before the file: what is decided since then differs
         export_file = export_format.make(batch, include_unreviewed=include_unreviewed, **choices)
-        _, grades = out.final_grades(batch, include_unreviewed)
         since = out.since_last(batch, export_format.name, grades, export_file.held_ids)
         if dry_run:
             _print_changes(since)

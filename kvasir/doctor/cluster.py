@@ -1,39 +1,49 @@
 """Looks a cluster over before work starts: configuration, broker, store, disks, and the workers' registrations.
 
-Leaves everything as it was: one message and 16 MB of random bytes go out and come back.
+Leaves everything as it was: three messages and 17 MB of random bytes go out and come back. Broker and store are looked
+at side by side, and what has not answered when the time is up is named instead of waited for.
 """
 
 from __future__ import annotations
 
 import socket
 import stat
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from engines.registry import entries
 from infra.broker import topology
 from infra.config.next_command import next_command
 from infra.config.settings import ModelSettings, Settings
+from infra.config.urls import addresses
 from kvasir.connect import is_cluster, open_broker, open_stores
-from kvasir.doctor.addresses import check_addresses
 from kvasir.doctor.findings import Finding, error, ok, warn
 from kvasir.doctor.members import check_members
 from kvasir.doctor.pairs import check_workers
 from kvasir.doctor.services import (
+    LINK_BYTES,
     check_broker_itself,
     check_clock,
     check_journal_disk,
     check_link,
     check_other_clocks,
-    check_publishing,
     check_slot_disk,
     check_store_servers,
     clock_difference_s,
+    link_finding,
 )
+from kvasir.doctor.steps import try_service
 from kvasir.engine_options import engine_options
 from kvstore.connect import Stores
+from kvstore.redis.client import is_cluster as is_redis_cluster
+from kvstore.redis.client import place
 from messages.codec import VERSION
 from messages.errors import BrokerUnavailable, ConfigError, StoreUnavailable
 from producers.client import version_problems
@@ -44,6 +54,11 @@ if TYPE_CHECKING:
 
 _OTHER_USERS = stat.S_IRWXG | stat.S_IRWXO
 _FIRST_STEP = "see that it runs, and that its URL, user and password are right (kvasir config)"
+_WITHIN_S = 7.0  # everything that goes over the network
+_USABLE = ("", "latency", "rights", "undeclared")  # causes with which a service can be looked at further
+_LINK_WITHIN_S = 3.0  # 16 MB there and back; where 1 MB says that it takes longer, that is enough to judge the link
+
+Look = Callable[[], Iterable[Finding]]
 
 
 def examine(load: Callable[[], Settings]) -> Iterator[Finding]:
@@ -58,8 +73,13 @@ def examine(load: Callable[[], Settings]) -> Iterator[Finding]:
     yield from _check_password_files(settings)
     yield check_journal_disk(Path("results"))
     if cluster:
-        yield from check_addresses(settings)
-        yield from _check_cluster(settings)
+        yield from side_by_side(
+            {
+                "broker": partial(_check_service, "broker", settings),
+                "store": partial(_check_service, "store", settings),
+            },
+            _WITHIN_S,
+        )
     else:
         yield ok("broker", "none is configured: everything runs in this process")
         for model in settings.models.values():
@@ -105,24 +125,76 @@ def _has_slot_files(engine: str) -> bool:
     return entry is not None and entry.has_slot_files
 
 
-def _check_cluster(settings: Settings) -> Iterator[Finding]:
+def side_by_side(looks: Mapping[str, Look], within_s: float) -> Iterator[Finding]:
+    """What each look found within that time, in their order. One that takes longer is left behind, and named."""
+    findings: dict[str, list[Finding]] = {subject: [] for subject in looks}
+    finished: set[str] = set()
+
+    def run(subject: str) -> None:
+        findings[subject].extend(looks[subject]())
+        finished.add(subject)
+
+    threads = {subject: threading.Thread(target=run, args=(subject,), daemon=True) for subject in looks}
+    deadline = time.monotonic() + within_s
+    for thread in threads.values():
+        thread.start()
+    for subject, thread in threads.items():
+        thread.join(max(0.0, deadline - time.monotonic()))
+        is_done = subject in finished
+        yield from list(findings[subject])
+        if not is_done:
+            yield warn(subject, f"not all was looked at within {within_s:g} s", "try again when less is going on")
+
+
+def _check_service(service: Literal["broker", "store"], settings: Settings) -> Iterator[Finding]:
+    """Each address step by step, and what is there if one of them can be used."""
     try:
-        with closing(open_broker(settings, "doctor")) as broker:
-            yield from _check_broker(broker, list(settings.models))
-            if broker.is_clustered:
-                yield from check_members(settings.broker_url_with_secret(), settings.services.broker_nodes)
-    except (BrokerUnavailable, ConfigError) as problem:
-        yield error("broker", str(problem), _FIRST_STEP)
-    try:
-        with closing(open_stores(settings)) as stores:
-            yield from _check_stores(settings, stores)
-    except (StoreUnavailable, ConfigError) as problem:
-        yield error("store", str(problem), _FIRST_STEP)
+        url = settings.broker_url_with_secret() if service == "broker" else settings.store_url_with_secret()
+        ca_file = settings.broker_ca_file() if service == "broker" else ""  # the store's URL names its own
+        tries = _try_addresses(service, addresses(url), ca_file)
+        yield from tries.values()
+        usable = {
+            address: service_finding for address, service_finding in tries.items() if service_finding.cause in _USABLE
+        }
+        if service == "broker" and usable:
+            with closing(open_broker(settings, "doctor")) as broker:
+                yield from _check_broker(broker, list(settings.models))
+                if broker.is_clustered:
+                    yield from check_members(url, settings.services.broker_nodes)
+        elif usable:
+            with closing(open_stores(settings)) as stores:
+                yield from _check_stores(settings, stores, usable)
+    except (BrokerUnavailable, StoreUnavailable, ConfigError) as problem:
+        yield error(service, str(problem), _FIRST_STEP)
+        return
+    servers = {service_finding.server for service_finding in tries.values() if service_finding.server}
+    if len(servers) > 1 and service == "broker":
+        todo = "jobs in the one are out of reach at the other: name only nodes of one cluster, or links to one node"
+        yield error("broker", f"its addresses lead to {len(servers)} brokers: {', '.join(sorted(servers))}", todo)
+    elif len(servers) > 1:
+        todo = "fine as a reserve: no job is lost, but what the other one lacks is computed again"
+        yield warn("store", f"its addresses lead to {len(servers)} Redis servers or clusters", todo)
+
+
+def _try_addresses(service: Literal["broker", "store"], urls: list[str], ca_file: str) -> dict[str, Finding]:
+    """A finding for each; what is wrong with one of them is a warning while another one can be used."""
+    with ThreadPoolExecutor(len(urls)) as pool:  # each ends in time
+        tries = list(pool.map(lambda url: try_service(service, url, ca_file), urls))
+    if len(urls) == 1:
+        return {urls[0]: tries[0]}
+    has_reserve = any(service_finding.cause in _USABLE for service_finding in tries)
+    return {
+        url: replace(
+            service_finding,
+            level="warn" if has_reserve and service_finding.level == "error" else service_finding.level,
+            what=f"address {number} of {len(urls)}, {service_finding.what}",
+        )
+        for number, (url, service_finding) in enumerate(zip(urls, tries, strict=True), 1)
+    }
 
 
 def _check_broker(broker: RabbitMQBroker, models: list[str]) -> Iterator[Finding]:
     yield from check_broker_itself(broker.server)
-    yield check_publishing(broker)
     work = [spec.name for spec in topology.queues(models) if spec.exchange == topology.WORK]
     absent = [name for name in work if broker.depth(name) is None]
     if absent:
@@ -141,10 +213,17 @@ def _check_broker(broker: RabbitMQBroker, models: list[str]) -> Iterator[Finding
             yield warn("broker", f"{plural(depth.ready, noun)}{suffix}", todo)
 
 
-def _check_stores(settings: Settings, stores: Stores) -> Iterator[Finding]:
+def _check_stores(settings: Settings, stores: Stores, tries: Mapping[str, Finding]) -> Iterator[Finding]:
+    """`tries`: what was found of each address that can be used."""
     url = settings.store_url_with_secret()
     yield from check_store_servers(url)
-    yield check_link(url)
+    links = {url: next(iter(tries.values()))} if is_redis_cluster(url) else tries
+    for address, service_finding in links.items():
+        if service_finding.cause != "rights":
+            megabyte_s = service_finding.steps["1 MB"] / 2  # it went there and back
+            is_slow = 2 * LINK_BYTES / 1e6 * megabyte_s > _LINK_WITHIN_S
+            link = link_finding(1e6 / megabyte_s, 1e6 / megabyte_s) if is_slow else check_link(address)
+            yield link if len(links) == 1 else replace(link, what=f"{place(address)}: {link.what}")
     registrations = stores.cluster_state.registrations()
     yield check_clock(clock_difference_s(stores.cluster_state.now))
     if registrations:

@@ -50,7 +50,8 @@ def _check_model(
     if not prefills or not decodes:
         yield _missing_stage_finding(settings, model, bool(prefills), bool(decodes))
     for prefill, decode in _distinct_pairs(product(prefills, decodes)):
-        yield _check_pair(model, prefill, decode, fetch)
+        finding = _check_pair(model, prefill, decode, fetch)
+        yield replace(finding, what=finding.what + _different_builds(prefill, decode))
         if decode.context < prefill.context:
             yield warn(
                 model.name,
@@ -72,12 +73,26 @@ def _distinct_pairs(pairs: Iterator[tuple[WorkerInfo, WorkerInfo]]) -> Iterator[
     seen_kinds = set()
     for prefill, decode in pairs:
         kind = tuple(
-            (c.engine, c.fingerprint, c.tokenizer, c.context, c.transfers_kv, c.sketch, c.refuses)
+            (c.engine, _build(c), c.fingerprint, c.tokenizer, c.context, c.transfers_kv, c.sketch, c.refuses)
             for c in (prefill, decode)
         )
         if kind not in seen_kinds:
             seen_kinds.add(kind)
             yield prefill, decode
+
+
+def _different_builds(prefill: WorkerInfo, decode: WorkerInfo) -> str:
+    """Both, to be added to a sentence, where one engine's differ; "": they don't, or one is not known."""
+    builds = _build(prefill), _build(decode)
+    if prefill.engine != decode.engine or builds[0] == builds[1] or not all(builds):
+        return ""
+    return f"; of different builds ({builds[0]}; and {builds[1]})"
+
+
+def _build(registration: WorkerInfo) -> str:
+    """Of its engine, with the version of its slot files where it has such; "" where an older worker doesn't say."""
+    details = registration.details
+    return details.engine_build + (f", slot files {details.slot_file_version}" if details.slot_file_version else "")
 
 
 def _check_pair(model: ModelSettings, prefill: WorkerInfo, decode: WorkerInfo, fetch: Fetch) -> Finding:

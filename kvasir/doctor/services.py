@@ -15,17 +15,14 @@ from typing import Any
 
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
-from infra.broker import topology
-from infra.broker.base import Broker, Message
 from infra.config.next_command import next_command
 from kvasir.doctor.findings import Finding, error, ok, warn
 from kvstore.redis.client import errors_mapped, is_cluster, open_client, place, product
-from messages.errors import BrokerUnavailable, ConfigError, NoQueue, StoreUnavailable
+from messages.errors import StoreUnavailable
 from producers.words import plural
 
 OLDEST_RABBITMQ = (3, 10)
 _REQUIRED_CAPABILITIES = ("publisher_confirms", "consumer_cancel_notify", "connection.blocked")
-_CONFIRM_WITHIN_S = 10.0
 
 CLOCKS_DIFFER_S = 2.0
 
@@ -68,35 +65,6 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
 
 
-def check_publishing(broker: Broker, within_s: float = _CONFIRM_WITHIN_S) -> Finding:
-    """Publish to a queue of our own and wait for the confirm: what an alarm would stop.
-
-    Twice, because a broker under an alarm stops a connection only once it has published.
-    """
-    name = f"doctor-{secrets.token_hex(8)}"
-    queue = topology.reply_queue(name, broker.is_clustered)
-    try:
-        queue = broker.open_reply_queue(name)
-        broker.publish(topology.reply(queue), Message(b"doctor"), timeout_s=within_s)
-        start = time.monotonic()
-        broker.publish(topology.reply(queue), Message(b"doctor"), timeout_s=within_s)
-        took_ms = 1000 * (time.monotonic() - start)
-        return ok("broker", f"takes messages: one was stored and confirmed in {took_ms:.0f} ms; no alarm")
-    except NoQueue:
-        return warn("broker", "nothing of Kvasir's is declared there yet", "start a worker, or submit: both declare it")
-    except BrokerUnavailable as problem:
-        if getattr(broker, "is_blocked", False):
-            message = "an alarm (memory or disk) blocks publishers: no job is taken, and no result can be sent"
-            return error("broker", message, "on its machine: rabbitmq-diagnostics alarms; free disk or memory there")
-        return error("broker", f"it does not take messages: {problem}", "on its machine: rabbitmq-diagnostics status")
-    except ConfigError as refusal:
-        return warn("broker", f"this user may not publish: {refusal}", "see: python -m infra.deploy.permissions")
-    finally:
-        # Else it could not be made either, or nothing can be done about it.
-        with suppress(BrokerUnavailable, ConfigError):
-            broker.delete_queue(queue)
-
-
 def check_clock(difference_s: float) -> Finding:
     """The store's clock minus this machine's."""
     if abs(difference_s) < CLOCKS_DIFFER_S:
@@ -105,6 +73,7 @@ def check_clock(difference_s: float) -> Finding:
         "clocks",
         f"the store's differs from this machine's by {difference_s:+,.0f} s: deadlines go by the store's",
         "let all machines keep time by NTP",
+        "clock",
     )
 
 
@@ -120,10 +89,10 @@ def check_other_clocks() -> Finding:
 
 
 def clock_difference_s(store_now: Any) -> float:
-    """`store_now()` minus this machine's clock in the middle of the call."""
-    local_time = time.time()
-    store_time = float(store_now())
-    return store_time - (local_time + time.time()) / 2
+    """`store_now()` minus this machine's clock in the middle of the call, of the shortest of three."""
+    calls = [(time.time(), float(store_now()), time.time()) for _ in range(3)]
+    before, store_time, after = min(calls, key=lambda call: call[2] - call[0])
+    return store_time - (before + after) / 2
 
 
 def check_redis(info: Mapping[str, Any], saves: str) -> Iterator[Finding]:
@@ -234,7 +203,10 @@ def check_link(url: str) -> Finding:
     except StoreUnavailable as refusal:
         if "is full" in str(refusal):
             return error(
-                "store", str(refusal), f"{next_command('status')} says what is in it; redis-cli CONFIG SET maxmemory"
+                "store",
+                str(refusal),
+                f"{next_command('status')} says what is in it; redis-cli CONFIG SET maxmemory",
+                "store_full",
             )
         if "refused a command" in str(refusal):
             todo = "try it as a user that may SET, GET and UNLINK doctor:*"
@@ -273,7 +245,7 @@ def link_finding(put_bytes_per_s: float, get_bytes_per_s: float) -> Finding:
     return warn(
         "store",
         f"{message}: the KV cache of a long prompt (2 GB) needs {2e9 / slower:,.0f} s each way",
-        "see that the URL names the 10 Gb/s address and not Wi-Fi; iperf3 between the two machines",
+        "try again when nothing else uses the link; see that the URL names the fastest address; iperf3 between both",
     )
 
 

@@ -49,7 +49,7 @@ class TwoRoleWorker:
         self._cluster_state = BestEffortClusterState(cluster_state)
         self.prefill = make_prefill(worker_id=prefill_id(self.worker_id), roles=BOTH_ROLES)
         self.decode = make_decode(worker_id=self.worker_id, roles=BOTH_ROLES)
-        self.prefill.loop.partner, self.decode.loop.partner = self.decode.loop, self.prefill.loop
+        self.prefill.loop.pair_with(self.decode.loop)
         self.prefill.loop.wants_bulk = lambda: (work := self._work_now()) is None or work.lacks_ready_jobs
         self.decode.loop.wants_bulk = lambda: (work := self._work_now()) is None or not work.holds_ready_jobs
         self._work: ModelWork | None = None  # None: nobody can say, and both roles take what there is
@@ -57,16 +57,17 @@ class TwoRoleWorker:
         self._stopping = threading.Event()
 
     def run(self, hours: Hours = ALL_HOURS) -> None:
-        """Serve until stopped. If one role fails the other leaves too. Raises what that one raised."""
+        """Serve until stopped. If one role fails, or the look at the queues, all leave. Raises what that one raised."""
         with ThreadPoolExecutor(2, thread_name_prefix="role") as pool:
-            prefilling = pool.submit(self.prefill.run, hours)
-            prefilling.add_done_callback(lambda _: self.stop())
-            pool.submit(self._look_on)
+            threads = [pool.submit(self.prefill.run, hours), pool.submit(self._look_on)]
+            for thread in threads:
+                thread.add_done_callback(lambda _: self.stop())
             try:
                 self.decode.run(hours)
             finally:
                 self.stop()
-        prefilling.result()
+        for thread in threads:
+            thread.result()
 
     def stop(self, abort: bool = False) -> None:
         """Leave after what is in hand; with `abort` hand that back too."""
@@ -141,10 +142,10 @@ def prefillers(registrations: Sequence[WorkerInfo], model: str, ours: str) -> li
 
 def has_pure_decoders(registrations: Sequence[WorkerInfo], model: str) -> bool:
     """Whether any worker that takes jobs decodes this model and prefills nothing."""
-    prefillers = {registration.process for registration in registrations if registration.role == "prefill"}
+    that_prefill = {registration.process for registration in registrations if registration.role == "prefill"}
     return any(
         (registration.role, registration.model, registration.off) == ("decode", model, "")
-        and registration.process not in prefillers
+        and registration.process not in that_prefill
         for registration in registrations
     )
 

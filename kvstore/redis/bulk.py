@@ -300,11 +300,10 @@ class Pipeline:
         """Whether a confirmation has to be read before the next SET."""
         return len(self.pending_items) > self._values_ahead(SETS_AHEAD)
 
-    def end_set(self) -> Item:
-        """The oldest item, once it is confirmed. With RedirectError it is no longer pending, and not stored."""
-        item = self.pending_items.popleft()
+    def end_set(self) -> None:
+        """Wait until the oldest item is confirmed. With RedirectError it is no longer pending, and not stored."""
+        self.pending_items.popleft()
         self.connection.read_ok()
-        return item
 
     def ask(self, ttl_s: int) -> None:
         """Ask for more values once half of those that may be under way have come: few calls to the system."""

@@ -180,6 +180,23 @@ def test_a_prompt_longer_than_the_context_is_an_error_and_never_cut(
         engine.decode_text(user_prompt("", "def mean(values: list[float]) -> float: " * 400), SHORT)
 
 
+def test_a_prompt_cut_to_half_is_told_by_its_neighbours_where_the_sample_expects_too_few_tokens(
+    engine: OllamaEngine, server: FakeOllama
+) -> None:
+    # Given a server that cuts a prompt longer than its context to half of it and two tokens more, and reports that
+    # count (Ollama 0.32 and 0.33, unless they are told not to: github.com/ollama/ollama/issues/17427)
+    server.habits.knows_truncate, server.habits.cuts_to_half = False, True
+    # And prompts of a letter for each token, of which the sample has many more
+    neighbour = engine.decode_text(user_prompt("", "x " * 300), SHORT)
+    assert neighbour.evaluated_tokens == 300 + TEMPLATE_TOKENS
+    # When one is a little longer than the context
+    with pytest.raises(ContextExceeded, match="cut a prompt"):
+        engine.decode_text(user_prompt("", "x " * 1100), SHORT)
+    # Then it is refused, and one that really has half as many tokens as the context is not
+    whole = engine.decode_text(user_prompt("", "x " * (514 - TEMPLATE_TOKENS)), SHORT)
+    assert whole.evaluated_tokens == 514
+
+
 def test_prompt_and_answer_must_fit_together(engine: OllamaEngine) -> None:
     prompt = "word " * 900
     fitting = 1024 - 900 - TEMPLATE_TOKENS

@@ -118,7 +118,7 @@ class _OllamaHandler(FakeHandler, BaseHTTPRequestHandler):
             )
             detail = {"code": 400, "message": message, "type": "exceed_context_size_error"}
             raise _RequestRefused(400, json.dumps({"error": detail}))
-        return context // 2 if habits.cuts_to_half else context
+        return context // 2 + 2 if habits.cuts_to_half else context
 
     def _words(self, body: dict[str, Any]) -> tuple[list[str], str]:
         """The answer's tokens: JSON under a schema, else the options as this server understood them."""

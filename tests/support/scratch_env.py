@@ -25,6 +25,11 @@ INSTALLS = {
     "lm-eval-0.4.13": [["lm-eval[api]==0.4.13"]],
     "litellm-1.108.7": [["litellm==1.108.7"]],
     "lmcache-0.5.6": [["torch==2.13.0"], ["--no-deps", "lmcache==0.5.6"]],
+    "xllamacpp-2026.8.10229": [["--no-deps", "xllamacpp==2026.8.10229"]],
+    "xllamacpp-2026.8.10566": [["--no-deps", "xllamacpp==2026.8.10566"]],
+    "xllamacpp-2026.9.10809": [["--no-deps", "xllamacpp==2026.9.10809"]],
+    "xllamacpp-2026.9.11063": [["--no-deps", "xllamacpp==2026.9.11063"]],
+    "xllamacpp-2026.10.11549": [["--no-deps", "xllamacpp==2026.10.11549"]],
 }
 
 

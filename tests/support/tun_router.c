@@ -3,7 +3,8 @@
  *
  *     tun_router NAMESPACE...
  *
- * `-` is the namespace that it was started in. Host number i (from 0) has the address 10.77.0.(i + 1). Lines on standard input set links; -1 is every host:
+ * `-` is the namespace that it was started in. Host number i (from 0) has the address 10.77.0.(i + 1). Lines on
+ * standard input set links; -1 is every host:
  *
  *     FROM TO DELAY_US RATE_BITS_PER_S LOSS_PER_MILLION QUEUE_BYTES MTU IS_UP SEED
  *
@@ -37,7 +38,7 @@ struct packet {
 };
 
 struct link {
-    int64_t delay_ns, rate, free_at_ns, queue_bytes, queued_bytes;
+    int64_t delay_ns, rate, free_at_ns, queue_bytes;
     int loss_per_million, mtu, is_up;
     uint64_t random;
     struct packet *ring;
@@ -89,7 +90,6 @@ static void deliver(struct link *link, int device, int64_t now) {
         struct packet *packet = &link->ring[link->head % RING];
         if (packet->due_ns > now) return;
         if (link->is_up && write(device, packet->bytes, packet->length) < 0 && errno == EAGAIN) return;
-        link->queued_bytes -= packet->length;
         link->head++;
     }
 }
@@ -113,7 +113,6 @@ static void receive(int from) {
         struct packet *packet = &link->ring[link->tail++ % RING];
         packet->due_ns = sent_at + link->delay_ns;
         packet->length = length;
-        link->queued_bytes += length;
         memcpy(packet->bytes, bytes, length);
     }
 }

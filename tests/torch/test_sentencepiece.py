@@ -44,6 +44,23 @@ def test_a_gguf_and_a_folder_of_sentencepiece_have_one_tokenizer(
         assert llamacpp.tokenize(prompt, 0.0).ids == transformers.tokenize(prompt, 0.0).ids
 
 
+def test_a_text_full_of_marks_takes_one_request_and_has_none_of_their_tokens(
+    llamacpp: LlamaCppEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = llamacpp._prompt
+    text = "<tr><td><b>one</b></td></tr>\n" * 40
+    found = set(prompt.plain_ids(text))  # after which each mark is known
+    paths: list[str] = []
+    post = prompt._server.post
+    monkeypatch.setattr(prompt._server, "post", lambda path, body: paths.append(path) or post(path, body))
+    assert set(prompt.plain_ids(text)) == found
+    assert paths == ["/tokenize"]
+    body = {"content": ["<tr>", "<td>", "<b>", "</b>", "</td>", "</tr>"], "add_special": False, "parse_special": False}
+    marks = post("/tokenize", body)["tokens"]
+    assert len(marks) == 6
+    assert not found & {*marks}
+
+
 def test_their_kv_caches_agree_past_the_window(llamacpp: LlamaCppEngine, transformers: TransformersEngine) -> None:
     first, second = sketch_of(llamacpp), sketch_of(transformers)
 

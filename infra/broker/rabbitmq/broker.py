@@ -166,9 +166,9 @@ class RabbitMQBroker(Broker):
         return self._publishing.server
 
     @property
-    def is_blocked(self) -> bool:
-        """Whether an alarm stops publishers. The broker tells those who have tried to publish since it began."""
-        return self._publishing.is_blocked
+    def alarm(self) -> str:
+        """Why publishers are stopped ("low on memory"), or "". The broker tells those who tried since it began."""
+        return self._publishing.alarm
 
     def close(self) -> None:
         """See `Broker`."""

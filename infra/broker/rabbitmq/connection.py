@@ -182,7 +182,7 @@ class Connection:
         self.openings = 0
         self.holders: WeakSet[DeliveryHolder] = WeakSet()  # (IO) channels on which deliveries may be unacked
         self.is_pinned: Callable[[], bool] = lambda: False  # (IO) whether leaving it would cost something else
-        self.is_blocked = False  # (IO) the broker asked publishers to stop
+        self.alarm = ""  # (IO) why the broker asked publishers to stop, in its words
         self.server: dict[str, Any] = {}  # its properties, of the last opening
         name = str(settings[0].client_properties["connection_name"])
         self._thread = threading.Thread(target=self._run, name=f"amqp {name}", daemon=True)
@@ -306,8 +306,8 @@ class Connection:
         return GuardedConnection(settings, on_opened, on_failed, self._loop, self._make_wire)
 
     def _on_opened(self, raw: GuardedConnection) -> None:
-        raw.add_on_connection_blocked_callback(lambda *_: self._set_blocked(True))
-        raw.add_on_connection_unblocked_callback(lambda *_: self._set_blocked(False))
+        raw.add_on_connection_blocked_callback(lambda _, frame: self._set_alarm(str(frame.method.reason or "an alarm")))
+        raw.add_on_connection_unblocked_callback(lambda *_: self._set_alarm(""))
         self._backoff.reset()
         self._rounds = self._refusals = 0
         if self._choice:
@@ -320,7 +320,7 @@ class Connection:
                 "the broker at %s is another one than before: what waits in the one is not in the other", self.peer
             )
         with self._condition:
-            self.is_blocked = False
+            self.alarm = ""
             self.server = now
             self._open = True
             self.openings += 1
@@ -328,10 +328,10 @@ class Connection:
             self._condition.notify_all()
         self._on_open()
 
-    def _set_blocked(self, is_blocked: bool) -> None:
-        log.warning("broker at %s: publishing is %s", self.peer, "blocked by an alarm" if is_blocked else "free again")
-        self.is_blocked = is_blocked
-        if not is_blocked:
+    def _set_alarm(self, reason: str) -> None:
+        log.warning("broker at %s: publishing is %s", self.peer, "blocked by an alarm" if reason else "free again")
+        self.alarm = reason
+        if not reason:
             self._on_unblocked()
 
     def _on_lost(self, raw: GuardedConnection, reason: BaseException) -> None:

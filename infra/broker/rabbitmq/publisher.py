@@ -121,7 +121,7 @@ class Publisher:
     def _usable(self) -> pika.channel.Channel | None:
         """The confirming channel, if it may be published on now."""
         channel = self._channel
-        usable = channel is not None and channel.is_open and self.connection.is_open and not self.connection.is_blocked
+        usable = channel is not None and channel.is_open and self.connection.is_open and not self.connection.alarm
         return channel if usable else None
 
     def _publish_next(self, channel: pika.channel.Channel) -> None:
@@ -219,7 +219,7 @@ class Publisher:
 
     def _send_lossy(self, to: Address, message: Message) -> None:
         self._lossy_backlog -= 1
-        if self._lossy is None or not self._lossy.is_open or self.connection.is_blocked:
+        if self._lossy is None or not self._lossy.is_open or self.connection.alarm:
             return
         try:
             self.connection.raw.wire.publish(self._lossy, to, message, "")

@@ -206,15 +206,12 @@ class NetworkServices(Services):
     def __init__(self) -> None:
         self.network = Network([HERE, "services"])
         super().__init__(self.network.machine("services"))
+        self._stack.callback(self.network.close)
         self.network.set_link(self.link)
 
     def mend(self) -> None:
         self.network.set_link(self.link)
         super().mend()
-
-    def __exit__(self, *_exception: object) -> None:
-        super().__exit__()
-        self.network.close()
 
 
 def queues_of(model: str) -> list[str]:

@@ -38,6 +38,7 @@ KEYS = {
     "gateway": "added_first_token_ms_p50 added_first_token_ms_p99 streams requests_per_s litellm_requests_per_s ratio"
     " batch_lines_per_s batch_peak_MB",
     "bound": "coverage released_share rows warned",
+    "network": "rows makespan_ratio hidden",
     "evaluate": "qwk mae bias by_band ceiling floor coverage doubts",
     "names": "planted found found_share changed_other_share names_only_seconds",
     "path": "statements",

@@ -1,5 +1,7 @@
 """Slot files: what goes in comes out bit for bit, and no bytes make the parser do anything but refuse."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -141,7 +143,7 @@ def test_more_tokens_than_the_prompt_had_are_refused_before_a_list_is_made_of_th
     ("at", "value", "complaint"),
     [
         (0, b"GGUF", "not a llama.cpp slot file"),
-        (4, b"\x03\0\0\0", "version 3"),
+        (4, b"\x05\0\0\0", "version 5; known here are 2, 3, 4"),
         (12, b"\0\0\0\0", "token list"),
         (40, b"\0\0\0\0", "streams"),
     ],
@@ -241,15 +243,19 @@ def hybrid_cache(layout: KVLayout, num_tokens: int, seed: int = 0) -> KVCache:
     return assemble_cache(layout, [*cut_into_blocks(layout, [(kv[0], kv[1])]), *states])
 
 
+@pytest.mark.parametrize("version", [2, 3, 4])
 @pytest.mark.parametrize("mrope", [True, False])
 @pytest.mark.parametrize("key_heads", [2, 0])
 @pytest.mark.parametrize("num_tokens", [1, 40])
-def test_states_written_to_a_slot_file_are_read_back_bit_for_bit(mrope: bool, key_heads: int, num_tokens: int) -> None:
-    shape = hybrid_shape(mrope, key_heads)
+def test_states_written_to_a_slot_file_are_read_back_bit_for_bit(
+    version: int, mrope: bool, key_heads: int, num_tokens: int
+) -> None:
+    shape = replace(hybrid_shape(mrope, key_heads), version=version)
     cache = hybrid_cache(shape.layout, num_tokens)
 
     file = parse(build(tuple(range(num_tokens)), cache, shape, 3), shape.form)
 
+    assert file.version == version
     assert same(tuple(to_blocks(file, shape)), cache.blocks)
     read = to_states(file, shape)
     assert [(one.layer, one.position) for one in read] == [(layer, num_tokens) for layer in (0, 1, 2)]
@@ -276,6 +282,15 @@ def test_cells_of_a_model_with_mrope_name_their_token() -> None:
 
     cells = np.frombuffer(data, "<i4", 12, offset=4 * (3 + 3 + 2 + 1 + 2))
     assert cells.reshape(2, 6).tolist() == [[0, 1, 0, 0, 7, 0], [1, 1, 1, 1, 8, 0]]
+
+
+def test_before_version_3_they_name_none() -> None:
+    shape = replace(hybrid_shape(), version=2, packs_tokens=False)
+
+    data = build((7, 8), hybrid_cache(shape.layout, 2), shape, 1)
+
+    cells = np.frombuffer(data, "<i4", 10, offset=4 * (3 + 2 + 2))
+    assert cells.reshape(2, 5).tolist() == [[0, 1, 0, 0, 0], [1, 1, 1, 1, 0]]
 
 
 def test_a_file_with_checkpoints_is_refused_with_what_to_do() -> None:

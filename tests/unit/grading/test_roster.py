@@ -361,6 +361,17 @@ def test_a_table_may_call_a_submission_by_its_persons_number() -> None:
     assert EMPTY_ROSTER.names(name) == [name]
 
 
+def test_a_teams_number_and_one_that_is_asked_about_are_nobodys_in_a_table() -> None:
+    people = roster(
+        b"Identifier,Full name,Group,Grade\nParticipant 7,Ada Aldertree,,\nParticipant 8,Bo Birkenau,Espresso,\n"
+    )
+    team, unknown = "Espresso_7_assignsubmission_file_", "Mocha_7_assignsubmission_file_"
+
+    assert people.names(team) == [team, "8"]
+    assert people.names(unknown) == [unknown]
+    assert EMPTY_ROSTER.names(team) == [team, "7"]
+
+
 def test_who_is_asked_about_is_called_as_the_lms_called_them() -> None:
     owners = roster(WORKSHEET).owners(["Ana Newlywed_50100_assignsubmission_file_hw5.R"])
     [owner] = owners.values()

@@ -267,7 +267,7 @@ def test_a_dry_run_contacts_nobody_and_shows_no_secret() -> None:
         kvasir, ["--config", str(EXAMPLE), "deploy", "--dry-run"], catch_exceptions=False
     )
     assert done.exit_code == 0
-    assert "kvasir-prefill-gpt-oss-120b.service" in done.output
+    assert "kvasir-worker-gpt-oss-120b.service" in done.output
     assert "hunter" not in done.output
 
 

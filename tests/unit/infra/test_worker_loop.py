@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
@@ -26,7 +26,7 @@ from messages import codec
 from messages.errors import Poison, Stopped
 from messages.jobs import PrefillJob, Sampling, user_prompt
 from messages.lifecycle import Step
-from messages.workers import ENGINE_AWAY
+from messages.workers import ENGINE_AWAY, WorkerStage, prefill_id
 from tests.support.pipeline import MODEL, Pipeline, work
 from tests.support.waiting import wait_until
 
@@ -88,8 +88,8 @@ class ShiftHours(Hours):
 class PushedOneByOne:
     """The plainest flow: the broker pushes one delivery."""
 
-    def __init__(self, broker: EmbeddedBroker) -> None:
-        self._consumer = broker.consume(BULK, 1)
+    def __init__(self, broker: EmbeddedBroker, bulk: str) -> None:
+        self._consumer = broker.consume(bulk, 1)
         self.pauses = 0
         self.close = self._consumer.close
         self.nudge = self._consumer.nudge
@@ -109,8 +109,8 @@ class PushedOneByOne:
 class Site:
     """A broker, and a station with a desk."""
 
-    def __init__(self) -> None:
-        self.server = EmbeddedServer()
+    def __init__(self, server: EmbeddedServer | None = None, stage: WorkerStage = "decode", name: str = "me") -> None:
+        self.server = server or EmbeddedServer()
         self.broker = EmbeddedBroker(self.server)
         self.broker.declare([MODEL])
         self.stations_broker = EmbeddedBroker(self.server)
@@ -118,13 +118,14 @@ class Site:
         self.hours = ShiftHours()
         settler = Settler(self.stations_broker, [MODEL], lambda _: None)
         self.away = ""
+        self._bulk = work(stage)
         self.station = ConsumerLoop(
-            self.stations_broker, settler, "decode", MODEL, "me", self.open_flow, lambda: self.away
+            self.stations_broker, settler, stage, MODEL, name, self.open_flow, lambda: self.away
         )
         self._thread = threading.Thread(target=self.station.run, args=(self.desk, self.desk, self.hours), daemon=True)
 
     def open_flow(self) -> PushedOneByOne:
-        self.flow = PushedOneByOne(self.stations_broker)
+        self.flow = PushedOneByOne(self.stations_broker, self._bulk)
         return self.flow
 
     def open(self) -> None:
@@ -258,7 +259,7 @@ def test_where_it_is_looked_for_jobs_and_how_often(site: Site, monkeypatch: pyte
     clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now, sleep=lambda _s: None)
     monkeypatch.setattr("infra.worker_loop.time", clock)
     held = 1
-    source = JobSource(site.broker, "decode", MODEL, PushedOneByOne(site.broker), lambda: held)
+    source = JobSource(site.broker, "decode", MODEL, PushedOneByOne(site.broker, BULK), lambda: held)
 
     def names() -> list[str]:
         """What comes now, until nothing does."""
@@ -334,6 +335,97 @@ def test_what_was_not_begun_when_a_station_stops_is_handed_back_uncounted(site: 
     back = site.broker.get(BULK)
     assert back is not None
     assert (back.message.message_id, back.returns, "kvasir-returns" in back.message.headers) == ("bulk", 0, False)
+
+
+# Both roles in one process
+
+
+@pytest.fixture
+def prefill(site: Site) -> Iterator[Site]:
+    """The other role of the site's process."""
+    prefill = Site(site.server, "prefill", prefill_id("me"))
+    prefill.station.pair_with(site.station)
+    yield prefill
+    prefill.close()
+
+
+class HeldUp:
+    """A function that waits before it returns."""
+
+    def __init__(self, function: Callable[..., Delivery | None]) -> None:
+        self._function = function
+        self.called, self.released = threading.Event(), threading.Event()
+
+    def __call__(self, *arguments: object) -> Delivery | None:
+        found = self._function(*arguments)
+        if found:
+            self.called.set()
+            assert self.released.wait(10)
+        return found
+
+
+def test_a_suspect_waits_for_what_the_other_role_is_just_being_given(
+    site: Site, prefill: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a prefill role that has been brought a job, and has not begun it
+    flow = prefill.open_flow()
+    giving = HeldUp(flow.next)
+    monkeypatch.setattr(flow, "next", giving)
+    monkeypatch.setattr(prefill.station, "_open_flow", lambda: flow)
+    prefill.put("prompt", work("prefill"))
+    prefill.open()
+    assert giving.called.wait(10)
+    # When the decode role takes a suspect
+    site.put("suspect", SUSPECTS)
+    site.open()
+    wait_until(site.station._alone.locked, "the suspect is here")
+    giving.released.set()
+    prefill.took("prompt")
+    threading.Event().wait(0.5)
+    # Then it begins only once that job is done
+    assert site.desk.taken == []
+    prefill.desk.settle()
+    site.took("suspect")
+
+
+def test_of_two_suspects_one_goes_back(site: Site, prefill: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a prefill role that has been brought a suspect, and has not begun it
+    suspects = topology.suspects_queue("prefill", MODEL)
+    getting = HeldUp(prefill.stations_broker.get)
+    monkeypatch.setattr(prefill.stations_broker, "get", getting)
+    prefill.put("its-suspect", suspects)
+    prefill.open()
+    assert getting.called.wait(10)
+    # When the decode role takes one, too
+    ended = threading.Event()
+    monkeypatch.setattr(site.desk, "finish", lambda: ended.wait(10) and site.desk.settle())
+    site.put("suspect", SUSPECTS)
+    site.open()
+    wait_until(site.station._alone.locked, "both have one")
+    getting.released.set()
+    # Then only one runs, and the other lies in its queue meanwhile, as if never touched
+    site.took("suspect")
+    assert prefill.desk.taken == []
+    depth = site.broker.depth(suspects)
+    assert depth
+    assert (depth.ready, prefill.stations_broker.unacked) == (1, set())
+    ended.set()
+    prefill.took("its-suspect")
+
+
+def test_what_a_full_role_may_have_been_given_ahead_is_not_kept_from_others(site: Site) -> None:
+    # Given a role that shall take nothing of its bulk
+    site.station.wants_bulk = lambda: False
+    site.open()
+    wait_until(lambda: site.flow.pauses == 1, "it holds nothing")
+    # When its slot is taken, and free again: what the flow looked for meanwhile is for that slot
+    site.put("now", NOW)
+    ring(site.broker, NOW)
+    site.took("now")
+    threading.Event().wait(0.3)
+    site.desk.settle()
+    # Then it lets go of that
+    wait_until(lambda: site.flow.pauses == 2, "it holds nothing again")
 
 
 # Broadcasts

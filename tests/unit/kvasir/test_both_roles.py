@@ -20,7 +20,7 @@ from kvasir.worker.both_roles import TwoRoleWorker
 from messages.jobs import PrefillJob
 from messages.lifecycle import Step
 from messages.workers import BOTH_ROLES, WorkerInfo, WorkerStage
-from tests.support.pipeline import BATCH, MODEL, SLOW, Gate, Pipeline, SupervisedWorker, WatchedEngine, work
+from tests.support.pipeline import BATCH, MODEL, SLOW, Gate, Pipeline, SupervisedWorker, WatchedEngine, WorkerDied, work
 from tests.support.waiting import wait_until
 
 
@@ -189,12 +189,25 @@ def test_a_suspect_of_one_role_runs_beside_no_job_of_the_other() -> None:
         assert [pipeline.result(job).state for job in (suspect, first, later)] == ["succeeded"] * 3
 
 
-def test_a_role_that_fails_takes_the_other_along(pipeline: Pipeline) -> None:
+def test_a_role_that_ends_takes_the_other_along(pipeline: Pipeline) -> None:
     both = worker_of(pipeline.start_both())
     thread = pipeline.workers[0].thread
     both.prefill.stop()
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_look_that_fails_ends_the_worker_which_would_go_by_old_figures_for_ever(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = worker_of(pipeline.start_both())
+
+    def fails() -> None:
+        raise WorkerDied
+
+    monkeypatch.setattr(both, "look", fails)
+    wait_until(lambda: pipeline.workers[0].worker is not both, "its supervisor starts another")
+    assert pipeline.run(pipeline.job()).state == "succeeded"
 
 
 def test_who_prefills_better_and_who_only_decodes_is_read_from_registrations() -> None:

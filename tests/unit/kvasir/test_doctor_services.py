@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from infra.broker.embedded.broker import EmbeddedBroker
 from kvasir.doctor.services import (
     check_broker_itself,
     check_clock,
     check_journal_disk,
     check_link,
     check_other_clocks,
-    check_publishing,
     clock_difference_s,
     disk_finding,
     link_finding,
@@ -42,18 +40,6 @@ def test_a_broker_is_known_by_what_it_says_when_connected_to(server: dict[str, A
     assert finding.level == level
     assert words in finding.what
     assert finding.todo
-
-
-def test_a_message_is_published_and_nothing_of_it_stays() -> None:
-    broker = EmbeddedBroker()
-    broker.declare([])
-    assert check_publishing(broker).level == "ok"
-    assert broker.depth("results.parked").ready == 0
-    # And a broker that takes nothing is an error
-    broker.close()
-    finding = check_publishing(broker)
-    assert finding.level == "error"
-    assert "does not take messages" in finding.what
 
 
 @pytest.mark.parametrize(("seconds", "level"), [(0.4, "ok"), (-1.9, "ok"), (2.1, "warn"), (-90.0, "warn")])

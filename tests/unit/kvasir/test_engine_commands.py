@@ -26,7 +26,7 @@ from kvasir.worker.process import check_family
 from kvstore.memory import MemoryClusterState
 from messages.errors import ConfigError
 from messages.kv import KVLayout
-from messages.workers import WorkerInfo, WorkerStage, layout_text
+from messages.workers import WorkerDetails, WorkerInfo, WorkerStage, layout_text
 from tests.support.llama_server_program import install
 from tests.support.rope_folders import configuration
 from tests.support.sketches import a_sketch, off_by
@@ -133,6 +133,24 @@ def test_two_workers_of_one_family_are_well(tmp_path: Path) -> None:
 def test_a_pair_that_does_not_fit_is_found(tmp_path: Path, decode: dict[str, Any], level: str, words: str) -> None:
     found = lines(check_workers(settings(tmp_path), [registration("prefill"), registration("decode", **decode)]))
     assert (level, True) in [(found_level, words in text) for found_level, text in found]
+
+
+def test_different_builds_of_one_engine_are_named_with_their_slot_files(tmp_path: Path) -> None:
+    older, newer = (
+        WorkerDetails(engine_build=build, slot_file_version=v) for build, v in (("b10229", "2"), ("b1", "4"))
+    )
+    pair = [registration("prefill", details=older), registration("decode", details=newer)]
+    [(level, text)] = lines(check_workers(settings(tmp_path), pair))
+    assert level == "ok"
+    assert "hands its KV cache over" in text
+    assert "of different builds (b10229, slot files 2; and b1, slot files 4)" in text
+    # And nothing is said of equal ones, of two engines, or where an older worker tells none
+    for one, other in (
+        (pair[0], replace(pair[1], details=older)),
+        (pair[0], replace(pair[1], engine="mlx")),
+        (pair[0], registration("decode")),
+    ):
+        assert "builds" not in lines(check_workers(settings(tmp_path), [one, other]))[0][1]
 
 
 def test_conversions_of_the_same_weights_may_share_where_it_is_said(tmp_path: Path) -> None:

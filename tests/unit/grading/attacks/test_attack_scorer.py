@@ -137,6 +137,10 @@ def test_a_flag_shows_encoded_words_as_they_stand_and_as_they_read() -> None:
     assert f"which reads “{PLAIN[:60]}" in flag
 
 
+def test_the_end_is_read_where_the_lines_before_it_hold_many_sentences() -> None:
+    assert instruction_flags(work("ab&#10;cd&#10;ef\n" * 2500 + PLAIN))
+
+
 def test_a_reading_counts_only_where_it_makes_words_of_what_were_none() -> None:
     assert instruction_flags(work("Team A1 and team B0 each h4d 3 points, and a score of 10.")) == ()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from grading.export.moodle_feedback import export_moodle_feedback
 from grading.points import CriterionGrade, Grade
 from grading.report.grades import GradedClass, save_graded
 from grading.reviews import Override, append_override
+from grading.roster import Owner, Person, Roster, keep_answer, keep_roster
 from kvasir import cli
 from messages.errors import BatchError
 from producers.storage.private import kept_in
@@ -124,6 +127,31 @@ Participant 3,%s,-,Yes
     assert held(tmp_path, export_moodle(tmp_path, worksheet % b"3.00")) == names[:1]
     assert held(tmp_path, export_moodle(tmp_path, worksheet % b"-")) == [names[0], names[3]]
     assert held(tmp_path, export_moodle_feedback(tmp_path)) == names
+
+
+def test_feedback_goes_to_the_roster_s_people_and_to_nobody_while_it_is_asked_whose_it_is(tmp_path: Path) -> None:
+    """`assignfeedback_file_zip_importer` goes by the number: a team's, or one that was corrected, is another's."""
+    people = (Person("7", "Ada Aldertree"), Person("8", "Bo Birkenau", "Espresso"), Person("9", "Cy Li"))
+    ada, corrected = "Ada Aldertree_7_assignsubmission_file_", "Cy L_6_assignsubmission_file_"
+    team, unknown_team = "Espresso_assignsubmission_file_", "Mocha_7_assignsubmission_file_"
+    save_graded(tmp_path, GradedClass("b1", "Loops", 6, tuple(grade(name, 4) for name in (team, unknown_team))))
+    keep_roster(tmp_path, Roster("moodle", people))
+
+    of_teams = export_moodle_feedback(tmp_path)
+    assert held(tmp_path, of_teams) == [team]
+    assert folders(of_teams) == ["Bo Birkenau_8_assignsubmission_file_"]
+    assert "Mocha" in of_teams.left_blank[0].reason
+
+    save_graded(tmp_path, GradedClass("b1", "Loops", 6, tuple(grade(name, 4) for name in (ada, corrected))))
+    keep_roster(tmp_path, Roster("moodle", (people[0], people[2])))
+    keep_answer(tmp_path, corrected, Owner((people[2],)))
+
+    assert folders(export_moodle_feedback(tmp_path)) == [ada, "Cy Li_9_assignsubmission_file_"]
+
+
+def folders(export_file: ExportFile) -> list[str]:
+    with zipfile.ZipFile(io.BytesIO(export_file.data)) as archive:
+        return [name.partition("/")[0] for name in archive.namelist()]
 
 
 def test_the_command_compares_and_notes_what_the_file_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

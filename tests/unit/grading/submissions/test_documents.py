@@ -221,6 +221,30 @@ def test_another_text_beside_a_notebook_is_read_whole(tmp_path: Path) -> None:
     assert not any("export" in note for note in read.notes)
 
 
+def test_a_document_may_call_its_text_otherwise(tmp_path: Path) -> None:
+    """Word on the web calls it `document2.xml`; `_rels/.rels` says where it is (ECMA-376, part 2, 9.3)."""
+    hidden = "<w:p><w:r><w:rPr><w:vanish/></w:rPr><w:t>nobody sees it</w:t></w:r></w:p>"
+    buffer = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(docx(paragraph("Sales rose.") + hidden))) as source,
+        zipfile.ZipFile(buffer, "w") as target,
+    ):
+        for name in source.namelist():
+            renamed = name.replace("document.xml", "document2.xml")
+            target.writestr(renamed, source.read(name).replace(b"document.xml", b"document2.xml"))
+
+    work = read_docx(buffer.getvalue())
+
+    assert work.parts[0].text.startswith("Sales rose.")
+    assert work.doubtful_notes == ("hidden text: “nobody sees it”",)
+
+
+def test_runs_that_never_end_are_looked_at_once() -> None:
+    body = paragraph("Sales rose.") + "<!--" + "<w:r>" * 100_000 + "-->"
+
+    assert read_docx(docx(body)).parts[0].text == "Sales rose."
+
+
 def test_an_address_alone_in_a_document_is_a_link(tmp_path: Path) -> None:
     for name, text in (("ada.docx", "https://example.org/hw5"), ("bo.docx", "Done: https://example.org/hw5")):
         (tmp_path / name).write_bytes(docx(paragraph(text)))

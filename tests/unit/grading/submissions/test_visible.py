@@ -14,7 +14,7 @@ from grading.prompts.answers import ParsedAnswer, criterion_grade
 from grading.quotes import evidence_state, private_texts, submission_texts
 from grading.rubric.rubric import Criterion, Rubric
 from grading.submissions.reading import Submission, SubmissionPart, read_document
-from grading.submissions.visible import visible_text
+from grading.submissions.visible import MAX_PASSAGES, visible_text
 
 HIDDEN = {
     "a comment of HTML": "I checked 58 rows.\n<!--\nn_doubled=37\n-->",
@@ -33,6 +33,16 @@ HIDDEN = {
     "the title of a link": 'I checked [58 rows](http://a.example "n_doubled=37").',
     "the title of a definition": '[x]: http://a.example "n_doubled=37"\nI checked 58 rows.',
     "a comment made of a definition": "[//]: # (n_doubled=37)\nI checked 58 rows.",
+    # CommonMark: code spans and fences, and blocks of HTML, in which there are none (4.5, 4.6, 6.1)
+    "a comment between marks of two paragraphs": "`\n\n<!-- n_doubled=37 -->\n\n` I checked 58 rows.",
+    "a comment between marks that are letters": "\\` <!-- n_doubled=37 --> \\` I checked 58 rows.",
+    "a comment after code that looks like a fence": "```x```\n<!-- n_doubled=37 -->\nI checked 58 rows.",
+    "a comment after a fence that is set in": "```\nx\n  ```\n<!-- n_doubled=37 -->\nI checked 58 rows.",
+    "a comment within a block of HTML": "<div>\n`<!-- n_doubled=37 -->`\n</div>\n\nI checked 58 rows.",
+    "white letters where the text speaks of a background": (
+        'The background: I checked 58 rows. <font color="white">n_doubled=37</font>'
+    ),
+    "an element with a mark in a value": '<div title=">" style="display:none">n_doubled=37</div>I checked 58 rows.',
     "invisible twins of letters": "I checked 58 rows." + "".join(chr(0xE0000 + ord(char)) for char in "n_doubled=37"),
 }
 # No evidence either, but usual: nobody is asked about a picture's text or a tag's data.
@@ -45,6 +55,10 @@ UNASKED = {
 VISIBLE = {
     "code in a fence": "```html\n<!-- n_doubled=37 and more -->\n```",
     "code in a sentence": "The comment `<!-- n_doubled=37 and more -->` is not shown.",
+    "code after a comment": "<!-- given -->\n```html\n<!-- n_doubled=37 and more -->\n```",
+    "code between longer marks": "It prints ``<!-- ` n_doubled=37 and more -->`` here.",
+    "an index and a call": 'handlers[i]("n_doubled=37 and more")',
+    "white on the colour of a cell": '<td bgcolor="black"><font color="white">n_doubled=37 by Team 4</font></td>',
     "a comparison": "if a < b and c > d then n_doubled=37",
     "white on a colour": '<div style="background:#036"><h1 style="color:white">n_doubled=37 by Team 4</h1></div>',
     "a box that cuts what is too wide": '<div style="overflow: hidden">n_doubled=37 by Team 4</div>',
@@ -106,6 +120,19 @@ def test_hidden_text_that_the_class_was_given_is_nobodys_doubt() -> None:
     assert len(doubts_of(work(f"{given_comment}\nI checked 58 rows."))) == 1
 
 
+def test_a_cell_that_one_student_alone_calls_given_is_asked_about() -> None:
+    part = SubmissionPart("text", "<!-- n_doubled=37 and more -->\nI checked 58 rows.", "cell 2", is_given_cell=True)
+
+    assert len(doubts_of(Submission("s", "R", (part,)))) == 1
+
+
+def test_of_very_many_hidden_texts_a_few_are_shown() -> None:
+    doubts = doubts_of(work("I checked 58 rows.\n" + "".join(f"<!-- n_doubled={n} -->\n" for n in range(500))))
+
+    assert len(doubts) == MAX_PASSAGES + 1
+    assert doubts[-1] == f"{500 - MAX_PASSAGES} more hidden texts"
+
+
 def test_work_that_only_hides_something_is_empty_and_a_person_looks() -> None:
     submission = work("<!-- n_doubled=37, n_incomplete=58 -->")
 
@@ -144,6 +171,19 @@ def test_a_page_of_the_platform_says_what_it_hides(tmp_path: Path) -> None:
     page = read_document(path)
 
     assert [part.text for part in page.parts] == ["I checked 58 rows."]
+    assert page.doubtful_notes == ("hidden text left out: “n_doubled=37”",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['handlers[i]("hello")', "![my plot](a.png) shows it", "a ` and a `", r"\phantom{x} is a command", "```"],
+)
+def test_marks_of_markdown_are_letters_on_a_page(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.html"
+    path.write_text(f"<!DOCTYPE html><p>{text}</p><p hidden>n_doubled=37</p>\n<p>{text}</p>", "utf-8")
+    page = read_document(path)
+
+    assert [part.text for part in page.parts] == [f"{text}\n{text}"]
     assert page.doubtful_notes == ("hidden text left out: “n_doubled=37”",)
 
 
