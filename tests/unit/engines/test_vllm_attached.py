@@ -304,11 +304,11 @@ def test_one_that_says_nothing_of_any_work_is_given_up(
     # Given a server that takes a request and answers nothing
     monkeypatch.setattr(conversation, "SILENT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        answering, reached._server.url = reached._server._connect, "http://somewhere"
-        reached._server._connect = partial(http.client.HTTPConnection, *silent.getsockname())
+        answering, reached._server.url = reached._server.connect, "http://somewhere"
+        reached._server.connect = partial(http.client.HTTPConnection, *silent.getsockname())
         with pytest.raises(EngineUnavailable, match="it hangs"):
             list(reached.ask(None, emit=None, inject=None, **PROMPT))
-        reached._server._connect = answering
+        reached._server.connect = answering
     wait_until(lambda: evaluated(reached) == 3, "it is taken up again")
 
 
