@@ -1,7 +1,5 @@
 """Runs every benchmark in turn: `python -m benchmarks [--quick]`."""
 
-from __future__ import annotations
-
 import pkgutil
 import subprocess
 import sys

@@ -24,8 +24,6 @@ answers that can't be read are counted apart.
 What this does not show: one author wrote both corpora, and students write otherwise.
 """
 
-from __future__ import annotations
-
 import base64
 import random
 import time

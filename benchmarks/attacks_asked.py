@@ -1,7 +1,5 @@
 """Whether a model finds the attacks: of `--ask criteria` the question that is put about every submission, alone."""
 
-from __future__ import annotations
-
 import random
 import secrets
 import sys

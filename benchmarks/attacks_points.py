@@ -1,7 +1,5 @@
 """How many points attacks earn: poor homework of the demo's class, graded as it is and with an attack at its end."""
 
-from __future__ import annotations
-
 import json
 import random
 import tempfile

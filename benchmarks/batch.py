@@ -14,8 +14,6 @@ prefill and one decode worker process with the simulated engine at no cost a tok
 What the figures do not show: prompts larger than 1 KiB; a network; the pace of real workers, since nothing is computed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

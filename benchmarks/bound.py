@@ -20,8 +20,6 @@ What is bounded is how often that happens over all classes, as with every confid
 known to look like these worlds'.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Sequence

@@ -38,8 +38,6 @@ engine's Python and the model's arithmetic share the cores, which they do not on
 who calls decode() while others are at it, and prompts that nobody has prefilled.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import random

@@ -1,7 +1,5 @@
 """The two models that `benchmarks.decode` decodes with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ Memory is the desk process's, which the grading is no part of.
 Last line: one JSON object. `p95_ms`, `p99_ms`; `growth_mb`: memory from the 50th to the 200th result's submission.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

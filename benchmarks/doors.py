@@ -14,8 +14,6 @@ gives the points that the work says; so a wrong cell is the door's doing, and no
 wrong with the first classes, `--first` and `--number` choose which are made. With `--quick`: 300 classes.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -7,8 +7,6 @@ Each rule is the LMS's own and names its place. Canvas: instructure/canvas-lms, 
 A student's work says `part <letter> = <points>` in each of its files, so what was dropped is missing from the sum.
 """
 
-from __future__ import annotations
-
 import csv
 import html
 import io

@@ -18,8 +18,6 @@ show that the harness measures, and nothing of what a large one would do. Energy
 fewer planted classes.
 """
 
-from __future__ import annotations
-
 import io
 import random
 import tempfile

@@ -5,8 +5,6 @@ SAF (Short Answer Feedback, Filighera et al., ACL 2022): a question's answers li
 questions, each the cell that follows `**Question N**`; 0, 1 or 2 points.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -35,7 +33,7 @@ class Question:
     points: int = 1
     step: float = 0.125
 
-    def sample(self, count: int, seed: int) -> Question:
+    def sample(self, count: int, seed: int) -> "Question":
         """So many of its answers, drawn by the seed; all if there are no more."""
         chosen = random.Random(f"{seed} {self.name}").sample(self.answers, min(count, len(self.answers)))
         return replace(self, answers=tuple(chosen))

@@ -23,8 +23,6 @@ What the figures do not show: several machines, power cuts of the disk (a SIGKIL
 cache), real engines. --quick runs a few rows with fewer jobs; docs/reliability.md has a whole table.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from dataclasses import replace

@@ -29,8 +29,6 @@ What the rows of real processes do not show: batching that slows each sequence (
 sits beside it), workers with both roles, KV caches of true size, loading models, and a network.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import sys

@@ -4,8 +4,6 @@ Machines are groups of processes with a configuration of their own, so that each
 seconds: a simulated second takes `scale` of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import secrets

@@ -20,8 +20,6 @@ examples/kvasir.toml itself: there the Macs' slots keep their rates.
 What the figures do not show: processes, a broker, a store, and how well the curves describe real machines.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ tells it. Prompts have an eighth of the drawn tokens, and the prefill rates are 
 same, and two cores are enough to carry the KV.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, replace
 

@@ -14,8 +14,6 @@ What the figures do not show: what a broker does with frames that are no AMQP; n
 gets that far.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import random

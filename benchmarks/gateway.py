@@ -30,8 +30,6 @@ The client, which is Python too, shares two cores with all of it: rates of reque
 client of less weight would show more. --quick takes few of everything, and no LiteLLM.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

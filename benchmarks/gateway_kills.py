@@ -12,8 +12,6 @@ of 1,000 lines for each place of `failpoints.GATEWAY` (60 with --quick). All but
 What happens between two of these places, in the publishing and gathering of a batch, is in the fault table (`faults`).
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """A server of OpenAI's chat completions that takes no time: what a proxy in front of it adds is all that there is."""
 
-from __future__ import annotations
-
 import json
 import sys
 

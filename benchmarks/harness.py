@@ -6,8 +6,6 @@ with harness.store() as url:
 harness.finish(seconds=...)
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

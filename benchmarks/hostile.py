@@ -21,8 +21,6 @@ Whoever sends is elsewhere as a rule. Here senders are on the same cores, with t
 its own; what waits with it on a busy machine is the neighbour, too, so ratios mean little where others work.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json
@@ -335,7 +333,7 @@ class Watch:
         self.latencies: list[float] = []
         self._threads = [threading.Thread(target=self._repeat, args=(look,)) for look in (self._knock, self._ask)]
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> "Watch":
         for thread in self._threads:
             thread.start()
         return self

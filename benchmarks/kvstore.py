@@ -36,8 +36,6 @@ work every way gets slower, the fast ones by more; a run in which raw sockets ar
 redis-py is void, and says so.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import importlib.util

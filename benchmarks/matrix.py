@@ -42,8 +42,6 @@ What this does not show: GPUs, unless the engines find one; chat templates and t
 by which a real gpt-oss stretches its RoPE.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import sys

@@ -1,7 +1,5 @@
 """KV caches as the matrix moves them: out of one engine, through the store as records, and held against another's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

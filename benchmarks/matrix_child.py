@@ -3,8 +3,6 @@
 `step` is "choose" (prompts), "prefill" or "decode"; each ends with one JSON object. See `ChildTask` for the rest.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -181,7 +179,7 @@ def decode(task: ChildTask, store: RedisKVStore) -> Row:
     return found
 
 
-def _receiver(task: ChildTask, engine: Engine, store: RedisKVStore, model: str) -> Receiver | RealReceiver:
+def _receiver(task: ChildTask, engine: Engine, store: RedisKVStore, model: str) -> "Receiver | RealReceiver":
     prompts = task.prompts(model)
     if not engine.info.capabilities.imports_kv:
         raise Unable(_why_none(engine, max(prompts.values(), key=len)))

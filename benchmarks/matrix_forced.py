@@ -9,8 +9,6 @@ by one, as it decodes; vLLM is asked anew at each. MLX and PyTorch take them at 
 a hundred-thousandth.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 

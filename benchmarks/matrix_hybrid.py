@@ -5,8 +5,6 @@ that an answer shows a state that was lost, shifted or transposed. With the defa
 within some tokens, and nothing would be noticed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

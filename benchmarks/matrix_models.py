@@ -13,8 +13,6 @@ Experts are another place where rounding decides: which of two nearly equal ones
 features that no layer writes to: which experts a token gets follows from its id alone, in every engine.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Ways to spoil a KV cache that an adapter between two engines might have, each of which has to be noticed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -10,8 +10,6 @@ taken if in llama.cpp's own cold run the best two candidates for each of the ans
 five times those 0.02. Then rounding decides nothing, and all 64 tokens have to be equal.
 """
 
-from __future__ import annotations
-
 import random
 from contextlib import closing
 from functools import cache

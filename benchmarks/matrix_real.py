@@ -27,8 +27,6 @@ in 100 by less than 0.376 to 0.437, and parted answers at leads of up to 0.30. K
 them at 1.2 and more there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from pathlib import Path

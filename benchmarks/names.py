@@ -16,8 +16,6 @@ in prose, and a name that is an ordinary word where only the reader's mind can t
 `--quick` has 60 submissions.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

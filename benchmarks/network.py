@@ -18,8 +18,6 @@ the others, so on a small or busy machine both sides of a pair are slower than 1
 gcc, iproute2, iperf3; elsewhere it says what is missing and ends with status 2.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

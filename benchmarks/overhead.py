@@ -25,8 +25,6 @@ answers, and says nothing. A run that was too short is repeated with more jobs.
 What the figures do not show: a network, and larger KV caches (benchmarks.kvstore).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

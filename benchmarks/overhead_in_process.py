@@ -4,8 +4,6 @@
 that the same file measures both: `PYTHONPATH=OTHER_CHECKOUT python -P benchmarks/overhead_in_process.py BYTES JOBS`.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import sys

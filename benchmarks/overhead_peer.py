@@ -3,8 +3,6 @@
 Loaded by `dramatiq benchmarks.overhead_peer` in each of its worker processes, and by the benchmark that submits.
 """
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -33,8 +33,6 @@ prefill waits; an engine that transfers KV only at its end (llama.cpp), where no
 out of an accelerator.
 """
 
-from __future__ import annotations
-
 import random
 import secrets
 import statistics

@@ -8,8 +8,6 @@ to read, nor how much of it one job runs through: docs/one_job.md tells that. Ne
 anything.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from pathlib import Path

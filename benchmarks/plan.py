@@ -13,8 +13,6 @@ What the figures do not show: how well rates and lengths in kvasir.toml describe
 what a real prediction's error will be made of.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from dataclasses import replace

@@ -22,8 +22,6 @@ model of real size; and two workers on one machine share its cores.
 `rows` has all.
 """
 
-from __future__ import annotations
-
 import bisect
 import random
 import secrets

@@ -21,8 +21,6 @@ The figures show no network, and no memory traffic of eight sequences at once.
 The keys at the top are those of the simulated engine's first row.
 """
 
-from __future__ import annotations
-
 import random
 import secrets
 from collections.abc import Sequence

@@ -16,8 +16,6 @@ What the figures do not show: other machines and a network, KV caches of true si
 with several nodes. A busy machine makes the ratio worse and leaves `cpu_ms` nearly as it is.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

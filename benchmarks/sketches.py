@@ -13,8 +13,6 @@ numbers have to. `all_agree`: every pair agrees; `all_refused`: every mutation i
 rounding. Those that coarser rounding hides are the rows with `sketch_agrees` true, or below 3.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

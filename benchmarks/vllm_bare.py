@@ -5,8 +5,6 @@ of JSON when the model is loaded, and then answers each line of its input, a JSO
 `max_tokens` and `ends` (ids that end an answer): `seconds` that all prompts together took, `answers` (lists of ids).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

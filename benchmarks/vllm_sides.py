@@ -1,7 +1,5 @@
 """The vllm engine and vLLM by itself, on the same model and machine, for the benchmarks that compare them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ Each is noted in the cluster state as soon as it is complete. Whoever is given t
 noted, and gives the rest.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable

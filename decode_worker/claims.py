@@ -1,7 +1,5 @@
 """Which jobs are ours: a claim on each, in the cluster state, which a worker that died renews no more."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

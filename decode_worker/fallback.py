@@ -4,8 +4,6 @@ Slower, but a night with one dead machine still ends with results. Jobs are pass
 prefill worker that comes back finds the rest.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 

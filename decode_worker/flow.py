@@ -6,8 +6,6 @@ next job; only a worker that finds none listens. At most one job more is held, a
 free, so that its KV cache comes while the slot is still busy.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

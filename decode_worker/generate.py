@@ -5,8 +5,6 @@ own. Neither sees what a real prompt's cache does to its answer. So a decoder no
 and compares what the model expects as the answer's first token (`KVChecks`).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import secrets

@@ -4,8 +4,6 @@ An answer under a schema holds the one value that was drawn. What the model expe
 forward pass over the prompt and the answer up to there: raw probabilities, at temperature 1 and without the schema.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -4,8 +4,6 @@ The order is the safety. The result is stored before it is published, so that a 
 decoded again; it is confirmed before the delivery is acked; and only then are the job's own blocks deleted.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager

@@ -1,7 +1,5 @@
 """Assignments on disk: what an instructor gave the desk, and the commands that follow from it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What the desk needs of the rest: handed in by whoever starts it, since the desk itself builds no worker."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

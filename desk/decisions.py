@@ -1,7 +1,5 @@
 """A person's decisions about grades: read as they come, and made from what a form says."""
 
-from __future__ import annotations
-
 import getpass
 import math
 import threading
@@ -119,7 +117,7 @@ class Draft:
     values: dict[str, Any]
 
     @classmethod
-    def begin(cls, folder: Path, final: FinalGrade, overrides: Overrides) -> Draft:
+    def begin(cls, folder: Path, final: FinalGrade, overrides: Overrides) -> "Draft":
         """A form that says what stands."""
         values: dict[str, Any] = {"summary": final.summary, "reason": ""}
         for item in final.criteria:

@@ -1,7 +1,5 @@
 """What a dry run found, as `kvasir grade --dry-run --json` printed it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How fast it goes, as measured, and how long the rest will take."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

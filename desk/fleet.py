@@ -1,7 +1,5 @@
 """The fleet as it was a moment ago: asked beside the page, which a broker that is away must not hold up."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

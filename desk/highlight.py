@@ -1,7 +1,5 @@
 """Code in colours: what is a keyword, a string, a number, a comment. Pygments says so; its HTML is not used."""
 
-from __future__ import annotations
-
 import time
 from functools import lru_cache
 

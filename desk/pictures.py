@@ -1,7 +1,5 @@
 """A class in pictures: points by the model and as they count now, each criterion."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from desk.rows import Row

@@ -4,8 +4,6 @@ A file may be made to take gigabytes, or minutes, to decode: its size in pixels 
 a submission share one allowance.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import warnings

@@ -1,7 +1,5 @@
 """Where a running batch's jobs are, stage by stage, from the steps that its process logs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path

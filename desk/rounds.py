@@ -4,8 +4,6 @@ A round has the batch's identity (id and secret), so that a submission's job in 
 would make of it with that rubric: adopting a round hands its results over, and nothing is computed twice.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

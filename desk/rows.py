@@ -1,7 +1,5 @@
 """The table of a class: a row a submission, filtered, sorted, and cut into pages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -3,8 +3,6 @@
 No HTML is read for this: the rows that are shown are the lines in which evidence is looked for.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Reading a growing file of JSON lines without ever reading a line twice."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

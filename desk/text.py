@@ -1,7 +1,5 @@
 """Somebody else's text in places that read Markdown: labels, headings, messages."""
 
-from __future__ import annotations
-
 import re
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:^=&\"'])")

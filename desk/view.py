@@ -1,7 +1,5 @@
 """A batch as the desk shows it: read beside the process that owns it, and only as far as it has grown."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -56,7 +54,7 @@ class BatchView:
         self._items: dict[str, int] = {}  # by job
         self._grades: list[Grade] = []
 
-    def refresh(self) -> BatchView:
+    def refresh(self) -> "BatchView":
         """Catch up with the folder; what is wrong with it is in `problem`. Returns itself."""
         with self._lock:
             try:

@@ -8,8 +8,6 @@ Folders come from anywhere, so nothing in one is run: what was started is kept a
 makes the command anew. A process is signalled only if it is the one that was started: by number, start and user.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -8,8 +8,6 @@ project) draws them; series that are zero all the time are left out. The workers
 say nothing about speed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile

@@ -6,8 +6,6 @@ Needs tmux, which is the terminal, and Chromium, which draws what tmux held. Bel
 showed at the end and not yet halfway. The checkout's path is shown as ~/kvasir; the demo's old results are removed.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import shutil

@@ -6,8 +6,6 @@ Needs Chromium and the extra `ui`. The pictures go to docs/screenshots, in few c
 feedback in the picture of a review is a person's (docs/pictures.py), since the model knows a dozen sentences.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

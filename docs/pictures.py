@@ -1,7 +1,5 @@
 """Where the pictures in the docs come from: docs/screenshots/manifest.json, written with each, read by a test."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

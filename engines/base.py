@@ -5,8 +5,6 @@ these: ContextExceeded, InvalidSchema, InvalidPrompt, EngineUnavailable, KVTrans
 messages.errors), and ConfigError while it starts.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,13 +31,13 @@ class Capabilities:
     resumes: bool = False  # can start from a stored prefix
 
     @classmethod
-    def local(cls, *, transfers_kv: bool, blocks_while_computing: bool = False) -> Capabilities:
+    def local(cls, *, transfers_kv: bool, blocks_while_computing: bool = False) -> "Capabilities":
         """Of an engine of ours: it decodes, and where its KV caches can be transferred it prefills and resumes, too."""
         can, early = transfers_kv, transfers_kv and blocks_while_computing
         return cls(prefill=can, decode=True, exports_kv=can, imports_kv=can, blocks_while_computing=early, resumes=can)
 
     @classmethod
-    def text_only(cls) -> Capabilities:
+    def text_only(cls) -> "Capabilities":
         """Of an engine whose model answers behind a server: text goes in and comes out, and no KV cache."""
         return cls(prefill=False, decode=True, exports_kv=False, imports_kv=False)
 

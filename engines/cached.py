@@ -1,7 +1,5 @@
 """What takes long to find out is noted in the user's cache folder, under a hash of all that it follows from."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable

@@ -12,8 +12,6 @@ prompt has no template at all, and no control tokens but the tokenizer's own beg
 A template that changes with what a message says can't be rendered this way; one that trims messages is recognised.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from abc import ABC, abstractmethod

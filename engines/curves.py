@@ -1,7 +1,5 @@
 """What a worker measures of its own rates as it runs, by what it does at once."""
 
-from __future__ import annotations
-
 import threading
 from collections import defaultdict
 

@@ -5,8 +5,6 @@ Settings, `kvasir doctor`, `kvasir engines`, deployment and the reference page r
 that may not be installed.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Iterator
@@ -66,7 +64,7 @@ class EngineEntry:
         """Of the setting `weights.NAME`, in Markdown."""
         return self.weights_text or ", ".join(f"`{form}`" for form in self.weights.split(", "))
 
-    def transfers_to(self, other: EngineEntry) -> bool:
+    def transfers_to(self, other: "EngineEntry") -> bool:
         """Whether `other` can decode from what this one prefilled."""
         return self.capabilities.exports_kv and other.capabilities.imports_kv and other.family == self.family
 

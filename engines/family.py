@@ -5,8 +5,6 @@ the same weights. `same_weights` in a model's table is the owner's word for it: 
 family, which covers what both must agree on all the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What every engine tells LLGuidance of a job's JSON schema."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models of the Harmony format (gpt-oss) think aloud first; the answer proper comes in their final channel. Pure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

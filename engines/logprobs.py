@@ -4,8 +4,6 @@ Compared are raw log-probabilities, before any grammar or sampling: an answer un
 the KV cache holds, but the likelihoods of all other tokens still move with every key and value behind them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

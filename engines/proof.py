@@ -4,8 +4,6 @@ Engines declare what they can do; releases and builds differ, and most failures 
 the prompt again, or answers from a cache that it misread.
 """
 
-from __future__ import annotations
-
 import re
 
 from engines.base import DecodeEngine, EngineInfo, PrefillEngine

@@ -1,7 +1,5 @@
 """A job's token ids, and those of its questions: what all of its prompts begin with, and what each has of its own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from engines.base import Tokenizes

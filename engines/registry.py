@@ -1,7 +1,5 @@
 """Engines by name."""
 
-from __future__ import annotations
-
 from engines.entry import Engine, EngineEntry, EngineOptions
 from messages.installed import engine_entry, engine_names
 

@@ -4,8 +4,6 @@ Requests run on one event loop in a thread of its own; the caller waits for what
 and cancels. The closed connection tells the server.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """RoPE as an engine computes it, to hold two engines to each other before a KV cache goes between them. Pure."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence

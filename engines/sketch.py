@@ -18,8 +18,6 @@ What is taken for rounding is twice that, and more for float32, of which no deep
 the coarser of the two ends. GPUs were not measured.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """An engine's sketch (`engines.sketch`): made when a worker first loads a model, and kept in a file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

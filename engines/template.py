@@ -4,8 +4,6 @@ A sandbox keeps a program from reaching anything, and not from taking all time a
 once in a process of its own, with limits: this file is that process's program, too.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess

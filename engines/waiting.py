@@ -1,7 +1,5 @@
 """How a call waits inside an engine: until it is its turn, the engine is closed, or it is told to stop."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

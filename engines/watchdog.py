@@ -1,7 +1,5 @@
 """A program that an engine has started ends with us, even if we are gone by SIGKILL."""
 
-from __future__ import annotations
-
 import subprocess
 
 

@@ -1,7 +1,5 @@
 """What every worker's registration says of its engine and its process."""
 
-from __future__ import annotations
-
 import os
 import socket
 

@@ -1,7 +1,5 @@
 """`kvasir demo` into examples/homework/results, where `make ui` looks; --out names another folder."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

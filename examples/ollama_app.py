@@ -5,8 +5,6 @@
 With `kvasir serve` at that address its requests are jobs in the queues; nothing in here changes for it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The web application: both APIs, what operators ask, and the form of every error."""
 
-from __future__ import annotations
-
 import functools
 import json
 from typing import Any, cast

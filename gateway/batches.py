@@ -5,8 +5,6 @@ journal there is the truth about its answers, so that a gateway which was killed
 become files, then the description says that it is over, and the folder goes.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import secrets
@@ -270,7 +268,7 @@ class Batches:
             if line.job:
                 yield line.job
 
-    def _end_early(self, batch: Batch, progress: _Progress, state: Literal["cancelled", "expired"]) -> None:
+    def _end_early(self, batch: Batch, progress: "_Progress", state: Literal["cancelled", "expired"]) -> None:
         """Results that have come count; the other jobs end without one."""
         runner = Runner(batch, (), self._client, progress)
         runner.run(0)

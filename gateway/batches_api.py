@@ -1,7 +1,5 @@
 """OpenAI's API: files and batches. docs/gateway.md lists every field."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """An answer's text from its pieces, in order and without repeats, whatever was lost or decoded twice."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from messages.errors import KvasirError

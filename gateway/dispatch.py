@@ -3,8 +3,6 @@
 The broker's calls block, so they are made in threads; what arrives is handed to the callers' event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

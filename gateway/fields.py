@@ -3,8 +3,6 @@
 Requests are read by these tables, and docs/gateway.md has them (`python -m tests.support.gateway_fields`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ A file is there from the moment when its description is, which is written last; 
 deleted at the next start.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -81,7 +79,7 @@ def write_description(folder: Path, name: str, description: Any) -> None:
 
 
 @contextmanager
-def open_files(folder: Path) -> Iterator[Files]:
+def open_files(folder: Path) -> "Iterator[Files]":
     """The files of the gateway in this folder, which is locked meanwhile.
 
     Raises ConfigError if it is another's, or can't be used.

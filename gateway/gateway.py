@@ -1,7 +1,5 @@
 """What both APIs stand on: which models there are, who may use them, and the way from a request to its answer."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

@@ -1,7 +1,5 @@
 """What every request passes first: who may ask, how much, how long, how many at once."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Callable, Collection

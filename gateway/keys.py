@@ -3,8 +3,6 @@
 A key is 32 random bytes, so its hash can't be turned back by guessing, and needs neither salt nor many rounds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

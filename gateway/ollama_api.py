@@ -1,7 +1,5 @@
 """Ollama's API: chat, generate, and what is asked about models. docs/gateway.md lists every field."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import AsyncGenerator, Callable

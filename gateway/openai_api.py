@@ -3,8 +3,6 @@
 A function that `tool_choice` forces is a schema: the answer is its arguments, and is told as a call of it.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import time
@@ -232,7 +230,7 @@ async def completions(body: CompletionRequest, request: Request, gateway: ThisGa
 
 
 async def _respond(
-    gateway: Gateway, asks: Sequence[PromptRequest], request: Request, completion: _Completion
+    gateway: Gateway, asks: Sequence[PromptRequest], request: Request, completion: "_Completion"
 ) -> Response:
     if asks[0].stream:
         lines = completion.chunks([gateway.answer(ask, request) for ask in asks])

@@ -1,7 +1,5 @@
 """How many requests are under way, and how long bodies and files are together: of each key, and of all."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The page that shows both APIs. FastAPI's own loads its script from a server elsewhere, and is empty without one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any

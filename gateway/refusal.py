@@ -1,7 +1,5 @@
 """What a request is refused with, in the shape of the API that it came by."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 A long body is read in a thread of its own, one at a time, and no part of it before its length is known.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A stream as a response: what fails before its first line has a status of its own, what fails later is a line."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 

@@ -1,7 +1,5 @@
 """What a whole class says of its rubric: if everybody is low on one criterion, the rubric or the solution is wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import median
 

@@ -4,8 +4,6 @@ Every field is quoted. Where a spreadsheet that cuts the lines elsewhere (at sem
 cell begin with `=`, `+`, `-` or `@`, an apostrophe stands before it. `plain_cell` takes away what `safe_cell` added.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

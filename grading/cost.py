@@ -1,7 +1,5 @@
 """What a regrade asks, told before it is run."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable, Set
 from dataclasses import dataclass
 

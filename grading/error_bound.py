@@ -4,8 +4,6 @@ Everything here is arithmetic; `grading.hand_sample` reads and writes the files.
 is imported where it is needed. docs/grading.md has the sources.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence

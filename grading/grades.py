@@ -1,7 +1,5 @@
 """From answers to grades: each submission's, and the class's, beside those that it has already."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 

@@ -11,8 +11,6 @@ that nothing is doubtful about, and that no bound's sample holds; at most half o
 examples are worth.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence

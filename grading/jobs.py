@@ -1,7 +1,5 @@
 """The jobs of a class: each submission cut to size, its prompts, the questions after them, how answers are sampled."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence, Set

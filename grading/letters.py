@@ -1,7 +1,5 @@
 """How names are spelled: what counts as a word, which letters it has, and what may stand between two of them."""
 
-from __future__ import annotations
-
 import html
 import re
 import unicodedata

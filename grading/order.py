@@ -4,8 +4,6 @@ Queues are first in, first out, so what is published first is decoded first. A l
 slot busy while all others are idle.
 """
 
-from __future__ import annotations
-
 from messages.jobs import PrefillJob, answer_tokens
 
 

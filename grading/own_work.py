@@ -1,7 +1,5 @@
 """What of a submission is the student's own, and what the class was given. White space and case don't count."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set

@@ -1,7 +1,5 @@
 """From a request to a batch's plan: the class is read, its prompts are built, and their jobs written down."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import asdict, replace

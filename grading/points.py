@@ -11,8 +11,6 @@ computed here, from all criteria or not at all.
     waiting     some answer has not come yet
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal

@@ -1,8 +1,6 @@
 """Whether a quote is in the submission, and whether feedback repeats what no student may see. White space and case
 don't count."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping

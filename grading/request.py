@@ -1,7 +1,5 @@
 """What is to be graded: the request that `kvasir grade` makes of its options, and that a batch's manifest keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

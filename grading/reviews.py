@@ -13,8 +13,6 @@ One line may also stand for a whole review (`submission`, `criteria`, `summary`,
 a submission counts; such a line is read as the decisions that it stands for.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

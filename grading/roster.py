@@ -9,8 +9,6 @@ A team's folder at Moodle is called after the group and its id, which counts som
 file at Canvas after the group and one of its members.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -106,7 +104,7 @@ class Roster:
         """Whoever may hand in: each person, and each group."""
         return [*(Owner((person,)) for person in self.by_number.values()), *self.groups]
 
-    def with_more(self, other_roster: Roster) -> Roster:
+    def with_more(self, other_roster: "Roster") -> "Roster":
         """Both together: of whom both know, what this one says goes first. Raises ExportError: of two products."""
         if self.product and other_roster.product and self.product != other_roster.product:
             raise ExportError(f"one roster is of {self.product}, another of {other_roster.product}; name those of one")

@@ -1,7 +1,5 @@
 """Whom a ruling on an edge case may be about: those whose evidence shares words with it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

@@ -8,8 +8,6 @@ It is the same class if some job is the very same, or if all of this holds:
 - some name is known, and the titles have the same numbers: Homework 4 is not Homework 5
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CSV as spreadsheets and LMSs write it: read and written with its own delimiter (grading/cells.py)."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

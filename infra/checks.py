@@ -3,8 +3,6 @@
 A step that finds something raises; how that settles the delivery is said in `infra.broker.settle`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass

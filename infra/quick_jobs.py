@@ -9,8 +9,6 @@ The order within each job stays the same; after a crash more jobs are delivered 
 this. It is used with a real broker only: in one process nothing is saved by it.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

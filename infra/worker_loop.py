@@ -11,8 +11,6 @@ worker that holds nothing else, and block everything else while they run. How `b
 its `Flow`.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading
@@ -182,7 +180,7 @@ class ConsumerLoop:
         """Why it takes no jobs now, in a few words; "": it takes some."""
         return self._pause_reason or (ENGINE_AWAY if self._find_outage() else "")
 
-    def pair_with(self, partner: ConsumerLoop) -> None:
+    def pair_with(self, partner: "ConsumerLoop") -> None:
         """Both are of one process: no job of one runs beside a suspect of the other. Before either runs."""
         self._partner, partner._partner = partner, self
         partner._alone = self._alone
@@ -192,7 +190,7 @@ class ConsumerLoop:
         own = self._jobs.count_in_progress() if self._jobs else 0
         return own + (self._partner._jobs.count_in_progress() if self._partner and self._partner._jobs else 0)
 
-    def run(self, jobs: OneByOne[Any], handler: Handler, hours: Hours = ALL_HOURS) -> None:
+    def run(self, jobs: "OneByOne[Any]", handler: Handler, hours: Hours = ALL_HOURS) -> None:
         """Give `jobs` deliveries in these hours until stopped; finish what is in hand, hand back the rest, leave."""
         self._jobs = jobs
         self._hours = hours
@@ -216,7 +214,7 @@ class ConsumerLoop:
         """Take nothing more. May be called from any thread, and from a signal handler."""
         self._stopping.set()
 
-    def _turn(self, source: JobSource, jobs: OneByOne[Any], handler: Handler) -> None:
+    def _turn(self, source: JobSource, jobs: "OneByOne[Any]", handler: Handler) -> None:
         """Once a slot is free: the next delivery goes there, or nothing comes for a moment."""
         self._is_idle = False  # before the look at the lock: whoever holds it waits for what is taken after that look
         if self.idle_reason or self._subscription_lost or self._alone.locked() or not handler.has_room():
@@ -252,7 +250,7 @@ class ConsumerLoop:
             return self._run_alone(jobs, delivery)
         jobs.accept(delivery)
 
-    def _run_alone(self, jobs: OneByOne[Any], suspect: Delivery) -> None:
+    def _run_alone(self, jobs: "OneByOne[Any]", suspect: Delivery) -> None:
         if not self._alone.acquire(blocking=False):  # the other role has one, too
             return self._settler.hand_back_all([suspect])
         try:

@@ -1,7 +1,5 @@
 """`from kvasir import grade, regrade`: what the commands do, as functions for scripts and notebooks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

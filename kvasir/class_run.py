@@ -1,7 +1,5 @@
 """`kvasir grade` from settings to report: what the commands share."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress

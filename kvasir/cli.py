@@ -4,8 +4,6 @@ Exit codes: 0 all succeeded, 1 some jobs failed, 2 bad usage or input, 3 the clu
 130 interrupted.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From settings to a Client: over the cluster where a broker is configured, else over a pipeline in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
@@ -58,7 +56,7 @@ def require_cluster(settings: Settings, command: str, alternative: str = "") -> 
         )
 
 
-def open_broker(settings: Settings, name: str) -> RabbitMQBroker:
+def open_broker(settings: Settings, name: str) -> "RabbitMQBroker":
     """The configured broker. Raises BrokerUnavailable."""
     # Here and not above: the local pipeline then needs no pika.
     from infra.broker.rabbitmq import RabbitMQBroker

@@ -1,7 +1,5 @@
 """`--deadline`: a time to go, `8h` or `1h30m`, or a time of day by this machine's clock, `07:30`."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime, timedelta
 

@@ -1,7 +1,5 @@
 """`kvasir grade --dry-run`: what was found, how long it is, what the class shares, and what would be cut."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any

@@ -1,7 +1,5 @@
 """How a configured model is to be loaded: its settings as an engine's options."""
 
-from __future__ import annotations
-
 from engines.entry import EngineOptions
 from infra.config.settings import ModelSettings
 from messages.installed import engine_entry

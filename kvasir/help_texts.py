@@ -1,7 +1,5 @@
 """What `--help` shows beside each command's own words: an example of every command, and whole summaries."""
 
-from __future__ import annotations
-
 import click
 
 COMPLETION = 'eval "$(_KVASIR_COMPLETE=bash_source kvasir)"'

@@ -4,8 +4,6 @@ Decode is measured with so many sequences at once, each behind a prompt of CONTE
 time. Prompts are random words, so that nothing that was computed before helps.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

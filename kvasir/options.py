@@ -1,7 +1,5 @@
 """Options that several commands share, and what they add up to."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -30,7 +28,7 @@ class Globals:
     log_level: str
     log_style: logs.Style
 
-    def settings(self, models: Models | None = None) -> Settings:
+    def settings(self, models: "Models | None" = None) -> Settings:
         """The settings, with these flags on top."""
         flags = asdict(models) if models else {}
         return load_settings({name: value for name, value in flags.items() if value is not None}, config=self.config)

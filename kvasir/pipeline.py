@@ -1,7 +1,5 @@
 """The pipeline in one process: the same workers as on a cluster, as threads, on an in-process broker and store."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Sequence

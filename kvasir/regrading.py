@@ -1,7 +1,5 @@
 """Grading a batch again with its rubric as it is now: beside the grades there are, compared, then adopted or left."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

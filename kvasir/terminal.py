@@ -1,7 +1,5 @@
 """What people see in a terminal: progress on stderr, results on stdout."""
 
-from __future__ import annotations
-
 import codecs
 import io
 import json
@@ -61,7 +59,7 @@ class TerminalProgress:
         self._finished_before: int | None = None
         self._said_sentences: set[str] = set()
 
-    def __enter__(self) -> TerminalProgress:
+    def __enter__(self) -> "TerminalProgress":
         if stderr.is_terminal and not stderr.is_dumb_terminal and not self._quiet:
             self._bar = Progress(
                 BarColumn(bar_width=max(10, min(40, stderr.width - 55))),  # the figures beside it come first

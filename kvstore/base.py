@@ -4,8 +4,6 @@ Everything here is a cache or a courtesy. Losing all of it costs time, never a j
 work. Both raise StoreUnavailable when the store can't be reached, and may be called from any thread.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress

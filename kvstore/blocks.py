@@ -12,8 +12,6 @@ owner, who deletes them.
     kvw:...<chain hash>.<layer>              a recurrent layer's state, keyed the same way
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

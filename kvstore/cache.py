@@ -3,8 +3,6 @@
 In a process with both roles it also remembers what that prefills: what is decoded there needs no network at all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections import OrderedDict

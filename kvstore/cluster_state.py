@@ -4,8 +4,6 @@ Nothing on the cluster state decides whether a job is done; so a worker goes on 
 cancelled, no stored result, claim granted) rather than fail a job for it.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -25,10 +23,10 @@ _BEYOND_BOUNDS = 1 << 30
 
 def _best_effort(
     method: Callable[Concatenate[ClusterState, P], T], assumption: T
-) -> Callable[Concatenate[BestEffortClusterState, P], T]:
+) -> "Callable[Concatenate[BestEffortClusterState, P], T]":
     """What the cluster state underneath answers, or `assumption`."""
 
-    def call(self: BestEffortClusterState, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: "BestEffortClusterState", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._try(lambda: getattr(self._cluster_state, method.__name__)(*args, **kwargs), assumption)
 
     return call

@@ -1,7 +1,5 @@
 """From a URL to a store and a cluster state."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

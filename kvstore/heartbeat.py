@@ -1,7 +1,5 @@
 """Keeps a worker's registration and its claims alive, in a thread of its own."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket

@@ -1,7 +1,5 @@
 """Store and cluster state in this process's memory, for the local pipeline and for tests. Same records, same checks."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence, Sized

@@ -12,8 +12,6 @@ record is good exactly if its header is, byte for byte, the one that would be wr
 value raises KVTransferFailed, whoever wrote it.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

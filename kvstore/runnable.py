@@ -12,8 +12,6 @@ however that ends. What stays is the number of deliveries whose worker died. (A 
 jobs pay nothing for this: it counts as a crash if the job came back.)
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Stores blocks in the background while prefill computes the next ones."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

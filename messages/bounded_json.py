@@ -1,7 +1,5 @@
 """Reads JSON of others: counted first, since two bytes of it may become a hundred in memory."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import islice

@@ -1,7 +1,5 @@
 """A dataclass's values, all or those that say something, and `dataclasses.replace` in half its time."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """Field checks that say which field, what was wrong and what is allowed. All raise `InvalidMessage`."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection

@@ -8,8 +8,6 @@ raises NewerMessage (it waits for the upgrade), anything else that can't be read
 it raise something else.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 import types

@@ -28,8 +28,6 @@ Any other exception that reaches a worker's handler is a bug of ours; the handle
 logs the traceback, because running a bug again is the surest way to lose a night.
 """
 
-from __future__ import annotations
-
 
 class KvasirError(Exception):
     """Base of everything Kvasir raises on purpose."""

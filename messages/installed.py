@@ -4,8 +4,6 @@ An entry point appears when its distribution is installed. A checkout that runs 
 older installation; there Kvasir's own are read from pyproject.toml, out of which an installation would make them.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from functools import cache

@@ -4,8 +4,6 @@ All are frozen and check themselves when made, so whoever holds one holds a vali
 bytes and back.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
@@ -216,7 +214,7 @@ class PrefillJob:
         since = max(0.0, now - self.submitted_at)
         return since if since < MAX_SECONDS else 0.0
 
-    def tokenized(self, tokens: tuple[int, ...], shared_tokens: int) -> PrefillJob:
+    def tokenized(self, tokens: tuple[int, ...], shared_tokens: int) -> "PrefillJob":
         """The same job with its token ids."""
         return replace_fields(self, tokens=tokens, shared_tokens=shared_tokens)
 
@@ -225,7 +223,7 @@ class PrefillJob:
         """How many of `tokens` have their KV cache transferred: all, if each question has some left for the decoder."""
         return len(self.tokens) - (not self.questions or not all(question.tokens for question in self.questions))
 
-    def asks(self) -> list[Ask]:
+    def asks(self) -> "list[Ask]":
         """All answers that it wants, question by question; several to one prompt have seeds that count up."""
         if not self.questions and self.sampling.answers == 1:
             return [self]

@@ -1,7 +1,5 @@
 """What a JSON schema would cost whoever makes a grammar of it, told from its text."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

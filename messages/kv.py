@@ -6,8 +6,6 @@ split in halves (x[i], x[i + head_dim/2]), as PyTorch and MLX keep it. bfloat16 
 back at, (channels, columns), oldest first, then its matrix, (heads, key size, value size).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -14,8 +14,6 @@ Rules:
 - REDELIVERED may happen wherever a worker holds the delivery: the broker takes it back to the queue it came from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

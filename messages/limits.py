@@ -4,8 +4,6 @@ Each bound is checked before what it bounds is paid for. `docs/security.md` list
 hand in is bounded where it is read (`grading/submissions/archives.py`).
 """
 
-from __future__ import annotations
-
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
 # A job.

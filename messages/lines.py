@@ -1,7 +1,5 @@
 """Text in formats of lines: one record stays one line, however its reader cuts them."""
 
-from __future__ import annotations
-
 import re
 
 # Where str.splitlines() ends a line, and with it httpx and Ollama's client. JSON leaves the last three as they are.

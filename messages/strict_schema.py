@@ -5,8 +5,6 @@ small model invent keys without an end, and whoever wrote the schema wants those
 conditions for one value keeps its objects as they are: each would forbid what the other asks for.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """What a worker registers of itself in the store, renewed by heartbeat. No registration, no worker."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal

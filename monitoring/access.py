@@ -5,8 +5,6 @@ this machine ask, and read the answer if its own name leads here (DNS rebinding)
 and must come from no page of another.
 """
 
-from __future__ import annotations
-
 import functools
 import ipaddress
 import socket

@@ -7,8 +7,6 @@ Measured ones are those of all GPUs of the machine. Workers on one machine repor
 by host, not the sum. A Mac's GPU tells nothing without root.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import threading

@@ -4,8 +4,6 @@ A worker is given one `Observer` and calls it in its own threads, right after th
 reported by the decode worker; TTFT therefore includes both queues and the transfer, but not the way to the client.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ A job's line holds ids, counts, sizes and seconds. It never holds a prompt, an a
 they are numbers under a name with a unit, or one of a few known words of a form that no sentence has.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import queue

@@ -5,8 +5,6 @@ lane, and words from closed lists; never a batch, a job, an item or an error's t
 here, whatever a message's headers say. `docs/runbook.md` says what each figure tells an operator.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping

@@ -9,8 +9,6 @@ There is no login: it listens on loopback unless told otherwise, answers no page
 prompt, no answer and no name. It holds 32 connections, each for ten seconds; `/health` answers meanwhile.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

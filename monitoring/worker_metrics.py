@@ -1,7 +1,5 @@
 """What a worker's registration says, as metrics: slots, who it is, whether its model is resident."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import GaugeMetricFamily

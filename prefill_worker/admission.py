@@ -6,8 +6,6 @@ is right: each of them frees its blocks. With nothing waiting there the shared b
 go; and where even that makes no room, jobs go on without their KV cache.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

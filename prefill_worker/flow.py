@@ -1,7 +1,5 @@
 """How the jobs of `bulk` come to a prefill worker: see infra.worker_loop.Flow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from infra.broker.base import Broker, Consumer, Delivery

@@ -1,7 +1,5 @@
 """From tokens to stored KV. What is stored is not sent again, nor computed again where the engine can resume."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -54,7 +52,7 @@ class KVWriter:
         cluster_state: ClusterState,
         worker_id: str,
         decode_waits: Callable[[], bool],
-        refusals: Refusals,
+        refusals: "Refusals",
         short_tokens: int = 0,
     ) -> None:
         self.admission = Admission(kv, cluster_state, worker_id, decode_waits)

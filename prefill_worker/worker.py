@@ -4,8 +4,6 @@ The order is the safety. All KV lies in the store before the decode job is publi
 confirmed before the delivery is acked; so a crash anywhere means a redelivery, at worst a duplicate.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Iterator

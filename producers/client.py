@@ -1,7 +1,5 @@
 """The Client: puts jobs in, takes results out. The same over the in-process pipeline and over a cluster."""
 
-from __future__ import annotations
-
 import logging
 import secrets
 import time
@@ -156,7 +154,7 @@ class Client:
     def __repr__(self) -> str:
         return f"<Client of {', '.join(self.models) or 'no model'}, over {type(self.broker).__name__}>"
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> "Client":
         return self
 
     def __exit__(self, *_exc: object) -> None:

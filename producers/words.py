@@ -1,7 +1,5 @@
 """Numbers and lists in sentences."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Fixtures of every test. A run that asks for no service starts none."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Which models a decode worker holds: its own always, stolen ones as long as they pay and the memory allows."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

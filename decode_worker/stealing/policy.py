@@ -8,8 +8,6 @@ the next one soonest, when does the last of them start, and when does it end? Fo
 Jobs are not equal; means are what is known before decoding.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Iterable, Sequence

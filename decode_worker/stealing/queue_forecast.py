@@ -3,8 +3,6 @@
 At the end of its own queue these say whether to leave the last jobs to faster workers (`Tail`).
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

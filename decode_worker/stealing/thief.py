@@ -1,7 +1,5 @@
 """Takes jobs of other models for a free slot, where `policy` says that it pays."""
 
-from __future__ import annotations
-
 import logging
 import random
 import time

@@ -5,8 +5,6 @@ up to the watermark is for the workers that only decode: a worker that could pre
 Workers and the plan's simulation follow these same functions; `docs/stealing.md` has the rules.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

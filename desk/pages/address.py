@@ -4,8 +4,6 @@ Anybody can write an address. Only choices that a page offers are taken from it;
 submission is for the page to say.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

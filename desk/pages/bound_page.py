@@ -3,8 +3,6 @@
 Until all of the sample is graded, nothing that a model gave is on the page: no points, no evidence, no feedback.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path

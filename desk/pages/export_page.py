@@ -1,7 +1,5 @@
 """Grades leave the house."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path

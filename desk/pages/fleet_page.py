@@ -1,7 +1,5 @@
 """Who is alive, how fast it goes."""
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime
 from pathlib import Path

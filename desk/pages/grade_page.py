@@ -1,7 +1,5 @@
 """From inputs to grades: dry run, trial, the whole class, and how it goes."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Everything that is shown is made literal first; Streamlit lets no script through either.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape

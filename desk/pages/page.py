@@ -1,7 +1,5 @@
 """The desk's frame: which assignment, which section."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Another rubric: edited, tried on some or all, compared, adopted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import streamlit as st

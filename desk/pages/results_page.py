@@ -1,7 +1,5 @@
 """The class as a table: filtered, sorted, in pages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

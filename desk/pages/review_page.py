@@ -1,7 +1,5 @@
 """One submission: the work beside the grade, and a person's word on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote

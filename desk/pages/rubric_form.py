@@ -1,7 +1,5 @@
 """The rubric as a form, or as the file that it is: both edit one thing."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,14 +43,14 @@ class RubricDraft:
     number: int = 0  # other fields have other keys, or they would show what was typed before
 
     @classmethod
-    def of(cls, name: str, text: str) -> RubricDraft:
+    def of(cls, name: str, text: str) -> "RubricDraft":
         """One that changes nothing. Raises RubricError where the text is no rubric."""
         draft = cls(name, text, read_fields(name, text, Path(name).suffix.lower()), text)
         draft._number()
         return draft
 
     @classmethod
-    def begin(cls, title: str) -> RubricDraft:
+    def begin(cls, title: str) -> "RubricDraft":
         """One for an assignment that has none: with a criterion to begin with, and saved nowhere."""
         first = CriterionFields("criterion_1", "First criterion")
         draft = cls.of("rubric.yaml", to_yaml(RubricFields(title, criteria=(first,))))

@@ -1,7 +1,5 @@
 """What every page uses: the process's one desk, moving about, and showing other people's text safely."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import threading

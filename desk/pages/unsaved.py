@@ -1,7 +1,5 @@
 """What is typed and not saved yet: it outlives a reload, and is asked about before another page is shown."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a student handed in, as it looked: cells of text and code, what the code printed and drew."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 One `Constrainer` for a loaded model, one `Constraint` for an answer.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray

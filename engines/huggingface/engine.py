@@ -1,7 +1,5 @@
 """What engines share that load a Hugging Face folder, whatever computes: its tokenizer, and the texts of its ids."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Sequence
 

@@ -3,8 +3,6 @@
 What is done with them is told in `engines.chat`; the ids are those that llama.cpp gives for the same model.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ transformers 4 has `rope_theta` and `rope_scaling` at the top, 5 has both in `ro
 kinds differ (gemma3). What neither states has transformers' default.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

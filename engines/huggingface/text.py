@@ -1,7 +1,5 @@
 """Token ids to text, piece by piece: whole characters only, stop words found, a hidden preamble left out. Pure."""
 
-from __future__ import annotations
-
 import codecs
 import json
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 A safetensors file: u64 header length, a JSON header (name: dtype, shape, data_offsets), the tensors' bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

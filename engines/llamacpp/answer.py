@@ -5,8 +5,6 @@ channel opens, then under the job's schema and stop words, going on from the tok
 from the first token on would forbid it to think; stop words would end its thoughts.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence

@@ -6,8 +6,6 @@ others decode. Each slot is erased before it is used, so the server's own counte
 what was transferred.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import stat
@@ -51,7 +49,7 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 
 
-def open_engine(options: EngineOptions) -> LlamaCppEngine:
+def open_engine(options: EngineOptions) -> "LlamaCppEngine":
     """Load a GGUF file, or attach to a running llama-server. Raises ConfigError, saying what to do."""
     backing = attach(options) if options.weights.startswith(SERVER_SCHEMES) else start(options)
     with closed_on_failure(backing):

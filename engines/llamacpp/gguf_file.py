@@ -4,8 +4,6 @@ GGUF versions 2 and 3, little-endian: "GGUF", u32 version, u64 tensors, u64 entr
 value); the tensor table (name, u32 dimensions, u64 each, u32 ggml type, u64 offset); then, aligned, the tensor data.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import mmap

@@ -5,8 +5,6 @@ way costs more than a small model needs to compute it. Reads wake up ten times a
 still wanted. The closed connection tells the server when it isn't.
 """
 
-from __future__ import annotations
-
 import base64
 import http.client
 import io

@@ -1,7 +1,5 @@
 """What a GGUF file tells about the KV caches that llama.cpp computes from it: shape, order of pairs, family name."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

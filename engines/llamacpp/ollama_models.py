@@ -4,8 +4,6 @@ A model's manifest, `manifests/<registry>/<namespace>/<name>/<tag>` in Ollama's 
 layers; the one of the type `application/vnd.ollama.image.model` is a GGUF file, `blobs/sha256-<digest>`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Prompts of a llama.cpp server: its own tokenizer and its own chat template. See `engines.chat`."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@ Needed where the prebuilt wheel has no build for the machine's GPU (a DGX Spark)
 some releases have are given where `--help` lists them.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

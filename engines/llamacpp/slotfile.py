@@ -20,8 +20,6 @@ changes between llama.cpp releases without notice, so whatever differs from the 
 server reads no version but its own: `build` writes as the server was seen to write.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence

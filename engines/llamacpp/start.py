@@ -1,7 +1,5 @@
 """Gets hold of a llama.cpp server: in this process (xllamacpp), a `llama-server` of ours, or one that runs already."""
 
-from __future__ import annotations
-
 import atexit
 import fcntl
 import importlib.util

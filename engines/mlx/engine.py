@@ -5,8 +5,6 @@ One thread owns the model (`mlx_loop`): it feeds prompts in chunks, handing out 
 all answers in one running batch that sequences join and leave.
 """
 
-from __future__ import annotations
-
 import atexit
 import logging
 import threading
@@ -33,7 +31,7 @@ from messages.kv import Block, KVCache, Record, RecurrentState, Window
 _log = logging.getLogger(__name__)
 
 
-def open_engine(options: EngineOptions) -> MLXEngine:
+def open_engine(options: EngineOptions) -> "MLXEngine":
     """Load a model folder. Raises ConfigError, saying what to do. MLX chooses its CPU threads itself."""
     folder = open_folder(options.weights)
     prompt = HFPrompt(folder.path)

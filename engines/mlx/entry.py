@@ -1,7 +1,5 @@
 """What is known of the mlx engine before a model is loaded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from engines.base import Capabilities

@@ -3,8 +3,6 @@
 mlx-lm 0.32 follows transformers 4; nothing is written into the folder. A sliding window that it ignores is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

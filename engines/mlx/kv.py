@@ -7,8 +7,6 @@ of which `_idx` is the next to be written, and `offset` the true length of the s
 ArraysCache of its convolution's columns, (1, columns, channels), and its matrix, (1, heads, value size, key size).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ the loop feeds one chunk of one waiting prompt, then takes one step of the batch
 and neither starves. `BatchGenerator` gets sequences whose cache already holds all prompt tokens but the last.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import threading

@@ -1,7 +1,5 @@
 """Loads a Hugging Face folder into MLX, on whatever device MLX has, and looks at the caches that the model makes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

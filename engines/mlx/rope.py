@@ -4,8 +4,6 @@ mlx-lm's modules read some of the numbers only: YaRN's ramp is always truncated,
 and qwen's mixtures of experts take no scaling at all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

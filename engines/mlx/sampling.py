@@ -1,7 +1,5 @@
 """Chooses tokens on MLX's device: top_k, then top_p, then temperature, as llama.cpp does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import mlx.core as mx

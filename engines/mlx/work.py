@@ -1,7 +1,5 @@
 """One prompt on its way through an MLX model: what its caller asked for, and the queue on which it gets the outputs."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

@@ -9,8 +9,6 @@ A prompt that doesn't fit is an error. Servers since 0.12.6 are told so in the r
 context's length and answer, which their count of prompt tokens shows.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -52,7 +50,7 @@ _PRINTS_SYSTEM = re.compile(r"""\.System\b|"system"|\.Role\s*-?\}\}""")
 _STOP_LINE = re.compile(r"^stop\s+(\".*\"|\S+)\s*$", re.MULTILINE)
 
 
-def open_engine(options: EngineOptions) -> OllamaEngine:
+def open_engine(options: EngineOptions) -> "OllamaEngine":
     """Find the server and the model, and have it loaded. Raises ConfigError, saying what to do."""
     host, model = parse_weights(options.weights)
     server = OllamaServer(host)

@@ -1,7 +1,5 @@
 """What is known of the ollama engine before a model is loaded."""
 
-from __future__ import annotations
-
 from engines.base import Capabilities
 from engines.entry import EngineEntry
 

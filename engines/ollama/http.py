@@ -1,7 +1,5 @@
 """Speaks with an Ollama server through its own client."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator

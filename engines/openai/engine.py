@@ -7,8 +7,6 @@ Servers differ in what they know. At the start they are sent every field once; t
 not sent to it again.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -36,7 +34,7 @@ _PROBE = {"type": "object", "properties": {"well": {"type": "boolean"}}, "requir
 _KEY = "set KVASIR_API_KEY, or api_key_file in the model's table"
 
 
-def open_engine(options: EngineOptions) -> OpenAIEngine:
+def open_engine(options: EngineOptions) -> "OpenAIEngine":
     """Find the server and the model, and try it. Raises ConfigError, saying what to do."""
     base, model = parse_weights(options.weights)
     server = OpenAIServer(base, options.api_key, options.allow_external)

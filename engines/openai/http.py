@@ -1,7 +1,5 @@
 """Speaks OpenAI's chat completions with a server."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import logging

@@ -12,8 +12,6 @@ these are; recurrent: how many of the layers, from the first, keep a state in pl
 computed at once, each at its share of `prefill`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
@@ -101,7 +99,7 @@ def parse_weights(weights: str) -> SimulatedModel:
         raise ConfigError(
             f"weights of the simulated engine look like 'sim:prefill=2000,decode=60', not {weights!r:.80}"
         )
-    types = {spec.name: {"int": int, "float": float, "str": str}[str(spec.type)] for spec in fields(SimulatedModel)}
+    types: dict[str, Any] = {spec.name: spec.type for spec in fields(SimulatedModel)}
     values: dict[str, Any] = {}
     for setting in filter(None, (part.strip() for part in settings.split(","))):
         name, _, value = setting.partition("=")
@@ -114,7 +112,7 @@ def parse_weights(weights: str) -> SimulatedModel:
     return _check_model(SimulatedModel(**values))
 
 
-def open_engine(options: EngineOptions) -> SimulatedEngine:
+def open_engine(options: EngineOptions) -> "SimulatedEngine":
     """The engine that `options.weights` describes. Raises ConfigError."""
     return SimulatedEngine(parse_weights(options.weights), options)
 

@@ -1,7 +1,5 @@
 """What is known of the simulated engine before it is made."""
 
-from __future__ import annotations
-
 from engines.base import Capabilities
 from engines.entry import EngineEntry
 

@@ -4,8 +4,6 @@ It knows the keywords that grading schemas use; one that would change what is va
 InvalidSchema, so that a simulated run never claims a constraint it did not keep.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -5,8 +5,6 @@ while later chunks are computed; on CUDA their copies run beside the computing. 
 through the model by itself, so it says what the model says, not how fast it could be said.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import threading
@@ -45,7 +43,7 @@ _CHUNK_TOKENS = {"cuda": 2048, "cpu": 512}
 _IN_FLIGHT = {"cuda": 1, "cpu": 0}
 
 
-def open_engine(options: EngineOptions) -> TransformersEngine:
+def open_engine(options: EngineOptions) -> "TransformersEngine":
     """Load a model. Raises ConfigError, saying what to do."""
     if options.threads:
         torch.set_num_threads(options.threads)

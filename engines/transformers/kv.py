@@ -8,8 +8,6 @@ read again, as (1, channels, columns + 1), and its matrix as (1, heads, key size
 From a CUDA device the copies run on a stream of their own into pinned memory, beside the computing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace

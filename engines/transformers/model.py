@@ -1,7 +1,5 @@
 """Loads a causal language model into PyTorch, and feeds it tokens."""
 
-from __future__ import annotations
-
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence

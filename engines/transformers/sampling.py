@@ -1,7 +1,5 @@
 """Chooses tokens as llama.cpp does: the top_k likeliest, of those top_p, then temperature, then a draw."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

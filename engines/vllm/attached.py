@@ -4,8 +4,6 @@ What the host process does for an engine of ours, the server's own API does here
 Somebody else starts and ends it. Once it is gone it is looked for again, and is taken only if it is what it was.
 """
 
-from __future__ import annotations
-
 import logging
 import select
 import socket
@@ -51,7 +49,7 @@ _PLAIN = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_pena
           "frequency_penalty": 0, "n": 1, "return_token_ids": True}  # fmt: skip
 
 
-def connect(weights: str, api_key: str = "") -> tuple[AttachedServer, str]:
+def connect(weights: str, api_key: str = "") -> "tuple[AttachedServer, str]":
     """The server of `http://HOST:PORT?model=FOLDER&shared=FOLDER`, and `model`; "": left out. Raises ConfigError."""
     parts = urlsplit(weights)
     settings = {key: values[-1] for key, values in parse_qs(parts.query).items()}

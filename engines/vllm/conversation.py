@@ -3,8 +3,6 @@
 While it is down, whoever asks gets EngineUnavailable, and jobs are tried again.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import threading

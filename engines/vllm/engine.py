@@ -7,8 +7,6 @@ injected cache covers at most all tokens but the last. What can't be transferred
 wants text only has the `openai` engine.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os
@@ -50,7 +48,7 @@ _LONGEST_CHUNK_TOKENS = 16_384  # that vLLM chooses for a GPU
 _GREEDY = Sampling(max_tokens=1, temperature=0)
 
 
-def open_engine(options: EngineOptions) -> VLLMEngine:
+def open_engine(options: EngineOptions) -> "VLLMEngine":
     """Load a model folder, or find who has it loaded. Raises ConfigError, saying what to do."""
     if options.weights.startswith(("http://", "https://")):
         return attach(options)
@@ -61,7 +59,7 @@ def open_engine(options: EngineOptions) -> VLLMEngine:
         return VLLMEngine(folder, prompt, host, _layout(folder), replace(options, context=_context(folder, options)))
 
 
-def attach(options: EngineOptions) -> VLLMEngine:
+def attach(options: EngineOptions) -> "VLLMEngine":
     """A server of vLLM with Kvasir's connector: `http://HOST:PORT?model=FOLDER&shared=FOLDER`.
 
     `model` is the folder that it serves, as seen from here (left out: the path or hub name that the server reports);

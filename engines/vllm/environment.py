@@ -3,8 +3,6 @@
 vLLM pins PyTorch and transformers to releases of its own choice, so it never shares an environment with Kvasir.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

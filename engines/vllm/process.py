@@ -1,7 +1,5 @@
 """Runs the host process: starts it, starts it again if it dies or hangs, ends it with us."""
 
-from __future__ import annotations
-
 import atexit
 import logging
 import os

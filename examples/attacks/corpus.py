@@ -1,7 +1,5 @@
 """Made-up attacks on a grader and made-up harmless homework, by language and by kind. All of it is written by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

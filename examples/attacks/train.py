@@ -5,8 +5,6 @@ order of its own, which flags half as many harmless texts as one does. The seeds
 the same bytes; another may round a few weights differently.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """What the made-up students wrote in their notebooks, and what the made-up team gave them. Every name is invented."""
 
-from __future__ import annotations
-
 from examples.homework.notebook import PYTHON, Cell, R, code, failed, notebook, plotted, printed, shown, text
 
 _READ = """

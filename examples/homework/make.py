@@ -4,8 +4,6 @@ Writes the solution, the template and every notebook among the submissions: the 
 submissions are plain text and were written by hand.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A few words to write notebooks with: cells, outputs, and the file that holds them."""
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

@@ -6,8 +6,6 @@ none, whatever else is said about the variable. Names and right values also stan
 nothing: in code that failed, in remarks, under other names and in messages to the grader.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Word lists poured into templates of the four kinds of text that a grader's prompts hold: prose, R, Python and JSON.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@
 disk and goes the way of `kvasir grade`: prompts, prefill, KV transfer, constrained decode, reading of the answers.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -5,8 +5,6 @@ mean of the weights is written, with the loss curves of all of them. Needs NumPy
 PyTorch. Without --out the committed model is replaced; with it nothing is.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A demo model's two file forms, with the same numbers and the same tokenizer in both."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

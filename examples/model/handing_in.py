@@ -1,7 +1,5 @@
 """A made-up class on disk, as a course team has it: rubric, solution and submissions, ready for `kvasir grade`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict

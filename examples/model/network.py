@@ -4,8 +4,6 @@ It reads a batch as a class is graded: what a class shares once, and each submis
 part's keys and values are computed once and attended to by every submission, which halves the work.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +37,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(shape.head_dim, shape.rms_epsilon)
         self.k_norm = RMSNorm(shape.head_dim, shape.rms_epsilon)
 
-    def project(self, x: Tensor, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, turn: "Turn") -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of (batch, heads, tokens, head_dim), turned by position."""
         rows, tokens, _ = x.shape
         q = self.q_norm(self.q_proj(x).view(rows, tokens, self.shape.heads, -1)).transpose(1, 2)
@@ -74,7 +72,7 @@ class TransformerLayer(nn.Module):
         self.mlp = Mlp(shape)
 
     def forward(
-        self, shared: Tensor, own: Tensor, turns: tuple[Turn, Turn], mask: Tensor, each: int
+        self, shared: Tensor, own: Tensor, turns: "tuple[Turn, Turn]", mask: Tensor, each: int
     ) -> tuple[Tensor, Tensor]:
         attend = self.self_attn
         q, k, v = attend.project(self.input_layernorm(shared), turns[0])

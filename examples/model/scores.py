@@ -4,8 +4,6 @@ The intervals are percentile bootstraps over whole assignments, because the crit
 independent of each other (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -111,7 +109,7 @@ def _sign(number: float) -> int:
     return (number > 0) - (number < 0)
 
 
-def _figure(score: _Score, assessed: Sequence[Assessed], seed: int, resamples: int) -> Estimate:
+def _figure(score: "_Score", assessed: Sequence[Assessed], seed: int, resamples: int) -> Estimate:
     """The score of all, and the middle 95% of its values for assignments drawn with replacement."""
     draw = random.Random(seed)
     drawn = (score.of(draw.choices(assessed, k=len(assessed))) for _ in range(resamples // score.cost))

@@ -1,7 +1,5 @@
 """The sizes of a small Qwen3, as training and both file forms need them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

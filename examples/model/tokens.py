@@ -1,7 +1,5 @@
 """Byte-level BPE with Qwen2's split, and the chat template: the demo model's tokenizer, and what it learns from."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator
 

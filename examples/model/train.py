@@ -8,8 +8,6 @@ two minutes and at SIGTERM; `--resume` goes on from it. At the end DIR holds wha
 weights.npz, tokenizer.json and the loss curves, of the runs before it too. Needs PyTorch, NumPy and tokenizers.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 Labels stay: what is added reports no variable, and is made of training words. Exams stay as `make_class` makes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ The training world is wide (words of `corpus.py`, invented words, sentences put 
 can't learn it by heart. The held-out world is one harbour town and its orchards, written by hand.
 """
 
-from __future__ import annotations
-
 import random
 import string
 from collections.abc import Callable

@@ -5,8 +5,6 @@
 The instructions are the same in each line, so they are computed once; only the sentence differs.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -6,8 +6,6 @@ and that is what the person is asked to look for. Homework may well speak of gra
 models: the model was taught that as well (`examples/attacks`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache

@@ -5,8 +5,6 @@ escapes, colours of LaTeX, base64, base32 and hex (also twice), Morse, letters s
 decoded reading counts only where it is language, and what stood there was none.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import html

@@ -6,8 +6,6 @@ words mean (`attacks.words`) has weights of its own: two meanings in one passage
 language, say more of an attack of a kind never met than its spelling does. `examples/attacks/train.py` makes the table.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

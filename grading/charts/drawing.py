@@ -4,8 +4,6 @@ A picture is as wide as its place: what lies across is in percent, text has its 
 Each has a title, axes in words, and a text alternative. What people or models wrote is escaped.
 """
 
-from __future__ import annotations
-
 import base64
 import itertools
 import math

@@ -4,8 +4,6 @@ Results know when things happened since their job was submitted, which a run doe
 that were submitted again later are drawn from their own start.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from grading.charts.drawing import Picture, Span, lines, spans

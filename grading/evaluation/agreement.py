@@ -10,8 +10,6 @@ a ratio of sums over submissions, so that thousands of bootstrap samples are sum
 which the extra `evaluate` brings, are imported where they are needed.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import re

@@ -4,8 +4,6 @@ Where several people graded, the model is compared with each of them, as they ar
 stands for the truth. Work that was an example for the others, or that no model gave points to, is left out.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -6,8 +6,6 @@ it, or by its number at the learning platform; `criterion` is an id of the rubri
 gradebook, one column may be read as the totals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 

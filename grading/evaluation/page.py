@@ -1,7 +1,5 @@
 """How an evaluation is shown: rows of a table, sentences, pictures, and a page that needs nothing else."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 

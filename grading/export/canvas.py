@@ -6,8 +6,6 @@ assignment); a row `    Points Possible` above the students. Students are matche
 `EX` excuses, columns with `(read only)` are ignored.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence

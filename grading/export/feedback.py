@@ -1,7 +1,5 @@
 """What a student reads: points, feedback and the quoted evidence. Never the grading notes, solution or prompt."""
 
-from __future__ import annotations
-
 import html
 import io
 import re

@@ -1,7 +1,5 @@
 """The grade that leaves the house: what the models said, what a person decided, or a blank with the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

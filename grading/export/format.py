@@ -1,7 +1,5 @@
 """What an export format is: one object beside the function that makes its file, read by command, desk and docs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol

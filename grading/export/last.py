@@ -5,8 +5,6 @@
 Kinds are kept apart: a table made for a look says nothing about what the gradebook holds.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

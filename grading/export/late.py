@@ -4,8 +4,6 @@ A column `submission` (its name), `student_id`, `ID` or `Identifier` (the learni
 ISO 8601. Who is not in it counts as on time, unless Canvas marked the work as late: then nobody knows how late.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The worksheet must have the columns `Identifier` ("Participant 123"), `Grade` an
 compares the last with its own record and leaves newer grades alone, so it goes back as it came.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

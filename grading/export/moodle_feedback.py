@@ -1,7 +1,5 @@
 """Moodle: the zip of feedback files. They go back in folders named like those of the submissions."""
 
-from __future__ import annotations
-
 from pathlib import Path, PurePosixPath
 
 from grading.export import feedback

@@ -1,7 +1,5 @@
 """One CSV for everything else: a row a submission, with what the models said beside what a person decided."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -8,8 +8,6 @@ no points: that is a decision (`grading.reviews`). A request may be answered aga
 A student's words are shown and kept, and go into no prompt.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -67,7 +65,7 @@ class Request:
     answer: RequestReply | None = None
 
     @classmethod
-    def about(cls, final: FinalGrade, criterion_id: str | None, text: str, by: str = "") -> Request:
+    def about(cls, final: FinalGrade, criterion_id: str | None, text: str, by: str = "") -> "Request":
         """A request about a grade, or one of its criteria, as it stands. Raises ExportError."""
         if not text.strip():
             raise ExportError("a request needs the student's words")

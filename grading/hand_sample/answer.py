@@ -1,7 +1,5 @@
 """What a sample graded by hand says: agreement, the sentence, and what it is not about."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ sample, once the first one is graded, would choose what suits. The sheet, `hand-
 a whole, or points are written into it one by one.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

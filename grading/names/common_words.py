@@ -5,8 +5,6 @@ called; months, days, and places that data are about; short words of the languag
 is missing here is still safe where it stands in the work of many: see `grading.names.pseudonyms`.
 """
 
-from __future__ import annotations
-
 COMMON_WORDS = frozenset(
     """
     a able about above across act add after again age ago aim air all also always am among an and angel angle

@@ -17,8 +17,6 @@ white space or markup between, or as an account: `max(long)`, `max_long` and "me
 What this can't find stands in docs/security.md. The time it takes grows with a text's length, not with the class.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Where a class's names stand in a text. What is looked for, and why, says `grading.names.pseudonyms`."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """What a model answers: the JSON schema that constrains it, the bound on its length, and its strict reading."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

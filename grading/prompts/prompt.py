@@ -5,8 +5,6 @@ A student's work is data. It stands between two lines that carry a fence: a code
 it is keyed with a secret. The headings of its parts carry the fence too, so a heading in the work is only text.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -5,8 +5,6 @@ is computed once; each question adds only its own tokens. A criterion's wording 
 it leaves every other answer as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

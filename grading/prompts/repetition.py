@@ -3,8 +3,6 @@
 Lists, tables, dashes, code and a word said three times are none: what repeats must be most of the text's words.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 

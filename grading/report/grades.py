@@ -3,8 +3,6 @@
 `grades.json` is a graded class as its folder keeps it; whoever reads it needs no model and no submissions.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ No request leaves the page: style and script are inside, named by their hashes i
 everything that a student or a model wrote is escaped. It reads on a phone, on paper, in the dark, and without script.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

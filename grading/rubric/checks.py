@@ -12,8 +12,6 @@ function, SQL assigns no variable. The findings stand in the student's part of t
 beside the model's answer: full points where a check of that criterion failed wait for a person.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable

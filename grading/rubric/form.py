@@ -4,8 +4,6 @@ What a form says nothing about (checks) goes from one file to the next as it was
 rubric of the same digest; comments are no part of a rubric, so a file that is written from a form has none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import count

@@ -8,8 +8,6 @@
 What the first two don't say is which model reads a criterion: words of its name decide, as CODE_WORDS lists them.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

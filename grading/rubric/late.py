@@ -9,8 +9,6 @@
 No model is told of it and it is no part of the rubric's digest: another due time computes nothing again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -19,8 +19,6 @@
 YAML or JSON, by the file's ending. Other people's formats are read too: see grading/rubric/formats.py.
 """
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import json

@@ -4,8 +4,6 @@ Students' uploads come from anywhere, so nothing a file says of itself is believ
 links don't lead out of their submission, and a zip's members can't name a place outside it.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -10,8 +10,6 @@ The rules are those of the two programs:
 - otter/assign/tests_manager.py, `read_test`: a hidden test is a cell, by its first line or by its configuration.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import re

@@ -5,8 +5,6 @@ An export beside the file that it was made from, as a notebook's PDF, counts onc
 Both libraries are an extra (`kvasir-inference[documents]`). Neither fetches anything that a document points to.
 """
 
-from __future__ import annotations
-
 import html
 import io
 import logging

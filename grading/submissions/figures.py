@@ -3,8 +3,6 @@
 They go into no prompt. What is called a PNG or a JPEG here are any bytes, of a student's choice.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import re

@@ -4,8 +4,6 @@ An LMS's download holds the current attempt, and each of its attachments is work
 `hw (1).R`, as browsers call a second download) the latest counts; that is a guess, so a person is asked.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable

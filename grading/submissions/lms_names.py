@@ -9,8 +9,6 @@ Moodle   <full name>_<participant number>_assignsubmission_<plugin>[_], a folder
          moodle/moodle, `mod/assign/classes/downloader.php`
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from dataclasses import dataclass

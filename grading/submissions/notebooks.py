@@ -4,8 +4,6 @@ Read as plain JSON, so that a notebook that some tool left slightly wrong is sti
 never enter a part: authors' names live there. Pictures are left out and counted.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import re

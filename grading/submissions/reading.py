@@ -5,8 +5,6 @@ with one submission is its `problem`, and the rest of the class goes on. Only `S
 parts, notes and problems never hold a file's name, and R Markdown headers and notebook metadata are left out.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """A submission as the rest of the project has it: its parts, and what an instructor should know of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -4,8 +4,6 @@ What is cut from a submission decides its prompt and so its job id. It must not 
 have the model's tokenizer; so cuts are measured with this estimate, and exact counts are only shown to people.
 """
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -6,8 +6,6 @@ others, so that many small parts survive and giants are cut first. A part that i
 around a line that says how much is missing. Nothing is cut without a `Cut` that reports it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -5,8 +5,6 @@ titles and alternative texts of links and pictures, definitions of links, and ch
 evidence. Source code stays visible, whether it was run or not.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

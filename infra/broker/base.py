@@ -8,8 +8,6 @@ reject and requeue are never used, because what they do to the broker's delivery
 and 4.3.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

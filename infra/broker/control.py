@@ -1,7 +1,5 @@
 """The control exchange: best-effort broadcasts to every worker. Losing one costs time and changes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

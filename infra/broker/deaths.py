@@ -1,7 +1,5 @@
 """Deaths that the broker made (a queue's delivery limit): every worker answers them, so that none ends in silence."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from infra.broker import topology

@@ -4,8 +4,6 @@ They are kept outside the body so that even a message nobody can read gets its f
 outlive re-publishing. At each change of stage they start anew.
 """
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
@@ -71,7 +69,7 @@ class Envelope:
         identity = {"batch_id": self.batch_id, "stage": self.stage, "run": self.run, "lane": self.lane}
         return Event(step, self.job_id, self.model, {**identity, "item_id": self.item_id, **facts})
 
-    def for_stage(self, stage: WorkerStage) -> Envelope:
+    def for_stage(self, stage: WorkerStage) -> "Envelope":
         """The same job at another stage: counters start anew, except that of the failed KV transfers."""
         return replace_fields(self, stage=stage, attempts=0, returns=0)
 

@@ -7,8 +7,6 @@ Off unless KVASIR_FAILPOINT is set when the process starts; `failpoint` then is 
     fail:prefill.taken:-500     the first 500 jobs that get there meet a transient error
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

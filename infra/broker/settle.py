@@ -4,8 +4,6 @@ Each way is a confirmed publish followed by an ack, in that order: a crash betwe
 other order would lose a job. Publishing waits as long as the broker is away; a job is never dropped for that.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import time

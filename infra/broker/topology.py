@@ -4,8 +4,6 @@ Names are made here and nowhere else. `arguments` of a queue never change: Rabbi
 with others (406), so a change here needs a new queue name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache

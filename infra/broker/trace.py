@@ -4,8 +4,6 @@ A job's id is 128 bits in hex, as a trace id is: so the trace of a job is found 
 programs export no spans yet; they pass the header on unchanged, so that what stands before and behind them joins up.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 

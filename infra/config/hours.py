@@ -1,7 +1,5 @@
 """The hours in which a worker takes jobs, by its machine's clock: `18:00-08:00`, or `12:00-13:30, 18:00-08:00`."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from datetime import datetime, time
@@ -18,7 +16,7 @@ class Hours:
     spans: tuple[tuple[time, time], ...] = ()
 
     @classmethod
-    def parse(cls, name: str, text: str) -> Hours:
+    def parse(cls, name: str, text: str) -> "Hours":
         """Raises InvalidMessage with what was expected. "": always."""
         return cls(tuple(_span(name, part) for part in text.split(",")) if text.strip() else ())
 

@@ -5,8 +5,6 @@ What an engine's weights are says its own entry.
 Keys are those of `infra.config.schema`, by their path: `services.broker`, `models.context`. A test compares the two.
 """
 
-from __future__ import annotations
-
 # What stands before each table.
 TABLES = {
     "services": "Where broker and store are. Without them everything runs in one process.\n"

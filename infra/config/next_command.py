@@ -1,7 +1,5 @@
 """Commands that people are told to type next: with the configuration that they gave, and quoted for a shell."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Who can have written a file: the question before anything in it decides what runs, loads or is deleted."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/configuration.md from the schema: `python -m infra.config.reference > docs/configuration.md`."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import MISSING, fields
 

@@ -4,8 +4,6 @@ pydantic checks each source by these annotations (`infra.config.sources`), and t
 marks in them are ours, since pydantic's would have to be imported by every command, also by one that reads no settings.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Collection, Mapping

@@ -7,8 +7,6 @@ Passwords come from the environment or from files. They are kept apart from the 
 or an error about them, shows none.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path

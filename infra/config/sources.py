@@ -3,8 +3,6 @@
 Precedence is decided for each value by itself, so a file may set what the one before it left open.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import re
@@ -124,7 +122,7 @@ def _resolve_path(place: str, folder: Path, takes_hub_name: bool) -> str:
 
 
 @cache
-def _adapter() -> TypeAdapter[File]:
+def _adapter() -> "TypeAdapter[File]":
     """Imported here: `--help` and completion read no settings, and pydantic takes longer than they do."""
     from pydantic import TypeAdapter
 
@@ -141,7 +139,7 @@ def _validate(layer: Layer) -> File:
         raise _refusal(layer, error.errors(include_url=False)[0]) from None
 
 
-def _refusal(layer: Layer, error: ErrorDetails) -> ConfigError:
+def _refusal(layer: Layer, error: "ErrorDetails") -> ConfigError:
     """The error about a value or a name; one that may hold a password is not shown."""
     of_key = error["loc"][-1] == "[key]"
     loc = error["loc"][:-1] if of_key else error["loc"]
@@ -168,7 +166,7 @@ def _spell_path(loc: Sequence[Any]) -> str:
     return ", ".join([".".join(loc[:3]), f"entry {loc[3] + 1}", *loc[4:]])
 
 
-def _of_name(loc: Sequence[str | int], error: ErrorDetails) -> str:
+def _of_name(loc: Sequence[str | int], error: "ErrorDetails") -> str:
     """What is wrong with a name: of a model or machine, or of no key of ours."""
     if error["type"] == "value_error":
         return f"the name in {_spell_path(loc[:-1])}{error['ctx']['error']}"
@@ -179,7 +177,7 @@ def _of_name(loc: Sequence[str | int], error: ErrorDetails) -> str:
     return f"{_spell_path(loc)} is no setting of Kvasir; {suggestion}"
 
 
-def _of_value(key: str | int, error: ErrorDetails) -> str:
+def _of_value(key: str | int, error: "ErrorDetails") -> str:
     """What is wrong with a value, to be read after its name."""
     value, kind = error["input"], type(error["input"]).__name__
     match error["type"]:

@@ -3,8 +3,6 @@
 `infra.config.settings` makes them; nothing here reads a file or a variable.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Service URLs and the passwords in them. No function here, and none of its errors, ever shows a password."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

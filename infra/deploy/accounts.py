@@ -4,8 +4,6 @@ A role's password is in a file beside the operator's, `NAME.ROLE`. Where there a
 set up, or an older Kvasir), workers log in as the operator. Only `accounts` reads passwords; nothing shows one.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A machine as it is deployed to: what it says of itself, and where Kvasir lies there."""
 
-from __future__ import annotations
-
 import getpass
 from dataclasses import dataclass
 

@@ -15,8 +15,6 @@ At the store, the rules of Redis 7's ACL: commands, and the patterns of keys the
 belong together (redis.io/docs/latest/operate/oss_and_stack/management/security/acl).
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Runs shell commands and puts files on another machine, over ssh as the user has set it up (keys, ~/.ssh/config)."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import shlex

@@ -5,8 +5,6 @@ Passwords are in no argument and no variable: RabbitMQ reads salted hashes from 
 ACL file.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

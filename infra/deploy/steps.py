@@ -1,7 +1,5 @@
 """What is done on one machine, as data: shown by --dry-run, carried out otherwise. Pure."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

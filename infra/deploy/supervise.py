@@ -5,8 +5,6 @@ process id that was given to somebody else is never mistaken for it. The command
 1 to 30 seconds, longer each time that it ends soon. SIGTERM is passed on; the supervisor leaves after its command.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

@@ -4,8 +4,6 @@ A unit is one process: a worker, or a service. Everything lies in one folder of 
 release in use), `releases`, `wheelhouse`, `kvasir.toml`, `secrets`, `services`, `env`, `log`, `run`.
 """
 
-from __future__ import annotations
-
 import plistlib
 import re
 import shlex
@@ -72,11 +70,11 @@ class Unit:
     environment: tuple[tuple[str, str], ...] = ()  # on top of the machine's
     role: UnitRole | None = None  # None: a service, which has no page
 
-    def command(self, place: Place) -> list[str]:
+    def command(self, place: "Place") -> list[str]:
         """As it is run there."""
         return [word.replace("{folder}", place.folder) for word in self.words]
 
-    def variables(self, place: Place) -> dict[str, str]:
+    def variables(self, place: "Place") -> dict[str, str]:
         """Its environment there. No secrets: unit files are readable by everybody."""
         variables = {name: value.replace("{folder}", place.folder) for name, value in self.environment}
         return {"PYTHONUNBUFFERED": "1", **place.environment, **variables}

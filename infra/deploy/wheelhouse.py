@@ -1,7 +1,5 @@
 """A folder of all wheels that a machine needs, made here, because the machine may have no internet."""
 
-from __future__ import annotations
-
 import hashlib
 import platform
 import re

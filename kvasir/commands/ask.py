@@ -1,7 +1,5 @@
 """`kvasir ask`: one prompt, ahead of the bulk."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import click

@@ -1,7 +1,5 @@
 """`kvasir assign`: whose a submission is, where its name doesn't say, or says what the roster doesn't."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """`grade`, `submit`, `watch`, `results`, `retry`, `cancel`: a batch from start to end."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """`kvasir config`: the settings, and where each came from."""
 
-from __future__ import annotations
-
 import json
 
 import click

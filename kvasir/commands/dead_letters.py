@@ -1,7 +1,5 @@
 """`dead list | show | replay | drop`: what became of jobs that could not succeed."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

@@ -4,8 +4,6 @@ Ends 0 only if exactly the submissions named in expected.json could not be read,
 every other one has a grade (the empty one: 0 points, with the reason).
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shlex

@@ -1,7 +1,5 @@
 """`kvasir deploy`: puts Kvasir on the machines of kvasir.toml over ssh, and starts, stops and upgrades it there."""
 
-from __future__ import annotations
-
 import atexit
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """`engines`, `doctor`: what could run here, and whether what runs fits together."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """`kvasir bound`: a sample graded by hand, and what it promises of the rest."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`kvasir evaluate`: how far a class's grades agree with people's, of a batch, or of models that grade now."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`kvasir export`: the grades of a batch, as the LMS wants them."""
 
-from __future__ import annotations
-
 import re
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`kvasir forget`: a batch's traces deleted everywhere, when the retention period is over."""
 
-from __future__ import annotations
-
 from collections import Counter
 from contextlib import ExitStack, suppress
 from glob import escape

@@ -1,7 +1,5 @@
 """`kvasir logs`: the last lines of each role's log on the machines of kvasir.toml, over ssh."""
 
-from __future__ import annotations
-
 import queue
 import shlex
 import threading

@@ -1,7 +1,5 @@
 """`kvasir migrate`: a batch that an earlier version planned and never sent, planned anew."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`pause`, `resume`, `drain`: take a machine out of the cluster's work for a while, without ending its workers."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import closing

@@ -1,7 +1,5 @@
 """`regrade`: a rubric was edited; what that touches is asked about anew, compared, and adopted after a yes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`kvasir requests`: students who ask for another look, what was replied, and the file with both."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

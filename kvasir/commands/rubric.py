@@ -1,7 +1,5 @@
 """`kvasir rubric`: rubrics from what a teacher has already."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

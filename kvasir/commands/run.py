@@ -1,7 +1,5 @@
 """`kvasir run`: any batch of prompts, in and out as OpenAI's Batch API has it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

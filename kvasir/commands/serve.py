@@ -1,7 +1,5 @@
 """`kvasir serve` and `kvasir keys`: an OpenAI and Ollama endpoint in front of the queues, and who may use it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

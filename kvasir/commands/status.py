@@ -1,7 +1,5 @@
 """`kvasir status`: the cluster's workers, queues and store, as they are now."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 from typing import Any

@@ -1,7 +1,5 @@
 """`kvasir top`: queues, workers, store and batches in a terminal, live."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Batches as `kvasir top` watches them: from their folders, whoever owns them, reading only what is new."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterable

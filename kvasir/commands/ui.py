@@ -1,7 +1,5 @@
 """`kvasir ui`: the grading desk in a browser."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

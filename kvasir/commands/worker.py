@@ -1,7 +1,5 @@
 """`worker`, and `prefill-worker` and `decode-worker` for one with a single role: one worker a process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -8,8 +8,6 @@
 Where the machines are is said by kvasir.toml: hosts, ports and URLs given here are not used.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -4,8 +4,6 @@ Points come from the rubric's criteria and are summed here; a model that fails m
 its place: this one raises GradingFailed.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence

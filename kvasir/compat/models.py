@@ -1,7 +1,5 @@
 """The earlier scripts' names for models, resolved through [models] of kvasir.toml."""
 
-from __future__ import annotations
-
 from infra.config.settings import Settings
 from messages.errors import ConfigError
 

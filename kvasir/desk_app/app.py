@@ -3,8 +3,6 @@
 Streamlit's own `server.allowedHosts` is asked for WebSockets only; media, uploads and downloads are plain HTTP.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from starlette.middleware import Middleware

@@ -1,7 +1,5 @@
 """What the grading desk is given to work with: one configuration, and how to act on it."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

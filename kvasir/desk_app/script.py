@@ -1,7 +1,5 @@
 """The script that Streamlit runs for every look at the desk: arguments in, page out."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Leaves everything as it was: three messages and 17 MB of random bytes go out and
 at side by side, and what has not answered when the time is up is named instead of waited for.
 """
 
-from __future__ import annotations
-
 import socket
 import stat
 import threading
@@ -193,7 +191,7 @@ def _try_addresses(service: Literal["broker", "store"], urls: list[str], ca_file
     }
 
 
-def _check_broker(broker: RabbitMQBroker, models: list[str]) -> Iterator[Finding]:
+def _check_broker(broker: "RabbitMQBroker", models: list[str]) -> Iterator[Finding]:
     yield from check_broker_itself(broker.server)
     work = [spec.name for spec in topology.queues(models) if spec.exchange == topology.WORK]
     absent = [name for name in work if broker.depth(name) is None]

@@ -1,7 +1,5 @@
 """What doctor found: a level, what it is, and what to do about it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

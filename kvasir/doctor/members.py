@@ -1,7 +1,5 @@
 """Whether a cluster's nodes and queues can lose a node. AMQP doesn't tell; RabbitMQ's management API does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any

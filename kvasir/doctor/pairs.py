@@ -1,7 +1,5 @@
 """Checks what the workers registered: who serves a model, whether each pair can transfer KV, and on which device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product

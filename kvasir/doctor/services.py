@@ -1,7 +1,5 @@
 """What doctor finds at the broker, at the store, and on this machine's disks; and how fast the link to the store is."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

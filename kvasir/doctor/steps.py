@@ -1,7 +1,5 @@
 """A service tried step by step, from its name to a confirm: the step at which it stops, and how, names the cause."""
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets

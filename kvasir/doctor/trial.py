@@ -4,8 +4,6 @@ Jobs can't be addressed to a worker. So rounds of as many jobs as there are work
 each pair has had one, or four times as many jobs as there are pairs have been sent.
 """
 
-from __future__ import annotations
-
 import random
 import secrets
 import time

@@ -10,8 +10,6 @@ It is the larger of
 Workers that join or die cut time into intervals, in each of which the machines divide their time anew.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """From the machines in kvasir.toml to the fleet that is simulated."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """`kvasir plan`: how long a class will take on the configured machines, what it costs, and what limits it."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

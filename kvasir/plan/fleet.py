@@ -1,7 +1,5 @@
 """What is simulated: jobs, and the workers that serve them. Times in seconds, rates in tokens a second."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What the simulation says about a class on a cluster, as plain figures."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The prediction for people, as JSON, and as a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path

@@ -12,8 +12,6 @@ between them by the watermark (`decode_worker.stealing.watermark`).
 A worker that dies loses what it was doing; those jobs go to the front of their queue at once.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math
@@ -144,15 +142,15 @@ class MachineState:
 class Policy:
     """What decides which queue a free slot takes from. This one serves its home model and nothing else."""
 
-    def choose(self, state: SimulationState, decoder: DecoderState) -> str | None:
+    def choose(self, state: "SimulationState", decoder: DecoderState) -> str | None:
         """The model to take a waiting job of, or None to stay idle for now."""
         return decoder.worker.model if state.backlog(decoder.worker.model) else None
 
-    def choose_prompt(self, state: SimulationState, machine: MachineState, models: Sequence[str]) -> str | None:
+    def choose_prompt(self, state: "SimulationState", machine: MachineState, models: Sequence[str]) -> str | None:
         """The model to prefill a waiting prompt of, or None to decode."""
         return max((model for model in models if state.prompts(model)), key=state.prompts, default=None)
 
-    def note_answer(self, state: SimulationState, decoder: DecoderState, running_job: RunningJob) -> None:
+    def note_answer(self, state: "SimulationState", decoder: DecoderState, running_job: RunningJob) -> None:
         """Learn from a job that has ended."""
 
 
@@ -167,7 +165,7 @@ class Stealing(Policy):
         self._answers: dict[str, int] = defaultdict(int)
         self._tokens: dict[str, int] = defaultdict(int)
 
-    def choose(self, state: SimulationState, decoder: DecoderState) -> str | None:
+    def choose(self, state: "SimulationState", decoder: DecoderState) -> str | None:
         """See Policy."""
         decoding = {running_job.job.model for running_job in decoder.running_jobs}
         if decoder.has_both_roles:
@@ -186,22 +184,22 @@ class Stealing(Policy):
         decision = stealing.decide([self._offer(state, decoder, model) for model in models])
         return decision.model if isinstance(decision, Steal) else None
 
-    def choose_prompt(self, state: SimulationState, machine: MachineState, models: Sequence[str]) -> str | None:
+    def choose_prompt(self, state: "SimulationState", machine: MachineState, models: Sequence[str]) -> str | None:
         """See Policy. Of a model that the machine does not decode its worker only prefills, and never waits."""
         work = self._work(state, machine.decoders[0]) if machine.decoders else []
         prompt = watermark.next_prompt([model for model in work if model.queue.model in models])
         decoded = {model.queue.model for model in work}
         return prompt or super().choose_prompt(state, machine, [model for model in models if model not in decoded])
 
-    def note_answer(self, state: SimulationState, decoder: DecoderState, running_job: RunningJob) -> None:
+    def note_answer(self, state: "SimulationState", decoder: DecoderState, running_job: RunningJob) -> None:
         """See Policy."""
         self._answers[running_job.job.model] += 1
         self._tokens[running_job.job.model] += running_job.job.answer_tokens
 
-    def _work(self, state: SimulationState, decoder: DecoderState) -> list[ModelWork]:
+    def _work(self, state: "SimulationState", decoder: DecoderState) -> list[ModelWork]:
         return [self._model_work(state, decoder, model) for model in decoder.full_rates]
 
-    def _model_work(self, state: SimulationState, decoder: DecoderState, model: str) -> ModelWork:
+    def _model_work(self, state: "SimulationState", decoder: DecoderState, model: str) -> ModelWork:
         workers = [each for each in state.decoders if model in each.full_rates and each.is_present(state.now)]
         rate = decoder.full_rates[model]
         return ModelWork(
@@ -215,11 +213,11 @@ class Stealing(Policy):
             lead_elsewhere=state.lead_elsewhere(decoder.worker.machine, model),
         )
 
-    def _offer(self, state: SimulationState, decoder: DecoderState, model: str) -> Offer:
+    def _offer(self, state: "SimulationState", decoder: DecoderState, model: str) -> Offer:
         load_s = 0.0 if model in decoder.resident else decoder.worker.load_s.get(model, 0.0)
         return Offer(self._queue(state, decoder, model), self._service_s(decoder, model), load_s=load_s)
 
-    def _queue(self, state: SimulationState, asking: DecoderState, model: str) -> Queue:
+    def _queue(self, state: "SimulationState", asking: DecoderState, model: str) -> Queue:
         """A queue as `asking` sees it. Where prefill stops at a watermark, prompts that wait are part of it."""
         home = [decoder for decoder in state.decoders if decoder.is_at_home(model) and decoder.is_present(state.now)]
         peers = [

@@ -1,7 +1,5 @@
 """The team's targets beside the prediction: each met or missed, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ have the lengths that the team measured with its earlier grader: 5.7 s at 85 tok
 for feedback, and vary by half around that, which is an assumption.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -4,8 +4,6 @@ Neither is changed by it. Each has its loop and its registration, and hands its 
 everywhere; what they share is the engine, the process's memory of KV caches, and a choice of what to take next.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A worker process's page: what `/health`, `/ready` and `/status` say, and the figures behind `/metrics`."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import time

@@ -1,7 +1,5 @@
 """A worker as a process: load, prove, serve, leave in good order."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import threading

@@ -1,7 +1,5 @@
 """What a decode worker may steal: the other models of the configuration, as things that it could load."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ and received where it stays, which is several times faster (RESP2 protocol: redi
 protocol-spec). A connection that met any error or was left in the middle of a reply is closed, never reused.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import socket
@@ -139,7 +137,7 @@ class Bulk:
             connection.close()
 
     @contextlib.contextmanager
-    def connection(self) -> Iterator[BulkConnection]:
+    def connection(self) -> "Iterator[BulkConnection]":
         """A connection that nobody else uses; closed after a failure, kept else."""
         connection = self._take_idle() or self._links.first(self._open)
         try:
@@ -150,12 +148,12 @@ class Bulk:
         with self._lock:
             self._idle.append(connection)
 
-    def _open(self, index: int) -> BulkConnection:
+    def _open(self, index: int) -> "BulkConnection":
         target = bulk_target(self._links.urls[index])
         assert target is not None  # the options of a URL are those of all its addresses: seen before
         return BulkConnection(target, self._timeout_s, index, self._links.has_choice)
 
-    def _take_idle(self) -> BulkConnection | None:
+    def _take_idle(self) -> "BulkConnection | None":
         while True:
             with self._lock:
                 if not self._idle:
@@ -236,7 +234,7 @@ class BulkConnection:
             raise exceptions.InvalidResponse(f"unexpected reply {self._line(error + line + end)[:40]!r}")
         return [flag == _YES for flag in flags]
 
-    def read_value(self, values: Values, values_left: int) -> memoryview | None:
+    def read_value(self, values: "Values", values_left: int) -> memoryview | None:
         """A reply that is a value, or None for no such key; `values_left`: this one and those to come."""
         line = self._line()
         if line == b"$-1":
@@ -313,7 +311,7 @@ class Pipeline:
             self.connection.send(*(command("GETEX", key, "EX", str(ttl_s)) for key in keys))
             self._pending_gets += len(keys)
 
-    def read_value(self, values: Values, values_left: int) -> memoryview | None:
+    def read_value(self, values: "Values", values_left: int) -> memoryview | None:
         """See BulkConnection."""
         self._pending_gets -= 1
         value = self.connection.read_value(values, values_left)

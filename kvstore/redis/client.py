@@ -1,7 +1,5 @@
 """What the store and the cluster state share of Redis: how a client is opened, and what its errors become."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, wraps

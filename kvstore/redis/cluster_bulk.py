@@ -5,8 +5,6 @@ ASK of redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec), goes 
 learns from it; so does all of a `renew` that met one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -114,7 +112,7 @@ class ClusterBulk:
         return node.host, node.port
 
     @contextmanager
-    def _open_links(self) -> Iterator[_Links]:
+    def _open_links(self) -> "Iterator[_Links]":
         """Links to nodes, opened as they are asked for. After a failure the map of slots is asked for again."""
         try:
             with ExitStack() as stack:

@@ -16,8 +16,6 @@ All writes are scripts with `allow-oom`: a store full of KV caches must not keep
 or storing a result, which take a few bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 

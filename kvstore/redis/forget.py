@@ -3,8 +3,6 @@
 And of conversations, by their tag. A class's shared blocks hold nobody's work and die by their TTL.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

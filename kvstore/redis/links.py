@@ -4,8 +4,6 @@ A connection is opened to the first address that answers. While that is not the 
 best answers again; idle connections are then given up, and the next ones go there.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import socket

@@ -1,7 +1,5 @@
 """The KV store over Redis: one record, one key, one value, always with a TTL."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from itertools import accumulate, islice

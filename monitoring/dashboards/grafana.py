@@ -3,8 +3,6 @@
 `python -m monitoring.dashboards.grafana` writes it anew; a test compares the file with this.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

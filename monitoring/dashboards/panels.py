@@ -5,8 +5,6 @@ Everything that shows or checks the dashboard reads this: the JSON that Grafana 
 Expressions may hold `$model` (the dashboard's variable) and `$__rate_interval` (Grafana's).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -4,8 +4,6 @@ Every job id is in `batch.json` before the first job is published, so that whate
 what was meant. `submitted.jsonl` gets a job's line after the broker has confirmed it, `results.jsonl` its result.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -143,7 +141,7 @@ class Batch:
         counts = self.counts()
         return f"<Batch {self.batch_id} in {self.folder}: {counts.finished_jobs} of {plural(counts.total, 'job')} done>"
 
-    def __enter__(self) -> Batch:
+    def __enter__(self) -> "Batch":
         return self
 
     def __exit__(self, *_exc: object) -> None:

@@ -8,8 +8,6 @@ headers are left behind. Which run that is follows from the letters alone (and f
 given): a crash between the confirm and the ack makes a second copy of one run, never a second run.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -114,7 +112,7 @@ class DeadLetters:
             self.close()
             raise
 
-    def __enter__(self) -> DeadLetters:
+    def __enter__(self) -> "DeadLetters":
         return self
 
     def __exit__(self, *_exc: object) -> None:

@@ -1,7 +1,5 @@
 """The form in which prompts and their jobs' ids are made. A batch's folder keeps it: another form means other ids."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What becomes of what can't be read: an entry of the batch and a failed result, without a job."""
 
-from __future__ import annotations
-
 from messages.jobs import JobError, JobResult, Sampling, job_id, user_prompt
 from producers.batch.batch import Batch, BatchEntry
 

@@ -1,7 +1,5 @@
 """The body of a request to OpenAI's API, and its answer: the same for a line of a file and for the gateway."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

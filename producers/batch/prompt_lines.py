@@ -9,8 +9,6 @@ that lines have in common: the same text at the start of many lines is computed 
 run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Which jobs of a batch `kvasir retry` and `kvasir run --retry-failed` run again."""
 
-from __future__ import annotations
-
 from collections.abc import Set
 
 from producers.batch.batch import Batch

@@ -4,8 +4,6 @@ Killed at any point and started again it goes on: the manifest says what was mea
 has, the journal what is done.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

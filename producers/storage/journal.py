@@ -1,7 +1,5 @@
 """Files that only grow: one JSON object a line, on disk before anybody relies on it."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -4,8 +4,6 @@ Everything that Kvasir keeps of students is written through here, and `kept_in` 
 deletes, and what an older Kvasir left open to others.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

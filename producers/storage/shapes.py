@@ -4,8 +4,6 @@ Fields that are unknown are passed over, so a later version may add some. One th
 into the object, which refuses readers that know of no such number.
 """
 
-from __future__ import annotations
-
 import json
 import types
 import typing

@@ -1,7 +1,5 @@
 """What several acceptance tests look at: one run of the demo."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.homework import Demo

@@ -4,8 +4,6 @@ One batch for each place: the gateway dies there, is started again, and dies twi
 repeats what got no answer, with the same Idempotency-Key.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """`kvasir cancel` over a real broker: every job gets its result, what runs stops, what is queued is acked silently."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The other commands over RabbitMQ and Redis: submit, watch, results, retry, cancel, status, ask."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

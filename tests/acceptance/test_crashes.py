@@ -4,8 +4,6 @@ The engine is simulated: its text is the same at any speed, so that what was dis
 not, and its pace is ours to choose, so that the middle lasts long enough to be met.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -129,7 +127,7 @@ class _Tokens:
         for _ in range(jobs):
             self._publish_anew(stream)
 
-    def poll(self) -> _Tokens:
+    def poll(self) -> "_Tokens":
         """Hear what has arrived."""
         while delivery := self._consumer.receive(0):
             delivery.ack()
@@ -148,7 +146,7 @@ class _Tokens:
         """Whether a second delivery of this job has produced tokens."""
         return len(self._heard[job_id].deliveries) > 1
 
-    def __enter__(self) -> _Tokens:
+    def __enter__(self) -> "_Tokens":
         return self
 
     def __exit__(self, *_exception: object) -> None:

@@ -1,7 +1,5 @@
 """`kvasir dead` over a real broker: jobs that could not succeed are looked at, run again or dropped."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`make demo`: a newcomer's first minutes."""
 
-from __future__ import annotations
-
 import csv
 import json
 

@@ -1,7 +1,5 @@
 """`kvasir demo`: the first command that anybody types, from a wheel, in a terminal, in a folder of their own."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The desk over a cluster: what it sees of the workers, and a batch that nobody watches."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

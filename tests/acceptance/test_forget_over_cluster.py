@@ -1,7 +1,5 @@
 """`kvasir forget` over RabbitMQ and Redis: no queue, no stored result and no block of the batch is left."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

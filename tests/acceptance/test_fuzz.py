@@ -1,7 +1,5 @@
 """Messages that nobody of ours would send, in thousands: the batch beside them ends, and no worker crashes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

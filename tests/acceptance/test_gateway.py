@@ -1,7 +1,5 @@
 """The gateway over RabbitMQ and Redis: real processes, real clients, workers and gateways that are killed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A batch of the gateway outlives its process, wherever that dies. 1,000 lines: `benchmarks.gateway_kills`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path

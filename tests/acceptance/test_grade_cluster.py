@@ -1,7 +1,5 @@
 """The demo's class over RabbitMQ and Redis: one prefill worker and two decode workers, each a process of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

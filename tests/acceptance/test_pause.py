@@ -1,7 +1,5 @@
 """Workers taken out of the work for a while: `kvasir pause`, `resume`, `drain`, and hours."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path

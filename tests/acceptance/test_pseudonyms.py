@@ -1,7 +1,5 @@
 """No student's name leaves the producer's folder: not in a message, not in the store, not in a log."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pika

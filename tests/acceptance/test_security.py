@@ -1,7 +1,5 @@
 """TLS and credentials, with a real broker and a real store."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

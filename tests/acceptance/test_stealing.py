@@ -1,7 +1,5 @@
 """Stealing as an operator starts it: worker processes, and a model that only a thief serves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

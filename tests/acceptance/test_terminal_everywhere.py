@@ -1,7 +1,5 @@
 """Every command that shows progress, a table or a live screen, in every kind of terminal, over real services."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

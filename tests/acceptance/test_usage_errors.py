@@ -1,7 +1,5 @@
 """Services and workers that are missing, or do not fit: one sentence, the right exit code, no traceback."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What can't work is refused in one sentence: workers when they start, jobs when they are met; who works goes on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -5,8 +5,6 @@ sources: instructor and pydantic-ai force a function, llama-index's `complete` a
 /v1/completions, lm-eval puts a `type` into each message, LiteLLM and Vercel's SDK send fields that say nothing.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The Broker contract, kept by the embedded broker and by RabbitMQ alike."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What every ClusterState keeps, in memory and in Redis."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What every KVStore keeps, whether in memory or in Redis, over our sockets or redis-py's."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import time

@@ -1,7 +1,5 @@
 """Batch folders: a small class graded by the simulated engine with every file that a folder may get, and exported."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import html.parser

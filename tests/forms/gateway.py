@@ -1,7 +1,5 @@
 """The gateway: what its clients read, and what it keeps on disk, a batch under way among it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,12 +1,12 @@
 """The public names of Python with their signatures, and the command line with its options, defaults and exit codes."""
 
-from __future__ import annotations
-
+import ast
 import contextlib
 import dataclasses
 import inspect
 import io
 import re
+import textwrap
 import typing
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -89,7 +89,7 @@ def _signature(thing: Callable[..., Any]) -> str:
     """As a call is written, whatever the modules and inner classes in it are called."""
     if inspect.isclass(thing) and thing.__init__ is Exception.__init__:
         return "(*args)"
-    signature = inspect.signature(thing)
+    signature, written = inspect.signature(thing), _written_annotations(thing)
     parts, star = [], False
     for each in signature.parameters.values():
         if _came_later(each):
@@ -98,13 +98,24 @@ def _signature(thing: Callable[..., Any]) -> str:
             parts.append("*")
         star = star or each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
         mark = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
-        annotation = "" if each.annotation is each.empty else f": {_annotation(each.annotation)}"
+        shown = _annotation(written.get(each.name, each.annotation))
+        annotation = "" if each.annotation is each.empty else f": {shown}"
         default = "" if each.default is each.empty else f" = {_default(each.default)}"
         parts.append(f"{mark}{each.name}{annotation}{default}")
         if each.kind is each.POSITIONAL_ONLY:
             parts.append("/")
     gives = "" if signature.return_annotation is inspect.Signature.empty else _annotation(signature.return_annotation)
     return f"({', '.join(parts)})" + (f" -> {gives}" if gives else "")
+
+
+def _written_annotations(thing: Callable[..., Any]) -> dict[str, str]:
+    """Each parameter's annotation as the source has it, since an alias is gone from what Python keeps."""
+    with contextlib.suppress(OSError, TypeError):  # what a dataclass generates has no source
+        tree = ast.parse(textwrap.dedent(inspect.getsource(thing.__init__ if inspect.isclass(thing) else thing)))
+        if isinstance(function := tree.body[0], ast.FunctionDef):
+            arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+            return {each.arg: ast.unparse(each.annotation) for each in arguments if each.annotation}
+    return {}
 
 
 def _came_later(parameter: inspect.Parameter) -> bool:

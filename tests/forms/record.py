@@ -6,8 +6,6 @@ lies in queues, folders and clients' programs. A form may get more; then a test 
 `since_0_1_0`. A class that is graded (`class`) and a file of settings (`kvasir.toml`) are given.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import traceback

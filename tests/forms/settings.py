@@ -1,7 +1,5 @@
 """Settings: every key, what it may be and its default; the variables; and how a file with all keys is read."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import tempfile

@@ -3,8 +3,6 @@
 `message_version_1` holds messages that this commit wrote, and its fields with their defaults: what its reader takes.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@
 `tests/integration/older_batch`), with a broker that nobody could reach.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

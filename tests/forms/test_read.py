@@ -1,7 +1,5 @@
 """Today's program reads what release 0.1.0 left behind, and goes on with it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -5,8 +5,6 @@ The rule is `_build` of messages/codec.py of 992a9c4: `if not fields.keys() <= k
 cards by the index `cards`, and its users of a store with an access list may use keys that begin with `card:`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What today's program writes and says is what release 0.1.0 wrote and said."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import json

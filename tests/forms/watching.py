@@ -1,7 +1,5 @@
 """What operators see: metrics with labels and help, a worker's page, names of events and their facts, log lines."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """What goes over the wire beside a message: exchanges, queues, properties, headers, broadcasts; and the store."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """One broker and one store behind two links: the first is preferred, the second takes over."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`kvasir worker`: both roles in a process of its own, over a real RabbitMQ and Redis."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The bulk path against servers that break off, mix up, stall or vanish: a typed error, and the next reply is right."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import subprocess
@@ -84,7 +82,7 @@ class Relay:
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_RDWR)
 
-    def __enter__(self) -> Relay:
+    def __enter__(self) -> "Relay":
         return self
 
     def __exit__(self, *_exception: object) -> None:

@@ -1,7 +1,5 @@
 """`kvasir doctor` over a network that is broken on purpose: it names each fault's cause, and is done in ten seconds."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

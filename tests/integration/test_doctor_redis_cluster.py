@@ -1,7 +1,5 @@
 """What doctor says of a Redis Cluster: whole, with settings that cost, and with a lost primary."""
 
-from __future__ import annotations
-
 from kvasir.doctor.services import check_link, check_store_servers
 from tests.support.servers import HOST, RedisCluster
 from tests.support.waiting import wait_until

@@ -1,7 +1,5 @@
 """Servers that answer without an end: whoever reads them gives up before it costs anything."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """CONTRIBUTING's "Add an engine", done from a folder of somebody else's: no file of Kvasir is touched."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Whatever a command listens on is guarded: each socket is found, and attacked."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import tempfile

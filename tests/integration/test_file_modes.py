@@ -1,7 +1,5 @@
 """Names, grades and the batch's secret are for their user alone: 0600 in 0700 folders, whatever the umask."""
 
-from __future__ import annotations
-
 import os
 import stat
 import sys

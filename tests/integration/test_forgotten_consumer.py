@@ -1,7 +1,5 @@
 """A broker that has lost a subscription: its channel is open, jobs wait, and nothing comes."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import closing
 from pathlib import Path

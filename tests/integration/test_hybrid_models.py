@@ -1,7 +1,5 @@
 """Models with recurrent layers in llama.cpp and MLX: their state goes along, exactly, and never to somebody else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace

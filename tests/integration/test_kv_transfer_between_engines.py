@@ -3,8 +3,6 @@
 The GGUF and the folder of the demo model hold the same numbers, and `same_weights` says so.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

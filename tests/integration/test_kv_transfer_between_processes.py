@@ -1,7 +1,5 @@
 """The property that all of this is for: prefill in one process, decode in another, and not one prompt token twice."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What llama.cpp does to keys is what its formula says of the GGUF: read off the keys of one token, repeated."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

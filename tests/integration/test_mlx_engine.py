@@ -1,7 +1,5 @@
 """The MLX engine on models that llama.cpp has too: KV transfer both ways, the running batch, and how it fails."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -1,7 +1,5 @@
 """Whatever lies in a folder: nothing of it is executed, signalled, or followed out of the folder."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

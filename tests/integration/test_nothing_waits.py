@@ -1,7 +1,5 @@
 """A pipe in the place of any file of a folder is one sentence: opening one would wait for ever."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """docs/one_job.md is true: what it names exists, and one real job calls its functions in its order."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

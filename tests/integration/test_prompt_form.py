@@ -5,8 +5,6 @@ published, one handed in what can't be read. Its prompts hold names that are fou
 class as commit e3979a8 had it: its prompts are today's, and its job ids were made in another way.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

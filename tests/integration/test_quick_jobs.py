@@ -1,7 +1,5 @@
 """The workers over a real RabbitMQ, with their quick jobs in larger steps and one by one: complete either way."""
 
-from __future__ import annotations
-
 import secrets
 import threading
 from collections.abc import Callable, Iterator

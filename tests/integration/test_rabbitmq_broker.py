@@ -1,7 +1,5 @@
 """What only a real RabbitMQ can show: lost connections, refusals, alarms, and properties that others wrote."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading

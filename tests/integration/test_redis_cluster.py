@@ -1,7 +1,5 @@
 """A Redis Cluster as the store: keys that move, nodes that go, primaries that fill."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Redis as it is in the field: killed, full, password-protected, behind a Unix socket, half-dead, not Redis at all."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator

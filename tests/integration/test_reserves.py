@@ -1,7 +1,5 @@
 """A second Redis and a second RabbitMQ, each behind an address of its own: what a machine's failure costs."""
 
-from __future__ import annotations
-
 import contextlib
 import uuid
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The services that tests run on: they start, answer, survive what they should, and leave nothing behind."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Sketches of real engines: two that compute the same agree; what computes something else is told from rounding."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stalls of a full store: each clears by itself, and every job ends with the right text."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

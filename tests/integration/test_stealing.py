@@ -3,8 +3,6 @@
 Nothing here measures speed: who did what is compared, where the figures leave no doubt.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A store that fails in the middle of a put or a get costs time, and never an answer. What a batch leaves in it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Commands in a real terminal: nothing breaks where somebody watches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

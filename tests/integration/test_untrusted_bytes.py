@@ -1,7 +1,5 @@
 """Bytes from a broker, a store or a student: refused before they cost anything."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

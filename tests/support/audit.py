@@ -4,8 +4,6 @@ By itself pip-audit ends well when it could look nothing up: here a package that
 Advisories come overnight, so this is no part of the tests.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -8,8 +8,6 @@ What is clicked and filled in is found by what a person reads: a button's text, 
 Protocol: https://chromedevtools.github.io/devtools-protocol/
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

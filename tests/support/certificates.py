@@ -1,7 +1,5 @@
 """A certificate authority for one test, made by openssl: loopback's certificates, and another authority's."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path

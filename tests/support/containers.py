@@ -1,7 +1,5 @@
 """RabbitMQ and Redis as containers, where a Docker engine answers and has or can get the images."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

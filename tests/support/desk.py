@@ -1,7 +1,5 @@
 """A graded class made on the spot: a batch folder with the journal lines that are wanted, and no model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The desk as an instructor runs it: `kvasir ui` in a process of its own, with a folder of assignments."""
 
-from __future__ import annotations
-
 import importlib.resources
 import json
 import os

@@ -3,8 +3,6 @@
 The order is that of the runbook: what stops the flow comes before what slows it, and what is only slow comes last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

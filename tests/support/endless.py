@@ -1,7 +1,5 @@
 """A server that never comes to an end: what it sends in answer to any request, again and again."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from contextlib import suppress

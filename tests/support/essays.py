@@ -1,7 +1,5 @@
 """Ten prompts in plain English, of 50 to 1,500 tokens, as an instructor might send them. All of it is made up."""
 
-from __future__ import annotations
-
 _REPORTS = """\
 The bakery on Mill Lane sells about two hundred loaves a day, and it throws away almost thirty of them every
 evening. I was given the till records of one spring and asked how many loaves it should bake. At first I took the

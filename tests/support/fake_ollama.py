@@ -3,8 +3,6 @@
 A token is a word. Shapes and sentences are those of Ollama 0.33; `OllamaHabits` are what other releases do.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import dataclass, field

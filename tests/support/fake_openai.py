@@ -3,8 +3,6 @@
 A token is a word. `OpenAIHabits` are what it refuses, forgets or breaks off.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import dataclass, field

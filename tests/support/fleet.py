@@ -5,8 +5,6 @@ with Fleet(broker_url, store_url, [home, other]) as fleet:
     results = fleet.run([fleet.job(other, "text") for …])
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A gateway on a loopback port, for real clients: `ServedGateway` in a thread of the test, over any client."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The gateway's fields as docs/gateway.md has them: `python -m tests.support.gateway_fields` prints the tables."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ template: the copy that tests use gets one here. `folder()` is the same numbers 
 GGUF file; transformers makes its tokenizer.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

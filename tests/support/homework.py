@@ -1,7 +1,5 @@
 """Classes to grade: the example one, and tiny ones made on the spot; and what is compared between two gradings."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

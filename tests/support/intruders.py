@@ -1,7 +1,5 @@
 """Attacks on the sockets of running processes: by a page on the web, by somebody without a key, by another user."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

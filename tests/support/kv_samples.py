@@ -1,7 +1,5 @@
 """KV caches made of random bits, and where they would be stored."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """LiteLLM as a gateway's client, run by a Python that has it: `python litellm_client.py URL MODEL`. One JSON object."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -4,8 +4,6 @@
 give are known; another one ends it with an error, as the real program does.
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

@@ -6,8 +6,6 @@ Canvas: instructure/canvas-lms, `lib/gradebook_importer.rb`. Moodle: moodle/mood
 Each reader gives the grades that the LMS would set, or raises ImportRejected with the rule that the file breaks.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """How much memory a process has held at most."""
 
-from __future__ import annotations
-
 import resource
 import sys
 from pathlib import Path

@@ -7,8 +7,6 @@ The rules are the shipped ones with every duration divided by `QUICKER`, and a s
 operator's life are ten seconds of a test's.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

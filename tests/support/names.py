@@ -4,8 +4,6 @@ A name says what the thing is. A participle, a pronoun or a question word alone 
 or a grade. A suffix is no cure, and no check sees it: `found_thing` is as empty as `found`.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 import tomllib

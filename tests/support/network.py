@@ -4,8 +4,6 @@ Needs Linux, root, a C compiler and iproute2. The router (`tun_router.c`) carrie
 it is one of this machine's processors too. Processes of a host start with `Network.command`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

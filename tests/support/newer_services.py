@@ -8,8 +8,6 @@ A Debian root is made once with debootstrap, in the cache folder. Small scripts,
 in it; `KVASIR_TEST_PROGRAMS` puts them before all others. Linux, root.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -6,8 +6,6 @@ with World(folder, models=("m1",)) as world:
     seen = world.look(seconds=6)      # {panel title: {legend: value}}
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import time

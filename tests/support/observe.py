@@ -4,8 +4,6 @@ python -m tests.support.observe              each panel: its expression, and its
 python -m tests.support.observe situations   the six situations of docs/runbook.md, as its table
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

@@ -5,8 +5,6 @@ it the names of the types of that page of which it made one. In a process of its
 start, and what other tests left running would be watched as well.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import importlib
 import json

@@ -1,7 +1,5 @@
 """A pika that has changed inside."""
 
-from __future__ import annotations
-
 import pytest
 from pika.adapters.utils import selector_ioloop_adapter
 

@@ -1,7 +1,5 @@
 """Whether the steps that were seen of every job are such as the lifecycle's table allows."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field

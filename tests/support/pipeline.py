@@ -8,8 +8,6 @@
 On leaving, everything is stopped, and every step that was observed must have been a legal one.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 import zlib

@@ -11,8 +11,6 @@ Each cluster has models, a kvasir.toml and a working folder of its own, so that 
 without meeting. Leaving it ends every process and deletes every queue of its models.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -3,8 +3,6 @@
 `python -m tests.support.programs rabbitmq redis` makes sure of them from a shell.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -7,8 +7,6 @@ with Terminal(kvasir("grade", …), env, folder, columns=80) as terminal:
 assert terminal.cursor_shown
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

@@ -5,8 +5,6 @@ with RedisServer(max_memory="24mb") as server, RedisPipeline(server.url) as pipe
     results = pipeline.run_all(jobs)
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import socket

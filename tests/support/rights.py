@@ -1,7 +1,5 @@
 """What a user of RabbitMQ may not do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pika

@@ -1,7 +1,5 @@
 """The rooms of the house: the packages that pyproject.toml puts into the wheel."""
 
-from __future__ import annotations
-
 import tomllib
 
 from tests.support.processes import ROOT

@@ -1,7 +1,5 @@
 """Configurations of tiny models as transformers 4 and 5 write them, over every RoPE that a folder may state."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _SIZES = {

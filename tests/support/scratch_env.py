@@ -3,8 +3,6 @@
 Each is made once, in the cache folder.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -8,8 +8,6 @@
 They run as the current user, whoever that is, and end with this process, however it ends.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import secrets
@@ -455,7 +453,7 @@ class RabbitMQServer(Server):
         port: int | None = None,
         plugins: Sequence[str] = (),
         settings: Mapping[str, str] | None = None,
-        first: RabbitMQServer | None = None,
+        first: "RabbitMQServer | None" = None,
         machine: Machine = LOOPBACK,
     ) -> None:
         """`plugins`: to enable, e.g. rabbitmq_prometheus; `settings`: more keys of rabbitmq.conf.

@@ -9,8 +9,6 @@ so many private nodes, and the store a Redis Cluster of so many primaries with a
 Tests that kill and restart servers use `tests.support.servers` directly.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Six situations, made on purpose, and what the dashboard shows of each."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

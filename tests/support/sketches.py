@@ -1,7 +1,5 @@
 """Sketches of random keys and values, for those who compare sketches and load no engine."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@
 tiny random model, evaluates TOKENS in the first of two slots, and saves it.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

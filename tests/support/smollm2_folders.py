@@ -8,8 +8,6 @@ Everything comes out of the GGUF file: the same file gives the same bytes. The f
 (800 MB) under a name that holds a digest of this script, so a changed script makes new ones.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

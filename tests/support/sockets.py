@@ -1,7 +1,5 @@
 """Which sockets processes listen on, as the kernel tells (Linux)."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 import sys

@@ -1,7 +1,5 @@
 """A machine to deploy to: an OpenSSH server of our own on a loopback port, whose sessions have a home of their own."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

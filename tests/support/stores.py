@@ -1,7 +1,5 @@
 """A store and a cluster state to run the same test on: in memory, and in Redis."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 import uuid

@@ -1,7 +1,5 @@
 """Writes GGUF files of tiny random models whose greedy answers are far from ties, so that rounding changes none."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

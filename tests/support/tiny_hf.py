@@ -1,7 +1,5 @@
 """Writes Hugging Face folders with the weights of tiny_gguf's models, so that two engines can be held to each other."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

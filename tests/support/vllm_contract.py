@@ -1,7 +1,5 @@
 """What the vllm engine keeps whoever runs its vLLM: a host process of ours, or somebody else's server."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A vLLM server, as somebody else would start it: its own program and API, with Kvasir's connector from a folder."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

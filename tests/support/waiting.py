@@ -1,7 +1,5 @@
 """Waiting for a condition with a deadline, in place of sleeping for a guessed time."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar

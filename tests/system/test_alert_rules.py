@@ -1,7 +1,5 @@
 """The rules as they are shipped: valid, and each alert fires when its wait is over and not before. No service runs."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`kvasir deploy` over real ssh: two OpenSSH servers on loopback ports are the machines, each with its own home."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

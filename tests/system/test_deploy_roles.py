@@ -1,7 +1,5 @@
 """RabbitMQ and Redis with the users that `kvasir deploy --services` writes: each role does its work and no more."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

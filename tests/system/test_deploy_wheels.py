@@ -1,7 +1,5 @@
 """A wheel on a machine is the one that is here: by its content, not by its name and size."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

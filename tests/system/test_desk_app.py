@@ -1,7 +1,5 @@
 """What the pages share: rows made once for each state of the class, and other people's text as plain text."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A sample graded by hand without seeing the model's points, and the rubric as a form, in a real browser."""
 
-from __future__ import annotations
-
 import csv
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The desk as browsers are used: reloaded, gone back in, two at a time, on a phone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import suppress

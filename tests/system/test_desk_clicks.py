@@ -1,7 +1,5 @@
 """Two clicks that come while the page is drawn: Streamlit may answer both by one run, of the second's page alone."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An instructor's evening in a real browser, from the upload to the file for the learning platform."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """From a person's decision to the file that the learning platform takes back, in a real browser."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import suppress

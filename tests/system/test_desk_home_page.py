@@ -1,7 +1,5 @@
 """A new assignment on the desk, as it is filled in by somebody who has not read how."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

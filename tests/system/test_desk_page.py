@@ -1,7 +1,5 @@
 """The desk in a real browser: a power cut, and what is hostile or mistaken."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

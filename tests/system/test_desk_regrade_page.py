@@ -1,7 +1,5 @@
 """Another rubric, in a real browser: edited, tried beside the present grades, adopted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A student's work as the review shows it: pictures drawn anew, evidence marked, and nothing of theirs run."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

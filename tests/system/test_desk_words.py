@@ -1,7 +1,5 @@
 """What the desk says while a grading or a round has only begun."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

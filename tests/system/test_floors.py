@@ -3,8 +3,6 @@
 `uv` chooses them (`--resolution lowest-direct`): of what pyproject.toml names, and of nothing that only that asks for.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A page of a foreign origin, in a real browser, reads nothing from what listens here, under any name."""
 
-from __future__ import annotations
-
 import http.server
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The gateway while its broker is killed: a stream under way loses no character, and the next request is answered."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """LiteLLM's client at the gateway, by another URL and nothing else."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator

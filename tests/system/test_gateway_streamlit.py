@@ -1,7 +1,5 @@
 """The Streamlit chat of docs/gateway.md, as it stands there, but for address and model: two turns of a conversation."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

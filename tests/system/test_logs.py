@@ -1,7 +1,5 @@
 """`kvasir logs` over real ssh: the last lines of each role's log on each machine, and what is written meanwhile."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -4,8 +4,6 @@ Every panel moves between idle and load; six situations are told apart from pane
 fault is injected, and clears when it is gone. Durations of the rules are divided by 60 (tests.support.monitors).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 

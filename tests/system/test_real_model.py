@@ -4,8 +4,6 @@ Over a real broker and store, compared with one process of ours, and with llama.
 and no more.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

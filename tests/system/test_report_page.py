@@ -1,7 +1,5 @@
 """The report in a real browser: a phone's width is enough, and hostile work stays text."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`kvasir top` over a real broker and store: one frame, or frames until Ctrl-C."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The wheel holds the rooms, and they can be imported where it is installed."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 The templates are ours, written in the form of each family; SmolLM2's is its own.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

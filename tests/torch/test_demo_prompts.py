@@ -6,8 +6,6 @@ processors (llama.cpp rounds activations to float16). Only there may two answers
 leads were within 0.023 of those in float32, and 5 of the smallest ones in an answer below 0.02.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import permutations, product
 from math import inf

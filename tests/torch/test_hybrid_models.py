@@ -1,7 +1,5 @@
 """Models with recurrent layers in the transformers engine: no state is shared by two answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """The shares of a criterion's steps are those that Transformers itself gives for SmolLM2, whoever was asked."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The matrix of engines: every pair transfers KV or is refused, and none takes a spoiled cache for a good one."""
 
-from __future__ import annotations
-
 import re
 from itertools import product
 from pathlib import Path

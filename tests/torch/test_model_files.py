@@ -4,8 +4,6 @@ This is what makes llama.cpp's slot files canonical KV: if an adapter permuted, 
 `past_key_values` of the same weights would differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

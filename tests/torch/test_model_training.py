@@ -1,7 +1,5 @@
 """Training the demo model: what is trained is the Qwen3 that the engines load, on the prompts that they will see."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

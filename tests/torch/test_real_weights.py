@@ -4,8 +4,6 @@ llama.cpp runs them as Q4_1, MLX and PyTorch as the same numbers in float32. Rou
 where the receiver was undecided: see `benchmarks.matrix_real`, whose bounds and measure of that are taken.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial

@@ -1,7 +1,5 @@
 """Recurrent models of random weights whose state is not moved: refused by name, or decoded without KV transfer."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

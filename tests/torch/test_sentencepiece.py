@@ -1,7 +1,5 @@
 """A real SentencePiece vocabulary: the GGUF file and the folder of one model are one tokenizer, and one KV cache."""
 
-from __future__ import annotations
-
 import pytest
 
 from engines.chat import HARD_SAMPLE

@@ -1,7 +1,5 @@
 """A transformers cache and canonical blocks hold the same numbers, whatever the shapes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

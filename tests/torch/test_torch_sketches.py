@@ -1,7 +1,5 @@
 """Sketches of PyTorch's KV caches against those of llama.cpp and MLX, of the same weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

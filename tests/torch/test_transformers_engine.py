@@ -1,7 +1,5 @@
 """The transformers engine keeps the contract, alone and together with llama.cpp, and says what it can't load."""
 
-from __future__ import annotations
-
 import gc
 import inspect
 import shutil

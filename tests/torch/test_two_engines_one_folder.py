@@ -1,7 +1,5 @@
 """MLX and transformers compute one function from one folder, whichever release of transformers wrote it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Where vLLM's back ends keep keys and values, learnt from their own function: forms that CUDA and CPUs have."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -11,8 +11,6 @@ commit 809876f, whose messages and plans have another form, and a wheel that is 
 All but `idle` must be 0, and that at most 30. Ends with 1 otherwise. `--order TEXT`: only rows whose name holds it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

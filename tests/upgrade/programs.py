@@ -1,7 +1,5 @@
 """Programs of two versions: commits of this repository, each in an environment of its own, and this checkout."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """One batch under way while programs of two versions take turns: workers, owner or gateway, and who watches them."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

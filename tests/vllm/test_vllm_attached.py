@@ -1,7 +1,5 @@
 """A `vllm serve` that runs already: attached to, killed, started with another model, asked for nonsense by others."""
 
-from __future__ import annotations
-
 import json
 import logging
 import signal

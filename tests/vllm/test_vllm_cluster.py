@@ -1,7 +1,5 @@
 """The demo's class, and models with windows, over RabbitMQ and Redis: vLLM at one end, llama.cpp at the other."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

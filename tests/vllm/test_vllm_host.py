@@ -1,7 +1,5 @@
 """The host process: killed, hung and started again, cancelled, given files that it can't read, left by its owner."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

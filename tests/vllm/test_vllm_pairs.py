@@ -1,7 +1,5 @@
 """The demo's own grading prompts between vLLM and every other engine that is here, both ways."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """Models with sliding windows between vLLM and every other engine that is here: a gemma3 and a gpt-oss."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ server = EmbeddedServer()
 producer, worker = EmbeddedBroker(server), EmbeddedBroker(server)
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +21,7 @@ class EmbeddedDelivery:
 
     __slots__ = ("_broker", "_is_settled", "_on_ack", "copy", "is_lost", "message", "queue", "returns")
 
-    def __init__(self, broker: EmbeddedBroker, queue: EmbeddedQueue, copy: Copy, on_ack: Callable[[], None]) -> None:
+    def __init__(self, broker: "EmbeddedBroker", queue: EmbeddedQueue, copy: Copy, on_ack: Callable[[], None]) -> None:
         self.queue = queue.name
         self.copy = copy
         self.message = copy.message
@@ -50,7 +48,7 @@ class EmbeddedDelivery:
 class EmbeddedConsumer(Consumer):
     """A `Consumer` on the embedded server."""
 
-    def __init__(self, broker: EmbeddedBroker, queue: str, prefetch: int, exclusive: bool) -> None:
+    def __init__(self, broker: "EmbeddedBroker", queue: str, prefetch: int, exclusive: bool) -> None:
         self.queue = queue
         self.exclusive = exclusive
         self.flowing = True

@@ -3,8 +3,6 @@
 One lock guards everything, and every change ends with handing ready messages to readers with capacity.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import threading

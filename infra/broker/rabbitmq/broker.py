@@ -1,7 +1,5 @@
 """The Broker contract on RabbitMQ 3.10 to 4.x."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence

@@ -3,8 +3,6 @@
 The broker answers a refusal (404, 406) by closing the channel, so a channel is thrown away after use.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError

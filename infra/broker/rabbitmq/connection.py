@@ -7,8 +7,6 @@ pika is not thread-safe: everything that touches it runs on the IO thread, as a 
 marked (IO) may be called only there. Heartbeats are answered by the IO thread while the others compute.
 """
 
-from __future__ import annotations
-
 import logging
 import ssl
 import threading

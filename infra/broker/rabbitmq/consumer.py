@@ -5,8 +5,6 @@ no neighbour along, and resuming never re-registers a consumer on a channel with
 3.10.8 answers with a channel exception).
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -37,7 +35,7 @@ LINGER_S = 1.0  # how long a channel outlives its last ack, see `Connection.acke
 class Subscription(Holder):
     """One basic.consume on a channel of its own. Lives on after its flow has stopped until all it holds is acked."""
 
-    def __init__(self, consumer: RabbitConsumer, connection: Connection, prefetch: int) -> None:
+    def __init__(self, consumer: "RabbitConsumer", connection: Connection, prefetch: int) -> None:
         super().__init__(connection, self._acked)
         self._consumer = consumer
         self._prefetch = prefetch
@@ -137,7 +135,7 @@ class RabbitConsumer(Consumer):
         queue: str,
         prefetch: int,
         exclusive: bool,
-        on_closed: Callable[[RabbitConsumer], None],
+        on_closed: "Callable[[RabbitConsumer], None]",
     ) -> None:
         if prefetch < 1:
             raise ValueError(f"prefetch must be at least 1, not {prefetch}")

@@ -1,7 +1,5 @@
 """Deliveries, and the channels that hold them."""
 
-from __future__ import annotations
-
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -20,7 +18,7 @@ class RabbitDelivery:
 
     __slots__ = ("_acked", "_holder", "_tag", "message", "queue", "returns")
 
-    def __init__(self, queue: str, message: Message, returns: int, holder: Holder, tag: int) -> None:
+    def __init__(self, queue: str, message: Message, returns: int, holder: "Holder", tag: int) -> None:
         self.queue = queue
         self.message = message
         self.returns = returns

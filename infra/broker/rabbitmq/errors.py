@@ -1,7 +1,5 @@
 """pika's exceptions as ours: one table by class, one by the AMQP reply code."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

@@ -10,8 +10,6 @@
 The bytes are those of AMQP 0-9-1, sections 2.3.5 and 4.2.
 """
 
-from __future__ import annotations
-
 import struct
 import time
 from collections.abc import Mapping

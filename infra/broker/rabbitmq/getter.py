@@ -1,7 +1,5 @@
 """basic_get, with a channel for each delivery until it is acked: a missing queue closes nobody else's channel."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -35,14 +33,14 @@ class Getter:
 
         return over_reconnects(self._connection, timeout_s, attempt)
 
-    def free(self, channel: _GetChannel) -> None:
+    def free(self, channel: "_GetChannel") -> None:
         """(IO) A channel that holds nothing."""
         if len(self._idle) < MAX_IDLE:
             self._idle.append(channel)
         else:
             channel.close()
 
-    def forget(self, channel: _GetChannel) -> None:
+    def forget(self, channel: "_GetChannel") -> None:
         """(IO) A channel that is closed."""
         if channel in self._idle:
             self._idle.remove(channel)

@@ -10,8 +10,6 @@ for every member, and looks for private ones that are not listed:
     _AsyncTransportBase._MAX_RECV_BYTES  for speed, set by `FastWire`: pika's 4 KiB are a message or two
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """AMQP properties to messages. What the broker adds is stripped, what nobody can read is left out."""
 
-from __future__ import annotations
-
 import struct
 import time
 from collections.abc import Mapping

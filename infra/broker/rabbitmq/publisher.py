@@ -4,8 +4,6 @@ A message is followed by its delivery tag, which also travels in the AMQP proper
 unroutable message without saying which confirm belongs to it, and neither message_id nor address is unique.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import re
@@ -38,7 +36,7 @@ class Outgoing:
 
     __slots__ = ("is_returned", "message", "refusals", "stream", "to")
 
-    def __init__(self, to: Address, message: Message, stream: Stream) -> None:
+    def __init__(self, to: Address, message: Message, stream: "Stream") -> None:
         self.to = to
         self.message = message
         self.stream = stream

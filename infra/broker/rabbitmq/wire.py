@@ -12,8 +12,6 @@ transport to pika and the protocol to the socket's side, all on the IO thread. I
 `infra.broker.rabbitmq.fast` has one that does the same faster.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from functools import partial
@@ -47,7 +45,7 @@ class Wire:
         self._unread_bytes = b""
         self._silent_looks = 0
 
-    def link(self, protocol: Any) -> Wire:
+    def link(self, protocol: Any) -> "Wire":
         """Lie between pika, which is `protocol`, and whoever calls `connection_made`."""
         self.protocol = protocol
         return self

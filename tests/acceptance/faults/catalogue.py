@@ -4,8 +4,6 @@ A fault's function is called when the batch's owner has started (`owner_starts=F
 returns when it has undone what can be undone.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """The jobs of a row: what they ask, and what an undisturbed engine answers."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

@@ -3,8 +3,6 @@
 python -m tests.acceptance.faults.owner --config FILE --out FOLDER --model M --jobs 1000 --seed 1
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

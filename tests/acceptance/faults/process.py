@@ -4,8 +4,6 @@ The step is an offset inside this process (`time.time`, and so the timestamps of
 as it does when NTP or a person sets a machine's clock.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -11,8 +11,6 @@ with TcpProxy(target_port) as proxy:
     proxy.silence({host})   # nothing from or to these hosts (None: any) arrives, nobody is told; `heal` resets theirs
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """One row of the table: a fault, a thousand jobs, and what came of them."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """A broker and a store of the harness's own, each behind a proxy, that rows may kill, fill and cut off."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack, closing
 from typing import Any, Self
 

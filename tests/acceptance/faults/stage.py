@@ -4,8 +4,6 @@ A fault is a function that is given the stage while the batch runs. It waits for
 batch), does something to the services or the processes, and says with `over` when it has undone it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

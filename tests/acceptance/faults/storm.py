@@ -4,8 +4,6 @@ Whatever a supervisor or a person would start again is started again: workers th
 and an owner that gave up. A service that is still coming back isn't drawn, nor is a process that is stopped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys

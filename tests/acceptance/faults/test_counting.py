@@ -1,7 +1,5 @@
 """The table's figures: each kind of damage is seen."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A short version of the table in docs/reliability.md: some of its rows, with a few hundred jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

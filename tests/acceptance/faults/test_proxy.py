@@ -1,7 +1,5 @@
 """The TCP proxy: what it does to a connection is what its name says."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """instructor at the gateway, in its default mode and under a schema: `python instructor_client.py URL MODEL`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """LangChain at the gateway: `python langchain_client.py URL MODEL`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

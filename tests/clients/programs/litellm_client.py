@@ -1,7 +1,5 @@
 """LiteLLM at the gateway by its four prefixes: `python litellm_client.py URL MODEL`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

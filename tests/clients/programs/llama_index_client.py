@@ -1,7 +1,5 @@
 """llama-index at the gateway: `python llama_index_client.py URL MODEL`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """pydantic-ai at the gateway: `python pydantic_ai_client.py URL MODEL`."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

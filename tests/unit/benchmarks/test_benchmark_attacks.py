@@ -1,7 +1,5 @@
 """`benchmarks.attacks --model` counts what stands in the work, and not what a model makes up."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Random classes as the LMSs hand them out: nobody's name in a prompt, and nobody without the grade that is theirs."""
 
-from __future__ import annotations
-
 from benchmarks.doors import try_class
 
 

@@ -1,7 +1,5 @@
 """The parts of the fleet and overhead benchmarks that decide what their figures mean."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import fleet, fleet_contending, overhead

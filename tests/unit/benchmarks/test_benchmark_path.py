@@ -1,7 +1,5 @@
 """`benchmarks.path` counts what it says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The prefix benchmark: what it reports, on a class of three."""
 
-from __future__ import annotations
-
 import pytest
 import redis
 

@@ -1,7 +1,5 @@
 """The questions benchmark: what it reports, on one student with few questions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Every benchmark keeps its promise: `--quick` prints all its keys and leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 import pkgutil
 import subprocess

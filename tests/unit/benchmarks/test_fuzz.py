@@ -1,7 +1,5 @@
 """What the fuzzer sends: whatever it makes of a message, reading it raises nothing but our own two errors."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from benchmarks import fuzz

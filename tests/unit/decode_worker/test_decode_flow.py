@@ -1,7 +1,5 @@
 """Where a decode worker's next job comes from, and what it holds before a slot is free."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence

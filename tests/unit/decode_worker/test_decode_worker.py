@@ -1,7 +1,5 @@
 """What may happen to a job at the decode worker, and that it always ends in the right text or in one typed result."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

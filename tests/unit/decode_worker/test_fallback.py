@@ -1,7 +1,5 @@
 """Without a prefill worker a model's jobs are decoded all the same, and their results say so."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Quick jobs that are done in one go: each ends as it would by itself."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """KV caches that mislead the decoder are found out on the first job, and now and then later, and not used any more."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 

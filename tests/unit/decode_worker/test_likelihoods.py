@@ -1,7 +1,5 @@
 """The shares of a value's alternatives, from a model that writes letter by letter and whose expectations are known."""
 
-from __future__ import annotations
-
 import json
 import math
 import threading

@@ -1,7 +1,5 @@
 """Which models stay in memory: as many as fit, loaded once, the least useful evicted, the home model never."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

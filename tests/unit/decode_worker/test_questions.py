@@ -1,7 +1,5 @@
 """A job with several questions: one prefill, one import, an answer to each, and after a crash only those that lack."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Whose KV caches a worker takes: those of producers that compute what it computes, as sketches show."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The two rules, on figures: when a job is worth taking from another model, and when it is better left to others."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

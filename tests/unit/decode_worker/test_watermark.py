@@ -1,7 +1,5 @@
 """What a worker with both roles does next by the watermark: a table of what it sees and what it does."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The desk without its pages."""
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile

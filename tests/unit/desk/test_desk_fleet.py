@@ -1,7 +1,5 @@
 """A page never waits for the cluster."""
 
-from __future__ import annotations
-
 import threading
 
 from desk.backend import FleetView

@@ -1,7 +1,5 @@
 """The class as the desk draws it: the model's points, and beside them what people decided."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from desk.decisions import Decisions

@@ -1,7 +1,5 @@
 """Regrading beside the present grades, and adopting it."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Work that outlives the desk: found again, stopped, taken up."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

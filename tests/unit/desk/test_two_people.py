@@ -1,7 +1,5 @@
 """Two people decide about one class: nobody's word is lost, and their names stay in the house."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

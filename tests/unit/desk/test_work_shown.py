@@ -1,7 +1,5 @@
 """Tables and colours are made from the text that the models saw, and change no letter of it."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

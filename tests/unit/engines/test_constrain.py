@@ -1,7 +1,5 @@
 """Constraints: whatever a model would like to say, what it may say is JSON that fits the schema."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a worker measures of its own rates."""
 
-from __future__ import annotations
-
 import pytest
 
 from engines.curves import MeasuredCurves, length_class

@@ -1,7 +1,5 @@
 """Prompts of a Hugging Face folder: whose control tokens they hold, what the template gets, which ids are shared."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Answers as they stream: whole characters, stop words wherever tokens are cut, the final channel only."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

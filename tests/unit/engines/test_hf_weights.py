@@ -1,7 +1,5 @@
 """Model folders are checked before a library sees them; their KV layout and family name follow from their files."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """MLX's caches: what goes in comes out bit for bit, and what MLX appends comes out where it belongs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx

@@ -1,7 +1,5 @@
 """What the proof at start-up asks of engines; that it tells a good transfer from a bad one is in tests/contract."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """RoPE: as folders state it, as MLX computes it, as llama.cpp does, and what is said where two differ."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What vLLM's connector does in a folder that a request names, when another user exchanges what is in it."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

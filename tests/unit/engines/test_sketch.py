@@ -1,7 +1,5 @@
 """Sketches without an engine: which ids and positions, bytes that come from anybody, and who compares with whom."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Folders of slot files lie in memory and hold students' texts: what a killed process left there is removed."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

@@ -1,7 +1,5 @@
 """What the vllm engine refuses before anything is started, and what it says to its host. No vLLM is needed."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -3,8 +3,6 @@
 In its place a server of HTTP answers as vLLM's does, and its connector's part is played with the real datagrams.
 """
 
-from __future__ import annotations
-
 import ast
 import http.client
 import json

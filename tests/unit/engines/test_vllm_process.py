@@ -3,8 +3,6 @@
 In its place a program speaks the protocol: its first life does what a test says, the later ones answer.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The made-up class is complete, says what it claims to say, and is read as `expected.json` promises."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

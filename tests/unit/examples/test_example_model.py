@@ -1,7 +1,5 @@
 """The demo model's files: what training and export made, in two forms that say the same."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

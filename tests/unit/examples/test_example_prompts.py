@@ -1,7 +1,5 @@
 """The example of `kvasir run` runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The demo model's made-up assignments: their labels are exact, and what is held out was never in training."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """An app written for Ollama, with another OLLAMA_HOST and nothing else."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A gateway over a pipeline of simulated engines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

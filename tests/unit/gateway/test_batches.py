@@ -1,7 +1,5 @@
 """Files and batches, with OpenAI's own client, unmodified."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """What a request costs is bounded before it is paid: bodies, lists, schemas, places, files, batches."""
 
-from __future__ import annotations
-
 import io
 import json
 import select

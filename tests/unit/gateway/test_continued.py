@@ -1,7 +1,5 @@
 """Pieces that were lost, doubled, mixed or decoded again: what is passed on is the beginning of one answer."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

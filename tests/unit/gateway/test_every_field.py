@@ -1,7 +1,5 @@
 """Every field that the SDKs' own types have is in `gateway.fields`, and taken as that says."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

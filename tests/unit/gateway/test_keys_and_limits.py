@@ -1,7 +1,5 @@
 """Who may ask, and how much."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """LangChain's own client, unmodified, asks the gateway."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import openai

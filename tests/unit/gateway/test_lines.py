@@ -1,7 +1,5 @@
 """Characters at which Unicode ends a line, in an answer: clients that cut streams there get it whole."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """OpenAI's own client, unmodified, asks the gateway; its answers are what the client's models allow, and no more."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What docs/gateway.md tells a reader to type, as it stands there, but for address and model."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

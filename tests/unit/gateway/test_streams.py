@@ -1,7 +1,5 @@
 """Streams when something goes wrong: workers that die, clients that leave, a gateway that is told to stop."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """What makes a grade one that can be defended: checks by program, several answers, leaks, and the whole class."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

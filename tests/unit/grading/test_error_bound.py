@@ -1,7 +1,5 @@
 """The arithmetic of a bound: known values, brute force, and somebody else's kappa."""
 
-from __future__ import annotations
-
 import random
 from math import comb
 

@@ -1,7 +1,5 @@
 """Graded examples: which work becomes one, what the class is shown of it, and what its student gets."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The figures of the demo model's evaluation, on cases whose right value is plain."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """A batch is published longest expected first."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

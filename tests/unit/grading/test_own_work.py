@@ -1,7 +1,5 @@
 """What is the student's own: a template handed back, evidence that stands only in what was given, a copied solution."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A grade is what the models said, added up; where they said nothing usable there is no grade."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A class asked about one criterion at a time: which jobs are made, what their answers become, what an edit reruns."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Whose a submission is: number and name together, as the LMSs write both, compared with the people there are."""
 
-from __future__ import annotations
-
 import csv
 import io
 import zipfile

@@ -1,7 +1,5 @@
 """How much of a submission reaches the models: as much as they have room for, unless a setting says less."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Acks of many deliveries are joined where that acks nothing else."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

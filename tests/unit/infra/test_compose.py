@@ -1,7 +1,5 @@
 """docker-compose.yml keeps our promises: loopback ports, health checks, no password of its own."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

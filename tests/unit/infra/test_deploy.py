@@ -1,7 +1,5 @@
 """What `kvasir deploy` would write and run: units, steps, wheels; and that a dry run shows no secret."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """A value in kvasir.toml is a value on the machine: it begins no second directive, variable or command there."""
 
-from __future__ import annotations
-
 import json
 import os
 import plistlib

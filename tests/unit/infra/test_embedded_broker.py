@@ -1,7 +1,5 @@
 """What only the embedded broker has: a shared server, a clock thread, dead letters that wait for their queue."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """A job's identity and counters, in headers: they survive re-publishing, and nonsense in them hurts nobody."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

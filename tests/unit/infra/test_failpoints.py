@@ -1,7 +1,5 @@
 """Failpoints: off unless wanted, and each of them is on the way of a job."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

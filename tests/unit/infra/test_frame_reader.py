@@ -1,7 +1,5 @@
 """What we read from the broker's bytes at one go is what pika reads from them frame by frame."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest.mock import patch
 

@@ -1,7 +1,5 @@
 """What we write as AMQP frames is what pika reads."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

@@ -3,8 +3,6 @@
 The limit is a real one, set by the kernel in a process of its own: what goes beyond it is refused as on a full disk.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Work done in groups: nothing is lost, order stays, and whoever adds too much waits."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 

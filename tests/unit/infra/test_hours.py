@@ -1,7 +1,5 @@
 """The hours in which a worker takes jobs."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 import pytest

@@ -1,7 +1,5 @@
 """The roles' rights name what exists, and keep apart what must be kept apart."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every private member of pika that we use is listed in one module, and the pika that is installed has it."""
 
-from __future__ import annotations
-
 import ast
 import dis
 import inspect

@@ -1,7 +1,5 @@
 """Settings: what wins, where it came from, what is refused, and that no password is ever shown."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys

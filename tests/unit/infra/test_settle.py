@@ -1,7 +1,5 @@
 """How a delivery ends: the outcome is published before the ack, whatever the message and whatever the broker does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

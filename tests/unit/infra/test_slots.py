@@ -1,7 +1,5 @@
 """Slots: as many jobs as there are, the next one begun while the last is settled, and never without bound."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 

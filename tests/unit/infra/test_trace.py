@@ -1,7 +1,5 @@
 """A job's trace has the job's id, goes through queues, retries and results unchanged, and never refuses a job."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

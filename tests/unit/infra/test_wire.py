@@ -1,7 +1,5 @@
 """What lies between pika and the socket: whole frames, legible headers, and an end to silence."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from typing import Any

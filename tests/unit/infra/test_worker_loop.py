@@ -1,7 +1,5 @@
 """A worker's place at the broker: what it takes first, what it hears, and the deaths that it answers."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

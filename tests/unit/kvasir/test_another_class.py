@@ -1,7 +1,5 @@
 """A class's folder takes no other class's grades, unless that is said; and nothing is deleted then."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -1,7 +1,5 @@
 """`from kvasir import grade`, and what a notebook shows of the things that it gets."""
 
-from __future__ import annotations
-
 import csv
 import importlib.metadata
 import io

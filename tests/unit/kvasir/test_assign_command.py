@@ -1,7 +1,5 @@
 """`kvasir assign`: a question about whose work it is, answered once, from the run to the export."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

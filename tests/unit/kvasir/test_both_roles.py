@@ -1,7 +1,5 @@
 """A worker with both roles: two handlers over one engine, one choice of what to take next, and nothing else new."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Iterator

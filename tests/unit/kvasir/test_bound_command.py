@@ -1,7 +1,5 @@
 """`kvasir bound` in somebody's hands: draw, fill in the sheet, read the sentence."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

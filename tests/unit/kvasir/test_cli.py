@@ -1,7 +1,5 @@
 """The `kvasir` command without services: what it prints, where, and with which exit code."""
 
-from __future__ import annotations
-
 import json
 import logging
 import signal

@@ -1,7 +1,5 @@
 """The team's earlier scripts run as they are written in its documents: only the import finds another module."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """A batch's folder may be damaged, or come from anywhere: every command says one sentence about it, and what to do."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`--deadline`: times to go and times of day, and what they do to a batch."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 import pytest

@@ -1,7 +1,5 @@
 """Which nodes doctor takes for those outside, by what RabbitMQ 3.10 answers after a node was frozen."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvasir.doctor.members import separated_from_largest

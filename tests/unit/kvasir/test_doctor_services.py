@@ -1,7 +1,5 @@
 """What `kvasir doctor` says of brokers, clocks, links and disks, each from what it was told of them."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

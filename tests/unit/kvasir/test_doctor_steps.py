@@ -1,7 +1,5 @@
 """Which cause doctor names for the step at which a service stops, and how it stops."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -1,7 +1,5 @@
 """`kvasir doctor --try`: what a job's result says of the pair that it met, and the trial itself in one process."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

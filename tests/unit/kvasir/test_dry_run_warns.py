@@ -1,7 +1,5 @@
 """A dry run says what can be known before a model is asked: in text, in JSON and on the desk."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io

@@ -1,7 +1,5 @@
 """`kvasir evaluate` in somebody's hands: a table, JSON and a page; two batches; models that grade first."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

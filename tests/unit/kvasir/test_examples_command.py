@@ -1,7 +1,5 @@
 """`kvasir grade --examples` in somebody's hands: told before, computed once, kept, and forgotten."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

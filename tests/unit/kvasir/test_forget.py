@@ -1,7 +1,5 @@
 """`kvasir forget` leaves nothing of a batch behind."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`kvasir forget` leaves no name and no grade of a desk's assignment, and touches nothing outside its folder."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Help that helps: every command has an example that it understands, nothing is cut, completion completes."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

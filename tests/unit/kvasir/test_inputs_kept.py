@@ -1,7 +1,5 @@
 """A batch grades by its own copies of rubric, solution and template, and can be read while a run writes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`kvasir measure`: the curves of an engine whose rates are known, and the block that the plan reads again."""
 
-from __future__ import annotations
-
 import json
 import time
 import tomllib

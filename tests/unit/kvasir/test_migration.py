@@ -1,7 +1,5 @@
 """docs/migration.md: each feature of the earlier system has a row that names what is there today, or says why not."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

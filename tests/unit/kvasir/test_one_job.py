@@ -1,7 +1,5 @@
 """One job's life, from submit to journal, in one process: the readable twin of docs/one_job.md."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

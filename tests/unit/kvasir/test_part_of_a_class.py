@@ -1,7 +1,5 @@
 """A run of a part of the class changes that part; the class stays."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """No message repeats a value that was meant to be a URL with credentials, however malformed, wherever it stands."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The lower bound of a plan: the linear programme, beside figures that were computed elsewhere."""
 
-from __future__ import annotations
-
 import math
 import re
 import subprocess

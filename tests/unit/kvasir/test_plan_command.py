@@ -1,7 +1,5 @@
 """`kvasir plan`: what it predicts, what it says of the team's targets, and how it answers bad input."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """The simulation of the pipeline: cases computed by hand, and what holds for every class and fleet."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

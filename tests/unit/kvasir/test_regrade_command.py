@@ -1,7 +1,5 @@
 """`kvasir regrade`: only what a rubric edit touches is asked about; nothing is replaced before a yes."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

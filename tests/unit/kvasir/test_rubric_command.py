@@ -1,7 +1,5 @@
 """`kvasir rubric from`: what nbgrader's and Otter-Grader's notebooks say of points."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

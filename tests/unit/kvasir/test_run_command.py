@@ -1,7 +1,5 @@
 """`kvasir run`: any batch of prompts; a line that can't be used gets its reason and the others run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

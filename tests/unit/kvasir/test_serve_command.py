@@ -1,7 +1,5 @@
 """`kvasir serve` and `kvasir keys` as a person types them: a process, curl, signals."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

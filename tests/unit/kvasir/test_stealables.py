@@ -1,7 +1,5 @@
 """Which models `--steal` offers a decode worker, by which engine, and how large they are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a terminal of 80 columns shows: a line a person, and no name cut inside."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

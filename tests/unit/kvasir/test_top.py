@@ -1,7 +1,5 @@
 """`kvasir top` draws what status knows, and follows batches that others own."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

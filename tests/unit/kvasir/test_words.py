@@ -1,7 +1,5 @@
 """What Kvasir says in words: numbers agree, advice can be followed, and nothing claims what did not happen."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a worker's page says while it loads, works, and loses its services."""
 
-from __future__ import annotations
-
 import json
 import socket
 from pathlib import Path

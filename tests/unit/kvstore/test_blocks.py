@@ -1,7 +1,5 @@
 """Block keys: equal exactly where the KV is equal."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Memory for values, used again when nobody uses it; and how much may be under way on a connection."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import socket

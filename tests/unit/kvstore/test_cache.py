@@ -1,7 +1,5 @@
 """The cache of shared blocks: what was read once is served again, within its bound, and never to the wrong reader."""
 
-from __future__ import annotations
-
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """The cluster state as workers see it while the store is away."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

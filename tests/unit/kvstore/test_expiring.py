@@ -1,7 +1,5 @@
 """Values with a TTL in memory: none outlives it, and the bound on their bytes holds."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

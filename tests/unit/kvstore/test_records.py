@@ -1,7 +1,5 @@
 """A record says all that its reader must know, and whatever is not exactly right is refused with a reason."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

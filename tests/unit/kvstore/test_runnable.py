@@ -1,7 +1,5 @@
 """What is known against running a job: its batch was cancelled, or it took its worker along."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvstore.base import ClusterState

@@ -1,7 +1,5 @@
 """Uploading in the background: everything arrives, the caller never hangs, the first error is told."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Iterator
 

@@ -1,7 +1,5 @@
 """JSON is counted before it is read."""
 
-from __future__ import annotations
-
 import json
 import time
 

@@ -1,7 +1,5 @@
 """Messages that were sent in version 2, byte by byte: they must be read for ever, and mean what they meant."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which JSON schemas are taken: what a grammar of them may cost, and what people ask for."""
 
-from __future__ import annotations
-
 import json
 import time
 from enum import Enum
@@ -96,7 +94,7 @@ class Node(BaseModel):
     """Refers to itself, as trees do."""
 
     kind: Literal["leaf", "branch"]
-    children: Annotated[list[Node], Field(max_length=1000)] = []
+    children: "Annotated[list[Node], Field(max_length=1000)]" = []
     address: Address | None = None
     colour: Colour = Colour.RED
     price: Annotated[float, Field(ge=0, multiple_of=0.01)] = 0

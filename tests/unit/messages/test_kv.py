@@ -1,7 +1,5 @@
 """The canonical KV cache: cutting, joining and casting lose nothing and invent nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """The lifecycle table: complete, and it leads somewhere."""
 
-from __future__ import annotations
-
 from messages.lifecycle import TABLE, Position, Step
 
 

@@ -1,7 +1,5 @@
 """A record of a format of lines is one line for every reader, and says what it said."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

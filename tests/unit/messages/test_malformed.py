@@ -1,7 +1,5 @@
 """Malformed input of each kind gives a row with a reason, and the rest of the class is graded."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The four messages: what they refuse. That they survive the wire is in test_golden.py, and in tests/forms."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What is enforced of a schema that somebody sends, as LLGuidance enforces it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, Literal
 

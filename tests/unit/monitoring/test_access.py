@@ -1,7 +1,5 @@
 """Who may speak to what listens: a browser's request has to name this machine, and come from no page of another."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import Iterator

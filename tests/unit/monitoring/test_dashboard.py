@@ -1,7 +1,5 @@
 """The dashboard is what the panels say, a valid Grafana document, and every figure in it is one that somebody makes."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

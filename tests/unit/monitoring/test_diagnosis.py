@@ -1,7 +1,5 @@
 """The six situations of the runbook, read back from its table: what it shows is what the diagnosis needs and says."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Monitoring's event sink: it never hurts a job, it tells nobody's text, and its path checker catches what is wrong."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Whatever happens to a job, its log lines say which, where and how long, and never what was in it or whose it was."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Moments become figures in base units, under labels of few values, whatever a message says."""
 
-from __future__ import annotations
-
 import re
 import sys
 from types import SimpleNamespace

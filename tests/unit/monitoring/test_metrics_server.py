@@ -1,7 +1,5 @@
 """A worker's page answers Prometheus, supervisors and people, on loopback, and outlives bad readers."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A worker's page answers while others hold connections to it: many that say nothing, and one that says little."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,7 +1,5 @@
 """Admission: what may be stored, who waits for room, and the ways out of a full store."""
 
-from __future__ import annotations
-
 import pytest
 
 from kvstore.base import StoreUsage

@@ -1,7 +1,5 @@
 """Several prompts in flight at one prefill worker: each job ends as by itself, and a prefix is computed once."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait

@@ -1,7 +1,5 @@
 """What may happen to a job at the prefill worker."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

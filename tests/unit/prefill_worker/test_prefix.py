@@ -1,7 +1,5 @@
 """A class's prefix: computed once, stored once, resumed from, and never built upon where it is damaged."""
 
-from __future__ import annotations
-
 import threading
 import time
 import zlib

@@ -1,7 +1,5 @@
 """Whether anybody would use a prefill worker's KV caches, by what decode workers register."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """`make audit` fails for what is known and for what could not be looked up, and says which it was."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta

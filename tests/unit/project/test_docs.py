@@ -1,7 +1,5 @@
 """The documentation holds: links lead somewhere, every page is found from the README, commands are commands."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every table in the documentation is one: a header, a rule below it, and rows of as many cells."""
 
-from __future__ import annotations
-
 import re
 from itertools import groupby
 from pathlib import Path

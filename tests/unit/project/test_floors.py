@@ -1,7 +1,5 @@
 """pyproject.toml allows no release with a known advisory, and no click with which no command starts."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 

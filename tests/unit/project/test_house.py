@@ -1,7 +1,5 @@
 """The plan of the house holds: import arrows, the list of rooms, the Makefile's targets, scripts in plain shell."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`make lint` refuses names that say nothing, a class name given twice, and a folder named like another one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The pictures in the docs are what their manifest says: of this file, from this model, at a commit of this project."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The README says what is not known as plainly as what is."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import get_args

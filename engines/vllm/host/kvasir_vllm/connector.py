@@ -5,8 +5,6 @@ reaches the pages. Both tell who asked, by datagrams (`events`); neither ever ra
 engine. vLLM may be a server that others use too, by HTTP: so nothing that a request says is trusted either.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -25,8 +25,6 @@ A datagram is a JSON object:
     failed      id, kind ("kv"), why
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -4,8 +4,6 @@
 model can't be loaded.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -5,8 +5,6 @@ affair (on a CPU keys lie transposed). So known numbers are stored through the b
 they turn up is where it keeps them. Reading and writing is then the same for all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

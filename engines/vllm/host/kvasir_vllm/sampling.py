@@ -5,8 +5,6 @@ of a job that has a seed and whose prompt is computed in several steps. So vLLM 
 here only the one that was drawn is left. Which one depends on seed and position alone, not on who else is decoded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ A path is looked up anew each time it is used, and what it leads to may have bee
 followed, and nothing is opened that is not what it should be. Both ends import this module, and it nothing of ours.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

@@ -24,8 +24,6 @@ From the host:
     failed      id, kind ("kv", "schema" or "engine"), why
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from typing import Any

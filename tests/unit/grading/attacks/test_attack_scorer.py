@@ -1,7 +1,5 @@
 """Attacks on a grade in twelve languages, disguised or in words of their own, are shown to a person."""
 
-from __future__ import annotations
-
 import base64
 import codecs
 import random

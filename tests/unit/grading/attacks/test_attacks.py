@@ -1,7 +1,5 @@
 """Forty attacks on the grader: whatever a model makes of them, a grade stays a grade, and a person is told to look."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

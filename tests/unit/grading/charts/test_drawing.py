@@ -1,7 +1,5 @@
 """Pictures are whole SVG, have words for those who see none, hold no markup of others, and show what happened."""
 
-from __future__ import annotations
-
 import re
 from xml.etree import ElementTree
 

@@ -1,7 +1,5 @@
 """Every value is in one bar, and bars are few enough to be read."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

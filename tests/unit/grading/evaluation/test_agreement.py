@@ -1,7 +1,5 @@
 """How far two graders agree: as scikit-learn has it, with intervals that hold the truth, and a floor that is known."""
 
-from __future__ import annotations
-
 import builtins
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """A class beside hand grades: what is compared, by criterion and band, how sure the model was, and what is left out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

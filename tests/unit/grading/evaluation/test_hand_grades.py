@@ -1,7 +1,5 @@
 """Grades that people gave: read from one form of table, from a gradebook's column, from the desk's reviews."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A CSV from a spreadsheet that is not UTF-8: one sentence says so and how to save it, whatever reads it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

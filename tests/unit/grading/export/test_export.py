@@ -1,7 +1,5 @@
 """What leaves the house: files that Canvas and Moodle take, and a blank where there is no grade."""
 
-from __future__ import annotations
-
 import csv
 import io
 import zipfile

@@ -1,7 +1,5 @@
 """A format is one file and its registration: the command, the desk and the page of documentation follow from it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """No cell that Kvasir writes becomes a formula, wherever a spreadsheet cuts the lines, and all is read back."""
 
-from __future__ import annotations
-
 import csv
 import io
 import random

@@ -1,7 +1,5 @@
 """What differs from the last export is said before the next one is made."""
 
-from __future__ import annotations
-
 import io
 import json
 import zipfile

@@ -1,7 +1,5 @@
 """Lateness: what the rubric's rule takes off, where it shows, and that nobody is guessed to be late."""
 
-from __future__ import annotations
-
 import csv
 import io
 import zipfile

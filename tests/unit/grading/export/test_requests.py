@@ -1,7 +1,5 @@
 """Students' requests for another look: read in, answered, written out, and never rewritten."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The sheet of hand grades filled in one by one, by one person or two."""
 
-from __future__ import annotations
-
 import csv
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """No name that a platform wrote into a file's name stays in a text of the class, however it is spelled; words stay."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys

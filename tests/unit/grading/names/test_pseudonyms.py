@@ -1,7 +1,5 @@
 """Names leave no producer: what is known of them is replaced wherever its parts stand together."""
 
-from __future__ import annotations
-
 import pytest
 
 from grading.names.pseudonyms import pseudonymise

@@ -1,7 +1,5 @@
 """The prompt: the class's part first and the same to the byte, the student's part last and only data."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

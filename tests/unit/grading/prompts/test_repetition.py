@@ -1,7 +1,5 @@
 """An answer that only repeats itself is no answer; one that repeats a word, a row or a line of code is."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

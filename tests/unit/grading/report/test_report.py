@@ -1,7 +1,5 @@
 """What is written down: a table that a spreadsheet can't misread, and a page that escapes everything."""
 
-from __future__ import annotations
-
 import csv
 import re
 from html.parser import HTMLParser

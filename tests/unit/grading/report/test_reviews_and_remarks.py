@@ -1,7 +1,5 @@
 """Two things, two words: what a person must decide, and what is good to know. And waiting is not failed."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

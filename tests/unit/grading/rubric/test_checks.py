@@ -1,7 +1,5 @@
 """A check that a format can't answer says nothing; one that it can raises no false alarm."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

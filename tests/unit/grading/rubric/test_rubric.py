@@ -1,7 +1,5 @@
 """A rubric is read exactly, or refused with one sentence that a course team can act on."""
 
-from __future__ import annotations
-
 import json
 import math
 from copy import deepcopy

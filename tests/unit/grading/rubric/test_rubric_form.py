@@ -1,7 +1,5 @@
 """A rubric as the fields of a form: what changes nothing makes the same rubric, and edits make what they say."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rubrics in other people's formats become ours, or are refused in a sentence."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Whatever a rubric's file holds, it is read, or refused in one sentence with the file, soon."""
 
-from __future__ import annotations
-
 import copy
 import json
 import time

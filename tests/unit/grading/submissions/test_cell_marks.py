@@ -1,7 +1,5 @@
 """What nbgrader's and Otter-Grader's metadata say of a notebook's cells, by the rules of their own sources."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Word documents and PDFs: what is read of them, and what one that means harm may cost."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

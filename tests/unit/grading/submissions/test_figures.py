@@ -1,7 +1,5 @@
 """Pictures are found where they stand, of one submission at a time, whatever the notebook calls a picture."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil

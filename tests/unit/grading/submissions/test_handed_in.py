@@ -1,7 +1,5 @@
 """Whose a submission is, and what of it counts: every attachment, and nothing is dropped in silence."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Reading any submission takes seconds and little memory, and one student never stops a class."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

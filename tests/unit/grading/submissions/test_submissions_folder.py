@@ -1,7 +1,5 @@
 """A folder of submissions in which more lies than submissions: results never do, rubric and solution are left out."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What no reader of the rendered work sees is no evidence, and a person is asked about it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

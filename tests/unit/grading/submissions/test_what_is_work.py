@@ -1,7 +1,5 @@
 """What counts as work, and what doesn't: addresses, other people's code, pointers, equal files, guessed encodings."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from dataclasses import replace

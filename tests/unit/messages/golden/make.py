@@ -4,8 +4,6 @@ NAME.msgpack is a message as it was sent when the file was made, NAME.json all i
 too. Neither is ever made anew: whoever changes a contract so that one of them fails breaks messages under way.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """The Client: what is submitted is told, what is answered is kept until asked for, and a stream's pieces join up."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby

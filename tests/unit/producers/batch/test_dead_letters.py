@@ -1,7 +1,5 @@
 """The graveyard: who looks takes nothing away, and a replay is one new run, however often it is asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Runner: a batch goes on where it stopped, nothing is lost, and nothing counts twice."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +45,7 @@ class Class:
         self.folder = folder
         self._students = students
 
-    def own(self, pipeline: Pipeline) -> Owner:
+    def own(self, pipeline: Pipeline) -> "Owner":
         """Somebody opens the folder, as `kvasir grade` does."""
         return Owner(self.folder, self._students, pipeline)
 
@@ -66,7 +64,7 @@ class Owner:
         self.batch.plan(entries, {})
         self.runner = Runner(self.batch, self.tasks, pipeline.client, self.progress)
 
-    def __enter__(self) -> Owner:
+    def __enter__(self) -> "Owner":
         return self
 
     def __exit__(self, *_exc: object) -> None:

@@ -1,7 +1,5 @@
 """The journal and the batch folder: what a crash, a duplicate or a full disk may do to them."""
 
-from __future__ import annotations
-
 import errno
 import os
 import tracemalloc
