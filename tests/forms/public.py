@@ -110,10 +110,17 @@ def _signature(thing: Callable[..., Any]) -> str:
 
 def _written_annotations(thing: Callable[..., Any]) -> dict[str, str]:
     """Each parameter's annotation as the source has it, since an alias is gone from what Python keeps."""
-    with contextlib.suppress(OSError, TypeError):  # what a dataclass generates has no source
-        tree = ast.parse(textwrap.dedent(inspect.getsource(thing.__init__ if inspect.isclass(thing) else thing)))
-        if isinstance(function := tree.body[0], ast.FunctionDef):
-            arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    with contextlib.suppress(OSError, TypeError):  # what has no source, as an exception's own initializer
+        of_a_class = inspect.isclass(thing) and not dataclasses.is_dataclass(thing)
+        node = ast.parse(textwrap.dedent(inspect.getsource(thing.__init__ if of_a_class else thing))).body[0]
+        if isinstance(node, ast.ClassDef):
+            return {
+                ast.unparse(each.target): ast.unparse(each.annotation)
+                for each in node.body
+                if isinstance(each, ast.AnnAssign)
+            }
+        if isinstance(node, ast.FunctionDef):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             return {each.arg: ast.unparse(each.annotation) for each in arguments if each.annotation}
     return {}
 
