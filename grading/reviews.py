@@ -110,8 +110,53 @@ def undo_override(
 
     Raises ReviewConflict where something else stands by now, and BatchError as `append_override`.
     """
+    _append(folder, [(item_id, version)], _withdrawal(item_id, restored_overrides, reviewer))
+
+
+def append_where_unchanged(folder: Path, overrides: Iterable[Override]) -> list[str]:
+    """Add each decision about whose submission stands what its decider saw; the submissions of the others, in order.
+
+    All that are added are on disk on return. Raises BatchError as `append_override`, with none of them written.
+    """
+    with lock_lines(folder / FILE, "decision"):
+        by_item = _by_item(read_overrides(folder))
+        unchanged, left_ids = [], []
+        for override in overrides:
+            is_unchanged = override.version == version_of(by_item.get(override.item_id, {}).values())
+            unchanged.append(override) if is_unchanged else left_ids.append(override.item_id)
+        Lines(folder / FILE).append(map(_row, unchanged))
+    return left_ids
+
+
+def undo_together(folder: Path, decisions: Iterable[Override], reviewer: str) -> list[str]:
+    """Withdraw decisions about several submissions; the submissions where another one stands by now, which stay.
+
+    What else was decided about a submission stays too, and no line is lost. Raises BatchError as `append_override`.
+    """
+    rows, left_ids = [], []
+    with lock_lines(folder / FILE, "decision"):
+        by_item = _by_item(read_overrides(folder))
+        for decision in decisions:
+            standing = by_item.get(decision.item_id, {})
+            if standing.get(decision.criterion_id) != decision:
+                left_ids.append(decision.item_id)
+                continue
+            rows += _withdrawal(decision.item_id, (each for each in standing.values() if each != decision), reviewer)
+        Lines(folder / FILE).append(rows)
+    return left_ids
+
+
+def _by_item(overrides: Iterable[Override]) -> dict[str, dict[str | None, Override]]:
+    by_item: dict[str, dict[str | None, Override]] = {}
+    for override in overrides:
+        by_item.setdefault(override.item_id, {})[override.criterion_id] = override
+    return by_item
+
+
+def _withdrawal(item_id: str, restored_overrides: Iterable[Override], reviewer: str) -> list[dict[str, Any]]:
+    """The lines after which only these decisions stand about a submission."""
     withdrawal = {"submission": item_id, "withdrawn": True, "by": reviewer, "at": time.time()}
-    _append(folder, [(item_id, version)], [withdrawal, *map(_row, restored_overrides)])
+    return [withdrawal, *map(_row, restored_overrides)]
 
 
 def _row(override: Override) -> dict[str, Any]:

@@ -66,6 +66,12 @@ class Markup:
         """Text as it is, with its line breaks; lines in `marks`, counted from 0, are highlighted, each with why."""
         self._lines(f'style="{_VERBATIM}"', map(escape, text.split("\n")), marks)
 
+    def changes(self, pieces: Iterable[tuple[str, str]]) -> None:
+        """Text beside another: what only it has ("added") is highlighted, what it lacks ("missing") struck through."""
+        tags = {"added": f'<ins style="{_MARK};text-decoration:none">%s</ins>', "missing": "<del>%s</del>"}
+        html = "".join(tags.get(kind, "%s") % escape(text) for kind, text in pieces)
+        self._pieces.append(f'<pre style="{_VERBATIM}">\n{html}</pre>')
+
     def code(self, text: str, language: str, marks: Mapping[int, str] = _NO_MARKS) -> None:
         """A cell of code in colours."""
         self._lines('class="work-code"', map(_colour_line, highlight_code(text, language)), marks)
