@@ -51,7 +51,7 @@ class Answer:
 def answer_of(item_id: str, grade: CriterionGrade, work: Submission) -> Answer:
     """The answer that this grade of a criterion is about."""
     quote = grade.evidence if grade.evidence_state == "found" else ""
-    quoted_parts = [part.text for part in work.parts if quoted_lines(part.text, [quote])]
+    quoted_parts = [part.text for part in work.parts if quote and quoted_lines(part.text, [quote])]
     own_parts = [part.text for part in work.parts if part.kind != "output" and not part.holds_only_given_text]
     return Answer(item_id, grade.points, quote, quoted_parts[0] if quoted_parts else "\n".join(own_parts))
 
