@@ -32,7 +32,7 @@ from pathlib import Path
 
 from benchmarks import harness
 from benchmarks.evaluate_sets import Question, exams, saf
-from grading.likeness import MAX_DISTANCE, Answer, answer_of, group_answers
+from grading.likeness import MAX_DISTANCE, CriterionAnswer, answer_of, group_answers
 from grading.report.grades import load_graded
 from grading.submissions.reading import read_submissions
 from kvasir import cli
@@ -42,14 +42,16 @@ MOST_ADDED = 0.02
 CUTS, QUICK_CUTS = [number / 40 for number in range(8, 21)], [0.3, 0.35, 0.4]
 PLANTED, MOST_COPIES = 60, 6
 
-AnswersByPoints = list[tuple[Sequence[Answer], Mapping[str, float]]]  # answers to one question, shares by item id
+AnswersByPoints = list[
+    tuple[Sequence[CriterionAnswer], Mapping[str, float]]
+]  # answers to one question, shares by item id
 
 
 def question_answers(questions: Iterable[Question]) -> AnswersByPoints:
     """Each question's answers, as if a model had given all of them the same points for the same reason."""
     return [
         (
-            [Answer(str(number), None, "", text) for number, (text, _) in enumerate(question.answers)],
+            [CriterionAnswer(str(number), None, "", text) for number, (text, _) in enumerate(question.answers)],
             {str(number): points / question.points for number, (_, points) in enumerate(question.answers)},
         )
         for question in questions
@@ -99,7 +101,7 @@ def demo_answers() -> AnswersByPoints:
     ]
 
 
-def planted_class(seed: int) -> tuple[list[Answer], dict[str, float]]:
+def planted_class(seed: int) -> tuple[list[CriterionAnswer], dict[str, float]]:
     """Answers with duplicates in other white space, and twins that quote the same line and are worth less."""
     draw = random.Random(seed)
     answers, shares = [], {}
@@ -111,13 +113,13 @@ def planted_class(seed: int) -> tuple[list[Answer], dict[str, float]]:
             for copy in range(draw.randrange(1, MOST_COPIES)):
                 item_id = f"{number} {share} {copy}"
                 spaced = text.replace(" = ", " =  " if copy % 2 else " = ") + "\n" * copy
-                answers.append(Answer(item_id, 2, quote, spaced))
+                answers.append(CriterionAnswer(item_id, 2, quote, spaced))
                 shares[item_id] = share
     draw.shuffle(answers)
     return answers, shares
 
 
-def wrong_spreads(answers: Sequence[Answer], shares: Mapping[str, float], is_read: bool) -> int:
+def wrong_spreads(answers: Sequence[CriterionAnswer], shares: Mapping[str, float], is_read: bool) -> int:
     """Answers that would get points that aren't theirs."""
     return sum(
         shares[group[0].item_id] != shares[answer.item_id]

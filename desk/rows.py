@@ -110,7 +110,9 @@ def standing_words(class_rows: Sequence[Row], total: int = 0, finish: str = "") 
         f"{blank} without points": blank,
         f"{waiting} being graded, {finish}" if finish else f"{waiting} not graded yet": waiting,
     }
-    return "; ".join(words for words, count in facts.items() if count) or f"none of {total} needs you"
+    return "; ".join(words for words, count in facts.items() if count) or (
+        f"none of {total} needs you" if total else "nothing is graded yet"
+    )
 
 
 def open_questions(class_rows: Iterable[Row]) -> str:

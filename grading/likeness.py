@@ -31,7 +31,7 @@ _MOST_TEXTS = 2_000  # their distances are 32 MB
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CriterionAnswer:
     """What one submission says to a criterion."""
 
     item_id: str
@@ -48,11 +48,11 @@ class Answer:
         return "\n".join(lines[around])[:_MOST_CHARS]
 
 
-def answer_of(item_id: str, grade: CriterionGrade, work: Submission) -> Answer:
+def answer_of(item_id: str, grade: CriterionGrade, work: Submission) -> CriterionAnswer:
     """The answer that this grade of a criterion is about."""
     quote = grade.evidence if grade.evidence_state == "found" else ""
     quoted_parts = [part.text for part in work.parts if quote and quoted_lines(part.text, [quote])]
-    return Answer(item_id, grade.points, quote, quoted_parts[0] if quoted_parts else own_text(work))
+    return CriterionAnswer(item_id, grade.points, quote, quoted_parts[0] if quoted_parts else own_text(work))
 
 
 def own_text(work: Submission) -> str:
@@ -60,14 +60,14 @@ def own_text(work: Submission) -> str:
     return "\n".join(part.text for part in work.parts if part.kind != "output" and not part.holds_only_given_text)
 
 
-def group_answers(answers: Sequence[Answer], max_distance: float = 0.0) -> list[list[Answer]]:
+def group_answers(answers: Sequence[CriterionAnswer], max_distance: float = 0.0) -> list[list[CriterionAnswer]]:
     """Each answer in one group, the largest group first; a group's first answer stands for the others best.
 
     `max_distance`: up to which distance, from 0 to 1, passages count as alike; 0 leaves it at equal evidence. Raises
     EvaluationError where scikit-learn is missing for it.
     """
     times = Counter(answer.text for answer in answers)
-    by_evidence: dict[tuple[Points | None, str], list[Answer]] = {}
+    by_evidence: dict[tuple[Points | None, str], list[CriterionAnswer]] = {}
     for answer in sorted(answers, key=lambda answer: -times[answer.text]):  # what most of a group say comes first
         evidence = " ".join((answer.quote or answer.text).split())  # case stays: in code it is another name
         by_evidence.setdefault((answer.points, evidence), []).append(answer)
@@ -76,7 +76,7 @@ def group_answers(answers: Sequence[Answer], max_distance: float = 0.0) -> list[
     return sorted(_join_like(groups, max_distance) if are_compared else groups, key=len, reverse=True)
 
 
-def _join_like(groups: Sequence[Sequence[Answer]], max_distance: float) -> list[list[Answer]]:
+def _join_like(groups: Sequence[Sequence[CriterionAnswer]], max_distance: float) -> list[list[CriterionAnswer]]:
     """Groups of equal points, those joined whose first answers are alike, the one in the middle first."""
     passages = [group[0].passage or "-" for group in groups]
     runs = (

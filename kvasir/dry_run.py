@@ -9,7 +9,7 @@ from engines.proof import outside_in
 from grading import planning
 from grading.attacks.detection import instruction_flags
 from grading.jobs import Assignment, Item
-from grading.likeness import MAX_DISTANCE, Answer, group_answers, own_text
+from grading.likeness import MAX_DISTANCE, CriterionAnswer, group_answers, own_text
 from grading.prompts.prompt import cut_summary, examples_text
 from grading.report.grades import one_line
 from grading.request import GradeRequest
@@ -50,7 +50,7 @@ def show_dry_run(settings: Settings, request: GradeRequest, as_json: bool) -> in
 def _pilot(items: Iterable[Item]) -> list[str]:
     """One submission of each group of like works, the largest group first: who to grade before the class."""
     answers = [
-        Answer(item.submission.name, None, "", own_text(item.submission))
+        CriterionAnswer(item.submission.name, None, "", own_text(item.submission))
         for item in items
         if item.submission.is_gradable
     ]

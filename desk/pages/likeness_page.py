@@ -11,7 +11,7 @@ from desk.pages.markup import Markup
 from desk.pages.shared import Desk, action_button, decider, draw_live
 from desk.rows import undecided_rows
 from desk.text import escape_markdown
-from grading.likeness import MAX_DISTANCE, Answer, answer_of, group_answers
+from grading.likeness import MAX_DISTANCE, CriterionAnswer, answer_of, group_answers
 from grading.quotes import quoted_lines
 from grading.report.grades import show_points
 from grading.reviews import decide_together, decided_together, undo_together
@@ -75,7 +75,7 @@ def _show_groups(desk: Desk, folder: Path) -> None:
 def _show_group(
     folder: Path,
     criterion: Criterion,
-    group: Sequence[Answer],
+    group: Sequence[CriterionAnswer],
     names: Mapping[str, str],
     standing: Mapping[str, Overrides],
 ) -> None:

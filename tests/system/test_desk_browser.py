@@ -31,6 +31,7 @@ SECTIONS = {
     "Grade": "Look before you grade",
     "Results": "Name contains",
     "Review": "Reason for the change",
+    "Like answers": "like no other",
     "Regrade": "Rubric and instructions",
     "Bound": "can be drawn",
     "Export": "Make the file",

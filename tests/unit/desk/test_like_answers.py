@@ -13,7 +13,7 @@ from desk.decisions import Decisions, Overrides, accept_grade
 from desk.pages.markup import Markup
 from desk.rows import make_rows, undecided_rows
 from desk.view import BatchView
-from grading.likeness import Answer, answer_of, group_answers
+from grading.likeness import CriterionAnswer, answer_of, group_answers
 from grading.reviews import (
     ROUND_REASON,
     Override,
@@ -37,7 +37,7 @@ def graded(folder: Path, size: int = 4, doubtful: int = 2) -> tuple[Path, BatchV
     return out, BatchView(out, request_of).refresh(), Decisions(out)
 
 
-def answers_of(view: BatchView) -> list[Answer]:
+def answers_of(view: BatchView) -> list[CriterionAnswer]:
     return [
         answer_of(grade.item_id, grade.criteria[0], view.item(number).submission)
         for number, grade in enumerate(view.grades)

@@ -7,16 +7,16 @@ import pytest
 from benchmarks.evaluate_sets import saf
 from benchmarks.groups import MOST_ADDED, planted_class, question_answers, spread, wrong_spreads
 from grading.evaluation.agreement import EvaluationError
-from grading.likeness import MAX_DISTANCE, Answer, answer_of, group_answers
+from grading.likeness import MAX_DISTANCE, CriterionAnswer, answer_of, group_answers
 from grading.prompts.answers import CriterionGrade
 from grading.submissions.submission import Submission, SubmissionPart
 
 
-def answer(id: str, text: str, quote: str = "", points: float | None = 1) -> Answer:
-    return Answer(id, points, quote, text)
+def answer(id: str, text: str, quote: str = "", points: float | None = 1) -> CriterionAnswer:
+    return CriterionAnswer(id, points, quote, text)
 
 
-def ids(groups: list[list[Answer]]) -> list[list[str]]:
+def ids(groups: list[list[CriterionAnswer]]) -> list[list[str]]:
     return [[each.item_id for each in group] for group in groups]
 
 
@@ -73,7 +73,7 @@ def test_like_texts_are_joined_only_where_their_points_are_equal() -> None:
         answer("eva", "Routers forward what they are given, in the order in which it came."),
     ]
     assert sorted(ids(group_answers(answers, MAX_DISTANCE))) == [["cat", "ann", "ben"], ["dan"], ["eva"]]
-    assert ids(group_answers([answer("ann", ""), answer("ben", " ", "x")], MAX_DISTANCE)) == [["ann"], ["ben"]]
+    assert ids(group_answers([answer("ann", ""), answer("ben", " ", "x")], MAX_DISTANCE)) == [["ben"], ["ann"]]
 
 
 def test_without_scikit_learn_equal_answers_still_form_groups(monkeypatch: pytest.MonkeyPatch) -> None:
