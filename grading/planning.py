@@ -44,9 +44,9 @@ def prepare(
     owners = roster.owners(submission.name for submission in all_submissions)
     sent_names = {entry.name for entry in planned_entries if entry.role != "intake"}
     unassigned_names = {name for name, owner in owners.items() if owner.question == UNASSIGNED_QUESTION} - sent_names
-    selected_names = {
-        submission.name for submission in (all_submissions if selection.is_whole else request.read(selection))
-    }
+    selected_names = {submission.name for submission in all_submissions}
+    if not selection.is_whole:
+        selected_names = set(request.selected_names(selection))
     # Names are taken out of everybody's texts, whoever is graded: a classmate's may be in one's work.
     form = older_form or QUESTION_FORM
     excluded_names = unassigned_names | request.sampled_names

@@ -10,7 +10,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -50,6 +50,7 @@ __all__ = [
     "SubmissionPart",
     "check_apart",
     "inputs_inside",
+    "list_submissions",
     "read_document",
     "read_submissions",
 ]
@@ -136,20 +137,21 @@ def read_submissions(
         SubmissionError: nothing there is of a kind that can be read, the zip is damaged or expands to too much, or a
             name in `names` matches nothing.
     """
-    if limit < 0:
-        raise SubmissionError(f"limit must be 0 (all) or more, not {limit}")
-    with open_entries(path) as all_entries:
-        entries = [entry for entry in all_entries if entry.path not in excluded_paths]
-        groups = _groups(path, entries, student_of)
-        if not any(_readable(group) for group in groups):
-            kinds = ", ".join(_READERS)
-            raise SubmissionError(
-                f"{printable_path(path)} holds no submission that can be read; these kinds are: {kinds}"
-            )
-        selected_groups = _select_groups(groups, names, path, lenient)
-        return [
-            _with_notes(group, _read_group(group)) for group in (selected_groups[:limit] if limit else selected_groups)
-        ]
+    with _selected_groups(path, names, limit, lenient, excluded_paths, student_of) as groups:
+        return [_with_notes(group, _read_group(group)) for group in groups]
+
+
+def list_submissions(
+    path: Path,
+    names: Collection[str] = (),
+    limit: int = 0,
+    lenient: bool = False,
+    excluded_paths: Container[str] = (),
+    student_of: Callable[[str], str] = same_student,
+) -> list[str]:
+    """The names of those that `read_submissions` would read. Raises as it does; no file is read for it."""
+    with _selected_groups(path, names, limit, lenient, excluded_paths, student_of) as groups:
+        return [group.name for group in groups]
 
 
 def read_document(path: Path) -> Submission:
@@ -190,6 +192,29 @@ def _groups(
     work = [entry for entry in entries if not entry.ignored_kind]
     wrapper = _wrapper(work) if path.suffix.lower() == ".zip" else ""
     return resolve(_group_entries(entries, wrapper), _readability, student_of)
+
+
+@contextmanager
+def _selected_groups(
+    path: Path,
+    names: Collection[str],
+    limit: int,
+    lenient: bool,
+    excluded_paths: Container[str],
+    student_of: Callable[[str], str],
+) -> Iterator[list[FileGroup]]:
+    """As `read_submissions` has it; the groups' files can be read until it is left."""
+    if limit < 0:
+        raise SubmissionError(f"limit must be 0 (all) or more, not {limit}")
+    with open_entries(path) as all_entries:
+        groups = _groups(path, [entry for entry in all_entries if entry.path not in excluded_paths], student_of)
+        if not any(_readable(group) for group in groups):
+            kinds = ", ".join(_READERS)
+            raise SubmissionError(
+                f"{printable_path(path)} holds no submission that can be read; these kinds are: {kinds}"
+            )
+        selected_groups = _select_groups(groups, names, path, lenient)
+        yield selected_groups[:limit] if limit else selected_groups
 
 
 def _with_notes(group: FileGroup, submission: Submission) -> Submission:

@@ -335,7 +335,10 @@ def test_rosters_of_two_products_are_not_mixed() -> None:
 # --- what else goes by the roster
 
 
-def test_a_section_stands_for_the_submissions_of_its_people(tmp_path: Path) -> None:
+def test_a_section_stands_for_the_submissions_of_its_people_and_none_is_read_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("grading.submissions.reading._read_group")
     (tmp_path / "gradebook.csv").write_bytes(GRADEBOOK)
     place = tmp_path / "class"
     place.mkdir()
@@ -343,13 +346,13 @@ def test_a_section_stands_for_the_submissions_of_its_people(tmp_path: Path) -> N
         (place / name).write_text("x <- 1", "utf-8")
     request = GradeRequest(place, tmp_path / "rubric.yaml", {}, rosters=(tmp_path / "gradebook.csv",))
 
-    of_section = request.read(Selection(("BA-101 02",)))
-    with_one_more = request.read(Selection(("BA-101 02", "notes.R")))
+    of_section = request.selected_names(Selection(("BA-101 02",)))
+    with_one_more = request.selected_names(Selection(("BA-101 02", "notes.R")))
 
-    assert [work.name for work in of_section] == ["o_brien42kaybo_71003_8_b.R", "smithjordan_71004_7_c.R"]
+    assert of_section == ["o_brien42kaybo_71003_8_b.R", "smithjordan_71004_7_c.R"]
     assert len(with_one_more) == 3
     with pytest.raises(SubmissionError, match="'BA-101 03'"):
-        request.read(Selection(("BA-101 03",)))
+        request.selected_names(Selection(("BA-101 03",)))
 
 
 def test_a_table_may_call_a_submission_by_its_persons_number() -> None:
