@@ -179,6 +179,7 @@ def test_ids_that_a_spreadsheet_rewrote_are_what_they_were(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("title", ["Final Grade essay (5502)", "Current Points, 2 (5502)", "Override Score (5502)"])
+@pytest.mark.public_report("instructure/canvas-lms 2134")
 def test_a_column_that_canvas_ignores_is_refused(tmp_path: Path, title: str) -> None:
     """`NON_ASSIGNMENT_COLUMN_HEADERS`, `lib/gradebook_importer.rb`: anywhere in a column's title."""
     folder = a_class(tmp_path, {"aldertreeada_71001_9_a.R": 7})
@@ -186,6 +187,7 @@ def test_a_column_that_canvas_ignores_is_refused(tmp_path: Path, title: str) -> 
         export_canvas(folder, GRADEBOOK.replace(b"Homework 5 (5502)", f'"{title}"'.encode()), "5502")
 
 
+@pytest.mark.public_report("instructure/canvas-lms 624")
 def test_what_canvas_would_not_take_or_keep_is_said_before(tmp_path: Path) -> None:
     """`GradebookImporter#readonly_assignment?` and `#translate_pass_fail`."""
     folder = a_class(tmp_path, {"aldertreeada_71001_9_a.R": 7})
@@ -205,6 +207,30 @@ def test_grades_that_students_do_not_see_at_once_are_remarked_on(tmp_path: Path,
     assert not any("post them" in note for note in export_canvas(folder, shown, "5502").notes)
 
 
+@pytest.mark.public_report("unc-csxl/csxl.unc.edu 624")
+def test_rows_before_points_possible_are_no_students(tmp_path: Path) -> None:
+    """There a roster was refused once grades had been entered: from then on there is a row without a student."""
+    people = [person.number for person in roster(GRADEBOOK).people]
+
+    assert people == ["71001", "71002", "71003", "71004", "71005", "79999"]
+    without_the_row = GRADEBOOK.replace(b",,,,Manual Posting,\n", b"")
+    assert [person.number for person in roster(without_the_row).people] == people
+
+
+@pytest.mark.public_report("pawtograder/platform 979")
+def test_a_student_who_is_listed_twice_has_the_same_grade_in_both_rows(tmp_path: Path) -> None:
+    """There the first row was shown, and the second was written."""
+    folder = a_class(tmp_path, {"aldertreeada_71001_9_a.R": 7})
+    row = b'"Aldertree, Ada",71001,u1,BA-101 01,,80\n'
+    twice = GRADEBOOK.replace(row, row.replace(b",,80", b",3,80") + row.replace(b",,80", b",5,80"))
+
+    made = export_canvas(folder, twice, "5502")
+
+    rows = csv.reader(io.StringIO(made.data.decode("utf-8-sig")))
+    assert [row[-1] for row in rows if row[1] == "71001"] == ["7", "7"]
+    assert made.asks[1:] == ("Aldertree, Ada: 3 → 7", "Aldertree, Ada: 5 → 7"), "neither is written unseen"
+
+
 # --- Moodle
 
 
@@ -221,6 +247,7 @@ def test_grades_that_students_do_not_see_at_once_are_remarked_on(tmp_path: Path,
         ("Ana Sobrino_50101", []),
     ],
 )
+@pytest.mark.public_report("moodle/moodle mod/assign/classes/downloader.php")
 def test_moodles_number_and_name_must_agree(prefix: str, ending: str, numbers: list[str]) -> None:
     assert whose(roster(WORKSHEET), f"{prefix}_assignsubmission_{ending}") == numbers
 
@@ -230,6 +257,7 @@ def test_while_marking_is_blind_the_number_is_all_there_is() -> None:
     assert whose(roster(blind), "Participant_50100_assignsubmission_file") == ["50100"]
 
 
+@pytest.mark.public_report("moodle/moodle mod/assign/classes/downloader.php")
 def test_a_teams_grade_goes_to_its_members_and_never_to_whose_number_its_id_is(tmp_path: Path) -> None:
     names = {
         "Team Espresso_50101_assignsubmission_file": 12,
@@ -244,6 +272,17 @@ def test_a_teams_grade_goes_to_its_members_and_never_to_whose_number_its_id_is(t
         "Participant 50103": "12",
         "Participant 50104": "18",
     }
+
+
+@pytest.mark.public_report("quickfeed/quickfeed 1440")
+def test_who_joins_a_team_after_it_was_graded_has_its_grade(tmp_path: Path) -> None:
+    folder = a_class(tmp_path, {"Team Espresso_50101_assignsubmission_file": 12})
+    keep_roster(folder, roster(TEAMS))
+    joined = TEAMS.replace(b"Cy Om,Default group", b"Cy Om,Team Espresso")
+
+    for worksheet, grade in ((TEAMS, ""), (joined, "12")):
+        found = cells(export_moodle(folder, worksheet).data, "Identifier", "Grade")
+        assert (found["Participant 50103"], found["Participant 50104"]) == ("12", grade)
 
 
 def test_a_member_with_a_submission_of_their_own_is_asked_about(tmp_path: Path) -> None:
@@ -261,6 +300,7 @@ def test_a_member_with_a_submission_of_their_own_is_asked_about(tmp_path: Path) 
     assert (found["Participant 50102"], found["Participant 50103"]) == ("12", "3")
 
 
+@pytest.mark.public_report("moodle/moodle mod/assign/classes/downloader.php")
 def test_several_plugins_and_flat_files_are_one_submission(tmp_path: Path) -> None:
     """`downloader::load_submissionplugin_filelist`, folders or not: a file and an online text are one student's."""
     path = tmp_path / "flat.zip"

@@ -51,6 +51,7 @@ def names(found: list[Submission]) -> list[str]:
         ("anon_notes_2.py", "", "", False),
     ],
 )
+@pytest.mark.public_report("instructure/canvas-lms lib/content_zipper.rb")
 def test_names_say_whose_it_is(name: str, canvas: str, moodle: str, late: bool) -> None:
     assert (moodle_id(name), is_late(name)) == (moodle, late)
     assert student_id(name) == canvas + moodle
@@ -76,6 +77,18 @@ def test_every_attachment_counts(tmp_path: Path) -> None:
     assert "graded with 2 more files of the same student" in doe.notes
 
 
+@pytest.mark.public_report("jupyter/nbgrader 724")
+def test_of_a_second_attempt_at_two_problems_both_count(tmp_path: Path) -> None:
+    """There the second attempt's first problem replaced the first attempt's, and its second was skipped."""
+    put(tmp_path, "doe_12_901_problem1.R", "doe_12_902_problem2.R", text="first <- 1")
+    put(tmp_path, "doe_12_1001_problem1 (1).R", "doe_12_1002_problem2 (1).R", text="second <- 2")
+
+    (doe,) = read_submissions(tmp_path)
+
+    assert [part.text for part in doe.parts] == ["second <- 2"] * 2
+    assert doe.superseded_names == ("doe_12_901_problem1.R", "doe_12_902_problem2.R")
+
+
 def test_of_copies_the_latest_counts_and_a_person_is_asked(tmp_path: Path) -> None:
     put(tmp_path, "doe_12_901_hw.R", "doe_LATE_12_1003_hw (1).R", "doe_12_99_hw (2).R", "doe_12_1004_q2.R")
 
@@ -94,6 +107,14 @@ def test_a_row_is_named_after_what_was_read(tmp_path: Path) -> None:
 
     assert doe.name == "doe_LATE_12_901_hw.R"
     assert "handed in late" in doe.notes
+
+
+@pytest.mark.public_report("jupyter/nbgrader 1302")
+def test_work_under_another_name_than_the_assignments_is_read(tmp_path: Path) -> None:
+    """There a notebook that a student had renamed was unknown, and nothing of hers was graded."""
+    put(tmp_path, "wms16/WMS q3.py", "xyz17/q3.py", "xyz17/jupyter.png")
+
+    assert [(work.name, len(work.parts)) for work in read_submissions(tmp_path)] == [("wms16", 1), ("xyz17", 1)]
 
 
 def test_attachments_of_different_kinds_are_graded_together(tmp_path: Path) -> None:
