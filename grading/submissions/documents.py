@@ -60,7 +60,7 @@ def read_docx(data: bytes, _suffix: str = "") -> Submission:
     text, images = html_to_text(result.value)
     equations = sum("oMath" in message.message for message in result.messages)
     doubt = f"{plural(equations, 'equation')} in it can't be read" if equations else ""
-    return _document(text, images, doubt, _hidden_text(data))
+    return text_document(text, images, doubt, _hidden_text(data))
 
 
 def _hidden_text(data: bytes) -> str:
@@ -148,7 +148,7 @@ def _pdf(reader: Any) -> Submission:
     chars = sum(len(text.strip()) for text in texts)
     is_thin = chars < _THIN_CHARS * len(texts)
     doubt = f"{plural(chars, 'character')} of text on {plural(len(texts), 'page')}: it may be a scan" if is_thin else ""
-    return _document("\n\n".join(texts), images, doubt)
+    return text_document("\n\n".join(texts), images, doubt)
 
 
 @dataclass(slots=True)
@@ -221,7 +221,8 @@ def _source_keys(part: SubmissionPart) -> Iterator[object]:
             yield "", shown[-1:].strip(), next_word
 
 
-def _document(text: str, images: int, *doubts: str) -> Submission:
+def text_document(text: str, images: int = 0, *doubts: str) -> Submission:
+    """A text as one part, without the pictures in it, which are counted; `doubts`: what a person must look at."""
     text, inline_images = clean_source(text)
     parts = (SubmissionPart("text", text.strip("\n"), "text"),) if text.strip() else ()
     doubts = tuple(filter(None, doubts))

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -25,7 +25,7 @@ from grading.submissions.archives import (
     printable_path,
     replace_controls,
 )
-from grading.submissions.documents import read_docx, read_pdf, without_exports
+from grading.submissions.documents import read_docx, read_pdf, text_document, without_exports
 from grading.submissions.handed_in import FileGroup, resolve
 from grading.submissions.lms_names import is_late, same_student
 from grading.submissions.notebooks import (
@@ -473,8 +473,12 @@ def _main_language(files: Iterable[Submission]) -> str:
     sizes: Counter[str] = Counter()
     for file in files:
         sizes[file.language] += sum(len(part.text) for part in file.parts if part.kind == "code")
-    named_sizes = {language: size for language, size in sizes.items() if language}
-    return max(sorted(named_sizes), key=named_sizes.__getitem__, default="")
+    return _largest(sizes)
+
+
+def _largest(sizes: Mapping[str, int]) -> str:
+    """The name with the largest size, of several the first; "" if there is none."""
+    return max(sorted(filter(None, sizes)), key=sizes.__getitem__, default="")
 
 
 # --- kinds of file
@@ -494,71 +498,48 @@ def _script(text: str, suffix: str) -> Submission:
 
 def _prose(text: str, suffix: str) -> Submission:
     prose, images = clean_source(text)
-    prose = without_header(prose) if suffix == ".md" else prose
-    return _text_alone(prose, images)
-
-
-def _text_alone(text: str, images: int) -> Submission:
-    parts = (SubmissionPart("text", text.strip("\n"), "text"),) if text.strip() else ()
-    return Submission("", "", parts, images)
+    return text_document(without_header(prose) if suffix == ".md" else prose, images)
 
 
 def _page(text: str, _suffix: str) -> Submission:
     """What was typed into the LMS's own editor, or the address that was given to it."""
     if redirect := _REDIRECT.search(text):
-        return _text_alone(redirect[1], 0)  # Canvas escapes nothing there
+        return text_document(redirect[1])  # Canvas escapes nothing there
     markup = _PAGE_HEADING.sub("</head><body>", text)
-    prose, images = html_to_text(markup)
-    prose, inline_images = clean_source(prose)
     hidden_passages = visible_text(markup, "html").hidden_passages[:MAX_PASSAGES]
     doubts = tuple(f"hidden text left out: “{passage}”" for passage in hidden_passages)
-    return replace(_text_alone(prose, images + inline_images), notes=doubts, doubtful_notes=doubts)
+    return text_document(*html_to_text(markup), *doubts)
 
 
 def _markdown_with_chunks(text: str, suffix: str) -> Submission:
     """R Markdown and Quarto: executable chunks are code, everything between them is prose, the header is left out."""
     text, images = clean_source(text)
-    reader = _ChunkReader("R" if suffix == ".rmd" else "")
-    for line in without_header(text).split("\n"):
-        reader.read_line(line)
-    return reader.submission(images)
-
-
-@dataclass(slots=True)
-class _ChunkReader:
-    """Splits lines into chunks and prose."""
-
-    default: str
-    parts: list[SubmissionPart] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-    numbers: Counter[str] = field(default_factory=Counter)
-    languages: Counter[str] = field(default_factory=Counter)
-    language: str | None = None  # of the chunk that is open; None: in prose
-
-    def read_line(self, line: str) -> None:
-        if self.language is None and (start := _CHUNK_START.match(line)):
-            self._finish("text")
-            self.language = language_name(start[1])
-        elif self.language is not None and _CHUNK_END.match(line):
-            self._finish("code")
-        else:
-            self.lines.append(line)
-
-    def submission(self, images: int) -> Submission:
-        notes = ("the last code chunk is never closed",) if self.language is not None else ()
-        self._finish("code" if self.language is not None else "text")
-        language = max(sorted(self.languages), key=self.languages.__getitem__, default=self.default)
-        return Submission("", language, tuple(self.parts), images, notes)
-
-    def _finish(self, kind: PartKind) -> None:
-        text = "\n".join(self.lines).strip("\n")
-        self.numbers[kind] += kind == "code" or bool(text.strip())
-        if text.strip():
+    chunks = list(_split_chunks(without_header(text)))
+    parts: list[SubmissionPart] = []
+    numbers: Counter[PartKind] = Counter()
+    languages: Counter[str] = Counter()
+    for language, chunk in chunks:
+        kind: PartKind = "text" if language is None else "code"
+        numbers[kind] += kind == "code" or bool(chunk.strip())
+        if chunk.strip():
             name = "chunk" if kind == "code" else "text"
-            self.parts.append(SubmissionPart(kind, text, f"{name} {self.numbers[kind]}"))
-            if self.language:
-                self.languages[self.language] += len(text)
-        self.lines, self.language = [], None
+            parts.append(SubmissionPart(kind, chunk, f"{name} {numbers[kind]}"))
+            languages[language or ""] += len(chunk)
+    notes = ("the last code chunk is never closed",) if chunks[-1][0] is not None else ()
+    return Submission("", _largest(languages) or ("R" if suffix == ".rmd" else ""), tuple(parts), images, notes)
+
+
+def _split_chunks(text: str) -> Iterator[tuple[str | None, str]]:
+    """The chunks, each with its language, "" if it is none we know, and the prose between them with None."""
+    language, lines = None, []
+    for line in text.split("\n"):
+        start = _CHUNK_START.match(line) if language is None else None
+        if start or (language is not None and _CHUNK_END.match(line)):
+            yield language, "\n".join(lines).strip("\n")
+            language, lines = language_name(start[1]) if start else None, []
+        else:
+            lines.append(line)
+    yield language, "\n".join(lines).strip("\n")
 
 
 _READERS: dict[str, Callable[[Any, str], Submission]] = {
