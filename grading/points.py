@@ -236,7 +236,7 @@ def grade_submission(
     return Grade(
         submission=name,
         state=state,
-        points=_total(criteria) if state == "graded" else None,
+        points=total_of(criteria) if state == "graded" else None,
         max_points=rubric.total,
         criteria=criteria,
         summary="" if summary_leaks else summary,
@@ -258,7 +258,7 @@ def grade_by_hand(submission: Submission, rubric: Rubric, examples: ExampleSet) 
     doubts = [Doubt("", "handed in again since it was graded by hand")] * (text_of(submission) != text_of(shown_work))
     return replace(
         _without_answers(submission.name, rubric, _state(criteria), _why_missing(criteria)),
-        points=_total(criteria),
+        points=total_of(criteria),
         criteria=criteria,
         remarks=(EXAMPLE_REMARK,),
         doubts=tuple(doubts),
@@ -316,9 +316,10 @@ def _state(criteria: Sequence[CriterionGrade]) -> GradeState:
     return "failed" if missing_count == len(criteria) else "incomplete"
 
 
-def _total(criteria: Sequence[CriterionGrade]) -> Points | None:
+def total_of(criteria: Sequence[CriterionGrade]) -> Points | None:
+    """The points for all criteria; no total if one has none."""
     points = [item.points for item in criteria if item.points is not None]
-    return total_points(points) if len(points) == len(criteria) else None
+    return total_points(points) if points and len(points) == len(criteria) else None
 
 
 def _why_missing(criteria: Iterable[CriterionGrade]) -> str:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grading.export.late import UNKNOWN_DELAY, Late, Penalty, late_of
-from grading.points import CriterionGrade, Grade
+from grading.points import CriterionGrade, Grade, total_of
 from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import Override, current_decisions, read_overrides
 from grading.roster import UNASSIGNED_QUESTION, Owner, kept_files, read_rosters, roster_in
-from grading.rubric.rubric import Points, exact, plain, total_points
+from grading.rubric.rubric import Points, exact, plain
 from grading.tables import Sheet, cell, differs
 from producers.words import join_with_and
 
@@ -94,7 +94,7 @@ def apply_decisions(
     """One grade with the decisions about it. A total that a person set is final: nothing is taken off."""
     whole = decisions.get(None)
     criteria = tuple(_apply_override(criterion, decisions.get(criterion.id)) for criterion in grade.criteria)
-    points = whole.points if whole and whole.points is not None else _sum(criteria)
+    points = whole.points if whole and whole.points is not None else total_of(criteria)
     blank_reason = "" if points is not None else _why_none(grade, criteria)
     # A decision about a criterion settles what was doubtful there, one about the whole everything.
     open_doubts = [doubt for doubt in grade.doubts if not doubt.criterion_id or doubt.criterion_id not in decisions]
@@ -125,13 +125,6 @@ def _apply_override(criterion: CriterionGrade, override: Override | None) -> Cri
     if override and override.feedback is not None:
         criterion = replace(criterion, feedback=override.feedback, leaks=False)
     return criterion
-
-
-def _sum(criteria: Iterable[CriterionGrade]) -> Points | None:
-    """All criteria or no total."""
-    points = [criterion.points for criterion in criteria]
-    known_points = [value for value in points if value is not None]
-    return total_points(known_points) if known_points and len(known_points) == len(points) else None
 
 
 def _why_none(grade: Grade, criteria: Iterable[CriterionGrade]) -> str:

@@ -69,10 +69,7 @@ class Cut:
 
 def count_parts(submission: Submission, count: Count) -> dict[PartKind, int]:
     """Tokens per kind."""
-    totals: dict[PartKind, int] = {"code": 0, "text": 0, "output": 0}
-    for part in submission.parts:
-        totals[part.kind] += count(part.text)
-    return totals
+    return {kind: sum(count(part.text) for part in submission.parts if part.kind == kind) for kind in _KINDS}
 
 
 def truncate(submission: Submission, limits: Limits, count: Count) -> tuple[Submission, tuple[Cut, ...]]:
