@@ -166,11 +166,6 @@ def _split_into_jobs(questions: Mapping[str, Question]) -> Iterator[dict[str, Qu
         yield group
 
 
-def _with_plain_headings(submission: Submission) -> Submission:
-    """As earlier releases showed it: prompts did not say which cells were given."""
-    return replace(submission, parts=tuple(replace(part, is_given_cell=False) for part in submission.parts))
-
-
 class PromptMaker:
     """Builds the items of one class: everything that is the same for all of them is computed once."""
 
@@ -222,10 +217,15 @@ class PromptMaker:
                 examples=assignment.examples,
             )
             tasks += self._tasks(aspect, prompt, f"{item_id}.{aspect}")
-        likeness = copy_reason(
-            submission, assignment.rubric, assignment.solution, assignment.given_passages, self._common
+        return Item(
+            submission,
+            cuts,
+            tuple(tasks),
+            item_id,
+            findings,
+            fence,
+            copy_reason(submission, assignment.rubric, assignment.solution, assignment.given_passages, self._common),
         )
-        return Item(submission, cuts, tuple(tasks), item_id, findings, fence, likeness)
 
     def _tasks(self, aspect: Aspect, prompt: tuple[Part, ...], item_id: str) -> list[Task]:
         """The aspect's prompt of one submission: one job, or those that ask all of its questions."""
@@ -290,7 +290,9 @@ class PromptMaker:
         """The submission as far as the models have room for it, or as was asked for."""
         cap = self._assignment.request.max_submission_tokens
         if cap is None:
-            return truncate(_with_plain_headings(submission), self._earlier_limits(), count)
+            # Prompts of earlier releases did not say which cells were given.
+            parts = tuple(replace(part, is_given_cell=False) for part in submission.parts)
+            return truncate(replace(submission, parts=parts), self._earlier_limits(), count)
         # In steps: else one more sentence in the rubric would cut a long submission elsewhere, and ask all of it anew.
         room = self._space - self._space % _ROOM_STEP if self._space > 4 * _ROOM_STEP else self._space
         # Headings are part of the prompt too; of thousands of parts most are left out, and theirs with them.
@@ -317,14 +319,13 @@ class PromptMaker:
     def _submission_space(self, aspect: Aspect) -> int:
         """Tokens that a student's part may have with this aspect's model."""
         model = self._assignment.request.models[aspect]
-        blank = Submission("", "", ())
         assignment, fence = self._assignment, fence_for(self._secret, "")
         bare = build_prompt(
             aspect,
             assignment.rubric,
             assignment.solution,
             assignment.template,
-            blank,
+            Submission("", "", ()),
             fence,
             asks_together=self._asks_together,
             examples=assignment.examples,

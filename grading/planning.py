@@ -43,13 +43,11 @@ def prepare(
     """
     documents, input_data, changed_files = read_inputs(request)
     selection, all_submissions = request.selection, request.read()
-    roster = request.read_roster()
-    owners = roster.owners(submission.name for submission in all_submissions)
+    roster, all_names = request.read_roster(), [submission.name for submission in all_submissions]
+    owners = roster.owners(all_names)
     sent_names = {entry.name for entry in planned_entries if entry.role != "intake"}
     unassigned_names = {name for name, owner in owners.items() if owner.question == UNASSIGNED_QUESTION} - sent_names
-    selected_names = {submission.name for submission in all_submissions}
-    if not selection.is_whole:
-        selected_names = set(request.selected_names(selection))
+    selected_names = set(all_names if selection.is_whole else request.selected_names(selection))
     # Names are taken out of everybody's texts, whoever is graded: a classmate's may be in one's work.
     form = older_form or QUESTION_FORM
     excluded_names = unassigned_names | request.sampled_names
@@ -263,6 +261,9 @@ def _with_others(
         return [*(entry for entry in other_entries if batch.result(entry.job_id)), *entries], description, []
     if selection.is_whole:
         return entries, description, []
-    selected_names = (item.submission.name for item in selected_items)
-    names = [] if selection.other_names == "all" else sorted({*selection.other_names, *selected_names})
+    names = (
+        []
+        if selection.other_names == "all"
+        else sorted({*selection.other_names, *(item.submission.name for item in selected_items)})
+    )
     return entries, description | {"only": names, "limit": 0}, other_entries

@@ -207,30 +207,34 @@ def grade_submission(
         return _without_answers(name, rubric, "failed", submission.problem)
     if submission.link:
         only_a_link = f"only a link was handed in: {submission.link}"
-        link_grade = _without_answers(name, rubric, "link only", "; ".join([only_a_link, *submission.notes]))
-        return replace(link_grade, doubts=(Doubt("", only_a_link),))
+        return replace(
+            _without_answers(name, rubric, "link only", "; ".join([only_a_link, *submission.notes])),
+            doubts=(Doubt("", only_a_link),),
+        )
     if submission.empty:
         cause = "only the template was handed in" if submission.only_template else "nothing to grade was handed in"
-        reason = "; ".join([cause, *submission.notes])
         unseen_parts = [
             *_hidden_text(submission, private_texts.public_text),
             *submission.doubtful_notes,
             *([_images_left_out(submission)] if submission.images_left_out else []),
         ]
-        empty_grade = _without_answers(name, rubric, "empty", reason)
-        return replace(empty_grade, doubts=tuple(Doubt("", unseen_part) for unseen_part in unseen_parts))
+        return replace(
+            _without_answers(name, rubric, "empty", "; ".join([cause, *submission.notes])),
+            doubts=tuple(Doubt("", unseen_part) for unseen_part in unseen_parts),
+        )
     work_texts = submission_texts(submission, private_texts.foreign_lines)
     criteria = tuple(_criterion_grade(criterion, answers, work_texts, private_texts) for criterion in rubric.criteria)
     summary, no_summary = _summary(answers)
     summary_leaks = leaks(summary, private_texts, work_texts)
     state = "waiting" if NO_RESULT_YET in answers.values() else _state(criteria)
-    passages = [] if state == "waiting" else _passages(answers, work_texts)
     doubts = (
-        []
-        if state == "waiting"
-        else _doubts(submission, criteria, findings, summary_leaks, copying_evidence, cuts, private_texts.public_text)
+        (
+            *_passages(answers, work_texts),
+            *_doubts(submission, criteria, findings, summary_leaks, copying_evidence, cuts, private_texts.public_text),
+        )
+        if state != "waiting"
+        else ()
     )
-    doubts = [*passages, *doubts]
     check_remarks = [f"check: {finding.text}" for finding in findings if not finding.has_passed]
     remarks = [*_submission_remarks(submission, cuts), *check_remarks, *no_summary]
     return Grade(
@@ -243,7 +247,7 @@ def grade_submission(
         remarks=tuple(dict.fromkeys(remarks)),
         cuts=tuple(cuts),
         reason=NO_RESULT_YET if state == "waiting" else _why_missing(criteria),
-        doubts=tuple(doubts),
+        doubts=doubts,
     )
 
 
@@ -311,9 +315,7 @@ def _sure(likelihood: float | None) -> str:
 
 def _state(criteria: Sequence[CriterionGrade]) -> GradeState:
     missing_count = sum(criterion.points is None for criterion in criteria)
-    if not missing_count:
-        return "graded"
-    return "failed" if missing_count == len(criteria) else "incomplete"
+    return "graded" if not missing_count else "failed" if missing_count == len(criteria) else "incomplete"
 
 
 def total_of(criteria: Sequence[CriterionGrade]) -> Points | None:

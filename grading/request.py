@@ -80,9 +80,13 @@ class GradeRequest:
     @property
     def excluded_paths(self) -> dict[str, str]:
         """What lies among the submissions and is none, as `inputs_inside` has it."""
-        documents = {"the rubric": self.rubric, "the solution": self.solution, "the template": self.template}
-        documents["the examples' grades"] = self.examples
-        documents |= {f"roster {number}": path for number, path in enumerate(self.rosters, 1)}
+        documents = {
+            "the rubric": self.rubric,
+            "the solution": self.solution,
+            "the template": self.template,
+            "the examples' grades": self.examples,
+            **{f"roster {number}": path for number, path in enumerate(self.rosters, 1)},
+        }
         return inputs_inside(self.folder, documents)
 
     @property

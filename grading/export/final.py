@@ -134,63 +134,24 @@ def _why_none(grade: Grade, criteria: Iterable[CriterionGrade]) -> str:
 
 @dataclass(slots=True)
 class FilledIn:
-    """A file of the LMS's with the grades in it, and what came of its rows."""
+    """A file of the LMS's with a class's grades in it, a team's for each of its members, and what came of its rows."""
 
+    product: str  # whose the file is
+    owners: Mapping[str, Owner]  # by submission
+    grades: Sequence[FinalGrade]
     rows: list[list[str]] = field(default_factory=list)
     listed_numbers: set[str] = field(default_factory=set)  # of the class's people, those whom the file lists
     held_ids: set[str] = field(default_factory=set)  # of their grades, blank ones too, where the cell is ours
     kept_count: int = 0
     replacements: list[tuple[str, str, str]] = field(default_factory=list)  # student, old, new
 
-
-@dataclass(frozen=True, slots=True)
-class SharedOut:
-    """To whom the grades of a class go: of a team's to each of its members."""
-
-    product: str  # whose the file is
-    owners: Mapping[str, Owner]  # by submission
-    by_number: Mapping[str, FinalGrade]  # by the LMS's number of the person
-    grades: Sequence[FinalGrade]
-
-    def fill_in(
-        self,
-        rows: Iterable[list[str]],
-        number_of: Callable[[list[str]], str],
-        grade_column: int,
-        name_column: int,
-        is_kept: Callable[[str, list[str]], bool],
-        with_grade: Callable[[list[str], FinalGrade], list[str]],
-    ) -> FilledIn:
-        """The rows with each person's grade, where there is one.
-
-        Args:
-            number_of: whose a row is; "" of nobody.
-            is_kept: whether the LMS, or a person there, has settled a row with this grade: it stays as it is.
-            with_grade: a row with points, and what else goes with them.
-        """
-        filled = FilledIn()
-        for row in rows:
-            number, before = number_of(row), cell(row, grade_column).strip()
-            if final := self.by_number.get(number):
-                filled.listed_numbers.add(number)
-                if is_kept(before, row):
-                    filled.kept_count += 1
-                elif final.points is not None or before in ("", "-"):  # what we have nothing in place of stays
-                    row = with_grade(row, final) if final.points is not None else row
-                    after = cell(row, grade_column)
-                    filled.held_ids.add(final.grade.id)
-                    if differs(before, after):
-                        filled.replacements.append((cell(row, name_column).strip() or number, before, after))
-            filled.rows.append(row)
-        return filled
-
-    def left_blank(self, listed_numbers: Collection[str], no_id: str, not_listed: str) -> tuple[LeftBlank, ...]:
-        """As `left_blank`, and the grades that aren't, or not for each of their people, in a file that lists these."""
+    def left_blank(self, no_id: str, not_listed: str) -> tuple[LeftBlank, ...]:
+        """As `left_blank`, and the grades that aren't, or not for each of their people, in the file."""
 
         def why_out(final: FinalGrade) -> str:
             owner = self.owners[final.submission]
             missing_people = [
-                person.name or person.number for person in owner.people if person.number not in listed_numbers
+                person.name or person.number for person in owner.people if person.number not in self.listed_numbers
             ]
             if owner.question not in ("", UNASSIGNED_QUESTION) or (owner.people and not missing_people):
                 return owner.question
@@ -201,12 +162,46 @@ class SharedOut:
         return left_blank(self.grades, why_out)
 
 
-def share_out(folder: Path, sheet: Sheet, grades: Sequence[FinalGrade]) -> SharedOut:
-    """Whose the grades are, by a file from the LMS and by what the batch's folder knows. Raises ExportError."""
+def fill_in(
+    folder: Path,
+    sheet: Sheet,
+    grades: Sequence[FinalGrade],
+    rows: Iterable[list[str]],
+    number_of: Callable[[list[str]], str],
+    grade_column: int,
+    name_column: int,
+    is_kept: Callable[[str, list[str]], bool],
+    with_grade: Callable[[list[str], FinalGrade], list[str]],
+) -> FilledIn:
+    """The rows of a file from the LMS with each person's grade, where there is one. Raises ExportError.
+
+    Whose the grades are is said by the file, and by what the batch's folder knows.
+
+    Args:
+        sheet: the file; rows: those of it that may be somebody's.
+        number_of: whose a row is; "" of nobody.
+        is_kept: whether the LMS, or a person there, has settled a row with this grade: it stays as it is.
+        with_grade: a row with points, and what else goes with them.
+    """
     roster = roster_in(sheet).with_more(read_rosters(kept_files(folder)))
     owners = roster.owners(final.submission for final in grades)
     owned_grades = ((person.number, final) for final in grades for person in owners[final.submission].people)
-    return SharedOut(roster.product, owners, {number: final for number, final in owned_grades if number}, grades)
+    by_number = {number: final for number, final in owned_grades if number}
+    filled = FilledIn(roster.product, owners, grades)
+    for row in rows:
+        number, before = number_of(row), cell(row, grade_column).strip()
+        if final := by_number.get(number):
+            filled.listed_numbers.add(number)
+            if is_kept(before, row):
+                filled.kept_count += 1
+            elif final.points is not None or before in ("", "-"):  # what we have nothing in place of stays
+                row = with_grade(row, final) if final.points is not None else row
+                after = cell(row, grade_column)
+                filled.held_ids.add(final.grade.id)
+                if differs(before, after):
+                    filled.replacements.append((cell(row, name_column).strip() or number, before, after))
+        filled.rows.append(row)
+    return filled
 
 
 def changes(place: str, replacements: Sequence[tuple[str, str, str]]) -> tuple[str, ...]:

@@ -51,8 +51,9 @@ def read_docx(data: bytes, _suffix: str = "") -> Submission:
     except ImportError:
         raise Unreadable(f"Word documents can't be read here: install what reads them with {_COMMAND}") from None
     try:
-        no_picture = mammoth.images.img_element(lambda _: {"src": ""})
-        result = mammoth.convert_to_html(io.BytesIO(data), convert_image=no_picture)
+        result = mammoth.convert_to_html(
+            io.BytesIO(data), convert_image=mammoth.images.img_element(lambda _: {"src": ""})
+        )
     except RecursionError:
         raise Unreadable("it is nested too deeply to be a document; save it again in Word") from None
     except Exception as error:  # noqa: BLE001  a damaged document raises a dozen kinds

@@ -263,9 +263,13 @@ class _NotebookReader:
             *(plural(count, *words) for count, words in counts if count),
             f"hidden tests left out ({', '.join(self.hidden_tests)})" if self.hidden_tests else "",
         ]
-        doubts = [f"left out as hidden tests ({', '.join(self.doubtful)}): is it?"] if self.doubtful else []
         return Submission(
-            "", language, tuple(self.parts), self.images, tuple(filter(None, notes)), doubtful_notes=tuple(doubts)
+            "",
+            language,
+            tuple(self.parts),
+            self.images,
+            tuple(filter(None, notes)),
+            doubtful_notes=(f"left out as hidden tests ({', '.join(self.doubtful)}): is it?",) * bool(self.doubtful),
         )
 
     def read_cell(self, number: int, cell: Any) -> None:

@@ -105,10 +105,9 @@ def check_apart(folder: Path, results: Path, option: str = "--out") -> None:
     """Raises SubmissionError if what is written to `results` would be read with the submissions."""
     root, place = folder.resolve(), results.resolve()
     if os.path.isdir(root) and root in (place, *place.parents):
-        relation = "is" if place == root else "lies in"
         raise SubmissionError(
-            f"{printable_path(results)} {relation} the submissions' folder, and the next run would take the results "
-            f"for submissions: name a folder elsewhere with {option}"
+            f"{printable_path(results)} {'is' if place == root else 'lies in'} the submissions' folder, and the next "
+            f"run would take the results for submissions: name a folder elsewhere with {option}"
         )
 
 
@@ -209,9 +208,8 @@ def _selected_groups(
     with open_entries(path) as all_entries:
         groups = _groups(path, [entry for entry in all_entries if entry.path not in excluded_paths], student_of)
         if not any(_readable(group) for group in groups):
-            kinds = ", ".join(_READERS)
             raise SubmissionError(
-                f"{printable_path(path)} holds no submission that can be read; these kinds are: {kinds}"
+                f"{printable_path(path)} holds no submission that can be read; these kinds are: {', '.join(_READERS)}"
             )
         selected_groups = _select_groups(groups, names, path, lenient)
         yield selected_groups[:limit] if limit else selected_groups
@@ -368,9 +366,8 @@ def _slim(data: bytes, suffix: str) -> tuple[bytes, str]:
 
 def _kind_of(path: str) -> str:
     suffix = _suffix(path)
-    if suffix == ".zip":
-        return "zips inside"
-    return f"files of type {suffix}" if re.fullmatch(r"\.[a-z0-9]{1,5}", suffix) else "files without a known type"
+    known_type = f"files of type {suffix}" if re.fullmatch(r"\.[a-z0-9]{1,5}", suffix) else "files without a known type"
+    return "zips inside" if suffix == ".zip" else known_type
 
 
 def _read_files(group: FileGroup) -> Submission:
@@ -395,14 +392,12 @@ def _read_files(group: FileGroup) -> Submission:
     parts = [
         replace(part, location=_with_label(label, part.location, ", ")) for label, file in files for part in file.parts
     ]
-    images = sum(file.images_left_out for _, file in files)
-    language = _main_language(file for _, file in files)
     links = [file.link for _, file in files if not file.empty]
     return Submission(
         "",
-        language,
+        _main_language(file for _, file in files),
         tuple(parts),
-        images,
+        sum(file.images_left_out for _, file in files),
         tuple(notes),
         doubtful_notes=tuple(doubts),
         link=" ".join(links) if all(links) else "",
@@ -412,9 +407,8 @@ def _read_files(group: FileGroup) -> Submission:
 
 def _labels(files: list[ArchiveEntry]) -> list[str]:
     """Numbers in order of name instead of names: students put their own into them."""
-    if len(files) == 1:
-        return [""]
-    return [f"file {number} ({_suffix(entry.path)})" for number, entry in enumerate(files, 1)]
+    numbered = [f"file {number} ({_suffix(entry.path)})" for number, entry in enumerate(files, 1)]
+    return [""] if len(files) == 1 else numbered
 
 
 def _with_label(label: str, text: str, separator: str) -> str:

@@ -124,14 +124,12 @@ class _Cutter:
         )
         left_out = [i for i in range(len(parts)) if i not in kept_indices]
         line = _marker(sum(sizes[i] for i in left_out), len(left_out))
-        result: list[tuple[SubmissionPart | None, Cut | None]] = []
-        for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
-            if index in kept_indices:
-                result.append(self._fit(part, size, level))
-                continue
-            stand_in = replace(part, text=line) if index == left_out[0] else None
-            result.append((stand_in, Cut(part.location, part.kind, 0, size)))
-        return result
+        return [
+            self._fit(part, size, level)
+            if index in kept_indices
+            else (replace(part, text=line) if index == left_out[0] else None, Cut(part.location, part.kind, 0, size))
+            for index, (part, size) in enumerate(zip(parts, sizes, strict=True))
+        ]
 
     def _fit(self, part: SubmissionPart, size: int, max_tokens: int) -> tuple[SubmissionPart, Cut | None]:
         if size <= max_tokens:
