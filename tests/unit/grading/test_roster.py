@@ -307,13 +307,13 @@ def test_several_plugins_and_flat_files_are_one_submission(tmp_path: Path) -> No
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("Ana Sobrino_50100_assignsubmission_file_hw5.R", "x <- 1")
         archive.writestr("Ana Sobrino_50100_assignsubmission_onlinetext_onlinetext.html", "<p>y</p>")
-        archive.writestr("Default group_assignsubmission_file/a.R", "x <- 2")
-        archive.writestr("Default group_assignsubmission_onlinetext/onlinetext.html", "<p>z</p>")
+        for prefix in ("Bo Ek_50102_assignsubmission", "Default group_assignsubmission"):
+            archive.writestr(f"{prefix}_file_/a.R", "x <- 2")
+            archive.writestr(f"{prefix}_onlinetext/onlinetext.html", "<p>z</p>")
 
-    default, ana = read_submissions(path)
+    submissions = read_submissions(path)
 
-    assert [part.kind for part in ana.parts] == ["code", "text"]
-    assert [part.kind for part in default.parts] == ["code", "text"]
+    assert [[part.kind for part in work.parts] for work in submissions] == [["code", "text"]] * 3
 
 
 # --- GitHub Classroom

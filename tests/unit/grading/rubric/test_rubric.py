@@ -215,23 +215,6 @@ def test_a_file_that_is_missing_or_of_another_kind_is_named(tmp_path: Path) -> N
         load_rubric(tmp_path / "none.yaml")
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*LOOPS, "x"]), inner, max_size=6),
-    max_leaves=12,
-)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(criteria=json_values)
-def test_whatever_stands_in_criteria_is_a_rubric_or_a_refusal(tmp_path: Path, criteria: Any) -> None:
-    try:
-        total = load(tmp_path, rubric_data(criteria=criteria)).total
-    except RubricError:
-        return
-    assert total > 0
-
-
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(alphabet="ab:-[]{}!&*?|>'\"#% \n\t0.1~<,@\\u", max_size=60))
 def test_no_yaml_raises_anything_but_a_refusal(tmp_path: Path, text: str) -> None:

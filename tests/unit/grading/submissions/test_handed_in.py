@@ -127,21 +127,6 @@ def test_attachments_of_different_kinds_are_graded_together(tmp_path: Path) -> N
     assert any("1 more file of the same student" in note for note in doe.notes)
 
 
-def test_moodles_folders_of_one_participant_are_one_submission(tmp_path: Path) -> None:
-    put(
-        tmp_path,
-        "Jane Doe_77_assignsubmission_file_/hw.R",
-        "Jane Doe_77_assignsubmission_onlinetext_/onlinetext.html",
-        "John Roe_78_assignsubmission_file_/hw.R",
-    )  # each plugin has entries of its own: moodle, mod/assign/classes/downloader.php, `load_student_filelist`
-
-    doe, roe = read_submissions(tmp_path)
-
-    assert [part.kind for part in doe.parts] == ["code", "text"]
-    assert doe.parts[1].text == "x <- 1"
-    assert moodle_id(roe.name) == "78"
-
-
 def test_a_browsers_second_download_replaces_the_first(tmp_path: Path) -> None:
     put(tmp_path, "anna.R", "anna (1).R", "anna (2).R", "bea (1).R")
 
@@ -165,13 +150,6 @@ def test_a_moodle_zip_is_read_like_its_folder(tmp_path: Path, wrapper: str) -> N
             archive.writestr(f"{wrapper}Student {number}_{number}_assignsubmission_file_/hw.R", "x <- 1")
 
     assert [moodle_id(name) for name in names(read_submissions(path))] == ["77", "78"]
-
-
-def test_one_student_can_be_asked_for_by_the_lms_id(tmp_path: Path) -> None:
-    put(tmp_path, "doe_12_901_a.R", "Jane Roe_77_assignsubmission_file_/hw.R")
-
-    assert names(read_submissions(tmp_path, names=["77"])) == ["Jane Roe_77_assignsubmission_file_"]
-    assert names(read_submissions(tmp_path, names=["12"])) == ["doe_12_901_a.R"]
 
 
 def test_ages_and_students_are_told_from_names_alone() -> None:
