@@ -27,7 +27,7 @@ from grading.letters import WORD, letters
 from grading.names.common_words import COMMON_WORDS
 from grading.names.search import MIN_LETTERS, Names, Student, student_called
 from grading.roster import EMPTY_ROSTER, HIDDEN_NAMES, Owner, Person, Roster
-from grading.submissions.reading import Submission, SubmissionPart
+from grading.submissions.reading import Submission
 from producers.batch.forms import PROMPT_FORM
 
 # What files are called that are called after nobody.
@@ -67,15 +67,18 @@ def pseudonymise(
         return originals
     firsts = [next(iter(students), None) for students in authors]
     replace_exact = _exact_names(names.students) if roster.people else str
-
-    def safe_part(part: SubmissionPart, first: Student | None, present: set[Student]) -> SubmissionPart:
-        return replace(part, text=names.replace_names(replace_exact(part.text), first, present))
-
     return [
-        replace(submission, parts=tuple(safe_part(part, first, near | set(students)) for part in submission.parts))
+        replace(
+            submission,
+            parts=tuple(
+                replace(part, text=names.replace_names(replace_exact(part.text), first, present))
+                for part in submission.parts
+            ),
+        )
         for submission, students, first, near in zip(
             originals, authors, firsts, names.learn(originals, firsts), strict=True
         )
+        for present in [near | set(students)]
     ]
 
 
