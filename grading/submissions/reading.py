@@ -525,7 +525,8 @@ def _markdown_with_chunks(text: str, suffix: str) -> Submission:
 
 def _split_chunks(text: str) -> Iterator[tuple[str | None, str]]:
     """The chunks, each with its language, "" if it is none we know, and the prose between them with None."""
-    language, lines = None, []
+    language: str | None = None
+    lines: list[str] = []
     for line in text.split("\n"):
         start = _CHUNK_START.match(line) if language is None else None
         if start or (language is not None and _CHUNK_END.match(line)):
