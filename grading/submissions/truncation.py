@@ -8,6 +8,7 @@ around a line that says how much is missing. Nothing is cut without a `Cut` that
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from grading.submissions.notebooks import water_level
 from grading.submissions.reading import Submission
@@ -69,7 +70,8 @@ class Cut:
 
 def count_parts(submission: Submission, count: Count) -> dict[PartKind, int]:
     """Tokens per kind."""
-    return {kind: sum(count(part.text) for part in submission.parts if part.kind == kind) for kind in _KINDS}
+    kinds: tuple[PartKind, ...] = get_args(PartKind)
+    return {kind: sum(count(part.text) for part in submission.parts if part.kind == kind) for kind in kinds}
 
 
 def truncate(submission: Submission, limits: Limits, count: Count) -> tuple[Submission, tuple[Cut, ...]]:
