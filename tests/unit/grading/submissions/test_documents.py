@@ -280,9 +280,3 @@ def test_an_address_alone_in_a_document_is_a_link(tmp_path: Path) -> None:
 
     assert (ada.link, bo.link) == ("https://example.org/hw5", "")
     assert len(ada.file_digests) == 1, "equal documents are found as other equal files are"
-
-
-def test_a_document_is_a_submission_as_others_are(tmp_path: Path) -> None:
-    (tmp_path / "essay.docx").write_bytes(docx(paragraph("Sales rose in the north.")))
-    [work] = read_submissions(tmp_path)
-    assert [part.text for part in work.parts] == ["Sales rose in the north."]

@@ -136,12 +136,6 @@ def test_a_browsers_second_download_replaces_the_first(tmp_path: Path) -> None:
     assert (bea.name, bea.superseded_names) == ("bea (1).R", ())
 
 
-def test_different_students_never_replace_each_other(tmp_path: Path) -> None:
-    put(tmp_path, "homework_1_a.R", "homework_1_b.R", "doe_hw1.R", "doe_hw2.R")
-
-    assert len(read_submissions(tmp_path)) == 4
-
-
 @pytest.mark.parametrize("wrapper", ["", "Homework 4/"])
 def test_a_moodle_zip_is_read_like_its_folder(tmp_path: Path, wrapper: str) -> None:
     path = tmp_path / "class.zip"
