@@ -133,7 +133,10 @@ def _findings(desk: Desk, findings: dict[str, Any]) -> None:
         findings["prompt_tokens"], findings["prompts"], dry_runs.repeated_tokens(findings), desk.rates()
     )
     estimate = f"About {duration(seconds)} at the pace measured so far." if seconds else "How long: after a trial."
-    st.caption(f"{plural(findings['prompts'], 'prompt')}; tokens are {token_basis}. {estimate}")
+    st.caption(
+        f"{plural(findings['prompts'], 'prompt')}; tokens are {token_basis}. {estimate} "
+        f"{plural(len(findings.get('pilot', ())), 'kind')} of work: a trial takes one of each, the commonest first."
+    )
     for part in findings.get("criteria", ()):
         ids = ", ".join(part["ids"]) or "nothing, and writes the summary"
         st.caption(escape_markdown(f"{part['role']}: {part['model']} grades {ids}"))

@@ -52,7 +52,11 @@ def _show_groups(desk: Desk, folder: Path) -> None:
         },
     )
     undecided = undecided_rows(rows, standing, criterion.id, doubtful_only=not takes_all)
-    all_groups = group_answers([answers[id] for id in undecided], MAX_DISTANCE if by_text else 0.0)
+    all_groups = desk.get_or_make(
+        ("like answers", folder, criterion.id),
+        (desk.version(folder), takes_all, by_text),
+        lambda: group_answers([answers[id] for id in undecided], MAX_DISTANCE if by_text else 0.0),
+    )
     groups = [group for group in all_groups if len(group) > 1]
     st.caption(
         f"{plural(len(undecided), 'answer' if takes_all else 'doubtful answer')} to decide on: "
