@@ -117,12 +117,12 @@ def standing_words(class_rows: Sequence[Row], total: int = 0, finish: str = "") 
 
 def open_questions(class_rows: Iterable[Row]) -> str:
     """`works in 12, clear in 3`: where a person has to decide, in most submissions first; "" for nowhere."""
-    places = {
+    places = dict.fromkeys(
         (row.number, doubt.criterion_id or "the whole work")
         for row in class_rows
         for doubt in row.final.grade.doubts
         if doubt.why in row.needs_review
-    }
+    )
     return ", ".join(f"{place} in {count:,}" for place, count in Counter(place for _, place in places).most_common())
 
 

@@ -179,7 +179,12 @@ def _start(desk: Desk, folder: Path, inputs: Inputs) -> None:
 
     if desk.backend.is_cluster and batches.exists(folder):
         cancel_command = desk.backend.command("cancel", str(folder))
-        action_button("Cancel", lambda: _cancelling(folder).start(cancel_command, "cancel"), help=_CANCEL_CLUSTER)
+        action_button(
+            "Cancel",
+            lambda: _cancelling(folder).start(cancel_command, "cancel"),
+            disabled=not desk.view(folder).counts().open,
+            help=_CANCEL_CLUSTER,
+        )
 
 
 def _cancelling(folder: Path) -> Work:
@@ -219,7 +224,7 @@ def _figures(desk: Desk, folder: Path, work: Work) -> None:
             kind = "failed" if counts.failed else "cancelled"
             retry_command = desk.backend.command("retry", str(folder), "--quiet", "--json")
             action_button(f"Try the {kind} ones again", lambda: work.start(retry_command, "retry"))
-    if _cancelling(folder).exit_code:
+    if counts.open and _cancelling(folder).exit_code:
         st.error(escape_markdown(f"Not cancelled: {_cancelling(folder).last_words()}"))
 
 
