@@ -143,11 +143,14 @@ def decide_together(
 
 
 def decided_together(standing: Mapping[str, Mapping[str | None, Override]], criterion_id: str) -> list[list[Override]]:
-    """What people decided on this criterion, the latest first; decisions of one moment are together."""
+    """What people decided on this criterion, the latest first; decisions of one moment are together.
+
+    Of a line without a time (0) nobody knows with which others it was made: it is left out.
+    """
     by_moment: dict[tuple[float, str, str], list[Override]] = {}
     for decision in (decisions[criterion_id] for decisions in standing.values() if criterion_id in decisions):
         by_moment.setdefault((decision.time, decision.reviewer, decision.reason), []).append(decision)
-    return [by_moment[at] for at in sorted(by_moment, reverse=True) if not at[2].startswith(ROUND_REASON)]
+    return [by_moment[at] for at in sorted(by_moment, reverse=True) if at[0] and not at[2].startswith(ROUND_REASON)]
 
 
 def undo_together(

@@ -105,6 +105,7 @@ def test_what_was_decided_one_by_one_or_by_a_round_is_no_group() -> None:
         "b": {"works": Override("b", "works", 1, None, "it fails", "Ada", 6.0)},
         "c": {"works": Override("c", "works", 1, None, "it runs", "Ada", 7.0)},
         "d": {"works": Override("d", "works", 1, None, f"{ROUND_REASON} 1", "Ada", 8.0)},
+        "e": {"works": Override("e", "works", 1, None, "looked at", "", 0.0)},
     }
     assert [[each.item_id for each in group] for group in decided_together(made, "works")] == [["c"], ["b"], ["a"]]
     assert decided_together(made, "clear") == []
