@@ -134,8 +134,12 @@ def _findings(desk: Desk, findings: dict[str, Any]) -> None:
     )
     estimate = f"About {duration(seconds)} at the pace measured so far." if seconds else "How long: after a trial."
     st.caption(
-        f"{plural(findings['prompts'], 'prompt')}; tokens are {token_basis}. {estimate} "
-        f"{plural(len(findings.get('pilot', ())), 'kind')} of work: a trial takes one of each, the commonest first."
+        f"{plural(findings['prompts'], 'prompt')}; tokens are {token_basis}. {estimate}"
+        + (
+            f" {plural(len(findings['pilot']), 'kind')} of work: a trial takes one of each."
+            if "pilot" in findings
+            else ""
+        )
     )
     for part in findings.get("criteria", ()):
         ids = ", ".join(part["ids"]) or "nothing, and writes the summary"
@@ -161,15 +165,18 @@ def _start(desk: Desk, folder: Path, inputs: Inputs) -> None:
 
     def grade(limit: int = 0) -> None:
         names = dry_runs.read_findings(folder).get("pilot", [])[:limit]
-        selection = {"names": names} if names else {"limit": limit}
-        work.start(assignments.grade_command(desk.backend, inputs, folder, **selection), **selection)
+        work.start(
+            assignments.grade_command(desk.backend, inputs, folder, 0 if names else limit, names),
+            limit=0 if names else limit,
+            names=names,
+        )
 
     action_button(
         "Trial",
         lambda: grade(st.session_state["trial size"]),
         at=trial_column,
         disabled=is_running,
-        help="Grade a few, look at them, mend the rubric, then grade all. After a dry run: one of each kind of work.",
+        help="Grade a few, look at them, mend the rubric, then grade all. Of like works one comes first.",
     )
     action_button(
         "Grade all", grade, at=all_column, disabled=is_running, type="primary", help="What is graded already stays."
