@@ -34,6 +34,7 @@ EXAMPLES = {
     "keys list": ["kvasir keys list"],
     "keys revoke": ["kvasir keys revoke ada"],
     "ask": ['kvasir ask "Explain RoPE in one sentence." --model qwen3-coder:30b --stream'],
+    "job": ["kvasir job 3f2a", "kvasir job 3f2a91d2aa07 --batch results/homework4"],
     "status": ["kvasir status"],
     "config": ["kvasir --config kvasir.toml config"],
     "engines": ["kvasir engines", "kvasir engines install vllm"],
@@ -55,7 +56,7 @@ EXAMPLES = {
     "dead replay": ["kvasir dead replay --batch batch-20261101-5a60e1a6"],
     "dead drop": ["kvasir dead drop 3f2a"],
     "deploy": ["kvasir deploy --dry-run", "kvasir deploy upgrade --machine mac2"],
-    "logs": ["kvasir logs mac2"],
+    "logs": ["kvasir logs mac2", "kvasir logs --since 10m"],
     "worker": ["kvasir worker --model gpt-oss:120b --engine llamacpp --slots 16"],
     "prefill-worker": [
         "kvasir prefill-worker --model qwen3-coder:30b --engine llamacpp --weights qwen3-coder-30b.gguf",

@@ -1,9 +1,15 @@
-"""`kvasir logs`: the last lines of each role's log on the machines of kvasir.toml, over ssh."""
+"""`kvasir logs`: each role's log on the machines of kvasir.toml, over ssh: its last lines, or one job's everywhere."""
 
 import queue
+import re
 import shlex
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 
 import click
@@ -14,60 +20,94 @@ from infra.deploy.services import service_units
 from infra.deploy.units import Unit, supervisor_of, units_of
 from kvasir.options import Globals, ssh_config_option
 from messages.errors import UsageError
+from monitoring.logs import TIME_FIRST, as_console_line, time_of
+from producers.batch.batch import id_or_folder
 
 # One of several: what a role said, why there is nothing more to come, or that it has said all.
 LogMessage = tuple[str, list[str] | DeployFailed | None]
+
+_MOST_LINES = 10_000  # of each role's log, where lines are looked for
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _seconds(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
+    match = re.fullmatch(r"(\d{1,6})([smhd])", value)
+    if value and not match:
+        raise click.BadParameter("give a number with s, m, h or d behind it, such as 10m")
+    return int(match[1]) * _SECONDS[match[2]] if match else 0.0
 
 
 @click.command()
 @click.argument("machines", nargs=-1, metavar="[MACHINE]...")
 @click.option("-n", "--lines", type=click.IntRange(0), default=20, show_default=True, help="Of each role's log.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on, until Ctrl-C.")
+@click.option("--job", default="", metavar="ID", help="Only the lines of this job, all of them.")
+@click.option("--batch", default="", metavar="ID", help="Only the lines of this batch's jobs: its id, or its folder.")
+@click.option(
+    "--since", "since_s", default="", metavar="TIME", callback=_seconds, help="Only the last 90s, 10m, 2h, 1d."
+)
 @ssh_config_option
 @click.pass_obj
-def logs(global_options: Globals, machines: tuple[str, ...], lines: int, follow: bool, ssh_config: Path | None) -> int:
+def logs(
+    global_options: Globals,
+    machines: tuple[str, ...],
+    lines: int,
+    follow: bool,
+    job: str,
+    batch: str,
+    since_s: float,
+    ssh_config: Path | None,
+) -> int:
     """Show the last lines of each role's log on MACHINE, or on all machines of kvasir.toml; over ssh, all at once.
 
-    Before each line stand its machine and role. A machine that can't be reached is named, and the others go on.
+    Before each line stand its machine and role. A machine that can't be reached is named, and the others go on. With
+    --job, --batch or --since all such lines are shown, in order of time.
 
     \b
     kvasir logs                      every role's last 20 lines
     kvasir logs mac1 -n 5 --follow   those of one machine, and what comes
+    kvasir logs --since 10m          what all of them wrote in ten minutes, in order
     """
-    settings = global_options.settings()
-    selected_machines = select_machines(settings, machines)
-    roles = [
-        (machine, unit)
-        for machine in selected_machines
-        for unit in (*service_units(machine, settings), *units_of(machine))
-    ]
-    if not roles:
-        raise UsageError("no machine in the configuration has a role: add [machines.NAME] with roles")
-    log_queue: queue.Queue[LogMessage] = queue.Queue()
-    remotes: list[Remote] = []
-
-    def listen(machine: MachineSettings, unit: Unit) -> None:
-        name = f"{machine.name} {unit.name.removeprefix('kvasir-')}"
-        try:
-            remotes.append(remote := Remote(machine, ssh_config))
-            log_lines = remote.lines(_script(machine, unit, lines, follow))
-            for chunk in ([line] for line in log_lines) if follow else [list(log_lines)]:
-                log_queue.put((name, chunk))
-            log_queue.put((name, None))
-        except DeployFailed as error:
-            log_queue.put((name, error))
-
-    for role in roles:
-        threading.Thread(target=listen, args=role, daemon=True).start()
+    settings, failures = global_options.settings(), set[str]()
+    looks_for = lines_with(job, id_or_folder(batch), since_s=since_s)
+    if looks_for and follow:
+        raise UsageError("--follow shows whatever comes: leave it out, or --job, --batch and --since")
+    if looks_for:
+        for name, line in lines_in_order(settings, looks_for, ssh_config, failures, machines):
+            click.echo(f"{name} | {as_console_line(line)}")
+        return int(bool(failures))
     try:
-        return _print_logs(log_queue, len(roles))
+        show = partial(_script, lines=lines, follow=follow)
+        for name, chunk in _listen(settings, machines, show, ssh_config, failures, follow):
+            click.echo("".join(f"{name} | {line}\n" for line in chunk), nl=False)
     except KeyboardInterrupt:
-        if follow:
-            return 0
-        raise
-    finally:
-        for remote in remotes:
-            remote.hang_up()
+        if not follow:
+            raise
+        return 0
+    return int(bool(failures))
+
+
+def lines_with(*words: str, since_s: float = 0.0) -> str:
+    """What a log goes through in a shell to leave the lines with these words, written so long ago at most; "": all.
+
+    A line without a time, as of a traceback, belongs to the one before.
+    """
+    filters = [f"grep -F -e {shlex.quote(word)}" for word in words if word]
+    if since_s:
+        start = TIME_FIRST + datetime.fromtimestamp(time.time() - since_s, UTC).isoformat()
+        filters.append(f"LC_ALL=C awk -v start={shlex.quote(start)} '/^[{{]/ {{ on = $0 >= start }} on'")
+    return " | ".join(["", *filters, f"tail -n {_MOST_LINES}"]) if filters else ""
+
+
+def lines_in_order(
+    settings: Settings, looks_for: str, ssh_config: Path | None, failures: set[str], machines: Sequence[str] = ()
+) -> list[tuple[str, str]]:
+    """The lines that `lines_with` leaves of all roles' logs, each with its machine and role, by its machine's clock."""
+    rows: list[tuple[str, str, str]] = []
+    for name, chunk in _listen(settings, machines, partial(_script, looks_for=looks_for), ssh_config, failures):
+        times = accumulate(map(time_of, chunk), lambda before, now: now or before)
+        rows += zip(times, [name] * len(chunk), chunk, strict=True)
+    return [(name, line) for _, name, line in sorted(rows, key=itemgetter(0))]
 
 
 def select_machines(settings: Settings, names: Sequence[str]) -> list[MachineSettings]:
@@ -79,35 +119,72 @@ def select_machines(settings: Settings, names: Sequence[str]) -> list[MachineSet
     return [machine for machine in settings.machines.values() if not names or machine.name in names]
 
 
-def _script(machine: MachineSettings, unit: Unit, lines: int, follow: bool) -> str:
+def _listen(
+    settings: Settings,
+    names: Sequence[str],
+    script_of: Callable[[MachineSettings, Unit], str],
+    ssh_config: Path | None,
+    failures: set[str],
+    follow: bool = False,
+) -> Iterator[tuple[str, list[str]]]:
+    """What each role's script prints, with its machine and role, until all have ended.
+
+    What keeps a log from being read is said at once, and kept in `failures`.
+    """
+    roles = [
+        (machine, unit)
+        for machine in select_machines(settings, names)
+        for unit in (*service_units(machine, settings), *units_of(machine))
+    ]
+    if not roles:
+        raise UsageError("no machine in the configuration has a role: add [machines.NAME] with roles")
+    log_queue: queue.Queue[LogMessage] = queue.Queue()
+    remotes: list[Remote] = []
+
+    def listen(machine: MachineSettings, unit: Unit) -> None:
+        name = f"{machine.name} {unit.name.removeprefix('kvasir-')}"
+        try:
+            remotes.append(remote := Remote(machine, ssh_config))
+            log_lines = remote.lines(script_of(machine, unit))
+            for chunk in ([line] for line in log_lines) if follow else [list(log_lines)]:
+                log_queue.put((name, chunk))
+            log_queue.put((name, None))
+        except DeployFailed as error:
+            log_queue.put((name, error))
+
+    for role in roles:
+        threading.Thread(target=listen, args=role, daemon=True).start()
+    open_logs = len(roles)
+    try:
+        while open_logs:
+            name, message = log_queue.get()
+            if isinstance(message, list):
+                yield name, message
+                continue
+            open_logs -= 1
+            if message and str(message) not in failures:  # roles of one machine are not reached for one reason
+                click.echo(f"kvasir: {message}", err=True)
+                failures.add(str(message))
+    finally:
+        for remote in remotes:
+            remote.hang_up()
+
+
+def _script(machine: MachineSettings, unit: Unit, lines: int = 0, follow: bool = False, looks_for: str = "") -> str:
     if supervisor_of(machine) == "systemd":
         # Only root sees all of a service's log; whoever may not ask as root sees what the worker itself wrote.
         check = "j=journalctl; if sudo -n -l journalctl >/dev/null 2>&1; then j='sudo -n journalctl'; fi"
-        show = f"$j --quiet --no-pager --output cat --lines {lines} --unit {unit.name}{' --follow' if follow else ''}"
+        show = f"$j --quiet --no-pager --output cat --lines {'all' if looks_for else lines} --unit {unit.name}"
+        show += " --follow" if follow else ""
     else:
         path = shlex.quote(f"{machine.folder}/log/{unit.name}.log")
         path = path if machine.folder.startswith("/") else f'"$HOME"/{path}'
         check = f"[ -e {path} ] || {{ echo '{unit.name} has written no log yet' >&2; exit 1; }}"
-        show = f"tail -n {lines} {'-F ' if follow else ''}{path} 2>/dev/null"
+        show = f"tail -n {'+1' if looks_for else lines} {'-F ' if follow else ''}{path} 2>/dev/null"
     if not follow:
-        return f"{check}; {show}"
+        return f"{check}; {show}{looks_for}"
     # Without a terminal nothing tells a process that nobody listens any more; here the end of the input does.
     return (
         f"{check}; exec 3<&0; {{ exec {show}; }} & said=$!; {{ read -r _ <&3; kill $said; }} & ear=$!; "
         "wait $said; code=$?; kill $ear; exit $code"
     )
-
-
-def _print_logs(log_queue: queue.Queue[LogMessage], open_logs: int) -> int:
-    """Until each has ended; 1 if one of them could not be asked."""
-    failures: set[str] = set()
-    while open_logs:
-        name, message = log_queue.get()
-        if isinstance(message, list):
-            click.echo("".join(f"{name} | {line}\n" for line in message), nl=False)
-            continue
-        open_logs -= 1
-        if message and str(message) not in failures:  # roles of one machine are not reached for one reason
-            click.echo(f"kvasir: {message}", err=True)
-            failures.add(str(message))
-    return int(bool(failures))

@@ -93,11 +93,17 @@ def _print(state: dict[str, Any]) -> None:
         right=("busy", "done", "tokens/s"),
     )
     print_table(("queue", "ready"), [[name, str(ready)] for name, ready in state["queues"].items()], right=("ready",))
-    say(store_line(state["store"]))
-    for model in state["unserved"]:
-        say(f"Nobody serves {model}: its jobs wait for a decode worker.")
-    for model in state["unprefilled"]:
-        say(f"No prefill worker serves {model}: its decode workers do the prompts themselves, which takes longer.")
+    for sentence in (store_line(state["store"]), *remarks(state)):
+        say(sentence)
+
+
+def remarks(state: dict[str, Any]) -> list[str]:
+    """What a person should know of the cluster, as sentences."""
+    unprefilled = "its decode workers do the prompts themselves, which takes longer"
+    return [
+        *(f"Nobody serves {model}: its jobs wait for a decode worker." for model in state["unserved"]),
+        *(f"No prefill worker serves {model}: {unprefilled}." for model in state["unprefilled"]),
+    ]
 
 
 def store_line(store: dict[str, Any]) -> str:
