@@ -67,6 +67,7 @@ class BestEffortClusterState(ClusterState):
     put_sketch = _best_effort(ClusterState.put_sketch, None)
     unreserve = _best_effort(ClusterState.unreserve, None)
     encoded_registrations = _best_effort(ClusterState.encoded_registrations, {})
+    lost_registrations = _best_effort(ClusterState.lost_registrations, [])
     noted_answers = _best_effort(ClusterState.noted_answers, {})
     is_cancelled = _best_effort(ClusterState.is_cancelled, False)
     claim = _best_effort(ClusterState.claim, True)

@@ -10,6 +10,7 @@ from infra.broker import topology
 from infra.broker.base import Broker
 from infra.config.settings import Settings
 from kvasir.connect import connect, is_cluster, open_stores
+from kvasir.missing import missing_workers
 from kvasir.options import Globals, json_option
 from kvasir.terminal import print_table, say
 from messages.workers import WorkerInfo
@@ -33,12 +34,13 @@ def status(global_options: Globals, as_json: bool) -> int:
 
 
 def cluster_state(settings: Settings, client: Client) -> dict[str, Any]:
-    """What `kvasir status --json` prints: workers, queues, models nobody serves, store."""
+    """What `kvasir status --json` prints: workers, those that are missing, queues, models nobody serves, store."""
     return {
         "workers": [_worker(registration) for registration in client.workers()],
         "queues": queue_depths(client.broker, list(settings.models)),
         "unserved": client.unserved(settings.models),
         "unprefilled": client.unprefilled(settings.models),
+        "missing": missing_workers(settings, client.cluster_state),
         "store": store_state(settings),
     }
 
@@ -101,6 +103,7 @@ def remarks(state: dict[str, Any]) -> list[str]:
     """What a person should know of the cluster, as sentences."""
     unprefilled = "its decode workers do the prompts themselves, which takes longer"
     return [
+        *state["missing"],
         *(f"Nobody serves {model}: its jobs wait for a decode worker." for model in state["unserved"]),
         *(f"No prefill worker serves {model}: {unprefilled}." for model in state["unprefilled"]),
     ]

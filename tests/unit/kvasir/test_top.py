@@ -27,6 +27,8 @@ STATE: dict[str, Any] = {
         "dead-letters": 5,
     },
     "unserved": ["gpt-oss:120b"],
+    "unprefilled": [],
+    "missing": ["spark1 gone for 40 s: its prefill worker of qwen3-coder:30b, held 3 jobs, taken over by mac1."],
     "store": {
         "used_bytes": 2_000_000_000, "reserved_bytes": 0, "mark_bytes": 8_500_000_000, "max_bytes": 10_000_000_000,
         "full": 0.2,
