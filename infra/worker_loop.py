@@ -31,7 +31,7 @@ from infra.broker.failpoints import failpoint
 from infra.broker.settle import Settler
 from infra.config.hours import ALL_HOURS, Hours
 from messages.errors import BrokerUnavailable, NoQueue
-from messages.workers import ENGINE_AWAY, WorkerStage
+from messages.workers import ENGINE_AWAY, SELF_PAUSED, WorkerStage
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -42,6 +42,7 @@ _DEATHS_EVERY_S = 5.0  # between looks for deaths, for deleted queues, and for j
 _FORGOTTEN_S = 10.0  # nothing came for so long, though jobs wait: the broker has lost our subscription
 _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
+_LATE_S = 20.0  # as long as the broker's heartbeats: a restart or a lost connection takes less
 LISTEN_S = 0.02  # how long to listen for bulk alone; waking up costs the broker nothing
 
 
@@ -152,6 +153,7 @@ class ConsumerLoop:
         name: str,
         open_flow: Callable[[], Flow],  # called once the queues are there
         find_outage: Callable[[], str] = lambda: "",  # whether its engine is: while it is, a job is better with another
+        find_trouble: Callable[[], str] = lambda: "",  # why else this worker should take no jobs, in a sentence
     ) -> None:
         self._broker = broker
         self._settler = settler
@@ -162,6 +164,8 @@ class ConsumerLoop:
         self._stopping = threading.Event()
         self._is_paused = False
         self._find_outage = find_outage
+        self._find_trouble = find_trouble
+        self._late_because = ""
         self._hours = ALL_HOURS  # in which to take jobs
         self._bulk = topology.work_queue(stage, model, "bulk")
         self._listening_since = math.inf  # monotonic clock; nothing has come since then
@@ -176,9 +180,15 @@ class ConsumerLoop:
         self._alone = threading.Lock()  # held while a suspect runs
 
     @property
+    def paused_because(self) -> str:
+        """Why it paused itself, in a sentence: others do its jobs meanwhile. "": it didn't."""
+        return self._late_because or self._find_trouble()
+
+    @property
     def idle_reason(self) -> str:
         """Why it takes no jobs now, in a few words; "": it takes some."""
-        return self._pause_reason or (ENGINE_AWAY if self._find_outage() else "")
+        own_reason = SELF_PAUSED if self.paused_because else ENGINE_AWAY if self._find_outage() else ""
+        return self._pause_reason or own_reason
 
     def pair_with(self, partner: "ConsumerLoop") -> None:
         """Both are of one process: no job of one runs beside a suspect of the other. Before either runs."""
@@ -287,6 +297,12 @@ class ConsumerLoop:
     def _update_pause(self) -> None:
         outside = not self._hours.include(datetime.now())
         self._pause_reason = "paused" if self._is_paused else "outside its hours" if outside else ""
+        # What is late is sent again and again, and so is the probe. A broker that is away is no fault of this worker.
+        if self._settler.late_s < _LATE_S:
+            self._late_because = ""
+        elif self._broker.is_connected and not self._late_because:
+            self._late_because = f"the broker is connected, and has not confirmed its results for {_LATE_S:.0f} s"
+            log.error("paused: %s", self._late_because)
 
     def _keep_house(self, source: JobSource, handler: Handler) -> None:
         control = None

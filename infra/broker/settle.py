@@ -76,6 +76,13 @@ class Settler:
         self._broker = broker
         self._models = models
         self.observe = observe
+        self._settling_since: list[float] = []  # monotonic clock, for each call of `settle` that has not returned
+
+    @property
+    def late_s(self) -> float:
+        """For how many seconds the oldest of what came of jobs has been on its way to the broker; 0: none is."""
+        now = time.monotonic()
+        return now - min(self._settling_since, default=now)
 
     def begin(self, kind: type[A], delivery: Delivery) -> A:
         """Begin an attempt, of this kind, at a job that has just come; the event says if it came back from somebody."""
@@ -101,6 +108,14 @@ class Settler:
 
     def settle(self, *ready: Settlement) -> None:
         """Publish these in a window, and ack the deliveries of each as soon as it is confirmed."""
+        start = time.monotonic()
+        self._settling_since.append(start)
+        try:
+            self._settle(ready)
+        finally:
+            self._settling_since.remove(start)
+
+    def _settle(self, ready: Sequence[Settlement]) -> None:
         pending = {id(settlement.message): settlement for settlement in ready}
 
         def on_confirmed(message: Message) -> None:

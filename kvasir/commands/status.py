@@ -61,7 +61,8 @@ def store_state(settings: Settings) -> dict[str, Any]:
 def _worker(registration: WorkerInfo) -> dict[str, Any]:
     names = ("worker_id", "role", "model", "engine", "device", "slots", "busy", "done", "tokens_per_s", "transfers_kv")
     fields = {name: getattr(registration, name) for name in (*names, "off", "notes")}
-    return fields | {"roles": list(registration.details.roles)}
+    details = registration.details
+    return fields | {"roles": list(details.roles), "paused_because": details.paused_because}
 
 
 def queue_depths(broker: Broker, models: list[str]) -> dict[str, int]:
@@ -104,6 +105,11 @@ def remarks(state: dict[str, Any]) -> list[str]:
     unprefilled = "its decode workers do the prompts themselves, which takes longer"
     return [
         *state["missing"],
+        *(
+            f"{worker['worker_id']} paused itself: {why}."
+            for worker in state["workers"]
+            if (why := worker["paused_because"])
+        ),
         *(f"Nobody serves {model}: its jobs wait for a decode worker." for model in state["unserved"]),
         *(f"No prefill worker serves {model}: {unprefilled}." for model in state["unprefilled"]),
     ]
