@@ -30,7 +30,7 @@ from infra.broker.envelope import Attempt
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import prefill_helps
 from infra.worker_loop import SlotPool
-from kvstore.base import ClusterState, KVStore, Run
+from kvstore.base import KVStore, Run
 from kvstore.blocks import BlockRef, block_refs, snapshot_refs
 from kvstore.cluster_state import BestEffortClusterState
 from messages import codec

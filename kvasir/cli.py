@@ -23,8 +23,7 @@ from kvasir.commands.error_bound import bound
 from kvasir.commands.evaluate import evaluate_command as evaluate
 from kvasir.commands.export import export
 from kvasir.commands.forget import forget
-from kvasir.commands.job import job
-from kvasir.commands.logs import logs
+from kvasir.commands.logs import job, logs
 from kvasir.commands.migrate import migrate
 from kvasir.commands.pause_resume_drain import drain, pause, resume
 from kvasir.commands.regrade import regrade

@@ -17,17 +17,15 @@ def missing_workers(settings: Settings, cluster_state: ClusterState) -> list[str
         (ended_at, worker)
         for ended_at, worker in lost
         if not any(
-            _served(other) == _served(worker) and other.started_at > ended_at - REGISTRATION_TTL_S for other in alive
+            (other.host, other.role, other.model) == (worker.host, worker.role, worker.model)
+            and other.started_at > ended_at - REGISTRATION_TTL_S
+            for other in alive
         )
     ]
     return [
         *(_loss(now - ended_at, worker, alive) for ended_at, worker in gone),
         *_unseen(settings, alive, {worker.host for _, worker in gone}),
     ]
-
-
-def _served(worker: WorkerInfo) -> tuple[str, str, str]:
-    return worker.host, worker.role, worker.model
 
 
 def _loss(age_s: float, worker: WorkerInfo, alive: list[WorkerInfo]) -> str:

@@ -40,7 +40,6 @@ _LEVELS = {
     Step.FIRST_TOKEN: logging.DEBUG,  # its time is in the line of ANSWERED, too
 }
 
-_FIRST_FIELDS = ("time", "level", "logger", "event")
 _UNPRINTABLE = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")  # a terminal might obey it
 
 _FLUSH_S = 1.0  # a stderr that takes longer is stuck
@@ -112,8 +111,13 @@ def as_console_line(line: str, left_out: Collection[str] = ()) -> str:
     with suppress(ValueError, TypeError, KeyError):  # of another program, or still being written
         fields = json.loads(line)
         written_at = datetime.fromisoformat(fields["time"]).astimezone()
-        named_values = [f"{name}={_short(fields[name])}" for name in fields if name not in (*_FIRST_FIELDS, *left_out)]
-        line = " ".join([f"{written_at:%H:%M:%S} {fields['level'].upper():<7} {fields['event']}", *named_values])
+        others = [name for name in fields if name not in ("time", "level", "logger", "event", *left_out)]
+        line = " ".join(
+            [
+                f"{written_at:%H:%M:%S} {fields['level'].upper():<7} {fields['event']}",
+                *(f"{name}={_short(fields[name])}" for name in others),
+            ]
+        )
     return _UNPRINTABLE.sub("?", line)
 
 

@@ -1,32 +1,45 @@
-"""`kvasir logs`: each role's log on the machines of kvasir.toml, over ssh: its last lines, or one job's everywhere."""
+"""`kvasir logs` and `kvasir job`: what was logged on the machines of kvasir.toml, over ssh, and a job's life by it."""
 
 import queue
 import re
 import shlex
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
-from functools import partial
-from itertools import accumulate
-from operator import itemgetter
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
 
+from infra.config.next_command import next_command
 from infra.config.settings import MachineSettings, Settings
 from infra.deploy.remote import DeployFailed, Remote
 from infra.deploy.services import service_units
 from infra.deploy.units import Unit, supervisor_of, units_of
-from kvasir.options import Globals, ssh_config_option
+from kvasir.commands.status import cluster_state, remarks
+from kvasir.commands.top_batches import batch_folders
+from kvasir.connect import connect, is_cluster
+from kvasir.options import Globals, path, ssh_config_option
+from kvasir.terminal import say
+from messages import codec
 from messages.errors import UsageError
+from messages.jobs import JobResult
 from monitoring.logs import TIME_FIRST, as_console_line, time_of
-from producers.batch.batch import id_or_folder
+from producers.batch.batch import Batch, id_or_folder
+from producers.client import Client
 
 # One of several: what a role said, why there is nothing more to come, or that it has said all.
 LogMessage = tuple[str, list[str] | DeployFailed | None]
 
 _MOST_LINES = 10_000  # of each role's log, where lines are looked for
+_MOST_EVENTS = 8  # of a job's life
+_FIELDS_OF_ALL = (
+    "job",
+    "batch",
+    "model",
+    "stage",
+    "run",
+    "lane",
+)  # the same in each of its lines, or told by its event
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -77,14 +90,78 @@ def logs(
             click.echo(f"{name} | {as_console_line(line)}")
         return int(bool(failures))
     try:
-        show = partial(_script, lines=lines, follow=follow)
-        for name, chunk in _listen(settings, machines, show, ssh_config, failures, follow):
+        for name, chunk in _listen(settings, machines, ssh_config, failures, lines, follow):
             click.echo("".join(f"{name} | {line}\n" for line in chunk), nl=False)
     except KeyboardInterrupt:
         if not follow:
             raise
         return 0
     return int(bool(failures))
+
+
+@click.command()
+@click.argument("job_id", metavar="ID")
+@click.option("--batch", "folder", type=path, help="Its batch's folder [default: those in results/].")
+@ssh_config_option
+@click.pass_obj
+def job(global_options: Globals, job_id: str, folder: Path | None, ssh_config: Path | None) -> None:
+    """Tell a job's life: what happened to it, who had it, where it is, and why it waits.
+
+    ID is a job's id, or the start of one that is in a batch's folder. What happened is read from the logs of the
+    machines of kvasir.toml, over ssh.
+    """
+    settings = global_options.settings()
+    batch, entry = next(
+        (
+            (batch, entry)
+            for batch in (Batch(place, is_owner=False) for place in ([folder] if folder else batch_folders()))
+            for entry in batch.entries
+            if entry.job_id.startswith(job_id)
+        ),
+        (None, None),
+    )
+    job_id, model = (entry.job_id, entry.model) if entry else (job_id, "")
+    say(f"job {job_id}: {f'{entry.item_id} of {batch.folder}, for {model}' if batch and entry else 'of no batch here'}")
+    events = lines_in_order(settings, lines_with(job_id), ssh_config, set()) if settings.machines else []
+    for name, line in events[-_MOST_EVENTS:]:
+        say(f"{as_console_line(line, _FIELDS_OF_ALL)} ({name})")
+    result = batch.result(job_id) if batch else None
+    if result or not is_cluster(settings):
+        return say(_ending(result) if result else "It has no result, and without a broker nothing runs now.")
+    with connect(settings, (), name="job") as client:
+        for sentence in _whereabouts(settings, client, batch, job_id, model):
+            say(sentence)
+
+
+def _whereabouts(settings: Settings, client: Client, batch: Batch | None, job_id: str, model: str) -> Iterator[str]:
+    """Where a job is that has no result in a batch's folder, and why it waits there."""
+    if batch and not batch.is_confirmed(job_id):
+        yield f"It was never sent: {next_command('watch', batch.folder)} does that."
+    run = batch.runs.get(job_id, 1) if batch else 1
+    # What nobody decodes is claimed by that, for a millisecond.
+    ((body, _),) = client.cluster_state.take_up("kvasir-job", [(job_id, run)], 0.001)
+    if body:
+        yield f"{_ending(codec.decode(body, JobResult))} That is in the store, and on its way to its batch's owner."
+    holders = [worker for worker in client.workers() if job_id in worker.jobs]
+    yield from (f"{holder.worker_id} has it now, for {holder.role}." for holder in holders)
+    if body or holders:
+        return
+    state = cluster_state(settings, client)
+    places = [f"{ready:,} in {queue}" for queue, ready in state["queues"].items() if ready and model in queue]
+    yield f"Nobody has it now. Jobs that wait: {', '.join(places) or 'none'}."
+    yield f"If it has died, this says of what: {next_command('dead', 'show', job_id)}"
+    yield from remarks(state)
+
+
+def _ending(result: JobResult) -> str:
+    prefill, decode, error = result.prefill, result.decode, result.error
+    if error:
+        return f"It failed at {error.stage} after {result.attempts} attempts: {error.kind}: {error.message}."
+    return (
+        f"It {result.state}: prefilled by {prefill.worker_id or 'nobody'} in {prefill.prefill_s:.1f} s, decoded by "
+        f"{decode.worker_id or 'nobody'} in {decode.decode_s:.1f} s, {decode.total_s:.1f} s in all; KV transfer: "
+        f"{decode.why_none or decode.kv_transfer}."
+    )
 
 
 def lines_with(*words: str, since_s: float = 0.0) -> str:
@@ -94,7 +171,7 @@ def lines_with(*words: str, since_s: float = 0.0) -> str:
     """
     filters = [f"grep -F -e {shlex.quote(word)}" for word in words if word]
     if since_s:
-        start = TIME_FIRST + datetime.fromtimestamp(time.time() - since_s, UTC).isoformat()
+        start = TIME_FIRST + (datetime.now(UTC) - timedelta(seconds=since_s)).isoformat()
         filters.append(f"LC_ALL=C awk -v start={shlex.quote(start)} '/^[{{]/ {{ on = $0 >= start }} on'")
     return " | ".join(["", *filters, f"tail -n {_MOST_LINES}"]) if filters else ""
 
@@ -104,10 +181,12 @@ def lines_in_order(
 ) -> list[tuple[str, str]]:
     """The lines that `lines_with` leaves of all roles' logs, each with its machine and role, by its machine's clock."""
     rows: list[tuple[str, str, str]] = []
-    for name, chunk in _listen(settings, machines, partial(_script, looks_for=looks_for), ssh_config, failures):
-        times = accumulate(map(time_of, chunk), lambda before, now: now or before)
-        rows += zip(times, [name] * len(chunk), chunk, strict=True)
-    return [(name, line) for _, name, line in sorted(rows, key=itemgetter(0))]
+    for name, chunk in _listen(settings, machines, ssh_config, failures, looks_for=looks_for):
+        written_at = ""
+        for line in chunk:
+            written_at = time_of(line) or written_at
+            rows.append((written_at, name, line))
+    return [(name, line) for _, name, line in sorted(rows, key=lambda row: row[0])]
 
 
 def select_machines(settings: Settings, names: Sequence[str]) -> list[MachineSettings]:
@@ -122,10 +201,11 @@ def select_machines(settings: Settings, names: Sequence[str]) -> list[MachineSet
 def _listen(
     settings: Settings,
     names: Sequence[str],
-    script_of: Callable[[MachineSettings, Unit], str],
     ssh_config: Path | None,
     failures: set[str],
+    lines: int = 0,
     follow: bool = False,
+    looks_for: str = "",
 ) -> Iterator[tuple[str, list[str]]]:
     """What each role's script prints, with its machine and role, until all have ended.
 
@@ -145,7 +225,7 @@ def _listen(
         name = f"{machine.name} {unit.name.removeprefix('kvasir-')}"
         try:
             remotes.append(remote := Remote(machine, ssh_config))
-            log_lines = remote.lines(script_of(machine, unit))
+            log_lines = remote.lines(_script(machine, unit, lines, follow, looks_for))
             for chunk in ([line] for line in log_lines) if follow else [list(log_lines)]:
                 log_queue.put((name, chunk))
             log_queue.put((name, None))
@@ -170,7 +250,7 @@ def _listen(
             remote.hang_up()
 
 
-def _script(machine: MachineSettings, unit: Unit, lines: int = 0, follow: bool = False, looks_for: str = "") -> str:
+def _script(machine: MachineSettings, unit: Unit, lines: int, follow: bool, looks_for: str) -> str:
     if supervisor_of(machine) == "systemd":
         # Only root sees all of a service's log; whoever may not ask as root sees what the worker itself wrote.
         check = "j=journalctl; if sudo -n -l journalctl >/dev/null 2>&1; then j='sudo -n journalctl'; fi"

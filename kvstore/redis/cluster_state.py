@@ -37,7 +37,8 @@ _LUA = "#!lua flags=allow-oom\n"
 
 _SET = "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])"
 
-# The index expires with the last worker in it, living or lost. Numbers are written out: a round one would become 1.7e+12.
+# The index expires with the last worker in it, living or lost. Numbers are written out, else a round one becomes
+# 1.7e+12.
 _PUT_REGISTRATION = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -171,7 +172,7 @@ class RedisClusterState(ClusterState):
     def register(self, registration: WorkerInfo, ttl_s: float) -> None:
         """See ClusterState."""
         worker_id, (card, details) = registration.worker_id, encoded(registration)
-        keys = [_card(worker_id), _INDEX, _details(worker_id), _last(worker_id)]
+        keys = [_card(worker_id), _INDEX, _details(worker_id), _card(f"{worker_id}:last")]
         self._register(keys, [card, _milliseconds(ttl_s), worker_id, details, _milliseconds(LOST_FOR_S)])
 
     @with_errors_mapped
@@ -191,7 +192,7 @@ class RedisClusterState(ClusterState):
         index: Any = self._client.zrange(_INDEX, 0, -1, withscores=True)
         now = self.now()
         ends = {name.decode(): expiry_ms / 1000 for name, expiry_ms in index if expiry_ms <= 1000 * now}
-        bodies: Any = self._client.mget([_last(worker_id) for worker_id in ends]) if ends else []
+        bodies: Any = self._client.mget([_card(f"{worker_id}:last") for worker_id in ends]) if ends else []
         rows = zip(ends.values(), bodies, strict=True)
         return [(end, card) for end, body in rows if body for card in readable_registrations([(body, b"")])]
 
@@ -201,7 +202,7 @@ class RedisClusterState(ClusterState):
         with self._client.pipeline() as pipeline:
             pipeline.delete(_card(worker_id))
             pipeline.delete(_details(worker_id))
-            pipeline.delete(_last(worker_id))
+            pipeline.delete(_card(f"{worker_id}:last"))
             pipeline.zrem(_INDEX, worker_id)
             pipeline.execute()
 
@@ -308,10 +309,6 @@ def _run_key(kind: str, job_id: str, run: int) -> str:
 
 def _details(worker_id: str) -> str:
     return f"{_card(worker_id)}:details"  # under `card:`, which users of the release before may read and write
-
-
-def _last(worker_id: str) -> str:
-    return f"{_card(worker_id)}:last"
 
 
 def _card(worker_id: str) -> str:

@@ -290,7 +290,7 @@ _FLEET = PanelRow(
         _panel(
             "Workers, by model and stage",
             WORKERS,
-            "Those whose page Prometheus reads. A model needs one of each stage; one that paused itself says why there.",
+            "Those whose page Prometheus reads. A model needs one of each stage.",
             ('kvasir:workers{model=~"$model"}', "{{model}} {{stage}}"),
             ('kvasir:workers_missing{model=~"$model"}', "gone: {{host}} {{model}} {{stage}}"),
             ('kvasir_paused{model=~"$model"} > 0', "paused: {{instance}} {{model}} {{stage}}"),
