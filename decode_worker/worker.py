@@ -106,7 +106,7 @@ class DecodeWorker:
     def handle(self, delivery: Delivery, leave_slot: Callable[[], None]) -> None:
         """One delivery, from its arrival to its ack. Each step is through before the next begins."""
         ahead = self._flow.pop_fetch(delivery) if self._flow else None
-        if self._aborting or self._find_outage():  # better with somebody else
+        if self._aborting or self._find_outage() or self._generator.why_cut_off():  # better with somebody else
             return self._settler.hand_back_all([delivery])
         attempt = self._settler.begin(DecodeAttempt, delivery)
         attempt.ahead = ahead

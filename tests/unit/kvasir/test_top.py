@@ -17,6 +17,7 @@ JOBS = [f"{number:032x}" for number in range(4)]
 WORKER = {
     "worker_id": "mac2.17.a1b2c3", "role": "decode", "model": "qwen3-coder:30b", "engine": "mlx", "device": "metal",
     "slots": 4, "busy": 3, "done": 1234, "tokens_per_s": 65.4, "transfers_kv": True, "notes": "", "off": "",
+    "paused_because": "",
 }  # fmt: skip
 STATE: dict[str, Any] = {
     "workers": [WORKER],
