@@ -30,6 +30,7 @@ from infra.broker.deaths import answer_deaths
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import Settler
 from infra.config.hours import ALL_HOURS, Hours
+from infra.sd_notify import ALIVE, STARTED, STOPPING, notify
 from messages.errors import BrokerUnavailable, NoQueue
 from messages.workers import ENGINE_AWAY, SELF_PAUSED, WorkerStage
 
@@ -309,6 +310,7 @@ class ConsumerLoop:
         handlers: dict[str, Callable[[str], None]] = {"wakeup": source.ring, "cancel": handler.on_cancel}
         handlers |= {"pause": partial(self._pause, is_paused=True), "resume": partial(self._pause, is_paused=False)}
         next_look = next_tick = time.monotonic()
+        notify(STARTED)
         while not self._stopping.is_set():
             try:
                 control = control or ControlListener(self._broker, self._name, handlers)
@@ -322,7 +324,9 @@ class ConsumerLoop:
             if time.monotonic() >= next_tick:  # not at every wakeup: those come as often as jobs
                 self._update_pause()
                 handler.tick()
+                notify(ALIVE)
                 next_tick = time.monotonic() + _TICK_S
+        notify(STOPPING)
         if control:
             control.close()
 
