@@ -207,16 +207,14 @@ class Generator:
 
     def why_cut_off(self) -> str:
         """Why jobs are better with workers that can fetch KV caches, in a sentence; "": this one can, or nobody can."""
-        if self._failed_fetches < _FAILURES or not self._cluster_state.answers:
-            return ""
-        return f"the store answers, and {_FAILURES} KV caches in a row did not come from it"
+        is_cut_off = self._failed_fetches >= _FAILURES and self._cluster_state.answers
+        return f"the store answers, and {_FAILURES} KV caches in a row did not come from it" if is_cut_off else ""
 
     def probe_store(self) -> None:
         """Where fetches failed: see whether as much as a small KV cache comes back from there now."""
         if self.why_cut_off():
-            name = f"probe-{self._worker_id}"
-            self._cluster_state.put_sketch(name, _PROBE, ttl_s=60.0)
-            if self._cluster_state.get_sketch(name) == _PROBE:
+            self._cluster_state.put_sketch(f"probe-{self._worker_id}", _PROBE, ttl_s=60.0)
+            if self._cluster_state.get_sketch(f"probe-{self._worker_id}") == _PROBE:
                 self._failed_fetches = 0
 
     def _generate(self, attempt: DecodeAttempt, fetched_cache: FetchedCache | None, why_none: str) -> JobResult:

@@ -8,10 +8,7 @@ import os
 import socket
 from contextlib import suppress
 
-WATCHDOG_S = 300  # a worker that gives no sign for so long is started again; others have its jobs after a minute
-STARTED = f"READY=1\nWATCHDOG_USEC={WATCHDOG_S * 1_000_000}"
-ALIVE = "WATCHDOG=1"
-STOPPING = "STOPPING=1"
+WATCHDOG_S = 300  # without a sign for so long it is started again; others have its jobs after a minute
 
 
 def notify(state: str) -> None:

@@ -30,7 +30,7 @@ from infra.broker.deaths import answer_deaths
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import Settler
 from infra.config.hours import ALL_HOURS, Hours
-from infra.sd_notify import ALIVE, STARTED, STOPPING, notify
+from infra.sd_notify import WATCHDOG_S, notify
 from messages.errors import BrokerUnavailable, NoQueue
 from messages.workers import ENGINE_AWAY, SELF_PAUSED, WorkerStage
 
@@ -188,8 +188,9 @@ class ConsumerLoop:
     @property
     def idle_reason(self) -> str:
         """Why it takes no jobs now, in a few words; "": it takes some."""
-        own_reason = SELF_PAUSED if self.paused_because else ENGINE_AWAY if self._find_outage() else ""
-        return self._pause_reason or own_reason
+        return self._pause_reason or (
+            SELF_PAUSED if self.paused_because else ENGINE_AWAY if self._find_outage() else ""
+        )
 
     def pair_with(self, partner: "ConsumerLoop") -> None:
         """Both are of one process: no job of one runs beside a suspect of the other. Before either runs."""
@@ -310,7 +311,7 @@ class ConsumerLoop:
         handlers: dict[str, Callable[[str], None]] = {"wakeup": source.ring, "cancel": handler.on_cancel}
         handlers |= {"pause": partial(self._pause, is_paused=True), "resume": partial(self._pause, is_paused=False)}
         next_look = next_tick = time.monotonic()
-        notify(STARTED)
+        notify(f"READY=1\nWATCHDOG_USEC={WATCHDOG_S * 1_000_000}")
         while not self._stopping.is_set():
             try:
                 control = control or ControlListener(self._broker, self._name, handlers)
@@ -324,9 +325,9 @@ class ConsumerLoop:
             if time.monotonic() >= next_tick:  # not at every wakeup: those come as often as jobs
                 self._update_pause()
                 handler.tick()
-                notify(ALIVE)
+                notify("WATCHDOG=1")
                 next_tick = time.monotonic() + _TICK_S
-        notify(STOPPING)
+        notify("STOPPING=1\nWATCHDOG_USEC=0")  # what is in hand may take longer
         if control:
             control.close()
 

@@ -119,9 +119,8 @@ class WorkerDetails:
                 raise InvalidMessage(f"{name} must be of different models")
         checks.tuple_of("links", self.links, Link, MAX_LINKS)
         checks.number("clock_s", self.clock_s, -_MAX_RATE, _MAX_RATE)
-        checks.text("engine_build", self.engine_build, 255)
-        checks.text("slot_file_version", self.slot_file_version, 255)
-        checks.text("paused_because", self.paused_because, 255)
+        for name in ("engine_build", "slot_file_version", "paused_because"):
+            checks.text(name, getattr(self, name), 255)
 
 
 NO_DETAILS = WorkerDetails()

@@ -98,11 +98,6 @@ def _is_figure(name: str) -> bool:
     return name in _COUNTS or name.endswith(_UNITS)
 
 
-def time_of(line: str) -> str:
-    """When a line of the JSON style was written, as it says; "": it is none."""
-    return line[len(TIME_FIRST) :].partition('"')[0] if line.startswith(TIME_FIRST) else ""
-
-
 def as_console_line(line: str, left_out: Collection[str] = ()) -> str:
     """A line of the JSON style as the console style has it, less some fields, by this machine's clock.
 
@@ -111,13 +106,9 @@ def as_console_line(line: str, left_out: Collection[str] = ()) -> str:
     with suppress(ValueError, TypeError, KeyError):  # of another program, or still being written
         fields = json.loads(line)
         written_at = datetime.fromisoformat(fields["time"]).astimezone()
-        others = [name for name in fields if name not in ("time", "level", "logger", "event", *left_out)]
-        line = " ".join(
-            [
-                f"{written_at:%H:%M:%S} {fields['level'].upper():<7} {fields['event']}",
-                *(f"{name}={_short(fields[name])}" for name in others),
-            ]
-        )
+        names_shown = [name for name in fields if name not in ("time", "level", "logger", "event", *left_out)]
+        values = " ".join(f"{name}={_short(fields[name])}" for name in names_shown)
+        line = f"{written_at:%H:%M:%S} {fields['level'].upper():<7} {fields['event']} {values}"
     return _UNPRINTABLE.sub("?", line)
 
 

@@ -23,15 +23,13 @@ from kvasir.terminal import say
 from messages import codec
 from messages.errors import UsageError
 from messages.jobs import JobResult
-from monitoring.logs import TIME_FIRST, as_console_line, time_of
+from monitoring.logs import TIME_FIRST, as_console_line
 from producers.batch.batch import Batch, id_or_folder
 from producers.client import Client
 
 # One of several: what a role said, why there is nothing more to come, or that it has said all.
 LogMessage = tuple[str, list[str] | DeployFailed | None]
 
-_MOST_LINES = 10_000  # of each role's log, where lines are looked for
-_MOST_EVENTS = 8  # of a job's life
 _FIELDS_OF_ALL = (
     "job",
     "batch",
@@ -123,7 +121,7 @@ def job(global_options: Globals, job_id: str, folder: Path | None, ssh_config: P
     job_id, model = (entry.job_id, entry.model) if entry else (job_id, "")
     say(f"job {job_id}: {f'{entry.item_id} of {batch.folder}, for {model}' if batch and entry else 'of no batch here'}")
     events = lines_in_order(settings, lines_with(job_id), ssh_config, set()) if settings.machines else []
-    for name, line in events[-_MOST_EVENTS:]:
+    for name, line in events[-8:]:
         say(f"{as_console_line(line, _FIELDS_OF_ALL)} ({name})")
     result = batch.result(job_id) if batch else None
     if result or not is_cluster(settings):
@@ -137,9 +135,10 @@ def _whereabouts(settings: Settings, client: Client, batch: Batch | None, job_id
     """Where a job is that has no result in a batch's folder, and why it waits there."""
     if batch and not batch.is_confirmed(job_id):
         yield f"It was never sent: {next_command('watch', batch.folder)} does that."
-    run = batch.runs.get(job_id, 1) if batch else 1
-    # What nobody decodes is claimed by that, for a millisecond.
-    ((body, _),) = client.cluster_state.take_up("kvasir-job", [(job_id, run)], 0.001)
+    # Where nobody decodes it, it is claimed by that, for a millisecond.
+    ((body, _),) = client.cluster_state.take_up(
+        "kvasir-job", [(job_id, batch.runs.get(job_id, 1) if batch else 1)], ttl_s=0.001
+    )
     if body:
         yield f"{_ending(codec.decode(body, JobResult))} That is in the store, and on its way to its batch's owner."
     holders = [worker for worker in client.workers() if job_id in worker.jobs]
@@ -173,7 +172,7 @@ def lines_with(*words: str, since_s: float = 0.0) -> str:
     if since_s:
         start = TIME_FIRST + (datetime.now(UTC) - timedelta(seconds=since_s)).isoformat()
         filters.append(f"LC_ALL=C awk -v start={shlex.quote(start)} '/^[{{]/ {{ on = $0 >= start }} on'")
-    return " | ".join(["", *filters, f"tail -n {_MOST_LINES}"]) if filters else ""
+    return " | ".join(["", *filters, "tail -n 10000"]) if filters else ""
 
 
 def lines_in_order(
@@ -182,10 +181,10 @@ def lines_in_order(
     """The lines that `lines_with` leaves of all roles' logs, each with its machine and role, by its machine's clock."""
     rows: list[tuple[str, str, str]] = []
     for name, chunk in _listen(settings, machines, ssh_config, failures, looks_for=looks_for):
-        written_at = ""
+        timed_line = ""
         for line in chunk:
-            written_at = time_of(line) or written_at
-            rows.append((written_at, name, line))
+            timed_line = line if line.startswith(TIME_FIRST) else timed_line
+            rows.append((timed_line, name, line))
     return [(name, line) for _, name, line in sorted(rows, key=lambda row: row[0])]
 
 

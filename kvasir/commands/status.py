@@ -61,8 +61,7 @@ def store_state(settings: Settings) -> dict[str, Any]:
 def _worker(registration: WorkerInfo) -> dict[str, Any]:
     names = ("worker_id", "role", "model", "engine", "device", "slots", "busy", "done", "tokens_per_s", "transfers_kv")
     fields = {name: getattr(registration, name) for name in (*names, "off", "notes")}
-    details = registration.details
-    return fields | {"roles": list(details.roles), "paused_because": details.paused_because}
+    return fields | {name: getattr(registration.details, name) for name in ("roles", "paused_because")}
 
 
 def queue_depths(broker: Broker, models: list[str]) -> dict[str, int]:
@@ -102,7 +101,6 @@ def _print(state: dict[str, Any]) -> None:
 
 def remarks(state: dict[str, Any]) -> list[str]:
     """What a person should know of the cluster, as sentences."""
-    unprefilled = "its decode workers do the prompts themselves, which takes longer"
     return [
         *state["missing"],
         *(
@@ -111,7 +109,10 @@ def remarks(state: dict[str, Any]) -> list[str]:
             if (why := worker["paused_because"])
         ),
         *(f"Nobody serves {model}: its jobs wait for a decode worker." for model in state["unserved"]),
-        *(f"No prefill worker serves {model}: {unprefilled}." for model in state["unprefilled"]),
+        *(
+            f"No prefill worker serves {model}: its decode workers do the prompts, which takes longer."
+            for model in state["unprefilled"]
+        ),
     ]
 
 

@@ -193,8 +193,11 @@ class RedisClusterState(ClusterState):
         now = self.now()
         ends = {name.decode(): expiry_ms / 1000 for name, expiry_ms in index if expiry_ms <= 1000 * now}
         bodies: Any = self._client.mget([_card(f"{worker_id}:last") for worker_id in ends]) if ends else []
-        rows = zip(ends.values(), bodies, strict=True)
-        return [(end, card) for end, body in rows if body for card in readable_registrations([(body, b"")])]
+        return [
+            (end, card)
+            for end, body in zip(ends.values(), bodies, strict=True)
+            for card in readable_registrations([(body, b"")] if body else [])
+        ]
 
     @with_errors_mapped
     def unregister(self, worker_id: str) -> None:
