@@ -207,8 +207,11 @@ class Generator:
 
     def why_cut_off(self) -> str:
         """Why jobs are better with workers that can fetch KV caches, in a sentence; "": this one can, or nobody can."""
-        is_cut_off = self._failed_fetches >= _FAILURES and self._cluster_state.answers
-        return f"the store answers, and {_FAILURES} KV caches in a row did not come from it" if is_cut_off else ""
+        return (
+            f"the store answers, and {_FAILURES} KV caches in a row did not come from it"
+            if self._failed_fetches >= _FAILURES and self._cluster_state.answers
+            else ""
+        )
 
     def probe_store(self) -> None:
         """Where fetches failed: see whether as much as a small KV cache comes back from there now."""

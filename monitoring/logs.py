@@ -40,7 +40,7 @@ _LEVELS = {
     Step.FIRST_TOKEN: logging.DEBUG,  # its time is in the line of ANSWERED, too
 }
 
-_UNPRINTABLE = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")  # a terminal might obey it
+_FIRST_FIELDS = ("time", "level", "logger", "event")
 
 _FLUSH_S = 1.0  # a stderr that takes longer is stuck
 
@@ -106,10 +106,9 @@ def as_console_line(line: str, left_out: Collection[str] = ()) -> str:
     with suppress(ValueError, TypeError, KeyError):  # of another program, or still being written
         fields = json.loads(line)
         written_at = datetime.fromisoformat(fields["time"]).astimezone()
-        names_shown = [name for name in fields if name not in ("time", "level", "logger", "event", *left_out)]
-        values = " ".join(f"{name}={_short(fields[name])}" for name in names_shown)
-        line = f"{written_at:%H:%M:%S} {fields['level'].upper():<7} {fields['event']} {values}"
-    return _UNPRINTABLE.sub("?", line)
+        line = f"{written_at:%H:%M:%S} {fields['level'].upper():<7} {fields['event']}"
+        line += "".join(f" {name}={_short(fields[name])}" for name in fields if name not in (*_FIRST_FIELDS, *left_out))
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in line)  # a terminal might obey it
 
 
 class _Stderr(logging.Handler):

@@ -146,9 +146,8 @@ def _whereabouts(settings: Settings, client: Client, batch: Batch | None, job_id
     if body or holders:
         return
     state = cluster_state(settings, client)
-    places = [f"{ready:,} in {queue}" for queue, ready in state["queues"].items() if ready and model in queue]
-    yield f"Nobody has it now. Jobs that wait: {', '.join(places) or 'none'}."
-    yield f"If it has died, this says of what: {next_command('dead', 'show', job_id)}"
+    yield f"Nobody has it now; if it has died, this says of what: {next_command('dead', 'show', job_id)}"
+    yield from (f"{ready:,} wait in {queue}." for queue, ready in state["queues"].items() if ready and model in queue)
     yield from remarks(state)
 
 
