@@ -56,7 +56,7 @@ EXAMPLES = {
     "dead replay": ["kvasir dead replay --batch batch-20261101-5a60e1a6"],
     "dead drop": ["kvasir dead drop 3f2a"],
     "deploy": ["kvasir deploy --dry-run", "kvasir deploy upgrade --machine mac2"],
-    "logs": ["kvasir logs mac2", "kvasir logs --since 10m"],
+    "logs": ["kvasir logs mac2"],
     "worker": ["kvasir worker --model gpt-oss:120b --engine llamacpp --slots 16"],
     "prefill-worker": [
         "kvasir prefill-worker --model qwen3-coder:30b --engine llamacpp --weights qwen3-coder-30b.gguf",

@@ -52,10 +52,10 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.argument("machines", nargs=-1, metavar="[MACHINE]...")
 @click.option("-n", "--lines", type=click.IntRange(0), default=20, show_default=True, help="Of each role's log.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on, until Ctrl-C.")
-@click.option("--job", default="", metavar="ID", help="Only the lines of this job, all of them.")
-@click.option("--batch", default="", metavar="ID", help="Only the lines of this batch's jobs: its id, or its folder.")
+@click.option("--job", "of_job", default="", metavar="ID", help="All lines of this job, in order of time.")
+@click.option("--batch", "of_batch", default="", metavar="ID", help="The same of a batch: its id, or its folder.")
 @click.option(
-    "--since", "since_s", default="", metavar="TIME", callback=_seconds, help="Only the last 90s, 10m, 2h, 1d."
+    "--since", "since_s", default="", metavar="TIME", callback=_seconds, help="The same of the last 90s, 10m, 2h or 1d."
 )
 @ssh_config_option
 @click.pass_obj
@@ -64,23 +64,21 @@ def logs(
     machines: tuple[str, ...],
     lines: int,
     follow: bool,
-    job: str,
-    batch: str,
+    of_job: str,
+    of_batch: str,
     since_s: float,
     ssh_config: Path | None,
 ) -> int:
     """Show the last lines of each role's log on MACHINE, or on all machines of kvasir.toml; over ssh, all at once.
 
-    Before each line stand its machine and role. A machine that can't be reached is named, and the others go on. With
-    --job, --batch or --since all such lines are shown, in order of time.
+    Before each line stand its machine and role. A machine that can't be reached is named, and the others go on.
 
     \b
     kvasir logs                      every role's last 20 lines
     kvasir logs mac1 -n 5 --follow   those of one machine, and what comes
-    kvasir logs --since 10m          what all of them wrote in ten minutes, in order
     """
     settings, failures = global_options.settings(), set[str]()
-    looks_for = lines_with(job, id_or_folder(batch), since_s=since_s)
+    looks_for = lines_with(of_job, id_or_folder(of_batch), since_s=since_s)
     if looks_for and follow:
         raise UsageError("--follow shows whatever comes: leave it out, or --job, --batch and --since")
     if looks_for:

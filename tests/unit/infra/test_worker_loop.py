@@ -227,8 +227,8 @@ def test_a_worker_whose_results_do_not_leave_pauses_itself_until_they_do(monkeyp
     # When the broker is there and the result stays on its way
     way.connected = True
     wait_until(lambda: site.station.idle_reason == SELF_PAUSED, "it has paused itself")
-    site.put("bulk", BULK)
     wait_until(lambda: site.flow.pauses, "it holds nothing")
+    site.put("bulk", BULK)
     assert "has not confirmed" in site.station.paused_because
     assert site.desk.taken == []
     # Then it goes on by itself once that has left
