@@ -213,11 +213,18 @@ class Generator:
             else ""
         )
 
-    def probe_store(self) -> None:
-        """Where fetches failed: see whether as much as a small KV cache comes back from there now."""
+    def probe_store(self, model: str) -> None:
+        """Where fetches failed: see whether as much as a small KV cache comes back now, or nobody else serves `model`.
+
+        Either way this worker goes on: jobs that all would leave to each other are better done without their KV caches.
+        """
         if self.why_cut_off():
             self._cluster_state.put_sketch(f"probe-{self._worker_id}", _PROBE, ttl_s=60.0)
-            if self._cluster_state.get_sketch(f"probe-{self._worker_id}") == _PROBE:
+            comes_back = self._cluster_state.get_sketch(f"probe-{self._worker_id}") == _PROBE
+            if comes_back or not any(
+                (other.role, other.model, other.off) == ("decode", model, "") and other.worker_id != self._worker_id
+                for other in self._cluster_state.registrations()
+            ):
                 self._failed_fetches = 0
 
     def _generate(self, attempt: DecodeAttempt, fetched_cache: FetchedCache | None, why_none: str) -> JobResult:

@@ -244,7 +244,7 @@ class DecodeWorker:
     def tick(self) -> None:
         """Choose what to pull, stop what ran past its deadline, and see to jobs that no prefill worker is there for."""
         self.choice.look()
-        self._generator.probe_store()
+        self._generator.probe_store(self._model_cache.home.model)
         now = self._cluster_state.now()
         for attempt in self._running_jobs.snapshot():
             if attempt.job.job.deadline and now > attempt.job.job.deadline:

@@ -113,6 +113,7 @@ def test_a_worker_that_can_fetch_no_kv_cache_leaves_the_jobs_to_others_until_a_p
     # Given a worker whose fetches fail while the store answers
     cluster_state.loses_large = True
     pipeline.kv.failing_calls = {"get"}
+    register_another(pipeline, off="")
     decode = pipeline.start_decode(WatchedEngine(slots=1))
     # Then these jobs go on without their caches, and then it takes no more
     assert all(pipeline.result(job).decode.why_none.startswith("the store is away") for job in jobs)
@@ -132,6 +133,23 @@ def test_a_worker_that_can_fetch_no_kv_cache_leaves_the_jobs_to_others_until_a_p
     # Then it goes on by itself, with KV caches
     wait_until(lambda: decode.worker.registration().off == "", "it takes jobs")
     assert pipeline.run(pipeline.job("last")).decode.kv_transfer == "verified"
+
+
+def register_another(pipeline, off):
+    """A decode worker of the same model, elsewhere."""
+    registration = pipeline.workers[0].worker.registration()
+    pipeline.cluster_state.register(replace(registration, role="decode", worker_id="another", off=off), ttl_s=600)
+
+
+def test_a_worker_that_can_fetch_no_kv_cache_goes_on_without_where_the_others_can_not_either(pipeline):
+    cluster_state = pipeline.cluster_state = LossyClusterState()
+    jobs = [pipeline.job(f"{number}") for number in range(8)]
+    prefilled(pipeline, *jobs)
+    cluster_state.loses_large = True
+    pipeline.kv.failing_calls = {"get"}
+    register_another(pipeline, off=SELF_PAUSED)
+    pipeline.start_decode(WatchedEngine(slots=1))
+    assert all(pipeline.result(job).decode.why_none.startswith("the store is away") for job in jobs)
 
 
 def test_a_job_that_comes_back_is_not_tokenized_again_and_rings_at_prefill(pipeline, monkeypatch):
