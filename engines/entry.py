@@ -48,7 +48,7 @@ class EngineEntry:
     # A relative path starts from the folder of its kvasir.toml, unless it has a scheme. A text is left alone, and so is
     # a hub's OWNER/NAME where nothing lies at that path.
     weights_type: Literal["path", "path or hub name", "text"] = "path"
-    weights_text: str = ""  # the setting in docs/configuration.md; "": its forms
+    weights_text: str = ""  # the setting in docs/reference/configuration.md; "": its forms
     takes_api_key: bool = False
     packages: tuple[str, ...] = ()  # that it imports
     extra: str = ""  # of Kvasir's distribution, which brings them

@@ -1,4 +1,4 @@
-"""OpenAI's API: files and batches. docs/gateway.md lists every field."""
+"""OpenAI's API: files and batches. docs/reference/api.md lists every field."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""Ollama's API: chat, generate, and what is asked about models. docs/gateway.md lists every field."""
+"""Ollama's API: chat, generate, and what is asked about models. docs/reference/api.md lists every field."""
 
 import hashlib
 import json

@@ -1,7 +1,7 @@
 """How much is taken of what comes from outside: the one table that gateway, workers and readers go by.
 
-Each bound is checked before what it bounds is paid for. `docs/security.md` lists them; each has its test. What students
-hand in is bounded where it is read (`grading/submissions/archives.py`).
+Each bound is checked before what it bounds is paid for. `docs/explanation/security.md` lists them; each has its test.
+What students hand in is bounded where it is read (`grading/submissions/archives.py`).
 """
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30

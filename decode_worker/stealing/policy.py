@@ -1,7 +1,7 @@
 """Who decodes the next job: the rule of stealing, and the rule of the tail. Pure: figures in, a decision out.
 
 Times are seconds, counts are jobs. Nothing here reads a clock, a queue or the store, so that a simulation can drive
-the very functions that a worker calls. `docs/stealing.md` derives the rules.
+the very functions that a worker calls. `docs/explanation/stealing.md` derives the rules.
 
 Both rest on one figure, the *plan*: if `ready` equal jobs are given one by one to whichever slot of some workers ends
 the next one soonest, when does the last of them start, and when does it end? For equal jobs no order ends sooner.

@@ -125,7 +125,7 @@ def _machines_for(settings: Settings, names: Sequence[str], services: bool) -> l
     if not machines:
         raise UsageError(
             "no machine in the configuration runs a worker or a gateway: "
-            "add [machines.NAME] with roles (docs/deployment.md)"
+            "add [machines.NAME] with roles (docs/how-to/deployment.md)"
         )
     return machines
 

@@ -53,6 +53,7 @@ GONE = {
     "gateway.json/routes/POST /v1/chat/completions/body/user": "ignored before it is read, whatever it is",
     "gateway.json/routes/POST /v1/completions/body/user": "the same",
     "gateway.json/routes/POST /api/chat/body/messages/0/content*": "the assistant's may be missing",
+    "gateway.json/exchanges/3/body/error/message": "it names the page of the routes, which has moved",
     "gateway.json/exchanges/27/body/error/message": "a function without a name is told from one that is not forced",
     "gateway.json/exchanges/27/body/error/code": "the same",
     "gateway.json/exchanges/29/body/choices/0/text": "a completion continues its prompt, without a template",

@@ -1,4 +1,4 @@
-"""The Streamlit chat of docs/gateway.md, as it stands there, but for address and model: two turns of a conversation."""
+"""The Streamlit chat of docs/how-to/gateway.md, word for word but for address and model: two turns of a conversation."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ print(json.dumps([(message.name, message.markdown[0].value) for message in app.c
 
 
 def test_a_chat_in_streamlit_goes_on_turn_by_turn(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "gateway.md").read_text("utf-8")
+    page = (ROOT / "docs/how-to/gateway.md").read_text("utf-8")
     chat = page[page.index("```python\nimport streamlit") + len("```python\n") :].partition("```")[0]
     with Pipeline() as pipeline, ServedGateway(pipeline.client, tmp_path) as served:
         pipeline.start()

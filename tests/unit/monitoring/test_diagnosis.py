@@ -8,7 +8,7 @@ import pytest
 from monitoring.dashboards.panels import PANELS
 from tests.support.diagnosis import SITUATIONS, diagnose
 
-RUNBOOK = (Path(__file__).resolve().parents[3] / "docs/runbook.md").read_text()
+RUNBOOK = (Path(__file__).resolve().parents[3] / "docs/how-to/runbook.md").read_text()
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
     for line in RUNBOOK.partition("## Six situations")[2].splitlines()

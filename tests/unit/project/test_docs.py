@@ -1,8 +1,9 @@
-"""The documentation holds: links lead somewhere, every page is found from the README, commands are commands."""
+"""The documentation holds: links lead somewhere, every page is found from docs/README.md, commands are commands."""
 
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -11,22 +12,47 @@ import pytest
 from kvasir import cli
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LIST = ROOT / "docs/README.md"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 # Pages that are followed command by command.
-TYPED = ["quickstart.md", "first_real_day.md", "deployment.md"]
+TYPED = ["tutorial/quickstart.md", "tutorial/first_real_day.md", "how-to/deployment.md"]
 PLACEHOLDERS = ("…", "|")
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def links(page: Path) -> Iterator[tuple[Path, str]]:
+    """The files that a page links to, and their anchors."""
+    for link, anchor in LINK.findall(page.read_text("utf-8")):
+        if "://" not in link:
+            yield (page.parent / link).resolve() if link else page, anchor.removeprefix("#")
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings: letters, digits, - and _, in small letters, with - for a space."""
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@every_page
 def test_links_lead_somewhere(page: Path) -> None:
-    targets = [link for link in LINK.findall(page.read_text("utf-8")) if "://" not in link]
-    assert [link for link in targets if not (page.parent / link).exists()] == []
+    assert [str(target) for target, _ in links(page) if not target.exists()] == []
+    assert [
+        f"{target.name}#{anchor}" for target, anchor in links(page) if anchor and anchor not in anchors(target)
+    ] == []
 
 
-def test_every_page_is_found_from_the_readme() -> None:
-    linked = {(ROOT / link).resolve() for link in LINK.findall((ROOT / "README.md").read_text("utf-8"))}
-    assert [page.name for page in PAGES[1:] if page not in linked] == []
+def test_every_page_is_found_from_the_list_and_the_list_from_the_readme() -> None:
+    found, todo = set(), [LIST]
+    while todo:
+        page = todo.pop()
+        if page not in found:
+            found.add(page)
+            todo += [target for target, _ in links(page) if target.suffix == ".md" and target.exists()]
+    assert [str(page.relative_to(ROOT)) for page in PAGES if page not in found and page != ROOT / "README.md"] == []
+    assert LIST in {target for target, _ in links(ROOT / "README.md")}
 
 
 def typed(name: str) -> Iterator[list[str]]:

@@ -13,8 +13,8 @@ ENTRIES = json.loads(MANIFEST.read_text("utf-8"))
 PICTURES = sorted(path.name for path in FOLDER.glob("*.png"))
 SHOWN = {
     name
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    for name in re.findall(r"!\[[^\]]+\]\((?:docs/)?screenshots/([\w.-]+)\)", page.read_text("utf-8"))
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    for name in re.findall(r"!\[[^\]]+\]\((?:docs/|(?:\.\./)*)screenshots/([\w.-]+)\)", page.read_text("utf-8"))
 }
 
 
