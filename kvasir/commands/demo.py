@@ -25,7 +25,12 @@ from messages.errors import ConfigError
 _INSTALLED_FILES = Path(__file__).parents[1] / "demo_files"
 FILES = _INSTALLED_FILES if _INSTALLED_FILES.is_dir() else Path(__file__).parents[2] / "examples"
 CONFIG, HOMEWORK = FILES / "demo.toml", FILES / "homework"
-INPUTS = {"rubric": "rubric.yaml", "solution": "solution.ipynb", "template": "template.ipynb"}
+INPUTS = {
+    "rubric": "rubric.yaml",
+    "solution": "solution.ipynb",
+    "template": "template.ipynb",
+    "roster": "gradebook.csv",
+}
 
 
 class _DemoOptions(Globals):
@@ -52,14 +57,15 @@ def demo(context: click.Context, out: Path) -> int:
         raise ConfigError(f"the demo's model needs llama.cpp: {command}")
     files = {option: HOMEWORK / name for option, name in INPUTS.items()}
     say("A tiny model grades a made-up class: prefill, KV transfer and decode, all in this process.")
-    say("It is the command that a course team types for its own class:\n")
+    say("For your own class you type the same command:\n")
     say(f"  kvasir --config {_short(CONFIG)} grade {_short(HOMEWORK / 'submissions')} \\")
     for option, file in files.items():
         say(f"      --{option} {_short(file)} \\")
     say(f"      --out {_short(out)}\n")
     context.obj = _DemoOptions(CONFIG, context.obj.log_level, context.obj.log_style)
     next_command.keep(CONFIG)
-    context.invoke(batch_commands.grade, folder=HOMEWORK / "submissions", **files, out=out, names=())
+    rosters = (files.pop("roster"),)
+    context.invoke(batch_commands.grade, folder=HOMEWORK / "submissions", rosters=rosters, **files, out=out, names=())
     problems = list(_problems(load_graded(out).grades))
     for problem in problems:
         say(f"demo: {problem}", stderr)

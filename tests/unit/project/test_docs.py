@@ -24,7 +24,10 @@ MAX_WORDS, MAX_WORDS_OF_A_PAGE = 26_000, 2_500
 MIN_WORDS_OF_A_SENTENCE = 8
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 # Pages that are followed command by command.
-TYPED = ["tutorial/quickstart.md", "tutorial/first_real_day.md", "how-to/deployment.md"]
+TYPED = [
+    "tutorial/first_evening.md",
+    *(f"how-to/{name}.md" for name in ("deployment", "evaluate", "export", "gateway", "sparks_and_macs")),
+]
 PLACEHOLDERS = ("…", "|")
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -101,10 +104,9 @@ def typed(name: str) -> Iterator[list[str]]:
     """What follows `kvasir` in the code blocks of a page."""
     for block in re.findall(r"```\w*\n(.*?)```", (ROOT / "docs" / name).read_text("utf-8"), re.DOTALL):
         for line in block.splitlines():
-            words = shlex.split(line, comments=True) if line.startswith("kvasir ") else []
-            for part in " ".join(words).split(" && "):
-                if part and not any(mark in part for mark in PLACEHOLDERS):
-                    yield part.split()[1:]
+            for part in line.partition("#")[0].split(" && "):
+                if part.startswith("kvasir ") and not any(mark in part for mark in PLACEHOLDERS):
+                    yield shlex.split(part.partition(" > ")[0])[1:]
 
 
 @pytest.mark.parametrize("name", TYPED)
