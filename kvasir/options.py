@@ -128,7 +128,7 @@ def only_option(help_text: str) -> Callable[[F], F]:
 def _not_zero(context: click.Context, parameter: click.Parameter, number: int) -> int:
     """The default says all of them, to whoever calls the command as well (`demo`); a person who says 0 means nobody."""
     if number == 0 and context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE:
-        raise click.BadParameter("0 are nobody; leave it out for all")
+        raise click.BadParameter("0 would grade nobody; leave it out to grade all")
     return number
 
 

@@ -206,7 +206,7 @@ def _history(criterion: str, changes: Sequence[Change]) -> None:
             for change in reversed(criterion_changes):
                 date = time.strftime("%Y-%m-%d %H:%M", time.localtime(change.at))
                 markup.caption(
-                    f"{date}{f', {change.who}' if change.who else ''}, round {change.round}. It reads since:"
+                    f"{date}{f', {change.who}' if change.who else ''}, round {change.round}. Since then it reads:"
                 )
                 markup.verbatim(change.criteria[criterion])
             markup.draw()
