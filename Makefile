@@ -91,7 +91,7 @@ services: $(STAMPS)/test ## a private RabbitMQ and Redis (NODES=3: clusters) unt
 bench: $(STAMPS)/test $(STAMPS)/ui ## the benchmarks; one JSON line each
 	$(PY) -m benchmarks
 
-faults: $(STAMPS)/test ## every fault of docs/explanation/delivery.md, 1,000 jobs each: an hour
+faults: $(STAMPS)/test ## every fault, 1,000 jobs each: an hour
 	$(PY) -m benchmarks.faults
 
 matrix: $(STAMPS)/test $(STAMPS)/torch ## KV caches between all engines, with real weights too (92 MB once): an hour

@@ -23,6 +23,7 @@ from infra.config.schema import TABLES as OF_KEYS
 from infra.config.sources import VARIABLES
 from infra.deploy.permissions import PERMISSIONS, STORE_RULES
 from kvasir import cli
+from messages import limits
 from messages.installed import engine_entry
 
 REFERENCE = ROOT / "docs/reference"
@@ -218,9 +219,10 @@ _ROLES = {
 _RIGHTS = """\
 # Rights
 
-Made by `python -m docs.write_reference` from `infra/deploy/permissions.py`; a test compares. What they protect, and
-what they can't: [security](../explanation/security.md). `python -m infra.deploy.permissions [VHOST]` prints the commands
-that give them.
+Made by `python -m docs.write_reference` from `infra/deploy/permissions.py`; a test compares.
+
+What they can't keep apart: [security](../explanation/security.md#rights). `python -m infra.deploy.permissions [VHOST]`
+prints the commands that give them.
 
 ## At the broker
 
@@ -249,14 +251,48 @@ def rights() -> str:
     return "".join([_RIGHTS, *broker, _STORE_RIGHTS, *store])
 
 
+# --- limits
+
+_LIMITS = """\
+# Limits
+
+Made by `python -m docs.write_reference` from `messages/limits.py`; a test compares.
+
+Each bound is checked before the work that it bounds. What students hand in is bounded by
+`grading/submissions/archives.py`.
+"""
+_SECTION = re.compile(r"(?:^# .+\n)+(?:^[A-Z_]+ = .+\n)+", re.MULTILINE)
+_LIMIT = re.compile(r"^([A-Z_]+) = [^#\n]+?(?:  # (.+))?$", re.MULTILINE)
+
+
+def limits_page() -> str:
+    """Every bound by its name, as the comments of the module group and explain them."""
+    return "\n".join([_LIMITS, *map(_limits, _SECTION.findall(Path(limits.__file__).read_text("utf-8")))])
+
+
+def _limits(section: str) -> str:
+    words = " ".join(line[2:] for line in section.splitlines() if line.startswith("# "))
+    rows = [f"| `{name}` | {_bound(name)} | {_cell(what)} |" for name, what in _LIMIT.findall(section)]
+    return "\n".join([words, "", "| bound | | |", "|---|--:|---|", *rows, ""])
+
+
+def _bound(name: str) -> str:
+    value: int = getattr(limits, name)
+    if "BYTES" not in name:
+        return f"{value:,}{' s' if name.endswith('_S') else ''}"
+    power = max(power for power in range(4) if value >= 1 << 10 * power)
+    return f"{value / (1 << 10 * power):.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "configuration.md": configuration,
     "commands.md": commands,
     "api.md": api,
     "rights.md": rights,
+    "limits.md": limits_page,
 }
 
 
 if __name__ == "__main__":
     for _name, _page in PAGES.items():
-        Path(REFERENCE, _name).write_text(_page(), "utf-8")
+        (REFERENCE / _name).write_text(_page(), "utf-8")

@@ -108,7 +108,7 @@ page_options = combine_options(
         help="Serve /metrics, /health, /ready and /status here; 0: on a free port [default: nowhere].",
     ),
     click.option(
-        "--metrics-host", default=LOOPBACK, show_default=True, metavar="ADDRESS", help="Listen there for that."
+        "--metrics-host", default=LOOPBACK, show_default=True, metavar="ADDRESS", help="Address of --metrics-port."
     ),
 )
 
@@ -141,7 +141,9 @@ class_options = combine_options(
 )
 
 examples_option = click.option(
-    "--examples", type=path, help="Grades by hand, as evaluate has them: some of that work is an example for the rest."
+    "--examples",
+    type=path,
+    help="Grades by hand (the table of evaluate): some of that work is shown to the models as examples.",
 )
 
 # What to grade and where to, for `grade` and `submit`: but for `Models` and `BatchPlace`, what `request_from` takes.
@@ -172,7 +174,7 @@ grading_options = combine_options(
         "--ask",
         type=click.Choice(ASK_FORMS),
         default="together",
-        help="All criteria in one answer, or each by a question of its own, from one KV cache.  [default: together]",
+        help="All criteria in one answer, or one question for each.  [default: together]",
     ),
     examples_option,
 )

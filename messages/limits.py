@@ -1,6 +1,6 @@
 """How much is taken of what comes from outside: the one table that gateway, workers and readers go by.
 
-Each bound is checked before what it bounds is paid for. `docs/explanation/security.md` lists them; each has its test.
+Each bound is checked before what it bounds is paid for. `docs/reference/limits.md` lists them; each has its test.
 What students hand in is bounded where it is read (`grading/submissions/archives.py`).
 """
 

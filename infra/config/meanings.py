@@ -8,7 +8,7 @@ Keys are those of `infra.config.schema`, by their path: `services.broker`, `mode
 # What stands before each table.
 TABLES = {
     "services": "Where broker and store are. Without them everything runs in one process.\n"
-    "[Several hosts](../explanation/delivery.md#several-addresses) of either: with commas, the best first.",
+    "[Several hosts](../how-to/clusters.md#several-addresses) of either: with commas, the best first.",
     "grading": "Which models grade, and how they sample unless their own table says otherwise.",
     "costs": "For `kvasir plan`.",
     "models": "A model that has queues. Its name is free; it is the name of its queues.",

@@ -19,9 +19,9 @@ from producers.batch import batch as batches
 @click.argument("submission", default="")
 @click.argument("person", default="")
 def assign(batch: Path, submission: str, person: str) -> int:
-    """Say whose a SUBMISSION of the batch in folder BATCH is: PERSON is a number, a name or a group of the roster.
+    """Say whose SUBMISSION in the batch in folder BATCH is: PERSON is a number, a name or a group of the roster.
 
-    Without them: list what is open. An answer is kept in the folder, and counts in every export.
+    Without SUBMISSION, list what is open. Answers are kept in the folder and count in every export.
     """
     names = sorted({entry.name for entry in batches.manifest_of(batch)["jobs"]})
     roster = read_rosters(kept_files(batch))

@@ -53,7 +53,7 @@ def _format_options(function: F) -> F:
 @_format_options
 @click.option("--times", type=path, help="CSV of submission and submitted_at, for a rubric with a rule on lateness.")
 @click.option("--include-unreviewed", is_flag=True, help="Also grades that a person should look at and has not.")
-@click.option("--yes", is_flag=True, help="I have read what it asked: replace grades, or give out a doubtful class.")
+@click.option("--yes", is_flag=True, help="Answer yes: replace grades, or give out a doubtful class.")
 @click.option("--dry-run", is_flag=True, help="Only say what differs from the last such export; make no file.")
 @click.option("--to", type=path, help="Where to write it [default: in the folder BATCH].")
 @click.pass_obj
@@ -71,8 +71,8 @@ def export(
 ) -> int:
     """Write the grades of the batch in folder BATCH for Canvas, Moodle or a spreadsheet, or as feedback files.
 
-    What failed, is incomplete or needs a person's look is left blank, never 0, and listed. Grades that the LMS's file
-    holds are replaced, and a class that raises an alarm is given out, only with --yes.
+    What failed, is incomplete or needs review is left blank, never 0, and listed. Only --yes replaces grades in the
+    LMS's file, or gives out a class that raised an alarm.
     """
     _bring_up_to_date(global_options, batch)
     times_data = bytes_of(times)

@@ -1,4 +1,4 @@
-"""The Streamlit chat of docs/how-to/gateway.md, word for word but for address and model: two turns of a conversation."""
+"""The Streamlit chat of docs/how-to/gateway.md, as it stands but for address and model: two turns of a conversation."""
 
 import json
 import subprocess

@@ -1,1 +1,1 @@
-"""Every fault of docs/explanation/delivery.md, injected into real processes. `stage` is where, `catalogue` what."""
+"""Every fault of `benchmarks.faults`, injected into real processes. `stage` is where, `catalogue` what."""

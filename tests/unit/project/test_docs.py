@@ -1,7 +1,8 @@
-"""The documentation holds: links lead somewhere, every page is found from docs/README.md, commands are commands."""
+"""The documentation holds: links lead somewhere, every page is found, commands are commands, nothing is said twice."""
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -9,11 +10,18 @@ from pathlib import Path
 import click
 import pytest
 
+from docs.write_reference import PAGES as GENERATED
+from docs.write_reference import REFERENCE
 from kvasir import cli
 
 ROOT = Path(__file__).resolve().parents[3]
 LIST = ROOT / "docs/README.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+MEASUREMENTS = ROOT / "docs/measurements"
+# Made from the code, or written for another day: their words are not counted.
+UNCOUNTED = {ROOT / "CHANGELOG.md", *MEASUREMENTS.glob("*.md"), *(REFERENCE / name for name in GENERATED)}
+MAX_WORDS, MAX_WORDS_OF_A_PAGE = 26_000, 2_500
+MIN_WORDS_OF_A_SENTENCE = 8
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 # Pages that are followed command by command.
 TYPED = [
@@ -56,6 +64,40 @@ def test_every_page_is_found_from_the_list_and_the_list_from_the_readme() -> Non
             todo += [target for target, _ in links(page) if target.suffix == ".md" and target.exists()]
     assert [str(page.relative_to(ROOT)) for page in PAGES if page not in found and page != ROOT / "README.md"] == []
     assert LIST in {target for target, _ in links(ROOT / "README.md")}
+
+
+def test_the_pages_are_short() -> None:
+    words = {page: len(page.read_text("utf-8").split()) for page in PAGES if page not in UNCOUNTED}
+    assert {page.name: count for page, count in words.items() if count > MAX_WORDS_OF_A_PAGE} == {}
+    assert sum(words.values()) <= MAX_WORDS
+
+
+def sentences(page: Path) -> Iterator[str]:
+    """What a page says outside of code blocks, in small letters and without signs."""
+    text = re.sub(r"```.*?```|^    .*?$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = LINK.sub("]", text)
+    for paragraph in re.split(r"\n\s*\n|^[-*#\d]+\.? |\||^>", text, flags=re.MULTILINE):
+        for sentence in re.split(r"[.!?:;]\s", " ".join(paragraph.split())):
+            yield " ".join(re.findall(r"[\w'%/=-]+", sentence.lower()))
+
+
+def test_a_sentence_stands_once() -> None:
+    said = Counter(
+        sentence
+        for page in PAGES
+        if page not in UNCOUNTED
+        for sentence in sentences(page)
+        if len(sentence.split()) >= MIN_WORDS_OF_A_SENTENCE
+    )
+    assert [sentence for sentence, count in said.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/explanation").glob("*.md")), ids=lambda page: page.name)
+def test_what_was_measured_names_its_command(page: Path) -> None:
+    sections = re.split(r"^## ", page.read_text("utf-8"), flags=re.MULTILINE)
+    measured = [section for section in sections if re.search(r"\bMeasured\b|\bw(?:as|ere) measured\b", section)]
+    commands = re.compile(r"python -m benchmarks|\bmake [a-z]|`?kvasir [a-z]|\.\./measurements/")
+    assert [section.splitlines()[0] for section in measured if not commands.search(section)] == []
 
 
 def typed(name: str) -> Iterator[list[str]]:
