@@ -271,9 +271,10 @@ def limits_page() -> str:
 
 
 def _limits(section: str) -> str:
-    words = " ".join(line[2:] for line in section.splitlines() if line.startswith("# "))
+    heading, _, words = " ".join(line[2:] for line in section.splitlines() if line.startswith("# ")).partition(". ")
     rows = [f"| `{name}` | {_bound(name)} | {_cell(what)} |" for name, what in _LIMIT.findall(section)]
-    return "\n".join([words, "", "| bound | | |", "|---|--:|---|", *rows, ""])
+    header = [f"## {heading.removesuffix('.')}", "", *([words, ""] if words else []), "| bound | | |", "|---|--:|---|"]
+    return "\n".join([*header, *rows, ""])
 
 
 def _bound(name: str) -> str:
