@@ -1,6 +1,6 @@
 """A chat in Streamlit with a model of `kvasir serve`: each turn finds the KV cache of those before.
 
-    streamlit run examples/streamlit_chat.py
+streamlit run examples/streamlit_chat.py
 """
 
 import streamlit as st

@@ -1,7 +1,7 @@
 """What README.md and the tutorial say to type, typed in their order: each line of their code blocks, in a shell.
 
-The model of the pages is the demo's, where Ollama would have put it. A line of a page is run here, or ELSEWHERE names the
-test that runs it, or says why none can.
+The model of the pages is the demo's, where Ollama would have put it. A line of a page is run here, or ELSEWHERE names
+the test that runs it, or says why none can.
 """
 
 import hashlib

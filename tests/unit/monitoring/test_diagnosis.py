@@ -11,11 +11,7 @@ from tests.support.diagnosis import SITUATIONS, diagnose
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 RUNBOOK = (DOCS / "how-to/runbook.md").read_text()
 TABLE = (DOCS / "measurements/2026-11-21-situations.md").read_text()
-ROWS = [
-    [cell.strip() for cell in line.strip("|").split("|")]
-    for line in TABLE.splitlines()
-    if line.startswith("| ")
-]
+ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TABLE.splitlines() if line.startswith("| ")]
 HEADINGS, VERDICTS = ROWS[0][1:], ROWS[-1][1:]
 
 
