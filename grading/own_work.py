@@ -125,7 +125,10 @@ def copy_reason(
         and len(own_lines & solution_lines) >= MOST_OF_THEIRS * len(solution_lines) > 0
     )
     if is_substantial and (is_whole_solution or len(shared_lines) >= MOST_OF_ITS_OWN * len(own_lines)):
-        return f"{len(shared_lines)} of the student's {len(own_lines)} lines also stand in the solution or the grading notes"
+        return (
+            f"{len(shared_lines)} of the student's {len(own_lines)} lines also stand in the solution or the grading "
+            "notes"
+        )
     return ""
 
 
