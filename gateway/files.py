@@ -111,7 +111,7 @@ class Files:
         self._files = read_all(folder, StoredFile)
 
     def path(self, name: str) -> Path:
-        """Where a file's content lies."""
+        """The path of a file's content."""
         return self.folder / f"{name}.jsonl"
 
     def of(self, owner: str) -> list[StoredFile]:

@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """What was given before the command's name."""
+    """The options before the command's name."""
 
     config: Path | None
     log_level: str
@@ -34,7 +34,7 @@ class Globals:
         return load_settings({name: value for name, value in flags.items() if value is not None}, config=self.config)
 
     def observer(self) -> Observer:
-        """What is told of each job's steps."""
+        """The observers of each job's steps."""
         return fan_out(logs.log_event)
 
 
