@@ -1,4 +1,4 @@
-"""What an engine says of itself before a model is loaded, in one place: its entry.
+"""An engine's entry: everything it says about itself before a model is loaded.
 
 An engine is a package with one such object, which its distribution names in the entry-point group `kvasir.engines`.
 Settings, `kvasir doctor`, `kvasir engines`, deployment and the reference page read it. So its module imports no package
@@ -61,7 +61,7 @@ class EngineEntry:
 
     @property
     def meaning(self) -> str:
-        """Of the setting `weights.NAME`, in Markdown."""
+        """The meaning of the setting `weights.NAME`, in Markdown."""
         return self.weights_text or ", ".join(f"`{form}`" for form in self.weights.split(", "))
 
     def transfers_to(self, other: "EngineEntry") -> bool:

@@ -59,7 +59,7 @@ class ApiError(KvasirError):
 
 
 def of_error(error: KvasirError) -> ApiError:
-    """What one of our errors means to a client."""
+    """The answer to a client for one of Kvasir's errors."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, BrokerUnavailable | StoreUnavailable):
@@ -74,14 +74,14 @@ def of_error(error: KvasirError) -> ApiError:
 
 
 def of_job(error: JobError) -> ApiError:
-    """What a job's failure means to a client."""
+    """The answer to a client for a failed job."""
     if code := _ITS_OWN_FAULT.get(error.kind):
         return ApiError(400, error.message, code=code)
     return ApiError(500, error.message, code="job_failed")
 
 
 def of_unread(error: ValueError | RecursionError) -> ApiError:
-    """What kept Python's own reader of JSON from reading a body."""
+    """The answer for a body that Python's JSON reader could not read."""
     message = "the body is not JSON that can be read: it nests too deep, or a number has too many digits"
     if isinstance(error, TooManyValues):
         message = f"the body is not read: {error}"

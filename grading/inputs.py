@@ -96,7 +96,7 @@ def _place(folder: Path, kind: str, digest: str, named_file: Path) -> Path:
 
 
 def content(file: Path) -> bytes:
-    """What a file holds; nothing of a file that is gone."""
+    """A file's content; empty if the file is gone."""
     with suppress(OSError), open_ordinary(file) as opened_file:
         return opened_file.read()
     return b""

@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """What was given before the command's name."""
+    """The options before the command's name."""
 
     config: Path | None
     log_level: str
@@ -34,7 +34,7 @@ class Globals:
         return load_settings({name: value for name, value in flags.items() if value is not None}, config=self.config)
 
     def observer(self) -> Observer:
-        """What is told of each job's steps."""
+        """The observers of each job's steps."""
         return fan_out(logs.log_event)
 
 
@@ -128,7 +128,7 @@ def only_option(help_text: str) -> Callable[[F], F]:
 def _not_zero(context: click.Context, parameter: click.Parameter, number: int) -> int:
     """The default says all of them, to whoever calls the command as well (`demo`); a person who says 0 means nobody."""
     if number == 0 and context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE:
-        raise click.BadParameter("0 are nobody; leave it out for all")
+        raise click.BadParameter("0 would grade nobody; leave it out to grade all")
     return number
 
 

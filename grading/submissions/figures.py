@@ -66,7 +66,7 @@ class _PictureStash:
         return b"taken %d" % (len(self.pieces) - 1)
 
     def restore(self, content: Any) -> bytes:
-        """What stands in a notebook in place of a picture: taken, or lines of base64."""
+        """The base64 of a picture in a notebook: the piece taken before, or the notebook's lines."""
         match = _TOKEN.fullmatch(content) if isinstance(content, str) else None
         if match:
             number = int(match[1])

@@ -27,7 +27,7 @@ def assign(batch: Path, submission: str, person: str) -> int:
     roster = read_rosters(kept_files(batch))
     if not submission:
         open_lines = [f"{name}: {owner.question}" for name, owner in roster.owners(names).items() if owner.question]
-        say("\n".join(map(one_line, open_lines)) or "Nothing is open: whose each submission is, is known.")
+        say("\n".join(map(one_line, open_lines)) or "Nothing is open: it is known whose each submission is.")
         return 1 if open_lines else 0
     matching_names = [name for name in names if submission in (name, Path(name).name, Path(name).stem)]
     if len(matching_names) != 1:

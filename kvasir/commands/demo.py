@@ -78,7 +78,7 @@ def demo(context: click.Context, out: Path) -> int:
 
 
 def _problems(grades: tuple[Grade, ...]) -> Iterator[str]:
-    """What differs from expected.json, a sentence each."""
+    """The differences from expected.json, a sentence each."""
     expected = json.loads((HOMEWORK / "expected.json").read_text("utf-8"))
     for grade in grades:
         reason = expected["failed"].get(grade.submission, "")

@@ -89,7 +89,7 @@ def evaluate_command(
 
 
 def _grade(global_options: Globals, folder: Path, model: str, request_options: dict[str, Any]) -> Path:
-    """Where the batch of this model is, once it is graded."""
+    """The folder of this model's batch, once it is graded."""
     if not request_options["rubric"]:
         raise EvaluationError("--model needs the --rubric")
     settings = global_options.settings(Models(model, model))

@@ -103,7 +103,7 @@ def export(
 
 
 def _choices(export_format: ExportFormat, format_values: Mapping[str, Any]) -> Choices:
-    """What was given for this format; the other formats' options mean nothing to it. Raises ExportError."""
+    """The options given for this format, by name. Raises ExportError."""
     values = {option.name: format_values[_OF_FORMAT + option.name] for option in export_format.options}
     return {
         name: bytes_of(value) if isinstance(value, Path) else value
@@ -184,7 +184,7 @@ def write_export(export_file: ExportFile, batch: Path, to: Path | None, source_f
 
 
 def _check_replaceable(target: Path, batch: Path, export_file: ExportFile, source_files: Sequence[Path]) -> None:
-    """Raises ExportError where a file is at the place that is none of ours to replace."""
+    """Raises ExportError if a file is there that may not be replaced."""
     place, hint = target.resolve(), "name another place with --to"
     if place in source_files:
         raise out.ExportError(f"{target} is what this is made of, and stays as it is; {hint}")

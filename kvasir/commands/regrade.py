@@ -1,4 +1,4 @@
-"""`regrade`: a rubric was edited; what that touches is asked about anew, compared, and adopted after a yes."""
+"""`regrade`: ask again about what an edited rubric touches, compare, and adopt after a yes."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -73,7 +73,7 @@ def regrade(
 
 
 def _print_changes(regrading: Regrade) -> None:
-    """What changed, what asking about it costs, and what needn't be asked."""
+    """What changed, what it costs to ask about it, and what needn't be asked."""
     sentences = [
         str(regrading.cost),
         *(_ruling_sentence(criterion, shared_words) for criterion, shared_words in regrading.may_affect.items()),

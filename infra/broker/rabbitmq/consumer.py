@@ -48,7 +48,7 @@ class Subscription(Holder):
 
     @property
     def capacity(self) -> int:
-        """How much of its consumer's prefetch it takes up."""
+        """How much of its consumer's prefetch it uses."""
         return self._prefetch if self.flowing else self.unacked
 
     def stop(self) -> None:

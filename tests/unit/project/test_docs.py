@@ -100,6 +100,17 @@ def test_what_was_measured_names_its_command(page: Path) -> None:
     assert [section.splitlines()[0] for section in measured if not commands.search(section)] == []
 
 
+@every_page
+def test_what_a_page_tells_to_run_is_there(page: Path) -> None:
+    """Modules, targets of make, and commands, wherever a page names one."""
+    text = page.read_text("utf-8")
+    modules = set(re.findall(r"python -m ((?:benchmarks|docs|infra|tests)\.[\w.]*\w)", text)) - {"benchmarks.NAME"}
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    assert [name for name in sorted(modules) if not (ROOT / name.replace(".", "/")).with_suffix(".py").exists()] == []
+    assert set(re.findall(r"(?:`|^|^    |&& )make ([a-z-]+)", text, re.MULTILINE)) - targets == set()
+    assert set(re.findall(r"`kvasir ([a-z][a-z-]*)", text)) - set(cli.kvasir.commands) == set()
+
+
 def typed(name: str) -> Iterator[list[str]]:
     """What follows `kvasir` in the code blocks of a page."""
     for block in re.findall(r"```\w*\n(.*?)```", (ROOT / "docs" / name).read_text("utf-8"), re.DOTALL):
