@@ -19,7 +19,7 @@ TORCH_SIZE = 250 MB; several GB where your package index serves PyTorch with CUD
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo ui serve test test-gate lint test-system test-torch test-vllm test-upgrade test-floors test-services audit services observe bench faults matrix env clean
+.PHONY: help demo ui serve test test-gate lint test-system test-torch test-vllm test-upgrade test-floors test-services audit services observe bench faults matrix pictures env clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -98,6 +98,12 @@ matrix: $(STAMPS)/test $(STAMPS)/torch ## KV caches between all engines, with re
 	@$(PY) -m tests.support.smollm2
 	$(PY) -m benchmarks.matrix --real
 	$(PY) -m benchmarks.sketches
+
+pictures: $(STAMPS)/test $(STAMPS)/ui ## the pictures in the docs anew: desk, demo, dashboard (needs Chromium, Prometheus, tmux, Matplotlib)
+	$(PY) -m tests.support.programs chromium prometheus redis-exporter
+	$(PY) -m docs.make_screenshots
+	$(PY) -m docs.draw_demo
+	$(PY) -m docs.draw_dashboard
 
 env: ## .env with random passwords for docker compose
 	@sh scripts/make-env

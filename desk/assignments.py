@@ -190,7 +190,7 @@ def check_uploads(names: Sequence[str]) -> None:
                 if name == earlier_name
                 else f"{earlier_name!r:.80} and {name!r:.80}, one name on disk"
             )
-            raise InputError(f"two uploaded files are {clash}: rename one, or upload a zip with a folder a student")
+            raise InputError(f"two uploaded files are {clash}: rename one, or upload a zip with a folder for each")
 
 
 def check_zip(name: str, data: IO[bytes]) -> None:

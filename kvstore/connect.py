@@ -59,5 +59,5 @@ def _check_server(url: str) -> None:
     if is_node(server) and not is_cluster(url):
         raise ConfigError(
             f"the store at {address} is a node of a Redis Cluster: "
-            "its URL begins with redis+cluster:// (or rediss+cluster://) then"
+            "begin its URL with redis+cluster:// (or rediss+cluster://)"
         )

@@ -91,7 +91,7 @@ def evaluate_command(
 def _grade(global_options: Globals, folder: Path, model: str, request_options: dict[str, Any]) -> Path:
     """The folder of this model's batch, once it is graded."""
     if not request_options["rubric"]:
-        raise EvaluationError("with --model say the --rubric, too")
+        raise EvaluationError("--model needs the --rubric")
     settings = global_options.settings(Models(model, model))
     request = class_run.request_from(settings, folder, **request_options)
     place = BatchPlace(default_folder(folder, f"{load_rubric(request.rubric).title} {model}"))

@@ -72,7 +72,7 @@ def plan(
         names = settings.code_model().name, settings.feedback_model().name
         jobs = workload.draw_class(submissions, *names, seed, tokens["code"], tokens["feedback"])
     elif rubric is None:
-        raise UsageError("a folder is planned with the prompts that grading it would make: pass --rubric too")
+        raise UsageError("a FOLDER needs --rubric: the plan counts the prompts that grading would make")
     else:
         request = class_run.request_from(settings, folder or Path(), rubric, solution, template)
         jobs = _jobs_of_request(request, tokens, seed)

@@ -1,4 +1,4 @@
-"""The pictures in the docs are what their manifest says: of this file, from this model, at a commit of this project."""
+"""The pictures in the docs are what their manifest says: this file, from this model and version, at a commit."""
 
 import hashlib
 import json
@@ -27,6 +27,7 @@ def test_a_picture_is_the_one_that_was_noted(name: str) -> None:
     entry = ENTRIES[name]
     assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() == entry["sha256"]
     assert entry["model"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", entry["version"])
     assert (ROOT / entry["command"].removeprefix("python -m ").replace(".", "/")).with_suffix(".py").exists()
 
 
