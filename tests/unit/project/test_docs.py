@@ -17,6 +17,7 @@ from kvasir import cli
 ROOT = Path(__file__).resolve().parents[3]
 LIST = ROOT / "docs/README.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+BESIDE_THE_CODE = sorted([*ROOT.glob("benchmarks/*.md"), *ROOT.glob("examples/*/*.md")])
 MEASUREMENTS = ROOT / "docs/measurements"
 # Made from the code, or written for another day: their words are not counted.
 UNCOUNTED = {ROOT / "CHANGELOG.md", *MEASUREMENTS.glob("*.md"), *(REFERENCE / name for name in GENERATED)}
@@ -42,7 +43,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
-@every_page
+@pytest.mark.parametrize("page", [*PAGES, *BESIDE_THE_CODE], ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     assert [str(target) for target, _ in links(page) if not target.exists()] == []
     assert [
@@ -101,7 +102,8 @@ def test_what_a_page_tells_to_run_is_there(page: Path) -> None:
     text = page.read_text("utf-8")
     modules = set(re.findall(r"python -m ((?:benchmarks|docs|infra|tests)\.[\w.]*\w)", text)) - {"benchmarks.NAME"}
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    assert [name for name in sorted(modules) if not (ROOT / name.replace(".", "/")).with_suffix(".py").exists()] == []
+    places = {name: ROOT / name.replace(".", "/") for name in modules}
+    assert [name for name, at in places.items() if not at.with_suffix(".py").exists() and not at.is_dir()] == []
     assert set(re.findall(r"(?:`|^|^    |&& )make ([a-z-]+)", text, re.MULTILINE)) - targets == set()
     assert set(re.findall(r"`kvasir ([a-z][a-z-]*)", text)) - set(cli.kvasir.commands) == set()
 
