@@ -27,7 +27,7 @@ _TYPES = 8  # more than any field may be of
 
 
 class ApiError(KvasirError):
-    """An HTTP status, a sentence, the field it is about, and in how many seconds to try again (0: never said)."""
+    """An HTTP status, a sentence, the field it is about, and the seconds until another try (0: not told)."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None, retry_s: int = 0

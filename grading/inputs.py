@@ -84,7 +84,7 @@ def kept_inputs(folder: Path, stored_request: Mapping[str, Any]) -> dict[str, Pa
 
 
 def changed_inputs(stored_request: Mapping[str, Any], data: Mapping[str, bytes]) -> list[str]:
-    """Kinds of which the batch keeps something else than these files."""
+    """The kinds of which the batch keeps other content than these files have."""
     digests = stored_request.get("inputs", {})
     return [
         kind for kind, kept in data.items() if kind in digests and digests[kind] != hashlib.sha256(kept).hexdigest()

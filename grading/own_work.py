@@ -1,4 +1,4 @@
-"""What of a submission is the student's own, and what the class was given. White space and case don't count."""
+"""Which text of a submission is the student's, and which the class was given. White space and case don't count."""
 
 import re
 from collections import Counter

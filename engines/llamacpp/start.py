@@ -124,7 +124,7 @@ def _require_unexchangeable(parent: Path) -> None:
 
 
 def _lock(folder: Path) -> int:
-    """A descriptor that holds the folder's lock. Raises OSError if that is taken, or this is no folder of ours."""
+    """A descriptor that holds the folder's lock. Raises OSError if it is taken, or if the folder is not Kvasir's."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid != os.getuid():

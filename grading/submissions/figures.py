@@ -34,7 +34,7 @@ class Figure:
 
 
 def figures_of(path: Path, name: str) -> list[Figure]:
-    """The first pictures of the submission that `read_submissions(path)` calls so; none if it can't be read."""
+    """The first pictures of the submission that has this name in `read_submissions(path)`; none if it can't be read."""
     figures: list[Figure] = []
     with suppress(SubmissionError):
         for prefix, data in notebooks_of(path, name):

@@ -59,7 +59,7 @@ def _is_meant(target: str, number: int, job_id: str) -> bool:
 
 
 def _kill(_place: str) -> None:
-    for handler in logging.getLogger().handlers:  # what was logged before this place is to be read
+    for handler in logging.getLogger().handlers:  # everything logged before this place must be readable
         handler.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 

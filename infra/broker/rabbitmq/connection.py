@@ -191,7 +191,7 @@ class Connection:
 
     @property
     def peer(self) -> str:
-        """`host:port` of where it is, or tries to be."""
+        """`host:port` that it is connected to, or tries to reach."""
         return _place(self._settings)
 
     @property

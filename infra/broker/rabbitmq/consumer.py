@@ -182,7 +182,7 @@ class RabbitConsumer(Consumer):
             self._condition.notify_all()
 
     def widen(self, prefetch: int) -> None:
-        """See `Consumer`. A subscription's own prefetch can't be changed: a further one takes the difference."""
+        """See `Consumer`. A subscription's prefetch can't be changed: another subscription takes the difference."""
         self._prefetch = prefetch
         self._connection.submit(self.fill)
 

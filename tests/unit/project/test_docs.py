@@ -17,17 +17,13 @@ from kvasir import cli
 ROOT = Path(__file__).resolve().parents[3]
 LIST = ROOT / "docs/README.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+BESIDE_THE_CODE = sorted([*ROOT.glob("benchmarks/*.md"), *ROOT.glob("examples/*/*.md")])
 MEASUREMENTS = ROOT / "docs/measurements"
 # Made from the code, or written for another day: their words are not counted.
 UNCOUNTED = {ROOT / "CHANGELOG.md", *MEASUREMENTS.glob("*.md"), *(REFERENCE / name for name in GENERATED)}
 MAX_WORDS, MAX_WORDS_OF_A_PAGE = 26_000, 2_500
 MIN_WORDS_OF_A_SENTENCE = 8
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
-# Pages that are followed command by command.
-TYPED = [
-    "tutorial/first_evening.md",
-    *(f"how-to/{name}.md" for name in ("deployment", "evaluate", "export", "gateway", "sparks_and_macs")),
-]
 PLACEHOLDERS = ("…", "|")
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -47,7 +43,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
-@every_page
+@pytest.mark.parametrize("page", [*PAGES, *BESIDE_THE_CODE], ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     assert [str(target) for target, _ in links(page) if not target.exists()] == []
     assert [
@@ -106,25 +102,29 @@ def test_what_a_page_tells_to_run_is_there(page: Path) -> None:
     text = page.read_text("utf-8")
     modules = set(re.findall(r"python -m ((?:benchmarks|docs|infra|tests)\.[\w.]*\w)", text)) - {"benchmarks.NAME"}
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    assert [name for name in sorted(modules) if not (ROOT / name.replace(".", "/")).with_suffix(".py").exists()] == []
+    places = {name: ROOT / name.replace(".", "/") for name in modules}
+    assert [name for name, at in places.items() if not at.with_suffix(".py").exists() and not at.is_dir()] == []
     assert set(re.findall(r"(?:`|^|^    |&& )make ([a-z-]+)", text, re.MULTILINE)) - targets == set()
     assert set(re.findall(r"`kvasir ([a-z][a-z-]*)", text)) - set(cli.kvasir.commands) == set()
 
 
-def typed(name: str) -> Iterator[list[str]]:
-    """What follows `kvasir` in the code blocks of a page."""
-    for block in re.findall(r"```\w*\n(.*?)```", (ROOT / "docs" / name).read_text("utf-8"), re.DOTALL):
-        for line in block.splitlines():
-            for part in line.partition("#")[0].split(" && "):
-                if part.startswith("kvasir ") and not any(mark in part for mark in PLACEHOLDERS):
-                    yield shlex.split(part.partition(" > ")[0])[1:]
+def typed(page: Path) -> Iterator[list[str]]:
+    """What follows `kvasir` in the code blocks of a page, fenced or indented."""
+    for line in re.findall(r"^(?:    )?(kvasir .+)$", page.read_text("utf-8"), re.MULTILINE):
+        for part in line.partition("#")[0].split(" && "):
+            if part.startswith("kvasir ") and not any(mark in part for mark in PLACEHOLDERS):
+                yield shlex.split(part.partition(" > ")[0])[1:]
 
 
-@pytest.mark.parametrize("name", TYPED)
-def test_what_a_page_says_to_type_is_a_command_with_its_options(name: str) -> None:
-    commands = list(typed(name))
-    assert len(commands) > 3
-    for words in commands:
-        command = cli.kvasir.commands[words[0]]
-        assert isinstance(command, click.Command)
-        command.make_context(words[0], words[1:])  # raises for an option that there is not
+@every_page
+def test_what_a_page_says_to_type_is_a_command_with_its_options(page: Path) -> None:
+    for words in [] if page in UNCOUNTED else typed(page):
+        context = cli.kvasir.make_context("kvasir", words)
+        group: click.Group = cli.kvasir
+        while isinstance(group, click.Group):
+            name, command, words = group.resolve_command(context, [*context._protected_args, *context.args])
+            assert command is not None
+            if isinstance(command, click.Group) and command.invoke_without_command and not words:
+                break
+            context = command.make_context(name, words, parent=context)  # raises for an option that there is not
+            group = command  # type: ignore[assignment]
