@@ -70,8 +70,10 @@ def demo(context: click.Context, out: Path) -> int:
     for problem in problems:
         say(f"demo: {problem}", stderr)
     if not problems:
-        say("\nAs expected: one file is empty, one is broken, and all others have a grade. They are not real grades:")
-        say("the model knows this kind of toy assignment and nothing else.")
+        say(
+            "\nAs expected: one file is empty, one is broken, and all others have a grade. They are not real grades:\n"
+            "the model knows this kind of toy assignment and nothing else."
+        )
     say(f"\nOpen next: {(out / 'report.html').resolve()}")
     say(f"The grading desk: {_desk(out)}")
     return 1 if problems else 0
