@@ -1,5 +1,5 @@
-# A worker, or any kvasir command, in a container: docker build --tag kvasir:0.1.0 .
-# For Linux and its CPUs. On a GPU machine run workers beside the accelerator instead (docs/deployment.md).
+# A worker, or any kvasir command, in a container: docker build --tag kvasir:0.2.0 .
+# For Linux and its CPUs. On a GPU machine run workers beside the accelerator instead (docs/how-to/deployment.md).
 # Which extras are installed: docker build --build-arg EXTRAS=mlx .
 
 FROM python:3.11-slim AS build

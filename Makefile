@@ -19,7 +19,7 @@ TORCH_SIZE = 250 MB; several GB where your package index serves PyTorch with CUD
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo ui serve test test-gate lint test-system test-torch test-vllm test-upgrade test-floors test-services audit services observe bench faults matrix env clean
+.PHONY: help demo ui serve test test-gate lint test-system test-torch test-vllm test-upgrade test-floors test-services audit services observe bench faults matrix pictures env clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -91,13 +91,19 @@ services: $(STAMPS)/test ## a private RabbitMQ and Redis (NODES=3: clusters) unt
 bench: $(STAMPS)/test $(STAMPS)/ui ## the benchmarks; one JSON line each
 	$(PY) -m benchmarks
 
-faults: $(STAMPS)/test ## every fault of docs/reliability.md, 1,000 jobs each: an hour
+faults: $(STAMPS)/test ## every fault, 1,000 jobs each: an hour
 	$(PY) -m benchmarks.faults
 
 matrix: $(STAMPS)/test $(STAMPS)/torch ## KV caches between all engines, with real weights too (92 MB once): an hour
 	@$(PY) -m tests.support.smollm2
 	$(PY) -m benchmarks.matrix --real
 	$(PY) -m benchmarks.sketches
+
+pictures: $(STAMPS)/test $(STAMPS)/ui ## the pictures in the docs anew: desk, demo, dashboard (needs Chromium, Prometheus, tmux, Matplotlib)
+	$(PY) -m tests.support.programs chromium prometheus redis-exporter
+	$(PY) -m docs.make_screenshots
+	$(PY) -m docs.draw_demo
+	$(PY) -m docs.draw_dashboard
 
 env: ## .env with random passwords for docker compose
 	@sh scripts/make-env

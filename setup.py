@@ -10,7 +10,14 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
-DEMO = ("demo.toml", "model/kvasir-demo.gguf", "homework/*.yaml", "homework/*.ipynb", "homework/expected.json")
+DEMO = (
+    "demo.toml",
+    "model/kvasir-demo.gguf",
+    "homework/*.yaml",
+    "homework/*.ipynb",
+    "homework/*.csv",
+    "homework/expected.json",
+)
 
 
 class BuildWithDemo(build_py):

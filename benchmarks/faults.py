@@ -20,7 +20,7 @@ on a machine of their own, behind a link of 20 ms, 1 Gb/s and 0.1% loss (tests/s
 --network all rows of one broker and one Redis do.
 
 What the figures do not show: several machines, power cuts of the disk (a SIGKILL loses no page
-cache), real engines. --quick runs a few rows with fewer jobs; docs/reliability.md has a whole table.
+cache), real engines. --quick runs a few rows with fewer jobs; docs/measurements/2026-11-27-faults.md has a whole table.
 """
 
 import sys

@@ -4,8 +4,8 @@
                   excepted
 
 Statements depend neither on how lines are broken nor on comments. What the figure does not show is how hard the code is
-to read, nor how much of it one job runs through: docs/one_job.md tells that. Neither the seed nor `--quick` changes
-anything.
+to read, nor how much of it one job runs through: docs/explanation/one_job.md tells that. Neither the seed nor
+`--quick` changes anything.
 """
 
 import ast

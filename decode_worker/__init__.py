@@ -1,1 +1,1 @@
-"""Decode: KV cache to answer. Generation, whose job a delivery is, and stealing other models' work."""
+"""Decode: from KV cache to answer. Generating, claiming jobs, and stealing other models' work."""

@@ -1,4 +1,4 @@
-"""Which jobs are ours: a claim on each, in the cluster state, which a worker that died renews no more."""
+"""Claims on jobs, in the cluster state. A dead worker no longer renews its claims, and they run out."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

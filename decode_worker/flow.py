@@ -157,7 +157,7 @@ class DecodeFlow:
             self._keep_ahead(delivery)
 
     def _home_ahead(self, decode_s: float) -> Delivery | None:
-        """A job of our own, unless it is among the last: another worker might be free for it first."""
+        """A job of the home model, unless it is among the last: another worker might be free for it first."""
         if self._choice.outlook.has_peers:
             queue = self._choice.forecast.queue(self._model)
             in_s = self._running_jobs.next_end_s(self._throughput.expected_s) + decode_s

@@ -88,7 +88,7 @@ def _place(engine: Detokenizes, path: Sequence[str], answer: str, tokens: Sequen
 
 
 class _Expected:
-    """What the model expects after a place, followed token by token as far as it takes to tell values apart."""
+    """The model's next-token expectations after a place, followed until the values can be told apart."""
 
     def __init__(self, engine: Any, ask: Ask, cache: KVCache | None, stop: threading.Event) -> None:
         self._engine = engine
@@ -97,7 +97,7 @@ class _Expected:
         self._stop = stop
 
     def shares(self, place: _Place, values: Sequence[str]) -> tuple[float, ...]:
-        """Of all probability that the values have."""
+        """Each value's share of all probability."""
         texts = [place.lead + value for value in values]
         probabilities = dict.fromkeys(texts, 0.0)
         open_ways: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]

@@ -39,7 +39,7 @@ class InputError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What is graded, by what. Paths as text; "" for none."""
+    """The inputs of an assignment. Paths are text; "" means none."""
 
     title: str
     submissions: str
@@ -84,7 +84,7 @@ def create_folder(home: Path, title: str) -> Path:
 
 
 def read_inputs(folder: Path) -> Inputs:
-    """What the desk was given, or what the command line was given that made this batch. Raises BatchError."""
+    """The inputs given to the desk, or to the command that made this batch. Raises BatchError."""
     path = folder / FILE
     if not path.is_file():
         return _from_manifest(folder)
@@ -95,7 +95,7 @@ def read_inputs(folder: Path) -> Inputs:
 
 
 def _check_inputs(inputs: Inputs, path: Path) -> Inputs:
-    """As they were. Raises BatchError where something there is no text, or would be read as an option."""
+    """The recorded values. Raises BatchError if one is not text, or would be read as an option."""
     texts = {name: value for name, value in asdict(inputs).items() if name not in ("created_at", "samples")}
     wrong = [name for name, value in texts.items() if not isinstance(value, str)]
     wrong += [name for name, value in texts.items() if name != "title" and str(value).startswith("-")]
@@ -190,7 +190,7 @@ def check_uploads(names: Sequence[str]) -> None:
                 if name == earlier_name
                 else f"{earlier_name!r:.80} and {name!r:.80}, one name on disk"
             )
-            raise InputError(f"two uploaded files are {clash}: rename one, or upload a zip with a folder a student")
+            raise InputError(f"two uploaded files are {clash}: rename one, or upload a zip with a folder for each")
 
 
 def check_zip(name: str, data: IO[bytes]) -> None:
@@ -336,7 +336,7 @@ def resume_interrupted(backend: Backend) -> list[tuple[Path, str]]:
 
 
 def _resume_arguments(backend: Backend, place: Path, work: Work) -> tuple[list[str], str, int, tuple[str, ...]]:
-    """What goes on with it. Raises BatchError if the inputs can't be read."""
+    """The command that continues it. Raises BatchError if the inputs can't be read."""
     record = work.record()
     assert record
     if record.kind == "retry":

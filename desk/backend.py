@@ -1,4 +1,4 @@
-"""What the desk needs of the rest: handed in by whoever starts it, since the desk itself builds no worker."""
+"""What the desk needs from other rooms. Whoever starts the desk hands it in, since the desk builds no worker."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -7,7 +7,7 @@ from desk.backend import FleetView
 
 
 class FleetWatch:
-    """Asks in a thread of its own, one question at a time, and only while somebody looks."""
+    """Asks in a separate thread, one question at a time, and only while somebody looks."""
 
     def __init__(self, ask: Callable[[], FleetView]) -> None:
         """`ask` may block, and says what is wrong in the fleet's `problem`."""

@@ -12,7 +12,7 @@ BY_MODEL, NOW = "by the model", "with what people decided"
 
 
 def draw_class(rubric: Rubric, rows: Sequence[Row]) -> list[Picture]:
-    """Points in all, with those that people decided on beside the model's. None without grades."""
+    """Total points by the model and with people's decisions. None without grades."""
     graded_rows = [row for row in rows if row.state == "graded"]
     if not graded_rows:
         return []

@@ -61,7 +61,7 @@ def continue_round(backend: Backend, folder: Path, view: BatchView, place: Path)
 
 
 def next_round(folder: Path) -> Path:
-    """Where the next round goes."""
+    """The folder of the next round."""
     return folder / "rounds" / str(max(map(_number, (path.name for path in rounds(folder))), default=0) + 1)
 
 
@@ -128,7 +128,7 @@ class Change:
 
 
 def changes(folder: Path) -> list[Change]:
-    """Which rounds were adopted, oldest first. Raises BatchError on a line that says nothing of the kind."""
+    """The adopted rounds, oldest first. Raises BatchError on a line of another form."""
     lines = Lines(folder / CHANGES).read_all(lambda row: parse_as(Change, row, "the change"), "change")
     return [change for _, change in lines]
 

@@ -134,7 +134,7 @@ class Work:
             return lock is None
 
     def record(self) -> Record | None:
-        """What was started last; None if nothing was."""
+        """The command started last; None if there was none."""
         path = self.folder / "work.json"
         try:
             if is_foreign(path):

@@ -1,4 +1,4 @@
-"""The pictures in docs/desk.md: grades the example class with the demo's model, in the desk, and looks at it.
+"""The pictures in docs/how-to/desk.md: grades the example class with the demo's model, in the desk, and looks at it.
 
     python -m docs.make_screenshots
 
@@ -26,7 +26,7 @@ PATIENCE_S = 400.0
 
 
 def main() -> None:
-    """Go through the desk as docs/desk.md does."""
+    """Go through the desk as docs/how-to/desk.md does."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with (

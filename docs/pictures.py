@@ -3,6 +3,7 @@
 import hashlib
 import json
 import subprocess
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -22,8 +23,10 @@ SUMMARY = "The doubled rows are found rightly. Look again at names, and at what 
 def note(picture: Path, command: str, model: str, feedback: tuple[str, ...] = ()) -> None:
     """Write down what a picture shows. `feedback`: what stands in it as feedback to a student, edited by a person."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     kept = json.loads(MANIFEST.read_text("utf-8")) if MANIFEST.exists() else {}
     kept[picture.name] = {
+        "version": version,
         "command": command,
         "model": model,
         "commit": commit.strip(),

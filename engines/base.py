@@ -32,13 +32,13 @@ class Capabilities:
 
     @classmethod
     def local(cls, *, transfers_kv: bool, blocks_while_computing: bool = False) -> "Capabilities":
-        """Of an engine of ours: it decodes, and where its KV caches can be transferred it prefills and resumes, too."""
+        """An engine that runs a model here: it decodes, and with KV transfer it prefills and resumes too."""
         can, early = transfers_kv, transfers_kv and blocks_while_computing
         return cls(prefill=can, decode=True, exports_kv=can, imports_kv=can, blocks_while_computing=early, resumes=can)
 
     @classmethod
     def text_only(cls) -> "Capabilities":
-        """Of an engine whose model answers behind a server: text goes in and comes out, and no KV cache."""
+        """An engine whose model runs behind a server: text in, text out, no KV cache."""
         return cls(prefill=False, decode=True, exports_kv=False, imports_kv=False)
 
 
@@ -132,7 +132,7 @@ class Tokenizes(Protocol):
         """
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a bare text is."""
+        """The number of tokens in a bare text."""
 
     def close(self) -> None:
         """Unload. Calls in progress raise EngineUnavailable. Idempotent."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def note_path(kind: str, identity: str) -> Path:
-    """Where the note of this kind is, if it was made."""
+    """The path of a note of this kind."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "kvasir" / kind / hashlib.sha256(identity.encode()).hexdigest()
 

@@ -69,7 +69,7 @@ class PromptMessage:
     function: str = ""
 
     def as_fields(self, text: str, arguments: Any) -> dict[str, Any]:
-        """The message as OpenAI's API has it; `text` and `arguments` in place of its own."""
+        """The message in the form of OpenAI's API, with `text` and `arguments` in place of its own."""
         if self.role == "tool":
             return {"role": "tool", "content": text, "name": self.function, "tool_call_id": _CALL_ID}
         if not self.is_call:
@@ -232,7 +232,7 @@ class ChatPrompt(ABC):
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many ids from the start are the same."""
+    """The number of equal ids at the start."""
     for index, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:
             return index
@@ -260,5 +260,5 @@ def vocabulary_hash(tokens: Iterable[str], rules: Iterable[str]) -> str:
 
 
 def sample_words(encode: Callable[[str], Sequence[int]]) -> list[str]:
-    """What `encode` makes of a text on which tokenizers differ, one word for each id."""
+    """The ids of a text on which tokenizers differ, as words."""
     return [str(number) for number in encode(HARD_SAMPLE)]

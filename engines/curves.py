@@ -1,4 +1,4 @@
-"""What a worker measures of its own rates as it runs, by what it does at once."""
+"""A worker's own rates, measured as it runs, by the number of sequences or the prompt's length."""
 
 import threading
 from collections import defaultdict
@@ -26,7 +26,7 @@ class MeasuredCurves:
             points[at] = times + 1, mean + max(_WEIGHT, 1 / (times + 1)) * (tokens_per_s - mean)
 
     def curves(self) -> tuple[RateCurve, ...]:
-        """As a registration has them: of the numbers that occur most often, ascending."""
+        """The points for a registration: the most frequent numbers, ascending."""
         with self._lock:
             by_model = {model: dict(points) for model, points in self._points.items()}
         curves = []

@@ -1,4 +1,4 @@
-"""What an engine says of itself before a model is loaded, in one place: its entry.
+"""An engine's entry: everything it says about itself before a model is loaded.
 
 An engine is a package with one such object, which its distribution names in the entry-point group `kvasir.engines`.
 Settings, `kvasir doctor`, `kvasir engines`, deployment and the reference page read it. So its module imports no package
@@ -48,7 +48,7 @@ class EngineEntry:
     # A relative path starts from the folder of its kvasir.toml, unless it has a scheme. A text is left alone, and so is
     # a hub's OWNER/NAME where nothing lies at that path.
     weights_type: Literal["path", "path or hub name", "text"] = "path"
-    weights_text: str = ""  # the setting in docs/configuration.md; "": its forms
+    weights_text: str = ""  # the setting in docs/reference/configuration.md; "": its forms
     takes_api_key: bool = False
     packages: tuple[str, ...] = ()  # that it imports
     extra: str = ""  # of Kvasir's distribution, which brings them
@@ -61,7 +61,7 @@ class EngineEntry:
 
     @property
     def meaning(self) -> str:
-        """Of the setting `weights.NAME`, in Markdown."""
+        """The meaning of the setting `weights.NAME`, in Markdown."""
         return self.weights_text or ", ".join(f"`{form}`" for form in self.weights.split(", "))
 
     def transfers_to(self, other: "EngineEntry") -> bool:

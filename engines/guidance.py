@@ -1,4 +1,4 @@
-"""What every engine tells LLGuidance of a job's JSON schema."""
+"""How every engine gives a job's JSON schema to LLGuidance."""
 
 import json
 from typing import Any

@@ -126,7 +126,7 @@ class RemoteServer(ABC):
 
     @abstractmethod
     def _translate_error(self, error: BaseException) -> KvasirError:
-        """What a failed request means for the job."""
+        """The error of the job for a failed request."""
 
     @abstractmethod
     def _is_gone(self, error: BaseException) -> bool:

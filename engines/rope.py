@@ -35,7 +35,7 @@ def ropes_text(ropes: Sequence[Rope]) -> str:
 
 
 def difference(left: Sequence[Rope], right: Sequence[Rope]) -> str:
-    """What differs, such as "RoPE base 10,000 and 500,000"; "": nothing beyond rounding, or one is not known."""
+    """The difference, such as "RoPE base 10,000 and 500,000"; "": none beyond rounding, or one is not known."""
     if not left or not right:
         return ""
     if len(left) != len(right):

@@ -53,7 +53,7 @@ _POSITIONS_PER_OUTLIER = 8
 
 @dataclass(frozen=True, eq=False)
 class Sketch:
-    """What one engine computed from one set of weights.
+    """A sketch: what one engine computed from one set of weights.
 
     `numbers` are float32 of the shape `shape(layout)`, (rows, K and V, POSITIONS, WIDTH + 1): the projection, then the
     norm; zeros where a short prompt or window has fewer positions. A row is a layer; then one for each recurrent
@@ -136,7 +136,7 @@ def prompt_ids(vocabulary: int, tokens: int) -> tuple[int, ...]:
 
 
 def numbers_shape(layout: KVLayout) -> tuple[int, int, int, int]:
-    """Of a sketch's numbers."""
+    """The shape of a sketch's numbers."""
     return (layout.num_layers + len(layout.state_layers), 2, POSITIONS, WIDTH + 1)
 
 
@@ -200,7 +200,7 @@ def _place(layout: KVLayout, row: int, position: int, part: int) -> str:
 
 
 def _coarsest(left: Sketch, right: Sketch) -> str:
-    """Of all that rounds on the way to either KV cache."""
+    """The coarsest rounding on the way to either KV cache."""
     roundings = {left.rounding, right.rounding}
     if left.weights == right.weights:  # rounded alike; what is left is that kernels round activations, to 8 bits
         roundings = {min(rounding, "q8", key=_ROUNDINGS.index) for rounding in roundings}
@@ -279,7 +279,7 @@ class Sketches:
             self._store.put_sketch(self.name, self._sketch.body)
 
     def agreement(self, name: str) -> SketchAgreement:
-        """What to make of KV caches whose producer left the sketch `name`. Compared once, as soon as it is found."""
+        """Whether to take KV caches of the producer with the sketch `name`. Compared once, as soon as it is found."""
         if name not in self._agreements:
             if not self._sketch or not self._store or not name:
                 return SketchAgreement("its producer and this worker did not both leave a sketch of what they compute")

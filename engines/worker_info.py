@@ -23,7 +23,7 @@ def engine_registration(
     loaded_model: LoadedEngine[PrefillEngine] | LoadedEngine[DecodeEngine],
     roles: tuple[WorkerStage, ...] = (),
 ) -> WorkerInfo:
-    """What this process registers as a worker that does nothing yet."""
+    """The registration of this process as a worker that does nothing yet."""
     info = loaded_model.engine.info
     return WorkerInfo(
         worker_id=worker_id,

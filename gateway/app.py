@@ -108,7 +108,7 @@ async def _on_http_error(request: Request, error: HTTPException) -> Response:
         return of_unread(error.__cause__).response(path)
     message = str(error.detail)
     if error.status_code == 404:
-        message = f"{request.method} {path:.120} is not served; docs/gateway.md lists what is"
+        message = f"{request.method} {path:.120} is not served; docs/reference/api.md lists what is"
     if error.status_code == 405:
         message = f"{request.method} is not served for {path:.120}"
     code = "unknown_url" if error.status_code == 404 else None

@@ -193,7 +193,7 @@ class Batches:
     def _clear(self, name: str) -> None:
         shutil.rmtree(self._folder / name, ignore_errors=True)
 
-    # What follows runs in a batch's thread.
+    # Everything below runs in the batch's thread.
 
     def _start(self, name: str) -> None:
         stop = threading.Event()
@@ -319,7 +319,7 @@ class Batches:
 
 
 def _next_lines(lines: Iterator[PromptLine]) -> list[PromptLine]:
-    """What is read in one turn; none: they are over."""
+    """The lines read in one turn; none at the end."""
     end, read_lines = time.monotonic() + _TURN_S, []
     for line in lines:
         read_lines.append(line)
@@ -330,7 +330,7 @@ def _next_lines(lines: Iterator[PromptLine]) -> list[PromptLine]:
 
 @dataclass
 class _Progress:
-    """As a Runner wants it."""
+    """Progress in the form that a Runner calls."""
 
     update: Callable[[Counts], None]
 

@@ -1,4 +1,4 @@
-"""OpenAI's API: files and batches. docs/gateway.md lists every field."""
+"""OpenAI's API: files and batches. docs/reference/api.md lists every field."""
 
 import asyncio
 import re
@@ -114,7 +114,7 @@ async def file(name: str, request: Request, gateway: ThisGateway) -> dict[str, A
 
 @router.get("/files/{name}/content")
 async def content(name: str, request: Request, gateway: ThisGateway) -> Response:
-    """What is in it."""
+    """The file's content."""
     store = gateway.batches.files
     return FileResponse(store.path(store.get(name, _owner(request)).id), media_type="application/octet-stream")
 

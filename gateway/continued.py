@@ -38,7 +38,7 @@ class AnswerText:
         self._decodes: dict[str, _Decode] = {}
 
     def feed(self, event: TokenEvent) -> str:
-        """What can be passed on now; "" if nothing."""
+        """The text that can be passed on now, or ""."""
         decode = self._decodes.setdefault(event.delivery, _Decode())
         decode.add(event)
         if not decode.text.startswith(self.sent_text):
@@ -48,7 +48,7 @@ class AnswerText:
         return new
 
     def rest(self, text: str) -> str:
-        """What is left of the finished answer. Raises AnswerDiverged."""
+        """The rest of the finished answer. Raises AnswerDiverged."""
         if not text.startswith(self.sent_text):
             raise AnswerDiverged("the job was decoded again, and the new answer does not continue this one")
         return text[len(self.sent_text) :]

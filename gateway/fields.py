@@ -1,6 +1,6 @@
 """Every field of both APIs: what is served of it, or why it is ignored or refused.
 
-Requests are read by these tables, and docs/gateway.md has them (`python -m tests.support.gateway_fields`).
+Requests are read by these tables, and docs/reference/api.md has them (`python -m docs.write_reference`).
 """
 
 from collections.abc import Mapping

@@ -48,7 +48,7 @@ class GatewayMetrics:
                 self.tokens.labels(model, kind)
 
     def as_text(self, key: Key | None) -> bytes:
-        """What `/metrics` answers; of models only those that this key may use."""
+        """The answer of `/metrics`, with the models that this key may use."""
         return generate_latest(_Visible(self.registry, key) if key else self.registry)
 
     def count_result(self, result: JobResult, seconds: float) -> None:
@@ -64,7 +64,7 @@ class GatewayMetrics:
 
 
 class _Visible(Collector):
-    """What somebody with this key may see."""
+    """The figures that this key may see."""
 
     def __init__(self, registry: CollectorRegistry, key: Key) -> None:
         self._registry = registry

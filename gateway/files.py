@@ -57,7 +57,7 @@ def read_all(folder: Path, kind: type[T]) -> dict[str, T]:
     for path in sorted(folder.glob("*.json")):
         try:
             if not _NAME.fullmatch(path.stem):
-                raise ValueError("its name is none of ours")
+                raise ValueError("its name is not one that the gateway gives")
             description: T = parse_as(kind, from_json(read_ordinary(path)), "it")
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} can't be read ({error}): restore it, or move it away") from None
@@ -111,7 +111,7 @@ class Files:
         self._files = read_all(folder, StoredFile)
 
     def path(self, name: str) -> Path:
-        """Where a file's content lies."""
+        """The path of a file's content."""
         return self.folder / f"{name}.jsonl"
 
     def of(self, owner: str) -> list[StoredFile]:

@@ -185,7 +185,7 @@ class Gateway:
             return [str(error)]
 
     def status(self) -> dict[str, Any]:
-        """What operators are told of this gateway, outside the event loop."""
+        """What `/status` says about this gateway, outside the event loop."""
         reasons = self.why_not_ready_now()
         facts = {"role": "gateway", "models": [*self.models], "uptime_s": round(time.time() - self.started_at, 1)}
         return facts | {"ready": not reasons, "reasons": reasons}

@@ -55,7 +55,7 @@ def tag_of(key: Key | None) -> str:
 
 
 def file_in(home: Path) -> Path:
-    """Where the keys of a gateway lie."""
+    """The path of a gateway's keys."""
     return home / "keys.json"
 
 

@@ -1,4 +1,4 @@
-"""Ollama's API: chat, generate, and what is asked about models. docs/gateway.md lists every field."""
+"""Ollama's API: chat, generate, and what is asked about models. docs/reference/api.md lists every field."""
 
 import hashlib
 import json
@@ -43,7 +43,7 @@ class Options(Strict):
 
 
 class OllamaRequest(Strict):
-    """What both ways to an answer have."""
+    """The fields of both kinds of request."""
 
     model: str
     format: Literal["", "json"] | dict[str, Any] = ""
@@ -178,7 +178,7 @@ async def ps(request: Request, gateway: ThisGateway) -> dict[str, Any]:
 
 @router.post("/show")
 async def show(body: ShowRequest, request: Request, gateway: ThisGateway) -> dict[str, Any]:
-    """What is known about a model."""
+    """What is known about one model."""
     model = _model(gateway, body.model or body.name or "", request)
     info: dict[str, Any] = {"general.architecture": "kvasir", "general.basename": model.name}
     if context := await gateway.context(model.name):

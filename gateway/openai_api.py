@@ -80,7 +80,7 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """What form the answer has."""
+    """The form of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -94,7 +94,7 @@ class StreamOptions(Strict):
 
 
 class _OpenAIRequest(Strict):
-    """What both ways to an answer have. Without temperature, top_p or a length the model's own hold."""
+    """The fields of both kinds of request. Without temperature, top_p or a length the model's defaults count."""
 
     model: str
     max_tokens: int | None = None
@@ -268,7 +268,7 @@ class _Completion(ABC):
         """The part of a chunk's choice that holds new text."""
 
     def whole(self, results: Sequence[JobResult]) -> dict[str, Any]:
-        """The answer to a request that is no stream."""
+        """The answer to a request without a stream."""
         choices = [choice for number, result in enumerate(results) for choice in self.choices(result, number * self._n)]
         return self._object(self._kind, choices) | {"usage": usage_of(*results)}
 

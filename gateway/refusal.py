@@ -27,7 +27,7 @@ _TYPES = 8  # more than any field may be of
 
 
 class ApiError(KvasirError):
-    """An HTTP status, a sentence, the field it is about, and in how many seconds to try again (0: never said)."""
+    """An HTTP status, a sentence, the field it is about, and the seconds until another try (0: not told)."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None, retry_s: int = 0
@@ -59,7 +59,7 @@ class ApiError(KvasirError):
 
 
 def of_error(error: KvasirError) -> ApiError:
-    """What one of our errors means to a client."""
+    """The answer to a client for one of Kvasir's errors."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, BrokerUnavailable | StoreUnavailable):
@@ -74,14 +74,14 @@ def of_error(error: KvasirError) -> ApiError:
 
 
 def of_job(error: JobError) -> ApiError:
-    """What a job's failure means to a client."""
+    """The answer to a client for a failed job."""
     if code := _ITS_OWN_FAULT.get(error.kind):
         return ApiError(400, error.message, code=code)
     return ApiError(500, error.message, code="job_failed")
 
 
 def of_unread(error: ValueError | RecursionError) -> ApiError:
-    """What kept Python's own reader of JSON from reading a body."""
+    """The answer for a body that Python's JSON reader could not read."""
     message = "the body is not JSON that can be read: it nests too deep, or a number has too many digits"
     if isinstance(error, TooManyValues):
         message = f"the body is not read: {error}"

@@ -24,7 +24,7 @@ _reader = ThreadPoolExecutor(1, "bodies")
 
 
 async def apart(request: Request, work: Callable[..., T], *arguments: Any) -> T:
-    """What `work` makes of a request: of a long one in that thread, so that nobody else waits for it."""
+    """The result of `work` on a request; a long one is read in that thread, and nobody else waits for it."""
     if len(await request.body()) <= _LONG_BYTES:
         return work(*arguments)
     return await asyncio.get_running_loop().run_in_executor(_reader, work, *arguments)

@@ -1,7 +1,7 @@
 """What a sample graded by hand says of the grades that nobody looks at: agreement, and a bound that is exact.
 
 Everything here is arithmetic; `grading.hand_sample` reads and writes the files. SciPy, which the extra `bound` brings,
-is imported where it is needed. docs/grading.md has the sources.
+is imported where it is needed. docs/explanation/grading.md has the sources.
 """
 
 import math

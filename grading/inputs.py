@@ -84,7 +84,7 @@ def kept_inputs(folder: Path, stored_request: Mapping[str, Any]) -> dict[str, Pa
 
 
 def changed_inputs(stored_request: Mapping[str, Any], data: Mapping[str, bytes]) -> list[str]:
-    """Kinds of which the batch keeps something else than these files."""
+    """The kinds of which the batch keeps other content than these files have."""
     digests = stored_request.get("inputs", {})
     return [
         kind for kind, kept in data.items() if kind in digests and digests[kind] != hashlib.sha256(kept).hexdigest()
@@ -96,7 +96,7 @@ def _place(folder: Path, kind: str, digest: str, named_file: Path) -> Path:
 
 
 def content(file: Path) -> bytes:
-    """What a file holds; nothing of a file that is gone."""
+    """A file's content; empty if the file is gone."""
     with suppress(OSError), open_ordinary(file) as opened_file:
         return opened_file.read()
     return b""

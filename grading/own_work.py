@@ -1,4 +1,4 @@
-"""What of a submission is the student's own, and what the class was given. White space and case don't count."""
+"""Which text of a submission is the student's, and which the class was given. White space and case don't count."""
 
 import re
 from collections import Counter
@@ -47,7 +47,7 @@ def given_to_class(template: Submission | None, class_work: Iterable[Submission]
 
 
 def given_with_rubric(rubric: Rubric, given_passages: Sequence[str]) -> list[str]:
-    """What was given, and what the rubric says to students."""
+    """The given text, and what the rubric says to students."""
     return [rubric.instructions, *(criterion.title for criterion in rubric.criteria), *given_passages]
 
 
@@ -109,7 +109,7 @@ def _equal_note(digest: str, count: int) -> str:
 def copy_reason(
     work: Submission, rubric: Rubric, solution: Submission | None, given_passages: Sequence[str], common: Set[str]
 ) -> str:
-    """Why it looks like a copy of the solution or the rubric: most of its own lines are theirs; "" if it doesn't."""
+    """Why it looks like a copy: most of the student's lines stand in solution or rubric. "" if it doesn't."""
     given_lines = _given_lines(given_with_rubric(rubric, given_passages))
     own_lines, solution_lines = (
         {line for line in line_counts(texts) - given_lines if len(line) >= _LINE_CHARS}
@@ -126,7 +126,7 @@ def copy_reason(
     )
     if is_substantial and (is_whole_solution or len(shared_lines) >= MOST_OF_ITS_OWN * len(own_lines)):
         return (
-            f"{len(shared_lines)} of {len(own_lines)} lines of its own are those of the solution or of the grading "
+            f"{len(shared_lines)} of the student's {len(own_lines)} lines also stand in the solution or the grading "
             "notes"
         )
     return ""

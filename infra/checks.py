@@ -21,7 +21,7 @@ POISON_AFTER_CRASHES = SUSPECT_AFTER_CRASHES + 2
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is known of a job besides its message."""
+    """Everything known about a job besides its message."""
 
     job: PrefillJob
     is_cancelled: bool  # its batch is

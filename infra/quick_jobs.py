@@ -74,7 +74,7 @@ class QuickConsumer(Consumer):
         return self._consumer.receive(timeout_s)
 
     def receive_more(self) -> Delivery | None:
-        """What has arrived already."""
+        """A delivery that has arrived already, or None."""
         return self._consumer.receive(0)
 
     def hold(self, at_once: int) -> None:

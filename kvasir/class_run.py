@@ -158,7 +158,7 @@ def request_from_manifest(
     """
     if "folder" not in stored_request:
         raise BatchError(
-            f"the folder holds no class, but prompts: use kvasir run {stored_request.get('prompts', '')} again"
+            f"the folder holds prompts, not a class: use kvasir run {stored_request.get('prompts', '')} again"
         )
     if missing_keys := {"rubric", "solution", "template", "models", "only", "limit"} - stored_request.keys():
         raise BatchError(f"batch.json does not say the {min(missing_keys)}: restore it, or grade with another --out")

@@ -7,7 +7,7 @@ EXIT_INTERRUPTED = 130
 
 
 def leave_quietly() -> None:
-    """Until `interrupt` is called: nothing is begun that would have to be ended. An ignored signal stays ignored."""
+    """Used until `interrupt` is called, while there is nothing to clean up. An ignored signal stays ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
 

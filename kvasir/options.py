@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Globals:
-    """What was given before the command's name."""
+    """The options before the command's name."""
 
     config: Path | None
     log_level: str
@@ -34,7 +34,7 @@ class Globals:
         return load_settings({name: value for name, value in flags.items() if value is not None}, config=self.config)
 
     def observer(self) -> Observer:
-        """What is told of each job's steps."""
+        """The observers of each job's steps."""
         return fan_out(logs.log_event)
 
 
@@ -108,7 +108,7 @@ page_options = combine_options(
         help="Serve /metrics, /health, /ready and /status here; 0: on a free port [default: nowhere].",
     ),
     click.option(
-        "--metrics-host", default=LOOPBACK, show_default=True, metavar="ADDRESS", help="Listen there for that."
+        "--metrics-host", default=LOOPBACK, show_default=True, metavar="ADDRESS", help="Address of --metrics-port."
     ),
 )
 
@@ -128,7 +128,7 @@ def only_option(help_text: str) -> Callable[[F], F]:
 def _not_zero(context: click.Context, parameter: click.Parameter, number: int) -> int:
     """The default says all of them, to whoever calls the command as well (`demo`); a person who says 0 means nobody."""
     if number == 0 and context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE:
-        raise click.BadParameter("0 are nobody; leave it out for all")
+        raise click.BadParameter("0 would grade nobody; leave it out to grade all")
     return number
 
 
@@ -141,7 +141,9 @@ class_options = combine_options(
 )
 
 examples_option = click.option(
-    "--examples", type=path, help="Grades by hand, as evaluate has them: some of that work is an example for the rest."
+    "--examples",
+    type=path,
+    help="Grades by hand (the table of evaluate): some of that work is shown to the models as examples.",
 )
 
 # What to grade and where to, for `grade` and `submit`: but for `Models` and `BatchPlace`, what `request_from` takes.
@@ -172,7 +174,7 @@ grading_options = combine_options(
         "--ask",
         type=click.Choice(ASK_FORMS),
         default="together",
-        help="All criteria in one answer, or each by a question of its own, from one KV cache.  [default: together]",
+        help="All criteria in one answer, or one question for each.  [default: together]",
     ),
     examples_option,
 )

@@ -48,7 +48,7 @@ def _check_server(url: str) -> None:
     try:
         with errors_mapped(address):
             server: Any = client.info("server")
-    except TypeError:  # from redis-py, which passes an option of the URL on to where nobody knows it
+    except TypeError:  # redis-py passes an option of the URL on to code that does not know it
         raise ConfigError(f"the store URL for {address} has an option that redis-py does not know") from None
     finally:
         client.close()
@@ -59,5 +59,5 @@ def _check_server(url: str) -> None:
     if is_node(server) and not is_cluster(url):
         raise ConfigError(
             f"the store at {address} is a node of a Redis Cluster: "
-            "its URL begins with redis+cluster:// (or rediss+cluster://) then"
+            "begin its URL with redis+cluster:// (or rediss+cluster://)"
         )

@@ -360,7 +360,7 @@ class StoredKV:
 
 @dataclass(frozen=True, slots=True)
 class PrefillReport:
-    """What the prefill stage did, for the result and the metrics."""
+    """The prefill stage's report, for the result and the metrics."""
 
     worker_id: str = ""
     engine: str = ""

@@ -1,4 +1,4 @@
-"""What a JSON schema would cost whoever makes a grammar of it, told from its text."""
+"""The cost of a JSON schema for whoever makes a grammar of it, by its text."""
 
 import json
 import math

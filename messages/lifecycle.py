@@ -21,7 +21,7 @@ from typing import Any
 
 
 class Position(StrEnum):
-    """Where a job is."""
+    """The place of a job in its life."""
 
     NEW = "new"
     PREFILL_QUEUE = "prefill queue"

@@ -1,7 +1,7 @@
 """How much is taken of what comes from outside: the one table that gateway, workers and readers go by.
 
-Each bound is checked before what it bounds is paid for. `docs/security.md` lists them; each has its test. What students
-hand in is bounded where it is read (`grading/submissions/archives.py`).
+Each bound is checked before what it bounds is paid for. `docs/reference/limits.md` lists them; each has its test.
+What students hand in is bounded where it is read (`grading/submissions/archives.py`).
 """
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
@@ -11,7 +11,7 @@ MAX_PROMPT_BYTES = 1 * _MIB
 MAX_ANSWER_BYTES = 4 * _MIB
 MAX_PARTS = 256  # of a prompt and of the questions after it
 
-# JSON before it is parsed: its texts, lists, objects and commas. A schema of the greatest size has about 60,000.
+# JSON before it is parsed. Its texts, lists, objects and commas; a schema of the greatest size has about 60,000.
 MAX_JSON_PIECES = 100_000
 
 # A job's JSON schema. What makes a grammar of it unrolls repetitions, recurses into what it refers to on the native
@@ -55,6 +55,6 @@ MAX_STREAM_BYTES = 64 * _MIB  # a whole stream: two hundred thousand tokens, eac
 MAX_WAITING_EVENTS = 1_000  # that have been received and not been read
 MAX_SERVER_REPLY_BYTES = 8 * _MIB  # llama-server's or vLLM's: it lists a prompt's tokens
 
-# A chat template, rendered once in a process of its own before it is used.
+# A chat template. It is rendered once in a separate process before it is used.
 TEMPLATE_S = 5  # of computing
 MAX_TEMPLATE_MEMORY_BYTES = 256 * _MIB

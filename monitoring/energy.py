@@ -1,4 +1,4 @@
-"""What a machine draws, and how busy its GPUs are: measured by NVML where there is an NVIDIA GPU and its library.
+"""A machine's power and its GPUs' load, measured by NVML where there is an NVIDIA GPU and its library.
 
 Else watts are what was declared.
 

@@ -2,7 +2,7 @@
 
 Base units (seconds, bytes, tokens, joules), names as Prometheus asks for them. Labels are of few values: model, stage,
 lane, and words from closed lists; never a batch, a job, an item or an error's text. What a label may be is decided
-here, whatever a message's headers say. `docs/runbook.md` says what each figure tells an operator.
+here, whatever a message's headers say. `docs/how-to/runbook.md` says what each figure tells an operator.
 """
 
 import threading

@@ -32,7 +32,7 @@ Answer = tuple[int, str, bytes]  # status, content type, body
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is served; each part is asked anew for every request, in the request's thread."""
+    """The content of the page. Each part is computed for every request, in the request's thread."""
 
     registry: CollectorRegistry
     health: Callable[[], Mapping[str, Any]]
@@ -68,7 +68,7 @@ class PageServer:
 
     @property
     def url(self) -> str:
-        """Where it is, without a path."""
+        """The page's URL, without a path."""
         host, port = self._server.server_address[:2]
         return f"http://{host!s}:{port}"
 
@@ -118,7 +118,7 @@ class _Server(ThreadingHTTPServer):
             request.shutdown(socket.SHUT_RDWR)  # its thread sees the end and leaves
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader who left in the middle is no news."""
+        """Ignore a reader who left in the middle."""
 
 
 def _handler(page: Page, listens_on: str) -> type[BaseHTTPRequestHandler]:

@@ -7,7 +7,7 @@ from infra.broker.topology import work_queue
 
 
 class PrefillFlow:
-    """Of a worker that computes one prompt at a time: one is pushed, and nothing is held beside it.
+    """The flow of a worker that computes one prompt at a time: one job is pushed, and none is held beside it.
 
     `next` is called when the worker is done with what it was given before.
     """
@@ -35,7 +35,7 @@ class PrefillFlow:
 
 
 class SlotFlow:
-    """Of a worker whose engine computes several prompts at once.
+    """The flow of a worker whose engine computes several prompts at once.
 
     A job is pulled when a slot is free: one that was pushed would lie here while another worker idles. Only a worker
     that finds none listens.

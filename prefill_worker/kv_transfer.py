@@ -296,7 +296,7 @@ class _Transfer:
             raise
 
     def _turns(self, end: int) -> list[int]:
-        """Where earlier turns of the conversation left a whole snapshot, up to `end`."""
+        """The positions up to `end` at which earlier turns of the conversation left a whole snapshot."""
         layout = self.kv.layout
         at = {ref.end: snapshot_refs(layout, ref) for ref in self._refs if ref.is_tagged and ref.end <= end}
         missing_refs = set(self._store.find_missing([ref for refs in at.values() for ref in refs])) if at else set()
@@ -330,7 +330,7 @@ class PrefixLeases:
     def turn(
         self, chain: str, is_there: Callable[[], bool], patience_s: float, stop: threading.Event
     ) -> Iterator[bool]:
-        """Whether it is for us to compute the prefix whose last block has this chain hash; False: it is there.
+        """Whether the caller has to compute the prefix whose last block has this chain hash; False: it is stored.
 
         Waits at most `patience_s` for another worker, or job, that computes it, then both do. Raises Cancelled if
         `stop` is set meanwhile, and what `is_there` raises.
@@ -358,7 +358,7 @@ class PrefixLeases:
 
 
 class Refusals:
-    """What the decode workers of one model make of one sketch, as their registrations say. Callable from any thread.
+    """Whether the decode workers of one model refuse one sketch, by their registrations. Callable from any thread.
 
     Computing and storing what every decoder will not use costs each prompt twice. Such a job goes on without a KV
     cache, with the decoders' own reason, until one of them takes it or another decoder comes.

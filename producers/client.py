@@ -48,7 +48,7 @@ class Replies:
         self._consumer = broker.consume(self._queue, prefetch=500, exclusive=True)
 
     def receive(self, timeout_s: float, at_most: int = 500) -> list[Reply]:
-        """What has arrived, waiting at most `timeout_s` for the first."""
+        """The results that have arrived, waiting at most `timeout_s` for the first."""
         replies: list[Reply] = []
         while len(replies) < at_most and (delivery := self._consumer.receive(timeout_s)):
             timeout_s = 0
@@ -313,7 +313,7 @@ class Client:
 
 
 def version_problems(cluster_state: ClusterState) -> list[tuple[str, str]]:
-    """What can't hold between this program and workers of other versions: what it is, and what to do."""
+    """Conflicts between this program and workers of other versions: each with what to do."""
     older_ids, newer_ids = other_versions(cluster_state.encoded_registrations())
     problems = []
     if older_ids:
@@ -341,7 +341,7 @@ def _until_result(receive: Callable[[float], Delivery | None], replies: Replies)
 
 
 def read_reply(delivery: Delivery) -> Reply | None:
-    """The result in a delivery. What is none of ours is acked and logged; a newer version's is left for the upgrade."""
+    """The result in a delivery. Anything else is acked and logged; a newer version's result is left for the upgrade."""
     try:
         return Reply(codec.decode(delivery.message.body, JobResult), delivery)
     except NewerMessage as error:
@@ -354,7 +354,7 @@ def read_reply(delivery: Delivery) -> Reply | None:
 
 
 def read_piece(delivery: Delivery) -> TokenEvent | None:
-    """The piece of an answer in a delivery, acked; None for what is no piece."""
+    """The piece of an answer in a delivery, which is acked; None if it holds no piece."""
     delivery.ack()
     try:
         return codec.decode(delivery.message.body, TokenEvent)

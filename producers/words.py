@@ -29,7 +29,7 @@ def names_in(text: str) -> tuple[str, ...]:
 
 
 def as_names(names: Iterable[str]) -> str:
-    """What `names_in` reads as these."""
+    """A text that `names_in` reads as these names."""
     line = io.StringIO(newline="")
     csv.writer(line, lineterminator="").writerow(names)
     return line.getvalue()

@@ -1,7 +1,7 @@
 """Who decodes the next job: the rule of stealing, and the rule of the tail. Pure: figures in, a decision out.
 
 Times are seconds, counts are jobs. Nothing here reads a clock, a queue or the store, so that a simulation can drive
-the very functions that a worker calls. `docs/stealing.md` derives the rules.
+the very functions that a worker calls. `docs/explanation/stealing.md` derives the rules.
 
 Both rest on one figure, the *plan*: if `ready` equal jobs are given one by one to whichever slot of some workers ends
 the next one soonest, when does the last of them start, and when does it end? For equal jobs no order ends sooner.
@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# What a steal must gain beyond its cost, because estimates err.
+# How much more than its cost a steal must gain, because estimates err.
 MARGIN_S = 0.1
 MARGIN_OF_COST = 0.5
 # A worker leaves jobs only to workers that are faster by this factor: two alike would each leave them to the other.
 FASTER = 1.2
-# What a job with no worker at home is said to wait.
+# The waiting time assumed for a job whose model has no worker.
 NOBODY_S = 3600.0
 
 _EXACT_JOBS_A_SLOT = 8  # a longer queue is drained at the workers' joint rate down to this, and then planned job by job
@@ -77,7 +77,7 @@ class Offer:
 
     @property
     def cost_s(self) -> float:
-        """What comes before the first token."""
+        """Seconds before the first token."""
         return self.fetch_s + self.load_s
 
 
@@ -178,7 +178,7 @@ def leave_to_faster(queue: Queue, decode_s: float, fetch_s: float = 0.0) -> floa
 
 
 def margin_s(cost_s: float) -> float:
-    """What a steal of this cost must gain beyond it."""
+    """How much more than this cost a steal must gain."""
     return MARGIN_S + MARGIN_OF_COST * cost_s
 
 

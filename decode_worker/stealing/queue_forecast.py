@@ -31,7 +31,7 @@ _WEIGHT = 0.1
 
 @dataclass(slots=True)
 class Averages:
-    """Of one model on this worker; 0: nothing yet. The plain mean of ten jobs, then a moving average of about ten."""
+    """Measured of one model on this worker; 0: nothing yet. A mean of ten jobs, then a moving average of about ten."""
 
     tokens_per_s: float = 0.0  # one sequence
     answer_tokens: float = 0.0  # of a whole job
@@ -49,7 +49,7 @@ class Throughput:
         self.curves = MeasuredCurves()
 
     def note(self, model: str, report: DecodeReport, sequences: int = 1) -> None:
-        """One more job is decoded, beside others: so many `sequences` in all, in the end."""
+        """One more job was decoded; at its end `sequences` ran at once."""
         if not report.completion_tokens or report.decode_s <= 0:
             return
         self.curves.note(model, sequences, sequences * report.completion_tokens / report.decode_s)
@@ -64,7 +64,7 @@ class Throughput:
                 averages.fetch_s += max(_WEIGHT, 1 / averages.fetches) * (report.get_s - averages.fetch_s)
 
     def of(self, model: str) -> Averages:
-        """What is known of a model."""
+        """Everything known of a model."""
         with self._lock:
             return replace(self._models.get(model, Averages()))
 
@@ -130,7 +130,7 @@ class QueueForecast:
             return [registration for registration in self._registrations if model in ("", registration.model)]
 
     def read_anew(self) -> None:
-        """What is asked next goes by the registrations as they are then."""
+        """Read the registrations again at the next question."""
         with self._lock:
             self._read_at = -math.inf
 
@@ -205,7 +205,7 @@ class QueueForecast:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What was made of the worker's own queue at the last look. Jobs go by this, and ask nobody themselves."""
+    """The forecast of the worker's own queue at the last look. Jobs use it and query nothing themselves."""
 
     decode_s: float  # mean time of a job
     is_measured: bool  # whether any was decoded here

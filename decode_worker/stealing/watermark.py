@@ -2,7 +2,7 @@
 
 Prefill runs ahead of decode by a watermark, and not by the class: jobs that are ready lie in the store. What is ready
 up to the watermark is for the workers that only decode: a worker that could prefill the next one itself takes none.
-Workers and the plan's simulation follow these same functions; `docs/stealing.md` has the rules.
+Workers and the plan's simulation follow these same functions; `docs/explanation/stealing.md` has the rules.
 """
 
 import math

@@ -132,7 +132,7 @@ def _section(desk: Desk, folder: Path) -> str:
 
 
 def _waits(rows: Sequence[Row]) -> dict[str, str]:
-    """What waits in which section, in words and a colour; nothing of a section in which nothing waits."""
+    """What waits in each section, in words and a colour; a section in which nothing waits is left out."""
     counts = [
         ("Grade", ":gray[●]", sum(row.state == "waiting" for row in rows), "not graded yet"),
         ("Review", ":orange[●]", sum(bool(row.needs_review) for row in rows), "to review"),

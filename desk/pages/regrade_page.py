@@ -126,7 +126,7 @@ def _against(view: BatchView, draft: RubricDraft) -> None:
             st.error(escape_markdown(str(error)))
         return
     if draft.is_unsaved:
-        st.info("What is edited is not saved yet.")
+        st.info("Your edits are not saved yet.")
     if view.rubric and view.assignment:
         if rubric.digest == view.rubric.digest:
             sentence = "The class is graded with this rubric"
@@ -136,7 +136,7 @@ def _against(view: BatchView, draft: RubricDraft) -> None:
             return
         changed_parts = rubric_differences(view.rubric, rubric)
         if changed_parts:
-            st.caption(escape_markdown(f"Other than what the class is graded with: {join_with_and(changed_parts)}."))
+            st.caption(escape_markdown(f"Differs from what the class is graded with: {join_with_and(changed_parts)}."))
 
 
 def _read(path: Path) -> str:
@@ -195,7 +195,7 @@ def _start(desk: Desk, folder: Path, view: BatchView, rubric: Path, draft: Rubri
         "Submissions (none: the whole class)", names, key="regrade which", format_func=_people(view).__getitem__
     )
     if draft.is_unsaved:
-        st.caption("Save what is edited as a new version first: a round is graded with a version that is kept.")
+        st.caption("Save your edits as a new version first: a round is graded with a saved version.")
     elif view.assignment:
         st.caption(escape_markdown(desk.cost(folder, draft.rubric(), submissions)))
 

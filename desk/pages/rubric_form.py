@@ -31,7 +31,7 @@ _numbers = count(1)
 
 @dataclass
 class RubricDraft:
-    """What is typed and not saved yet. Its fields count in the form, its text where the file itself is shown."""
+    """The unsaved edits. In the form its fields count, and its text where the file itself is shown."""
 
     name: str  # of the file that it began with
     saved_text: str  # its text
@@ -44,7 +44,7 @@ class RubricDraft:
 
     @classmethod
     def of(cls, name: str, text: str) -> "RubricDraft":
-        """One that changes nothing. Raises RubricError where the text is no rubric."""
+        """A draft without changes. Raises RubricError if the text is not a rubric."""
         draft = cls(name, text, read_fields(name, text, Path(name).suffix.lower()), text)
         draft._number()
         return draft
@@ -77,7 +77,7 @@ class RubricDraft:
         return parse_rubric(name, text, Path(name).suffix.lower())
 
     def switch_to(self, view: View) -> None:
-        """As a form, or as a file. A text that is no rubric stays a text, and `problem` says why."""
+        """Show it as a form, or as a file. A text that is not a rubric stays a text, and `problem` says why."""
         self.problem = ""
         if view == "Form":
             try:
@@ -139,7 +139,7 @@ def edit(draft: RubricDraft, changes: Sequence[Change] = ()) -> None:
 
 
 def read_widgets(draft: RubricDraft) -> None:
-    """What is typed by now, be it in the form or in the text."""
+    """The current edits, from the form or from the text."""
     if draft.view == "YAML":
         draft.text = st.session_state.get(f"rubric {draft.number} text", draft.text)
     else:
@@ -206,7 +206,7 @@ def _history(criterion: str, changes: Sequence[Change]) -> None:
             for change in reversed(criterion_changes):
                 date = time.strftime("%Y-%m-%d %H:%M", time.localtime(change.at))
                 markup.caption(
-                    f"{date}{f', {change.who}' if change.who else ''}, round {change.round}. It reads since:"
+                    f"{date}{f', {change.who}' if change.who else ''}, round {change.round}. Since then it reads:"
                 )
                 markup.verbatim(change.criteria[criterion])
             markup.draw()
@@ -221,7 +221,7 @@ def _late(draft: RubricDraft, late: LateRule) -> None:
 
 
 def _read_form(draft: RubricDraft) -> None:
-    """What the fields say by now; of those that were not drawn yet, what they will say."""
+    """The fields' current values. A field that is not drawn yet has the value that it will show."""
     criteria = []
     for key, criterion in zip(draft.keys, draft.form.criteria, strict=True):
         names = ("title", "id", "points", "step", "model", "guidance", "rulings")

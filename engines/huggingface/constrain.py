@@ -16,7 +16,7 @@ Mask = NDArray[np.bool_]
 
 
 class Constraint:
-    """What the next token of one answer may be. Not safe for use by two threads at once."""
+    """The tokens that may come next in one answer. Not safe for use by two threads at once."""
 
     def __init__(self, matcher: LLMatcher, num_tokens: int, ends: Mask, channel: FinalChannel | None) -> None:
         self._matcher = matcher

@@ -33,7 +33,7 @@ class FolderEngine:
         return self._prompt.tokenize(prompt, clock)
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a bare text is."""
+        """The number of tokens in a bare text."""
         return self._prompt.count_tokens(text)
 
     def text_of(self, tokens: Sequence[int]) -> str:

@@ -84,7 +84,7 @@ class HFPrompt(ChatPrompt):
         return tuple(self.piece_ids(text, begins=False, control=False))
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a bare text is."""
+        """The number of tokens in a bare text."""
         return len(self.plain_ids(text))
 
     def control_id(self, text: str) -> int | None:

@@ -39,7 +39,7 @@ class TextStream:
         return self._release(self._decode(token))
 
     def finish(self) -> str:
-        """What was held back, when no token follows. A character of which bytes are missing is left out."""
+        """The text held back, once no token follows. A character with missing bytes is left out."""
         hidden = "" if self._channel is None or self._channel.is_open else "".join(map(self._decode, self._hidden))
         piece = self._release(hidden)
         if self.has_stopped:

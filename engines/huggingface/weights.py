@@ -56,7 +56,7 @@ class HFFolder:
 
     @property
     def text(self) -> dict[str, Any]:
-        """What config.json says of the part that reads and writes text."""
+        """The part of config.json that describes the text model."""
         part = self.config.get("text_config")
         return part if isinstance(part, dict) and self.model_type in GATED_DELTA else self.config
 
@@ -143,7 +143,7 @@ def fingerprint(folder: HFFolder, layout: KVLayout, tokenizer_hash: str) -> str:
 
 
 def rounding(folder: HFFolder, dtype: DType) -> str:
-    """Of the weights as they are computed with, as `EngineInfo.rounding` names it; `dtype` if they aren't quantized."""
+    """The rounding of the weights, as `EngineInfo.rounding` names it; `dtype` if they aren't quantized."""
     quantized = folder.config.get("quantization") or folder.config.get("quantization_config")
     if not quantized:
         return dtype

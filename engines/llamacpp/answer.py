@@ -31,7 +31,7 @@ _NO_JSON = "~"  # no JSON text begins with it
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """What is to be answered: a prompt whose KV cache may lie in the slot, and who wants to know."""
+    """A prompt to answer, whose KV cache may lie in the slot, and who waits for the answer."""
 
     slot: int
     tokens: Sequence[int]
@@ -42,7 +42,7 @@ class AnswerRequest:
 
 
 class _StreamResult(StreamedText):
-    """What a stream has brought so far."""
+    """The part of a stream that has arrived."""
 
     count = 0  # of sampled tokens; ids may be missing, see `consume_event`
     evaluated_tokens = 0
@@ -209,7 +209,7 @@ def _request(request: AnswerRequest) -> dict[str, Any]:
 
 
 def _answer(result: _StreamResult, sampling: Sampling) -> Answer:
-    """Of a stream that has ended. Raises EngineUnavailable if it ended for no reason of ours."""
+    """The answer of an ended stream. Raises EngineUnavailable if the server ended it too early."""
     count, tokens, reason = result.count, result.tokens, result.finish
     if reason not in _FINISH or (reason == "limit" and count < sampling.max_tokens):
         raise EngineUnavailable(f"the llama.cpp server ended its answer early, after {count:,} tokens ({reason!r})")

@@ -111,7 +111,7 @@ class LlamaCppEngine:
         return self._prompt.tokenize(prompt, clock)
 
     def count_tokens(self, text: str) -> int:
-        """How many tokens a bare text is."""
+        """The number of tokens in a bare text."""
         return len(self._prompt.plain_ids(text))
 
     def close(self) -> None:

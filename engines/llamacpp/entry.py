@@ -1,4 +1,4 @@
-"""What is known of the llamacpp engine before a model is loaded."""
+"""The llamacpp engine's entry."""
 
 from pathlib import Path
 

@@ -260,7 +260,7 @@ class _PollingSocket(io.RawIOBase):
                     raise
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """What http.client asks of a socket."""
+        """The one method of a socket that http.client calls."""
         return io.BufferedReader(self)
 
 

@@ -51,7 +51,7 @@ _USER_DEFINED = 4  # a token_type
 
 
 def rounding(gguf: GGUFFile) -> str:
-    """Of most of its layers' weights, as `EngineInfo.rounding` names it."""
+    """The rounding of most layers' weights, as `EngineInfo.rounding` names it."""
     return _ROUNDING.get(gguf.kind, "q4")
 
 
@@ -96,7 +96,7 @@ def require_known(gguf: GGUFFile) -> None:
 
 
 def slot_form(gguf: GGUFFile) -> SlotForm:
-    """What has to be known to read this model's slot files."""
+    """How this model's slot files are built."""
     if gguf.architecture not in _GATED_DELTA:
         return SlotForm()
     layers = _layers(gguf)

@@ -49,7 +49,7 @@ _GPUS = {"cuda": "cuda", "metal": "metal", "mtl": "metal", "rocm": "rocm", "vulk
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What one server is to load. `tokens`: the context of all slots together."""
+    """What a server loads. `tokens`: the context of all slots together."""
 
     weights: Path
     tokens: int
@@ -140,7 +140,7 @@ class LlamaServerProcess:
             self.process.kill()
 
     def _spawn(self) -> bool:
-        """Start it; False if it is no longer wanted."""
+        """Start it; False if nobody needs it any more."""
         with self._lock:
             if self._closing.is_set():
                 return False

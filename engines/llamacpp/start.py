@@ -120,11 +120,11 @@ def _require_unexchangeable(parent: Path) -> None:
         found = folder.stat()
         open_to = found.st_mode & (stat.S_IWOTH if found.st_gid in (0, os.getgid()) else stat.S_IWOTH | stat.S_IWGRP)
         if found.st_uid not in (0, os.getuid()) or (open_to and not found.st_mode & stat.S_ISVTX):
-            raise ConfigError(f"{parent} can't hold KV caches: others than you may rename what is in {folder}")
+            raise ConfigError(f"{parent} can't hold KV caches: somebody else may rename what is in {folder}")
 
 
 def _lock(folder: Path) -> int:
-    """A descriptor that holds the folder's lock. Raises OSError if that is taken, or this is no folder of ours."""
+    """A descriptor that holds the folder's lock. Raises OSError if it is taken, or if the folder is not Kvasir's."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid != os.getuid():
@@ -152,7 +152,7 @@ def _program(is_requested: bool) -> str:
 
 
 def package_version() -> str:
-    """Of the package that brings a server for this process; "": it isn't there."""
+    """The version of the package with a server for this process; "" if it isn't installed."""
     try:
         return version("xllamacpp")
     except PackageNotFoundError:
@@ -265,7 +265,7 @@ def _spacious_folder(gguf: GGUFFile, tokens: int) -> Path:
 
 
 def _device(xllamacpp: Any) -> str:
-    """What llama.cpp offloads to: with the default settings it uses a GPU whenever it has one."""
+    """The device that llama.cpp offloads to: by default it uses a GPU whenever it has one."""
     for device in xllamacpp.get_device_info():
         if "GPU" in str(device["type"]):
             name = str(device["name"]).lower()

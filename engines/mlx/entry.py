@@ -1,4 +1,4 @@
-"""What is known of the mlx engine before a model is loaded."""
+"""The mlx engine's entry."""
 
 from pathlib import Path
 

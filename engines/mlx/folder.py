@@ -18,7 +18,7 @@ _EXPERTS = ".mlp.experts."
 
 
 def config_changes(config: dict[str, Any]) -> dict[str, Any]:
-    """What is to be added to a config.json, or stated otherwise, for mlx-lm."""
+    """The additions and changes that mlx-lm needs in a config.json."""
     changes: dict[str, Any] = {}
     text = config.get("text_config")
     if isinstance(text, dict) and (inner := config_changes(text)):

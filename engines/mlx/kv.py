@@ -123,7 +123,7 @@ def arrays(caches: Sequence[Any]) -> list[mx.array]:
 
 
 def states(caches: Sequence[Any]) -> list[CacheState]:
-    """What filled caches hold, to be set in others."""
+    """The contents of filled caches, to be put into others."""
     return [
         (mx.array(cache.cache[0]), mx.array(cache.cache[1]), 0, 0)
         if type(cache) is ArraysCache

@@ -93,7 +93,7 @@ class ModelLoop:
 
 
 class _Scheduler:
-    """What the loop does, turn by turn, in its thread."""
+    """The loop, turn by turn, in its thread."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class _Scheduler:
 
 @contextmanager
 def _report_failure(work: PromptWork) -> Iterator[None]:
-    """What goes wrong with one prompt is told to its caller, and to nobody else."""
+    """A prompt's error goes to its caller alone."""
     try:
         yield
     except KvasirError as error:

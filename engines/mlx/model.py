@@ -75,14 +75,14 @@ def _classes(config: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def device() -> str:
-    """Where MLX computes: "metal", "cuda" or "cpu"."""
+    """The device on which MLX computes: "metal", "cuda" or "cpu"."""
     if mx.default_device() == mx.cpu:
         return "cpu"
     return "metal" if mx.metal.is_available() else "cuda"
 
 
 def _layout(folder: HFFolder, caches: list[Any]) -> tuple[KVLayout | None, str]:
-    """What MLX is seen to keep must be what the configuration says, which PyTorch goes by."""
+    """The layout that MLX keeps. It must be the configuration's, which PyTorch follows; otherwise None, and why."""
     try:
         layout_of(folder, "f32")  # first: it names what this model keeps
         observed_layout = mlx_kv.observed_layout(caches)

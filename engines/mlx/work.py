@@ -168,7 +168,7 @@ class DecodeWork(PromptWork):
 
     @property
     def processors(self) -> list[Callable[[mx.array, mx.array], mx.array]]:
-        """What the batch does to this sequence's logits."""
+        """The processors of this sequence's logits in the batch."""
         if self.constraint is not None:
             return [self._apply_constraint]
         return [lambda context, logits: logits] if _PROCESS_ALL else []

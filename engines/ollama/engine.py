@@ -190,7 +190,7 @@ class OllamaEngine(TextOnly[OllamaServer]):
         return len(text) / prompt_tokens if prompt_tokens else LETTERS_PER_TOKEN
 
     def _device(self) -> str:
-        """Where the model was put, by Ollama's own account. Raises ConfigError if it has another context there."""
+        """The device that Ollama reports for the model. Raises ConfigError if its context there differs."""
         name = _full_name(self._model)
         for entry in self._server.models_in_memory():
             if _full_name(str(entry.model or entry.name)) != name:
@@ -218,7 +218,7 @@ def drops_system(description: ollama.ShowResponse) -> bool:
 
 
 def mark_breaker(info: Mapping[str, Any]) -> Callable[[str], str]:
-    """What breaks up every control token of a model that somebody spells in a text; Ollama would take it for one.
+    """A function that breaks up every control token spelled in a text; Ollama would take it for one.
 
     By the model's vocabulary; where the server doesn't tell that, by what such tokens look like in known families.
     """

@@ -1,4 +1,4 @@
-"""What is known of the ollama engine before a model is loaded."""
+"""The ollama engine's entry."""
 
 from engines.base import Capabilities
 from engines.entry import EngineEntry

@@ -47,7 +47,7 @@ class OllamaServer(RemoteServer):
         return sorted(str(entry.model) for entry in self._call(self._client.list).models)
 
     def show(self, model: str) -> ollama.ShowResponse:
-        """What the server knows of a model."""
+        """What the server says about a model."""
         description: ollama.ShowResponse = self._call(lambda: self._client.show(model))
         return description
 

@@ -88,7 +88,7 @@ def startup_error(error: EngineUnavailable, with_key: bool) -> ConfigError:
 
 
 def find_model(server: OpenAIServer, model: str) -> dict[str, Any]:
-    """What the server lists of a model, {} if it lists no models. Raises ConfigError if it has others."""
+    """The server's entry for a model, {} if it lists no models. Raises ConfigError if it lists only others."""
     try:
         models = server.models()
     except (NoModelList, RequestRefused) as error:
@@ -209,7 +209,7 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
 
 
 class _AnswerReader(StreamedText):
-    """What the events of one answer come to."""
+    """Reads an answer from its events."""
 
     prompt_tokens = 0
     completion_tokens = 0

@@ -1,4 +1,4 @@
-"""What is known of the openai engine before a model is loaded."""
+"""The openai engine's entry."""
 
 from engines.base import Capabilities
 from engines.entry import EngineEntry, EngineOptions

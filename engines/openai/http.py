@@ -83,7 +83,7 @@ class OpenAIServer(RemoteServer):
         super().__init__("openai")
 
     def models(self) -> list[dict[str, Any]]:
-        """What the server lists under /models."""
+        """The server's list under /models."""
         return [entry for entry in self._call(self._probe) if isinstance(entry, dict)]
 
     def chat(self, body: dict[str, Any], stop: threading.Event | None = None) -> Iterator[dict[str, Any]]:
@@ -250,7 +250,7 @@ async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _seconds(retry_after: str) -> float | None:
-    """Of a Retry-After: seconds, or a date."""
+    """The seconds that a Retry-After asks for: a number, or a date."""
     try:
         return max(0.0, float(retry_after))
     except ValueError:

@@ -278,7 +278,7 @@ class SimulatedEngine:
         return source.standard_normal(self._layout.state_size, np.float32)
 
     def _verify(self, tokens: Sequence[int], cache: KVCache | None, min_evaluated: int = 1) -> int:
-        """How many of the tokens it covers."""
+        """The number of tokens that it covers."""
         if cache is None:
             return 0
         cache.require_part_of(len(tokens), min_evaluated=min_evaluated)

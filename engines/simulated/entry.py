@@ -1,4 +1,4 @@
-"""What is known of the simulated engine before it is made."""
+"""The simulated engine's entry."""
 
 from engines.base import Capabilities
 from engines.entry import EngineEntry

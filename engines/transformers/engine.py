@@ -202,7 +202,7 @@ class TransformersEngine(FolderEngine):
             source.runs[threading.get_ident()] = (tokens, run)
 
     def _reusable_run(self, cache: KVCache | None, tokens: Sequence[int]) -> ModelRun | None:
-        """What this thread computed last after this very cache, as far as these tokens begin with it."""
+        """This thread's last computation after this cache, as far as these tokens begin with it."""
         source = self._pinned_caches.get(id(cache))
         if source is None or threading.get_ident() not in source.runs:
             return None

@@ -1,4 +1,4 @@
-"""What is known of the transformers engine before a model is loaded."""
+"""The transformers engine's entry."""
 
 from engines.base import Capabilities
 from engines.entry import EngineEntry

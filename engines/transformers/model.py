@@ -34,7 +34,7 @@ _WRONG_IN_PARTS = {"bamba", "jamba", "recurrent_gemma"}
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What `weights` asks for: a model folder, a dtype (None: as in the files), a device."""
+    """The parts of `weights`: a model folder, a dtype (None: as in the files), a device."""
 
     folder: HFFolder
     dtype: torch.dtype | None

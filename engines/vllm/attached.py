@@ -178,7 +178,7 @@ class AttachedServer(Conversation):
         return _PLAIN | request | {"kv_transfer_params": {events.NAME: transfer}}
 
     def _greet(self) -> tuple[Message, Array]:
-        """What it serves, and the keys and values of a short prompt. Raises EngineUnavailable and ConfigError."""
+        """Its model, and the keys and values of a short prompt. Raises EngineUnavailable and ConfigError."""
         key = uuid.uuid4().hex
         inbox = self._inboxes[key] = SimpleQueue()
         try:
@@ -282,14 +282,14 @@ class AttachedServer(Conversation):
 
 
 def _kind(error: ServerRefused, request: Message) -> str:
-    """What a refusal is about."""
+    """The subject of a refusal."""
     if error.status < 500:
         return "schema" if request["constraint"] else "engine"
     return "kv" if request["inject"] else "engine"
 
 
 def _likely(choice: dict[str, Any]) -> list[tuple[int, float]]:
-    """Of the first token."""
+    """The likeliest ids of the first token, with their log-probabilities."""
     top_logprobs = (choice.get("logprobs") or {}).get("top_logprobs") or [{}]
     first: dict[str, float] = top_logprobs[0]
     return [(int(name.removeprefix("token_id:")), float(value)) for name, value in first.items()]

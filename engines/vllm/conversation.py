@@ -29,7 +29,7 @@ _KINDS: dict[str, type[KvasirError]] = {"kv": KVTransferFailed, "schema": Invali
 
 
 def layout_seen(shape: Message) -> KVLayout:
-    """What vLLM's connector says of its KV cache. Raises TypeError, InvalidMessage."""
+    """The layout that vLLM's connector describes. Raises TypeError, InvalidMessage."""
     return KVLayout(**shape | {"window_layers": tuple(shape.get("window_layers", ()))})
 
 

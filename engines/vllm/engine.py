@@ -285,7 +285,7 @@ class VLLMEngine(FolderEngine):
             self.host.remove_file(name)
 
     def _records(self, message: Message) -> Iterator[Record]:
-        """What a file of the connector's holds, if the message speaks of one."""
+        """The records in the connector's file, if the message names one."""
         if "file" not in message:
             return
         # Mapped, not read: it stays readable after the file is deleted.

@@ -1,4 +1,4 @@
-"""What is known of the vllm engine before a model is loaded."""
+"""The vllm engine's entry."""
 
 from engines.base import Capabilities
 from engines.entry import EngineEntry, EngineOptions

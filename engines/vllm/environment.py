@@ -58,7 +58,7 @@ def python_path() -> Path:
 
 
 def folder() -> Path:
-    """Where `kvasir engines install vllm` makes the environment."""
+    """The folder in which `kvasir engines install vllm` makes the environment."""
     base = os.environ.get("XDG_DATA_HOME", "")
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "share") / "kvasir" / "vllm"
 

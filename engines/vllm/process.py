@@ -41,7 +41,7 @@ _ERROR_WORDS = ("error", "fail", "exception")
 
 @dataclass(frozen=True, slots=True)
 class HostLaunch:
-    """What one host is to load: `arguments` for vLLM, block length of our KV cache, CPU threads (0: vLLM's choice)."""
+    """What a host loads: `arguments` for vLLM, block length of the KV cache, CPU threads (0: vLLM's choice)."""
 
     environment: Environment
     model: str  # for messages
@@ -166,7 +166,7 @@ class HostProcess(Conversation):
         return loaded_at
 
     def _spawn(self) -> bool:
-        """Start it; False if it is no longer wanted."""
+        """Start it; False if nobody needs it any more."""
         with self._lock:
             if self._closing.is_set():
                 return False
@@ -241,7 +241,7 @@ class HostProcess(Conversation):
             os.killpg(process.pid, signal.SIGKILL)
 
     def _last_words(self) -> str:
-        """What it refused, else its last lines that speak of an error, else its very last."""
+        """Its refusal, else its last lines about an error, else its last lines."""
         lines = [line for line in self._output_lines if line]
         refusals = [line.removeprefix("refused: ") for line in lines if line.startswith("refused: ")]
         error_lines = [line for line in lines if any(word in line.lower() for word in _ERROR_WORDS)]

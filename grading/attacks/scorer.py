@@ -92,7 +92,7 @@ def _bucket(hashes: npt.NDArray[np.uint64], salt: int) -> Integers:
 
 
 def pair_worth(count: npt.ArrayLike) -> Floats:
-    """What each pair is worth in passages that hold so many."""
+    """The value of each pair in passages that hold so many."""
     return np.asarray(PAIR_WEIGHT / np.sqrt(FEW_PAIRS + np.asarray(count)), np.float32)
 
 

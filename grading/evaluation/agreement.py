@@ -87,7 +87,7 @@ def extra(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise EvaluationError(
-            "to evaluate needs SciPy and scikit-learn: pip install 'kvasir-inference[evaluate]'"
+            "kvasir evaluate needs SciPy and scikit-learn: pip install 'kvasir-inference[evaluate]'"
         ) from None
 
 

@@ -90,9 +90,7 @@ def evaluate(
     }
     pairs = [pair for points in by_rater.values() for pair in pairs_of(by_model, points)]
     if not pairs:
-        raise EvaluationError(
-            "none of the hand grades is of a submission that a model gave points to; names must be the batch's"
-        )
+        raise EvaluationError("no hand grade belongs to a submission that has a model's points; use the batch's names")
     parts = {
         "model": by_name(pairs),
         "band": {band: [pair for pair in finest(pairs) if band_of(pair) == band] for band in BANDS},

@@ -28,7 +28,7 @@ def _shown(estimate: Estimate, form: str) -> str:
 
 
 def sentences(evaluation: Evaluation) -> list[str]:
-    """What to know of the figures, and what the doubts were worth."""
+    """Notes on the figures, and what the doubts were worth."""
     remarks = {
         f"Fewer than {MIN_UNITS} submissions: no intervals.": evaluation.submissions < MIN_UNITS,
         "One person graded: how far two would agree is not known.": not evaluation.agreements["people"],

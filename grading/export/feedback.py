@@ -65,7 +65,7 @@ def _withheld_note(final: FinalGrade) -> str:
 
 
 def _file_name(submission: str, kind: FeedbackKind, used_names: set[str]) -> str:
-    """One that unpacks anywhere, and that no other submission has."""
+    """A file name that unpacks anywhere and that no other submission has."""
     stem = re.sub(r"[^\w.\- ]", "_", PurePosixPath(submission).name).strip(". ")[:120]
     stem = stem.encode()[:_NAME_BYTES].decode("utf-8", "ignore") or "submission"
     name, number = f"{stem}.{kind}", 1

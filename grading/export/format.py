@@ -41,7 +41,7 @@ class ExportOption:
 
     @property
     def name(self) -> str:
-        """As the function calls it."""
+        """The name of the function's argument."""
         return self.argument or self.flag.lstrip("-").replace("-", "_")
 
 
@@ -65,7 +65,7 @@ class ExportFormat:
     fields: Callable[[Form, Sequence[str]], Choices | None] | None = None
 
     def choices_from(self, form: Form, names: Sequence[str]) -> Choices | None:
-        """What was chosen on the desk; None as long as something is missing. Raises ExportError."""
+        """The choices on the desk; None as long as one is missing. Raises ExportError."""
         if self.fields:
             return self.fields(form, names)
         choices = {option.name: _field(form, option) for option in self.options}

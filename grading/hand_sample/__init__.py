@@ -5,7 +5,7 @@
                                                  at once too
     bound_of(folder)                             agreement and the sentence, once the sample is graded
 
-`grading.error_bound` has the arithmetic, docs/grading.md says what is promised and what is not.
+`grading.error_bound` has the arithmetic, docs/explanation/grading.md says what is promised and what is not.
 """
 
 from grading.error_bound import BoundError

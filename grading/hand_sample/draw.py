@@ -36,7 +36,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class SamplePlan:
-    """What is to be promised. `thresholds` (): the signal's own."""
+    """The promise that is planned. `thresholds` (): the signal's own."""
 
     sizes: tuple[int, ...] = (30,)  # grades by hand; of several, each is a look, and looks cost
     tolerance: Points = 1  # points by which a grade may differ

@@ -14,7 +14,8 @@ doesn't say where the family name ends; the class's own texts do, wherever someb
 A name that is made of words, or is very short (`Max Long`, `Bo Wu`), counts only with capitals and with nothing but
 white space or markup between, or as an account: `max(long)`, `max_long` and "mean list" stay what they are.
 
-What this can't find stands in docs/security.md. The time it takes grows with a text's length, not with the class.
+What this can't find stands in docs/explanation/security.md. The time it takes grows with a text's length, not with
+the class.
 """
 
 import hashlib

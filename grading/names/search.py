@@ -26,7 +26,7 @@ from producers.batch.forms import ANY_SPELLING, PROMPT_FORM
 
 MIN_LETTERS = 5  # of a whole name: a shorter one is taken for a name only where it looks like one
 MAX_WORDS = 6
-_MAX_LETTERS = 60  # of a name: a longer one is looked for as a whole only
+_MAX_LETTERS = 60  # letters of a name; a longer one is looked for only as a whole
 _MAX_WORD = 200
 _MIN_LABEL = 4  # characters; what is shorter is inside a name, or not, whatever stands before it
 

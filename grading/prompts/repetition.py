@@ -32,6 +32,6 @@ def is_repetition(text: str) -> bool:
 
 
 def _variety(text: str) -> float:
-    """How many of its runs of four letters are different; 0 to 1."""
+    """The share of its runs of four letters that are different, 0 to 1."""
     runs = [text[at : at + 4] for at in range(len(text) - 3)]
     return len(set(runs)) / len(runs)

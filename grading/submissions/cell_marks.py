@@ -23,7 +23,7 @@ _HIDDEN_CONFIG = re.compile(r"#?\s*hidden:\s*true\b", re.IGNORECASE)
 
 
 def nbgrader_of(cell: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What nbgrader says of a cell; nothing of a cell that is none of its own."""
+    """nbgrader's marks of a cell; empty if it has none."""
     metadata = cell.get("metadata")
     marks = metadata.get("nbgrader") if isinstance(metadata, dict) else None
     return marks if isinstance(marks, dict) else {}

@@ -100,7 +100,7 @@ def _check_xml(xml: bytes) -> None:
         or b"\0" in xml
         or _OTHER_ENCODING.match(xml.lstrip(b"\xef\xbb\xbf \r\n"))
     ):
-        raise Unreadable("it declares entities or an odd encoding, as no word processor does, so it is not read")
+        raise Unreadable("it is not read: it declares entities or an odd encoding, which no word processor writes")
 
 
 def read_pdf(data: bytes, _suffix: str = "") -> Submission:

@@ -34,7 +34,7 @@ class Figure:
 
 
 def figures_of(path: Path, name: str) -> list[Figure]:
-    """The first pictures of the submission that `read_submissions(path)` calls so; none if it can't be read."""
+    """The first pictures of the submission that has this name in `read_submissions(path)`; none if it can't be read."""
     figures: list[Figure] = []
     with suppress(SubmissionError):
         for prefix, data in notebooks_of(path, name):
@@ -66,7 +66,7 @@ class _PictureStash:
         return b"taken %d" % (len(self.pieces) - 1)
 
     def restore(self, content: Any) -> bytes:
-        """What stands in a notebook in place of a picture: taken, or lines of base64."""
+        """The base64 of a picture in a notebook: the piece taken before, or the notebook's lines."""
         match = _TOKEN.fullmatch(content) if isinstance(content, str) else None
         if match:
             number = int(match[1])

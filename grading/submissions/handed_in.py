@@ -60,7 +60,7 @@ def resolve(
 
 
 def _merge_groups(student_groups: list[FileGroup], readability: Callable[[FileGroup], int]) -> FileGroup:
-    """What counts of one student's work."""
+    """One student's files that count, as one group."""
     copies_by_name: dict[str, list[FileGroup]] = {}
     for group in sorted(student_groups, key=lambda group: age(group.name)):
         copies_by_name.setdefault(_without_copy_number(group.name), []).append(group)
@@ -77,7 +77,7 @@ def _merge_groups(student_groups: list[FileGroup], readability: Callable[[FileGr
 
 
 def _without_copy_number(name: str) -> str:
-    """What copies of one file have in common: what the student called it, without the number in brackets."""
+    """The name that copies of one file share: the student's, without the number in brackets."""
     attachment, copy_number, _ = age(name)
     own_name = name.partition(f"_{attachment}_")[2] if attachment else ""
     path = PurePosixPath(unicodedata.normalize("NFC", own_name or name))

@@ -29,7 +29,7 @@ _COPY = re.compile(r"(?P<stem>.+?) ?\((?P<number>\d{1,3})\)\Z")  # how browsers 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a name says, as the LMS wrote it."""
+    """The claim of a name, as the LMS wrote it."""
 
     product: Literal["canvas", "moodle"]
     name: str  # of a person or a group; "" where it is hidden

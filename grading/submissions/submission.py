@@ -21,7 +21,7 @@ class SubmissionPart:
 
     @property
     def visible(self) -> VisibleText:
-        """What a reader of the rendered work sees of it."""
+        """The text that a reader of the rendered work sees."""
         return visible_text(self.text, self.kind)
 
     @property
@@ -53,7 +53,7 @@ class Submission:
 
     @property
     def empty(self) -> bool:
-        """Readable, but without code or text of its own that a reader sees."""
+        """Whether it is readable but shows a reader no code or text that the student wrote."""
         return not self.problem and (
             self.only_template or all(part.kind == "output" or not part.seen_text.strip() for part in self.parts)
         )

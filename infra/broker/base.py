@@ -53,11 +53,11 @@ class Delivery(Protocol):
 
     @property
     def message(self) -> Message:
-        """What was published."""
+        """The published message."""
 
     @property
     def returns(self) -> int:
-        """How often the broker took this copy back from a consumer, started or not. Not a count of crashes."""
+        """How often the broker took this copy back from a consumer, begun or not. Crashes are counted elsewhere."""
 
     @property
     def is_lost(self) -> bool:

@@ -36,7 +36,7 @@ def _no_fault(_name: str, _job_id: str) -> None:
 
 
 def parse(setting: str) -> Callable[[str, str], None]:
-    """What `failpoint` is under this setting. Raises ValueError for one that can't be read."""
+    """The function `failpoint` for this setting. Raises ValueError if the setting can't be read."""
     if not setting:
         return _no_fault
     action, name, target = [*setting.split(":"), "", ""][:3]
@@ -59,7 +59,7 @@ def _is_meant(target: str, number: int, job_id: str) -> bool:
 
 
 def _kill(_place: str) -> None:
-    for handler in logging.getLogger().handlers:  # what was logged before this place is to be read
+    for handler in logging.getLogger().handlers:  # everything logged before this place must be readable
         handler.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -106,7 +106,7 @@ class CurvePoints:
             points = tuple((at, rate) for at, rate in value)
             RateCurve("curve", *zip(*points, strict=True))
             if not all(rate for _, rate in points):
-                raise ValueError("nothing is done at a rate of 0")
+                raise ValueError("a rate must be above 0")
         except (TypeError, ValueError, InvalidMessage):
             raise ValueError(
                 f" must be pairs in ascending order such as [[1, 51], [4, 80]], not {value!r:.60}"

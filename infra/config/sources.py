@@ -94,7 +94,7 @@ def dotted_name(keys: Keys) -> str:
 
 
 def _values(tree: Mapping[str, Any], table: Any, path: Keys) -> Iterator[tuple[Keys, Any]]:
-    """What the tree holds, as pydantic returned it."""
+    """The tree's values, as pydantic returned them."""
     for name, node in tree.items():
         keys, value = (*path, name), table[name] if isinstance(table, Mapping) else getattr(table, name)
         yield keys, {} if isinstance(node, Mapping) else value
@@ -178,7 +178,7 @@ def _of_name(loc: Sequence[str | int], error: "ErrorDetails") -> str:
 
 
 def _of_value(key: str | int, error: "ErrorDetails") -> str:
-    """What is wrong with a value, to be read after its name."""
+    """The problem with a value, in words that follow its name."""
     value, kind = error["input"], type(error["input"]).__name__
     match error["type"]:
         case "value_error":

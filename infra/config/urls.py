@@ -54,7 +54,7 @@ def check(name: str, value: str, schemes: Sequence[str]) -> None:
 
 
 def _problem(url: str, schemes: Sequence[str]) -> str:
-    """What is wrong with a URL, without quoting it; "" if nothing is."""
+    """The problem with a URL, without quoting it; "" if there is none."""
     if re.search(r"\s", url) or not url.isprintable():
         return "it has a blank, or a character that can't be seen, in it"
     try:

@@ -31,7 +31,7 @@ echo "$HOME"; id -un; uname -s; uname -m; echo "$version"; echo "$found"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a machine says of itself. `python`: the path of the interpreter to make environments with."""
+    """What a machine reports. `python`: the path of the interpreter that makes environments."""
 
     home: str
     user: str
@@ -52,7 +52,7 @@ def probe(remote: Remote) -> Facts:
 
 
 def default_facts(machine: MachineSettings) -> Facts:
-    """What a dry run takes for granted."""
+    """What a dry run assumes about a machine."""
     user = machine.user or getpass.getuser()
     mac = machine.platform == "macos"
     home = f"/{'Users' if mac else 'home'}/{user}"
@@ -61,6 +61,6 @@ def default_facts(machine: MachineSettings) -> Facts:
 
 
 def place_of(machine: MachineSettings, facts: Facts) -> Place:
-    """Where Kvasir lies on the machine."""
+    """Kvasir's place on the machine."""
     folder = machine.folder if machine.folder.startswith("/") else f"{facts.home}/{machine.folder}"
     return Place(facts.home, facts.user, folder, {"PATH": _PATHS[machine.platform]})

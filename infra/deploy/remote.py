@@ -46,7 +46,7 @@ class Remote:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def run_script(self, script: str, stdin: bytes = b"", timeout_s: float = _COMMAND_S) -> str:
-        """What a shell script prints; it stops at its first error."""
+        """The output of a shell script, which stops at its first error."""
         command = [*self._ssh, f"sh -c {shlex.quote('set -eu; ' + script)}"]
         try:
             completed_process = subprocess.run(
@@ -62,7 +62,7 @@ class Remote:
         return completed_process.stdout.decode("utf-8", "replace")
 
     def lines(self, script: str) -> Iterator[str]:
-        """What a shell script prints, line by line, until it ends or `hang_up` ends it."""
+        """The output of a shell script, line by line, until it ends or `hang_up` ends it."""
         command = [*self._ssh, f"sh -c {shlex.quote(script)}"]
         pipe = subprocess.PIPE
         try:

@@ -135,7 +135,7 @@ def _store_addresses(settings: Settings) -> tuple[list[str], int]:
     if "+cluster://" in settings.services.store:
         raise ConfigError(
             "services.store names a Redis Cluster, and deploy sets up one Redis: see 'A Redis Cluster' in "
-            "docs/reliability.md, and take the role 'store' from the machines"
+            "docs/how-to/clusters.md, and take the role 'store' from the machines"
         )
     return _addresses(settings.services.store, "store", 6379)
 

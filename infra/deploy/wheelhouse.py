@@ -54,7 +54,7 @@ def extras_of(machine: MachineSettings) -> list[str]:
 
 
 def requirements_of(machine: MachineSettings, wheel: Path) -> list[str]:
-    """What pip is asked for, there and here."""
+    """The requirements for pip, there and here."""
     extras = extras_of(machine)
     requirements = [f"{wheel}[{','.join(extras)}]" if extras else str(wheel)]
     if machine.platform == "linux-cuda" and "mlx" in extras:

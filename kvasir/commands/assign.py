@@ -19,15 +19,15 @@ from producers.batch import batch as batches
 @click.argument("submission", default="")
 @click.argument("person", default="")
 def assign(batch: Path, submission: str, person: str) -> int:
-    """Say whose a SUBMISSION of the batch in folder BATCH is: PERSON is a number, a name or a group of the roster.
+    """Say whose SUBMISSION in the batch in folder BATCH is: PERSON is a number, a name or a group of the roster.
 
-    Without them: list what is open. An answer is kept in the folder, and counts in every export.
+    Without SUBMISSION, list what is open. Answers are kept in the folder and count in every export.
     """
     names = sorted({entry.name for entry in batches.manifest_of(batch)["jobs"]})
     roster = read_rosters(kept_files(batch))
     if not submission:
         open_lines = [f"{name}: {owner.question}" for name, owner in roster.owners(names).items() if owner.question]
-        say("\n".join(map(one_line, open_lines)) or "Nothing is open: whose each submission is, is known.")
+        say("\n".join(map(one_line, open_lines)) or "Nothing is open: it is known whose each submission is.")
         return 1 if open_lines else 0
     matching_names = [name for name in names if submission in (name, Path(name).name, Path(name).stem)]
     if len(matching_names) != 1:

@@ -25,7 +25,12 @@ from messages.errors import ConfigError
 _INSTALLED_FILES = Path(__file__).parents[1] / "demo_files"
 FILES = _INSTALLED_FILES if _INSTALLED_FILES.is_dir() else Path(__file__).parents[2] / "examples"
 CONFIG, HOMEWORK = FILES / "demo.toml", FILES / "homework"
-INPUTS = {"rubric": "rubric.yaml", "solution": "solution.ipynb", "template": "template.ipynb"}
+INPUTS = {
+    "rubric": "rubric.yaml",
+    "solution": "solution.ipynb",
+    "template": "template.ipynb",
+    "roster": "gradebook.csv",
+}
 
 
 class _DemoOptions(Globals):
@@ -52,27 +57,30 @@ def demo(context: click.Context, out: Path) -> int:
         raise ConfigError(f"the demo's model needs llama.cpp: {command}")
     files = {option: HOMEWORK / name for option, name in INPUTS.items()}
     say("A tiny model grades a made-up class: prefill, KV transfer and decode, all in this process.")
-    say("It is the command that a course team types for its own class:\n")
+    say("For your own class you type the same command:\n")
     say(f"  kvasir --config {_short(CONFIG)} grade {_short(HOMEWORK / 'submissions')} \\")
     for option, file in files.items():
         say(f"      --{option} {_short(file)} \\")
     say(f"      --out {_short(out)}\n")
     context.obj = _DemoOptions(CONFIG, context.obj.log_level, context.obj.log_style)
     next_command.keep(CONFIG)
-    context.invoke(batch_commands.grade, folder=HOMEWORK / "submissions", **files, out=out, names=())
+    rosters = (files.pop("roster"),)
+    context.invoke(batch_commands.grade, folder=HOMEWORK / "submissions", rosters=rosters, **files, out=out, names=())
     problems = list(_problems(load_graded(out).grades))
     for problem in problems:
         say(f"demo: {problem}", stderr)
     if not problems:
-        say("\nAs expected: one file is empty, one is broken, and all others have a grade. They are not real grades:")
-        say("the model knows this kind of toy assignment and nothing else.")
+        say(
+            "\nAs expected: one file is empty, one is broken, and all others have a grade. They are not real grades:\n"
+            "the model knows this kind of toy assignment and nothing else."
+        )
     say(f"\nOpen next: {(out / 'report.html').resolve()}")
     say(f"The grading desk: {_desk(out)}")
     return 1 if problems else 0
 
 
 def _problems(grades: tuple[Grade, ...]) -> Iterator[str]:
-    """What differs from expected.json, a sentence each."""
+    """The differences from expected.json, a sentence each."""
     expected = json.loads((HOMEWORK / "expected.json").read_text("utf-8"))
     for grade in grades:
         reason = expected["failed"].get(grade.submission, "")

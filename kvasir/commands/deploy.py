@@ -46,7 +46,7 @@ VERBS = ("install", "start", "stop", "restart", "upgrade", "status")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What was asked for."""
+    """What `kvasir deploy` has to do."""
 
     verb: str
     machines: Sequence[MachineSettings]
@@ -125,7 +125,7 @@ def _machines_for(settings: Settings, names: Sequence[str], services: bool) -> l
     if not machines:
         raise UsageError(
             "no machine in the configuration runs a worker or a gateway: "
-            "add [machines.NAME] with roles (docs/deployment.md)"
+            "add [machines.NAME] with roles (docs/how-to/deployment.md)"
         )
     return machines
 
@@ -160,7 +160,7 @@ def _site(order: Order, machine: MachineSettings) -> Site:
 
 
 def _steps(order: Order, site: Site) -> Iterator[DeployStep]:
-    """What the order means on one machine."""
+    """The steps of the order on one machine."""
     place, supervisor = site.place, supervisor_of(site.machine)
     if order.verb not in ("install", "upgrade"):
         return (yield from steps.switch(place, supervisor, site.units, cast(steps.Switch, order.verb)))

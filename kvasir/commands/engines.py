@@ -41,7 +41,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "error": "bold red"}
 @json_option
 @click.pass_context
 def engines(context: click.Context, as_json: bool) -> int:
-    """Show what each engine can do and transfer KV, and which of them run on this machine."""
+    """Show what each engine can do, where it can send KV caches, and whether it runs on this machine."""
     if context.invoked_subcommand:
         return 0
     if as_json:
@@ -61,11 +61,10 @@ def engines(context: click.Context, as_json: bool) -> int:
 @engines.command()
 @click.argument("engine", type=click.Choice(["vllm"]))
 def install(engine: str) -> int:
-    """Make the environment that an engine needs for itself. All others are extras: pip install kvasir-inference[mlx].
+    """Make the separate environment that an engine needs. Other engines are extras: pip install kvasir-inference[mlx].
 
     vLLM's takes about 1 GB to download and 3.5 GB on disk, with CUDA more. It lies in the user's folder for data;
-    delete the folder to be rid of it. With KVASIR_VLLM_PYTHON set that environment is looked at, and nothing is
-    installed.
+    delete it there to remove it. If KVASIR_VLLM_PYTHON is set, that environment is checked and nothing is installed.
     """
     try:
         vllm = environment.find()
@@ -86,8 +85,8 @@ def install(engine: str) -> int:
 def connector(folder: Path) -> int:
     """Write vLLM's KV connector to FOLDER, for a `vllm serve` that you start yourself, in a container for example.
 
-    It needs nothing but what vLLM brings: neither Kvasir nor RabbitMQ nor Redis. The worker runs on the same machine,
-    and both meet in /dev/shm. FOLDER/vllm.yaml holds the flags; one that you have changed is left as it is.
+    It needs only what vLLM brings: neither Kvasir nor RabbitMQ nor Redis. The worker runs on the same machine, and both
+    meet in /dev/shm. FOLDER/vllm.yaml holds the flags. A file that you have changed stays as it is.
     """
     target = folder.expanduser().resolve()
     is_new = environment.write_connector(target)

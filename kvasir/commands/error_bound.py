@@ -65,11 +65,11 @@ class _Drawing:
     "--draw",
     type=_Numbers(int),
     metavar="N[,N…]",
-    help="Draw so many to be graded by hand; of several, each is a look.",
+    help="Draw so many to grade by hand; several numbers plan several looks.",
 )
 @click.option("--within", type=Number(0), metavar="POINTS", help="Differences up to this don't count [default: 1].")
-@click.option("--at-most", type=Number(), metavar="PERCENT", help="Of the grades nobody looks at [default: 20].")
-@click.option("--confidence", type=Number(), metavar="PERCENT", help="With which it is promised [default: 90].")
+@click.option("--at-most", type=Number(), metavar="PERCENT", help="How many unseen grades may differ [default: 20].")
+@click.option("--confidence", type=Number(), metavar="PERCENT", help="How sure the promise is [default: 90].")
 @click.option(
     "--signal", type=click.Choice(list(SIGNALS)), help="What says how doubtful a grade is [default: reasons]."
 )
@@ -99,8 +99,8 @@ def bound(
 ) -> int:
     """Promise how many grades of the batch in folder BATCH differ from yours, from a sample that you grade by hand.
 
-    First --draw 30: it writes down who was drawn, before anybody grades, and hand-grades.csv to fill in, without the
-    model's points. Then, without it: agreement, and the bound. The exit code is 1 where nothing can be promised.
+    First use --draw 30: it notes who was drawn and writes hand-grades.csv for you to fill in, without the model's
+    points. Then leave it out to see agreement and bound. The exit code is 1 if nothing can be promised.
     """
     if drawing.draw:
         by = drawing.by or account()

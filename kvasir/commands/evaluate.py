@@ -33,7 +33,9 @@ PAGE = "evaluation.html"
 @click.option("--column", default="", metavar="NAME", help="Of --grades, a gradebook say: the column of totals.")
 @click.option("--reviews", is_flag=True, help="Take the desk's reviews for hand grades; they are not blind.")
 @click.option("--compare", type=path, help="Another batch of the class: how much better FOLDER is.")
-@click.option("--within", type=Number(0), default=1, metavar="POINTS", help="Further off is wrong [default: 1].")
+@click.option(
+    "--within", type=Number(0), default=1, metavar="POINTS", help="A grade further off counts as wrong [default: 1]."
+)
 @click.option("--watts", type=Number(0), default=0, help="What the machines draw together, for the energy.")
 @click.option("--model", "models", multiple=True, metavar="M", help="Grade the work in FOLDER with it; repeatable.")
 @click.option("--rubric", type=path, help="With --model: the rubric; the other options are those of grade.")
@@ -57,8 +59,8 @@ def evaluate_command(
 ) -> int:
     """Measure how far the grades of the batch in FOLDER agree with people's: kappa, mean difference, leniency.
 
-    By criterion and by band, with intervals; beside it people among themselves, and a floor. With --model, FOLDER is a
-    class's work: each model grades it in a batch of its own, going on where it stopped. Writes evaluation.html there.
+    With intervals, by criterion and by band, beside two people's agreement and what counting words reaches. With
+    --model, FOLDER holds submissions: each model grades them in a separate batch. Writes evaluation.html.
     """
     if bool(grades) == reviews:
         raise EvaluationError("say whose grades these are compared with: --grades FILE, or --reviews")
@@ -87,9 +89,9 @@ def evaluate_command(
 
 
 def _grade(global_options: Globals, folder: Path, model: str, request_options: dict[str, Any]) -> Path:
-    """Where the batch of this model is, once it is graded."""
+    """The folder of this model's batch, once it is graded."""
     if not request_options["rubric"]:
-        raise EvaluationError("with --model say the --rubric, too")
+        raise EvaluationError("--model needs the --rubric")
     settings = global_options.settings(Models(model, model))
     request = class_run.request_from(settings, folder, **request_options)
     place = BatchPlace(default_folder(folder, f"{load_rubric(request.rubric).title} {model}"))

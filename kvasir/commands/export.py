@@ -53,7 +53,7 @@ def _format_options(function: F) -> F:
 @_format_options
 @click.option("--times", type=path, help="CSV of submission and submitted_at, for a rubric with a rule on lateness.")
 @click.option("--include-unreviewed", is_flag=True, help="Also grades that a person should look at and has not.")
-@click.option("--yes", is_flag=True, help="I have read what it asked: replace grades, or give out a doubtful class.")
+@click.option("--yes", is_flag=True, help="Answer yes: replace grades, or give out a doubtful class.")
 @click.option("--dry-run", is_flag=True, help="Only say what differs from the last such export; make no file.")
 @click.option("--to", type=path, help="Where to write it [default: in the folder BATCH].")
 @click.pass_obj
@@ -71,8 +71,8 @@ def export(
 ) -> int:
     """Write the grades of the batch in folder BATCH for Canvas, Moodle or a spreadsheet, or as feedback files.
 
-    What failed, is incomplete or needs a person's look is left blank, never 0, and listed. Grades that the LMS's file
-    holds are replaced, and a class that raises an alarm is given out, only with --yes.
+    What failed, is incomplete or needs review is left blank, never 0, and listed. Only --yes replaces grades in the
+    LMS's file, or gives out a class that raised an alarm.
     """
     _bring_up_to_date(global_options, batch)
     times_data = bytes_of(times)
@@ -103,7 +103,7 @@ def export(
 
 
 def _choices(export_format: ExportFormat, format_values: Mapping[str, Any]) -> Choices:
-    """What was given for this format; the other formats' options mean nothing to it. Raises ExportError."""
+    """The options given for this format, by name. Raises ExportError."""
     values = {option.name: format_values[_OF_FORMAT + option.name] for option in export_format.options}
     return {
         name: bytes_of(value) if isinstance(value, Path) else value
@@ -184,7 +184,7 @@ def write_export(export_file: ExportFile, batch: Path, to: Path | None, source_f
 
 
 def _check_replaceable(target: Path, batch: Path, export_file: ExportFile, source_files: Sequence[Path]) -> None:
-    """Raises ExportError where a file is at the place that is none of ours to replace."""
+    """Raises ExportError if a file is there that may not be replaced."""
     place, hint = target.resolve(), "name another place with --to"
     if place in source_files:
         raise out.ExportError(f"{target} is what this is made of, and stays as it is; {hint}")

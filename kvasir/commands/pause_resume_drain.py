@@ -23,7 +23,7 @@ _HEARD_WITHIN_S = 30.0
 @click.argument("worker")
 @click.pass_obj
 def pause(global_options: Globals, worker: str) -> int:
-    """Let WORKER take no more jobs; what it has begun goes on. Until `resume`, or until its process ends.
+    """Keep WORKER from taking jobs until `resume`, or until its process ends. It finishes what it has begun.
 
     WORKER is an id from `kvasir status`, or a host: all workers there.
     """

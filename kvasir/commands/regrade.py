@@ -1,4 +1,4 @@
-"""`regrade`: a rubric was edited; what that touches is asked about anew, compared, and adopted after a yes."""
+"""`regrade`: ask again about what an edited rubric touches, compare, and adopt after a yes."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -20,11 +20,9 @@ _NO_CHANGE_MESSAGE = "the grades stay as they are"
 
 @click.command()
 @click.argument("batch", type=path)
-@click.option(
-    "--criterion", "criteria", multiple=True, metavar="ID", help="What changed, so that nothing else is asked about."
-)
+@click.option("--criterion", "criteria", multiple=True, metavar="ID", help="Ask about this criterion alone.")
 @click.option("--rubric", type=path, help="Another rubric [default: the batch's, as it is now].")
-@click.option("--yes", is_flag=True, help="Don't ask, neither before the run nor before the grades are replaced.")
+@click.option("--yes", is_flag=True, help="Ask nothing: run, and replace the grades.")
 @json_option
 @quiet_option
 @wait_option
@@ -75,7 +73,7 @@ def regrade(
 
 
 def _print_changes(regrading: Regrade) -> None:
-    """What changed, what asking about it costs, and what needn't be asked."""
+    """What changed, what it costs to ask about it, and what needn't be asked."""
     sentences = [
         str(regrading.cost),
         *(_ruling_sentence(criterion, shared_words) for criterion, shared_words in regrading.may_affect.items()),

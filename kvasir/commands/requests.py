@@ -36,7 +36,7 @@ def requests(
     to: Path | None,
     as_json: bool,
 ) -> int:
-    """List who asked for another look at a grade of the batch in folder BATCH, and take in, answer or write out.
+    """List requests for another look at grades of the batch in folder BATCH; read in, answer, or write them out.
 
     An answer changes no points: decide on the grade in the desk's review, then reply. Nothing that was kept is ever
     rewritten (requests.jsonl). The exit code is 1 while a request waits for its reply.

@@ -21,7 +21,7 @@ def rubric() -> None:
 @rubric.command("from")
 @click.argument("notebook", type=path)
 def from_(notebook: Path) -> int:
-    """Print the rubric that NOTEBOOK says: the points of nbgrader's graded cells, or of Otter-Grader's questions.
+    """Print a rubric made from NOTEBOOK: the points of nbgrader's graded cells, or of Otter-Grader's questions.
 
     Hidden tests stay out of it. Write it to a file, and read it before you grade with it.
     """

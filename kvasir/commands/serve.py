@@ -37,7 +37,12 @@ _state = click.option(
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Another than loopback needs a key (kvasir keys).")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Where to listen; beyond loopback a key is needed (kvasir keys).",
+)
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option(
     "--model", "models", metavar="M", multiple=True, help="Serve this model [default: all that are configured]."
@@ -127,7 +132,7 @@ def list_keys(as_json: bool, folder: Path) -> None:
 @_state
 @click.pass_obj
 def revoke(global_options: Globals, name: str, folder: Path) -> None:
-    """Take the key of NAME away, and delete its conversations' KV caches; a running gateway sees it within a second."""
+    """Revoke the key of NAME and delete its conversations' KV caches; a running gateway sees it within a second."""
     settings = global_options.settings()
     revoked_key = key_file.revoke_key(key_file.file_in(folder), name)
     say(f"The key {name} opens nothing any more.")

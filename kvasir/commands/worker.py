@@ -55,7 +55,7 @@ def _decode_options(kv_cache_help: str) -> Callable[[F], F]:
             metavar="MODEL[,MODEL…]",
             envvar="KVASIR_STEAL",
             callback=lambda _context, _parameter, value: names_in(value),
-            help="Other models whose jobs to take when none of its own wait and it pays; 'all': every configured one.",
+            help="Models to help when no job of its own waits and time is saved; 'all': every configured one.",
         ),
         click.option(
             "--memory",

@@ -1,4 +1,6 @@
-"""The names and shapes of the team's earlier scripts, over today's pipeline. docs/migration.md: what to use instead.
+"""The names and shapes of the team's earlier scripts, over today's pipeline.
+
+docs/how-to/migration.md says what to use instead.
 
     DisaggregatedClient("config_current.json").generate(model=, prompt=, max_tokens=)   gives (text, metrics)
     DisaggregatedClient(prefill_url, decode_url, model).generate(prompt, max_tokens=)   gives {"response", "total_time"}

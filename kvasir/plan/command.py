@@ -24,14 +24,14 @@ _ANSWERS = {"code": workload.CODE_ANSWER_TOKENS, "feedback": workload.FEEDBACK_A
 
 @click.command()
 @click.argument("folder", type=path, required=False)
-@click.option("--submissions", type=click.IntRange(1, 100_000), metavar="N", help="Plan for N drawn ones instead.")
+@click.option("--submissions", type=click.IntRange(1, 100_000), metavar="N", help="Plan for N made-up submissions.")
 @click.option("--rubric", type=path, help="Rubric, with FOLDER.")
 @class_options
 @click.option(
     "--code-answer", type=click.IntRange(1, 1_000_000), metavar="TOKENS", help="Mean answer of the code model."
 )
 @click.option(
-    "--feedback-answer", type=click.IntRange(1, 1_000_000), metavar="TOKENS", help="Mean answer of the other."
+    "--feedback-answer", type=click.IntRange(1, 1_000_000), metavar="TOKENS", help="Mean answer of the feedback model."
 )
 @click.option("--no-steal", is_flag=True, help="Decode workers serve their own model alone.")
 @click.option("--seed", type=int, default=0, show_default=True, help="For the lengths that are drawn.")
@@ -72,7 +72,7 @@ def plan(
         names = settings.code_model().name, settings.feedback_model().name
         jobs = workload.draw_class(submissions, *names, seed, tokens["code"], tokens["feedback"])
     elif rubric is None:
-        raise UsageError("a folder is planned with the prompts that grading it would make: pass --rubric too")
+        raise UsageError("a FOLDER needs --rubric: the plan counts the prompts that grading would make")
     else:
         request = class_run.request_from(settings, folder or Path(), rubric, solution, template)
         jobs = _jobs_of_request(request, tokens, seed)

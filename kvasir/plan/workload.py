@@ -26,7 +26,7 @@ CODE_ANSWER_TOKENS = 485
 FEEDBACK_ANSWER_TOKENS = 1_342
 ANSWER_SPREAD = 3.0  # the longest answer is so many times the shortest
 
-# What `grading.submissions.truncation` leaves of a submission, in tokens.
+# The tokens that `grading.submissions.truncation` leaves of a submission.
 _CODE_LIMIT, _OUTPUT_LIMIT = 12_000, 4_000
 
 

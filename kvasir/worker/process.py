@@ -43,7 +43,7 @@ Worker = PrefillWorker | DecodeWorker | TwoRoleWorker
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """What runs the model; "" and 0: as the model is configured."""
+    """The engine and its options; "" and 0 mean: as the model is configured."""
 
     engine: str
     weights: str
@@ -52,7 +52,7 @@ class EngineChoice:
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """What a decode worker is told besides."""
+    """The further options of a decode worker."""
 
     slots: int = 0
     kv_cache_gb: float = 2.0  # shared blocks kept in memory
@@ -62,7 +62,7 @@ class DecodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """What one worker process serves, and with what."""
+    """What one worker process serves, and with which engine."""
 
     roles: tuple[WorkerStage, ...]
     model: str
@@ -144,7 +144,7 @@ def _load(settings: Settings, options: WorkerOptions) -> tuple[Engine, str]:
 def _stealables_of(
     settings: Settings, options: WorkerOptions, engine: Engine, cluster_state: ClusterState
 ) -> list[Stealable]:
-    """What else this worker may serve, in its own number of slots."""
+    """The other models that this worker may serve, in its number of slots."""
 
     def load(model: ModelSettings, name: str, weights: str) -> LoadedEngine[Engine]:
         options = engine_options(model, name, weights, model.context, engine.info.slots)

@@ -157,7 +157,7 @@ def with_errors_mapped(method: Callable[Concatenate[Any, P], T]) -> Callable[Con
 
 
 def sentence(error: Exception, address: str) -> str:
-    """What happened, and what to do about it."""
+    """A sentence: what happened, and what to do about it."""
     if isinstance(error, exceptions.RedisClusterException):
         if isinstance(error.__cause__, Exception):  # why no node told where the slots are
             return sentence(error.__cause__, address)

@@ -48,7 +48,7 @@ def dashboard() -> dict[str, Any]:
     return {
         "uid": "kvasir-queue-depth",
         "title": TITLE,
-        "description": "A job's way, row by row. docs/runbook.md says how to read it and what to do.",
+        "description": "A job's way, row by row. docs/how-to/runbook.md says how to read it and what to do.",
         "tags": ["kvasir"],
         "timezone": "browser",
         "schemaVersion": 39,

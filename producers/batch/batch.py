@@ -376,7 +376,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
         text = read_ordinary(path)
         if is_foreign(path):  # it names files to be read, and what to delete
-            raise BatchError(f"{path} belongs to another user, so it is not believed; copy it if you do")
+            raise BatchError(f"{path} belongs to another user and is refused; copy it if you trust it")
         manifest = from_json(text, _entry_or_dict)
         if not isinstance(manifest, dict):
             raise ValueError("it holds no JSON object")

@@ -74,7 +74,7 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """Which letters are meant; what is empty does not matter."""
+    """Which letters to take; an empty field takes all."""
 
     batch: str = ""
     model: str = ""
@@ -91,7 +91,7 @@ class LetterFilter:
 
 @dataclass(frozen=True, slots=True)
 class ReplayOutcome:
-    """What came of a replay."""
+    """The outcome of a replay."""
 
     jobs: list[PrefillJob]
     refusals: list[tuple[Letter, str]]  # letters that stay, and why
@@ -224,7 +224,7 @@ def _letter(delivery: Delivery) -> Letter:
     envelope = open_envelope(delivery, stage, str(headers.get("kvasir-model", "")) or "unknown")
     failed_at = headers.get("kvasir-failed-at", 0)
     return Letter(
-        # How often people looked at it here is none of its own returns.
+        # Looks at the letter in this queue are not returns of the job.
         replace(envelope, returns=max(0, envelope.returns - delivery.returns)),
         str(headers.get("kvasir-error", "")) or "unknown",
         str(headers.get("kvasir-error-message", "")),

@@ -15,7 +15,7 @@ _LEFT_TO_SERVER = -1  # what some clients send for a value that they leave to th
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a request that doesn't say gets."""
+    """The values for a request that gives none."""
 
     model: str
     max_tokens: int
@@ -76,7 +76,7 @@ def _content(message: Mapping[str, Any]) -> str:
 
 
 def sampling_of(body: Mapping[str, Any], defaults: Defaults, seed: int, objects: Objects = "closed") -> Sampling:
-    """How its tokens are chosen; `seed` if it names none. Raises InvalidMessage, InvalidSchema."""
+    """The sampling of a request, with `seed` if it names none. Raises InvalidMessage, InvalidSchema."""
     stop = body.get("stop") or ()
     schema = _schema(body.get("response_format"))
     return Sampling(
@@ -135,7 +135,7 @@ def choices_of(result: JobResult) -> list[dict[str, Any]]:
 
 
 def usage_of(*results: JobResult) -> dict[str, Any]:
-    """What the engines counted, of all results together."""
+    """The token counts of all results together, by the engines' counters."""
     prompt_tokens = sum(result.decode.prompt_tokens for result in results)
     completion_tokens = sum(result.decode.completion_tokens for result in results)
     return {

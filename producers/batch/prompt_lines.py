@@ -199,7 +199,7 @@ def _object(row: bytes) -> dict[str, Any]:
 
 
 def _custom_id(fields: Mapping[str, Any]) -> str:
-    """Of a short line its `id`, which may be a number. Raises BadLine."""
+    """The line's custom_id; a short line's `id`, which may be a number. Raises BadLine."""
     value = fields.get("custom_id", fields.get("id"))
     if "custom_id" not in fields and type(value) is int:
         value = str(value)
@@ -241,7 +241,7 @@ def _body(fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def objects_of(batch: Batch, new: Objects = "closed") -> Objects:
-    """How the objects of its lines' schemas are taken: as when it was planned, `new` if it was not."""
+    """How objects in the schemas of its lines are read: as when it was planned, or `new` if it wasn't."""
     return cast(Objects, batch.request.get("objects", "verbatim")) if batch.entries else new
 
 

@@ -32,7 +32,7 @@ _LOOKS_BEFORE_GIVING_UP = 2  # a result may be between its queue and us
 
 
 class Progress(Protocol):
-    """Who is told how it goes."""
+    """Receives progress."""
 
     def update(self, counts: Counts) -> None:
         """New figures."""
@@ -152,7 +152,7 @@ class Runner:
         if results:
             self._progress.update(self._batch.counts())
 
-    # What follows is for a batch that was run before, or takes its time.
+    # Everything below is for a batch that was run before, or that takes long.
 
     def _catch_up(self, replies: Replies) -> None:
         """Journal what came while nobody listened: a job with a result there must not be taken for lost."""

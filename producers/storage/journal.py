@@ -33,7 +33,7 @@ class Lines:
     """
 
     def __init__(self, path: Path, is_owner: bool = True) -> None:
-        """Who is not its owner only reads, and passes over a line that is being written."""
+        """A reader who is not the owner passes over a line that is being written."""
         self.path = path
         if is_owner:
             self._mend()
@@ -63,7 +63,7 @@ class Lines:
         return list(accumulate(map(len, lines[:-1]), initial=size))
 
     def read_all(self, make: Callable[[dict[str, Any]], T], kind: str = "line") -> Iterator[tuple[int, T]]:
-        """What `make` makes of each row so far, with where it begins; `kind` it makes is said in errors.
+        """Each row so far as `make` reads it, with its position; errors call a row `kind`.
 
         Raises BatchError on a line that is not a JSON object, or that `make` takes for none of ours.
         """
@@ -75,7 +75,7 @@ class Lines:
                 start += len(line)
 
     def read_at(self, start: int, make: Callable[[dict[str, Any]], T], kind: str) -> T:
-        """What `make` makes of the row that begins there. Raises as `read_all`."""
+        """The row that begins there, as `make` reads it. Raises as `read_all` does."""
         with self._open_file("rb") as file:
             file.seek(start)
             line = file.readline()
@@ -106,7 +106,7 @@ class Lines:
 
 
 def _end_of_last_line(file: Any, end: int) -> int:
-    """Where the last line break of a file ends: found from its end, since a journal may be large."""
+    """The position after a file's last line break, found from its end, since a journal may be large."""
     while end > 0:
         start = max(0, end - _TAIL_BYTES)
         file.seek(start)
@@ -119,7 +119,7 @@ def _end_of_last_line(file: Any, end: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JournalLine:
-    """What is kept in memory of a result: the rest is read from the file when it is asked for."""
+    """The part of a result that is kept in memory. The rest is read from the file when somebody asks for it."""
 
     run: int
     state: State
@@ -130,7 +130,7 @@ L = TypeVar("L", JournalLine, JobResult)
 
 
 class Standings(Generic[L]):
-    """What counts for each job: its highest run that succeeded, else its highest run; the first line of each run."""
+    """The line that counts for each job: of its highest run that succeeded, else of its highest; the first of a run."""
 
     def __init__(self) -> None:
         self._current: dict[str, L] = {}
@@ -149,7 +149,7 @@ class Standings(Generic[L]):
             self._current[job_id] = line
 
     def line_of(self, job_id: str, run: int = 1) -> L | None:
-        """What counts for this job: None while the wanted run has no line, and no later one succeeded."""
+        """The line that counts for this job. None while the wanted run has no line and no later run succeeded."""
         line = self._current.get(job_id)
         is_replayed = line and line.state == "succeeded" and line.run > run
         return line if is_replayed or self.has(job_id, run) else None
@@ -207,7 +207,7 @@ def run_of(row: dict[str, Any]) -> tuple[str, int]:
 
 
 def result_line(row: dict[str, Any]) -> tuple[str, int, State]:
-    """What opening a journal needs of a line. The rest is checked when it is asked for: a night's results are many."""
+    """Job, run and state of a line, enough to open a journal. The rest is checked when somebody asks for it."""
     job_id, run = run_of(row)
     checks.one_of("state", cast(str, row.get("state")), STATES)
     return job_id, run, cast(State, row["state"])

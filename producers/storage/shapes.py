@@ -78,7 +78,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def row_of(line: bytes, place: str, make: Callable[[dict[str, Any]], T], kind: str = "line") -> T:
-    """What a line of JSON stands for. Raises BatchError that begins with `place`."""
+    """The value of a line of JSON, as `make` reads it. Raises a BatchError that begins with `place`."""
     try:
         row = from_json(line)
         if not isinstance(row, dict):

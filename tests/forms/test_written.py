@@ -53,6 +53,7 @@ GONE = {
     "gateway.json/routes/POST /v1/chat/completions/body/user": "ignored before it is read, whatever it is",
     "gateway.json/routes/POST /v1/completions/body/user": "the same",
     "gateway.json/routes/POST /api/chat/body/messages/0/content*": "the assistant's may be missing",
+    "gateway.json/exchanges/3/body/error/message": "it names the page of the routes, which has moved",
     "gateway.json/exchanges/27/body/error/message": "a function without a name is told from one that is not forced",
     "gateway.json/exchanges/27/body/error/code": "the same",
     "gateway.json/exchanges/29/body/choices/0/text": "a completion continues its prompt, without a template",
@@ -85,14 +86,22 @@ def test_what_is_more_since_the_release_leaves_what_there_was() -> None:
     assert sorted(found) == sorted(GONE)
 
 
+def compared(path: Path) -> list[str]:
+    """A file's lines. The help of a command is read by people alone, and may be said better."""
+    text = path.read_text("utf-8")
+    if path.name != "commands.json":
+        return text.splitlines()
+    form = json.loads(text, object_hook=lambda each: {name: value for name, value in each.items() if name != "help"})
+    return json.dumps(form, indent=1).splitlines()
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_form_is_what_it_was(name: str, today: Today) -> None:
     before = SINCE / name if (SINCE / name).is_file() else RELEASE / name
     now = today.folder / name
     if not now.is_file():
         pytest.fail(f"it is not written any more\n{today.problem}", pytrace=False)
-    if before.read_bytes() != now.read_bytes():
-        then, lines = (path.read_text("utf-8").splitlines() for path in (before, now))
+    if before.read_bytes() != now.read_bytes() and (then := compared(before)) != (lines := compared(now)):
         changed = difflib.unified_diff(then, lines, "release 0.1.0", "today", n=2, lineterm="")
         pytest.fail("\n".join(changed), pytrace=False)
 

@@ -1,4 +1,4 @@
-"""docs/one_job.md is true: what it names exists, and one real job calls its functions in its order."""
+"""docs/explanation/one_job.md is true: what it names exists, and one real job calls its functions in its order."""
 
 import json
 import os

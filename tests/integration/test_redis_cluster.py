@@ -258,7 +258,7 @@ def test_one_address_is_enough_to_find_the_others(cluster: RedisCluster) -> None
 
 
 def test_the_roles_rights_are_enough_on_a_cluster(cluster: RedisCluster) -> None:
-    """What docs/security.md gives each role, on every node; a login of a role does what it does on one Redis."""
+    """The rights of docs/reference/rights.md, on every node; a login of a role does what it does on one Redis."""
     for node in cluster.nodes:
         with closing(redis.Redis.from_url(node.url)) as client:
             client.execute_command("ACL LOG", "RESET")

@@ -49,7 +49,12 @@ class Demo:
 
 def example(out: Path, *extra_arguments: str) -> list[str]:
     """`grade` or `submit` without its name: the example class, into `out`."""
-    files = {"rubric": "rubric.yaml", "solution": "solution.ipynb", "template": "template.ipynb"}
+    files = {
+        "rubric": "rubric.yaml",
+        "solution": "solution.ipynb",
+        "template": "template.ipynb",
+        "roster": "gradebook.csv",
+    }
     inputs = [word for option, name in files.items() for word in (f"--{option}", str(EXAMPLE / name))]
     return [str(EXAMPLE / "submissions"), *inputs, "--out", str(out), *extra_arguments]
 

@@ -1,7 +1,7 @@
 """What every panel shows, idle and loaded, and how six situations look: `make observe`.
 
 python -m tests.support.observe              each panel: its expression, and its values idle and under load
-python -m tests.support.observe situations   the six situations of docs/runbook.md, as its table
+python -m tests.support.observe situations   the six situations of docs/how-to/runbook.md, as a table
 """
 
 import sys

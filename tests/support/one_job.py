@@ -1,4 +1,4 @@
-"""`python -m tests.support.one_job`: grades a file here, and prints which functions of docs/one_job.md it called.
+"""`python -m tests.support.one_job`: grades a file here, and prints which functions of docs/explanation/one_job.md ran.
 
 As a JSON list of [file, name], in the order of their first calls (of a function in two rows, its first two), and after
 it the names of the types of that page of which it made one. In a process of its own: every thread is watched from its
@@ -22,7 +22,7 @@ import kvasir.pipeline
 from kvasir import cli
 
 ROOT = Path(__file__).parents[2]
-_PAGE = ROOT / "docs/one_job.md"
+_PAGE = ROOT / "docs/explanation/one_job.md"
 _ROW = re.compile(r"\| (\d+) \| [^|]+ \| `([\w/]+\.py)` \| `([\w.]+)` \|")
 _TYPE = re.compile(r"^\| `(\w+)` \| `([\w/]+\.py)` \|", re.MULTILINE)
 
@@ -44,7 +44,7 @@ def types() -> list[type]:
 
 
 def _module(file: str) -> Any:
-    assert (ROOT / file).is_file(), f"docs/one_job.md names {file}, which does not exist"
+    assert (ROOT / file).is_file(), f"docs/explanation/one_job.md names {file}, which does not exist"
     return importlib.import_module(file.removesuffix(".py").replace("/", "."))
 
 

@@ -636,7 +636,7 @@ class RabbitMQCluster:
         peer.control("grow", node.node, "all", program="rabbitmq-queues")
 
     def restart(self, node: RabbitMQServer) -> None:
-        """Restart a node without doing without a majority anywhere: wait, in the order of docs/reliability.md."""
+        """Restart a node with a majority left everywhere: wait, in the order of docs/how-to/clusters.md."""
         self.wait_for_quorum_plus_one(node)
         node.restart()
 

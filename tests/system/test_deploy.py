@@ -38,7 +38,7 @@ WEIGHTS = "sim:decode=200,prefill=20000,answer=400"
 # Where every address of 127.0.0.0/8 is this machine's, the services' own can be told from the usual one of loopback.
 URL_HOST = "127.0.0.2" if sys.platform.startswith("linux") else "127.0.0.1"
 AMQP, REDIS, EPMD = 5672, 6379, 4369
-# Rows of docs/deployment.md: | 5672 … | of what | where it listens |
+# Rows of docs/how-to/deployment.md: | 5672 … | of what | where it listens |
 LISTENS = re.compile(r"^\| (\d+)[^|]*\| [^|]*\| ([^|]*?) \|$", re.MULTILINE)
 
 
@@ -210,7 +210,7 @@ def _assert_listens_as_documented(home: Path, broker: int, store: int, epmd: int
     ports = {AMQP: broker, REDIS: store, EPMD: epmd}
     documented = {
         ports.get(int(port), int(port) - AMQP + broker): "URL's host" in where
-        for port, where in LISTENS.findall((ROOT / "docs" / "deployment.md").read_text("utf-8"))
+        for port, where in LISTENS.findall((ROOT / "docs/how-to/deployment.md").read_text("utf-8"))
     }
     assert {port: (URL_HOST, port) in found for _host, port in found} == documented
 

@@ -210,7 +210,7 @@ def test_a_rubric_is_edited_as_a_form_and_as_yaml_and_keeps_what_was_typed(brows
     # What is typed in the form is in the YAML
     browser.fill("Guidance, which students never see", "One point a function.")
     browser.fill("Rulings on edge cases, one a line", "Half if it fails on an empty list.", 1)
-    browser.wait_for("Other than what the class is graded with: works and clear.")
+    browser.wait_for("Differs from what the class is graded with: works and clear.")
     browser.click("Add a criterion")
     browser.fill("Criterion", "Tested", 2)
     browser.wait_for("criterion_1 (new)")

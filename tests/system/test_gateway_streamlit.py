@@ -1,4 +1,4 @@
-"""The Streamlit chat of docs/gateway.md, as it stands there, but for address and model: two turns of a conversation."""
+"""examples/streamlit_chat.py, as it stands but for address and model: two turns of a conversation."""
 
 import json
 import subprocess
@@ -27,8 +27,7 @@ print(json.dumps([(message.name, message.markdown[0].value) for message in app.c
 
 
 def test_a_chat_in_streamlit_goes_on_turn_by_turn(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "gateway.md").read_text("utf-8")
-    chat = page[page.index("```python\nimport streamlit") + len("```python\n") :].partition("```")[0]
+    chat = (ROOT / "examples/streamlit_chat.py").read_text("utf-8")
     with Pipeline() as pipeline, ServedGateway(pipeline.client, tmp_path) as served:
         pipeline.start()
         script = tmp_path / "chat.py"

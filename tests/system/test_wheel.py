@@ -23,7 +23,8 @@ NOT_SHIPPED = shutil.ignore_patterns("__pycache__", "*.pyc", ".DS_Store")
 EXAMPLES = ROOT / "examples"
 DEMO = [
     *("demo.toml", "model/kvasir-demo.gguf"),
-    *(f"homework/{name}" for name in ("rubric.yaml", "solution.ipynb", "template.ipynb", "expected.json")),
+    *(f"homework/{name}" for name in ("rubric.yaml", "solution.ipynb", "template.ipynb")),
+    *("homework/gradebook.csv", "homework/expected.json"),
     *(str(path.relative_to(EXAMPLES)) for path in EXAMPLES.glob("homework/submissions/**/*") if path.is_file()),
 ]
 # Every package of the rooms, imported: where each was found.

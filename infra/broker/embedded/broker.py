@@ -132,7 +132,7 @@ class EmbeddedConsumer(Consumer):
 
 
 class EmbeddedBroker(Broker):
-    """A client of an `EmbeddedServer`: of its own, if none is given."""
+    """A client of an `EmbeddedServer`, which it makes if none is given."""
 
     def __init__(self, server: EmbeddedServer | None = None) -> None:
         self.server = server or EmbeddedServer()
@@ -251,7 +251,7 @@ class EmbeddedBroker(Broker):
             self._lose_all()
 
     def drop(self) -> None:
-        """What a network fault does: everything unacked goes back, then consumers go on. For tests."""
+        """Do what a network fault does: return everything unacked, then let consumers go on. For tests."""
         with self.server.lock:
             self._lose_all()
 

@@ -59,7 +59,7 @@ class QueueReader(Protocol):
 
     @property
     def exclusive(self) -> bool:
-        """Whether it wants no other reader beside it."""
+        """Whether it wants to be the queue's only reader."""
 
     def deliver(self, copy: Copy) -> None:
         """Take a message. Called under the server's lock."""

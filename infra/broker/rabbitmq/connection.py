@@ -122,7 +122,7 @@ def _read(url: str) -> pika.URLParameters | None:
 
 
 def _mistake(url: str) -> str:
-    """What is wrong with a URL that can't be read, without its values: one may be a password."""
+    """The problem of an unreadable URL, without its values: one may be a password."""
     bare, _, query = url.partition("?")
     if query and _read(bare):
         return f"the broker's URL has an option that can't be used: {' or '.join(parse_qs(query, True)) or query:.80}"
@@ -191,7 +191,7 @@ class Connection:
 
     @property
     def peer(self) -> str:
-        """`host:port` of where it is, or tries to be."""
+        """`host:port` that it is connected to, or tries to reach."""
         return _place(self._settings)
 
     @property
@@ -333,7 +333,7 @@ class Connection:
             self._on_unblocked()
 
     def _on_lost(self, raw: GuardedConnection, reason: BaseException) -> None:
-        """What was open is lost, or could not be opened."""
+        """An open connection is lost, or could not be opened."""
         reason = raw.wire.cut_reason or reason
         if self._open and not self._closing and not isinstance(reason, ConnectionClosedByClient):
             log.warning("connection to the broker at %s is lost: %s", self.peer, describe(reason))

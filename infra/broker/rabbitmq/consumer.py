@@ -48,7 +48,7 @@ class Subscription(Holder):
 
     @property
     def capacity(self) -> int:
-        """How much of its consumer's prefetch it takes up."""
+        """How much of its consumer's prefetch it uses."""
         return self._prefetch if self.flowing else self.unacked
 
     def stop(self) -> None:
@@ -182,7 +182,7 @@ class RabbitConsumer(Consumer):
             self._condition.notify_all()
 
     def widen(self, prefetch: int) -> None:
-        """See `Consumer`. A subscription's own prefetch can't be changed: a further one takes the difference."""
+        """See `Consumer`. A subscription's prefetch can't be changed: another subscription takes the difference."""
         self._prefetch = prefetch
         self._connection.submit(self.fill)
 

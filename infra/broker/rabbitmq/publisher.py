@@ -141,7 +141,7 @@ class Publisher:
         self._acked(answer.delivery_tag, answer.multiple, is_refusal=isinstance(answer, spec.Basic.Nack))
 
     def _acked(self, tag: int, multiple: bool, is_refusal: bool = False) -> None:
-        """Of one message or of all up to one."""
+        """A confirm of one message, or of all up to one."""
         for outgoing in self._take(tag, multiple):
             if outgoing.is_returned:
                 self._fail(outgoing, _no_queue(outgoing))

@@ -1,4 +1,4 @@
-"""What lies between pika and the socket.
+"""The layer between pika and the socket.
 
 pika writes to a transport, and hears as a protocol of what came (`pika.adapters.utils.nbio_interface`). A `Wire` is the
 transport to pika and the protocol to the socket's side, all on the IO thread. It mends what would cost deliveries:
@@ -33,7 +33,7 @@ _LOOKS = 8
 
 
 class Wire:
-    """Of one connection. Plain: pika makes each frame that is sent and reads each that came."""
+    """The wire of one connection. Without speed-ups: pika writes and reads every frame."""
 
     def __init__(self) -> None:
         # Who is served without pika by a wire that can: by channel and consumer tag, and by channel.

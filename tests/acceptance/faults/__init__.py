@@ -1,1 +1,1 @@
-"""Every fault of docs/reliability.md, injected into real processes. `stage` is where, `catalogue` what."""
+"""Every fault of `benchmarks.faults`, injected into real processes. `stage` is where, `catalogue` what."""

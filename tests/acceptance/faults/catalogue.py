@@ -319,7 +319,7 @@ def move_leaders(stage: Stage) -> None:
 
 
 def roll_nodes(stage: Stage) -> None:
-    """Each node restarted in turn, as docs/reliability.md has it."""
+    """Each node restarted in turn, as docs/how-to/clusters.md has it."""
     cluster = stage.services.cluster
     assert cluster
     for _ in stage.moments(1, last=0.1):

@@ -20,7 +20,7 @@ _WORK = ("prefill_started", "passed_on", "decode_started", "answered", "replied"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """See docs/reliability.md for what each column means."""
+    """See docs/measurements/2026-11-27-faults.md for what each column means."""
 
     fault: str
     attempted: int

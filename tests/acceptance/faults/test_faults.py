@@ -1,4 +1,4 @@
-"""A short version of the table in docs/reliability.md: some of its rows, with a few hundred jobs."""
+"""A short version of the table in docs/measurements/2026-11-27-faults.md: some of its rows, with a few hundred jobs."""
 
 from collections.abc import Iterator
 from pathlib import Path

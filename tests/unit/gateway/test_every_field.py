@@ -29,12 +29,11 @@ from openai.types.chat import (
 from openai.types.shared_params import FunctionDefinition
 
 from gateway import batches_api, fields, ollama_api, openai_api
-from tests.support import gateway_fields
 from tests.support.gateway import ServedGateway
 from tests.support.pipeline import MODEL
 from tests.support.processes import ROOT
 
-DOCS = (ROOT / "docs" / "gateway.md").read_text("utf-8")
+DOCS = (ROOT / "docs/reference/api.md").read_text("utf-8")
 ASK: Any = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": False}
 
 
@@ -104,12 +103,6 @@ def test_no_field_is_unknown_and_what_the_table_serves_is_served(
 )
 def test_of_these_every_field_is_served(theirs: set[str], served: Any) -> None:
     assert theirs - set(served.model_fields) == set()
-
-
-def test_the_page_has_the_tables() -> None:
-    """`python -m tests.support.gateway_fields` prints them."""
-    for table in gateway_fields.tables().split("\n\n"):
-        assert table in DOCS
 
 
 @pytest.mark.parametrize(

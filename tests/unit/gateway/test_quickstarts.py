@@ -1,4 +1,4 @@
-"""What docs/gateway.md tells a reader to type, as it stands there, but for address and model."""
+"""What docs/how-to/gateway.md tells a reader to type, as it stands there, but for address and model."""
 
 import json
 import re
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-PAGE = (ROOT / "docs" / "gateway.md").read_text("utf-8")
+PAGE = (ROOT / "docs/how-to/gateway.md").read_text("utf-8")
 
 
 def block(language: str, mark: str, served: ServedGateway) -> str:

@@ -253,7 +253,7 @@ def test_the_image_is_built_from_what_the_wheel_is_made_of_and_nothing_else() ->
 
 def _demo_files() -> tuple[str, ...]:
     """What setup.py puts into the wheel."""
-    found = re.search(r"^DEMO = (\(.*\))$", (ROOT / "setup.py").read_text(), re.MULTILINE)
+    found = re.search(r"^DEMO = (\(.*?\))$", (ROOT / "setup.py").read_text(), re.MULTILINE | re.DOTALL)
     assert found
     files: tuple[str, ...] = ast.literal_eval(found[1])
     return files

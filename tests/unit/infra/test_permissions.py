@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -61,15 +60,6 @@ def test_the_command_gives_a_user_its_roles_rights(role: AccountRole) -> None:
     command = set_permissions(role, "somebody", "grading")
 
     assert command == ["set_permissions", "-p", "grading", "somebody", given.configure, given.write, given.read]
-
-
-def test_the_security_page_states_the_rights_at_the_broker() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs/security.md").read_text()
-    table = page.partition("| configure | write | read |")[2].partition("\n\n")[0]
-    rows = {line.split(" | ")[0].strip("| "): line for line in table.splitlines()}
-    for role, given in PERMISSIONS.items():
-        rights = [f"`{pattern}`".replace("|", r"\|") for pattern in (given.configure, given.write, given.read)]
-        assert rows[role].endswith(f" | {' | '.join(rights)} |")
 
 
 def test_the_commands_for_both_services_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -376,7 +376,7 @@ def _names(ended: Ended) -> list[str]:
         (["decode-worker", "--model", "m", "--kv-cache-gb", "nan"], "'nan' is no finite number"),
         (["decode-worker", "--model", "m", "--grace", "inf"], "'inf' is no finite number"),
         (["decode-worker", "--model", "m", "--slots", "99999"], "not in the range"),
-        (["grade", "x", "--rubric", "y", "--limit", "0"], "0 are nobody"),
+        (["grade", "x", "--rubric", "y", "--limit", "0"], "0 would grade nobody"),
         (["grade", "x", "--rubric", "y", "--only", ""], "it names nobody"),
         (["grade", "x", "--rubric", "y", "--only", ","], "it names nobody"),
     ],

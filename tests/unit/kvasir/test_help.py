@@ -63,7 +63,7 @@ def test_no_summary_is_cut(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 
 def test_one_documented_line_gives_completion(tmp_path: Path) -> None:
     line = 'eval "$(_KVASIR_COMPLETE=bash_source kvasir)"'
-    assert line in (ROOT / "docs/quickstart.md").read_text("utf-8")
+    assert line in (ROOT / "docs/tutorial/first_evening.md").read_text("utf-8")
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
     program = bin_folder / "kvasir"

@@ -1,4 +1,4 @@
-"""docs/migration.md: each feature of the earlier system has a row that names what is there today, or says why not."""
+"""docs/how-to/migration.md: each feature of the earlier system has a row that names what is there today, or why not."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from kvasir.cli import kvasir
 from monitoring.dashboards.panels import PANELS
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = ROOT / "docs/migration.md"
+PAGE = ROOT / "docs/how-to/migration.md"
 TEXT = PAGE.read_text("utf-8")
 FEATURES = TEXT.partition("## Feature by feature")[2]
 ROWS = [
@@ -19,7 +19,7 @@ ROWS = [
 ][1:]  # without the heading
 _LINK = re.compile(r"\]\(([^)#]+)[^)]*\)")
 DECLINED = "*declined, because* "
-SETTINGS = set(re.findall(r"^\| `(\w+)`", (ROOT / "docs/configuration.md").read_text("utf-8"), re.MULTILINE))
+SETTINGS = set(re.findall(r"^\| `(\w+)`", (ROOT / "docs/reference/configuration.md").read_text("utf-8"), re.MULTILINE))
 
 # What the earlier documents name: their files, their calls, and what they promise.
 EARLIER = """

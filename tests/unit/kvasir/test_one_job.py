@@ -1,4 +1,4 @@
-"""One job's life, from submit to journal, in one process: the readable twin of docs/one_job.md."""
+"""One job's life, from submit to journal, in one process: the readable twin of docs/explanation/one_job.md."""
 
 import time
 from pathlib import Path

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 RULES = ROOT / "monitoring/prometheus"
 RECORDED = [r for group in yaml.safe_load((RULES / "recording.yml").read_text())["groups"] for r in group["rules"]]
 ALERTS = [r for group in yaml.safe_load((RULES / "alerts.yml").read_text())["groups"] for r in group["rules"]]
-RUNBOOK = (ROOT / "docs/runbook.md").read_text()
+RUNBOOK = (ROOT / "docs/how-to/runbook.md").read_text()
 EXPRESSIONS = [
     *(query.expr for panel in PANELS for query in panel.queries),
     *(rule["expr"] for rule in (*RECORDED, *ALERTS)),
@@ -137,7 +137,7 @@ def test_every_figure_of_a_worker_is_in_a_panel_or_a_rule() -> None:
 @every_alert
 def test_an_alert_has_a_section_in_the_runbook_and_says_what_happened(alert: dict[str, Any]) -> None:
     assert f"### {alert['alert']}\n" in RUNBOOK
-    assert alert["annotations"]["runbook"] == f"docs/runbook.md#{alert['alert'].lower()}"
+    assert alert["annotations"]["runbook"] == f"docs/how-to/runbook.md#{alert['alert'].lower()}"
     assert alert["annotations"]["summary"].endswith(".")
     assert alert["labels"]["severity"] in ("warning", "critical")
     assert alert["for"]

@@ -1,4 +1,4 @@
-"""The six situations of the runbook, read back from its table: what it shows is what the diagnosis needs and says."""
+"""The six situations of the runbook, read back from their table: what it shows is what the diagnosis needs and says."""
 
 import re
 from pathlib import Path
@@ -8,12 +8,10 @@ import pytest
 from monitoring.dashboards.panels import PANELS
 from tests.support.diagnosis import SITUATIONS, diagnose
 
-RUNBOOK = (Path(__file__).resolve().parents[3] / "docs/runbook.md").read_text()
-ROWS = [
-    [cell.strip() for cell in line.strip("|").split("|")]
-    for line in RUNBOOK.partition("## Six situations")[2].splitlines()
-    if line.startswith("| ")
-]
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+RUNBOOK = (DOCS / "how-to/runbook.md").read_text()
+TABLE = (DOCS / "measurements/2026-11-21-situations.md").read_text()
+ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TABLE.splitlines() if line.startswith("| ")]
 HEADINGS, VERDICTS = ROWS[0][1:], ROWS[-1][1:]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = sorted(page for place in ("", "docs/", "examples/*/", "benchmarks/") for page in ROOT.glob(f"{place}*.md"))
+PAGES = sorted(page for place in ("", "docs/**/", "examples/*/", "benchmarks/") for page in ROOT.glob(f"{place}*.md"))
 
 
 def cells(line: str) -> int:

@@ -1,4 +1,4 @@
-"""The pictures in the docs are what their manifest says: of this file, from this model, at a commit of this project."""
+"""The pictures in the docs are what their manifest says: this file, from this model and version, at a commit."""
 
 import hashlib
 import json
@@ -13,8 +13,8 @@ ENTRIES = json.loads(MANIFEST.read_text("utf-8"))
 PICTURES = sorted(path.name for path in FOLDER.glob("*.png"))
 SHOWN = {
     name
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    for name in re.findall(r"!\[[^\]]+\]\((?:docs/)?screenshots/([\w.-]+)\)", page.read_text("utf-8"))
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    for name in re.findall(r"!\[[^\]]+\]\((?:docs/|(?:\.\./)*)screenshots/([\w.-]+)\)", page.read_text("utf-8"))
 }
 
 
@@ -27,6 +27,7 @@ def test_a_picture_is_the_one_that_was_noted(name: str) -> None:
     entry = ENTRIES[name]
     assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() == entry["sha256"]
     assert entry["model"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", entry["version"])
     assert (ROOT / entry["command"].removeprefix("python -m ").replace(".", "/")).with_suffix(".py").exists()
 
 

@@ -80,7 +80,7 @@ class Save:
 
 @dataclass
 class TransferPlan(KVConnectorMetadata):  # type: ignore[misc]
-    """What the worker is to do in one step."""
+    """The worker's tasks in one step."""
 
     loads: list[Load] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
@@ -151,7 +151,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self.request_finished(request, [])
 
     def _transfer_of(self, request: Any) -> TransferRequest | None:
-        """What is known of a request; None: it is none of ours."""
+        """The transfer of a request; None if the request is not one of Kvasir's."""
         if request.request_id not in self._transfer_requests:
             transfer = _parse_request(_transfer_params(request), request.num_prompt_tokens)
             if transfer is None:
@@ -308,13 +308,13 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
 
 def _transfer_params(request: Any) -> Any:
-    """What a request says to us; None: nothing."""
+    """The request's message to Kvasir; None if it has none."""
     transfer = request.kv_transfer_params
     return transfer.get(events.NAME) if isinstance(transfer, dict) else None
 
 
 def _parse_request(params: Any, length: int) -> TransferRequest | None:
-    """What a request of `length` tokens is to do; None: it is none of ours, of another version, or garbled."""
+    """What a request of `length` tokens asks for; None if it is not Kvasir's, of another version, or garbled."""
     try:
         words = [params["key"], params["folder"]]
         inject = params["inject"]

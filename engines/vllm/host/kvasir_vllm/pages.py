@@ -51,12 +51,12 @@ class Pages:
 
     @property
     def shape(self) -> dict[str, Any]:
-        """As KVLayout names it."""
+        """The sizes, by KVLayout's names."""
         sizes = {"num_layers": len(self._caches), "kv_heads": self.heads, "head_dim": self.dim, "dtype": self.dtype}
         return sizes | {"window": self.window, "window_layers": self.window_layers}
 
     def window_rows(self, position: int) -> int:
-        """How many rows before a position its sliding-window layers still look at."""
+        """The number of rows before a position that its sliding-window layers still see."""
         return min(self.window - 1, position)
 
     def read(self, layers: Sequence[int], blocks: Sequence[Sequence[int]], begin: int, end: int) -> NDArray[Any]:

@@ -47,7 +47,7 @@ class KvasirSampler(AdapterLogitsProcessor):  # type: ignore[misc]
 
 
 def _sampling_of(params: Any) -> Any:
-    """How a request is sampled; None: not by us."""
+    """The sampling of a request; None if vLLM samples it."""
     transfer = (params.extra_args or {}).get("kv_transfer_params")
     transfer_params = transfer.get(NAME) if isinstance(transfer, dict) else None
     return transfer_params.get("sampling") if isinstance(transfer_params, dict) else None

@@ -39,7 +39,7 @@ Message = dict[str, Any]
 
 
 class GarbledMessage(Exception):
-    """What came is no message of this protocol."""
+    """The bytes are not a message of this protocol."""
 
 
 def pack_message(message: Message) -> bytes:

@@ -184,12 +184,6 @@ def test_an_option_that_several_formats_have_is_the_same_in_all() -> None:
     assert len(set(options)) == len({option.flag for option in options}) == len({option.name for option in options})
 
 
-def row(each: ExportFormat) -> str:
-    options = ", ".join(f"`{option.flag}`" for option in each.options)
-    files = " or ".join(f"`{name}`" for name in each.file_names)
-    return f"| `{each.name}` | {each.purpose} | {options} | {files} |"
-
-
 @pytest.mark.parametrize("each", FORMATS, ids=lambda each: each.name)
 def test_the_file_is_called_as_the_format_says(each: ExportFormat, tmp_path: Path) -> None:
     graded_class(tmp_path)
@@ -203,10 +197,3 @@ def test_the_file_is_called_as_the_format_says(each: ExportFormat, tmp_path: Pat
     made = {each.make(tmp_path, include_unreviewed=False, **chosen).name for chosen in choices}
 
     assert made == set(each.file_names)
-
-
-def test_the_page_has_the_table_of_the_formats() -> None:
-    header = ["| `--format` | what for | its options | the file |", "|---|---|---|---|"]
-    table = "\n".join(["", *header, *(row(each) for each in FORMATS), ""])
-
-    assert table in (ROOT / "docs/grading.md").read_text("utf-8"), f"docs/grading.md, Exports, lacks{table}"
