@@ -1,0 +1,182 @@
+"""One night from the first upload to the last file that is forgotten, by size and by seed."""
+
+import random
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.night import books, evening, morning
+from tests.night.courses import READER, WRITER, all_names, exam_course, made_course
+from tests.night.evening import Endpoint
+from tests.night.record import Record, write
+from tests.night.site import Pace, Site, wait_for_workers
+from tests.night.troubles import TROUBLES, Alerts, Night, Trouble, strike
+from tests.support.waiting import wait_until
+
+_WRITER_SLOTS, _READER_SLOTS = 6, 4  # of all workers
+_ANSWER_TOKENS = 25  # of the writer, about
+_TROUBLE_S = 18.0  # each takes with its recovery, at most as a rule
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a night is."""
+
+    people: int  # of the Canvas class
+    team_people: int  # of the Moodle class
+    exams: int
+    lines: int  # of the batch through the gateway
+    rounds: int  # of all troubles
+    rest_s: float  # between two of them, at most
+
+    def pace(self, troubles: int) -> Pace:
+        """With which the work lasts as long as `rounds` of so many troubles."""
+        night_s = self.rounds * troubles * (_TROUBLE_S + self.rest_s / 2)
+        reader_s = night_s * _READER_SLOTS / (self.people + self.team_people)
+        writer_s = night_s * _WRITER_SLOTS / (self.people + self.team_people + self.lines)
+        return Pace(_ANSWER_TOKENS / writer_s, reader_s)
+
+
+SHORT = Size(people=120, team_people=16, exams=6, lines=120, rounds=1, rest_s=0.0)
+LONG = Size(people=120, team_people=40, exams=20, lines=600, rounds=6, rest_s=30.0)
+
+
+def whole_night(folder: Path, size: Size, seed: int, to: Path | None = None, only: Sequence[str] = ()) -> Record:
+    """Evening, night and morning. `to`: where table and pictures are written; `only`: of the troubles."""
+    record = Record(seed)
+    troubles = [trouble for trouble in TROUBLES if not only or any(word in trouble.event for word in only)]
+    source = random.Random(f"night {seed}")
+    courses = [
+        made_course(folder / "canvas", "canvas named", seed, size.people),
+        made_course(folder / "moodle", "moodle teams", seed, size.team_people),
+        exam_course(folder / "exam", size.exams),
+    ]
+    with Site(folder / "site", size.pace(len(troubles))) as site:
+        endpoint = Endpoint(site, size.lines)
+        _prepare(site)
+        with Alerts(site) as alerts:
+            night = Night(site, courses, endpoint, record, alerts, source)
+            _evening(night)
+            with endpoint.watched():
+                _night(night, size, troubles)
+                _end_of_night(night)
+            ended = time.time()
+            record.night_s = ended - record.started
+            _books(night, folder / "quiet")
+            _morning(night, folder)
+            record.morning_s = time.time() - ended
+            if to:
+                write(to, record, site, ended)
+    return record
+
+
+def _prepare(site: Site) -> None:
+    """Queues by the operator, workers of every role, the gateway."""
+    assert site.command("operator", "status").code == 0
+    hands = [site.hire(role, WRITER) for role in ("prefill", "decode", "decode", "both")]
+    hands += [site.hire("both", READER)]
+    site.serve()
+    wait_for_workers(hands)
+
+
+def _evening(night: Night) -> None:
+    site, record, (canvas, moodle, exam) = night.site, night.record, night.courses
+    record.started = time.time()
+    for course in (canvas, moodle):
+        start = time.time()
+        evening.try_and_submit(site, course)
+        record.add(f"{course.title}: {len(books.planned_jobs(course))} jobs submitted from a folder", "", start)
+    start = time.time()
+    night.endpoint.submit()
+    record.add(f"a batch of {night.endpoint.count} lines by OpenAI's SDK", "", start)
+    start = time.time()
+    evening.try_and_submit(site, exam)
+    record.add(f"{exam.title}: {len(books.planned_jobs(exam))} jobs with a deadline", "", start)
+    start = time.time()
+    seconds = evening.ask(site)
+    record.add("a question in between", f"answered in {seconds:.1f} s", start)
+    _look_for_names(night, "in the evening")
+
+
+def _look_for_names(night: Night, when: str) -> None:
+    site = night.site
+    places = {
+        f"the broker's disk {when}": site.broker_files(),
+        f"the store {when}": site.store_values(),
+        f"a log {when}": site.logs(),
+    }
+    books.count_names(night.record, all_names(night.courses), places)
+
+
+def _night(night: Night, size: Size, troubles: Sequence[Trouble]) -> None:
+    for _ in range(size.rounds):
+        for trouble in night.random.sample(troubles, len(troubles)):
+            time.sleep(night.random.uniform(0, size.rest_s))
+            _expect_work(night, trouble)
+            strike(night, trouble)
+
+
+def _expect_work(night: Night, trouble: Trouble) -> None:
+    """Trouble in an idle cluster is none: the pace was wrong then, and the night worth nothing."""
+    assert len(night.open_courses()) >= 1, f"all work was done before: {trouble.event}"
+
+
+def _end_of_night(night: Night) -> None:
+    """What is left is done quickly: a fast machine joins, and the reader hurries."""
+    site, start = night.site, time.time()
+    site.reader.seconds = 0.0
+    fast = site.models(quiet=True)[WRITER].weights
+    site.hire("both", WRITER, "--weights", fast, "--slots", "4").process.wait_until_registered()
+    for course in night.courses:
+        owner = site.owners[course.title]
+        code = owner.wait(900)
+        if code not in (0, 1):  # whoever comes in the morning types it again
+            night.record.unequal.append(f"{course.title}: its owner ended with {code}: {owner.text()[-300:]}")
+            site.own(course).wait(300)
+    wait_until(lambda: night.endpoint.status == "completed", "the gateway's batch is over", 600, poll_s=0.5)
+    wait_until(lambda: not night.alerts.firing(), "all alerts have cleared", 120, poll_s=0.5)
+    night.record.add("all work is done", f"{night.results()} results; no alert fires", start)
+
+
+def _books(night: Night, folder: Path) -> None:
+    record, site = night.record, night.site
+    books.count_jobs(record, night.courses)
+    record.jobs += night.endpoint.count
+    missing = night.endpoint.missing()
+    record.lost += len(missing)
+    for course in night.courses:
+        books.compare_counts(site, record, course)
+    time.sleep(2)  # two more looks of Prometheus's
+    books.compare_workers(site, record)
+    books.compare_journal_and_logs(site, record, night.courses)
+    folder.mkdir()
+    for course in night.courses[:2]:
+        books.count_wrong_answers(record, course, books.quiet_night(site, course, folder))
+    _look_for_names(night, "at the end of the night")
+
+
+def _morning(night: Night, folder: Path) -> None:
+    site, record, (canvas, moodle, exam) = night.site, night.record, night.courses
+    morning.retry(site, record, exam)
+    books.count_jobs(record, night.courses)
+    record.jobs += night.endpoint.count
+    books.compare_counts(site, record, exam)
+    morning.review(record, canvas)
+    morning.bound(site, record, moodle, min(15, len(books.planned_jobs(moodle)) // 2))
+    morning.regrade(site, record, canvas)
+    morning.request(site, record, moodle)
+    for course in (canvas, moodle):
+        start = time.time()
+        cells = books.count_wrong_cells(record, course, morning.export(site, course, folder / f"{course.title}.csv"))
+        record.add(f"{course.title}: exported", f"the LMS takes {cells} grades", start)
+    jobs: set[str] = set()
+    for course in night.courses:
+        jobs |= morning.forget(site, record, course)
+    _look_for_names(night, "after all was forgotten")
+    for hand in list(site.hands):
+        site.dismiss(hand)
+        assert hand.process.terminate(60) == 0, hand.process.text()[-2000:]
+    books.count_left(site, record, jobs)
+    shutil.rmtree(folder / "quiet", ignore_errors=True)
