@@ -173,12 +173,16 @@ def count_wrong_cells(record: Record, course: Course, data: bytes) -> int:
 # --- names
 
 
-def count_names(record: Record, names: Sequence[bytes], places: dict[str, Iterator[bytes]]) -> None:
-    """Names of people, files and folders in what left their instructors' machines."""
+def count_names(record: Record, names: Sequence[str], places: dict[str, Iterator[bytes]]) -> None:
+    """Names of people, files and folders in what left their instructors' machines, in whatever letters."""
+    folded_names = {name.casefold(): json.dumps(name)[1:-1].casefold() for name in names}  # as ASCII, too
     for place, texts in places.items():
-        found = {name for text in texts for name in names if name in text.lower()}
-        record.leaked += len(found)
-        record.unequal += [f"{place} holds {name.decode()!r}" for name in sorted(found)[:3]]
+        leaked_names = set()
+        for data in texts:
+            text = data.decode("utf-8", "replace").casefold()
+            leaked_names |= {name for name, escaped in folded_names.items() if name in text or escaped in text}
+        record.leaked += len(leaked_names)
+        record.unequal += [f"{place} holds {name!r}" for name in sorted(leaked_names)[:3]]
 
 
 # --- what is left

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from benchmarks.doors_classes import MadeClass, make_class
 from tests.night.reader import MOST
+from tests.support.homework import EXAMPLE
 from tests.support.processes import ROOT
 
-WRITER, READER = "writer:8b", "reader:1b"  # the models
+WRITER, READER, EXAMPLE_MODEL = "writer:8b", "reader:1b", "kvasir-demo"
+REAL = "smollm2:135m"
 ASSIGNMENT = "5502"  # of benchmarks.doors_classes: the column of the gradebook
 DATASET = Path(os.environ.get("DIGIKLAUSUR", ROOT.parent / "shared/datasets/digiklausur"))
 _TRIES = 5_000  # seeds that are looked at for a class of the wanted kind
@@ -84,7 +86,7 @@ def made_course(folder: Path, kind: str, seed: int, size: int) -> Course:
     )
 
 
-def exam_course(folder: Path, size: int) -> Course:
+def exam_course(folder: Path, size: int, *options: str, title: str = "exam") -> Course:
     """`size` exams of the real ones, where they are there; else as many, made on the spot."""
     work = folder / "submissions"
     work.mkdir(parents=True)
@@ -96,11 +98,18 @@ def exam_course(folder: Path, size: int) -> Course:
         text = f"# Question 1\nA network of {number} layers learns by its gradient.\n\n# Question 2\nIt generalises.\n"
         (work / f"candidate-{700 + number}.md").write_text(text * 8, "utf-8")
     stems = frozenset(path.stem for path in work.iterdir())
-    # Whoever is last in the queue, with a deadline of seconds, has something to retry in the morning.
-    options = ("--code-model", WRITER, "--deadline", "3s")
-    return Course("exam", work, folder / "rubric.yaml", folder / "batch", options=options, names=stems)
+    return Course(title, work, folder / "rubric.yaml", folder / "batch", options=options, names=stems)
 
 
-def all_names(courses: Sequence[Course]) -> list[bytes]:
-    """What no queue, store or log may hold, in small letters."""
-    return sorted({name.casefold().encode() for course in courses for name in course.names})
+def example_course(folder: Path, size: int) -> Course:
+    """The first of the example class, for the example's own model."""
+    rubric, solution, template = (EXAMPLE / name for name in ("rubric.yaml", "solution.ipynb", "template.ipynb"))
+    models = ("--code-model", EXAMPLE_MODEL, "--feedback-model", EXAMPLE_MODEL)
+    options = ("--solution", str(solution), "--template", str(template), "--limit", str(size), *models)
+    stems = frozenset(path.stem for path in (EXAMPLE / "submissions").iterdir())
+    return Course("example", EXAMPLE / "submissions", rubric, folder / "batch", options=options, names=stems)
+
+
+def all_names(courses: Sequence[Course]) -> list[str]:
+    """What no queue, store or log may hold."""
+    return sorted({name for course in courses for name in course.names})

@@ -14,7 +14,7 @@ from tests.night.courses import ASSIGNMENT, Course
 from tests.night.record import Record
 from tests.night.site import Site
 
-NEW_GUIDANCE = "Names count, and remarks where they are needed."
+NEW_GUIDANCE = "Names count and remarks do so where they are needed."
 
 
 def retry(site: Site, record: Record, course: Course) -> None:

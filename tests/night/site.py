@@ -5,23 +5,26 @@ was stays known, with its log.
 """
 
 import json
-import time
-from collections.abc import Iterator, Sequence
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any, Protocol, Self
 
 from infra.deploy.permissions import AccountRole
 from tests.acceptance.faults.proxy import TcpProxy
 from tests.acceptance.faults.services import HEARTBEAT_S, STORE_TIMEOUT_S
-from tests.night.courses import READER, WRITER, Course
+from tests.night.courses import EXAMPLE_MODEL, READER, WRITER, Course
 from tests.night.reader import Reader
 from tests.support.deployed import RoleCluster, deployed_services
 from tests.support.monitors import Prometheus, RedisExporter
 from tests.support.processes import (
+    DEMO,
+    ROOT,
     CompletedCommand,
     ModelEntry,
     ProcessRole,
@@ -32,10 +35,25 @@ from tests.support.processes import (
 )
 from tests.support.servers import HOST, free_port
 from tests.support.waiting import wait_until
+from tests.upgrade.programs import PREVIOUS
 
 _ACCOUNTS: dict[ProcessRole, AccountRole] = {"prefill": "prefill", "decode": "decode", "both": "worker"}
 _BEGINNINGS = ("prefill_started", "decode_started")
 _ENDINGS = ("passed_on", "replied", "failed", "expired", "cancelled")
+
+
+class Owner(Protocol):
+    """Whatever waits for a batch's results."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still waits."""
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit code, once it has ended by itself."""
+
+    def text(self) -> str:
+        """What it has said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +73,7 @@ class Hand:
     options: tuple[str, ...]
     port: int  # of its page
     process: Worker
-    started: float = field(default_factory=time.time)
+    is_earlier: bool = False  # of the release before
 
     @property
     def name(self) -> str:
@@ -80,13 +98,14 @@ class Hand:
 class Site:
     """See the module. Leaving it ends every process."""
 
-    def __init__(self, folder: Path, pace: Pace) -> None:
+    def __init__(self, folder: Path, pace: Pace, real_models: Mapping[str, ModelEntry] = MappingProxyType({})) -> None:
         self.folder = folder
+        self.real_models = real_models
         self.pace = pace
         self.hands: list[Hand] = []  # that work now
         self.past_hands: list[Hand] = []
         self.missed_ports: list[int] = []  # of workers that Prometheus still looks for
-        self.owners: dict[str, RunningProcess] = {}  # by the course's title
+        self.owners: dict[str, Owner] = {}  # by the course's title
         self.gateway: RunningProcess | None = None
         self._stack = ExitStack()
 
@@ -125,6 +144,8 @@ class Site:
         return {
             WRITER: ModelEntry("simulated", pace, context=32_768),
             READER: ModelEntry("openai", self.reader.weights, context=32_768, slots=4),
+            EXAMPLE_MODEL: DEMO,
+            **self.real_models,
         }
 
     @staticmethod
@@ -144,12 +165,14 @@ class Site:
         self.cluster.role = role
         return self.cluster.start(*words)
 
-    def hire(self, role: ProcessRole, model: str, *options: str) -> Hand:
-        """A worker that may not be ready yet, and that Prometheus will watch."""
+    def hire(self, role: ProcessRole, model: str, *options: str, source: Path | None = None) -> Hand:
+        """A worker that may not be ready yet, and that Prometheus will watch; `source`: the program's, if another."""
         port = free_port()
         self.cluster.role = _ACCOUNTS[role]
+        self.cluster.variables = {"PYTHONPATH": str(source)} if source else {}
         process = self.cluster.launch(role, model, "--metrics-port", str(port), *options)
-        hand = Hand(role, model, options, port, process)
+        self.cluster.variables = {}
+        hand = Hand(role, model, options, port, process, source is not None)
         self.hands.append(hand)
         self.watch_pages()
         return hand
@@ -178,6 +201,12 @@ class Site:
         """Watch a course's batch, for the first time or again."""
         owner = self.start("producer", "watch", str(course.out), "--quiet", "--json")
         self.owners[course.title] = owner
+        return owner
+
+    def process_of(self, course: Course) -> RunningProcess:
+        """The command that watches a course's batch."""
+        owner = self.owners[course.title]
+        assert isinstance(owner, RunningProcess), f"{course.title} is the desk's"
         return owner
 
     def serve(self) -> None:
@@ -233,6 +262,16 @@ class Site:
         ]
         for log in (*logs, *self.broker.folder.rglob("*.log"), self.store.log):
             yield log.read_bytes()
+
+
+def earlier_release(folder: Path) -> Path | None:
+    """The source of the release before, or None where the history lacks it."""
+    archive = subprocess.run(["git", "archive", PREVIOUS], cwd=ROOT, capture_output=True)
+    if archive.returncode:
+        return None
+    folder.mkdir()
+    subprocess.run(["tar", "x", "-C", str(folder)], input=archive.stdout, check=True)
+    return folder
 
 
 def journal_lines(folders: Sequence[Path]) -> list[dict[str, Any]]:

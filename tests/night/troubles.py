@@ -12,16 +12,19 @@ from typing import Self
 import httpx
 
 from tests.acceptance.faults.catalogue import _DISK
+from tests.night.books import planned_jobs
 from tests.night.courses import READER, WRITER, Course
+from tests.night.desk import Desk
 from tests.night.evening import Endpoint
 from tests.night.record import Record
 from tests.night.site import Hand, Site, journal_lines, seconds_of, wait_for_disk
-from tests.support.processes import ProcessRole
+from tests.support.processes import ProcessRole, RunningProcess
 from tests.support.waiting import wait_until
 
 PATIENCE_S = 120.0
 _ASLEEP_S = 10.0  # more than two heartbeats
 _AWAY_S = 4.0
+_LOOK_S = 0.5
 
 
 class Alerts:
@@ -42,15 +45,18 @@ class Alerts:
         self._thread.join(10)
 
     def since(self, start: float) -> list[str]:
-        """Names of those that fired."""
-        return sorted({name for at, name in list(self.seen) if at >= start})
+        """Names of those that fired, and had not before."""
+        looks = list(self.seen)
+        last = max((at for at, _ in looks if at < start), default=0.0)
+        old_names = {name for at, name in looks if last - 0.1 <= at < start and start - at < _LOOK_S * 3}
+        return sorted({name for at, name in looks if at >= start} - old_names)
 
     def firing(self) -> list[str]:
         """Names of those that fire now."""
         return sorted(self._site.prometheus.firing())
 
     def _look(self) -> None:
-        while not self._over.wait(0.5):
+        while not self._over.wait(_LOOK_S):
             with suppress(httpx.HTTPError):
                 self.seen += [(time.time(), name) for name in self.firing()]
 
@@ -65,6 +71,7 @@ class Night:
     record: Record
     alerts: Alerts
     random: random.Random
+    desk: Desk | None = None
 
     def results(self) -> int:
         """Lines in all journals."""
@@ -73,6 +80,13 @@ class Night:
     def open_courses(self) -> list[Course]:
         """Those whose owner still waits for results."""
         return [course for course in self.courses if self.site.owners[course.title].alive]
+
+    def busiest_course(self) -> Course:
+        """The one that waits for the most results: in another's journal the next one may be long in coming."""
+        courses = [
+            course for course in self.open_courses() if isinstance(self.site.owners[course.title], RunningProcess)
+        ]
+        return max(courses, key=lambda course: len(planned_jobs(course)) - len(journal_lines([course.out])))
 
     def wait(self, condition: Callable[[], object], description: str) -> None:
         """Until something has gone on."""
@@ -153,16 +167,24 @@ def kill_gateway(night: Night) -> str:
 
 
 def kill_owner(night: Night) -> str:
-    course = night.random.choice(night.open_courses())
-    night.site.owners[course.title].kill()
+    course = night.busiest_course()
+    night.site.process_of(course).kill()
     seen = seen_now(night.site)
     _owner_is_back(night, course, lambda: night.site.own(course))
     return f"{course.title}: {seen}"
 
 
+def kill_desk(night: Night) -> str:
+    """Of the page's process: what it started goes on."""
+    assert night.desk
+    night.desk.kill()
+    night.wait_for_a_result()
+    return "the page is gone until the desk is started again; the grading goes on"
+
+
 def close_laptop(night: Night) -> str:
-    course = night.random.choice(night.open_courses())
-    owner = night.site.owners[course.title]
+    course = night.busiest_course()
+    owner = night.site.process_of(course)
     owner.send(signal.SIGSTOP)
     time.sleep(_ASLEEP_S)
     seen = seen_now(night.site)
@@ -218,8 +240,8 @@ def leave(night: Night) -> str:
 
 
 def upgrade(night: Night) -> str:
-    """The worker ends in good order, and its successor is there before the next one's turn."""
-    hand = night.choose("prefill")
+    """From the release before, where the history has it: it ends in good order, and its successor comes."""
+    hand = next((hand for hand in night.site.hands if hand.is_earlier), None) or night.choose("prefill")
     night.site.dismiss(hand)
     assert hand.process.terminate(60) == 0, hand.process.text()[-2000:]
     other = night.site.hire(hand.role, hand.model, *hand.options)
@@ -256,7 +278,8 @@ TROUBLES = (
 
 
 def strike(night: Night, trouble: Trouble) -> None:
-    """One trouble, and its row."""
+    """One trouble, and its row. Whom the one before it hit is back, and the alert of it has cleared."""
+    wait_until(lambda: "KvasirWorkerGone" not in night.alerts.firing(), "nobody is missed", PATIENCE_S, poll_s=0.2)
     start = time.time()
     seen = trouble.act(night)
     went_on_s = time.time() - start

@@ -4,19 +4,24 @@ import random
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.night import books, evening, morning
-from tests.night.courses import READER, WRITER, all_names, exam_course, made_course
+from tests.night.courses import EXAMPLE_MODEL, READER, REAL, WRITER, all_names, exam_course, example_course, made_course
+from tests.night.desk import Desk
 from tests.night.evening import Endpoint
 from tests.night.record import Record, write
-from tests.night.site import Pace, Site, wait_for_workers
-from tests.night.troubles import TROUBLES, Alerts, Night, Trouble, strike
+from tests.night.site import Pace, Site, earlier_release, wait_for_workers
+from tests.night.troubles import TROUBLES, Alerts, Night, Trouble, kill_desk, strike
+from tests.support import smollm2, smollm2_folders
+from tests.support.processes import ModelEntry
 from tests.support.waiting import wait_until
 
 _WRITER_SLOTS, _READER_SLOTS = 6, 4  # of all workers
 _ANSWER_TOKENS = 25  # of the writer, about
+_OTHER = 1000  # added to the seed for another class of the same kind
 _TROUBLE_S = 18.0  # each takes with its recovery, at most as a rule
 
 
@@ -27,20 +32,26 @@ class Size:
     people: int  # of the Canvas class
     team_people: int  # of the Moodle class
     exams: int
+    examples: int  # of the example class, by the example's model
     lines: int  # of the batch through the gateway
     rounds: int  # of all troubles
     rest_s: float  # between two of them, at most
+    real_exams: int = 0  # graded by SmolLM2, through llama.cpp and MLX
+    desk_people: int = 0  # of a class whose instructor sits at the desk, in a browser; 0: nobody does
 
     def pace(self, troubles: int) -> Pace:
         """With which the work lasts as long as `rounds` of so many troubles."""
         night_s = self.rounds * troubles * (_TROUBLE_S + self.rest_s / 2)
-        reader_s = night_s * _READER_SLOTS / (self.people + self.team_people)
-        writer_s = night_s * _WRITER_SLOTS / (self.people + self.team_people + self.lines)
+        people = self.people + self.team_people + self.desk_people
+        reader_s = night_s * _READER_SLOTS / people
+        writer_s = night_s * _WRITER_SLOTS / (people + self.lines)
         return Pace(_ANSWER_TOKENS / writer_s, reader_s)
 
 
-SHORT = Size(people=120, team_people=16, exams=6, lines=120, rounds=1, rest_s=0.0)
-LONG = Size(people=120, team_people=40, exams=20, lines=600, rounds=6, rest_s=30.0)
+SHORT = Size(people=120, team_people=16, exams=6, examples=2, lines=120, rounds=1, rest_s=0.0)
+LONG = Size(
+    people=120, team_people=40, exams=20, examples=16, lines=600, rounds=6, rest_s=30.0, real_exams=10, desk_people=30
+)
 
 
 def whole_night(folder: Path, size: Size, seed: int, to: Path | None = None, only: Sequence[str] = ()) -> Record:
@@ -51,13 +62,23 @@ def whole_night(folder: Path, size: Size, seed: int, to: Path | None = None, onl
     courses = [
         made_course(folder / "canvas", "canvas named", seed, size.people),
         made_course(folder / "moodle", "moodle teams", seed, size.team_people),
-        exam_course(folder / "exam", size.exams),
+        # Whoever is last in the queue, with a deadline of seconds, has something to retry in the morning.
+        exam_course(folder / "exam", size.exams, "--code-model", WRITER, "--deadline", "3s"),
+        example_course(folder / "example", size.examples),
     ]
-    with Site(folder / "site", size.pace(len(troubles))) as site:
+    if size.real_exams:
+        real = ("--code-model", REAL, "--feedback-model", REAL)
+        courses.append(exam_course(folder / "real", size.real_exams, *real, title=f"exam by {REAL}"))
+    if size.desk_people:
+        course = made_course(folder / "at-the-desk", "canvas named", seed + _OTHER, size.desk_people)
+        courses.append(replace(course, title="desk", out=folder / "desk" / "home" / "riverside"))
+    models = {REAL: ModelEntry("llamacpp", str(smollm2.weights()), context=4096)} if size.real_exams else {}
+    with Site(folder / "site", size.pace(len(troubles)), models) as site:
         endpoint = Endpoint(site, size.lines)
         _prepare(site)
-        with Alerts(site) as alerts:
-            night = Night(site, courses, endpoint, record, alerts, source)
+        with Alerts(site) as alerts, ExitStack() as at_end:
+            desk = at_end.enter_context(Desk(site, folder / "desk")) if size.desk_people else None
+            night = Night(site, courses, endpoint, record, alerts, source, desk)
             _evening(night)
             with endpoint.watched():
                 _night(night, size, troubles)
@@ -75,19 +96,28 @@ def whole_night(folder: Path, size: Size, seed: int, to: Path | None = None, onl
 def _prepare(site: Site) -> None:
     """Queues by the operator, workers of every role, the gateway."""
     assert site.command("operator", "status").code == 0
-    hands = [site.hire(role, WRITER) for role in ("prefill", "decode", "decode", "both")]
-    hands += [site.hire("both", READER)]
+    hands = [site.hire("prefill", WRITER, source=earlier_release(site.folder / "earlier"))]
+    hands += [site.hire(role, WRITER) for role in ("decode", "decode", "both")]
+    hands += [site.hire("both", model) for model in (READER, EXAMPLE_MODEL)]
+    if site.real_models:  # one prefills with llama.cpp, and two decode: one of them on MLX, of another rounding
+        mlx = ("--engine", "mlx", "--weights", str(smollm2_folders.folder("f32")))
+        hands += [site.hire("both", REAL), site.hire("decode", REAL, *mlx)]
     site.serve()
     wait_for_workers(hands)
 
 
 def _evening(night: Night) -> None:
-    site, record, (canvas, moodle, exam) = night.site, night.record, night.courses
+    site, record, (canvas, moodle, exam, example) = night.site, night.record, night.courses[:4]
     record.started = time.time()
-    for course in (canvas, moodle):
+    by_folder = [canvas, moodle, example, *(course for course in night.courses[4:] if course.title != "desk")]
+    for course in by_folder:
         start = time.time()
         evening.try_and_submit(site, course)
         record.add(f"{course.title}: {len(books.planned_jobs(course))} jobs submitted from a folder", "", start)
+    if night.desk:
+        course, start = night.courses[-1], time.time()
+        site.owners[course.title] = night.desk.submit(course)
+        record.add(f"{course.title}: {len(books.planned_jobs(course))} jobs submitted in a browser", "", start)
     start = time.time()
     night.endpoint.submit()
     record.add(f"a batch of {night.endpoint.count} lines by OpenAI's SDK", "", start)
@@ -116,6 +146,8 @@ def _night(night: Night, size: Size, troubles: Sequence[Trouble]) -> None:
             time.sleep(night.random.uniform(0, size.rest_s))
             _expect_work(night, trouble)
             strike(night, trouble)
+        if night.desk:
+            strike(night, Trouble("SIGKILL of the desk", kill_desk))
 
 
 def _expect_work(night: Night, trouble: Trouble) -> None:
@@ -152,13 +184,14 @@ def _books(night: Night, folder: Path) -> None:
     books.compare_workers(site, record)
     books.compare_journal_and_logs(site, record, night.courses)
     folder.mkdir()
-    for course in night.courses[:2]:
+    # Of one that expired there is nothing to compare, and another engine's rounding may change an answer.
+    for course in [course for course in night.courses if not course.title.startswith("exam")]:
         books.count_wrong_answers(record, course, books.quiet_night(site, course, folder))
     _look_for_names(night, "at the end of the night")
 
 
 def _morning(night: Night, folder: Path) -> None:
-    site, record, (canvas, moodle, exam) = night.site, night.record, night.courses
+    site, record, (canvas, moodle, exam, _) = night.site, night.record, night.courses[:4]
     morning.retry(site, record, exam)
     books.count_jobs(record, night.courses)
     record.jobs += night.endpoint.count
@@ -167,9 +200,11 @@ def _morning(night: Night, folder: Path) -> None:
     morning.bound(site, record, moodle, min(15, len(books.planned_jobs(moodle)) // 2))
     morning.regrade(site, record, canvas)
     morning.request(site, record, moodle)
-    for course in (canvas, moodle):
+    for course in [course for course in night.courses if course.truth]:
         start = time.time()
-        cells = books.count_wrong_cells(record, course, morning.export(site, course, folder / f"{course.title}.csv"))
+        cells = books.count_wrong_cells(
+            record, course, morning.export(site, course, folder / f"{course.title}.export.csv")
+        )
         record.add(f"{course.title}: exported", f"the LMS takes {cells} grades", start)
     jobs: set[str] = set()
     for course in night.courses:

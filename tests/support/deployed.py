@@ -126,8 +126,9 @@ class RoleCluster(Cluster):
         super().__init__(folder, deployed.broker.url, deployed.store.url, models)
         self.deployed = deployed
         self.role: AccountRole = "operator"
+        self.variables: dict[str, str] = {}  # of the next process, besides
 
     @property
     def environment(self) -> dict[str, str]:
         urls = {f"KVASIR_{name.upper()}_URL": self.deployed.url(name, self.role) for name in SERVICES}
-        return super().environment | urls
+        return super().environment | urls | self.variables
