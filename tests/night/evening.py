@@ -13,7 +13,6 @@ import openai
 
 from tests.night.courses import WRITER, Course
 from tests.night.site import Site
-from tests.support.processes import CompletedCommand
 
 ONCE = "the-night"  # the batch's Idempotency-Key
 _BACK_S = 120.0  # until a gateway that was killed is back
@@ -98,30 +97,28 @@ class Endpoint:
 
 
 def _line(name: str) -> dict[str, Any]:
-    body = {"model": WRITER, "max_tokens": 60, "messages": [{"role": "user", "content": f"What is {name}?"}]}
+    body = {"model": WRITER, "max_tokens": 25, "messages": [{"role": "user", "content": f"What is {name}?"}]}
     return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 
-def try_and_submit(site: Site, course: Course) -> None:
-    """A dry run, then the class; its owner stays."""
+def look_before(site: Site, course: Course) -> None:
+    """A dry run: no model is called, and nothing is written."""
     dry = site.command("producer", "grade", *course.words("--dry-run"))
     assert dry.code == 0, dry.stderr
+    assert not (course.out / "results.jsonl").exists()
+
+
+def submit(site: Site, course: Course) -> None:
+    """The class is queued; its owner stays."""
     submitted = site.command("producer", "submit", *course.words())
     assert submitted.code == 0, submitted.stderr
     site.own(course)
 
 
-def trial(site: Site, course: Course, count: int) -> CompletedCommand:
-    """The first few, graded while the instructor waits."""
-    tried = site.command("producer", "grade", *course.words("--limit", str(count), "--json"))
-    assert tried.json()["jobs"]["succeeded"] == tried.json()["jobs"]["total"], tried.stderr
-    return tried
-
-
 def ask(site: Site) -> float:
     """A question in between, and how long its answer took."""
     start = time.monotonic()
-    answer = site.command("producer", "ask", "What is a churn rate?", "--model", WRITER)
+    answer = site.command("producer", "ask", "What is a churn rate?", "--model", WRITER, "--max-tokens", "20")
     assert answer.code == 0, answer.stderr
     assert answer.stdout.strip()
     return time.monotonic() - start

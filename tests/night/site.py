@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, Self
@@ -33,13 +32,14 @@ from tests.support.processes import (
     config_text,
     gateway_url,
 )
-from tests.support.servers import HOST, free_port
+from tests.support.servers import HOST, free_port, plain_values
 from tests.support.waiting import wait_until
 from tests.upgrade.programs import PREVIOUS
 
 _ACCOUNTS: dict[ProcessRole, AccountRole] = {"prefill": "prefill", "decode": "decode", "both": "worker"}
 _BEGINNINGS = ("prefill_started", "decode_started")
-_ENDINGS = ("passed_on", "replied", "failed", "expired", "cancelled")
+# Of a worker's part in a job: with kv_gone it goes back to prefill.
+_ENDINGS = ("passed_on", "replied", "failed", "expired", "cancelled", "kv_gone", "retried", "isolated")
 
 
 class Owner(Protocol):
@@ -234,19 +234,9 @@ class Site:
         return {name: int(count) for name, count in (line.split("\t") for line in lines if "\t" in line)}
 
     def store_values(self) -> Iterator[bytes]:
-        """Every key of the store, with all that it holds; plain, where DUMP would compress it."""
+        """Every key of the store, with all that it holds."""
         with closing(self.deployed.redis("operator")) as client:
-            for key in list(client.scan_iter(count=1000)):
-                kind = client.type(key).decode()
-                reads = {
-                    "string": client.get,
-                    "hash": client.hgetall,
-                    "set": client.smembers,
-                    "zset": partial(client.zrange, start=0, end=-1),
-                    "list": partial(client.lrange, start=0, end=-1),
-                }
-                value = reads[kind](key) if kind in reads else b""
-                yield key + b" " + (value if isinstance(value, bytes) else repr(value).encode())
+            yield from plain_values(client)
 
     def broker_files(self) -> Iterator[bytes]:
         """What the broker has on disk: every message that lies in a queue, and many that have gone."""

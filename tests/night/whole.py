@@ -109,10 +109,11 @@ def _prepare(site: Site) -> None:
 def _evening(night: Night) -> None:
     site, record, (canvas, moodle, exam, example) = night.site, night.record, night.courses[:4]
     record.started = time.time()
+    evening.look_before(site, canvas)
     by_folder = [canvas, moodle, example, *(course for course in night.courses[4:] if course.title != "desk")]
     for course in by_folder:
         start = time.time()
-        evening.try_and_submit(site, course)
+        evening.submit(site, course)
         record.add(f"{course.title}: {len(books.planned_jobs(course))} jobs submitted from a folder", "", start)
     if night.desk:
         course, start = night.courses[-1], time.time()
@@ -122,7 +123,7 @@ def _evening(night: Night) -> None:
     night.endpoint.submit()
     record.add(f"a batch of {night.endpoint.count} lines by OpenAI's SDK", "", start)
     start = time.time()
-    evening.try_and_submit(site, exam)
+    evening.submit(site, exam)
     record.add(f"{exam.title}: {len(books.planned_jobs(exam))} jobs with a deadline", "", start)
     start = time.time()
     seconds = evening.ask(site)
