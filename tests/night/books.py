@@ -175,14 +175,19 @@ def count_wrong_cells(record: Record, course: Course, data: bytes) -> int:
 
 def count_names(record: Record, names: Sequence[str], places: dict[str, Iterator[bytes]]) -> None:
     """Names of people, files and folders in what left their instructors' machines, in whatever letters."""
-    folded_names = {name.casefold(): json.dumps(name)[1:-1].casefold() for name in names}  # as ASCII, too
+    forms = {name.casefold(): _written_forms(name) for name in names}
     for place, texts in places.items():
         leaked_names = set()
         for data in texts:
             text = data.decode("utf-8", "replace").casefold()
-            leaked_names |= {name for name, escaped in folded_names.items() if name in text or escaped in text}
+            leaked_names |= {name for name, written in forms.items() if any(form in text for form in written)}
         record.leaked += len(leaked_names)
         record.unequal += [f"{place} holds {name!r}" for name in sorted(leaked_names)[:3]]
+
+
+def _written_forms(name: str) -> set[str]:
+    """In small letters: as it is, and as JSON in ASCII writes it."""
+    return {name.casefold(), *(json.dumps(text)[1:-1].casefold() for text in (name, name.casefold()))}
 
 
 # --- what is left
