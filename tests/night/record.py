@@ -20,7 +20,9 @@ class Row:
     at_s: float  # since the night began
     event: str
     seen: str  # by the operator: what `kvasir status` said, and the alerts that fired
-    went_on_s: float | None = None  # from the event until work went on; None: nothing stood still
+    # From the event until work went on; of what lasts for a while (a slow link, a full disk) from its end.
+    went_on_s: float | None = None  # None: nothing stood still
+    took_s: float = 0.0  # from the event until work went on, whatever lasted
 
 
 @dataclass(slots=True)
@@ -47,8 +49,9 @@ class Record:
         return not (self.lost or self.doubled or self.wrong or self.leaked or self.left or self.unequal)
 
     def add(self, event: str, seen: str = "", at: float | None = None, went_on_s: float | None = None) -> Row:
-        """One more row, printed as it comes."""
-        row = Row((at or time.time()) - self.started, event, seen, went_on_s)
+        """One more row, printed as it comes; `at`: when it began, since the epoch."""
+        now = time.time()
+        row = Row((at or now) - self.started, event, seen, went_on_s, now - (at or now))
         self.rows.append(row)
         click.echo(" | ".join(_cells(row)))
         return row
@@ -81,9 +84,8 @@ def write(folder: Path, record: Record, site: Site, ended: float) -> None:
 
 def draw(folder: Path, record: Record, site: Site, ended: float) -> None:
     """The pictures; Prometheus must still be there."""
-    troubles = [
-        Span("what happened", "trouble", row.at_s, row.at_s + row.went_on_s) for row in record.rows if row.went_on_s
-    ]
+    rows = [row for row in record.rows if row.went_on_s is not None]
+    troubles = [Span("what happened", "trouble", row.at_s, row.at_s + row.took_s) for row in rows]
     work = [span for hand in site.everyone() for span in worked(hand, record.started, ended)]
     (folder / "night-work.svg").write_text(spans("Who worked when", [*troubles, *work]).file(), "utf-8")
     depths = depth_steps(site, record.started, ended)

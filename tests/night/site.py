@@ -140,7 +140,7 @@ class Site:
 
     def models(self, quiet: bool = False) -> dict[str, ModelEntry]:
         """Those of the night; `quiet`: the same ones, as fast as they go."""
-        pace = f"sim:scale={0 if quiet else 1},prefill=150,decode={self.pace.writer_tokens_per_s:g},layers=2"
+        pace = f"sim:scale={0 if quiet else 1},prefill=400,decode={self.pace.writer_tokens_per_s:g},layers=2"
         return {
             WRITER: ModelEntry("simulated", pace, context=32_768),
             READER: ModelEntry("openai", self.reader.weights, context=32_768, slots=4),

@@ -197,8 +197,8 @@ def _morning(night: Night, folder: Path) -> None:
     books.count_jobs(record, night.courses)
     record.jobs += night.endpoint.count
     books.compare_counts(site, record, exam)
+    morning.bound(site, record, canvas, 15)
     morning.review(record, canvas)
-    morning.bound(site, record, moodle, min(15, len(books.planned_jobs(moodle)) // 2))
     morning.regrade(site, record, canvas)
     morning.request(site, record, moodle)
     for course in [course for course in night.courses if course.truth]:
