@@ -203,7 +203,7 @@ def _owner_is_back(night: Night, course: Course, come: Callable[[], object]) -> 
 
 def slow_link(night: Night) -> str:
     for proxy in night.site.proxies.values():
-        proxy.delay_s, proxy.bytes_per_s = night.random.uniform(0.05, 0.3), night.random.uniform(2e4, 5e4)
+        proxy.delay_s, proxy.bytes_per_s = night.random.uniform(0.03, 0.1), night.random.uniform(2e4, 5e4)
     seen = seen_now(night.site)
     time.sleep(_AWAY_S)
     for proxy in night.site.proxies.values():

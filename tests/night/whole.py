@@ -214,5 +214,7 @@ def _morning(night: Night, folder: Path) -> None:
     for hand in list(site.hands):
         site.dismiss(hand)
         assert hand.process.terminate(60) == 0, hand.process.text()[-2000:]
+    assert site.gateway
+    assert site.gateway.terminate() == 0, site.gateway.text()[-2000:]
     books.count_left(site, record, jobs)
     shutil.rmtree(folder / "quiet", ignore_errors=True)
