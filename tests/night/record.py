@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from grading.charts.drawing import Span, lines, spans
-from tests.night.site import Hand, Site, seconds_of
+from tests.night.site import BEGINNINGS, ENDINGS, Hand, Site, seconds_of
 
 
 @dataclass(slots=True)
@@ -95,18 +95,17 @@ def draw(folder: Path, record: Record, site: Site, ended: float) -> None:
 def worked(hand: Hand, start: float, end: float) -> Iterable[Span]:
     """What a worker did, by its own log; what a SIGKILL cut off ends with its last line."""
     row = f"{hand.model.partition(':')[0]} {hand.role} {hand.process.pid}"
-    begun: dict[tuple[str, str], float] = {}
+    began: dict[str, tuple[str, float]] = {}
     log = hand.lines()
-    endings = {"passed_on": "prefill", "replied": "decode", "failed": "decode"}
     for line in log:
-        stage = str(line["event"]).removesuffix("_started")
-        if stage in ("prefill", "decode"):
-            begun[stage, line["job"]] = seconds_of(line)
-        elif (stage := endings.get(line["event"], "")) and (began := begun.pop((stage, line.get("job", "")), None)):
-            yield Span(row, stage, max(0.0, began - start), seconds_of(line) - start)
+        if line["event"] in BEGINNINGS:
+            began[line["job"]] = line["event"].removesuffix("_started"), seconds_of(line)
+        elif line["event"] in ENDINGS and line["job"] in began:
+            stage, since = began.pop(line["job"])
+            yield Span(row, stage, max(0.0, since - start), seconds_of(line) - start)
     last = seconds_of(log[-1]) if log else end
-    for began in begun.values():
-        yield Span(row, "cut off", max(0.0, began - start), max(began, last) - start + 0.1)
+    for _, since in began.values():
+        yield Span(row, "cut off", max(0.0, since - start), max(since, last) - start + 0.1)
 
 
 def depth_steps(site: Site, start: float, end: float) -> dict[str, Sequence[tuple[float, float]]]:

@@ -37,9 +37,9 @@ from tests.support.waiting import wait_until
 from tests.upgrade.programs import PREVIOUS
 
 _ACCOUNTS: dict[ProcessRole, AccountRole] = {"prefill": "prefill", "decode": "decode", "both": "worker"}
-_BEGINNINGS = ("prefill_started", "decode_started")
+BEGINNINGS = ("prefill_started", "decode_started")
 # Of a worker's part in a job: with kv_gone it goes back to prefill.
-_ENDINGS = ("passed_on", "replied", "failed", "expired", "cancelled", "kv_gone", "retried", "isolated")
+ENDINGS = ("passed_on", "replied", "failed", "expired", "cancelled", "kv_gone", "retried", "isolated")
 
 
 class Owner(Protocol):
@@ -88,9 +88,9 @@ class Hand:
         """Jobs that it has begun, and neither passed on nor ended."""
         jobs: set[str] = set()
         for line in self.lines():
-            if line["event"] in _BEGINNINGS:
+            if line["event"] in BEGINNINGS:
                 jobs.add(line["job"])
-            elif line["event"] in _ENDINGS:
+            elif line["event"] in ENDINGS:
                 jobs.discard(line["job"])
         return jobs
 
