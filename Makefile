@@ -12,6 +12,8 @@ ENGINES = llamacpp
 NODES = 1
 RESULTS = examples/homework/results
 TEST_ENGINES = llamacpp,mlx
+SEED = 0
+ROUNDS = 6
 
 DEMO_SIZE = 60 MB
 TEST_SIZE = 150 MB
@@ -19,7 +21,7 @@ TORCH_SIZE = 250 MB; several GB where your package index serves PyTorch with CUD
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo ui serve test test-gate lint test-system test-torch test-vllm test-upgrade test-floors test-services audit services observe bench faults matrix pictures env clean
+.PHONY: help demo ui serve test test-gate lint test-system test-torch test-vllm test-upgrade test-floors test-services audit services observe bench faults night matrix pictures env clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -93,6 +95,10 @@ bench: $(STAMPS)/test $(STAMPS)/ui ## the benchmarks; one JSON line each
 
 faults: $(STAMPS)/test ## every fault, 1,000 jobs each: an hour
 	$(PY) -m benchmarks.faults
+
+# SEED=N for another night, ROUNDS=N for a longer or shorter one.
+night: $(STAMPS)/test ## evening, night and morning of three courses while everything dies once and again: an hour; ROUNDS, SEED
+	$(PY) -m tests.night --seed $(SEED) --rounds $(ROUNDS)
 
 matrix: $(STAMPS)/test $(STAMPS)/torch ## KV caches between all engines, with real weights too (92 MB once): an hour
 	@$(PY) -m tests.support.smollm2

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from grading.export.final import ExportFile, FinalGrade, final_grades, left_blank
 from grading.export.format import ExportFormat
-from grading.report.grades import one_line, show_points
+from grading.report.grades import name_cell, one_line, show_points
 from grading.submissions.lms_names import student_id
 from grading.tables import Sheet, write_sheet
 
@@ -30,7 +30,7 @@ def _row(final: FinalGrade, ids: Sequence[str]) -> list[str]:
         {criterion.id: criterion.points for criterion in final.criteria} if final.points is not None else {}
     )
     return [
-        one_line(grade.submission),
+        name_cell(grade.submission),
         student_id(grade.submission),
         grade.state,
         "yes" if final.is_reviewed else "no",

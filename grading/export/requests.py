@@ -17,7 +17,7 @@ from pathlib import Path
 from grading.export.final import ExportFile, FinalGrade, final_grades
 from grading.export.format import ExportFormat
 from grading.points import criterion_points
-from grading.report.grades import one_line, show_points
+from grading.report.grades import name_cell, one_line, show_points
 from grading.reviews import MAX_TEXT, lock_lines
 from grading.rubric.rubric import Points
 from grading.submissions.lms_names import student_id
@@ -199,7 +199,7 @@ def _reply(request: Request, final: FinalGrade | None) -> list[str]:
     evidence = [criterion.evidence for criterion in criteria if criterion.evidence_state == "found"]
     return [
         request.id,
-        one_line(final.submission) if final else "",
+        name_cell(final.submission) if final else "",
         student_id(final.submission) if final else "",
         request.criterion_id or "",
         one_line(request.text),

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, get_args
+from unicodedata import category
 
 from grading.cells import csv_text
 from grading.points import CriterionGrade, Grade, GradeState
@@ -109,7 +110,7 @@ def write_grades_csv(path: Path, grades: Iterable[Grade], rubric: Rubric) -> Non
 def _row(grade: Grade, ids: Sequence[str]) -> list[str]:
     points = {criterion.id: criterion.points for criterion in grade.criteria}
     return [
-        one_line(grade.submission),
+        name_cell(grade.submission),
         grade.state,
         show_points(grade.points),
         show_points(grade.max_points),
@@ -135,8 +136,13 @@ def show_distribution(item: CriterionGrade) -> str:
 
 def one_line(text: str) -> str:
     """The text without line breaks and without characters that a terminal or a file would stumble over."""
+    return name_cell(" ".join(text.split()))
+
+
+def name_cell(name: str) -> str:
+    """A submission's name for a table, as it has to be written to be found by it: with all of its spaces."""
     joiners = "\u200c\u200d"  # unprintable by name, but part of Persian words and of emoji
-    return "".join(char if char.isprintable() or char in joiners else "�" for char in " ".join(text.split()))
+    return "".join(char if char.isprintable() or char in joiners or category(char) == "Zs" else "�" for char in name)
 
 
 def count_states(grades: Iterable[Grade]) -> dict[GradeState, int]:

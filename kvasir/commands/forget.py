@@ -13,7 +13,7 @@ from kvasir.connect import connect, is_cluster
 from kvasir.options import Globals, path
 from kvasir.terminal import confirm, say, stderr
 from kvstore.redis.forget import forget_named
-from messages.errors import BatchError
+from messages.errors import BatchError, ConfigError
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
 from producers.batch.dead_letters import DeadLetters, LetterFilter
@@ -93,6 +93,10 @@ def _file_list(batch: Path) -> str:
 def _forget_in_cluster(global_options: Globals, settings: Settings, batch_id: str, job_ids: set[str]) -> None:
     """Queues and store. What still waits for a worker is dropped by whoever takes it: the tombstone says so."""
     with connect(settings, (), global_options.observer(), "forget") as client:
+        try:
+            DeadLetters(client.broker).close()
+        except ConfigError as error:  # a producer's user, say: better told before the first thing is deleted
+            raise ConfigError(f"{error}; only the operator may forget a batch, and nothing was deleted") from None
         client.cancel(batch_id)
         say(f"results that nobody had fetched: {_discard_results(client, batch_id)}")
         with DeadLetters(client.broker) as graveyard:

@@ -69,6 +69,7 @@ class Runner:
         self._reply_queue = topology.reply_queue(batch.batch_id, client.broker.is_clustered)
         self._quiet_looks = 0
         self._lost_jobs: set[str] = set()  # jobs that the last look found nowhere
+        self._served_models: set[str] = set()  # that had a decode worker at the last look
         # Small groups of a small class: whoever watches sees it go on.
         self._at_a_time = min(_RESULTS_A_WRITE, 1 + len(batch.entries) // _STEPS)
 
@@ -198,9 +199,12 @@ class Runner:
             return
         self._find_forgotten(replies)
         jobs_of = Counter(entry.model for entry in self._batch.open_jobs.values())
-        for model in self._client.unserved(jobs_of):
+        unserved_models = self._client.unserved(jobs_of)
+        # A store that has just come back empty knows no worker for a second: who was there is missed at the next look.
+        for model in [model for model in unserved_models if model not in self._served_models]:
             jobs = plural(jobs_of[model], "job", "waits", "wait")
             self._progress.say(f"nobody serves {model}: {jobs} until a decode worker is up")
+        self._served_models = jobs_of.keys() - unserved_models
         for problem, todo in version_problems(self._client.cluster_state):
             self._progress.say(f"{problem}; {todo}")
         for model in self._client.unprefilled(jobs_of):

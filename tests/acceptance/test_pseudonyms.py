@@ -1,5 +1,6 @@
 """No student's name leaves the producer's folder: not in a message, not in the store, not in a log."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pika
@@ -8,7 +9,7 @@ import redis
 
 from tests.support.homework import journal, tiny
 from tests.support.processes import SIMULATED_MODEL, Cluster, RunningProcess
-from tests.support.servers import RedisServer
+from tests.support.servers import RedisServer, plain_values
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system  # half a minute
@@ -51,11 +52,9 @@ def _queued(url: str, queue: str) -> list[bytes]:
 
 
 def _stored(url: str) -> list[bytes]:
-    """Every key with its value, as Redis dumps it."""
-    client = redis.Redis.from_url(url)
-    found = [key + b" " + (client.dump(key) or b"") for key in client.scan_iter(count=1000)]
-    client.close()
-    return found
+    """Every key with its value."""
+    with closing(redis.Redis.from_url(url)) as client:
+        return list(plain_values(client))
 
 
 def test_names_are_in_no_message_no_key_and_no_log(tmp_path: Path, broker_url: str, model_name: str) -> None:

@@ -287,6 +287,15 @@ def test_one_that_accepts_and_says_nothing_gave_no_answer_in_time(
     assert [record for record in caplog.records if record.name.startswith("infra") and record.exc_info] == []
 
 
+def test_one_that_hangs_up_at_once_is_told_as_what_it_is(connect: Connect) -> None:
+    """A proxy, or a port that Docker publishes, in front of a broker that is down."""
+    with (
+        TcpProxy(free_port()) as proxy,
+        pytest.raises(BrokerUnavailable, match=rf"127\.0\.0\.1:{proxy.port}: it takes the connection and hangs up"),
+    ):
+        connect(f"amqp://guest:guest@127.0.0.1:{proxy.port}/", connect_timeout_s=1)
+
+
 @pytest.mark.parametrize(
     ("url", "what"),
     [

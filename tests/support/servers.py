@@ -8,6 +8,7 @@
 They run as the current user, whoever that is, and end with this process, however it ends.
 """
 
+import itertools
 import os
 import random
 import secrets
@@ -18,7 +19,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -119,6 +120,20 @@ def redis_answers(url: str) -> bool:
         return False
     finally:
         client.close()
+
+
+def plain_values(client: Any) -> Iterator[bytes]:
+    """Every key with all that it holds, as it was written: DUMP compresses what is longer than 20 bytes (`rdb.c`)."""
+    reads: dict[bytes, Callable[[bytes], Iterable[bytes]]] = {
+        b"string": lambda key: [client.get(key)],
+        b"hash": lambda key: itertools.chain.from_iterable(client.hgetall(key).items()),
+        b"set": client.smembers,
+        b"zset": lambda key: client.zrange(key, 0, -1),
+        b"list": lambda key: client.lrange(key, 0, -1),
+    }
+    for key in list(client.scan_iter(count=1000)):
+        if kind := reads.get(client.type(key)):  # it may have expired
+            yield b" ".join([key, *(value or b"" for value in kind(key))])
 
 
 class Process:

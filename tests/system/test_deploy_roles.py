@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,25 +12,20 @@ import httpx
 import pytest
 import redis
 import yaml
-from pika.adapters.blocking_connection import BlockingChannel
 from redis.exceptions import AuthenticationError, NoPermissionError
 
 from infra.broker import topology
 from infra.broker.rabbitmq import RabbitMQBroker
-from infra.config.settings import Settings, load_settings
-from infra.config.urls import put_password, put_user
-from infra.deploy.accounts import SERVICES, Service, accounts, passwords
 from infra.deploy.permissions import PERMISSIONS, AccountRole
-from infra.deploy.services import definitions, service_files
-from infra.deploy.units import Place
 from kvstore.redis.cluster_state import RedisClusterState
 from kvstore.redis.store import RedisKVStore
 from messages.errors import ConfigError
 from tests.support import programs
+from tests.support.deployed import Deployed, RoleCluster, deployed_services
 from tests.support.homework import journal, tiny, tiny_class
-from tests.support.processes import ROOT, Cluster, ModelEntry, RunningProcess, gateway_url
+from tests.support.processes import ROOT, ModelEntry, RunningProcess, gateway_url
 from tests.support.rights import is_refused
-from tests.support.servers import HOST, RabbitMQServer, Server, free_port, redis_answers
+from tests.support.servers import HOST, RabbitMQServer, free_port, redis_answers
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system  # half a minute
@@ -40,102 +35,10 @@ MODEL = "tiny-roles:1b"
 SIMULATED = ModelEntry("simulated", "sim:scale=0", context=32768, short_prompt_tokens=0)
 
 
-class DeployedStore(Server):
-    """Redis as deploy configures it, and one user more, who may read what it has refused."""
-
-    def __init__(self, settings: Settings, port: int) -> None:
-        super().__init__("redis", port)
-        self._operator = accounts(settings, "store")[0]
-        place = Place(str(self.folder), "k", str(self.folder))
-        written = service_files(settings.machines["one"], settings, place, [], accounts(settings, "store"))
-        for path, file in written.items():
-            Path(path).parent.mkdir(exist_ok=True)
-            Path(path).write_bytes(file.content)
-        with (self.folder / "services" / "redis.acl").open("a", encoding="utf-8") as users:
-            users.write(f"user auditor on >{self.password} -@all +acl|log +client\n")
-
-    @property
-    def auditor_url(self) -> str:
-        return f"redis://auditor:{self.password}@{HOST}:{self.port}/0"
-
-    @property
-    def url(self) -> str:
-        return f"redis://{self._operator.user}:{self._operator.password}@{HOST}:{self.port}/0"
-
-    def _command(self) -> list[str]:
-        return [programs.require("redis"), "services/redis.conf"]
-
-    def _answers(self) -> bool:
-        return redis_answers(self.url)
-
-
-class DeployedBroker(RabbitMQServer):
-    """RabbitMQ with the definitions that deploy writes."""
-
-    def __init__(self, settings: Settings, port: int, folder: Path) -> None:
-        file = folder / "definitions.json"
-        everybody = accounts(settings, "broker")
-        file.write_text(definitions(everybody))
-        super().__init__(port, settings={"load_definitions": str(file)})
-        self.user, self.password = everybody[0].user, everybody[0].password
-
-
-class Deployed:
-    """Both services, and the URL of each role's user at each."""
-
-    def __init__(self, settings: Settings, broker: DeployedBroker, store: DeployedStore) -> None:
-        self._settings = settings
-        self.broker, self.store = broker, store
-
-    def url(self, service: Service, role: AccountRole) -> str:
-        url = self._settings.services.broker if service == "broker" else self._settings.services.store
-        (account,) = (account for account in accounts(self._settings, service) if account.role == role)
-        return put_password(put_user(url, account.user), account.password)
-
-    def redis(self, role: AccountRole) -> Any:
-        return redis.Redis.from_url(self.url("store", role), protocol=2)
-
-    def refused_by_redis(self) -> list[Any]:
-        """What Redis has refused since this was last asked, scripts' commands included."""
-        auditor: Any = redis.Redis.from_url(self.store.auditor_url)
-        entries = auditor.acl_log()
-        auditor.acl_log_reset()
-        return [(entry["username"], entry["reason"], entry["object"]) for entry in entries]
-
-    def broker_refuses(self, role: AccountRole, action: Callable[[BlockingChannel], object]) -> bool:
-        """Whether RabbitMQ answers 403 to what this role's user tries."""
-        return is_refused(self.url("broker", role), action)
-
-
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
-    broker, store = free_port(), free_port()
-    config = tmp_path_factory.mktemp("deployed") / "kvasir.toml"
-    config.write_text(
-        f'[services]\nbroker = "amqp://teacher@{HOST}:{broker}/%2F"\nstore = "redis://teacher@{HOST}:{store}/0"\n'
-        'broker_password_file = "broker"\nstore_password_file = "store"\n'
-        '[machines.one]\nroles = [{ role = "store", memory_gb = 1 }]\n'
-    )
-    settings = load_settings(config=config, environ={})
-    for service in SERVICES:
-        for secret in passwords(settings, service).values():
-            secret.make()
-    with DeployedBroker(settings, broker, config.parent) as rabbitmq, DeployedStore(settings, store) as server:
-        yield Deployed(settings, rabbitmq, server)
-
-
-class RoleCluster(Cluster):
-    """Each process logs in as its role's user, at both services."""
-
-    def __init__(self, folder: Path, deployed: Deployed) -> None:
-        super().__init__(folder, deployed.broker.url, deployed.store.url, {MODEL: SIMULATED})
-        self._deployed = deployed
-        self.role: AccountRole = "operator"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        urls = {f"KVASIR_{name.upper()}_URL": self._deployed.url(name, self.role) for name in SERVICES}
-        return super().environment | urls
+    with deployed_services(tmp_path_factory.mktemp("deployed")) as made:
+        yield made
 
 
 HELLO: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
@@ -165,7 +68,7 @@ def batch(gateway: RunningProcess) -> dict[str, Any]:
 
 def test_a_class_goes_through_workers_that_have_their_roles_rights_alone(deployed: Deployed, tmp_path: Path) -> None:
     homework = tiny_class(tmp_path / "homework")
-    with RoleCluster(tmp_path / "cluster", deployed) as cluster:
+    with RoleCluster(tmp_path / "cluster", deployed, {MODEL: SIMULATED}) as cluster:
         # Given a broker without queues: nobody but the operator may make them
         cluster.role = "producer"
         refused = cluster.run("status")
@@ -187,12 +90,15 @@ def test_a_class_goes_through_workers_that_have_their_roles_rights_alone(deploye
         streamed = cluster.run("ask", "hello", "--model", MODEL, "--stream")
         gateway = cluster.start("serve", "--port", "0")
         served, ran = chat(gateway), batch(gateway)
+        refused = cluster.run("forget", str(tmp_path / "out"), "--yes")
         cluster.role = "monitor"
         looked = cluster.run("status", "--json")
 
         # Then all of it works, through the store, and neither service refused anything
         for done in (graded, streamed, looked):
             assert done.code == 0, done.stderr
+        assert refused.code == 2
+        assert "only the operator may forget a batch, and nothing was deleted" in refused.stderr
         assert [row["state"] for row in journal(tmp_path / "out")] == ["succeeded"] * 6
         assert served.endswith("data: [DONE]\n\n")
         assert ran["request_counts"] == {"total": 1, "completed": 1, "failed": 0}

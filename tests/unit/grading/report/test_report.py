@@ -2,6 +2,7 @@
 
 import csv
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from grading.evaluation.hand_grades import in_class
 from grading.points import Grade, grade_submission
 from grading.prompts.answers import ParsedAnswer, criterion_grade
 from grading.report.grades import FIXED_COLUMNS, LAST_COLUMNS, count_states, summary_rows, write_grades_csv
@@ -58,6 +60,13 @@ def table(path: Path, *grades: Grade) -> list[list[str]]:
 
 
 # --- grades.csv ---
+
+
+@pytest.mark.parametrize("name", ["Gruppe 1  2_90002_assignsubmission_file_", "Bild\u202f9 Uhr.md", " two spaces .py"])
+def test_a_submission_is_found_by_the_name_in_the_table(tmp_path: Path, name: str) -> None:
+    """Moodle's `clean_filename` takes the & out of "Gruppe 1 & 2", and leaves two spaces."""
+    _, row = table(tmp_path / "grades.csv", replace(FAILED, submission=name))
+    assert in_class({(row[0], "loops", "Ada"): 1}, [name], ["loops", "words"]) == {(name, "loops", "Ada"): 1}
 
 
 def test_the_table_has_one_row_a_submission_and_no_zero_that_nobody_gave(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from infra.broker.base import Address, Message
 from messages import codec
 from messages.jobs import JobResult, PrefillJob, Sampling, user_prompt
 from messages.lifecycle import Event, Step
+from messages.workers import WorkerInfo
 from producers.batch.batch import Batch, BatchEntry, Counts
 from producers.batch.runner import Runner
 from tests.support.pipeline import (
@@ -475,6 +476,21 @@ def test_a_person_is_told_of_a_model_that_nobody_serves(pipeline: Pipeline, tmp_
 
     assert counts.open == 2
     assert f"nobody serves {MODEL}: 2 jobs wait until a decode worker is up" in owner.progress.sentences
+
+
+def test_nobody_is_told_of_a_worker_that_a_single_look_misses(pipeline: Pipeline, tmp_path: Path) -> None:
+    """A store that has just come back empty knows no worker until each has registered again."""
+    worker = WorkerInfo("d1", "decode", MODEL, "simulated", "cpu", "", "", 4096, 1, "h", 1, 0.0)
+    sentence = f"nobody serves {MODEL}: 2 jobs wait until a decode worker is up"
+    with Class(tmp_path, 2).own(pipeline) as owner:
+        pipeline.cluster_state.register(worker, ttl_s=60)
+        owner.run(max_wait_s=0.1)  # one look
+        pipeline.cluster_state.unregister("d1")
+        owner.run(max_wait_s=0.1)
+        assert sentence not in owner.progress.sentences
+
+        owner.run(max_wait_s=0.1)
+        assert sentence in owner.progress.sentences
 
 
 def test_a_person_is_told_that_the_decode_workers_do_the_prompts(pipeline: Pipeline, tmp_path: Path) -> None:

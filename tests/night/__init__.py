@@ -1,0 +1,1 @@
+"""The evening, the night and the morning of three courses over one cluster: `make night`."""

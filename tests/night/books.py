@@ -1,0 +1,205 @@
+"""Whether the books of a night agree: every job one result, and the same numbers wherever somebody looks."""
+
+import csv
+import hashlib
+import io
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.night.courses import ASSIGNMENT, Course
+from tests.night.record import Record
+from tests.night.site import Site, journal_lines
+from tests.support.homework import same_batch
+from tests.support.lms import canvas_import, moodle_worksheet
+from tests.support.processes import CompletedCommand, environment, run
+
+_ANSWERS = re.compile(r"Answers\D{0,40}?([\d,]+), of which")
+
+
+def planned_jobs(course: Course) -> list[str]:
+    """Ids of the batch's jobs, by its manifest."""
+    return [job["job_id"] for job in json.loads((course.out / "batch.json").read_text("utf-8"))["jobs"]]
+
+
+def every_job(course: Course) -> set[str]:
+    """Those of its regrades, too."""
+    manifests = [path.read_text("utf-8") for path in course.out.rglob("batch.json")]
+    return {job["job_id"] for text in manifests for job in json.loads(text)["jobs"]}
+
+
+def last_states(course: Course) -> dict[str, str]:
+    """How each job ended, by the first line of its last run."""
+    states: dict[str, tuple[int, str]] = {}
+    for line in journal_lines([course.out]):
+        if line["run"] > states.get(line["job_id"], (0, ""))[0]:
+            states[line["job_id"]] = line["run"], line["state"]
+    return {job: state for job, (_, state) in states.items()}
+
+
+def count_jobs(record: Record, courses: Sequence[Course]) -> None:
+    """Every job one result, in each run of it."""
+    record.jobs = record.lost = record.doubled = 0
+    for course in courses:
+        planned = planned_jobs(course)
+        lines = Counter((line["job_id"], line["run"]) for line in journal_lines([course.out]))
+        record.jobs += len(planned)
+        record.lost += len(set(planned) - {job for job, _ in lines})
+        record.doubled += sum(lines.values()) - len(lines) + len(planned) - len(set(planned))
+
+
+def compare_counts(site: Site, record: Record, course: Course) -> None:
+    """Terminal, report, grades.csv and journal of one course."""
+    shown = site.command("producer", "results", str(course.out), "--json").json()
+    states = Counter(last_states(course).values())
+    jobs = {name: states[name] for name in ("succeeded", "failed", "cancelled", "expired")}
+    rows = list(csv.DictReader(io.StringIO((course.out / "grades.csv").read_text("utf-8"))))
+    report = re.sub(r"<[^>]+>", " ", (course.out / "report.html").read_text("utf-8"))
+    answers = _ANSWERS.search(report)
+    expect(record, f"{course.title}: jobs by state", {"journal": jobs | {"total": len(planned_jobs(course))},
+                                                      "kvasir results": shown["jobs"]})  # fmt: skip
+    expect(
+        record,
+        f"{course.title}: submissions",
+        {
+            "kvasir results": sorted((row["submission"], _as_text(row["points"])) for row in shown["submissions"]),
+            "grades.csv": sorted((row["submission"], row["points"]) for row in rows),
+        },
+    )
+    said = int(answers[1].replace(",", "")) if answers else 0
+    expect(record, f"{course.title}: answers", {"journal": states["succeeded"], "report.html": said})
+
+
+def _as_text(points: Any) -> str:
+    return "" if points is None else f"{points:g}"
+
+
+def compare_workers(site: Site, record: Record) -> None:
+    """What workers logged, what they say of themselves, and what Prometheus saw of them."""
+    status = site.command("monitor", "status", "--json").json()
+    expect(record, "messages in queues", {"kvasir status": sum(status["queues"].values()), "none": 0})
+    done_counts = {worker["worker_id"]: worker["done"] for worker in status["workers"]}
+    for hand in site.hands:
+        replied = len(hand.process.events("replied"))
+        labels = f'{{instance="127.0.0.1:{hand.port}", stage="decode", state="succeeded"}}'
+        counted = int(site.prometheus.value(f"kvasir_jobs_total{labels}") or 0)
+        ids = {worker_id for worker_id in done_counts if str(hand.process.pid) in worker_id}
+        books = {"log": replied, "Prometheus": counted}
+        if hand.role != "prefill" and len(ids) == 1:
+            books["kvasir status"] = done_counts[ids.pop()]
+        expect(record, f"jobs of the {hand.name}, {hand.process.pid}", books)
+
+
+def compare_journal_and_logs(site: Site, record: Record, courses: Sequence[Course]) -> None:
+    """Whoever a result names did reply with it, by his own log; a SIGKILL may have cut that line off."""
+    replied: set[tuple[str, str]] = set()
+    for hand in site.everyone():
+        replied |= {(line["job"], line["event"]) for line in hand.lines() if line["event"] in ("replied", "answered")}
+    names = {job for job, _ in replied}
+    for course in courses:
+        unknown = [line["job_id"] for line in journal_lines([course.out])
+                   if line["state"] == "succeeded" and line["job_id"] not in names]  # fmt: skip
+        expect(record, f"{course.title}: results that no worker logged", {"journal": len(unknown), "none": 0})
+
+
+def expect(record: Record, what: str, books: dict[str, Any]) -> None:
+    """That all of these say the same."""
+    values = list(books.values())
+    if any(value != values[0] for value in values):
+        words = ", ".join(f"{name} {_shortened(value)}" for name, value in books.items())
+        record.unequal.append(f"{what}: {words}")
+
+
+def _shortened(value: object) -> str:
+    text = str(value)
+    return text if len(text) < 300 else f"{text[:300]}…"
+
+
+# --- wrong
+
+
+def quiet_night(site: Site, course: Course, folder: Path) -> Path:
+    """The same batch, the same jobs, once more from the start: in one process, and nobody disturbs it."""
+    out = same_batch(course.out, folder / course.title.replace(" ", "-"))
+    config = folder / "kvasir.toml"
+    config.write_text(site.config(site.models(quiet=True)), "utf-8")
+    words = [word if word != str(course.out) else str(out) for word in course.words("--quiet")]
+    graded = _alone(folder, config, "grade", *words)
+    assert graded.code in (0, 1), graded.stderr
+    return out
+
+
+def _alone(folder: Path, config: Path, *words: str) -> CompletedCommand:
+    return run("--config", str(config), *words, env=environment(folder), cwd=folder, timeout_s=200)
+
+
+def count_wrong_answers(record: Record, course: Course, quiet: Path) -> None:
+    """Answers of the night that a quiet one does not give."""
+    wanted = _answers(journal_lines([quiet]))
+    given = _answers(journal_lines([course.out]))
+    assert wanted, f"the quiet night of {course.title} has no answer"
+    record.wrong += len(given - wanted)
+
+
+def _answers(lines: Iterable[dict[str, Any]]) -> set[tuple[str, str]]:
+    succeeded = (line for line in lines if line["state"] == "succeeded")
+    return {(line["job_id"], hashlib.sha256(_all_texts(line).encode()).hexdigest()) for line in succeeded}
+
+
+def _all_texts(line: dict[str, Any]) -> str:
+    return "\n".join([line["text"], *(str(answer.get("text")) for answer in line.get("answers", ()))])
+
+
+def count_wrong_cells(record: Record, course: Course, data: bytes) -> int:
+    """Cells of the file for the LMS, as it reads them, beside the truth; how many grades it takes."""
+    assert course.truth
+    people = {str(person.number): person.number for person in course.truth.people}
+    if course.truth.product == "canvas":
+        users = {*people, str(course.truth.people[-1].number + 900_000)}  # with the test student
+        cells = canvas_import(data, {ASSIGNMENT}, users).grades.get(ASSIGNMENT, {})
+    else:
+        cells = moodle_worksheet(data, dict.fromkeys(people, "-"), 20.0).grades
+    for text, number in people.items():
+        cell = cells.get(text)
+        truth = course.truth.points.get(number)
+        record.wrong += (None if cell is None else math.floor(cell)) != truth
+    return len(cells)
+
+
+# --- names
+
+
+def count_names(record: Record, names: Sequence[str], places: dict[str, Iterator[bytes]]) -> None:
+    """Names of people, files and folders in what left their instructors' machines, in whatever letters."""
+    forms = {name.casefold(): _written_forms(name) for name in names}
+    for place, texts in places.items():
+        leaked_names = set()
+        for data in texts:
+            text = data.decode("utf-8", "replace").casefold()
+            leaked_names |= {name for name, written in forms.items() if any(form in text for form in written)}
+        record.leaked += len(leaked_names)
+        record.unequal += [f"{place} holds {name!r}" for name in sorted(leaked_names)[:3]]
+
+
+def _written_forms(name: str) -> set[str]:
+    """In small letters: as it is, and as JSON in ASCII writes it."""
+    return {name.casefold(), *(json.dumps(text)[1:-1].casefold() for text in (name, name.casefold()))}
+
+
+# --- what is left
+
+
+def count_left(site: Site, record: Record, jobs: set[str]) -> None:
+    """Messages in queues, reply queues, and keys of these jobs in the store, when all batches are forgotten."""
+    depths = site.depths()
+    queues = [f"{name} ({count})" for name, count in depths.items() if count or name.startswith("reply.")]
+    wanted = {job.encode() for job in jobs}
+    keys = [value.split(b" ")[0] for value in site.store_values()
+            if wanted & set(re.split(rb"[:{} ]", value.split(b" ")[0]))]  # fmt: skip
+    record.left += len(queues) + len(keys)
+    record.unequal += [f"left: {', '.join(queues)}"] if queues else []
+    record.unequal += [f"left in the store: {keys[0].decode()} and {len(keys) - 1} more"] if keys else []

@@ -1,0 +1,82 @@
+"""A course whose instructor sits at the desk, in a browser: upload, dry run, and the whole class."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from desk.assignments import grading_work
+from tests.night.courses import Course
+from tests.night.site import Site
+from tests.support.browser import Browser
+from tests.support.desk_page import GRADED_S, UPLOADS, DeskPage
+from tests.support.waiting import wait_until
+
+
+class Desk:
+    """`kvasir ui` over the night's cluster, with a producer's rights."""
+
+    def __init__(self, site: Site, folder: Path) -> None:
+        self._site = site
+        self._folder = folder
+        self.home = folder / "home"
+        self._stack = ExitStack()
+        self._page = self._open()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._page.__exit__()
+        self._stack.close()
+
+    def submit(self, course: Course) -> "DeskOwner":
+        """As its instructor does."""
+        with Browser(self._folder / "browser") as browser:
+            browser.open(self._page.url)
+            browser.wait_for("New assignment")
+            browser.fill("Name", course.out.name)
+            for label, path in zip(UPLOADS, (course.work, course.rubric), strict=False):
+                browser.upload(label, path)
+                browser.wait_for(path.name[-6:])
+            browser.click("Ask about each criterion by itself")
+            browser.click("Create")
+            browser.wait_for("Look before you grade")
+            browser.upload("Who is in the class", *course.rosters)
+            browser.wait_for("people are known")
+            browser.click("Dry run")
+            browser.wait_for("counted with the model's tokenizer", GRADED_S)
+            browser.click("Grade all")
+            owner = DeskOwner(course.out)
+            wait_until(lambda: owner.alive, "the grading has begun", GRADED_S)
+        return owner
+
+    def kill(self) -> None:
+        """SIGKILL of the page's process; what it started goes on, and a new one finds it."""
+        self._page.kill()
+        self._page = self._open()
+
+    def _open(self) -> DeskPage:
+        self._site.cluster.role = "producer"
+        environ = self._site.cluster.environment
+        return DeskPage(self._folder, self._site.cluster.config, self.home, environ)
+
+
+class DeskOwner:
+    """The process that the desk started for a class."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def alive(self) -> bool:
+        """Whether it grades."""
+        return grading_work(self._folder).is_alive
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit code, once it has ended by itself."""
+        wait_until(lambda: not self.alive, "the desk's grading has ended", timeout_s, poll_s=0.5)
+        return grading_work(self._folder).exit_code
+
+    def text(self) -> str:
+        """What it printed last."""
+        return str(grading_work(self._folder).exit_code)

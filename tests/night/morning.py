@@ -1,0 +1,144 @@
+"""What the instructors do in the morning: retry, review by two, a bound, one criterion's rubric, requests, export."""
+
+import csv
+import json
+import time
+from pathlib import Path
+
+from desk.decisions import ReviewError, accept_grade, make_overrides
+from grading.export import final_grades
+from grading.hand_sample import enter_points, load_draw
+from grading.reviews import Override, ReviewConflict, append_override, read_overrides, version_of
+from tests.night.books import every_job, last_states
+from tests.night.courses import ASSIGNMENT, Course
+from tests.night.record import Record
+from tests.night.site import Site
+
+NEW_GUIDANCE = "Names count and remarks do so where they are needed."
+
+
+def retry(site: Site, record: Record, course: Course) -> None:
+    """What expired runs again; afterwards all of it is graded."""
+    start = time.time()
+    open_states = [state for state in last_states(course).values() if state != "succeeded"]
+    again = site.command("producer", "retry", str(course.out), "--json", "--quiet")
+    assert again.code in (0, 1), again.stderr
+    record.retried = len(open_states)
+    record.add(f"{course.title}: {len(open_states)} jobs that expired run again", _outcome(again.json()), start)
+
+
+def _outcome(outcome: dict[str, dict[str, int]]) -> str:
+    jobs = outcome["jobs"]
+    return f"{jobs['succeeded']} of {jobs['total']} succeeded"
+
+
+def review(record: Record, course: Course) -> None:
+    """Two people at one grade: the second is told, and nothing of the first one's is lost."""
+    start = time.time()
+    _, finals = final_grades(course.out, include_unreviewed=True)
+    first = next(final.grade for final in finals if final.grade.points is not None)
+    seen = version_of(())
+    append_override(course.out, _versioned(accept_grade(first, "Ada"), seen))
+    feedback = {first.criteria[0].id: "Looked at by two."}
+    changes = make_overrides(first, {}, {}, feedback, first.summary, "a clearer sentence", "Bo")
+    told = False
+    try:
+        append_override(course.out, *(_versioned(change, seen) for change in changes))
+    except (ReviewConflict, ReviewError):
+        told = True
+    if not told or len(read_overrides(course.out)) != 1:
+        record.unequal.append(f"{course.title}: the second of two reviews replaced the first unasked")
+    record.add(f"{course.title}: two people review one grade", "the second is told of the first's", start)
+
+
+def _versioned(override: Override, version: str) -> Override:
+    fields = {name: getattr(override, name) for name in ("item_id", "criterion_id", "points", "feedback", "reason")}
+    return Override(**fields, reviewer=override.reviewer, version=version)
+
+
+def bound(site: Site, record: Record, course: Course, count: int) -> None:
+    """A sample by hand, and what it promises."""
+    start = time.time()
+    drawn = site.command("producer", "bound", str(course.out), "--draw", str(count), "--by", "Ada")
+    if drawn.code not in (0, 1):
+        record.unequal.append(f"{course.title}: bound --draw ended with {drawn.code}: {drawn.stderr[-300:]}")
+        return
+    _, finals = final_grades(course.out, include_unreviewed=True)
+    points = {final.grade.item_id: final.grade for final in finals}
+    for item_id in load_draw(course.out).sampled_members():
+        for criterion in points[item_id].criteria:
+            enter_points(course.out, item_id, criterion.id, f"{criterion.points or 0:g}", "")
+    answer = site.command("producer", "bound", str(course.out))
+    assert answer.code in (0, 1), answer.stderr
+    sentences = [line.strip() for line in answer.stdout.splitlines() if "confidence" in line]
+    record.add(f"{course.title}: {count} graded by hand", (sentences or ["nothing can be promised"])[0], start)
+
+
+def regrade(site: Site, record: Record, course: Course) -> None:
+    """One criterion's guidance is edited: nothing else is asked about, and nobody's other points change."""
+    start = time.time()
+    before = _points(course, "parts")
+    text = course.rubric.read_text("utf-8")
+    course.rubric.write_text(text.replace("Names and remarks count.", NEW_GUIDANCE), "utf-8")
+    again = site.command("producer", "regrade", str(course.out), "--criterion", "clear", "--yes", "--json", "--quiet")
+    assert again.code in (0, 1), again.stderr
+    cost = again.json()["cost"]
+    if set(cost["asked"]) != {"clear"} or _points(course, "parts") != before:
+        record.unequal.append(f"{course.title}: a regrade of one criterion touched others: {cost}")
+    record.add(f"{course.title}: one criterion graded anew", f"{cost['jobs']} jobs", start)
+
+
+def _points(course: Course, criterion_id: str) -> dict[str, object]:
+    _, finals = final_grades(course.out, include_unreviewed=True)
+    return {
+        final.submission: criterion.points
+        for final in finals
+        for criterion in final.criteria
+        if criterion.id == criterion_id
+    }
+
+
+def request(site: Site, record: Record, course: Course) -> None:
+    """A student asks for another look, and is answered."""
+    start = time.time()
+    _, finals = final_grades(course.out, include_unreviewed=True)
+    file = course.out.parent / "requests.csv"
+    with file.open("w", encoding="utf-8", newline="") as text:
+        csv.writer(text).writerows([["submission", "request"], [finals[0].submission, "Please look again."]])
+    listed = site.command("producer", "requests", str(course.out), "--from", str(file), "--json")
+    assert listed.code == 1, listed.stderr  # it waits for its reply
+    (asked,) = json.loads(listed.stdout)["requests"]
+    words = ("--answer", asked["id"], "--reply", "Looked at.", "--json")
+    answered = site.command("producer", "requests", str(course.out), *words)
+    assert answered.code == 0, answered.stderr
+    record.add(f"{course.title}: a student asks for another look", "answered", start)
+
+
+def export(site: Site, course: Course, to: Path) -> bytes:
+    """The file for the LMS."""
+    assert course.truth
+    roster = str(course.rosters[0])
+    if course.truth.product == "canvas":
+        form = ("--format", "canvas", "--gradebook", roster, "--assignment", ASSIGNMENT)
+    else:
+        form = ("--format", "moodle", "--worksheet", roster)
+    words = ("export", str(course.out), *form, "--include-unreviewed", "--yes", "--to", str(to))
+    exported = site.command("producer", *words)
+    assert exported.code in (0, 1), exported.stderr
+    return to.read_bytes()
+
+
+def forget(site: Site, record: Record, course: Course) -> set[str]:
+    """The batch, everywhere; its jobs."""
+    start = time.time()
+    jobs = every_job(course)
+    refused = site.command("producer", "forget", str(course.out), "--yes")
+    if "only the operator may forget a batch, and nothing was deleted" not in refused.stderr:
+        record.unequal.append(f"{course.title}: a producer's forget ended with {refused.code}: {refused.stderr}")
+    forgotten = site.command("operator", "forget", str(course.out), "--yes")
+    assert forgotten.code == 0, forgotten.stderr
+    if course.out.exists():
+        record.left += 1
+        record.unequal.append(f"{course.title}: {sorted(path.name for path in course.out.iterdir())} is left")
+    record.add(f"{course.title}: forgotten", forgotten.stdout.strip().splitlines()[-2].replace("\n", " "), start)
+    return jobs

@@ -1,0 +1,220 @@
+"""One night from the first upload to the last file that is forgotten, by size and by seed."""
+
+import random
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tests.night import books, evening, morning
+from tests.night.courses import EXAMPLE_MODEL, READER, REAL, WRITER, all_names, exam_course, example_course, made_course
+from tests.night.desk import Desk
+from tests.night.evening import Endpoint
+from tests.night.record import Record, write
+from tests.night.site import Pace, Site, earlier_release, wait_for_workers
+from tests.night.troubles import TROUBLES, Alerts, Night, Trouble, kill_desk, strike
+from tests.support import smollm2, smollm2_folders
+from tests.support.processes import ModelEntry
+from tests.support.waiting import wait_until
+
+_WRITER_SLOTS, _READER_SLOTS = 6, 4  # of all workers
+_ANSWER_TOKENS = 25  # of the writer, about
+_OTHER = 1000  # added to the seed for another class of the same kind
+_TROUBLE_S = 18.0  # each takes with its recovery, at most as a rule
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a night is."""
+
+    people: int  # of the Canvas class
+    team_people: int  # of the Moodle class
+    exams: int
+    examples: int  # of the example class, by the example's model
+    lines: int  # of the batch through the gateway
+    rounds: int  # of all troubles
+    rest_s: float  # between two of them, at most
+    real_exams: int = 0  # graded by SmolLM2, through llama.cpp and MLX
+    desk_people: int = 0  # of a class whose instructor sits at the desk, in a browser; 0: nobody does
+
+    def pace(self, troubles: int) -> Pace:
+        """With which the work lasts as long as `rounds` of so many troubles."""
+        night_s = self.rounds * troubles * (_TROUBLE_S + self.rest_s / 2)
+        people = self.people + self.team_people + self.desk_people
+        reader_s = night_s * _READER_SLOTS / people
+        writer_s = night_s * _WRITER_SLOTS / (people + self.lines)
+        return Pace(_ANSWER_TOKENS / writer_s, reader_s)
+
+
+SHORT = Size(people=120, team_people=16, exams=6, examples=2, lines=120, rounds=1, rest_s=0.0)
+LONG = Size(
+    people=120, team_people=40, exams=20, examples=16, lines=600, rounds=6, rest_s=30.0, real_exams=10, desk_people=30
+)
+
+
+def whole_night(folder: Path, size: Size, seed: int, to: Path | None = None, only: Sequence[str] = ()) -> Record:
+    """Evening, night and morning. `to`: where table and pictures are written; `only`: of the troubles."""
+    record = Record(seed)
+    troubles = [trouble for trouble in TROUBLES if not only or any(word in trouble.event for word in only)]
+    source = random.Random(f"night {seed}")
+    courses = [
+        made_course(folder / "canvas", "canvas named", seed, size.people),
+        made_course(folder / "moodle", "moodle teams", seed, size.team_people),
+        # Whoever is last in the queue, with a deadline of seconds, has something to retry in the morning.
+        exam_course(folder / "exam", size.exams, "--code-model", WRITER, "--deadline", "3s"),
+        example_course(folder / "example", size.examples),
+    ]
+    if size.real_exams:
+        real = ("--code-model", REAL, "--feedback-model", REAL)
+        courses.append(exam_course(folder / "real", size.real_exams, *real, title=f"exam by {REAL}"))
+    if size.desk_people:
+        course = made_course(folder / "at-the-desk", "canvas named", seed + _OTHER, size.desk_people)
+        courses.append(replace(course, title="desk", out=folder / "desk" / "home" / "riverside"))
+    models = {REAL: ModelEntry("llamacpp", str(smollm2.weights()), context=4096)} if size.real_exams else {}
+    with Site(folder / "site", size.pace(len(troubles)), models) as site:
+        endpoint = Endpoint(site, size.lines)
+        _prepare(site)
+        with Alerts(site) as alerts, ExitStack() as at_end:
+            desk = at_end.enter_context(Desk(site, folder / "desk")) if size.desk_people else None
+            night = Night(site, courses, endpoint, record, alerts, source, desk)
+            _evening(night)
+            with endpoint.watched():
+                _night(night, size, troubles)
+                _end_of_night(night)
+            ended = time.time()
+            record.night_s = ended - record.started
+            _books(night, folder / "quiet")
+            _morning(night, folder)
+            record.morning_s = time.time() - ended
+            if to:
+                write(to, record, site, ended)
+    return record
+
+
+def _prepare(site: Site) -> None:
+    """Queues by the operator, workers of every role, the gateway."""
+    assert site.command("operator", "status").code == 0
+    hands = [site.hire("prefill", WRITER, source=earlier_release(site.folder / "earlier"))]
+    hands += [site.hire(role, WRITER) for role in ("decode", "decode", "both")]
+    hands += [site.hire("both", model) for model in (READER, EXAMPLE_MODEL)]
+    if site.real_models:  # llama.cpp does both, and MLX decodes with another rounding, once its proof is through
+        hands += [site.hire("both", REAL)]
+        site.hire("decode", REAL, "--engine", "mlx", "--weights", str(smollm2_folders.folder("f32")))
+    site.serve()
+    wait_for_workers(hands)
+
+
+def _evening(night: Night) -> None:
+    site, record, (canvas, moodle, exam, example) = night.site, night.record, night.courses[:4]
+    record.started = time.time()
+    evening.look_before(site, canvas)
+    by_folder = [canvas, moodle, example, *(course for course in night.courses[4:] if course.title != "desk")]
+    for course in by_folder:
+        start = time.time()
+        evening.submit(site, course)
+        record.add(f"{course.title}: {len(books.planned_jobs(course))} jobs submitted from a folder", "", start)
+    if night.desk:
+        course, start = night.courses[-1], time.time()
+        site.owners[course.title] = night.desk.submit(course)
+        record.add(f"{course.title}: {len(books.planned_jobs(course))} jobs submitted in a browser", "", start)
+    start = time.time()
+    night.endpoint.submit()
+    record.add(f"a batch of {night.endpoint.count} lines by OpenAI's SDK", "", start)
+    start = time.time()
+    evening.submit(site, exam)
+    record.add(f"{exam.title}: {len(books.planned_jobs(exam))} jobs with a deadline", "", start)
+    start = time.time()
+    seconds = evening.ask(site)
+    record.add("a question in between", f"answered in {seconds:.1f} s", start)
+    _look_for_names(night, "in the evening")
+
+
+def _look_for_names(night: Night, when: str) -> None:
+    site = night.site
+    places = {
+        f"the broker's disk {when}": site.broker_files(),
+        f"the store {when}": site.store_values(),
+        f"a log {when}": site.logs(),
+    }
+    books.count_names(night.record, all_names(night.courses), places)
+
+
+def _night(night: Night, size: Size, troubles: Sequence[Trouble]) -> None:
+    for _ in range(size.rounds):
+        for trouble in night.random.sample(troubles, len(troubles)):
+            time.sleep(night.random.uniform(0, size.rest_s))
+            _expect_work(night, trouble)
+            strike(night, trouble)
+        if night.desk:
+            strike(night, Trouble("SIGKILL of the desk", kill_desk))
+
+
+def _expect_work(night: Night, trouble: Trouble) -> None:
+    """Trouble in an idle cluster is none: the pace was wrong then, and the night worth nothing."""
+    assert len(night.open_courses()) >= 1, f"all work was done before: {trouble.event}"
+
+
+def _end_of_night(night: Night) -> None:
+    """What is left is done quickly: a fast machine joins, and the reader hurries."""
+    site, start = night.site, time.time()
+    site.reader.seconds = 0.0
+    fast = site.models(quiet=True)[WRITER].weights
+    site.hire("both", WRITER, "--weights", fast, "--slots", "4").process.wait_until_registered()
+    for course in night.courses:
+        owner = site.owners[course.title]
+        code = owner.wait(900)
+        if code not in (0, 1):  # whoever comes in the morning types it again
+            night.record.unequal.append(f"{course.title}: its owner ended with {code}: {owner.text()[-300:]}")
+            site.own(course).wait(300)
+    wait_until(lambda: night.endpoint.status == "completed", "the gateway's batch is over", 600, poll_s=0.5)
+    wait_until(lambda: not night.alerts.firing(), "all alerts have cleared", 120, poll_s=0.5)
+    night.record.add("all work is done", f"{night.results()} results; no alert fires", start)
+
+
+def _books(night: Night, folder: Path) -> None:
+    record, site = night.record, night.site
+    books.count_jobs(record, night.courses)
+    record.jobs += night.endpoint.count
+    missing = night.endpoint.missing()
+    record.lost += len(missing)
+    for course in night.courses:
+        books.compare_counts(site, record, course)
+    time.sleep(2)  # two more looks of Prometheus's
+    books.compare_workers(site, record)
+    books.compare_journal_and_logs(site, record, night.courses)
+    folder.mkdir()
+    # Of one that expired there is nothing to compare, and another engine's rounding may change an answer.
+    for course in [course for course in night.courses if not course.title.startswith("exam")]:
+        books.count_wrong_answers(record, course, books.quiet_night(site, course, folder))
+    _look_for_names(night, "at the end of the night")
+
+
+def _morning(night: Night, folder: Path) -> None:
+    site, record, (canvas, moodle, exam, _) = night.site, night.record, night.courses[:4]
+    morning.retry(site, record, exam)
+    books.count_jobs(record, night.courses)
+    record.jobs += night.endpoint.count
+    books.compare_counts(site, record, exam)
+    morning.bound(site, record, canvas, 15)
+    morning.review(record, canvas)
+    morning.regrade(site, record, canvas)
+    morning.request(site, record, moodle)
+    for course in [course for course in night.courses if course.truth]:
+        start = time.time()
+        cells = books.count_wrong_cells(
+            record, course, morning.export(site, course, folder / f"{course.title}.export.csv")
+        )
+        record.add(f"{course.title}: exported", f"the LMS takes {cells} grades", start)
+    jobs: set[str] = set()
+    for course in night.courses:
+        jobs |= morning.forget(site, record, course)
+    _look_for_names(night, "after all was forgotten")
+    for hand in list(site.hands):
+        site.dismiss(hand)
+        assert hand.process.terminate(60) == 0, hand.process.text()[-2000:]
+    assert site.gateway
+    assert site.gateway.terminate() == 0, site.gateway.text()[-2000:]
+    books.count_left(site, record, jobs)
+    shutil.rmtree(folder / "quiet", ignore_errors=True)
