@@ -103,6 +103,7 @@ class WorkerDetails:
     clock_s: float = 0.0  # its machine's clock less the store's
     engine_build: str = ""
     slot_file_version: str = ""  # of the KV caches that its engine reads and writes as files
+    template: str = ""  # hash of what its chat template makes of fixed conversations
 
     def __post_init__(self) -> None:
         checks.tuple_of("roles", self.roles, str, 2)
@@ -117,8 +118,8 @@ class WorkerDetails:
                 raise InvalidMessage(f"{name} must be of different models")
         checks.tuple_of("links", self.links, Link, MAX_LINKS)
         checks.number("clock_s", self.clock_s, -_MAX_RATE, _MAX_RATE)
-        checks.text("engine_build", self.engine_build, 255)
-        checks.text("slot_file_version", self.slot_file_version, 255)
+        for name in ("engine_build", "slot_file_version", "template"):
+            checks.text(name, getattr(self, name), 255)
 
 
 NO_DETAILS = WorkerDetails()

@@ -7,7 +7,7 @@ from itertools import product
 from engines.entry import MEND_DEVICE, MEND_TRANSFER
 from engines.registry import entries
 from engines.sketch import SketchAgreement, compare, read_sketch
-from engines.worker_info import MEND_ROPE, different_rope, ignored_window
+from engines.worker_info import MEND_ROPE, different_rope, different_template, ignored_window
 from infra.config.next_command import next_command
 from infra.config.settings import MachineSettings, ModelSettings, Settings
 from kvasir.doctor.findings import Finding, error, ok, warn
@@ -56,6 +56,8 @@ def _check_model(
                 f"prefill takes prompts of {prefill.context:,} tokens, and {_describe(decode)} {decode.context:,}",
                 "start both with the same --context",
             )
+        if templates := different_template(prefill, decode):
+            yield warn(model.name, templates, "give both the same template: a folder's, or that in the GGUF file")
 
 
 def _missing_stage_finding(settings: Settings, model: ModelSettings, prefill: bool, decode: bool) -> Finding:
@@ -71,7 +73,8 @@ def _distinct_pairs(pairs: Iterator[tuple[WorkerInfo, WorkerInfo]]) -> Iterator[
     seen_kinds = set()
     for prefill, decode in pairs:
         kind = tuple(
-            (c.engine, _build(c), c.fingerprint, c.tokenizer, c.context, c.transfers_kv, c.sketch, c.refuses)
+            (c.engine, c.details.template, _build(c), c.fingerprint, c.tokenizer, c.context, c.transfers_kv)
+            + (c.sketch, c.refuses)
             for c in (prefill, decode)
         )
         if kind not in seen_kinds:

@@ -153,6 +153,19 @@ def test_different_builds_of_one_engine_are_named_with_their_slot_files(tmp_path
         assert "builds" not in lines(check_workers(settings(tmp_path), [one, other]))[0][1]
 
 
+def test_a_pair_with_two_chat_templates_is_named_and_goes_on(tmp_path: Path) -> None:
+    one, other = (WorkerDetails(template=name) for name in ("7e3f", "7e40"))
+    pair = [registration("prefill", details=one), registration("decode", details=other)]
+    levels, texts = zip(*lines(check_workers(settings(tmp_path), pair)), strict=True)
+    assert levels == ("ok", "warn")
+    assert "chat templates of prefill-1 and decode-1 differ" in texts[1]
+    assert "give both the same template" in texts[1]
+    # And nothing is said of equal ones, or where an older worker tells none
+    for name in ("7e3f", ""):
+        same = [pair[0], registration("decode", details=WorkerDetails(template=name))]
+        assert len(lines(check_workers(settings(tmp_path), same))) == 1
+
+
 def test_conversions_of_the_same_weights_may_share_where_it_is_said(tmp_path: Path) -> None:
     said = settings(tmp_path, same_weights=["llamacpp", "mlx"])
     shape = "24 layers x 8 kv_heads x 64 head_dim"
