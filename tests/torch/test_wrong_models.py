@@ -262,9 +262,10 @@ def test_what_changes_the_output_alone_is_the_decoders_own(name: str, bench: Ben
     folder = bench.changed("gemma3", name, tmp_path / "changed")
     options = [EngineOptions(str(folder), matrix_models.CONTEXT, slots=1, threads=1)]
     options += [replace(options[0], weights=str(bench.source("gemma3", "transformers")))]
-    with closing(open_engine("transformers", options[0])) as changed, closing(
-        open_engine("transformers", options[1])
-    ) as as_it_is:
+    with (
+        closing(open_engine("transformers", options[0])) as changed,
+        closing(open_engine("transformers", options[1])) as as_it_is,
+    ):
         tokens = changed.tokenize(user_prompt("", "What does a queue hold, and who takes it out?"), 0.0).ids
         cache = prefilled(as_it_is, tokens[:-1])
         # Then its answer from that cache is what it says by itself
