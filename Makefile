@@ -74,7 +74,7 @@ test-vllm: $(STAMPS)/test ## tests that need vLLM (1 GB, 3.5 GB on disk, in an e
 
 test-gpu: ## what Linux with CUDA, PyTorch and transformers runs without a network, on GPU_PYTHON; writes results/gpu.json
 	@if [ -n "$$(ls $(WHEELS)/*.whl 2>/dev/null)" ]; then $(GPU_PYTHON) -m pip install --quiet --disable-pip-version-check \
-	    --no-index --no-deps --upgrade --target $(GPU_PACKAGES) $(WHEELS)/*.whl; fi
+	    --root-user-action=ignore --no-index --no-deps --upgrade --target $(GPU_PACKAGES) $(WHEELS)/*.whl; fi
 	@PYTHONPATH="$$(pwd):$(GPU_PACKAGES)" $(GPU_PYTHON) -m benchmarks.gpu_figures --out results/gpu.json
 
 gpu-wheels: $(STAMPS)/test ## the wheels for test-gpu (40 MB), to be carried to that machine with the checkout
