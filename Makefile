@@ -14,6 +14,10 @@ RESULTS = examples/homework/results
 TEST_ENGINES = llamacpp,mlx
 SEED = 0
 ROUNDS = 6
+# Of a machine with CUDA and no network: its Python, which has PyTorch and transformers, and the wheels brought there.
+GPU_PYTHON = python3
+WHEELS = build/gpu-wheels
+GPU_PACKAGES = build/gpu-packages
 
 DEMO_SIZE = 60 MB
 TEST_SIZE = 150 MB
@@ -21,7 +25,7 @@ TORCH_SIZE = 250 MB; several GB where your package index serves PyTorch with CUD
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo ui serve test test-gate lint test-system test-torch test-vllm test-upgrade test-floors test-services audit services observe bench faults night matrix pictures env clean
+.PHONY: help demo ui serve test test-gate lint test-system test-torch test-vllm test-gpu gpu-wheels test-upgrade test-floors test-services audit services observe bench faults night matrix pictures env clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -69,6 +73,14 @@ test-torch: $(STAMPS)/test $(STAMPS)/torch ## tests that need PyTorch, and two r
 test-vllm: $(STAMPS)/test ## tests that need vLLM (1 GB, 3.5 GB on disk, in an environment of its own)
 	$(PY) -m kvasir engines install vllm
 	$(PY) -m pytest -m vllm
+
+test-gpu: ## what Linux with CUDA, PyTorch and transformers runs without a network, on GPU_PYTHON; writes results/gpu.json
+	@if [ -n "$$(ls $(WHEELS)/*.whl 2>/dev/null)" ]; then $(GPU_PYTHON) -m pip install --quiet --disable-pip-version-check \
+	    --root-user-action=ignore --no-index --no-deps --upgrade --target $(GPU_PACKAGES) $(WHEELS)/*.whl; fi
+	@PYTHONPATH="$$(pwd):$(GPU_PACKAGES)" $(GPU_PYTHON) -m benchmarks.gpu_figures --out results/gpu.json
+
+gpu-wheels: $(STAMPS)/test ## the wheels for test-gpu (40 MB), to be carried to that machine with the checkout
+	@$(PY) -m tests.support.gpu_wheels $(WHEELS)
 
 test-upgrade: $(STAMPS)/test ## the first release against this checkout, in every order of upgrade and rollback: ten minutes
 	@$(PY) -m tests.upgrade

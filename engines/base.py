@@ -241,6 +241,7 @@ class LoadedEngine(Generic[E]):
     engine: E
     why_no_kv: str = ""
     sketches: Sketches = field(default_factory=Sketches)  # whose KV caches it takes
+    template: str = ""  # as `engines.worker_info.template_name` names it
 
 
 @runtime_checkable

@@ -23,6 +23,12 @@ def write_note(note: Path, body: bytes) -> None:
         draft.replace(note)
 
 
+def file_identity(stat: os.stat_result) -> str:
+    """What tells that a file is another than before: its size, times and number. Whoever sets its mtime back does not
+    set back when it changed (ctime)."""
+    return f"{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}\0{stat.st_ino}"
+
+
 def weights_digest(identity: str, compute: Callable[[], str]) -> str:
     """The SHA-256 of weights, as 64 hexadecimal digits; `identity`: paths, sizes and times of their files."""
     note = note_path("weights", identity)

@@ -51,11 +51,13 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0  # before a server that is away is 
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp, which may be behind a server, draws a seed of its own for this one
 LETTERS_PER_TOKEN = 3.0  # until the server has counted the sample
 _POLL_S = 0.1
-# No prompt has this much more text to a token than the sample: one that was counted lower was cut.
+# No prompt has this much more text to a token than its neighbours, or the sample: one that was counted lower was cut.
 _CUT = 0.6
-# Ollama cuts a prompt to half the context and a few tokens of its beginning. Text that is denser than the sample may be
-# too long where nobody expects it: at just this count less tells.
+# Ollama cuts a prompt to half the context and a few tokens of its beginning: at just this count a prompt is whole only
+# where that is expected, by so much.
 _KEPT, _CUT_TO_HALF = 8, 0.85
+_TEMPLATE_BYTES = 1024  # that a template may add to a prompt
+_RUN = re.compile(r"(.)\1{3,}", re.DOTALL)  # of one character, which is a token or two however long it is
 _NEIGHBOUR_TOKENS = 256  # a shorter prompt is in great part template
 _KNOWN_MARK = re.compile(
     r"<(?=[|｜][^<>\n]{1,64}[|｜]>|<SYS>>|\|?turn\|?>|/?(?:s|bos|eos|pad|unk|think|(?:start|end)_of_(?:turn|text|image)"
@@ -255,7 +257,7 @@ class TextOnly(Generic[S]):
         self._server_name = server_name
         self._context = context
         self._letters_per_token = LETTERS_PER_TOKEN
-        self._neighbours_letters_per_token = math.inf  # of the prompts answered lately
+        self._neighbours_bytes_per_token = 0.0  # of the prompts answered lately; 0: of none
 
     @property
     def outage(self) -> str:
@@ -324,19 +326,23 @@ class TextOnly(Generic[S]):
                 f"the prompt has {prompt_tokens:,} tokens (more, if {self._server_name} cut it) and the answer may "
                 f"have {sampling.max_tokens:,}, but the context holds {self._context:,}"
             )
-        letters = sum(len(part.text) for part in prompt)
-        expected = letters / self._letters_per_token
-        is_cut = expected > self._context and 0 < prompt_tokens < expected * _CUT
+        text = "".join(part.text for part in prompt)
+        # Of UTF-8, since a token has about as many of them in every language.
+        num_bytes = len(_RUN.sub(r"\1\1\1", text).encode("utf-8", "surrogatepass"))
+        # The sample is ASCII: its letters are bytes.
+        expected = num_bytes / (self._neighbours_bytes_per_token or self._letters_per_token)
+        is_cut = 0 < prompt_tokens < expected * _CUT
         if 0 <= prompt_tokens - self._context // 2 <= _KEPT:
-            expected = max(expected, letters / self._neighbours_letters_per_token)
-            is_cut |= prompt_tokens < expected * _CUT_TO_HALF
-        if is_cut:
+            expected = max(expected, num_bytes / self._letters_per_token)
+            is_cut = not expected * _CUT_TO_HALF <= prompt_tokens <= expected / _CUT_TO_HALF
+        # No token has less than a byte: what is shorter than the context in bytes is never cut.
+        if is_cut and len(text.encode("utf-8", "surrogatepass")) + _TEMPLATE_BYTES > self._context:
             raise ContextExceeded(
-                f"{self._server_name} cut a prompt of about {expected:,.0f} tokens to {prompt_tokens:,}"
+                f"{self._server_name} seems to have cut a prompt of about {expected:,.0f} tokens to {prompt_tokens:,}"
             )
-        if letters and prompt_tokens >= _NEIGHBOUR_TOKENS:
-            known, observed = self._neighbours_letters_per_token, letters / prompt_tokens
-            self._neighbours_letters_per_token = observed if math.isinf(known) else (known + observed) / 2
+        if num_bytes and prompt_tokens >= _NEIGHBOUR_TOKENS:
+            known, observed = self._neighbours_bytes_per_token, num_bytes / prompt_tokens
+            self._neighbours_bytes_per_token = (known + observed) / 2 if known else observed
 
 
 def context_of(server_name: str, model: str, trained_context: int, requested_context: int) -> int:

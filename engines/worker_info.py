@@ -1,10 +1,13 @@
 """What every worker's registration says of its engine and its process."""
 
+import hashlib
 import os
 import socket
 
-from engines.base import DecodeEngine, EngineInfo, LoadedEngine, PrefillEngine, outage_of
+from engines.base import DecodeEngine, EngineInfo, LoadedEngine, PrefillEngine, Tokenizes, outage_of
 from engines.rope import ropes_text
+from messages.errors import InvalidPrompt
+from messages.jobs import Part
 from messages.workers import MAX_LAYOUT_BYTES, WorkerDetails, WorkerInfo, WorkerStage, layout_text
 
 MEND_ROPE = (
@@ -13,6 +16,12 @@ MEND_ROPE = (
 )
 _NOTE_CHARS = 250  # a registration's notes take 1,024 bytes, and a reason may quote anything
 _BUILD_CHARS = 60  # and a build 255
+# What templates do unlike: begin, state a system message or refuse it, close an answer, and open the next.
+_CONVERSATIONS = (
+    (Part("user", "Why?"),),
+    (Part("system", "Be brief."), Part("user", "Why?")),
+    (Part("user", "Why?"), Part("assistant", "So."), Part("user", "How?")),
+)
 
 
 def engine_registration(
@@ -47,7 +56,37 @@ def engine_registration(
         )[:_NOTE_CHARS],
         layout=kv_text(info),
         sketch=loaded_model.sketches.name,
-        details=WorkerDetails(roles, engine_build=info.build[:_BUILD_CHARS], slot_file_version=info.slot_file_version),
+        details=WorkerDetails(
+            roles,
+            engine_build=info.build[:_BUILD_CHARS],
+            slot_file_version=info.slot_file_version,
+            template=loaded_model.template,
+        ),
+    )
+
+
+def template_name(engine: Tokenizes) -> str:
+    """Names what the engine's chat template makes of fixed conversations; "": it renders none, or tells no ids.
+
+    Engines whose templates and tokenizers do the same have the same name, whatever file the template came from.
+    """
+    found: list[tuple[int, ...]] = []
+    for conversation in _CONVERSATIONS:
+        try:
+            found.append(engine.tokenize(conversation, 0.0).ids)
+        except InvalidPrompt:
+            found.append(())
+    return hashlib.blake2b(repr(found).encode(), digest_size=16).hexdigest() if any(found) else ""
+
+
+def different_template(left: WorkerInfo, right: WorkerInfo) -> str:
+    """That the chat templates of two workers differ, in words; "": they don't, or one doesn't say."""
+    names = [worker.details.template for worker in (left, right)]
+    if not all(names) or names[0] == names[1] or left.tokenizer != right.tokenizer:
+        return ""
+    return (
+        f"the chat templates of {left.worker_id} and {right.worker_id} differ: a prompt is what the template of the "
+        "worker that meets it first makes of it"
     )
 
 

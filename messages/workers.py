@@ -105,6 +105,7 @@ class WorkerDetails:
     engine_build: str = ""
     slot_file_version: str = ""  # of the KV caches that its engine reads and writes as files
     paused_because: str = ""  # why it paused itself, in a sentence; "": it didn't
+    template: str = ""  # hash of what its chat template makes of fixed conversations
 
     def __post_init__(self) -> None:
         checks.tuple_of("roles", self.roles, str, 2)
@@ -119,7 +120,7 @@ class WorkerDetails:
                 raise InvalidMessage(f"{name} must be of different models")
         checks.tuple_of("links", self.links, Link, MAX_LINKS)
         checks.number("clock_s", self.clock_s, -_MAX_RATE, _MAX_RATE)
-        for name in ("engine_build", "slot_file_version", "paused_because"):
+        for name in ("engine_build", "slot_file_version", "paused_because", "template"):
             checks.text(name, getattr(self, name), 255)
 
 

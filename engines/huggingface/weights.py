@@ -41,6 +41,7 @@ _GROWING_ROPE = {"dynamic", "longrope", "su"}
 _IRRELEVANT = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "architectures",
                "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "tokenizer_class"}  # fmt: skip
 _INDEX = "model.safetensors.index.json"
+_ADAPTER = "adapter_config.json"
 _MAX_HEADER = 100 << 20
 _CHUNK = 8 << 20
 
@@ -76,6 +77,11 @@ def open_folder(weights: str) -> HFFolder:
         raise ConfigError(f"{weights}: the dtype must be one of {', '.join(DTYPES)}, not {dtype!r:.40}")
     path = _local_folder(name)
     config = read_json(path / "config.json")
+    if (path / _ADAPTER).exists():
+        raise ConfigError(
+            f"{path} holds a LoRA adapter beside the model ({_ADAPTER}), which one engine loads and another leaves "
+            "out: merge it into the weights, or move it away"
+        )
     files = tuple(_weight_files(path))
     for file in files:
         for _ in _tensors(file):
@@ -161,7 +167,7 @@ def weights_digest(folder: HFFolder) -> str:
     Kept in the user's cache folder for the files' paths, sizes and times: 60 GB take a minute to read.
     """
     stats = [(file, file.stat()) for file in folder.files]
-    identity = "\0".join(f"{file.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}" for file, stat in stats)
+    identity = "\0".join(f"{file.resolve()}\0{cached.file_identity(stat)}" for file, stat in stats)
 
     def compute_digest() -> str:
         digests = sorted(digest for file in folder.files for digest in _tensor_digests(file))

@@ -255,7 +255,7 @@ def weights_digest(gguf: GGUFFile) -> str:
     """SHA-256 of the tensor data, all of it. Kept in the user's cache folder for the file's path, size and time,
     because a 30 GB file takes a minute to read."""
     stat = gguf.path.stat()
-    identity = f"{gguf.path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{gguf.data_start}"
+    identity = f"{gguf.path.resolve()}\0{cached.file_identity(stat)}\0{gguf.data_start}"
     return cached.weights_digest(identity, gguf.tensor_digest)
 
 

@@ -7,7 +7,7 @@ from itertools import product
 from engines.entry import MEND_DEVICE, MEND_TRANSFER
 from engines.registry import entries
 from engines.sketch import SketchAgreement, compare, read_sketch
-from engines.worker_info import MEND_ROPE, different_rope, ignored_window
+from engines.worker_info import MEND_ROPE, different_rope, different_template, ignored_window
 from infra.config.next_command import next_command
 from infra.config.settings import MachineSettings, ModelSettings, Settings
 from kvasir.doctor.findings import Finding, error, ok, warn
@@ -16,6 +16,8 @@ from messages.workers import WorkerInfo
 
 _GPU_PLATFORMS = {"linux-cuda": "cuda", "macos": "metal"}
 _MEND_SKETCH = "give both workers conversions of one model and one configuration, or run one engine at both ends"
+# A class by which a refusal is made a figure.
+_CLASS, _CLASS_PROMPT_TOKENS = 100, 4000
 _OBSERVED_PREFIX = "observed-"  # a tokenizer known only by what it makes of a sample
 
 
@@ -49,13 +51,16 @@ def _check_model(
         yield _missing_stage_finding(settings, model, bool(prefills), bool(decodes))
     for prefill, decode in _distinct_pairs(product(prefills, decodes)):
         finding = _check_pair(model, prefill, decode, fetch)
-        yield replace(finding, what=finding.what + _different_builds(prefill, decode))
+        finding = replace(finding, what=finding.what + _different_builds(prefill, decode))
+        yield finding if finding.level == "ok" else _with_cost(model, finding, prefill, decode)
         if decode.context < prefill.context:
             yield warn(
                 model.name,
                 f"prefill takes prompts of {prefill.context:,} tokens, and {_describe(decode)} {decode.context:,}",
                 "start both with the same --context",
             )
+        if templates := different_template(prefill, decode):
+            yield warn(model.name, templates, "give both the same template: a folder's, or that in the GGUF file")
 
 
 def _missing_stage_finding(settings: Settings, model: ModelSettings, prefill: bool, decode: bool) -> Finding:
@@ -71,7 +76,10 @@ def _distinct_pairs(pairs: Iterator[tuple[WorkerInfo, WorkerInfo]]) -> Iterator[
     seen_kinds = set()
     for prefill, decode in pairs:
         kind = tuple(
-            (c.engine, _build(c), c.fingerprint, c.tokenizer, c.context, c.transfers_kv, c.sketch, c.refuses)
+            (
+                *(c.engine, _build(c), c.details.template, c.fingerprint, c.tokenizer),
+                *(c.context, c.transfers_kv, c.sketch, c.refuses),
+            )
             for c in (prefill, decode)
         )
         if kind not in seen_kinds:
@@ -134,6 +142,25 @@ def _check_pair(model: ModelSettings, prefill: WorkerInfo, decode: WorkerInfo, f
         "prompt is computed twice",
         _mend_families(model, prefill, decode),
     )
+
+
+def _with_cost(model: ModelSettings, finding: Finding, prefill: WorkerInfo, decode: WorkerInfo) -> Finding:
+    """What it costs a class that the pair is refused, and that the producer may load the consumer's weights instead."""
+    tokens = _CLASS * _CLASS_PROMPT_TOKENS
+    cost = (
+        f"; of a class of {_CLASS} with prompts of {_CLASS_PROMPT_TOKENS:,} tokens the decode worker then computes "
+        f"all {tokens:,} between its answers"
+    )
+    curves = {curve.model: curve for curve in prefill.details.prefill_curves}
+    if model.name in curves and (rate := curves[model.name].rate(_CLASS_PROMPT_TOKENS)):
+        cost += f", which the prefill worker does in {tokens / rate / 60:,.0f} minutes"
+    todo, entry = finding.todo, entries().get(decode.engine)
+    if prefill.engine != decode.engine and entry and entry.capabilities.exports_kv:
+        todo += (
+            f"; or give the prefill worker the decode worker's weights (--engine {decode.engine}, the same file or "
+            "folder): its KV cache is then the consumer's own"
+        )
+    return replace(finding, what=finding.what + cost, todo=todo)
 
 
 def _agreement(prefill: WorkerInfo, decode: WorkerInfo, fetch: Fetch) -> SketchAgreement:

@@ -17,7 +17,7 @@ from engines.proof import prove
 from engines.registry import Engine, open_engine
 from engines.sketch import Sketches
 from engines.sketching import sketch_of
-from engines.worker_info import MEND_ROPE, different_rope, ignored_window, kv_text
+from engines.worker_info import MEND_ROPE, different_rope, ignored_window, kv_text, template_name
 from infra.config.hours import Hours
 from infra.config.settings import ModelSettings, Settings
 from infra.quick_jobs import QuickJobs
@@ -169,7 +169,9 @@ def _check_engine(cluster_state: ClusterState, model: str, engine: Engine) -> Lo
             why_no_kv = f"what it computes could not be sketched: {error}"
     if why_no_kv:
         log.warning("this worker hands nothing of %s over: %s", model, why_no_kv)
-    return LoadedEngine(engine, why_no_kv, Sketches(sketch, BestEffortClusterState(cluster_state)))
+    return LoadedEngine(
+        engine, why_no_kv, Sketches(sketch, BestEffortClusterState(cluster_state)), template_name(engine)
+    )
 
 
 def _kv(kv: KVStore, options: WorkerOptions) -> KVStore:

@@ -15,9 +15,13 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.models.cache import make_prompt_cache
 from safetensors.numpy import load_file, save_file
 
+from benchmarks import matrix_models
+from engines.huggingface.weights import open_folder
 from engines.logprobs import TOP, logprob_gap
+from engines.mlx import model as mlx_model
 from engines.proof import prove
 from engines.registry import Engine, EngineOptions, open_engine
 from messages.errors import Cancelled, ConfigError, EngineUnavailable, InvalidSchema, KVTransferFailed
@@ -308,6 +312,23 @@ def test_a_failure_inside_mlx_is_an_unavailable_engine_which_works_on(
             engine.decode(tokens, cache, GREEDY)
     # And the next answer is as ever
     assert engine.decode(tokens, cache, GREEDY).evaluated_tokens == 1
+
+
+@pytest.mark.public_report("ml-explore/mlx-lm 1914")
+@pytest.mark.parametrize("step", [2, 3, 15, 17])
+def test_a_model_with_windows_fed_several_tokens_a_call_computes_what_it_does_of_all_at_once(
+    step: int, tmp_path: Path
+) -> None:
+    # Given a ring of 16 rows to which mlx-lm appends several rows without letting as many go
+    matrix_models.write(tmp_path, "gemma3", 0)
+    model = mlx_model.load(open_folder(str(matrix_models.weights_for("mlx", tmp_path, "gemma3"))), 0).model
+    ids = np.random.default_rng(step).integers(0, matrix_models.num_plain_tokens(), (1, 70))
+    # When a prompt goes far past the window, by steps
+    cache = make_prompt_cache(model)
+    parts = [np.array(model(mx.array(ids[:, at : at + step]), cache=cache)) for at in range(0, 70, step)]
+    # Then no row beyond the window was seen
+    whole = np.array(model(mx.array(ids)))
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), whole, atol=2e-3 * np.abs(whole).max())
 
 
 def test_the_fingerprint_names_the_weights_and_not_the_folder_or_its_files(folder: Path, tmp_path: Path) -> None:

@@ -180,6 +180,7 @@ def test_a_prompt_longer_than_the_context_is_an_error_and_never_cut(
         engine.decode_text(user_prompt("", "def mean(values: list[float]) -> float: " * 400), SHORT)
 
 
+@pytest.mark.public_report("ollama/ollama 17427")
 def test_a_prompt_cut_to_half_is_told_by_its_neighbours_where_the_sample_expects_too_few_tokens(
     engine: OllamaEngine, server: FakeOllama
 ) -> None:
@@ -195,6 +196,40 @@ def test_a_prompt_cut_to_half_is_told_by_its_neighbours_where_the_sample_expects
     # Then it is refused, and one that really has half as many tokens as the context is not
     whole = engine.decode_text(user_prompt("", "x " * (514 - TEMPLATE_TOKENS)), SHORT)
     assert whole.evaluated_tokens == 514
+
+
+@pytest.mark.public_report("ollama/ollama 17427", "ollama/ollama 17889")
+@pytest.mark.parametrize("text", ["x " * 1100, "\u8bed " * 1100], ids=["letters", "Chinese"])
+def test_the_first_prompt_that_is_cut_to_half_is_refused_whatever_its_density(
+    engine: OllamaEngine, server: FakeOllama, text: str
+) -> None:
+    # Given no neighbours yet, and a server that cuts to num_keep + (num_ctx - num_keep) / 2, where num_keep is 4
+    server.habits.knows_truncate, server.habits.cuts_to_half = False, True
+    # Then a count that nothing confirms is none of a whole prompt
+    with pytest.raises(ContextExceeded, match="seems to have cut"):
+        engine.decode_text(user_prompt("", text), SHORT)
+
+
+@pytest.mark.public_report("ollama/ollama server/prompt.go")
+def test_a_prompt_whose_first_messages_were_dropped_is_refused_at_any_count(
+    engine: OllamaEngine, server: FakeOllama
+) -> None:
+    # Given a server that drops messages from the front until the rest fits (chatPrompt, with truncate)
+    server.habits.knows_truncate, server.habits.drops_messages = False, True
+    assert engine.decode_text(user_prompt("", "x " * 300), SHORT).evaluated_tokens == 300 + TEMPLATE_TOKENS
+    # When the first two messages were dropped, and one of 300 tokens is left
+    parts = (Part("user", "y " * 800), Part("assistant", "yes"), Part("user", "x " * 300))
+    with pytest.raises(ContextExceeded, match="seems to have cut"):
+        engine.decode_text(parts, SHORT)
+
+
+def test_long_runs_of_one_character_and_other_scripts_are_not_taken_for_a_cut_prompt(engine: OllamaEngine) -> None:
+    # Given neighbours of five bytes a token
+    prose = "word " * 400
+    assert engine.decode_text(user_prompt("", prose), SHORT).evaluated_tokens == 400 + TEMPLATE_TOKENS
+    # Then whole prompts of many letters for each token are answered, since a run counts for little
+    for text in (prose + " " * 4000, prose + "-" * 4000, "\u8bed\u8a00 " * 400):
+        assert engine.decode_text(user_prompt("", text), SHORT).finish_reason == "stop"
 
 
 def test_prompt_and_answer_must_fit_together(engine: OllamaEngine) -> None:

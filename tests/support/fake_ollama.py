@@ -24,6 +24,7 @@ class OllamaHabits:
 
     knows_truncate: bool = True  # releases before 0.12.6 cut a prompt that is too long, and answer
     cuts_to_half: bool = False  # and later ones, unless told otherwise, to half the context
+    drops_messages: bool = False  # before that, whole messages from the front, but the last one (server/prompt.go)
     keeps_schemas: bool = True
     loads_context: int = 0  # 0: what was asked for
     size_vram: int = 18_000_000_000
@@ -116,6 +117,13 @@ class _OllamaHandler(FakeHandler, BaseHTTPRequestHandler):
             )
             detail = {"code": 400, "message": message, "type": "exceed_context_size_error"}
             raise _RequestRefused(400, json.dumps({"error": detail}))
+        if habits.drops_messages:
+            messages = list(body["messages"])
+            while messages[1:] and count > context:
+                messages.pop(0)
+                count = self._count({"messages": messages})
+        if count <= context:
+            return count
         return context // 2 + 2 if habits.cuts_to_half else context
 
     def _words(self, body: dict[str, Any]) -> tuple[list[str], str]:

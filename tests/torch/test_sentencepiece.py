@@ -59,6 +59,7 @@ def test_a_text_full_of_marks_takes_one_request_and_has_none_of_their_tokens(
     assert not found & {*marks}
 
 
+@pytest.mark.public_report("ggml-org/llama.cpp 28194", "ggml-org/llama.cpp 25295", "ggml-org/llama.cpp 26676")
 def test_their_kv_caches_agree_past_the_window(llamacpp: LlamaCppEngine, transformers: TransformersEngine) -> None:
     first, second = sketch_of(llamacpp), sketch_of(transformers)
 

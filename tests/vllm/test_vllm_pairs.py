@@ -76,6 +76,7 @@ def test_vllm_tokenizes_and_answers_as_llamacpp(
         assert (answer.text, answer.evaluated_tokens) == (text, len(tokens))
 
 
+@pytest.mark.public_report("vllm-project/vllm 43370")
 @pytest.mark.parametrize(("sender", "receiver"), PAIRS)
 def test_a_kv_transfer_changes_no_answer_and_leaves_one_token(
     sender: str,

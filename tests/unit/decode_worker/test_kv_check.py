@@ -51,6 +51,7 @@ def test_none_is_checked_if_nobody_wants_it(pipeline: Pipeline) -> None:
     assert decode.engine.cache_checks == 0
 
 
+@pytest.mark.public_report("vllm-project/vllm 52617")
 def test_a_kv_cache_that_misleads_is_not_used_even_once_and_its_producer_s_never_again(pipeline: Pipeline) -> None:
     # Given a decoder whom every transferred KV cache misleads
     same = a_sketch()

@@ -1,6 +1,7 @@
 """Model folders are checked before a library sees them; their KV layout and family name follow from their files."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,13 +148,29 @@ def test_the_fingerprint_changes_with_all_that_changes_the_cache(tmp_path: Path)
     assert name("noted", transformers_version="9.9", use_cache=False) == base
 
 
+@pytest.mark.public_report("sgl-project/sglang 24758")
 def test_the_digest_of_changed_weights_is_not_the_remembered_one(tmp_path: Path) -> None:
     # Given a folder whose digest was computed and noted
     folder = open_folder(str(write_folder(tmp_path / "model")))
     first = weights_digest(folder)
     assert weights_digest(folder) == first
     assert [note.read_text() for note in (tmp_path / "cache" / "kvasir" / "weights").iterdir()] == [first]
-    # When the weights are written anew
+    # When the weights are written anew, as many bytes, and their time is set back
+    file = tmp_path / "model" / "model.safetensors"
+    time = file.stat().st_mtime_ns
     again = open_folder(str(write_folder(tmp_path / "model", seed=1)))
+    os.utime(file, ns=(time, time))
     # Then the note is not used
     assert weights_digest(again) != first
+
+
+@pytest.mark.public_report(
+    "vllm-project/vllm 42125", "vllm-project/vllm 30931", "huggingface/transformers auto_factory.py"
+)
+def test_a_folder_with_an_adapter_is_refused(tmp_path: Path) -> None:
+    # Given a model with a LoRA adapter beside it, which transformers loads where peft is installed, and MLX never does
+    folder = write_folder(tmp_path / "model")
+    (folder / "adapter_config.json").write_text("{}")
+    # Then two adapters of one name can't be taken for one model
+    with pytest.raises(ConfigError, match="holds a LoRA adapter beside the model"):
+        open_folder(str(folder))

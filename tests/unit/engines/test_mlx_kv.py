@@ -77,6 +77,7 @@ def test_a_cache_put_into_mlx_is_read_back_bit_for_bit(kv_heads: int, dtype: DTy
     assert mlx_kv.observed_layout(caches) == layout
 
 
+@pytest.mark.public_report("ml-explore/mlx-lm 1914")
 @settings(deadline=None, max_examples=60)
 @given(dtype=DTYPES, window=WINDOWS, steps=st.lists(st.sampled_from([1, 1, 1, 2, 7, 30]), min_size=1, max_size=24))
 def test_what_mlx_appends_in_any_steps_comes_out_in_order(dtype: DType, window: int, steps: list[int]) -> None:

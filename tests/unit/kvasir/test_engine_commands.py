@@ -26,7 +26,7 @@ from kvasir.worker.process import check_family
 from kvstore.memory import MemoryClusterState
 from messages.errors import ConfigError
 from messages.kv import KVLayout
-from messages.workers import WorkerDetails, WorkerInfo, WorkerStage, layout_text
+from messages.workers import RateCurve, WorkerDetails, WorkerInfo, WorkerStage, layout_text
 from tests.support.llama_server_program import install
 from tests.support.rope_folders import configuration
 from tests.support.sketches import a_sketch, off_by
@@ -135,6 +135,26 @@ def test_a_pair_that_does_not_fit_is_found(tmp_path: Path, decode: dict[str, Any
     assert (level, True) in [(found_level, words in text) for found_level, text in found]
 
 
+def test_a_refusal_says_what_it_costs_a_class_and_recommends_the_consumers_weights(tmp_path: Path) -> None:
+    # Given a prefill worker that has measured 2,000 tokens a second, and a decode worker of another engine
+    details = WorkerDetails(prefill_curves=(RateCurve("m", (4000,), (2000.0,)),))
+    prefill = registration("prefill", details=details)
+    [(level, text)] = lines(
+        check_workers(settings(tmp_path), [prefill, registration("decode", engine="mlx", fingerprint="family-2")])
+    )
+    # Then the refusal is a figure, and the way out is named beside the owner's word
+    assert level == "error"
+    assert "a class of 100 with prompts of 4,000 tokens the decode worker then computes all 400,000" in text
+    assert "which the prefill worker does in 3 minutes" in text
+    assert "same_weights" in text
+    assert "or give the prefill worker the decode worker's weights (--engine mlx, the same file or folder)" in text
+    # And not where the decoder's engine gives no cache out, and with no time where nothing was measured
+    remote = registration("decode", engine="ollama", fingerprint="", transfers_kv=False)
+    [(level, text)] = lines(check_workers(settings(tmp_path), [registration("prefill"), remote]))
+    assert "decode worker's weights" not in text
+    assert "minutes" not in text
+
+
 def test_different_builds_of_one_engine_are_named_with_their_slot_files(tmp_path: Path) -> None:
     older, newer = (
         WorkerDetails(engine_build=build, slot_file_version=v) for build, v in (("b10229", "2"), ("b1", "4"))
@@ -153,6 +173,19 @@ def test_different_builds_of_one_engine_are_named_with_their_slot_files(tmp_path
         assert "builds" not in lines(check_workers(settings(tmp_path), [one, other]))[0][1]
 
 
+def test_a_pair_with_two_chat_templates_is_named_and_goes_on(tmp_path: Path) -> None:
+    one, other = (WorkerDetails(template=name) for name in ("7e3f", "7e40"))
+    pair = [registration("prefill", details=one), registration("decode", details=other)]
+    levels, texts = zip(*lines(check_workers(settings(tmp_path), pair)), strict=True)
+    assert levels == ("ok", "warn")
+    assert "chat templates of prefill-1 and decode-1 differ" in texts[1]
+    assert "give both the same template" in texts[1]
+    # And nothing is said of equal ones, or where an older worker tells none
+    for name in ("7e3f", ""):
+        same = [pair[0], registration("decode", details=WorkerDetails(template=name))]
+        assert len(lines(check_workers(settings(tmp_path), same))) == 1
+
+
 def test_conversions_of_the_same_weights_may_share_where_it_is_said(tmp_path: Path) -> None:
     said = settings(tmp_path, same_weights=["llamacpp", "mlx"])
     shape = "24 layers x 8 kv_heads x 64 head_dim"
@@ -165,7 +198,7 @@ def test_conversions_of_the_same_weights_may_share_where_it_is_said(tmp_path: Pa
     # And where one of them was started before that was said
     [(level, text)] = lines(check_workers(said, [pair[0], replace(pair[1], fingerprint="family-2")]))
     assert level == "error"
-    assert text.endswith("start both workers again with this configuration")
+    assert "start both workers again with this configuration" in text
 
 
 def test_a_pair_is_judged_by_what_both_compute_and_agreement_is_told_by_layer(tmp_path: Path) -> None:
@@ -197,7 +230,9 @@ def test_a_pair_is_judged_by_what_both_compute_and_agreement_is_told_by_layer(tm
     # as is whom the decoder has refused since
     since = found(rounded.name, ours.name, refuses=(rounded.name,), refuses_because=("0.90 nats apart on average",))
     assert since.level == "error"
-    assert since.what.endswith("mlx to llamacpp: 0.90 nats apart on average; the decoder does every prompt")
+    assert since.what.startswith(
+        "mlx to llamacpp: 0.90 nats apart on average; the decoder does every prompt; of a class"
+    )
     for lost in ("", "5e7c40"):
         assert found(lost, ours.name).level == "error"
         assert "was not compared" in found(ours.name, lost).what

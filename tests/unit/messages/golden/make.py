@@ -119,6 +119,7 @@ MESSAGES = {
         *(-0.125, "b9999, 0.4.1", "GGSQ 3"),
     ),
     "details-paused": WorkerDetails(("decode",), paused_because="the broker is connected, and has not confirmed"),
+    "details-with-a-template": WorkerDetails(("decode",), template="7e3f"),
 }
 
 
