@@ -30,6 +30,7 @@ _SCREEN = st.components.v2.component(
     isolate_styles=False,  # the page's own styles of a student's work hold here as well
 )
 _MOST_NEAR = 4  # submissions that are sent before they are asked for
+_REFRESH_S = 5.0  # in which the screen hears what others have open, and have decided
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class _Message:
 
 def show_review_page(desk: Desk, folder: Path) -> None:
     """Draw it; a message of the screen draws it alone, without the page around it."""
-    draw_live(lambda: _draw_screen(desk, folder))
+    draw_live(lambda: _draw_screen(desk, folder), _REFRESH_S)
 
 
 def _draw_screen(desk: Desk, folder: Path) -> None:
@@ -65,7 +66,9 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
     by_id = {row.final.grade.item_id: row for row in rows}
     elsewhere = desk.open_elsewhere(folder, state["browser"])
     _choose(rows, by_id, elsewhere)
-    desk.note_open(folder, state["submission"], state["browser"])
+    if state.get("opened") != (folder, state["submission"]):  # who only leaves the page open does not hold it for ever
+        state["opened"] = folder, state["submission"]
+        desk.note_open(folder, state["submission"], state["browser"])
     write_address()
     message, stamp, rubric = _message(key)[0], desk.version(folder), view.rubric
     near_ids = [id for id in message.near if id in by_id][:_MOST_NEAR]
@@ -133,6 +136,7 @@ def _hear(desk: Desk, folder: Path, key: str) -> None:
         state["show"] = message.show
     if message.submission:
         state["submission"] = message.submission
+    state.pop("opened", None)
 
 
 def _work(desk: Desk, view: BatchView, item: Item, row: Row, message: _Message) -> dict[str, Any]:

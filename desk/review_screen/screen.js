@@ -370,6 +370,7 @@ class Screen {
   change(id, fields) {
     const state = this.state();
     if (!state) return;
+    this.lastChanged = id;
     const base = this.cache.get(this.shown);
     const draft = this.drafts[this.shown] || { version: base.version, seen: base.decisions, changes: {} };
     const change = { ...draft.changes[id], ...fields };
@@ -640,9 +641,12 @@ class Screen {
 
   listReasons() {
     this.endEntry();
-    if (!this.drafts[this.shown]?.changes[this.active]) return this.say("A reason belongs to a change: nothing is changed here.");
+    const changes = this.drafts[this.shown]?.changes || {};
+    const id = changes[this.active] ? this.active : this.lastChanged; // points lead on to the next criterion
+    if (!changes[id]) return this.say("A reason belongs to a change: nothing is changed here.");
+    this.active = id;
     const own = () => this.grade.querySelector("[data-key=reason]")?.select();
-    this.list("Reason for the change", this.reasons(this.active), (reason) => this.change(this.active, { reason }), ["In other words …", own]);
+    this.list("Reason for the change", this.reasons(id), (reason) => this.change(id, { reason }), ["In other words …", own]);
   }
 
   listComments() {
@@ -657,7 +661,7 @@ class Screen {
 
   overlay(title, ...content) {
     this.over.replaceChildren(make("div", {}, make("h3", { id: "kv-over-title" }, title), ...content,
-      make("p", {}, make("button", { type: "button", onclick: () => this.close() }, "Close ", make("kbd", {}, "Esc")))));
+      make("p", {}, make("button", { type: "button", onclick: () => this.close() }, make("span", {}, "Close"), " ", make("kbd", {}, "Esc")))));
     this.over.setAttribute("aria-labelledby", "kv-over-title");
     this.over.hidden = false;
     (this.over.querySelector("input") || this.over.querySelector("button")).focus();
@@ -681,7 +685,7 @@ class Screen {
     };
     const labels = own ? [...texts, own[0]] : texts;
     this.overlay(title, make("div", { class: "kv-list" }, ...labels.map((text, at) =>
-      make("button", { type: "button", onclick: () => this.chosen(at) }, make("kbd", {}, String(at + 1)), ` ${text}`))));
+      make("button", { type: "button", onclick: () => this.chosen(at) }, make("kbd", {}, String(at + 1)), " ", make("span", {}, text)))));
   }
 
   find() {
@@ -733,7 +737,7 @@ class Screen {
     this.root = root;
     const find = (name) => root.querySelector(`.kv-${name}`);
     for (const name of ["who", "place", "alert", "work", "grade", "over"]) this[name] = find(name);
-    this.workKey = "";
+    this.workKey = this.drawn = "";
     this.yourName = this.data.name;
     const actions = { save: "save", accept: "accept", undo: "undo", find: "find", help: "help", needs: "goToWaiting" };
     for (const [name, method] of Object.entries(actions)) find(name).addEventListener("click", () => this[method]());
@@ -756,7 +760,10 @@ class Screen {
     this.keepName();
     if (document.activeElement?.type === "radio") document.activeElement.blur();
     // Words are kept as they are typed; what they change on the page waits until the field is left.
-    this.grade.addEventListener("focusout", () => setTimeout(() => this.render()));
+    this.grade.addEventListener("focusout", ({ target }) => {
+      if (target.getAttribute("aria-invalid") === "true") this.drawn = ""; // it says again what stands
+      setTimeout(() => this.render());
+    });
     this.fit();
   }
 
@@ -898,13 +905,20 @@ class Screen {
   }
 
   renderGrade(state) {
+    // Only where something is another: words that are being selected stay selected.
+    const { criteria, phrases, people } = this.data;
+    const drawn = JSON.stringify([this.shown, this.active, state && { ...state, work: 0 }, this.drafts[this.shown], this.texts,
+      criteria, phrases.comments, people[this.shown]]);
+    if (drawn === this.drawn && this.grade.childElementCount) return;
+    this.drawn = drawn;
     const focused = this.grade.contains(document.activeElement) ? document.activeElement : null;
     const { scrollTop } = this.grade;
-    const focus = focused?.dataset.key && { key: focused.dataset.key, at: [focused.selectionStart, focused.selectionEnd] };
+    const focus = focused && { key: keyOf(focused), at: [focused.selectionStart, focused.selectionEnd] };
     if (!state) this.grade.replaceChildren(make("p", { class: "kv-faint" }, "…"));
     else this.grade.replaceChildren(this.head(state), ...this.rowsOf(state).map((id) => this.row(state, id)));
     this.grade.scrollTop = scrollTop;
-    const again = focus && this.grade.querySelector(`[data-key="${CSS.escape(focus.key)}"]`);
+    const places = [...this.grade.querySelectorAll("button, input, select, textarea, [tabindex]")];
+    const again = focus?.key && places.find((place) => keyOf(place) === focus.key);
     if (again) {
       again.focus({ preventScroll: true });
       if (isText(again) && again.tagName !== "SELECT") again.setSelectionRange(...focus.at);
@@ -976,12 +990,12 @@ class Screen {
     const area = make("textarea", { "aria-label": label, rows: "2", "data-key": "comment", oninput: ({ target }) => { this.change(id, { feedback: target.value }); this.renderFoot(); } });
     area.value = text;
     const used = (this.data.phrases.comments[id] || []).length;
-    const fields = [make("span", { class: "kv-label" }, label, used ? make("button", { type: "button", class: "kv-used", onclick: () => this.listComments() }, "Used before ", make("kbd", {}, "C")) : ""), area];
+    const fields = [make("span", { class: "kv-label" }, label, used ? make("button", { type: "button", class: "kv-used", onclick: () => this.listComments() }, make("span", {}, "Used before"), " ", make("kbd", {}, "C")) : ""), area];
     if (!this.drafts[this.shown]?.changes[id]) return fields;
     const reason = make("input", { "aria-label": "Reason for the change", autocomplete: "off", "data-key": "reason", oninput: ({ target }) => this.change(id, { reason: target.value.trim() || undefined }) });
     reason.value = this.reason(id);
     return [...fields, make("span", { class: "kv-label" }, "Reason for the change"),
-      make("div", { class: "kv-line" }, reason, make("button", { type: "button", onclick: () => this.listReasons() }, "Reasons ", make("kbd", {}, "R")))];
+      make("div", { class: "kv-line" }, reason, make("button", { type: "button", onclick: () => this.listReasons() }, make("span", {}, "Reasons"), " ", make("kbd", {}, "R")))];
   }
 
   typePoints(id, field) {
@@ -1066,6 +1080,9 @@ class Screen {
     }
   }
 }
+
+/** What an element is called, in this drawing and the next. */
+const keyOf = (element) => element.dataset.key || element.getAttribute("aria-label") || element.textContent;
 
 const idOf = (act) => `${act.sender} ${act.number}`;
 

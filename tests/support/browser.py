@@ -25,7 +25,7 @@ from typing import Any, Self
 from tests.support import programs
 from tests.support.waiting import wait_until
 
-PATIENCE_S = 60.0
+PATIENCE_S = 15.0
 QUIET = (
     "--no-sandbox",
     "--disable-gpu",
@@ -56,7 +56,8 @@ os.execv(command[0], command)
 _FIND = """
 (function (kind, label, nth) {
   const seen = (element) => element.getClientRects().length > 0;
-  const said = (element) => element.querySelector("kbd") ? element.querySelector("p") : element;  // without its key
+  const said = (element) => element.querySelector("kbd")  // without its key
+    ? element.querySelector("p") || element.querySelector("span") : element;
   const words = (element) => (said(element).innerText || said(element).textContent || "").trim();
   let found = [];
   if (kind === "button") {
