@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,16 @@ import streamlit as st
 
 from desk import review_screen
 from desk.pages.address import write_address
-from desk.pages.shared import Desk, draw_live, show_problem
+from desk.pages.shared import Desk, decider, draw_live, show_problem
 from desk.pages.work import MOST_CHARS, draw_work
 from desk.review_screen.acts import Answer
 from desk.review_screen.blocks import WorkBlocks
-from desk.review_screen.content import class_content, phrases_of, submission_content
+from desk.review_screen.content import class_content, same_comments, submission_content
 from desk.rows import QUEUES, Row, select
 from desk.view import BatchView
 from grading.jobs import Item
+from grading.roster import kept_files, read_rosters
+from messages.errors import KvasirError
 from messages.jobs import prompt_text
 from producers.storage.shapes import parse_as
 
@@ -47,6 +50,7 @@ class _Message:
     have: Mapping[str, int] = field(default_factory=dict)
     whole: str = ""  # the submission of which every character is wanted
     prompts: str = ""  # the submission of which prompts and answers are wanted
+    same: tuple[str, ...] = ()  # a criterion and a comment: where else does it stand?
 
 
 def show_review_page(desk: Desk, folder: Path) -> None:
@@ -75,7 +79,7 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
     content = desk.get_or_make(
         ("review", folder),
         stamp,
-        lambda: class_content(rubric, rows, overrides_by_item, phrases_of(rows, overrides_by_item)),
+        lambda: class_content(rubric, rows, overrides_by_item, _sections(folder, rows)),
     )
     answers: Mapping[str, Answer] = state.get("answers", {})
     _SCREEN(
@@ -90,6 +94,10 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
             "current": state["submission"],
             "show": state["show"],
             "elsewhere": sorted(elsewhere),
+            "same": [
+                list(message.same),
+                same_comments(rows, overrides_by_item, *message.same, decider()) if len(message.same) == 2 else [],
+            ],
             "answers": {id: asdict(answer) for id, answer in answers.items()},
             "submissions": {
                 id: submission_content(by_id[id], overrides_by_item.get(id, {}))
@@ -99,6 +107,14 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
         },
         on_message_change=lambda: _hear(desk, folder, key),
     )
+
+
+def _sections(folder: Path, rows: Sequence[Row]) -> dict[str, str]:
+    """The section of each submission, where a roster has one."""
+    with suppress(KvasirError):  # said where rosters are read
+        owners = read_rosters(kept_files(folder)).owners(row.final.submission for row in rows)
+        return {name: owner.people[0].section for name, owner in owners.items() if owner.people}
+    return {}
 
 
 def _choose(rows: Sequence[Row], by_id: Mapping[str, Row], elsewhere: set[str]) -> None:

@@ -22,9 +22,9 @@ _MOST_PHRASES = 9  # of a criterion: as many as there are keys
 
 
 def class_content(
-    rubric: Rubric, rows: Sequence[Row], overrides_by_item: Mapping[str, Overrides], phrases: Mapping[str, Any]
+    rubric: Rubric, rows: Sequence[Row], overrides_by_item: Mapping[str, Overrides], sections: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The criteria, everybody's place in each queue, and who has decided how much."""
+    """The criteria, everybody's place in each queue, and who has decided how much; `sections` by submission."""
     reviewers = Counter(
         reviewer
         for overrides in overrides_by_item.values()
@@ -45,8 +45,10 @@ def class_content(
         "queues": {
             name: [row.final.grade.item_id for row in select(rows, row_filter)] for name, row_filter in QUEUES.items()
         },
-        "people": {row.final.grade.item_id: _person(row) for row in rows},
-        "phrases": phrases,
+        "people": {
+            row.final.grade.item_id: _person(row) | {"section": sections.get(row.final.submission, "")} for row in rows
+        },
+        "phrases": phrases_of(rows, overrides_by_item),
         "reviewers": dict(reviewers.most_common()),
     }
 
@@ -73,7 +75,7 @@ def submission_content(row: Row, standing: Overrides) -> dict[str, Any]:
         "penalty": row.final.penalty.words if row.final.penalty else "",
         "whole": standing[None].points if None in standing else None,
         "state": state_words(row),
-        "kind": _kind_of(row),
+        "kind": kind_of(row),
         "remarks": list(row.remarks),
         "reason": grade.reason,
         "summary": row.final.summary,
@@ -95,7 +97,8 @@ def state_words(row: Row) -> str:
     return f"⚑ {row.final.why_blank}" if row.needs_review else row.final.why_blank or row.state
 
 
-def _kind_of(row: Row) -> str:
+def kind_of(row: Row) -> str:
+    """The colour of its state: waiting, open, missing or settled."""
     if row.state == "waiting":
         return "waiting"
     if row.needs_review or row.awaits_reply:
@@ -166,6 +169,24 @@ def phrases_of(rows: Iterable[Row], overrides_by_item: Mapping[str, Overrides]) 
         },
         "comments": {id: counter.most_common(_MOST_PHRASES) for id, counter in comments.items()},
     }
+
+
+def same_comments(
+    rows: Iterable[Row], overrides_by_item: Mapping[str, Overrides], criterion_id: str, text: str, reviewer: str
+) -> list[list[str]]:
+    """[item id, version, who decided] of each submission on which this text stands; who: "" if nobody, or `reviewer`.
+
+    `criterion_id` is "" for the summary.
+    """
+    places = []
+    for row in rows:
+        standing = overrides_by_item.get(row.final.grade.item_id, {})
+        texts = {"": row.final.summary} | {item.id: item.feedback for item in row.final.criteria}
+        if texts.get(criterion_id) == text:
+            override = standing.get(criterion_id or None)
+            name = override.reviewer or "somebody" if override and override.reviewer != reviewer else ""
+            places.append([row.final.grade.item_id, version_of(standing.values()), name])
+    return places
 
 
 def _direction(points: Any, override: Override) -> str:

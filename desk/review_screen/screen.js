@@ -84,6 +84,7 @@ class Screen {
       this.queue = [];
     }
     if (mayFollow && data.current !== this.shown) this.enter(data.current);
+    this.takeSame(...data.same);
     this.extendQueue();
     this.render();
     this.whenNeeded();
@@ -104,6 +105,7 @@ class Screen {
     this.shown = null;
     this.queue = [];
     this.refusals = [];
+    this.same = null;
     this.failure = this.whole = this.prompts = this.status = "";
     this.entry = null;
   }
@@ -164,6 +166,25 @@ class Screen {
     base.version = version;
   }
 
+  /** Where else the comment stands that was changed: what is ours, or nobody's, may be changed with it. */
+  takeSame(of, places) {
+    if (!this.same || this.same.places || of[0] !== this.same.id || of[1] !== this.same.from) return;
+    const others = places.filter(([item]) => item !== this.same.item);
+    this.same = others.length ? { ...this.same, places: others } : null;
+  }
+
+  changeSame() {
+    const { id, to, reason, places } = this.same;
+    for (const [item, version, who] of places) {
+      if (who) continue;
+      const changes = { [id]: { feedback: to, reason } };
+      this.remember(this.act("decide", { item_id: item, version, seen: [], changes }), null);
+    }
+    this.same = null;
+    this.render();
+    this.later();
+  }
+
   giveBack(act, answer) {
     if (answer.state === "refused") this.refusals.push(`${this.name(act.item_id)}: ${answer.why}`);
     if (act.kind === "undo") {
@@ -219,6 +240,7 @@ class Screen {
       have,
       whole: this.whole,
       prompts: this.prompts,
+      same: this.same ? [this.same.id, this.same.from] : [],
       acts: this.acts.map(({ seen, before, ...act }) => act),
     });
   }
@@ -255,6 +277,7 @@ class Screen {
   }
 
   isMine(id) {
+    if (this.settings.share.startsWith("section ")) return `section ${this.data.people[id]?.section}` === this.settings.share;
     const [number, total] = this.settings.share.split("/").map(Number);
     if (!total) return true;
     this.places ??= new Map(this.data.queues.all.map((each, place) => [each, place]));
@@ -426,6 +449,10 @@ class Screen {
     const changes = {};
     for (const [id, change] of Object.entries(draft.changes)) changes[id] = { ...change, reason: this.reason(id) };
     const before = this.state().saved;
+    for (const [id, { feedback, reason }] of Object.entries(changes)) {
+      const from = id === SUMMARY ? before.summary : before.feedback[id];
+      if (feedback && from && feedback !== from) this.same = { id, from, to: feedback, reason, item: this.shown };
+    }
     const act = this.act("decide", { item_id: this.shown, version: draft.version, seen: draft.seen, changes });
     this.remember(act, before);
     this.setDraft(this.shown, undefined);
@@ -741,6 +768,8 @@ class Screen {
     this.yourName = this.data.name;
     const actions = { save: "save", accept: "accept", undo: "undo", find: "find", help: "help", needs: "goToWaiting" };
     for (const [name, method] of Object.entries(actions)) find(name).addEventListener("click", () => this[method]());
+    find("view").addEventListener("click", ({ target }) =>
+      target.setAttribute("aria-expanded", String(find("bar").classList.toggle("kv-all"))));
     find("previous").addEventListener("click", () => this.move(-1));
     find("next").addEventListener("click", () => this.move(1));
     this.over.addEventListener("click", (event) => event.target === this.over && this.close());
@@ -751,6 +780,8 @@ class Screen {
     this.fields.share.append(option("", "all"));
     for (let total = 2; total <= SHARES; total++)
       for (let number = 1; number <= total; number++) this.fields.share.append(option(`${number}/${total}`, `${number} of ${total}`));
+    const sections = new Set(Object.values(this.data.people).map(({ section }) => section).filter(Boolean));
+    for (const section of [...sections].sort()) this.fields.share.append(option(`section ${section}`, `section ${section}`));
     this.fields.show.addEventListener("change", () => this.choose({}, this.fields.show.value));
     this.fields.order.addEventListener("change", () => this.choose({ order: this.fields.order.value }));
     this.fields.share.addEventListener("change", () => this.choose({ share: this.fields.share.value }));
@@ -820,6 +851,8 @@ class Screen {
     const counts = [`${queues["needs review"].length} of ${Object.keys(people).length} need review`];
     if (queues["asked for another look"].length) counts.push(`${queues["asked for another look"].length} asked for another look`);
     if (queues["without points"].length) counts.push(`${queues["without points"].length} without points`);
+    const share = queues["needs review"].filter((id) => this.isMine(id)).length;
+    if (this.settings.share) counts.push(`${share} of them in this share`);
     this.place.textContent = `${this.queue.indexOf(this.shown) + 1} of ${this.queue.length} · ${counts.join(" · ")}`;
     this.fields.show.value = this.show;
     this.fields.order.value = this.settings.order;
@@ -839,6 +872,7 @@ class Screen {
     }
     if (!this.isFree(this.shown)) alerts.push(make("div", {}, "Somebody else has this one open."));
     if (this.isConflict(this.shown)) alerts.push(this.conflict());
+    if (this.same?.places) alerts.push(this.sameAlert());
     const others = Object.keys(this.drafts).filter((id) => id !== this.shown && this.data.people[id]);
     if (others.length)
       alerts.push(make("div", {}, "Not saved yet: ", ...others.slice(0, 5).map((id) =>
@@ -847,6 +881,17 @@ class Screen {
     if (words === this.alertWords && this.alert.childElementCount === alerts.length) return;
     this.alertWords = words;
     this.alert.replaceChildren(...alerts);
+  }
+
+  sameAlert() {
+    const { from, places } = this.same;
+    const free = places.filter(([, , who]) => !who);
+    const theirs = places.filter(([, , who]) => who).map(([item, , who]) => `${this.name(item)} (${who})`);
+    const button = (words, action) => make("button", { type: "button", onclick: action }, words);
+    return make("div", {}, `“${from.length > 80 ? `${from.slice(0, 80)}…` : from}” stands on ${places.length} more. `,
+      ...(free.length ? [button(`Change ${free.length} that ${free.length === 1 ? "is" : "are"} yours or undecided`, () => this.changeSame()), " "] : []),
+      button("Leave them", () => { this.same = null; this.renderAlert(); }),
+      theirs.length ? ` Decided by others: ${theirs.slice(0, 9).join(", ")}${theirs.length > 9 ? ", …" : ""}.` : "");
   }
 
   conflict() {

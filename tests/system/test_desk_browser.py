@@ -247,18 +247,15 @@ def test_of_two_people_the_second_is_shown_both_decisions_and_asked(
             other.wait_for(words)
         wait_until_decided(folder, 3)
 
-        other.click("Mine replaces it")
-        other.wait_gone("Somebody has decided")
-        wait_until_decided(folder, 3, 1)
-
         find(browser, "student0")  # nobody is led to what somebody else has open
         open_row(browser, "")
         browser.fill("Summary", "Well done.")
         browser.fill("Reason for the change", "kinder")
-        browser.click("Save and next")
-        browser.wait_for("Not saved yet: student0")
-        browser.click("student0_100_1_homework.py")
-        browser.wait_for("Somebody has decided on this submission")
+        other.click("Mine replaces it")
+        other.wait_gone("Somebody has decided")
+        wait_until_decided(folder, 3, 1)
+
+        browser.wait_for("Somebody has decided on this submission")  # while the change was being made
         browser.click("Keep theirs")
         browser.wait_gone("Somebody has decided")
         open_row(browser, "works")
@@ -638,9 +635,17 @@ def test_axe_finds_no_serious_problem_on_any_page(browser: Browser, desk: DeskPa
     append_override(folder, Override(answered, "works", 1, None, "I ran it", "Ada"))
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     pages = {desk.url: "New assignment"} | {desk.at(folder, name): words for name, words in SECTIONS.items()}
-    for item, words in ((asking, "Reply, which the student gets"), (answered, "Replied (Ada)")):
-        pages[f"{desk.at(folder, 'Review')}&submission={item}"] = words
+    for item in (asking, answered):
+        pages[f"{desk.at(folder, 'Review')}&submission={item}"] = "Asked for another look"
     for address, words in pages.items():
         browser.open(address)
         browser.wait_for(words)
         assert axe_finds(browser) == [], address
+    open_row(browser, " requests")
+    browser.wait_for("Replied (Ada)")
+    assert axe_finds(browser) == [], "the reply"
+    for key, title in (("?", "Keys"), ("/", "Find a submission")):
+        type_key(browser, key)
+        browser.wait_for(title)
+        assert axe_finds(browser) == [], title
+        browser.key("Escape", 27)
