@@ -78,7 +78,7 @@ class Screen {
     if (isNew) this.mount(root);
     this.takeAnswers(data.answers);
     // The address leads elsewhere: the browser's Back, or a link. Until the desk knows where we are, it says the old place.
-    const mayFollow = this.heard === this.sent || isNew;
+    const mayFollow = isNew || (this.heard === this.sent && this.timer === undefined);
     if (mayFollow && data.show !== this.show) {
       this.show = data.show;
       this.queue = [];
