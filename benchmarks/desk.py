@@ -209,9 +209,9 @@ def review(folder: Path, size: int, options: harness.BenchmarkOptions) -> dict[s
         DeskPage(folder / "desk", config, home, environment(folder)) as desk,
         Browser(folder / "browser", *WINDOW) as browser,
     ):
+        browser.call("Page.addScriptToEvaluateOnNewDocument", source=_CLOCK)
         browser.open(desk.at(home / "big", "Review"))
         wait_until(lambda: browser.evaluate(_REVIEWABLE), "the first submission can be reviewed", PATIENCE_S)
-        browser.evaluate(_CLOCK)
         keys = correct_all(browser, {correction.item_id: correction for correction in corrections})
         wait_until(lambda: browser.evaluate("window.kvasirReview.acts.length") == 0, "all is kept", PATIENCE_S)
         check_decisions(home / "big", corrections)
@@ -342,32 +342,33 @@ def press(browser: Browser, key: str) -> None:
         browser.call("Input.dispatchKeyEvent", type=event, key=key, windowsVirtualKeyCode=code)
 
 
-# Notes from each key on how long the picture takes that follows it, and the next submission where the key leads there.
+# Notes of each key how long the picture takes that follows it, and the next submission where the key leads there. It is
+# in the page before the screen is, which passes no key on.
 _CLOCK = """
+window.paintTimes = [];
+window.nextTimes = [];
 (function () {
-  window.paintTimes = [];
-  window.nextTimes = [];
-  const screen = window.kvasirReview;
   const painted = (then) => requestAnimationFrame(() => {
     const {port1, port2} = new MessageChannel();
     port1.onmessage = then;
     port2.postMessage(0);
   });
   addEventListener("keydown", (event) => {
-    const pressed = event.timeStamp;
-    const before = screen.noted;
-    painted(() => window.paintTimes.push(performance.now() - pressed));
-    if (screen.shown === before) return;
+    const screen = window.kvasirReview;
+    if (!screen) return;
+    const before = screen.shown;
+    const since = () => performance.now() - event.timeStamp;
     const look = () => {
       const isThere = screen.workKey.startsWith(screen.shown + " ") && screen.grade.querySelector(".kv-points");
-      if (isThere) window.nextTimes.push(performance.now() - pressed);
+      if (isThere) window.nextTimes.push(since());
       else painted(look);
     };
-    painted(look);
-    screen.noted = screen.shown;
+    painted(() => {
+      window.paintTimes.push(since());
+      if (screen.shown !== before) look();
+    });
   }, true);
-  screen.noted = screen.shown;
-})()
+})();
 """
 
 # The open row is within its panel and the window; where it is taller than these, its head and its points are.

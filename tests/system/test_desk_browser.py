@@ -17,7 +17,6 @@ from tests.support.desk_page import (
     graded_assignment,
     new_assignment,
     type_key,
-    value,
     wait_until_holds,
 )
 from tests.support.homework import RUBRIC, tiny_class
