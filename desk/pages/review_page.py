@@ -13,7 +13,7 @@ from desk import review_screen
 from desk.pages.address import write_address
 from desk.pages.shared import Desk, decider, draw_live, show_problem
 from desk.pages.work import MOST_CHARS, draw_work
-from desk.review_screen.acts import Answer
+from desk.review_screen.acts import ActAnswer
 from desk.review_screen.blocks import WorkBlocks
 from desk.review_screen.content import class_content, same_comments, submission_content
 from desk.rows import QUEUES, Row, select
@@ -81,7 +81,7 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
         stamp,
         lambda: class_content(rubric, rows, overrides_by_item, _sections(folder, rows)),
     )
-    answers: Mapping[str, Answer] = state.get("answers", {})
+    answers: Mapping[str, ActAnswer] = state.get("answers", {})
     _SCREEN(
         key=key,
         data=content

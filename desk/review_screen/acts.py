@@ -28,7 +28,7 @@ RowsOf = Callable[[], tuple[Mapping[str, Row], Mapping[str, Overrides]]]  # both
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class GradeChange:
     """What becomes of one criterion, or of the summary; None stays as it is."""
 
     reason: str = ""
@@ -46,7 +46,7 @@ class Act:
     item_id: str
     version: str = ""  # of what stood when it was done
     by: str = ""
-    changes: Mapping[str, Change] = field(default_factory=dict)  # by criterion, or WHOLE
+    changes: Mapping[str, GradeChange] = field(default_factory=dict)  # by criterion, or WHOLE
     undoes: str = ""  # the id of an act
     request_id: str = ""
     seen_reply: str | None = None  # what had been replied when it was done
@@ -60,7 +60,7 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ActAnswer:
     """What came of an act: nothing of it is written unless it is `kept`. Only what `failed` is tried again."""
 
     state: Literal["kept", "conflict", "refused", "failed"]
@@ -82,13 +82,13 @@ class Acts:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.RLock()
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, ActAnswer] = {}
         self._own: dict[tuple[str, str], _OwnVersions] = {}  # by sender and submission
         self._undoable: dict[str, tuple[str, Sequence[Override], str]] = {}  # submission, what stood before, version
 
-    def apply(self, rows_of: RowsOf, messages: Sequence[Mapping[str, Any]]) -> dict[str, Answer]:
+    def apply(self, rows_of: RowsOf, messages: Sequence[Mapping[str, Any]]) -> dict[str, ActAnswer]:
         """Do what is not done yet, in order; returns the answer to each by its id. What is no act is passed over."""
-        answers: dict[str, Answer] = {}
+        answers: dict[str, ActAnswer] = {}
         with self._lock:
             for message in messages:
                 try:
@@ -101,11 +101,11 @@ class Acts:
                 answers[act.id] = answer
         return answers
 
-    def _answer(self, rows_of: RowsOf, act: Act) -> Answer:
+    def _answer(self, rows_of: RowsOf, act: Act) -> ActAnswer:
         rows, overrides_by_item = rows_of()
         row, standing = rows.get(act.item_id), overrides_by_item.get(act.item_id, {})
         if row is None:
-            return Answer("refused", why="This submission is no longer in the class.")
+            return ActAnswer("refused", why="This submission is no longer in the class.")
         reviewer = act.by.strip() or account()
         try:
             if act.kind == "reply":
@@ -117,12 +117,12 @@ class Acts:
             else:
                 self._decide(rows_of, act, row.final.grade, standing, reviewer)
         except ReviewConflict:
-            return Answer("conflict", _version(rows_of, act))
+            return ActAnswer("conflict", _version(rows_of, act))
         except (ReviewError, ExportError) as error:
-            return Answer("refused", why=str(error))
+            return ActAnswer("refused", why=str(error))
         except KvasirError as error:
-            return Answer("failed", why=str(error))
-        return Answer("kept", _version(rows_of, act))
+            return ActAnswer("failed", why=str(error))
+        return ActAnswer("kept", _version(rows_of, act))
 
     def _decide(self, rows_of: RowsOf, act: Act, grade: Grade, standing: Overrides, reviewer: str) -> None:
         try:
@@ -168,7 +168,7 @@ class Acts:
 
 
 def decisions_of(
-    grade: Grade, standing: Overrides, changes: Mapping[str, Change], reviewer: str = ""
+    grade: Grade, standing: Overrides, changes: Mapping[str, GradeChange], reviewer: str = ""
 ) -> list[Override]:
     """The decisions that these changes make, each with its own reason. Raises ReviewError, as `make_overrides`."""
     whole = standing.get(None)

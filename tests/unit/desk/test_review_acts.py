@@ -11,7 +11,7 @@ import pytest
 
 from desk.decisions import Decisions, Overrides
 from desk.review_screen import acts as acts_module
-from desk.review_screen.acts import Acts, Answer
+from desk.review_screen.acts import ActAnswer, Acts
 from desk.review_screen.content import phrases_of
 from desk.rows import Row, make_rows
 from desk.view import BatchView
@@ -43,7 +43,7 @@ class ClassUnderReview:
     def points(self, item: str) -> list[Any]:
         return [criterion.points for criterion in self.rows()[0][item].final.criteria]
 
-    def send(self, *acts: dict[str, Any]) -> list[Answer]:
+    def send(self, *acts: dict[str, Any]) -> list[ActAnswer]:
         return list(self.acts.apply(self.rows, acts).values())
 
     def lines(self) -> int:
@@ -203,7 +203,7 @@ def test_of_two_replies_to_one_request_the_second_is_told_of_the_first(reviewed:
     add_requests(reviewed.folder, [Request.about(reviewed.rows()[0][item].final, "works", "I did run it")])
     [request] = read_requests(reviewed.folder)
 
-    def reply(number: int, text: str, seen: str | None, sender: str = "page") -> Answer:
+    def reply(number: int, text: str, seen: str | None, sender: str = "page") -> ActAnswer:
         fields = {"request_id": request.id, "text": text, "seen_reply": seen}
         return reviewed.send(act(item, number, "", "reply", sender, **fields))[0]
 
@@ -248,7 +248,7 @@ class Person:
         self.version: dict[str, str] = {}  # of each submission, as last looked at
         self.known: set[str] = set()  # every version that was looked at, or made by an act of theirs
         self.unanswered: list[dict[str, Any]] = []
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, ActAnswer] = {}
         self.undoable: list[dict[str, Any]] = []
         self.decisions: set[str] = set()  # the reasons given, each another one
 
