@@ -32,7 +32,8 @@ _SCREEN = st.components.v2.component(
     js=(_FOLDER / "screen.js").read_text("utf-8"),
     isolate_styles=False,  # the page's own styles of a student's work hold here as well
 )
-_MOST_NEAR = 4  # submissions that are sent before they are asked for
+_MOST_NEAR = 16  # submissions whose grades are sent before they are looked at
+_MOST_WORK = 4  # of these, the first, with their work
 _REFRESH_S = 5.0  # in which the screen hears what others have open, and have decided
 
 
@@ -101,8 +102,8 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
             "answers": {id: asdict(answer) for id, answer in answers.items()},
             "submissions": {
                 id: submission_content(by_id[id], overrides_by_item.get(id, {}))
-                | _work(desk, view, view.item(by_id[id].number), by_id[id], message)
-                for id in dict.fromkeys([state["submission"], *near_ids])
+                | (_work(desk, view, view.item(by_id[id].number), by_id[id], message) if place <= _MOST_WORK else {})
+                for place, id in enumerate(dict.fromkeys([state["submission"], *near_ids]))
             },
         },
         on_message_change=lambda: _hear(desk, folder, key),
@@ -141,6 +142,8 @@ def _hear(desk: Desk, folder: Path, key: str) -> None:
     """Do what is new in a message, and go where its person has gone."""
     message, acts = _message(key)
     state = st.session_state
+    if not message.sender:
+        return
 
     def rows_of() -> tuple[dict[str, Row], Mapping[str, Any]]:
         _, rows, overrides_by_item = desk.rows(folder)
@@ -150,8 +153,7 @@ def _hear(desk: Desk, folder: Path, key: str) -> None:
     state["me"] = " ".join(message.name.split())[:80]
     if message.show in QUEUES:
         state["show"] = message.show
-    if message.submission:
-        state["submission"] = message.submission
+    state["submission"] = message.submission
     state.pop("opened", None)
 
 

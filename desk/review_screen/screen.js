@@ -10,6 +10,7 @@ const MORE = " more";
 const PAUSE_MS = 600; // after which a number is complete
 const SEND_MS = 25; // several keys in one message
 const RETRY_MS = [3000, 6000, 12000];
+const LONGEST_PRESS_MS = 1500;
 const MOST_KEPT = 40; // submissions whose work is kept for a way back
 const SHARES = 6;
 
@@ -57,7 +58,10 @@ class Screen {
     addEventListener("online", () => this.send());
     addEventListener("click", (event) => this.onClick(event), true);
     // A press is a click only if its element is still there at its end: until then nothing is drawn anew.
-    addEventListener("pointerdown", () => { this.isPressed = true; }, true);
+    addEventListener("pointerdown", () => {
+      this.isByPointer = true;
+      this.pressedAt = performance.now();
+    }, true);
     for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => this.endPress(), true);
     setInterval(() => this.retry(), 500);
   }
@@ -247,6 +251,7 @@ class Screen {
 
   retry() {
     if (!this.root?.isConnected) return;
+    if (this.isStale) this.render();
     const isUnanswered = this.heard !== this.sent || this.acts.length > 0;
     const wait = RETRY_MS[Math.min(this.tries, RETRY_MS.length - 1)];
     if (isUnanswered && performance.now() - this.sentAt > wait) {
@@ -263,7 +268,8 @@ class Screen {
   /** Ask for what is looked at, or nearly, and is not here yet. */
   whenNeeded() {
     const wanted = [this.shown, ...this.near()];
-    if (this.heard === this.sent && wanted.some((id) => !this.cache.get(id)?.work)) this.later();
+    const isMissing = wanted.some((id) => !this.cache.get(id)?.criteria) || !this.cache.get(this.shown)?.work;
+    if (this.heard === this.sent && isMissing) this.later();
     for (const id of this.cache.keys()) {
       if (this.cache.size <= MOST_KEPT) break;
       if (!wanted.includes(id)) this.cache.delete(id);
@@ -328,7 +334,9 @@ class Screen {
   }
 
   near() {
-    return [...new Set([...this.ahead(1).slice(0, 2), ...this.ahead(-1).slice(0, 1), ...this.waiting().slice(0, 1)])];
+    const [after, before, waiting] = [this.ahead(1), this.ahead(-1), this.waiting()];
+    const first = [...after.slice(0, 2), ...before.slice(0, 1), ...waiting.slice(0, 1)];
+    return [...new Set([...first, ...after.slice(2, 9), ...before.slice(1, 4), ...waiting.slice(1, 3)])];
   }
 
   move(step) {
@@ -604,8 +612,10 @@ class Screen {
   // --- keys and clicks
 
   endPress() {
-    this.isPressed = false;
-    if (this.isStale) setTimeout(() => this.render());
+    setTimeout(() => {
+      this.pressedAt = undefined;
+      if (this.isStale) this.render();
+    });
   }
 
   onClick(event) {
@@ -617,6 +627,8 @@ class Screen {
 
   onKey(event) {
     if (!this.root?.isConnected || !this.data) return;
+    this.isByPointer = false;
+    this.pressedAt = undefined;
     const { target } = event;
     const isHere = this.root.contains(target);
     if (!this.over.hidden) return this.onKeyInList(event);
@@ -811,6 +823,7 @@ class Screen {
 
   choose(settings, queue = this.show) {
     this.show = queue;
+    if (this.isByPointer) document.activeElement?.blur(); // keys are the screen's again
     Object.assign(this.settings, settings);
     this.store("settings", this.settings);
     this.queue = [];
@@ -832,8 +845,8 @@ class Screen {
 
   render() {
     if (!this.root?.isConnected || !this.shown) return;
-    this.isStale = this.isPressed;
-    if (this.isPressed) return;
+    this.isStale = performance.now() - this.pressedAt < LONGEST_PRESS_MS;
+    if (this.isStale) return;
     const state = this.state();
     if (state) this.ensureActive(state);
     this.renderBar();
