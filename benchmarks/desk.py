@@ -244,12 +244,15 @@ class Correction:
 
 def draw_corrections(rng: random.Random, item_ids: Sequence[str], quick: bool) -> list[Correction]:
     """One for each of some submissions: their doubtful criterion is wrong in four of five."""
+    count = 6 if quick else 30
+    elsewhere, second_reasons = set(rng.sample(range(count), count // 5)), set(rng.sample(range(count), count // 3))
     corrections = []
-    for item_id in rng.sample(list(item_ids), 6 if quick else 30):
+    for number, item_id in enumerate(rng.sample(list(item_ids), count)):
         doubtful = rng.choice(list(MOST_POINTS))
-        criterion = doubtful if rng.random() < 0.8 else rng.choice(list(MOST_POINTS))
+        others = [criterion for criterion in MOST_POINTS if criterion != doubtful]
+        criterion = rng.choice(others) if number in elsewhere else doubtful
         points = rng.choice([points for points in range(MOST_POINTS[criterion] + 1) if points != MODEL_POINTS])
-        corrections.append(Correction(item_id, doubtful, criterion, points, rng.random() < 1 / 3))
+        corrections.append(Correction(item_id, doubtful, criterion, points, number in second_reasons))
     return corrections
 
 

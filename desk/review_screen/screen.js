@@ -364,6 +364,7 @@ class Screen {
   say(words) {
     this.status = words;
     this.renderFoot();
+    this.keepInView();
   }
 
   // --- what stands, and what becomes of it
@@ -371,7 +372,7 @@ class Screen {
   /** The submission as it is shown: what the desk said, what it was told since, and what is not saved. */
   state(id = this.shown) {
     const base = this.cache.get(id);
-    if (!base?.criteria) return null;
+    if (!base?.criteria) return this.blankState();
     const state = { ...base, criteria: base.criteria.map((criterion) => ({ ...criterion })) };
     for (const act of this.acts) if (act.item_id === id) applyAct(state, act);
     state.saved = { summary: state.summary, points: {}, feedback: {} };
@@ -382,6 +383,13 @@ class Screen {
     const draft = this.drafts[id];
     if (draft) applyChanges(state, draft.changes);
     return state;
+  }
+
+  /** Until the desk has sent a grade: the criteria as they are for all, and no points. */
+  blankState() {
+    const blank = { points: null, model: null, evidence: "", feedback: "", likelihoods: "", reason: "…", doubts: [] };
+    const none = { requests: [], decisions: [], remarks: [], summary: "", points: "", max: "…", kind: "waiting", state: "…" };
+    return { ...none, isBlank: true, criteria: this.data.criteria.map((criterion) => ({ ...criterion, ...blank })) };
   }
 
   rowsOf(state) {
@@ -400,7 +408,7 @@ class Screen {
 
   change(id, fields) {
     const state = this.state();
-    if (!state) return;
+    if (state.isBlank) return;
     this.lastChanged = id;
     const base = this.cache.get(this.shown);
     const draft = this.drafts[this.shown] || { version: base.version, seen: base.decisions, changes: {} };
@@ -519,12 +527,14 @@ class Screen {
   // --- points by keys
 
   current() {
-    return this.state()?.criteria.find(({ id }) => id === this.active);
+    return this.state().criteria.find(({ id }) => id === this.active);
   }
 
   give(id, points) {
-    const criterion = this.state()?.criteria.find((each) => each.id === id);
-    if (!criterion) return false;
+    const state = this.state();
+    const criterion = state.criteria.find((each) => each.id === id);
+    if (state.isBlank) this.say("The grade is on its way.");
+    if (!criterion || state.isBlank) return false;
     if (!(points >= criterion.min && points <= criterion.max)) {
       this.say(`Points go from ${criterion.min} to ${criterion.max}.`);
       return false;
@@ -546,7 +556,7 @@ class Screen {
 
   /** Whether the number with this digit is one that may be given; then it stands there at once. */
   extendEntry(entry, text) {
-    const criterion = this.state()?.criteria.find(({ id }) => id === entry.id);
+    const criterion = this.state().criteria.find(({ id }) => id === entry.id);
     const largest = entry.isNegative ? -criterion.min : criterion.max;
     if (Number(text) > largest) {
       if (!entry.text) this.say(`Points go from ${criterion.min} to ${criterion.max}.`);
@@ -565,7 +575,7 @@ class Screen {
   typeHalf() {
     const entry = this.entry;
     const id = entry ? entry.id : this.active;
-    const criterion = this.state()?.criteria.find((each) => each.id === id);
+    const criterion = this.state().criteria.find((each) => each.id === id);
     if (!criterion) return;
     const number = entry ? Number(entry.text) + 0.5 : Math.floor(Math.abs(criterion.points ?? 0)) + 0.5;
     const isNegative = entry ? entry.isNegative : criterion.points < 0 || criterion.max <= 0;
@@ -589,16 +599,14 @@ class Screen {
   }
 
   advance(id) {
-    const ids = this.state()?.criteria.map((criterion) => criterion.id) || [];
+    const ids = this.state().criteria.map((criterion) => criterion.id) || [];
     const at = ids.indexOf(id);
     if (this.active === id && !this.settings.order && at + 1 < ids.length) this.active = ids[at + 1];
   }
 
   step(direction) {
     this.endEntry();
-    const state = this.state();
-    if (!state) return;
-    const rows = this.rowsOf(state);
+    const rows = this.rowsOf(this.state());
     const at = rows.indexOf(this.active) + direction;
     if (rows[at] !== undefined) this.open(rows[at]);
   }
@@ -808,6 +816,7 @@ class Screen {
       setTimeout(() => this.render());
     });
     this.fit();
+    new ResizeObserver(() => this.keepInView()).observe(this.grade);
   }
 
   takeName() {
@@ -848,7 +857,7 @@ class Screen {
     this.isStale = performance.now() - this.pressedAt < LONGEST_PRESS_MS;
     if (this.isStale) return;
     const state = this.state();
-    if (state) this.ensureActive(state);
+    this.ensureActive(state);
     this.renderBar();
     this.renderAlert();
     this.renderWork();
@@ -965,15 +974,14 @@ class Screen {
   renderGrade(state) {
     // Only where something is another: words that are being selected stay selected.
     const { criteria, phrases, people } = this.data;
-    const drawn = JSON.stringify([this.shown, this.active, state && { ...state, work: 0 }, this.drafts[this.shown], this.texts,
+    const drawn = JSON.stringify([this.shown, this.active, { ...state, work: 0 }, this.drafts[this.shown], this.texts,
       criteria, phrases.comments, people[this.shown]]);
     if (drawn === this.drawn && this.grade.childElementCount) return;
     this.drawn = drawn;
     const focused = this.grade.contains(document.activeElement) ? document.activeElement : null;
     const { scrollTop } = this.grade;
     const focus = focused && { key: keyOf(focused), at: [focused.selectionStart, focused.selectionEnd] };
-    if (!state) this.grade.replaceChildren(make("p", { class: "kv-faint" }, "…"));
-    else this.grade.replaceChildren(this.head(state), ...this.rowsOf(state).map((id) => this.row(state, id)));
+    this.grade.replaceChildren(this.head(state), ...this.rowsOf(state).map((id) => this.row(state, id)));
     this.grade.scrollTop = scrollTop;
     const places = [...this.grade.querySelectorAll("button, input, select, textarea, [tabindex]")];
     const again = focus?.key && places.find((place) => keyOf(place) === focus.key);
@@ -1121,7 +1129,7 @@ class Screen {
     const line = this.acts.length ? `${words} ${this.acts.length} not confirmed yet.` : words;
     const button = (name) => this.root.querySelector(`.kv-${name}`);
     if (button("status").textContent !== line) button("status").textContent = line;
-    button("accept").disabled = isUnsaved || !state;
+    button("accept").disabled = isUnsaved || !!state.isBlank;
     button("undo").disabled = !isUnsaved && !this.undoable.length;
     button("next").disabled = !this.ahead(1).length;
     button("previous").disabled = !this.ahead(-1).length;

@@ -25,7 +25,7 @@ from typing import Any, Self
 from tests.support import programs
 from tests.support.waiting import wait_until
 
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 QUIET = (
     "--no-sandbox",
     "--disable-gpu",
