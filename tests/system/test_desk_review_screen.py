@@ -94,7 +94,7 @@ def test_more_than_nine_points_are_given_by_keys(wide: Browser, desk: DeskPage, 
     open_review(wide, desk, long_class)
     press(wide, "1", "2", "7", "2", "5", "…", "1", "…", "3", ".", "0", "2", ".")
     assert list(points_of(wide).values())[:8] == [12, 7, 2, 5, 1, 3.5, 0, 2.5]
-    press(wide, *["ArrowDown"] * 5, "3")
+    press(wide, *["ArrowDown"] * 4, "3")
     assert points_of(wide)["late"] == -3
     press(wide, "9")
     wide.wait_for("Points go from -5 to 0.")
@@ -114,7 +114,8 @@ def test_the_open_criterion_stays_in_sight_and_the_page_never_scrolls(
         press(wide, key)
         assert wide.evaluate(IN_VIEW), f"after {number} keys, and then {key}"
     assert not wide.evaluate(PAGE_SCROLLS)
-    assert wide.evaluate("document.querySelector('.kv-active .kv-text').textContent").startswith(GUIDANCE[:40])
+    wide.press("css", '[data-row="part9"] > button')
+    assert wide.evaluate("document.querySelector('.kv-active .kv-text').textContent") == GUIDANCE
 
 
 def test_the_work_jumps_to_the_quote_of_the_open_criterion(browser: Browser, desk: DeskPage) -> None:
@@ -133,7 +134,7 @@ def test_a_desk_that_is_gone_is_said_and_nothing_that_was_decided_is_lost(tmp_pa
             folder = graded_assignment(desk, 4)
             open_review(browser, desk, folder)
             wait_until(
-                lambda: browser.evaluate("[...window.kvasirReview.cache.values()].filter((e) => e.work).length") == 3,
+                lambda: browser.evaluate("[...window.kvasirReview.cache.values()].filter((e) => e.work).length") >= 3,
                 "the next ones are there",
                 PATIENCE_S,
             )
@@ -203,7 +204,7 @@ def test_a_comment_is_reused_and_changed_wherever_it_is_ones_own(browser: Browse
     assert [each.feedback for each in wait_until_kept(browser, folder, 3)] == ["It runs."] * 3
     press(browser, "k", "k")
     browser.fill("Feedback on works", "It runs, and it is short.")
-    press(browser, "Enter")
+    browser.click("Save and next")
     browser.wait_for("“It runs.” stands on 2 more.")
     browser.wait_for("Decided by others: student3_103_1_homework.py (Bob)")
     browser.click("Change 1 that is yours or undecided")
