@@ -90,8 +90,7 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
             "batch": hashlib.sha256(str(folder).encode()).hexdigest()[:16],
             "browser": state["browser"],
             "name": state["me"],
-            "sender": message.sender,
-            "number": message.number,
+            "heard": state.get("heard", ["", 0]),
             "current": state["submission"],
             "show": state["show"],
             "elsewhere": sorted(elsewhere),
@@ -149,6 +148,8 @@ def _hear(desk: Desk, folder: Path, key: str) -> None:
         _, rows, overrides_by_item = desk.rows(folder)
         return {row.final.grade.item_id: row for row in rows}, overrides_by_item
 
+    # Only here: after the desk was started anew, Streamlit shows it a message of before, and calls nothing.
+    state["heard"] = [message.sender, message.number]
     state["answers"] = desk.acts(folder).apply(rows_of, acts)
     state["me"] = " ".join(message.name.split())[:80]
     if message.show in QUEUES:

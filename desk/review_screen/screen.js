@@ -73,8 +73,9 @@ class Screen {
     if (this.batch !== data.batch) this.begin(data);
     this.data = data;
     for (const [id, content] of Object.entries(data.submissions)) this.cache.set(id, { ...this.cache.get(id), ...content });
-    if (data.sender === this.sender) {
-      this.heard = Math.max(this.heard, data.number);
+    const [sender, number] = data.heard;
+    if (sender === this.sender) {
+      this.heard = Math.max(this.heard, number);
       if (this.heard === this.sent) this.tries = 0;
     }
     const root = parent.querySelector(".kv");
@@ -191,6 +192,8 @@ class Screen {
 
   giveBack(act, answer) {
     if (answer.state === "refused") this.refusals.push(`${this.name(act.item_id)}: ${answer.why}`);
+    const written = this.texts[`reply ${act.request_id}`];
+    if (act.kind === "reply" && written) this.setText(`reply ${act.request_id}`, { text: written.text }); // the new reply is seen now
     if (act.kind === "undo") {
       if (answer.state === "conflict")
         this.refusals.push(`${this.name(act.item_id)}: somebody has decided since; nothing was undone.`);
@@ -1083,13 +1086,12 @@ class Screen {
     ];
     if (reply !== null) parts.push(make("p", { class: "kv-faint" }, `Replied${by ? ` (${by})` : ""}:`), make("pre", { class: "kv-text", tabindex: "0" }, reply));
     if (reply === null || written) {
-      const seen = written ? written.seen : reply;
+      const seen = written && "seen" in written ? written.seen : reply;
       const area = make("textarea", { "aria-label": "Reply, which the student gets", rows: "2", "data-key": key,
         oninput: ({ target }) => this.setText(key, target.value ? { text: target.value, seen } : undefined) });
       area.value = written?.text || "";
       const send = () => {
         this.act("reply", { item_id: this.shown, request_id: id, text: this.texts[key]?.text || "", seen_reply: seen });
-        if (this.texts[key]) this.setText(key, { ...this.texts[key], seen: reply });
         this.later();
       };
       parts.push(make("span", { class: "kv-label" }, "Reply, which the student gets"), area, make("button", { type: "button", onclick: send }, "Reply"));
