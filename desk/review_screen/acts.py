@@ -142,6 +142,8 @@ class Acts:
 
     def _undo(self, rows_of: RowsOf, act: Act, reviewer: str) -> None:
         item_id, last_overrides, version = self._undoable.get(act.undoes, ("", (), ""))
+        if not item_id and act.undoes in self._answers:
+            return  # it had changed nothing
         if item_id != act.item_id:
             raise ReviewError("This can't be undone any more: the desk was started anew since. Decide once more.")
         undo_override(self._folder, item_id, version, last_overrides, reviewer)

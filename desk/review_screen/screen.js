@@ -891,7 +891,7 @@ class Screen {
     const kept = count ? ` ${count} of your decisions ${count === 1 ? "is" : "are"} kept in this browser, and sent as soon as it answers.` : "";
     if (this.isLost) alerts.push(make("div", {}, `The desk does not answer.${kept}`));
     if (this.failure) alerts.push(make("div", {}, `Not kept yet, and tried again: ${this.failure}`));
-    for (const words of this.refusals) {
+    for (const words of this.refusals.slice(-3)) {
       const dismiss = () => { this.refusals = this.refusals.filter((other) => other !== words); this.renderAlert(); };
       alerts.push(make("div", {}, words, " ", make("button", { type: "button", onclick: dismiss }, "Close")));
     }

@@ -220,7 +220,7 @@ def test_one_criterion_is_gone_through_without_names_and_in_shares(browser: Brow
     open_review(browser, desk, folder, "&show=all")
     browser.evaluate("window.kvasirReview.choose({order: 'clear', share: '2/3', blind: true}); 0")
     assert browser.evaluate("window.kvasirReview.queue.length") == 2, "a third of seven"
-    assert "student" not in browser.evaluate("document.querySelector('.kv-bar').innerText")
+    assert "student" not in browser.evaluate("document.querySelector('.kv-who').innerText")
     for _ in range(2):
         press(browser, "1", "Enter")
     decided = wait_until_kept(browser, folder, 2)

@@ -122,6 +122,11 @@ def test_an_undo_takes_back_one_act_of_ones_own_and_no_line_is_lost(reviewed: Cl
 
     assert [each.state for each in reviewed.send(undo_second, undo_second)] == ["kept"]
     assert reviewed.points(item) == [3, 2]
+    unchanged = act(reviewed.items[1], 10, reviewed.version(reviewed.items[1]), changes={})
+    undo_nothing = act(reviewed.items[1], 11, "", "undo", undoes="page 10")
+    before = reviewed.lines()
+    assert [each.state for each in reviewed.send(unchanged, undo_nothing)] == ["kept", "kept"]
+    assert reviewed.lines() == before
     [again] = reviewed.send(act(item, 4, version, **points(1)))
     assert again.state == "kept", "an undo is the page's own act too"
     reviewed.send(act(item, 1, reviewed.version(item), sender="other", **points(2)))
