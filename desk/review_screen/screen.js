@@ -329,7 +329,8 @@ class Screen {
   waiting() {
     const decided = new Set(this.acts.filter(({ kind }) => kind === "decide" || kind === "accept").map((act) => act.item_id));
     const all = this.data.queues["needs review"];
-    const order = [...this.queue, ...all.filter((id) => !this.queue.includes(id))];
+    const queued = new Set(this.queue);
+    const order = [...this.queue, ...all.filter((id) => !queued.has(id))];
     const at = order.indexOf(this.shown);
     const waits = new Set(all);
     return [...order.slice(at + 1), ...order.slice(0, at)].filter(
