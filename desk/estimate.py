@@ -1,5 +1,6 @@
 """How fast it goes, as measured, and how long the rest will take."""
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -54,6 +55,15 @@ def duration(seconds: float) -> str:
         return f"{max(1, round(seconds))} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def finish_words(seconds: float | None) -> str:
+    """`done by about 23:10 on Friday`, so many seconds from now."""
+    return (
+        "how long it takes is not known yet"
+        if seconds is None
+        else time.strftime("done by about %H:%M on %A", time.localtime(time.time() + seconds))
+    )
 
 
 def _per(amount: float, seconds: float) -> float:

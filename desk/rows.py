@@ -1,6 +1,7 @@
 """The table of a class: a row a submission, filtered, sorted, and cut into pages."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -10,8 +11,10 @@ from grading.export import FinalGrade
 from grading.export.final import apply_decisions
 from grading.export.late import late_of
 from grading.export.requests import Request, read_requests
+from grading.points import criterion_points
 from grading.report.grades import outcome_of
 from grading.rubric.rubric import Points
+from producers.words import plural
 
 Order = Literal["name", "points, lowest first", "points, highest first", "needs review first"]
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -72,21 +75,6 @@ QUEUES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """Submissions of one assignment. `total` may be more than are planned: a trial plans a few."""
-
-    total: int
-    graded_count: int  # graded or empty: they have points
-    reviewed_count: int
-    need_review: int
-
-    @property
-    def ungraded_count(self) -> int:
-        """Those without points, for whatever reason."""
-        return self.total - self.graded_count
-
-
 def make_rows(view: BatchView, decisions: Mapping[str, Overrides]) -> list[Row]:
     """A row for each submission, in the batch's order."""
     late = late_of(view.folder, view.rubric.late if view.rubric else None)
@@ -101,15 +89,55 @@ def make_rows(view: BatchView, decisions: Mapping[str, Overrides]) -> list[Row]:
     return rows
 
 
-def counters(class_rows: Sequence[Row], total: int = 0) -> Counters:
-    """The counters of these rows; `total` is how many submissions there are, if that is known to be more."""
-    states = [row.state for row in class_rows]
-    return Counters(
-        total=max(total, len(class_rows)),
-        graded_count=states.count("graded") + states.count("empty"),
-        reviewed_count=sum(row.is_reviewed for row in class_rows),
-        need_review=sum(bool(row.needs_review) for row in class_rows),
+def without_points(class_rows: Iterable[Row]) -> list[Row]:
+    """Those that stay blank, and not for a doubt on which a person has yet to decide."""
+    return [row for row in class_rows if row.final.why_blank and not row.needs_review and row.state != "waiting"]
+
+
+def standing_words(class_rows: Sequence[Row], total: int = 0, finish: str = "") -> str:
+    """`38 of 200 need you; 12 being graded, done by about 23:10`: how a class stands.
+
+    Args:
+        total: how many submissions there are, if that is known to be more: a trial plans a few.
+        finish: when what is open will be done; "" while nothing runs.
+    """
+    total = max(total, len(class_rows))
+    doubtful, asked = sum(bool(row.needs_review) for row in class_rows), sum(row.awaits_reply for row in class_rows)
+    blank, waiting = len(without_points(class_rows)), total - sum(row.state != "waiting" for row in class_rows)
+    facts = {
+        f"{doubtful} of {total} need{'s' * (doubtful == 1)} you": doubtful,
+        f"{plural(asked, 'request', 'waits', 'wait')} for a reply": asked,
+        f"{blank} without points": blank,
+        f"{waiting} being graded, {finish}" if finish else f"{waiting} not graded yet": waiting,
+    }
+    return "; ".join(words for words, count in facts.items() if count) or (
+        f"none of {total} needs you" if total else "nothing is graded yet"
     )
+
+
+def open_questions(class_rows: Iterable[Row]) -> str:
+    """`works in 12, clear in 3`: where a person has to decide, in most submissions first; "" for nowhere."""
+    places = dict.fromkeys(
+        (row.number, doubt.criterion_id or "the whole work")
+        for row in class_rows
+        for doubt in row.final.grade.doubts
+        if doubt.why in row.needs_review
+    )
+    return ", ".join(f"{place} in {count:,}" for place, count in Counter(place for _, place in places).most_common())
+
+
+def undecided_rows(
+    class_rows: Iterable[Row], decisions: Mapping[str, Overrides], criterion_id: str, doubtful_only: bool
+) -> dict[str, Row]:
+    """By item id: those with points for this criterion that nobody has decided on, neither there nor as a whole."""
+    return {
+        grade.item_id: row
+        for row in class_rows
+        for grade in [row.final.grade]
+        if criterion_points(grade.criteria, criterion_id) is not None
+        and not {criterion_id, None} & decisions.get(grade.item_id, {}).keys()
+        and (not doubtful_only or any(doubt.criterion_id == criterion_id for doubt in grade.doubts))
+    }
 
 
 def select(class_rows: Sequence[Row], row_filter: Filter) -> list[Row]:

@@ -17,7 +17,7 @@ import fcntl
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -79,17 +79,25 @@ def append_override(folder: Path, *overrides: Override) -> None:
     Raises ReviewConflict where a decision was made on something else than what stands now, which is looked up under a
     lock, so that of two processes one is told. Raises BatchError if the file can't be read or written.
     """
-    _append(folder, [(override.item_id, override.version) for override in overrides], map(_row, overrides))
+    _append(folder, [(override.item_id, override.version, [_row(override)]) for override in overrides])
 
 
-def _append(folder: Path, seen_versions: Iterable[tuple[str, str | None]], rows: Iterable[dict[str, Any]]) -> None:
-    """Add lines; `seen_versions`: submissions, and the version of each that they were made on."""
+_Change = tuple[str, str | None, list[dict[str, Any]]]  # a submission, the version that a change was made on, its lines
+
+
+def _append(folder: Path, changes: Sequence[_Change], leaves_conflicts: bool = False) -> list[str]:
+    """Add their lines; the submissions of those that were made on something else than what stands now."""
     with lock_lines(folder / FILE, "decision"):
         standing = read_overrides(folder)
-        for item_id, version in seen_versions:
-            if version not in (None, version_of(current_decisions(standing, item_id).values())):
-                raise ReviewConflict("somebody has decided on this submission meanwhile; look at both decisions")
-        Lines(folder / FILE).append(rows)
+        conflict_ids = [
+            item_id
+            for item_id, version, _ in changes
+            if version not in (None, version_of(current_decisions(standing, item_id).values()))
+        ]
+        if conflict_ids and not leaves_conflicts:
+            raise ReviewConflict("somebody has decided on this submission meanwhile; look at both decisions")
+        Lines(folder / FILE).append(row for item_id, _, rows in changes if item_id not in conflict_ids for row in rows)
+    return conflict_ids
 
 
 @contextmanager
@@ -110,8 +118,62 @@ def undo_override(
 
     Raises ReviewConflict where something else stands by now, and BatchError as `append_override`.
     """
+    _append(folder, [_withdrawal(item_id, version, restored_overrides, reviewer)])
+
+
+def decide_together(
+    folder: Path,
+    item_ids: Iterable[str],
+    criterion_id: str,
+    points: Points,
+    reason: str,
+    standing: Mapping[str, Mapping[str | None, Override]],
+    reviewer: str,
+) -> list[str]:
+    """Keep a decision about each of these submissions, made in sight of what is `standing` about each.
+
+    All have one time, by which `decided_together` knows them. Returns the submissions on which somebody has decided
+    meanwhile: they are left as they are. Raises BatchError as `append_override`.
+    """
+    now, versions = time.time(), {id: version_of(standing.get(id, {}).values()) for id in item_ids}
+    decisions = [
+        Override(id, criterion_id, points, None, reason, reviewer, now, version) for id, version in versions.items()
+    ]
+    return _append(folder, [(each.item_id, each.version, [_row(each)]) for each in decisions], leaves_conflicts=True)
+
+
+def decided_together(standing: Mapping[str, Mapping[str | None, Override]], criterion_id: str) -> list[list[Override]]:
+    """What people decided on this criterion, the latest first; decisions of one moment are together.
+
+    Of a line without a time (0) nobody knows with which others it was made: it is left out.
+    """
+    by_moment: dict[tuple[float, str, str], list[Override]] = {}
+    for decision in (decisions[criterion_id] for decisions in standing.values() if criterion_id in decisions):
+        by_moment.setdefault((decision.time, decision.reviewer, decision.reason), []).append(decision)
+    return [by_moment[at] for at in sorted(by_moment, reverse=True) if at[0] and not at[2].startswith(ROUND_REASON)]
+
+
+def undo_together(
+    folder: Path,
+    decisions: Iterable[Override],
+    standing: Mapping[str, Mapping[str | None, Override]],
+    reviewer: str,
+) -> list[str]:
+    """Withdraw these decisions about several submissions; all else that is `standing` there counts on.
+
+    Returns the submissions on which somebody has decided meanwhile, as `decide_together`.
+    """
+    changes = [
+        _withdrawal(decision.item_id, version_of(before), [each for each in before if each != decision], reviewer)
+        for decision in decisions
+        for before in [[*standing[decision.item_id].values()]]
+    ]
+    return _append(folder, changes, leaves_conflicts=True)
+
+
+def _withdrawal(item_id: str, version: str, restored_overrides: Iterable[Override], reviewer: str) -> _Change:
     withdrawal = {"submission": item_id, "withdrawn": True, "by": reviewer, "at": time.time()}
-    _append(folder, [(item_id, version)], [withdrawal, *map(_row, restored_overrides)])
+    return item_id, version, [withdrawal, *map(_row, restored_overrides)]
 
 
 def _row(override: Override) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """`kvasir grade --dry-run`: what was found, how long it is, what the class shares, and what would be cut."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from importlib.util import find_spec
 from typing import Any
 
 from engines.proof import outside_in
 from grading import planning
 from grading.attacks.detection import instruction_flags
 from grading.jobs import Assignment, Item
+from grading.likeness import MAX_DISTANCE, CriterionAnswer, group_answers, own_text
 from grading.prompts.prompt import cut_summary, examples_text
 from grading.report.grades import one_line
 from grading.request import GradeRequest
@@ -39,10 +41,25 @@ def show_dry_run(settings: Settings, request: GradeRequest, as_json: bool) -> in
             client = stack.enter_context(connect(settings, _models(assignment), name="dry run"))
         summary = describe(assignment, *_counter(assignment, client))
         summary["outside"] = _outside(settings, assignment, client)
-    say_json(summary) if as_json else _print(summary)
+    say_json(summary | _pilot(assignment.items)) if as_json else _print(summary)
     if not as_json and (sentence := _limit_sentence(assignment.items)):
         say(sentence)
     return 1 if any(item["problem"] for item in summary["submissions"]) else 0
+
+
+def _pilot(items: Iterable[Item]) -> dict[str, list[str]]:
+    """Where works are alike, the order in which to try them: one of each group, then the second of each."""
+    answers = [
+        CriterionAnswer(item.submission.name, None, "", own_text(item.submission))
+        for item in items
+        if item.submission.is_gradable
+    ]
+    groups = group_answers(answers, MAX_DISTANCE if find_spec("sklearn") else 0.0)
+    return (
+        {"pilot": [group[rank].item_id for rank in range(len(answers)) for group in groups if rank < len(group)]}
+        if len(groups) < len(answers)
+        else {}
+    )
 
 
 def describe(

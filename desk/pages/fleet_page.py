@@ -18,7 +18,7 @@ def show_fleet_page(desk: Desk, folder: Path) -> None:
     """Draw it."""
 
     def fleet() -> None:
-        _workers(desk, folder)
+        show_workers(desk, folder)
         _rates(desk, folder)
 
     draw_live(fleet, REFRESH_S)
@@ -36,7 +36,8 @@ def _show_run(desk: Desk, folder: Path) -> None:
         st.html(html)
 
 
-def _workers(desk: Desk, folder: Path) -> None:
+def show_workers(desk: Desk, folder: Path) -> None:
+    """Who does what now: a table of the cluster's workers, or what this machine has in hand."""
     if not desk.backend.is_cluster:
         record, alive = assignments.grading_work(folder).record(), assignments.grading_work(folder).is_alive
         st.write(f"Process {record.pid} on this machine is grading." if alive and record else "Nothing is running.")
@@ -74,10 +75,8 @@ def _workers(desk: Desk, folder: Path) -> None:
 
 
 def _activity(worker: WorkerInfo) -> str:
-    if not worker.busy:
-        return "nothing"
     slots = f" in {worker.busy} of {worker.slots} slots" if worker.slots > 1 else ""
-    return f"{worker.role} of {worker.model}{slots}"
+    return f"{worker.role} of {worker.model}{slots}" if worker.busy else "nothing"
 
 
 def _in_hand(desk: Desk, folder: Path) -> None:

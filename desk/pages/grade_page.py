@@ -1,6 +1,5 @@
 """From inputs to grades: dry run, trial, the whole class, and how it goes."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,9 @@ import streamlit as st
 
 from desk import assignments, dry_runs
 from desk.assignments import Inputs
-from desk.estimate import duration, forecast_s, remaining_s
+from desk.estimate import duration, finish_words, forecast_s
 from desk.pages.address import go
+from desk.pages.fleet_page import show_workers
 from desk.pages.shared import (
     REFRESH_S,
     Desk,
@@ -22,10 +22,12 @@ from desk.pages.shared import (
     show_table,
     wait_for,
 )
+from desk.rows import standing_words
 from desk.text import escape_markdown
 from desk.work import Work
 from grading import planning
 from grading.roster import keep_answer, kept_files, read_rosters
+from producers.batch import batch as batches
 from producers.words import plural
 
 _MAX_ROWS = 50  # rows of the dry run's table
@@ -131,7 +133,14 @@ def _findings(desk: Desk, findings: dict[str, Any]) -> None:
         findings["prompt_tokens"], findings["prompts"], dry_runs.repeated_tokens(findings), desk.rates()
     )
     estimate = f"About {duration(seconds)} at the pace measured so far." if seconds else "How long: after a trial."
-    st.caption(f"{plural(findings['prompts'], 'prompt')}; tokens are {token_basis}. {estimate}")
+    st.caption(
+        f"{plural(findings['prompts'], 'prompt')}; tokens are {token_basis}. {estimate}"
+        + (
+            f" {plural(len(findings['pilot']), 'kind')} of work: a trial takes one of each."
+            if "pilot" in findings
+            else ""
+        )
+    )
     for part in findings.get("criteria", ()):
         ids = ", ".join(part["ids"]) or "nothing, and writes the summary"
         st.caption(escape_markdown(f"{part['role']}: {part['model']} grades {ids}"))
@@ -155,14 +164,19 @@ def _start(desk: Desk, folder: Path, inputs: Inputs) -> None:
     size_column.slider("Submissions in the trial", smallest, largest, smallest, key="trial size")
 
     def grade(limit: int = 0) -> None:
-        work.start(assignments.grade_command(desk.backend, inputs, folder, limit=limit), limit=limit)
+        names = dry_runs.read_findings(folder).get("pilot", [])[:limit]
+        work.start(
+            assignments.grade_command(desk.backend, inputs, folder, 0 if names else limit, names),
+            limit=0 if names else limit,
+            names=names,
+        )
 
     action_button(
         "Trial",
         lambda: grade(st.session_state["trial size"]),
         at=trial_column,
         disabled=is_running,
-        help="Grade a few, look at them, mend the rubric, then grade all.",
+        help="Grade a few, look at them, mend the rubric, then grade all. Of like works one comes first.",
     )
     action_button(
         "Grade all", grade, at=all_column, disabled=is_running, type="primary", help="What is graded already stays."
@@ -170,9 +184,23 @@ def _start(desk: Desk, folder: Path, inputs: Inputs) -> None:
     label, means = ("Stop listening", _STOP_CLUSTER) if desk.backend.is_cluster else ("Pause", _STOP_LOCAL)
     action_button(label, work.stop, at=stop_column, disabled=not is_running, help=means)
 
+    if desk.backend.is_cluster and batches.exists(folder):
+        cancel_command = desk.backend.command("cancel", str(folder))
+        action_button(
+            "Cancel",
+            lambda: _cancelling(folder).start(cancel_command, "cancel"),
+            disabled=not desk.view(folder).counts().open,
+            help=_CANCEL_CLUSTER,
+        )
+
+
+def _cancelling(folder: Path) -> Work:
+    return Work(folder / "runs" / "cancel")
+
 
 _STOP_LOCAL = "What is done is kept; 'Grade all' goes on from there."
-_STOP_CLUSTER = "The cluster goes on; 'Grade all' gathers what it has done meanwhile. To end it: kvasir cancel."
+_STOP_CLUSTER = "The cluster goes on; 'Grade all' gathers what it has done meanwhile."
+_CANCEL_CLUSTER = "Every job that has no result yet is cancelled, for all workers. What is graded stays."
 
 
 # --- how it goes
@@ -185,46 +213,36 @@ def _figures(desk: Desk, folder: Path, work: Work) -> None:
     if not counts.total:
         _why_nothing(work)
         return
-    record, alive = work.record(), work.is_alive
     st.progress(
         counts.finished_jobs / counts.total,
         f"{counts.finished_jobs} of {plural(counts.total, 'job')}, {counts.failed} failed",
     )
-    if alive and record:
-        _stages(desk, folder, counts.total)
-        graded_count = sum(row.state != "waiting" for row in rows)
-        seconds = time.time() - record.started_at
-        seconds_left = remaining_s(counts.open, desk.stages(folder).refresh()["done"], seconds)
-        how_long = (
-            "how long it takes is not known yet" if seconds_left is None else f"about {duration(seconds_left)} left"
-        )
-        st.caption(f"{graded_count} of {plural(len(rows), 'submission')}; {how_long}. This page may be closed.")
+    if work.is_alive:
+        if not desk.backend.is_cluster:
+            show_metrics({stage.capitalize(): number for stage, number in desk.stages(folder).refresh().items()})
+        st.caption(f"{standing_words(rows, finish=finish_words(desk.seconds_left(folder)))}. This page may be closed.")
+        show_workers(desk, folder)
     elif counts.open:
         _why_open(work, counts.open)
     else:
         subject = "The submission" if len(rows) == 1 else f"All {len(rows):,} submissions"
         st.success(f"{subject} of this run {'has' if len(rows) == 1 else 'have'} a grade or a reason why not.")
-        if counts.failed:
+        if counts.finished_jobs > counts.succeeded:
+            kind = "failed" if counts.failed else "cancelled"
             retry_command = desk.backend.command("retry", str(folder), "--quiet", "--json")
-            action_button("Try the failed ones again", lambda: work.start(retry_command, "retry"))
-
-
-def _stages(desk: Desk, folder: Path, total: int) -> None:
-    stages = desk.stages(folder).refresh()
-    if desk.backend.is_cluster:
-        stages = {"waiting or in work on the cluster": total - stages["done"], "done": stages["done"]}
-    show_metrics({stage.capitalize(): number for stage, number in stages.items()})
+            action_button(f"Try the {kind} ones again", lambda: work.start(retry_command, "retry"))
+    if counts.open and _cancelling(folder).exit_code:
+        st.error(escape_markdown(f"Not cancelled: {_cancelling(folder).last_words()}"))
 
 
 def _why_nothing(work: Work) -> None:
-    if work.is_alive:
-        st.info("Reading the submissions …")
-    elif (record := work.record()) and record.stopped:
-        st.info("Stopped before it began. 'Grade all' begins it.")
-    elif record:
+    record = work.record()
+    if record and not record.stopped and not work.is_alive:
         st.error(escape_markdown(f"The grading ended before it began: {work.last_words() or 'its log says nothing'}"))
+    elif record and not work.is_alive:
+        st.info("Stopped before it began. 'Grade all' begins it.")
     else:
-        st.caption("Nothing is graded yet.")
+        st.info("Reading the submissions …" if record else "Nothing is graded yet.")
 
 
 def _why_open(work: Work, still_open: int) -> None:

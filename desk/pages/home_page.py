@@ -9,9 +9,10 @@ import streamlit as st
 from desk import assignments
 from desk.assignments import Inputs
 from desk.dry_runs import read_findings
+from desk.estimate import finish_words
 from desk.pages.address import go, go_next
 from desk.pages.shared import Desk, action_button, show_errors, show_problem
-from desk.rows import counters
+from desk.rows import standing_words
 from desk.text import escape_markdown
 from grading.rubric.rubric import KINDS
 from grading.submissions.reading import READABLE, check_apart
@@ -36,16 +37,13 @@ def show_home_page(desk: Desk) -> None:
 def _show_assignment(desk: Desk, folder: Path) -> None:
     inputs = assignments.read_inputs(folder)
     view, rows, _ = desk.rows(folder)
-    counts = counters(rows, len(read_findings(folder).get("submissions", ())))
+    finish = finish_words(desk.seconds_left(folder)) if assignments.grading_work(folder).is_alive else ""
+    words = standing_words(rows, len(read_findings(folder).get("submissions", ())), finish)
     with st.container(border=True):
-        title, *figures, button = st.columns([4, 1, 1, 1, 1, 1])
-        title.markdown(f"**{escape_markdown(inputs.title)}**  \n{escape_markdown(str(folder))}")
-        labels = {"Submissions": counts.total, "Ungraded": counts.ungraded_count, "Graded": counts.graded_count}
-        for column, (label, value) in zip(figures, (labels | {"Reviewed": counts.reviewed_count}).items(), strict=True):
-            column.metric(label, value)
+        st.markdown("**{}**  \n{}  \n{}".format(*map(escape_markdown, (inputs.title, words, str(folder)))))
         show_problem(view)
-        if button.button("Open", key=f"open {folder}"):
-            go("Results" if counts.graded_count else "Grade", str(folder))
+        if st.button("Open", key=f"open {folder}"):
+            go("Results" if any(row.state != "waiting" for row in rows) else "Grade", str(folder))
 
 
 def _new(desk: Desk) -> None:

@@ -5,6 +5,7 @@ Everything that is shown is made literal first; Streamlit lets no script through
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import SequenceMatcher
 from html import escape
 from types import MappingProxyType
 
@@ -18,6 +19,7 @@ _FAINT = "overflow-wrap:anywhere;opacity:0.8;font-size:0.875rem;margin:0.5rem 0 
 _BOLD = "overflow-wrap:anywhere;font-weight:600;margin:0.75rem 0 0"
 _MARK = "background:rgba(255,200,60,0.4);color:inherit"
 _NOTE_STYLE = "font-size:0.75rem;font-weight:600;margin-left:0.75rem;user-select:none"
+_TOKEN = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
 _NO_MARKS: Mapping[int, str] = MappingProxyType({})
 _HEADING = re.compile(r"#{1,6}[ \t]+(.*)")
 _EMPHASIS = re.compile(r"\*\*([^*\n]{1,400})\*\*|`([^`\n]{1,400})`")
@@ -49,6 +51,17 @@ class Markup:
     def verbatim(self, text: str, marks: Mapping[int, str] = _NO_MARKS) -> None:
         """Text as it is, with its line breaks; lines in `marks`, counted from 0, are highlighted, each with why."""
         self._lines(f'style="{_VERBATIM}"', map(escape, text.split("\n")), marks)
+
+    def changes(self, first: str, other: str) -> None:
+        """`other` with what only it has highlighted, and what only `first` has struck through, word by word."""
+        tokens, other_tokens = _TOKEN.findall(first), _TOKEN.findall(other)
+        pieces = (
+            (kind == "equal", escape("".join(tokens[start:end])), escape("".join(other_tokens[other_start:other_end])))
+            for kind, start, end, other_start, other_end in SequenceMatcher(None, tokens, other_tokens).get_opcodes()
+        )
+        tag = f'<ins style="{_MARK};text-decoration:none">'
+        html = "".join(new if is_equal else f"<del>{old}</del>{tag}{new}</ins>" for is_equal, old, new in pieces)
+        self._pieces.append(f'<pre style="{_VERBATIM}">\n{html}</pre>')
 
     def code(self, text: str, language: str, marks: Mapping[int, str] = _NO_MARKS) -> None:
         """A cell of code in colours."""

@@ -1,5 +1,6 @@
 """The class as a table: filtered, sorted, in pages."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from desk.pages.address import REVIEW_FILTERS, go, write_address
 from desk.pages.shared import REFRESH_S, Desk, decider, draw_live, pictures, show_errors, show_problem, show_table
 from desk.pictures import draw_class, draw_criteria
 from desk.review_screen.content import kind_of
-from desk.rows import ORDERS, Filter, Row, counters, page_count, page_of, select
+from desk.rows import ORDERS, Filter, Row, open_questions, page_count, page_of, select, standing_words, without_points
 from desk.text import escape_markdown
 from grading import export
 from grading.alarms import class_alarms
@@ -51,11 +52,12 @@ def _table(desk: Desk, folder: Path) -> None:
         return
     for alarm in class_alarms(view.grades, view.rubric) if view.rubric else ():
         st.warning(escape_markdown(alarm))
-    counts = counters(rows)
-    st.caption(
-        f"{plural(counts.total, 'submission')}: {outcomes(row.final.grade for row in rows)}. "
-        f"{counts.reviewed_count} reviewed; {counts.need_review} of {counts.total} need review."
-    )
+    for reason, count in Counter(row.final.why_blank for row in without_points(rows)).most_common(3):
+        st.warning(escape_markdown(f"{plural(count, 'submission')} without points: {reason}"))
+    reviewed = f"{sum(row.is_reviewed for row in rows)} reviewed; {standing_words(rows)}."
+    st.caption(f"{plural(len(rows), 'submission')}: {outcomes(row.final.grade for row in rows)}. {reviewed}")
+    if questions := open_questions(rows):
+        st.markdown(escape_markdown(f"Open questions: {questions}. They wait in Review; like ones in Like answers."))
     selection = select(rows, _filter())
     pages = page_count(selection)
     st.session_state["page"] = min(max(1, st.session_state.get("page", 1)), pages)

@@ -29,6 +29,7 @@ SECTIONS = {
     "Grade": "Look before you grade",
     "Results": "Name contains",
     "Review": "Save and next",
+    "Like answers": "like no other",
     "Regrade": "Rubric and instructions",
     "Bound": "can be drawn",
     "Export": "Make the file",
@@ -381,7 +382,7 @@ def test_of_a_class_the_few_that_need_review_are_shown_and_the_last_decision_mak
     students = sorted(range(45), key=lambda number: f"{number}_")  # as their files are
     folder = graded_assignment(desk, 45, doubtful=range(10, 18))
     browser.open(desk.at(folder, "Results"))
-    browser.wait_for("8 of 45 need review")
+    browser.wait_for("8 of 45 need you")
     browser.click("Review")
     wait_until_shown(browser, students[10])
     wait_until_holds(browser, "Show", "needs review")

@@ -38,6 +38,7 @@ KEYS = {
     "bound": "coverage released_share rows warned",
     "network": "rows makespan_ratio hidden",
     "evaluate": "qwk mae bias by_band ceiling floor coverage doubts",
+    "groups": "decisions_share added_error wrong_spreads wrong_unread cuts planted",
     "names": "planted found found_share changed_other_share names_only_seconds",
     "path": "statements",
     "batch": "batch",

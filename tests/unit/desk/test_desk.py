@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,12 +14,13 @@ from desk import assignments
 from desk.assignments import InputError, Inputs
 from desk.decisions import Decisions, ReviewError, make_overrides, round_overrides
 from desk.differences import differences
-from desk.estimate import duration, forecast_s, model_rates, remaining_s
+from desk.estimate import duration, finish_words, forecast_s, model_rates, remaining_s
 from desk.progress import Stages
-from desk.rows import QUEUES, Filter, counters, make_rows, page_count, page_of, select
+from desk.rows import QUEUES, Filter, make_rows, open_questions, page_count, page_of, select, standing_words
 from desk.tail import LineTail
 from desk.text import escape_markdown
 from desk.view import BatchView
+from grading.export import Request, add_requests
 from grading.report.grades import outcomes
 from grading.request import AskForm
 from grading.reviews import Override, append_override
@@ -218,10 +220,38 @@ def test_a_link_instead_of_work_waits_for_a_person_on_the_desk(tmp_path: Path) -
     assert (row.state, row.points) == ("link only", None)
     assert row.needs_review == ("only a link was handed in: https://example.org/hw",)
     assert [select(found, QUEUES[name]) for name in ("needs review", "without points")] == [[row], [row]]
-    assert (counters(found).graded_count, counters(found).need_review) == (1, 1)
+    assert (standing_words(found), open_questions(found)) == ("1 of 2 needs you", "the whole work in 1")
     whole = Override(row.final.grade.item_id, None, 3, None, "seen there")
     [*_, settled] = make_rows(BatchView(out, request_of).refresh(), {whole.item_id: {None: whole}})
     assert (settled.points, settled.needs_review) == (3, ())
+
+
+def test_how_a_class_stands_is_said_in_words(tmp_path: Path) -> None:
+    out, assignment = plan_tiny_class(tmp_path, 5)
+    answer(out, assignment, [0, 1])
+    answer(out, assignment, [2, 3], evidence="nowhere to be found")
+    view, decisions = BatchView(out, request_of).refresh(), Decisions(out)
+    rows = make_rows(view, {})
+
+    assert standing_words(rows, 200) == "2 of 200 need you; 196 not graded yet"
+    assert standing_words(rows, finish="done by about 23:10") == "2 of 5 need you; 1 being graded, done by about 23:10"
+    assert open_questions(rows) == "works in 2, clear in 2"
+
+    append_override(out, Override(view.grades[2].item_id, "clear", 1, None, "r"))
+    add_requests(out, [Request.about(rows[0].final, None, "Why?", "Ada")])
+    rows = make_rows(view, decisions.refresh())
+    assert (open_questions(rows), standing_words(rows)) == (
+        "works in 2, clear in 1",
+        "2 of 5 need you; 1 request waits for a reply; 1 not graded yet",
+    )
+    assert standing_words(rows[1:2]) == "none of 1 needs you"
+
+
+def test_the_time_when_it_is_done_is_promised_with_its_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: time.mktime((2026, 11, 27, 22, 0, 0, 0, 0, -1)))
+    assert finish_words(70 * 60) == "done by about 23:10 on Friday"
+    assert finish_words(3 * 3600) == "done by about 01:00 on Saturday"
+    assert finish_words(None) == "how long it takes is not known yet"
 
 
 def test_rows_are_filtered_sorted_counted_and_cut_into_pages(tmp_path: Path) -> None:
@@ -230,9 +260,7 @@ def test_rows_are_filtered_sorted_counted_and_cut_into_pages(tmp_path: Path) -> 
     answer(out, assignment, [2], points=2)
     found = make_rows(BatchView(out, request_of).refresh(), {})
 
-    counted = counters(found, total=9)
-
-    assert (counted.total, counted.graded_count, counted.ungraded_count) == (9, 2, 7)
+    assert standing_words(found, total=9) == "7 not graded yet"
     assert [row.number for row in select(found, Filter(states=("graded",)))] == [1, 2]
     assert [row.number for row in select(found, Filter(order="points, highest first"))][:2] == [2, 1]
     assert [row.number for row in select(found, Filter(text="STUDENT3"))] == [3]

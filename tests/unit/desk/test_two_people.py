@@ -11,7 +11,7 @@ import pytest
 
 from desk.decisions import Decisions, accept_grade, make_overrides, round_overrides
 from desk.rounds import graded_class_of
-from desk.rows import counters, make_rows
+from desk.rows import make_rows, standing_words
 from desk.view import BatchView
 from grading.export.canvas import export_canvas
 from grading.export.feedback import export_feedback
@@ -164,7 +164,7 @@ def test_a_table_shows_what_waits_for_a_person_and_a_decision_ends_it(tmp_path: 
     _, view, decisions = graded(tmp_path, doubtful=2)
     found = make_rows(view, decisions.refresh())
     assert [bool(row.needs_review) for row in found] == [True, True, False]
-    assert counters(found).need_review == 2
+    assert standing_words(found) == "2 of 3 need you"
 
     append_override(
         view.folder, *make_overrides(view.grades[0], {}, {"works": 1}, {}, view.grades[0].summary, "I ran it")

@@ -285,6 +285,7 @@ def test_a_dry_run_counts_tokens_says_what_is_shared_and_leaves_no_trace(
     assert found["prompts"] == 6
     assert len(found["submissions"]) == 3
     assert {part["role"] for part in found["shared_prefix"]} == {"code", "feedback"}
+    assert sorted(found["pilot"]) == sorted(item["submission"] for item in found["submissions"])
     assert sorted(tmp_path.rglob("*")) == before
     assert "decode_started" not in ended.stderr
     assert "prefill_started" not in ended.stderr

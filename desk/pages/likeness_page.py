@@ -1,0 +1,146 @@
+"""Like answers to one criterion, decided on together."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import streamlit as st
+
+from desk.decisions import Overrides
+from desk.pages.markup import Markup
+from desk.pages.shared import Desk, action_button, decider, draw_live
+from desk.rows import undecided_rows
+from desk.text import escape_markdown
+from grading.likeness import MAX_DISTANCE, CriterionAnswer, answer_of, group_answers
+from grading.quotes import quoted_lines
+from grading.report.grades import show_points
+from grading.reviews import decide_together, decided_together, undo_together
+from grading.rubric.rubric import Criterion, exact, plain
+from producers.words import join_with_and, plural
+
+_MOST_SHOWN = 40  # answers that are decided on at once, and decisions that can be undone here
+_REASON = "decided together with the answers that are like it"
+
+
+def show_likeness_page(desk: Desk, folder: Path) -> None:
+    """Draw it; a click on it draws it alone, without the page around it."""
+    draw_live(lambda: _show_groups(desk, folder))
+
+
+def _show_groups(desk: Desk, folder: Path) -> None:
+    view, rows, standing = desk.rows(folder)
+    if not rows or not view.rubric:
+        st.caption(escape_markdown(view.problem or "Nothing is graded yet."))
+        return
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        criterion = st.selectbox("Criterion", view.rubric.criteria, format_func=lambda each: each.title, key="like to")
+        takes_all = st.toggle("Answers without a doubt too", key="like all")
+        by_text = st.toggle(
+            "Like texts too",
+            key="like texts",
+            help="Answers in like words, with equal points. A decision that is right for one may be wrong for another: "
+            "read what is highlighted, and tick those that you mean.",
+        )
+    answers = desk.get_or_make(
+        ("answers", folder, criterion.id),
+        view.version,
+        lambda: {
+            row.final.grade.item_id: answer_of(row.final.grade.item_id, item, view.item(row.number).submission)
+            for row in rows
+            for item in row.final.grade.criteria
+            if item.id == criterion.id
+        },
+    )
+    undecided = undecided_rows(rows, standing, criterion.id, doubtful_only=not takes_all)
+    all_groups = desk.get_or_make(
+        ("like answers", folder, criterion.id),
+        (desk.version(folder), takes_all, by_text),
+        lambda: group_answers([answers[id] for id in undecided], MAX_DISTANCE if by_text else 0.0),
+    )
+    groups = [group for group in all_groups if len(group) > 1]
+    st.caption(
+        f"{plural(len(undecided), 'answer' if takes_all else 'doubtful answer')} to decide on: "
+        f"{sum(map(len, groups)):,} in {plural(len(groups), 'group')}, "
+        f"{len(all_groups) - len(groups):,} like no other, which are decided on in Review."
+    )
+    if message := st.session_state.pop("said of group", ""):
+        st.info(escape_markdown(message))
+    names = {row.final.grade.item_id: row.name for row in rows}
+    if groups:
+        number = st.selectbox(
+            "Group",
+            range(len(groups)),
+            format_func=lambda at: f"{len(groups[at])} answers: “{(groups[at][0].quote or groups[at][0].text):.60}”",
+        )
+        _show_group(folder, criterion, groups[number], names, standing)
+    _show_decisions(folder, criterion.id, names, standing)
+
+
+def _show_group(
+    folder: Path,
+    criterion: Criterion,
+    group: Sequence[CriterionAnswer],
+    names: Mapping[str, str],
+    standing: Mapping[str, Overrides],
+) -> None:
+    """One of its answers, how the others differ from it, and what those that are ticked are to get."""
+    state, first = st.session_state, group[0]
+    markup = Markup()
+    markup.caption(criterion.guidance)
+    markup.verbatim(first.passage, dict.fromkeys(quoted_lines(first.passage, [first.quote]), criterion.id))
+    markup.draw()
+    all_ticked = st.toggle("Tick all")
+    key = f"like {criterion.id} {first.item_id} {all_ticked}"
+
+    def decide() -> list[str]:
+        ids = [answer.item_id for answer in group[:_MOST_SHOWN] if state[f"{key} {answer.item_id}"]]
+        points, reason = plain(exact(state[f"{key} points"])), state[f"{key} reason"] or ""
+        return decide_together(folder, ids, criterion.id, points, reason, standing, decider())
+
+    with st.form(key):
+        for answer in group[:_MOST_SHOWN]:
+            is_same = answer.text.split() == first.text.split()
+            label = f"{names[answer.item_id]}: {'in the same words' if is_same else 'differs where it is highlighted'}"
+            st.checkbox(escape_markdown(label), is_same or all_ticked, key=f"{key} {answer.item_id}")
+            if not is_same:
+                markup = Markup()
+                markup.changes(first.passage, answer.passage)
+                markup.draw()
+        st.number_input(
+            "Points for those that are ticked",
+            *map(float, (criterion.minimum, criterion.points, first.points or 0, criterion.step)),
+            format="%g",
+            key=f"{key} points",
+        )
+        reasons = dict.fromkeys(decisions[0].reason for decisions in decided_together(standing, criterion.id))
+        st.selectbox("Reason", [*(reasons | {_REASON: None})], key=f"{key} reason", accept_new_options=True)
+        action_button(
+            "Decide on those that are ticked", partial(_act, decide, "Decided.", names), form=True, type="primary"
+        )
+
+
+def _act(act: Callable[[], list[str]], message: str, names: Mapping[str, str]) -> None:
+    """Do it, and say what came of it: on whom somebody else has decided meanwhile is left, and named."""
+    left = join_with_and([names[id] for id in act()])
+    st.session_state["said of group"] = message + (
+        f" Somebody has decided meanwhile, and it stays: {left}." if left else ""
+    )
+
+
+def _show_decisions(
+    folder: Path, criterion_id: str, names: Mapping[str, str], standing: Mapping[str, Overrides]
+) -> None:
+    """What was decided on this criterion, with a way back for all that was decided at once."""
+    for decisions in decided_together(standing, criterion_id)[:_MOST_SHOWN]:
+        last, points = decisions[0], show_points(decisions[0].points) or "points unchanged"
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.markdown(
+                escape_markdown(f"{plural(len(decisions), 'answer')}: {points} — {last.reason} ({last.reviewer})")
+            )
+            undo = partial(
+                _act,
+                partial(undo_together, folder, decisions, standing, decider()),
+                "What stood before stands again.",
+                names,
+            )
+            action_button("Undo", undo, key=f"undo {criterion_id} {last.item_id} {last.time}")
