@@ -16,6 +16,7 @@ from messages.errors import UsageError
 Overrides = Mapping[str | None, Override]  # of one submission, by criterion; None: the whole submission
 
 ACCEPTED_REASON = "looked at, and left as it is"
+TOGETHER_REASON = "decided together with the answers that are like it"
 
 
 class ReviewError(UsageError):

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from desk.decisions import ACCEPTED_REASON, Overrides
+from desk.decisions import ACCEPTED_REASON, TOGETHER_REASON, Overrides
 from desk.rows import QUEUES, Row, select
 from grading.export import Request
 from grading.points import CriterionGrade
@@ -159,7 +159,8 @@ def phrases_of(rows: Iterable[Row], overrides_by_item: Mapping[str, Overrides]) 
         criterion_ids |= given_points.keys()
         for id, override in overrides_by_item.get(row.final.grade.item_id, {}).items():
             if override.reason != ACCEPTED_REASON and not override.reason.startswith(ROUND_REASON):
-                reasons[id or "", _direction(given_points.get(id or ""), override)][override.reason] += 1
+                if override.reason != TOGETHER_REASON:  # true of many, and of none by itself
+                    reasons[id or "", _direction(given_points.get(id or ""), override)][override.reason] += 1
                 if override.feedback and override.feedback != _text_of(row, id):
                     comments[id or ""][override.feedback] += 1
     return {
