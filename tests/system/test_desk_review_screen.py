@@ -222,6 +222,9 @@ def test_one_criterion_is_gone_through_without_names_and_in_shares(browser: Brow
     assert browser.evaluate("window.kvasirReview.queue.length") == 2, "a third of seven"
     assert "student" not in browser.evaluate("document.querySelector('.kv-who').innerText")
     for _ in range(2):
+        wait_until(
+            lambda: not browser.evaluate("window.kvasirReview.state().isBlank"), "the grade is there", PATIENCE_S
+        )
         press(browser, "1", "Enter")
     decided = wait_until_kept(browser, folder, 2)
     assert [(each.criterion_id, each.points) for each in decided] == [("clear", 1)] * 2
