@@ -16,7 +16,7 @@ from messages import codec
 from messages.errors import BrokerUnavailable, NoQueue
 from messages.jobs import LANES, DecodeJob, PrefillJob
 from messages.lifecycle import Step
-from messages.workers import ENGINE_AWAY
+from messages.workers import ENGINE_AWAY, SELF_PAUSED
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,8 @@ class Fallback:
         if not any(registration.worker_id == self._worker_id for registration in registrations):
             return False
         if any(
-            registration.role == "prefill" and registration.model == self._model and registration.off != ENGINE_AWAY
+            (registration.role, registration.model) == ("prefill", self._model)
+            and registration.off not in (ENGINE_AWAY, SELF_PAUSED)
             for registration in registrations
         ):
             self._alone_since = 0.0

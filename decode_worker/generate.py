@@ -30,8 +30,9 @@ from infra.broker.envelope import Attempt
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import prefill_helps
 from infra.worker_loop import SlotPool
-from kvstore.base import ClusterState, KVStore, Run
+from kvstore.base import KVStore, Run
 from kvstore.blocks import BlockRef, block_refs, snapshot_refs
+from kvstore.cluster_state import BestEffortClusterState
 from messages import codec
 from messages.errors import KVTransferFailed, StoreUnavailable
 from messages.jobs import (
@@ -51,6 +52,8 @@ from messages.lifecycle import Event, Step
 
 log = logging.getLogger(__name__)
 
+_FAILURES = 3  # in a row, of fetches that the store does not answer
+_PROBE = bytes(1 << 16)  # as large as a small KV cache
 # A prompt this short is prefilled here sooner than it is sent back and fetched again.
 LOCAL_PREFILL_TOKENS = 256
 # In nats. Rounding makes up to 0.11 (SmolLM2 as Q4_1, float32, bfloat16 between llama.cpp and MLX), another prompt's
@@ -144,7 +147,7 @@ class Generator:
         self,
         kv: KVStore,
         broker: Broker,
-        cluster_state: ClusterState,
+        cluster_state: BestEffortClusterState,
         slots: SlotPool,
         worker_id: str,
         observe: Callable[[Event], None],
@@ -157,6 +160,7 @@ class Generator:
         self._worker_id = worker_id
         self._observe = observe
         self.checks = KVChecks(kv_check_every)
+        self._failed_fetches = 0  # since one succeeded
 
     def result(self, attempt: DecodeAttempt) -> JobResult:
         """Decode a job from its KV cache; where that is of no use, the engine does the prompt.
@@ -189,7 +193,9 @@ class Generator:
         try:
             fetched_cache = (attempt.ahead and attempt.ahead.result()) or fetch(self._kv, job, stored_kv)
         except StoreUnavailable as error:
+            self._failed_fetches += 1
             return None, f"the store is away: {error}"
+        self._failed_fetches = 0
         failpoint("decode.loaded", job.job.job_id)
         if self.checks.is_due(job):
             seconds = self.checks.check(job, fetched_cache.cache, loaded_model.engine, attempt.stop)
@@ -198,6 +204,21 @@ class Generator:
             if differs:
                 return None, producer.why_ended
         return fetched_cache, ""
+
+    def why_cut_off(self) -> str:
+        """Why jobs are better with workers that can fetch KV caches, in a sentence; "": this one can, or nobody can."""
+        return (
+            f"the store answers, and {_FAILURES} KV caches in a row did not come from it"
+            if self._failed_fetches >= _FAILURES and self._cluster_state.answers
+            else ""
+        )
+
+    def probe_store(self) -> None:
+        """Where fetches failed: see whether as much as a small KV cache comes back from there now."""
+        if self.why_cut_off():
+            self._cluster_state.put_sketch(f"probe-{self._worker_id}", _PROBE, ttl_s=60.0)
+            if self._cluster_state.get_sketch(f"probe-{self._worker_id}") == _PROBE:
+                self._failed_fetches = 0
 
     def _generate(self, attempt: DecodeAttempt, fetched_cache: FetchedCache | None, why_none: str) -> JobResult:
         """All answers that the job asks for, from the same cache; only the first is streamed.

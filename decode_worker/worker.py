@@ -88,7 +88,9 @@ class DecodeWorker:
         model = model_cache.home.model
         self._find_outage = partial(outage_of, model_cache.home.loaded_model.engine)
         self.loop = ConsumerLoop(
-            broker, self._settler, "decode", model, self.worker_id, self._open_flow, self._find_outage
+            *(broker, self._settler, "decode", model, self.worker_id, self._open_flow),
+            find_outage=self._find_outage,
+            find_trouble=self._generator.why_cut_off,
         )
         self._tombstones = Tombstones(self._cluster_state)
         self._checks = Checks(
@@ -104,7 +106,7 @@ class DecodeWorker:
     def handle(self, delivery: Delivery, leave_slot: Callable[[], None]) -> None:
         """One delivery, from its arrival to its ack. Each step is through before the next begins."""
         ahead = self._flow.pop_fetch(delivery) if self._flow else None
-        if self._aborting or self._find_outage():  # better with somebody else
+        if self._aborting or self._find_outage() or self._generator.why_cut_off():  # better with somebody else
             return self._settler.hand_back_all([delivery])
         attempt = self._settler.begin(DecodeAttempt, delivery)
         attempt.ahead = ahead
@@ -202,9 +204,13 @@ class DecodeWorker:
         return self._flow
 
     def _renew(self) -> None:
-        """Our sketch, and all claims in one round trip; those that have their results need no claim any more."""
+        """Our sketch, and all claims in one round trip.
+
+        Those that have their results need no claim any more: a result that can't leave must not keep its job from
+        others.
+        """
         self._model_cache.home.loaded_model.sketches.publish()
-        self._claims.renew([attempt.key for attempt in self._running_jobs.snapshot()])
+        self._claims.renew([attempt.key for attempt in self._running_jobs.snapshot() if not attempt.body])
 
     def _delete_own_blocks(self, jobs: Iterable[DecodeJob]) -> None:
         """Delete what these jobs alone used: nobody will need it again."""
@@ -236,8 +242,9 @@ class DecodeWorker:
         self._end_all("cancelled", batch_id)
 
     def tick(self) -> None:
-        """Stop what ran past its deadline, choose what to pull, and see to jobs that no prefill worker is there for."""
+        """Choose what to pull, stop what ran past its deadline, and see to jobs that no prefill worker is there for."""
         self.choice.look()
+        self._generator.probe_store()
         now = self._cluster_state.now()
         for attempt in self._running_jobs.snapshot():
             if attempt.job.job.deadline and now > attempt.job.job.deadline:
@@ -274,7 +281,11 @@ class DecodeWorker:
             stolen=self.choice.thief.stolen_jobs,
             not_stolen=sum(self.choice.thief.refusals.values()),
             left=self.choice.tail.jobs_left,
-            details=replace(engine.details, decode_curves=throughput.curves.curves()[-MAX_CURVES:]),
+            details=replace(
+                engine.details,
+                decode_curves=throughput.curves.curves()[-MAX_CURVES:],
+                paused_because=self.loop.paused_because,
+            ),
         )
 
 

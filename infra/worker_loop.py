@@ -30,8 +30,9 @@ from infra.broker.deaths import answer_deaths
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import Settler
 from infra.config.hours import ALL_HOURS, Hours
+from infra.sd_notify import WATCHDOG_S, notify
 from messages.errors import BrokerUnavailable, NoQueue
-from messages.workers import ENGINE_AWAY, WorkerStage
+from messages.workers import ENGINE_AWAY, SELF_PAUSED, WorkerStage
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -42,6 +43,7 @@ _DEATHS_EVERY_S = 5.0  # between looks for deaths, for deleted queues, and for j
 _FORGOTTEN_S = 10.0  # nothing came for so long, though jobs wait: the broker has lost our subscription
 _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
+_LATE_S = 20.0  # as long as the broker's heartbeats: a restart or a lost connection takes less
 LISTEN_S = 0.02  # how long to listen for bulk alone; waking up costs the broker nothing
 
 
@@ -152,6 +154,7 @@ class ConsumerLoop:
         name: str,
         open_flow: Callable[[], Flow],  # called once the queues are there
         find_outage: Callable[[], str] = lambda: "",  # whether its engine is: while it is, a job is better with another
+        find_trouble: Callable[[], str] = lambda: "",  # why else this worker should take no jobs, in a sentence
     ) -> None:
         self._broker = broker
         self._settler = settler
@@ -162,6 +165,8 @@ class ConsumerLoop:
         self._stopping = threading.Event()
         self._is_paused = False
         self._find_outage = find_outage
+        self._find_trouble = find_trouble
+        self._late_because = ""
         self._hours = ALL_HOURS  # in which to take jobs
         self._bulk = topology.work_queue(stage, model, "bulk")
         self._listening_since = math.inf  # monotonic clock; nothing has come since then
@@ -176,9 +181,16 @@ class ConsumerLoop:
         self._alone = threading.Lock()  # held while a suspect runs
 
     @property
+    def paused_because(self) -> str:
+        """Why it paused itself, in a sentence: others do its jobs meanwhile. "": it didn't."""
+        return self._late_because or self._find_trouble()
+
+    @property
     def idle_reason(self) -> str:
         """Why it takes no jobs now, in a few words; "": it takes some."""
-        return self._pause_reason or (ENGINE_AWAY if self._find_outage() else "")
+        return self._pause_reason or (
+            SELF_PAUSED if self.paused_because else ENGINE_AWAY if self._find_outage() else ""
+        )
 
     def pair_with(self, partner: "ConsumerLoop") -> None:
         """Both are of one process: no job of one runs beside a suspect of the other. Before either runs."""
@@ -287,12 +299,19 @@ class ConsumerLoop:
     def _update_pause(self) -> None:
         outside = not self._hours.include(datetime.now())
         self._pause_reason = "paused" if self._is_paused else "outside its hours" if outside else ""
+        # What is late is sent again and again, and so is the probe. A broker that is away is no fault of this worker.
+        if self._settler.late_s < _LATE_S:
+            self._late_because = ""
+        elif self._broker.is_connected and not self._late_because:
+            self._late_because = f"the broker is connected, and has not confirmed its results for {_LATE_S:.0f} s"
+            log.error("paused: %s", self._late_because)
 
     def _keep_house(self, source: JobSource, handler: Handler) -> None:
         control = None
         handlers: dict[str, Callable[[str], None]] = {"wakeup": source.ring, "cancel": handler.on_cancel}
         handlers |= {"pause": partial(self._pause, is_paused=True), "resume": partial(self._pause, is_paused=False)}
         next_look = next_tick = time.monotonic()
+        notify(f"READY=1\nWATCHDOG_USEC={WATCHDOG_S * 1_000_000}")
         while not self._stopping.is_set():
             try:
                 control = control or ControlListener(self._broker, self._name, handlers)
@@ -306,7 +325,9 @@ class ConsumerLoop:
             if time.monotonic() >= next_tick:  # not at every wakeup: those come as often as jobs
                 self._update_pause()
                 handler.tick()
+                notify("WATCHDOG=1")
                 next_tick = time.monotonic() + _TICK_S
+        notify("STOPPING=1\nWATCHDOG_USEC=0")  # what is in hand may take longer
         if control:
             control.close()
 

@@ -23,7 +23,7 @@ from kvasir.commands.error_bound import bound
 from kvasir.commands.evaluate import evaluate_command as evaluate
 from kvasir.commands.export import export
 from kvasir.commands.forget import forget
-from kvasir.commands.logs import logs
+from kvasir.commands.logs import job, logs
 from kvasir.commands.migrate import migrate
 from kvasir.commands.pause_resume_drain import drain, pause, resume
 from kvasir.commands.regrade import regrade
@@ -86,7 +86,7 @@ def kvasir(context: click.Context, config_file: Path | None, log_level: str, log
 
 for command in (
     *(demo, grade, submit, watch, results, retry, cancel, regrade, assign, dead, deploy, logs, export, requests, bound),
-    *(run, migrate, serve, keys, forget, ask, status, config, engines, doctor, plan, measure),
+    *(run, migrate, serve, keys, forget, ask, job, status, config, engines, doctor, plan, measure),
     *(worker, prefill_worker, decode_worker, pause, resume, drain, top, ui, rubric, evaluate),
 ):
     kvasir.add_command(command)

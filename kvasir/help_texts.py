@@ -34,6 +34,7 @@ EXAMPLES = {
     "keys list": ["kvasir keys list"],
     "keys revoke": ["kvasir keys revoke ada"],
     "ask": ['kvasir ask "Explain RoPE in one sentence." --model qwen3-coder:30b --stream'],
+    "job": ["kvasir job 3f2a", "kvasir job 3f2a91d2aa07 --batch results/homework4"],
     "status": ["kvasir status"],
     "config": ["kvasir --config kvasir.toml config"],
     "engines": ["kvasir engines", "kvasir engines install vllm"],

@@ -18,6 +18,9 @@ from messages.workers import NO_DETAILS, WorkerDetails, WorkerInfo
 # A leak guard, longer than any deadline or queue. Every put and every use sets it anew.
 TTL_S = 24 * 3600
 
+# So long it is known which workers registered no more, and did not say that they leave.
+LOST_FOR_S = 3600
+
 Run = tuple[str, int]  # job_id, run
 EncodedRegistration = tuple[bytes, bytes]  # a WorkerInfo, and its WorkerDetails; b"": none
 
@@ -110,6 +113,13 @@ class ClusterState(ABC):
     def registrations(self) -> list[WorkerInfo]:
         """Registrations of all workers alive, by worker_id. Unreadable ones are left out."""
         return readable_registrations(self.encoded_registrations().values())
+
+    def lost_registrations(self) -> list[tuple[float, WorkerInfo]]:
+        """The last of those workers whose registrations ran out within LOST_FOR_S, and when each did.
+
+        Without details. None in one process, whose workers end together.
+        """
+        return []
 
     @abstractmethod
     def unregister(self, worker_id: str) -> None:

@@ -38,6 +38,7 @@ class BestEffortClusterState(ClusterState):
     def __init__(self, cluster_state: ClusterState) -> None:
         self._cluster_state = cluster_state
         self._is_away = False
+        self.answers = True  # the store, when it was last asked for the time
         # Of the store's clock to our monotonic one, as last seen: our wall clock may be set while the store is away.
         self._offset_s = time.time() - time.monotonic()
         self._next_look = 0.0
@@ -46,6 +47,7 @@ class BestEffortClusterState(ClusterState):
         """The store's clock, or what it must show by now; before it was first seen, our own."""
         if time.monotonic() >= self._next_look:
             now = self._try(self._cluster_state.now, 0.0)
+            self.answers = bool(now)
             if now:
                 self._offset_s = now - time.monotonic()
             self._next_look = time.monotonic() + _CLOCK_EVERY_S
@@ -67,6 +69,7 @@ class BestEffortClusterState(ClusterState):
     put_sketch = _best_effort(ClusterState.put_sketch, None)
     unreserve = _best_effort(ClusterState.unreserve, None)
     encoded_registrations = _best_effort(ClusterState.encoded_registrations, {})
+    lost_registrations = _best_effort(ClusterState.lost_registrations, [])
     noted_answers = _best_effort(ClusterState.noted_answers, {})
     is_cancelled = _best_effort(ClusterState.is_cancelled, False)
     claim = _best_effort(ClusterState.claim, True)

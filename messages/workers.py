@@ -16,6 +16,7 @@ MAX_REFUSALS = 16
 MAX_CURVES = MAX_LINKS = MAX_POINTS = 64
 _MAX_RATE = 1e11
 ENGINE_AWAY = "its engine is away"
+SELF_PAUSED = "paused itself"
 _PREFILL_SUFFIX = ".prefill"
 
 
@@ -103,6 +104,7 @@ class WorkerDetails:
     clock_s: float = 0.0  # its machine's clock less the store's
     engine_build: str = ""
     slot_file_version: str = ""  # of the KV caches that its engine reads and writes as files
+    paused_because: str = ""  # why it paused itself, in a sentence; "": it didn't
 
     def __post_init__(self) -> None:
         checks.tuple_of("roles", self.roles, str, 2)
@@ -117,8 +119,8 @@ class WorkerDetails:
                 raise InvalidMessage(f"{name} must be of different models")
         checks.tuple_of("links", self.links, Link, MAX_LINKS)
         checks.number("clock_s", self.clock_s, -_MAX_RATE, _MAX_RATE)
-        checks.text("engine_build", self.engine_build, 255)
-        checks.text("slot_file_version", self.slot_file_version, 255)
+        for name in ("engine_build", "slot_file_version", "paused_because"):
+            checks.text(name, getattr(self, name), 255)
 
 
 NO_DETAILS = WorkerDetails()
@@ -156,7 +158,7 @@ class WorkerInfo:
     done: int = 0  # jobs finished since start
     tokens_per_s: float = 0.0  # of its stage, moving average; 0: nothing measured yet
     transfers_kv: bool = False  # proved at start
-    off: str = ""  # why it takes no jobs now: paused, outside its hours, ENGINE_AWAY
+    off: str = ""  # why it takes no jobs now: paused, outside its hours, SELF_PAUSED, ENGINE_AWAY
     notes: str = ""  # what an operator should know, in one sentence
     jobs: tuple[str, ...] = ()  # job ids it holds
     # Of a decode worker: the models in its memory, home first, and what it has measured of each; 0: nothing yet.

@@ -10,7 +10,7 @@ import queue
 import re
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -20,6 +20,8 @@ from messages.lifecycle import Event, Step
 from messages.lines import on_one_line
 
 Style = Literal["console", "json"]
+
+TIME_FIRST = '{"time": "'  # how each line of the JSON style begins; its time follows, in UTC
 
 # Our rooms log at the level asked for; libraries only from WARNING on (pika tells its life at INFO).
 ROOMS = (
@@ -37,6 +39,8 @@ _LEVELS = {
     **dict.fromkeys(_WARNED_OF, logging.WARNING),
     Step.FIRST_TOKEN: logging.DEBUG,  # its time is in the line of ANSWERED, too
 }
+
+_FIRST_FIELDS = ("time", "level", "logger", "event")
 
 _FLUSH_S = 1.0  # a stderr that takes longer is stuck
 
@@ -92,6 +96,19 @@ def _is_known_word(name: str, value: str) -> bool:
 @lru_cache(maxsize=1024)
 def _is_figure(name: str) -> bool:
     return name in _COUNTS or name.endswith(_UNITS)
+
+
+def as_console_line(line: str, left_out: Collection[str] = ()) -> str:
+    """A line of the JSON style as the console style has it, less some fields, by this machine's clock.
+
+    Any other line as it is.
+    """
+    with suppress(ValueError, TypeError, KeyError):  # of another program, or still being written
+        fields = json.loads(line)
+        written_at = datetime.fromisoformat(fields["time"]).astimezone()
+        line = f"{written_at:%H:%M:%S} {fields['level'].upper():<7} {fields['event']}"
+        line += "".join(f" {name}={_short(fields[name])}" for name in fields if name not in (*_FIRST_FIELDS, *left_out))
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in line)  # a terminal might obey it
 
 
 class _Stderr(logging.Handler):

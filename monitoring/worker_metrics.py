@@ -37,6 +37,7 @@ class RegistrationCollector(Collector):
             ("kvasir_transfers_kv", "1 if the KV transfer was proved at start.", lambda worker: worker.transfers_kv),
             # Its own model, and those that it has loaded to steal from.
             ("kvasir_model_resident", "1 while the model is loaded.", lambda _worker: 1),
+            ("kvasir_paused", "1 while it has paused itself.", lambda worker: bool(worker.details.paused_because)),
             ("kvasir_tokens_per_second", "Of its stage, moving average.", lambda worker: worker.tokens_per_s),
         ]
         for name, description, figure in figures:

@@ -213,7 +213,11 @@ class PrefillWorker:
             busy=len(attempts),
             done=self.slots.jobs_done,
             tokens_per_s=self._kv_writer.tokens_per_s,
-            details=replace(engine.details, prefill_curves=self._kv_writer.curves.curves()),
+            details=replace(
+                engine.details,
+                prefill_curves=self._kv_writer.curves.curves(),
+                paused_because=self.loop.paused_because,
+            ),
             off=self.loop.idle_reason,
             notes=engine.notes or self._refusals.reason(),
             jobs=tuple(attempt.envelope.job_id for attempt in [*attempts, *onward]),

@@ -76,6 +76,12 @@ class Settler:
         self._broker = broker
         self._models = models
         self.observe = observe
+        self._settling_since: list[float] = []  # monotonic clock, for each call of `settle` that has not returned
+
+    @property
+    def late_s(self) -> float:
+        """For how many seconds the oldest of what came of jobs has been on its way to the broker; about 0: none is."""
+        return time.monotonic() - min(self._settling_since, default=time.monotonic())
 
     def begin(self, kind: type[A], delivery: Delivery) -> A:
         """Begin an attempt, of this kind, at a job that has just come; the event says if it came back from somebody."""
@@ -101,6 +107,8 @@ class Settler:
 
     def settle(self, *ready: Settlement) -> None:
         """Publish these in a window, and ack the deliveries of each as soon as it is confirmed."""
+        start = time.monotonic()
+        self._settling_since.append(start)
         pending = {id(settlement.message): settlement for settlement in ready}
 
         def on_confirmed(message: Message) -> None:
@@ -114,14 +122,17 @@ class Settler:
             self._ack(settlement.attempt)
 
         try:
-            sends = [(settlement.to, settlement.message) for settlement in ready if settlement.to]
-            self._broker.publish_many(sends, on_confirmed, timeout_s=None)
-        except (NoQueue, BrokerUnavailable) as error:
-            log.info("publishing %d messages one by one: %s", len(pending), error)
-        for settlement in list(pending.values()):
-            if settlement.to:
-                self._publish(settlement.to, settlement.message)
-            on_confirmed(settlement.message)
+            try:
+                sends = [(settlement.to, settlement.message) for settlement in ready if settlement.to]
+                self._broker.publish_many(sends, on_confirmed, timeout_s=None)
+            except (NoQueue, BrokerUnavailable) as error:
+                log.info("publishing %d messages one by one: %s", len(pending), error)
+            for settlement in list(pending.values()):
+                if settlement.to:
+                    self._publish(settlement.to, settlement.message)
+                on_confirmed(settlement.message)
+        finally:
+            self._settling_since.remove(start)
 
     def settle_stop(self, attempt: Attempt[Any]) -> None:
         """Somebody or some limit stopped it, for the reason that it carries; without one it goes back to its queue."""

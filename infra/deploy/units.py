@@ -199,6 +199,7 @@ def _systemd(unit: Unit, place: Place) -> str:
         f"[Service]\nUser={place.user}\nWorkingDirectory={_percent(place.folder)}\n{environment}"
         f"ExecStart={command}\n"
         "Restart=always\nRestartSec=2\n"
+        "# A worker that gives no sign of life any more is started again: it asks for that itself.\nNotifyAccess=main\n"
         "# SIGTERM: it finishes what it has, and hands back what takes longer.\n"
         f"KillSignal=SIGTERM\nTimeoutStopSec={GRACE_S + _STOP_MARGIN_S:.0f}\n"
         f"{_SANDBOX}ReadWritePaths={written}\nInaccessiblePaths={hidden}\n\n"

@@ -38,10 +38,7 @@ class _Filters:
 
     def letter_filter(self) -> LetterFilter:
         """What to look for."""
-        is_folder = self.batch and batches.exists(Path(self.batch))
-        return LetterFilter(
-            batches.batch_id(Path(self.batch)) if is_folder else self.batch, self.model, self.error, self.jobs
-        )
+        return LetterFilter(batches.id_or_folder(self.batch), self.model, self.error, self.jobs)
 
     def required_filter(self, all_letters: bool) -> LetterFilter:
         """The same for what changes letters: raises UsageError where nothing was said."""

@@ -10,6 +10,7 @@ from infra.broker import topology
 from infra.broker.base import Broker
 from infra.config.settings import Settings
 from kvasir.connect import connect, is_cluster, open_stores
+from kvasir.missing import missing_workers
 from kvasir.options import Globals, json_option
 from kvasir.terminal import print_table, say
 from messages.workers import WorkerInfo
@@ -33,12 +34,13 @@ def status(global_options: Globals, as_json: bool) -> int:
 
 
 def cluster_state(settings: Settings, client: Client) -> dict[str, Any]:
-    """What `kvasir status --json` prints: workers, queues, models nobody serves, store."""
+    """What `kvasir status --json` prints: workers, those that are missing, queues, models nobody serves, store."""
     return {
         "workers": [_worker(registration) for registration in client.workers()],
         "queues": queue_depths(client.broker, list(settings.models)),
         "unserved": client.unserved(settings.models),
         "unprefilled": client.unprefilled(settings.models),
+        "missing": missing_workers(settings, client.cluster_state),
         "store": store_state(settings),
     }
 
@@ -59,7 +61,7 @@ def store_state(settings: Settings) -> dict[str, Any]:
 def _worker(registration: WorkerInfo) -> dict[str, Any]:
     names = ("worker_id", "role", "model", "engine", "device", "slots", "busy", "done", "tokens_per_s", "transfers_kv")
     fields = {name: getattr(registration, name) for name in (*names, "off", "notes")}
-    return fields | {"roles": list(registration.details.roles)}
+    return fields | {name: getattr(registration.details, name) for name in ("roles", "paused_because")}
 
 
 def queue_depths(broker: Broker, models: list[str]) -> dict[str, int]:
@@ -93,11 +95,25 @@ def _print(state: dict[str, Any]) -> None:
         right=("busy", "done", "tokens/s"),
     )
     print_table(("queue", "ready"), [[name, str(ready)] for name, ready in state["queues"].items()], right=("ready",))
-    say(store_line(state["store"]))
-    for model in state["unserved"]:
-        say(f"Nobody serves {model}: its jobs wait for a decode worker.")
-    for model in state["unprefilled"]:
-        say(f"No prefill worker serves {model}: its decode workers do the prompts themselves, which takes longer.")
+    for sentence in (store_line(state["store"]), *remarks(state)):
+        say(sentence)
+
+
+def remarks(state: dict[str, Any]) -> list[str]:
+    """What a person should know of the cluster, as sentences."""
+    return [
+        *state["missing"],
+        *(
+            f"{worker['worker_id']} paused itself: {why}."
+            for worker in state["workers"]
+            if (why := worker["paused_because"])
+        ),
+        *(f"Nobody serves {model}: its jobs wait for a decode worker." for model in state["unserved"]),
+        *(
+            f"No prefill worker serves {model}: its decode workers do the prompts, which takes longer."
+            for model in state["unprefilled"]
+        ),
+    ]
 
 
 def store_line(store: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from rich.text import Text
 from desk.estimate import duration
 from infra.config.settings import Settings
 from infra.config.urls import addresses
-from kvasir.commands.status import cluster_state, store_line
+from kvasir.commands.status import cluster_state, remarks, store_line
 from kvasir.commands.top_batches import BatchState, find_batches
 from kvasir.connect import connect, is_cluster
 from kvasir.options import Globals, Number
@@ -107,7 +107,7 @@ def frame(state: State | None, batches: Sequence[BatchState], now: float) -> Ren
 
 def _cluster(state: State) -> list[RenderableType]:
     parts: list[RenderableType] = [_queues(state), Text(), _workers(state), Text(), _store(state)]
-    parts += [Text(f"Nobody serves {model}", style="bold red") for model in state["unserved"]]
+    parts += [Text(sentence, style="bold red") for sentence in remarks(state)]
     other_queues = {name: ready for name, ready in state["queues"].items() if ready and not _is_work(name)}
     if other_queues:
         parts.append(Text("Also waiting: " + ", ".join(f"{name} {ready}" for name, ready in other_queues.items())))

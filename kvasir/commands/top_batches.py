@@ -95,8 +95,10 @@ def find_batches(folders: tuple[Path, ...], current_watches: Iterable[BatchWatch
 
     Those that are watched already stay what they are. Raises BatchError.
     """
-    default_folders = [
-        path.parent for place in ("*", "desk/*") for path in sorted(Path("results").glob(f"{place}/batch.json"))
-    ]
     watches = {watch.folder: watch for watch in current_watches}
-    return [watches.get(folder) or BatchWatch(folder) for folder in folders or default_folders]
+    return [watches.get(folder) or BatchWatch(folder) for folder in folders or batch_folders()]
+
+
+def batch_folders() -> list[Path]:
+    """Those that live in `results/`, the grading desk's too."""
+    return [path.parent for place in ("*", "desk/*") for path in sorted(Path("results").glob(f"{place}/batch.json"))]

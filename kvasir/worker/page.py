@@ -99,7 +99,8 @@ class WorkerPage:
             self._cluster_state.now()
         except StoreUnavailable as error:
             reasons.append(f"the store can't be reached: {error}")
-        return reasons
+        pauses = dict.fromkeys(registration.details.paused_because for registration in self._registrations())
+        return reasons + [f"it paused itself: {reason}" for reason in pauses if reason]
 
     def _status(self) -> dict[str, Any]:
         known_fields = [_fields(registration) for registration in self._registrations()]

@@ -2,6 +2,7 @@
 
     card:{cards}:<worker id>   an encoded WorkerInfo   cards    index of the live ones (sorted set: expiry in ms)
     card:{cards}:<worker id>:details    an encoded WorkerDetails, if it has any
+    card:{cards}:<worker id>:last    the WorkerInfo, kept for LOST_FOR_S longer; its worker id stays in the index, too
     result:{<job>:<run>}  an encoded JobResult         cancelled:<batch>    tombstone
     claim:{<job>:<run>}   worker id                reservations   hash: name -> "bytes expiry in ms"
     takes:<stage>:<job>:<run>    a count           sketch:<hash>        what an engine computes (engines.sketch)
@@ -23,7 +24,7 @@ import redis
 from redis import exceptions
 from redis.commands.core import Script
 
-from kvstore.base import TTL_S, ClusterState, EncodedRegistration, Run, encoded
+from kvstore.base import LOST_FOR_S, TTL_S, ClusterState, EncodedRegistration, Run, encoded, readable_registrations
 from kvstore.redis.client import TIMEOUT_S, open_client, place, with_errors_mapped
 from kvstore.redis.links import Links
 from messages.workers import WorkerInfo
@@ -36,16 +37,18 @@ _LUA = "#!lua flags=allow-oom\n"
 
 _SET = "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])"
 
-# The index expires with the last registration in it. Numbers are written out: a round one would become 1.7e+12.
+# The index expires with the last worker in it, living or lost. Numbers are written out, else a round one becomes
+# 1.7e+12.
 _PUT_REGISTRATION = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 if ARGV[4] == '' then redis.call('DEL', KEYS[3]) else redis.call('SET', KEYS[3], ARGV[4], 'PX', ARGV[2]) end
-redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now))
+redis.call('SET', KEYS[4], ARGV[1], 'PX', ARGV[2] + ARGV[5])
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now - ARGV[5]))
 redis.call('ZADD', KEYS[2], string.format('%.0f', now + ARGV[2]), ARGV[3])
 local latest = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')[2]
-redis.call('PEXPIREAT', KEYS[2], string.format('%.0f', latest))
+redis.call('PEXPIREAT', KEYS[2], string.format('%.0f', latest + ARGV[5]))
 """
 
 _CLAIM = """
@@ -169,8 +172,8 @@ class RedisClusterState(ClusterState):
     def register(self, registration: WorkerInfo, ttl_s: float) -> None:
         """See ClusterState."""
         worker_id, (card, details) = registration.worker_id, encoded(registration)
-        keys = [_card(worker_id), _INDEX, _details(worker_id)]
-        self._register(keys, [card, _milliseconds(ttl_s), worker_id, details])
+        keys = [_card(worker_id), _INDEX, _details(worker_id), _card(f"{worker_id}:last")]
+        self._register(keys, [card, _milliseconds(ttl_s), worker_id, details, _milliseconds(LOST_FOR_S)])
 
     @with_errors_mapped
     def encoded_registrations(self) -> dict[str, EncodedRegistration]:
@@ -184,11 +187,25 @@ class RedisClusterState(ClusterState):
         return {worker_id: (card, more or b"") for worker_id, card, more in rows if card is not None}
 
     @with_errors_mapped
+    def lost_registrations(self) -> list[tuple[float, WorkerInfo]]:
+        """See ClusterState."""
+        index: Any = self._client.zrange(_INDEX, 0, -1, withscores=True)
+        now = self.now()
+        ends = {name.decode(): expiry_ms / 1000 for name, expiry_ms in index if expiry_ms <= 1000 * now}
+        bodies: Any = self._client.mget([_card(f"{worker_id}:last") for worker_id in ends]) if ends else []
+        return [
+            (end, card)
+            for end, body in zip(ends.values(), bodies, strict=True)
+            for card in readable_registrations([(body, b"")] if body else [])
+        ]
+
+    @with_errors_mapped
     def unregister(self, worker_id: str) -> None:
         """See ClusterState."""
         with self._client.pipeline() as pipeline:
             pipeline.delete(_card(worker_id))
             pipeline.delete(_details(worker_id))
+            pipeline.delete(_card(f"{worker_id}:last"))
             pipeline.zrem(_INDEX, worker_id)
             pipeline.execute()
 

@@ -292,6 +292,8 @@ _FLEET = PanelRow(
             WORKERS,
             "Those whose page Prometheus reads. A model needs one of each stage.",
             ('kvasir:workers{model=~"$model"}', "{{model}} {{stage}}"),
+            ('kvasir:workers_missing{model=~"$model"}', "gone: {{host}} {{model}} {{stage}}"),
+            ('kvasir_paused{model=~"$model"} > 0', "paused: {{instance}} {{model}} {{stage}}"),
         ),
         _panel(
             "Uptime of the last day",

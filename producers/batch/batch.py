@@ -311,6 +311,11 @@ def batch_id(folder: Path) -> str:
     return str(manifest_of(folder)["batch_id"])
 
 
+def id_or_folder(text: str) -> str:
+    """The id of the batch that is named by its folder, or by its id. Raises BatchError."""
+    return batch_id(Path(text)) if text and exists(Path(text)) else text
+
+
 def manifest_of(folder: Path) -> dict[str, Any]:
     """What `batch.json` says now, whoever owns the batch; "jobs" are BatchEntry, "secret" is bytes.
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgpack
 import pytest
 
+from kvstore.memory import MemoryClusterState
 from messages import codec
 from messages.workers import WorkerDetails, WorkerInfo
 from tests.support.stores import Room, open_room
@@ -78,6 +79,37 @@ def test_a_worker_that_leaves_takes_its_registration_along(room: Room) -> None:
     room.cluster_state.unregister(_registration(room, "a").worker_id)
 
     assert _mine(room) == []
+
+
+def _lost(room: Room) -> list[tuple[float, WorkerInfo]]:
+    """Of this test's workers; none in memory, whose workers end with it."""
+    return [(at, each) for at, each in room.cluster_state.lost_registrations() if room.token in each.worker_id]
+
+
+def test_a_worker_that_was_lost_is_known_for_an_hour_and_one_that_left_is_not(room: Room) -> None:
+    lost = _registration(room, "lost", busy=2)
+    begun = room.cluster_state.now()
+    room.cluster_state.register(dataclasses.replace(lost, details=WorkerDetails(("decode",))), ttl_s=0.2)
+    room.cluster_state.register(_registration(room, "left"), ttl_s=0.2)
+    room.cluster_state.unregister(_registration(room, "left").worker_id)
+    assert _lost(room) == []
+    wait_until(lambda: _mine(room) == [], "its registration has run out")
+    for _ in range(2):  # nobody's registration takes it away
+        room.cluster_state.register(_registration(room, "alive"), ttl_s=30)
+
+    if isinstance(room.cluster_state, MemoryClusterState):
+        assert _lost(room) == []
+        return
+    ((ended_at, registration),) = _lost(room)
+    assert registration == lost
+    assert begun + 0.1 < ended_at <= room.cluster_state.now()
+    # Back again it is not lost, and an hour later nobody knows of it
+    room.cluster_state.register(lost, ttl_s=30)
+    assert _lost(room) == []
+    room.cluster_state.register(lost, ttl_s=0.2)
+    wait_until(lambda: len(_lost(room)) == 1, "it is lost again")
+    room.let_pass(3601)
+    assert _lost(room) == []
 
 
 def test_registrations_that_cannot_be_read_are_left_out(room: Room) -> None:

@@ -27,7 +27,8 @@ FREE_TO_USE = {
 }
 # Came after 0.1.0, each with a default: what was written for it goes on.
 SINCE = {"rosters", "min_points", "function"}
-OPTIONS_SINCE = {"host_names", "open_objects"}
+OPTIONS_SINCE = {"host_names", "of_batch", "of_job", "open_objects", "since_s"}
+COMMANDS_SINCE = {"job"}
 PUBLIC = {*kvasir.__all__, *kvasir.compat.__all__}
 
 
@@ -161,6 +162,8 @@ def _commands(command: click.Command, words: str) -> Iterator[tuple[str, Any]]:
         },
     )
     for name, inner in sorted(command.commands.items() if isinstance(command, click.Group) else ()):
+        if words == "kvasir" and name in COMMANDS_SINCE:
+            continue
         yield from _commands(inner, f"{words} {name}")
 
 

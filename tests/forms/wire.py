@@ -190,7 +190,7 @@ def _value(client: Any, key: str) -> dict[str, Any]:
     found = client.hgetall(key) if kind == "hash" else client.get(key)
     shown = {name.decode(): value.decode() for name, value in found.items()} if kind == "hash" else _shown(found)
     left_s = client.pttl(key) / 1000
-    return {"type": kind, "value": shown, "expires": 50 < left_s <= 60}
+    return {"type": kind, "value": shown, "expires": left_s > 50}
 
 
 def _shown(value: bytes) -> Any:

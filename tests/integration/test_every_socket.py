@@ -111,6 +111,7 @@ WORDS = {
     "keys revoke": "ada --state state",
     "forget": "graded",
     "ask": "Hello --model demo",
+    "job": "1",
     "status": "",
     "config": "",
     "engines install": "vllm",

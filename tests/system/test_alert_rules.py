@@ -1,4 +1,4 @@
-"""The rules as they are shipped: valid, and each alert fires when its wait is over and not before. No service runs."""
+"""The rules as they are shipped: valid, and each alert fires when its wait is over, and clears. No service runs."""
 
 import subprocess
 from pathlib import Path
@@ -16,48 +16,60 @@ QUEUE = 'job="rabbitmq-queues", queue="decode.m.bulk", model="m", stage="decode"
 OF_M = {"model": "m", "stage": "decode"}
 WAITING = {f"rabbitmq_detailed_queue_messages_ready{{{QUEUE}}}": "5x60"}
 
-# Series a minute apart, the last minute at which the alert must be silent, the first at which it must fire, labels.
-CASES: dict[str, tuple[dict[str, str], int, int, dict[str, str]]] = {
+# Series a minute apart; the last minute at which the alert must be silent, the first at which it must fire, and one
+# after the fault has ended, at which it must be silent again; labels.
+CASES: dict[str, tuple[dict[str, str], int, int, int, dict[str, str]]] = {
     "KvasirQueueNotDraining": (
         WAITING | {
             'kvasir_worker_info{model="m", stage="decode"}': "1x60",
-            'kvasir_queue_wait_seconds_count{model="m", stage="decode", lane="bulk"}': "7x60",
+            'kvasir_queue_wait_seconds_count{model="m", stage="decode", lane="bulk"}': "7x20 8+1x40",
         },
-        5, 8, OF_M | {"severity": "warning"},
+        5, 8, 30, OF_M | {"severity": "warning"},
     ),
     "KvasirModelUnserved": (
-        WAITING | {f"rabbitmq_detailed_queue_consumers{{{QUEUE}}}": "0x60"},
-        1, 3, OF_M | {"severity": "critical"},
+        WAITING | {f"rabbitmq_detailed_queue_consumers{{{QUEUE}}}": "0x20 2x40"},
+        1, 3, 30, OF_M | {"severity": "critical"},
     ),
     "KvasirDeadLetters": (
-        {'rabbitmq_detailed_queue_messages_ready{job="rabbitmq-queues", queue="dead-letters"}': "2x60"},
-        0, 2, {"severity": "warning"},
+        {'rabbitmq_detailed_queue_messages_ready{job="rabbitmq-queues", queue="dead-letters"}': "2x20 0x40"},
+        0, 2, 30, {"severity": "warning"},
     ),
     "KvasirStorePressure": (
-        {"redis_memory_used_bytes": "90x60", "redis_memory_max_bytes": "100x60"},
-        4, 6, {"severity": "warning"},
+        {"redis_memory_used_bytes": "90x20 50x40", "redis_memory_max_bytes": "100x60"},
+        4, 6, 30, {"severity": "warning"},
     ),
     "KvasirWorkerGone": (
-        {'up{job="kvasir-workers", instance="spark1:9100"}': "0x60"},
-        1, 3, {"job": "kvasir-workers", "instance": "spark1:9100", "severity": "critical"},
+        {'up{job="kvasir-workers", instance="spark1:9100"}': "0x20 1x40"},
+        1, 3, 30, {"job": "kvasir-workers", "instance": "spark1:9100", "severity": "critical"},
+    ),
+    "KvasirWorkerMissing": (
+        {'kvasir_worker_info{model="m", stage="decode", host="mac2", instance="mac2:9101"}': "1x5 stale _x9 1x40"},
+        6, 8, 20, OF_M | {"host": "mac2", "severity": "warning"},
+    ),
+    "KvasirWorkerPaused": (
+        {
+            'kvasir_paused{model="m", stage="decode", instance="mac2:9101"}': "1x20 0x40",
+            'kvasir_worker_info{model="m", stage="decode", host="mac2", instance="mac2:9101"}': "1x60",
+        },
+        0, 2, 30, OF_M | {"host": "mac2", "instance": "mac2:9101", "severity": "warning"},
     ),
     "KvasirServiceGone": (
-        {'up{job="redis", instance="redis:9121"}': "0x60"},
-        0, 2, {"job": "redis", "instance": "redis:9121", "severity": "critical"},
+        {'up{job="redis", instance="redis:9121"}': "0x20 1x40"},
+        0, 2, 30, {"job": "redis", "instance": "redis:9121", "severity": "critical"},
     ),
     "KvasirKVTransferNotReusing": (
         {
-            'kvasir_kv_transfers_total{model="m", outcome="none"}': "0+1x60",
+            'kvasir_kv_transfers_total{model="m", outcome="none"}': "0+1x20 20x40",
             'kvasir_kv_transfers_total{model="m", outcome="verified"}': "0+1x60",
         },
-        9, 14, {"model": "m", "severity": "warning"},
+        9, 14, 40, {"model": "m", "severity": "warning"},
     ),
     "KvasirDecodeSlower": (  # 60 tokens a minute: for a day at 0.02 s each, then at 0.05 s
         {
-            'kvasir_tpot_seconds_sum{model="m"}': "0+1.2x1440 1731+3x120",
-            'kvasir_tpot_seconds_count{model="m"}': "0+60x1560",
+            'kvasir_tpot_seconds_sum{model="m"}': "0+1.2x1440 1731+3x60 1912.2+1.2x120",
+            'kvasir_tpot_seconds_count{model="m"}': "0+60x1622",
         },
-        1450, 1475, {"model": "m", "severity": "warning"},
+        1450, 1475, 1560, {"model": "m", "severity": "warning"},
     ),
 }  # fmt: skip
 
@@ -84,14 +96,15 @@ def test_every_alert_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("alert", CASES)
-def test_an_alert_fires_when_its_wait_is_over_and_not_before(alert: str, tmp_path: Path) -> None:
-    series, silent, fires, labels = CASES[alert]
+def test_an_alert_fires_when_its_wait_is_over_and_clears_with_its_fault(alert: str, tmp_path: Path) -> None:
+    series, silent, fires, cleared, labels = CASES[alert]
     test = {
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "alert_rule_test": [
             {"eval_time": f"{silent}m", "alertname": alert, "exp_alerts": []},
             {"eval_time": f"{fires}m", "alertname": alert, "exp_alerts": [{"exp_labels": labels}]},
+            {"eval_time": f"{cleared}m", "alertname": alert, "exp_alerts": []},
         ],
     }
     suite = {"rule_files": _without_words(tmp_path), "evaluation_interval": "1m", "tests": [test]}

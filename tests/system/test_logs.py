@@ -1,12 +1,17 @@
 """`kvasir logs` over real ssh: the last lines of each role's log on each machine, and what is written meanwhile."""
 
+import logging
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from messages.jobs import JobResult
+from monitoring import logs
+from producers.batch.batch import Batch, BatchEntry
 from tests.support.processes import CompletedCommand, RunningProcess, environment, run
 from tests.support.servers import free_port
 from tests.support.sockets import processes_of
@@ -120,6 +125,69 @@ def test_following_shows_what_comes_until_ctrl_c_and_leaves_nothing_behind(site:
     assert "Traceback" not in following.text()
     homes = [machine.home for machine in site.machines.values()]
     wait_until(lambda: not any(_commands(home, "tail") for home in homes), "no tail is left there", 15)
+
+
+def _event(age_s: float, event: str, job: str, batch: str = "b1") -> str:
+    """A line as workers write it, of a time that has passed."""
+    record = logging.LogRecord("monitoring.jobs", logging.INFO, "", 0, event, (), None)
+    record.created = time.time() - age_s
+    record.job = {"job": job, "batch": batch, "model": "m:1b", "waited_s": 0.5}
+    return logs._FORMATTERS["json"]().format(record)
+
+
+@pytest.fixture(scope="module")
+def events(site: Site) -> dict[str, str]:
+    job, other = f"{7:032x}", f"{8:032x}"
+    site.write("one", "prefill", _event(500, "prefill_started", job), _event(450, "prefill_started", other, "b2"))
+    site.write("two", "decode", _event(200, "decode_started", job), "Traceback", _event(100, "answered", job))
+    site.write("one", "decode", _event(150, "decode_started", other, "b2"), _event(3, "redelivered", job, "b\x1b1"))
+    return {"job": job, "other": other}
+
+
+def test_a_job_is_found_on_all_machines_in_order_of_time(site: Site, events: dict[str, str]) -> None:
+    done = site.logs("--job", events["job"])
+    assert [line.split(" | ")[0] for line in done.stdout.splitlines()] == [
+        "one prefill-m-1b", "two decode-m-1b", "two decode-m-1b", "one decode-m-1b",
+    ]  # fmt: skip
+    words = [line.split(" | ")[1].split() for line in done.stdout.splitlines()]
+    assert [line[2] for line in words] == ["prefill_started", "decode_started", "answered", "redelivered"]
+    assert all(f"job={events['job']}" in line for line in words)
+    assert "\x1b" not in done.stdout  # what a terminal would obey
+    assert done.code == 1  # one machine is away
+    assert done.stderr.startswith("kvasir: away: ")
+
+
+def test_a_batch_and_a_time_can_be_asked_for(site: Site, events: dict[str, str]) -> None:
+    done = site.logs("one", "--batch", "b2")
+    assert [line.split()[5] for line in done.stdout.splitlines()] == ["prefill_started", "decode_started"]
+    done = site.logs("one", "two", "--since", "4m")
+    # What has no time belongs to what came before it; what came before the events has none at all
+    assert [line.split(" | ")[1].split()[-1] for line in done.stdout.splitlines()] == [
+        "waited_s=0.5", "Traceback", "waited_s=0.5", "waited_s=0.5", "waited_s=0.5",
+    ]  # fmt: skip
+    assert "decode_started" in done.stdout.splitlines()[0]
+    assert events["other"] in done.stdout
+    assert "prefill_started" not in done.stdout
+    assert site.logs("one", "--since", "soon").code == 2
+    assert site.logs("one", "--since", "4m", "--follow").code == 2
+
+
+def test_a_job_tells_its_life(site: Site, events: dict[str, str]) -> None:
+    with Batch(site.folder / "results" / "hw") as batch:
+        batch.plan([BatchEntry(events["job"], "s17.code", "m:1b", "code", "s17.R")], {})
+        batch.journal.record([JobResult(events["job"], 1, batch.batch_id, "s17.code", "m:1b", "succeeded")])
+
+    done = run(
+        "--config", str(site.config), "job", events["job"][:-1], "--ssh-config", str(site.ssh_config),
+        env=environment(site.folder), cwd=site.folder,
+    )  # fmt: skip
+
+    first, *life, last = done.stdout.splitlines()
+    assert first == f"job {events['job']}: s17.code of results/hw, for m:1b"
+    assert [line.split()[2] for line in life] == ["prefill_started", "decode_started", "answered", "redelivered"]
+    assert life[0].endswith("waited_s=0.5 (one prefill-m-1b)")
+    assert last.startswith("It succeeded: ")
+    assert done.code == 0, done.stderr
 
 
 def _commands(home: Path, name: str) -> list[int]:

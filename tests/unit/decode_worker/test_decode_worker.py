@@ -12,11 +12,12 @@ from infra.broker.embedded.broker import EmbeddedBroker
 from infra.broker.envelope import open_envelope
 from infra.quick_jobs import QuickJobs
 from infra.worker_loop import OneByOne
+from kvstore.memory import MemoryClusterState
 from messages import codec
-from messages.errors import EngineUnavailable
+from messages.errors import EngineUnavailable, StoreUnavailable
 from messages.jobs import DecodeJob, Sampling, user_prompt
 from messages.lifecycle import Step
-from messages.workers import ENGINE_AWAY
+from messages.workers import ENGINE_AWAY, SELF_PAUSED
 from tests.support.pipeline import (
     BATCH,
     INSTANT,
@@ -85,6 +86,52 @@ def test_a_job_whose_kv_cache_is_gone_goes_back_to_prefill_ahead_of_the_bulk_and
     assert (result.decode.kv_transfer, result.decode.evaluated_tokens) == ("verified", 1)
     assert result.text == pipeline.undisturbed_text(job)
     assert pipeline.steps(job).count(Step.KV_GONE) == 1
+
+
+class LossyClusterState(MemoryClusterState):
+    """A store whose larger values do not come through, or which is away."""
+
+    def __init__(self):
+        super().__init__()
+        self.loses_large, self.is_away = False, False
+
+    def now(self):
+        if self.is_away:
+            raise StoreUnavailable("away")
+        return super().now()
+
+    def get_sketch(self, name):
+        if self.loses_large or self.is_away:
+            raise StoreUnavailable("no answer")
+        return super().get_sketch(name)
+
+
+def test_a_worker_that_can_fetch_no_kv_cache_leaves_the_jobs_to_others_until_a_probe_comes_through(pipeline):
+    cluster_state = pipeline.cluster_state = LossyClusterState()
+    jobs = [pipeline.job(f"{number}") for number in range(3)]
+    prefilled(pipeline, *jobs)
+    # Given a worker whose fetches fail while the store answers
+    cluster_state.loses_large = True
+    pipeline.kv.failing_calls = {"get"}
+    decode = pipeline.start_decode(WatchedEngine(slots=1))
+    # Then these jobs go on without their caches, and then it takes no more
+    assert all(pipeline.result(job).decode.why_none.startswith("the store is away") for job in jobs)
+    wait_until(lambda: decode.worker.registration().off == SELF_PAUSED, "it has paused itself")
+    assert "3 KV caches in a row" in decode.worker.registration().details.paused_because
+    later = pipeline.job("later")
+    prefilled(pipeline, later, prefill=pipeline.workers[0])
+    # While nobody has a store, everybody goes on without one
+    cluster_state.is_away = True
+    wait_until(lambda: decode.worker.registration().off == "", "it takes jobs")
+    assert pipeline.result(later).state == "succeeded"
+    cluster_state.is_away = False
+    wait_until(lambda: decode.worker.registration().off == SELF_PAUSED, "it has paused itself again")
+    # When something large comes through again
+    cluster_state.loses_large = False
+    pipeline.kv.failing_calls = set()
+    # Then it goes on by itself, with KV caches
+    wait_until(lambda: decode.worker.registration().off == "", "it takes jobs")
+    assert pipeline.run(pipeline.job("last")).decode.kv_transfer == "verified"
 
 
 def test_a_job_that_comes_back_is_not_tokenized_again_and_rings_at_prefill(pipeline, monkeypatch):

@@ -15,16 +15,16 @@ from infra.broker import topology
 from infra.broker.base import Address, Delivery, Message
 from infra.broker.control import announce_cancel, announce_pause, ring
 from infra.broker.embedded.broker import EmbeddedBroker, EmbeddedServer
-from infra.broker.envelope import Attempt, open_envelope
-from infra.broker.settle import Settler
+from infra.broker.envelope import Attempt, Envelope, open_envelope
+from infra.broker.settle import Settler, replying
 from infra.checks import Checks
 from infra.config.hours import Hours
 from infra.worker_loop import ConsumerLoop, JobSource
 from messages import codec
 from messages.errors import Poison, Stopped
-from messages.jobs import PrefillJob, Sampling, user_prompt
+from messages.jobs import JobResult, PrefillJob, Sampling, user_prompt
 from messages.lifecycle import Step
-from messages.workers import ENGINE_AWAY, WorkerStage, prefill_id
+from messages.workers import ENGINE_AWAY, SELF_PAUSED, WorkerStage, prefill_id
 from tests.support.pipeline import MODEL, Pipeline, work
 from tests.support.waiting import wait_until
 
@@ -185,6 +185,58 @@ def test_no_job_is_taken_once_its_hours_have_ended_and_a_pause_outlasts_them(sit
 
     announce_pause(site.broker, "me", should_pause=False)
     site.took("bulk")
+
+
+class CongestedBroker(EmbeddedBroker):
+    """A broker to which nothing gets through while its `way` is blocked; it is connected all the while."""
+
+    def __init__(self, server: EmbeddedServer) -> None:
+        super().__init__(server)
+        self.way = threading.Event()
+        self.connected = True
+        self.way.set()
+
+    def publish(self, to: Address, message: Message, timeout_s: float | None = 30.0) -> None:
+        if to.exchange == topology.REPLY:
+            self.way.wait()
+        super().publish(to, message, timeout_s)
+
+    @property
+    def is_connected(self) -> bool:
+        return self.connected
+
+
+def test_a_worker_whose_results_do_not_leave_pauses_itself_until_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infra.worker_loop._LATE_S", 0.3)
+    monkeypatch.setattr("tests.unit.infra.test_worker_loop.EmbeddedBroker", CongestedBroker)
+    site = Site()
+    way = site.stations_broker
+    assert isinstance(way, CongestedBroker)
+    site.open()
+    site.broker.open_reply_queue("b")
+    result = JobResult("job", 1, "b", "i", MODEL, "expired")
+    envelope = Envelope("job", "b", "i", MODEL, "decode", reply_to=topology.reply_queue("b"))
+    sending = threading.Thread(target=site.station._settler.settle, args=[replying(Attempt([], envelope), result)])
+
+    # When its result is late, but because the broker is away: then that is no fault of this worker
+    way.way.clear()
+    way.connected = False
+    sending.start()
+    time.sleep(1.2)  # more than two looks
+    assert site.station.idle_reason == ""
+    # When the broker is there and the result stays on its way
+    way.connected = True
+    wait_until(lambda: site.station.idle_reason == SELF_PAUSED, "it has paused itself")
+    wait_until(lambda: site.flow.pauses, "it holds nothing")
+    site.put("bulk", BULK)
+    assert "has not confirmed" in site.station.paused_because
+    assert site.desk.taken == []
+    # Then it goes on by itself once that has left
+    way.way.set()
+    site.took("bulk")
+    assert (site.station.idle_reason, site.station.paused_because) == ("", "")
+    sending.join()
+    site.close()
 
 
 def test_no_job_is_taken_or_held_while_the_engine_is_away_and_the_next_one_as_soon_as_it_is_back(site: Site) -> None:

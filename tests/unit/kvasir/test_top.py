@@ -17,6 +17,7 @@ JOBS = [f"{number:032x}" for number in range(4)]
 WORKER = {
     "worker_id": "mac2.17.a1b2c3", "role": "decode", "model": "qwen3-coder:30b", "engine": "mlx", "device": "metal",
     "slots": 4, "busy": 3, "done": 1234, "tokens_per_s": 65.4, "transfers_kv": True, "notes": "", "off": "",
+    "paused_because": "",
 }  # fmt: skip
 STATE: dict[str, Any] = {
     "workers": [WORKER],
@@ -27,6 +28,8 @@ STATE: dict[str, Any] = {
         "dead-letters": 5,
     },
     "unserved": ["gpt-oss:120b"],
+    "unprefilled": [],
+    "missing": ["spark1 gone for 40 s: its prefill worker of qwen3-coder:30b, held 3 jobs, taken over by mac1."],
     "store": {
         "used_bytes": 2_000_000_000, "reserved_bytes": 0, "mark_bytes": 8_500_000_000, "max_bytes": 10_000_000_000,
         "full": 0.2,

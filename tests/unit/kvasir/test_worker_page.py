@@ -12,7 +12,7 @@ from infra.config.settings import load_settings
 from kvasir.worker.page import PageOptions, WorkerPage, worker_page
 from kvstore.memory import MemoryClusterState
 from messages.errors import ConfigError, StoreUnavailable
-from messages.workers import WorkerInfo
+from messages.workers import WorkerDetails, WorkerInfo
 from monitoring.server import PageServer
 from tests.support.pipeline import MODEL, Pipeline
 
@@ -57,6 +57,17 @@ def test_a_loaded_worker_is_ready_until_a_service_is_away() -> None:
         status, said = answer(page, "/ready")
     assert (status, said["reasons"]) == (503, ["the store can't be reached: connection refused"])
     assert answer(page, "/health")[0] == 200
+
+
+def test_a_worker_that_paused_itself_is_not_ready_and_says_why() -> None:
+    page = WorkerPage("decode", MODEL, [])
+    details = WorkerDetails(paused_because="three KV caches did not come")
+    registration = WorkerInfo("w", "decode", MODEL, "mlx", "metal", "", "", 8, 4, "mac2", 1, 0.0, details=details)
+    with Pipeline() as pipeline:
+        page.mark_loaded(lambda: registration, pipeline.broker, pipeline.cluster_state)
+        status, said = answer(page, "/ready")
+    assert (status, said["reasons"]) == (503, ["it paused itself: three KV caches did not come"])
+    assert page.metrics.registry.get_sample_value("kvasir_paused", {"model": MODEL, "stage": "decode"}) == 1
 
 
 def test_the_figures_of_a_loaded_worker_name_it_and_its_resident_models() -> None:

@@ -118,6 +118,7 @@ MESSAGES = {
         (Link("studio2", 0.25, 1100.5), Link("spark1")),
         *(-0.125, "b9999, 0.4.1", "GGSQ 3"),
     ),
+    "details-paused": WorkerDetails(("decode",), paused_because="the broker is connected, and has not confirmed"),
 }
 
 

@@ -1,0 +1,50 @@
+"""Which workers should be there and are not: who was lost within the hour, and whom kvasir.toml expects."""
+
+from collections.abc import Iterator
+
+from desk.estimate import duration
+from infra.config.settings import Settings
+from kvstore.base import ClusterState
+from kvstore.heartbeat import REGISTRATION_TTL_S
+from messages.workers import WorkerInfo
+from producers.words import join_with_and, plural
+
+
+def missing_workers(settings: Settings, cluster_state: ClusterState) -> list[str]:
+    """A sentence for each. What was lost and has been started again, there and for the same, is not missing."""
+    workers, now = cluster_state.registrations(), cluster_state.now()
+    losses = [
+        (ended_at, worker)
+        for ended_at, worker in cluster_state.lost_registrations()
+        if not any(
+            (successor.host, successor.role, successor.model) == (worker.host, worker.role, worker.model)
+            and successor.started_at > ended_at - REGISTRATION_TTL_S
+            for successor in workers
+        )
+    ]
+    lost_hosts = {worker.host for _, worker in losses}
+    return [
+        *(_sentence(now - ended_at, worker, workers) for ended_at, worker in losses),
+        *_not_as_configured(settings, workers, lost_hosts),
+    ]
+
+
+def _sentence(age_s: float, lost_worker: WorkerInfo, workers: list[WorkerInfo]) -> str:
+    heirs = sorted({worker.host for worker in workers if {*worker.jobs} & {*lost_worker.jobs}})
+    jobs = f", held {plural(len(lost_worker.jobs), 'job')}" if lost_worker.jobs else ""
+    jobs += f", taken over by {join_with_and(heirs)}" if heirs else ""
+    return f"{lost_worker.host} gone for {duration(age_s)}: its {lost_worker.role} worker of {lost_worker.model}{jobs}."
+
+
+def _not_as_configured(settings: Settings, workers: list[WorkerInfo], lost_hosts: set[str]) -> Iterator[str]:
+    """Machines of the configuration without a worker that they should have, and of which nothing else was said.
+
+    A host may call itself anything. So all is well where a model has as many workers of a role as it should.
+    """
+    roles = [(machine, role) for machine in settings.machines.values() for role in machine.roles if role.stages]
+    configured_roles = [(role.stages[-1], role.model) for _, role in roles]  # of both stages: decode
+    for machine, role in roles:
+        hosts = [worker.host for worker in workers if (worker.role, worker.model) == (role.stages[-1], role.model)]
+        names = {host.split(".")[0] for host in (*hosts, *lost_hosts)} & {machine.name, machine.host.split(".")[0]}
+        if not names and len(hosts) < configured_roles.count((role.stages[-1], role.model)):
+            yield f"{machine.name} has no {role.kind} of {role.model}, which kvasir.toml expects there."
