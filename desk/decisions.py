@@ -4,13 +4,10 @@ import getpass
 import math
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from desk.tail import LineTail
-from grading.export import FinalGrade
 from grading.points import CriterionGrade, Grade
 from grading.reviews import FILE, ROUND_REASON, Override, decisions_in, version_of
 from grading.rubric.rubric import Points
@@ -19,6 +16,7 @@ from messages.errors import UsageError
 Overrides = Mapping[str | None, Override]  # of one submission, by criterion; None: the whole submission
 
 ACCEPTED_REASON = "looked at, and left as it is"
+TOGETHER_REASON = "decided together with the answers that are like it"
 
 
 class ReviewError(UsageError):
@@ -105,56 +103,6 @@ def round_overrides(
         if (new_item := scored_criteria.get(item.id)) and item.min_points <= new_item.points <= item.max_points  # type: ignore[operator]
         if new_item.points != (overrides.get(item.id) or item).points
     ]
-
-
-@dataclass(slots=True)
-class Draft:
-    """A form's values by field, beside what stood when it was begun."""
-
-    folder: Path
-    final: FinalGrade
-    overrides: Overrides
-    values: dict[str, Any]
-
-    @classmethod
-    def begin(cls, folder: Path, final: FinalGrade, overrides: Overrides) -> "Draft":
-        """A form that says what stands."""
-        values: dict[str, Any] = {"summary": final.summary, "reason": ""}
-        for item in final.criteria:
-            values[f"points {item.id}"] = None if item.points is None else float(item.points)
-            values[f"feedback {item.id}"] = item.feedback
-        return cls(folder, final, overrides, values)
-
-    @property
-    def item_id(self) -> str:
-        """The submission that it is about."""
-        return self.final.grade.item_id
-
-    @property
-    def is_unsaved(self) -> bool:
-        """Whether something would be lost without it."""
-        return bool(self.decisions(self.overrides, reason="…"))
-
-    def key(self, field: str) -> str:
-        """What the field's widget is called: another name as soon as something else stands."""
-        return f"{field} {self.item_id} {version_of(self.overrides.values())}"
-
-    def read(self, widgets: Mapping[str, Any]) -> None:
-        """Take in what the widgets say by now."""
-        self.values = {field: widgets.get(self.key(field), value) for field, value in self.values.items()}
-
-    def decisions(self, standing: Overrides, reviewer: str = "", reason: str = "") -> list[Override]:
-        """What makes the grade what the form says, over what stands. Raises ReviewError, as `make_overrides`."""
-        typed_points = {item.id: self.values[f"points {item.id}"] for item in self.final.criteria}
-        points = {
-            id: int(number) if number == int(number) else number
-            for id, number in typed_points.items()
-            if number is not None
-        }
-        feedback = {item.id: self.values[f"feedback {item.id}"] for item in self.final.criteria}
-        reason = reason or self.values["reason"]
-        changes = make_overrides(self.final.grade, standing, points, feedback, self.values["summary"], reason, reviewer)
-        return [replace(override, version=version_of(standing.values())) for override in changes]
 
 
 def _criterion_override(

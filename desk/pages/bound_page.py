@@ -11,9 +11,9 @@ from typing import Any
 import streamlit as st
 
 from desk import assignments
-from desk.pages import review_page
 from desk.pages.address import write_address
 from desk.pages.markup import Markup
+from desk.pages.name import ask_name
 from desk.pages.shared import (
     Desk,
     action_button,
@@ -25,6 +25,7 @@ from desk.pages.shared import (
     show_table,
     wait_for,
 )
+from desk.pages.work import MOST_CHARS, draw_work
 from desk.text import escape_markdown
 from desk.view import BatchView
 from grading import hand_sample as bounds
@@ -82,7 +83,7 @@ def _bound(desk: Desk, folder: Path) -> None:
             )
         )
     if draw is None or stale_grades:
-        review_page.ask_name()  # it stands in the record of the draw
+        ask_name()  # it stands in the record of the draw
         _draw(folder, graded_class)
         return
     sheet = bounds.entered_points(folder / SHEET, draw, graded_class)
@@ -179,9 +180,27 @@ def _by_hand(
     with st.container(key="beside"):
         work, points = st.columns(2)
     with work:
-        review_page.show_work(desk, view, item, {})
+        _show_work(desk, view, item)
     with points, st.container(key="form"):
         _points(folder, view.rubric.criteria, item, sheet[item_id])
+
+
+def _show_work(desk: Desk, view: BatchView, item: Item) -> None:
+    """What was handed in, without a sign of what the model quoted."""
+    submission = item.submission
+    if submission.problem:
+        st.error(escape_markdown(submission.problem))
+    char_count = sum(len(part.text) for part in submission.parts)
+    shows_all = char_count <= MOST_CHARS or st.toggle(f"Show all {char_count:,} characters", key=f"all {item.item_id}")
+    assert view.assignment
+    folder, most_chars = view.assignment.request.folder, char_count if shows_all else MOST_CHARS
+
+    def draw() -> Markup:
+        markup = Markup()
+        draw_work(markup, folder, submission, {}, most_chars)
+        return markup
+
+    desk.get_or_make(("work by hand", view.folder, item.item_id), (submission, most_chars), draw).draw()
 
 
 def _draw_summary(folder: Path, draw: Draw, graded_class: GradedClass, sheet: _Sheet) -> None:
@@ -229,7 +248,7 @@ def _pick(draw: Draw, graded_class: GradedClass, sheet: _Sheet, open_ids: Sequen
         st.selectbox("Submission", ids, format_func=name, key="drawn")
         next_ids = ids[at + 1 :]
         st.button("Next", disabled=not next_ids, on_click=_go, args=tuple(next_ids[:1]), shortcut="J")
-        review_page.ask_name()
+        ask_name()
     markup = Markup()
     markup.caption(f"{len(ids) - len(open_ids)} of {len(ids)} graded by hand. Each entry is saved at once, in {SHEET}.")
     markup.keys(_KEYS)

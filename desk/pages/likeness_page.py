@@ -6,7 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from desk.decisions import Overrides
+from desk.decisions import TOGETHER_REASON, Overrides
 from desk.pages.markup import Markup
 from desk.pages.shared import Desk, action_button, decider, draw_live
 from desk.rows import undecided_rows
@@ -19,7 +19,6 @@ from grading.rubric.rubric import Criterion, exact, plain
 from producers.words import join_with_and, plural
 
 _MOST_SHOWN = 40  # answers that are decided on at once, and decisions that can be undone here
-_REASON = "decided together with the answers that are like it"
 
 
 def show_likeness_page(desk: Desk, folder: Path) -> None:
@@ -113,7 +112,7 @@ def _show_group(
             key=f"{key} points",
         )
         reasons = dict.fromkeys(decisions[0].reason for decisions in decided_together(standing, criterion.id))
-        st.selectbox("Reason", [*(reasons | {_REASON: None})], key=f"{key} reason", accept_new_options=True)
+        st.selectbox("Reason", [*(reasons | {TOGETHER_REASON: None})], key=f"{key} reason", accept_new_options=True)
         action_button(
             "Decide on those that are ticked", partial(_act, decide, "Decided.", names), form=True, type="primary"
         )

@@ -19,7 +19,6 @@ _FAINT = "overflow-wrap:anywhere;opacity:0.8;font-size:0.875rem;margin:0.5rem 0 
 _BOLD = "overflow-wrap:anywhere;font-weight:600;margin:0.75rem 0 0"
 _MARK = "background:rgba(255,200,60,0.4);color:inherit"
 _NOTE_STYLE = "font-size:0.75rem;font-weight:600;margin-left:0.75rem;user-select:none"
-_LARGE = "font-size:2.25rem;line-height:1.2;margin:0"
 _TOKEN = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
 _NO_MARKS: Mapping[int, str] = MappingProxyType({})
 _HEADING = re.compile(r"#{1,6}[ \t]+(.*)")
@@ -40,24 +39,9 @@ class Markup:
         """A line that stands out."""
         self._add(_BOLD, text)
 
-    def figures(self, values: Mapping[str, str]) -> None:
-        """Large figures side by side, each under its label."""
-        self._pieces.append('<div style="display:flex;gap:3rem">')
-        for label, value in values.items():
-            self._pieces.append("<div>")
-            self._add(_FAINT, label)
-            self._add(_LARGE, value)
-            self._pieces.append("</div>")
-        self._pieces.append("</div>")
-
     def caption(self, text: str) -> None:
         """A line that stands back."""
         self._add(_FAINT, text)
-
-    def states(self, states: Mapping[str, str]) -> None:
-        """Words side by side, each behind a dot in the colour of its state: open, settled, missing or waiting."""
-        dots = [f'<span class="state state-{state}">{escape(words)}</span>' for words, state in states.items()]
-        self._pieces.append(f'<p style="{_FAINT}">{"".join(dots)}</p>')
 
     def keys(self, meanings: Mapping[str, str]) -> None:
         """A list that opens on a click: what each key does, or each of several (`j, k`)."""

@@ -20,7 +20,6 @@ from desk.pages import (
 )
 from desk.pages.address import SECTIONS, follow_address, write_address
 from desk.pages.shared import Desk, get_desk, identify_browser, show_errors
-from desk.pages.unsaved import asks_about_unsaved
 from desk.rows import Row
 from desk.text import escape_markdown
 from messages.errors import KvasirError
@@ -87,13 +86,10 @@ def show_desk_page(open_backend: Callable[[], Backend]) -> None:
         desk: Desk = get_desk(open_backend)
         identify_browser()
         follow_address()
-        review_page.keep_unsent_fields(desk)
         if desk.backend.notice:
             st.warning(escape_markdown(desk.backend.notice))
         folder = _choose_assignment(desk)
         section = _section(desk, folder) if folder else ""
-        if asks_about_unsaved(desk):
-            return
         if folder is None:
             home_page.show_home_page(desk)
         else:

@@ -7,7 +7,8 @@ import streamlit as st
 from desk import assignments
 from desk.decisions import round_overrides
 from desk.differences import Difference, difference_row, differences
-from desk.pages import review_page, rubric_form
+from desk.pages import rubric_form
+from desk.pages.name import ask_name
 from desk.pages.rubric_form import RubricDraft
 from desk.pages.shared import (
     REFRESH_S,
@@ -80,7 +81,7 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
             )
             or current_path
         )
-        review_page.ask_name()  # it stands in the record of changes; and the browser is known again after a reload
+        ask_name()  # it stands in the record of changes; and the browser is known again after a reload
     key = (st.session_state["browser"], rubric_path)
     draft = desk.rubrics.get(key)
     if draft is None:

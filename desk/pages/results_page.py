@@ -6,10 +6,11 @@ from typing import Any
 
 import streamlit as st
 
-from desk import assignments
+from desk import assignments, review_screen
 from desk.pages.address import REVIEW_FILTERS, go, write_address
 from desk.pages.shared import REFRESH_S, Desk, decider, draw_live, pictures, show_errors, show_problem, show_table
 from desk.pictures import draw_class, draw_criteria
+from desk.review_screen.content import kind_of
 from desk.rows import ORDERS, Filter, Row, open_questions, page_count, page_of, select, standing_words, without_points
 from desk.text import escape_markdown
 from grading import export
@@ -23,16 +24,14 @@ from grading.report.grades import OUTCOMES, load_graded, outcomes, show_points
 from grading.reviews import AFTER_A_LOOK
 from producers.words import plural
 
-_COLOURS = {
-    "graded": "green",
-    "empty": "blue",
-    "link only": "violet",
-    "unreadable": "red",
-    "unassigned": "violet",
-    "incomplete": "orange",
-    "failed": "red",
-    "waiting": "gray",
-}
+_FOLDER = Path(review_screen.__file__).parent
+_TABLE = st.components.v2.component(
+    "kvasir_results",
+    html='<div class="kv-class"></div>',
+    css=(_FOLDER / "table.css").read_text("utf-8"),
+    js=(_FOLDER / "table.js").read_text("utf-8"),
+    isolate_styles=False,
+)
 
 
 def show_results_page(desk: Desk, folder: Path) -> None:
@@ -67,19 +66,24 @@ def _table(desk: Desk, folder: Path) -> None:
     page_rows = page_of(selection, page)
     criteria = [criterion.id for criterion in view.rubric.criteria] if view.rubric else []
     has_requests = any(row.requests for row in rows)
-    event: Any = st.dataframe(
-        [_cells(row, criteria) | ({"asked": _request_state(row)} if has_requests else {}) for row in page_rows],
-        hide_index=True,
-        column_config={
-            "state": st.column_config.MultiselectColumn(width=110, options=OUTCOMES, color=list(_COLOURS.values())),
-            # In pixels: Streamlit goes by the first rows, and cuts off the words of later ones.
-            "needs review": st.column_config.TextColumn(width=230),
+    key = f"table {folder} {page}"
+    chosen_ids = (st.session_state.get(key) or {}).get("chosen") or []
+    table: Any = _TABLE(
+        key=key,
+        data={
+            "columns": [*_cells(rows[0], criteria), *(["asked"] if has_requests else [])],
+            "rows": [_line(row, criteria, has_requests) for row in page_rows],
+            "chosen": chosen_ids,
         },
-        on_select="rerun",
-        selection_mode="multi-row",
-        key=f"table {folder} {page}",
+        on_open_change=lambda: None,
+        on_chosen_change=lambda: None,
     )
-    _act([page_rows[index] for index in event.selection.rows if index < len(page_rows)], page_rows)
+    if table.open in {row.final.grade.item_id for row in rows}:
+        go("Review", submission=table.open)
+    chosen_rows = [row for row in page_rows if row.final.grade.item_id in chosen_ids]
+    if st.button("Regrade selected", disabled=not chosen_rows):
+        st.session_state["regrade names"] = [row.final.submission for row in chosen_rows]
+        go("Regrade")
 
 
 def _filter() -> Filter:
@@ -96,11 +100,17 @@ def _request_state(row: Row) -> str:
     return "" if not row.requests else "waits for a reply" if row.awaits_reply else "replied"
 
 
-def _cells(row: Row, criteria: list[str]) -> dict[str, object]:
+def _line(row: Row, criteria: list[str], has_requests: bool) -> dict[str, Any]:
+    """A row of the table: whose it is, its cells, and what kind of state it is in."""
+    cells = [*_cells(row, criteria).values(), *([_request_state(row)] if has_requests else [])]
+    return {"id": row.final.grade.item_id, "cells": cells, "state": kind_of(row)}
+
+
+def _cells(row: Row, criteria: list[str]) -> dict[str, str]:
     points = {item.id: item.points for item in row.final.criteria}
     return {
         "submission": row.name,
-        "state": [row.state],
+        "state": row.state,
         "final points": show_points(row.points),
         "by the model": show_points(row.ai),
         "reviewed": "yes" if row.is_reviewed else "",
@@ -120,19 +130,6 @@ def _pictures(desk: Desk, folder: Path) -> None:
     st.html(charts_html)
     if st.toggle("Each criterion", key="criteria drawn"):
         st.html(pictures(desk, ("criteria", folder), stamp, lambda: draw_criteria(rubric, rows)))
-
-
-def _act(selection: list[Row], page_rows: list[Row]) -> None:
-    names = {row.final.grade.item_id: row.name for row in (selection or page_rows)}
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        item = st.selectbox("Submission", list(names), format_func=names.__getitem__, key="open which")
-        open_clicked = st.button("Open", type="primary")
-        regrade_clicked = st.button("Regrade selected", disabled=not selection)
-    if open_clicked and item:
-        go("Review", submission=item)
-    if regrade_clicked:
-        st.session_state["regrade names"] = [row.final.submission for row in selection]
-        go("Regrade")
 
 
 def _requests(desk: Desk, folder: Path) -> None:

@@ -16,12 +16,13 @@ import streamlit as st
 
 from desk.assignments import FILE, find_folders, grading_work, read_inputs
 from desk.backend import Backend
-from desk.decisions import Decisions, Draft, Overrides, account
+from desk.decisions import Decisions, Overrides, account
 from desk.estimate import ModelRate, model_rates, remaining_s
 from desk.fleet import FleetWatch
 from desk.pages.markup import Markup
 from desk.pages.rubric_form import RubricDraft
 from desk.progress import Stages
+from desk.review_screen.acts import Acts
 from desk.rows import Row, make_rows
 from desk.text import escape_markdown
 from desk.view import BatchView
@@ -47,13 +48,11 @@ class Desk:
 
     backend: Backend
     fleet: FleetWatch
-    drafts: dict[tuple[str, Path, str], Draft] = field(default_factory=dict)  # unsaved, by browser and submission
     rubrics: dict[tuple[str, Path], RubricDraft] = field(default_factory=dict)  # by browser and version
-    # By browser and field: requests and replies.
-    unsent_fields: dict[str, dict[str, str | None]] = field(default_factory=dict)
     _views: dict[Path, BatchView] = field(default_factory=dict)
     _open: dict[tuple[Path, str], tuple[str, float]] = field(default_factory=dict)  # by browser
     _decisions: dict[Path, Decisions] = field(default_factory=dict)
+    _acts: dict[Path, Acts] = field(default_factory=dict)
     _stages: dict[Path, Stages] = field(default_factory=dict)
     _facts: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)  # with the stamp of what each is made of
     _drawn: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)  # so too, those asked for last at the end
@@ -78,6 +77,11 @@ class Desk:
         """The decisions of an assignment."""
         with self._lock:
             return self._decisions.setdefault(folder, Decisions(folder))
+
+    def acts(self, folder: Path) -> Acts:
+        """What was done on an assignment's review screen."""
+        with self._lock:
+            return self._acts.setdefault(folder, Acts(folder))
 
     def note_open(self, folder: Path, item_id: str, browser: str) -> None:
         """This browser looks at this submission now, and at no other of the class."""

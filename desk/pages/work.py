@@ -5,6 +5,7 @@ from pathlib import Path
 
 from desk.pages.markup import Markup
 from desk.plots import Plot, plots
+from desk.review_screen.blocks import WorkBlocks
 from desk.tables import tables
 from grading.quotes import quoted_lines
 from grading.submissions.figures import figures_of, place_of
@@ -15,12 +16,13 @@ MOST_CHARS = 60_000  # of a submission, until everything is asked for
 _MOST_PART_CHARS = 20_000  # a browser chokes on an output of half a million characters
 
 
-def draw_work(folder: Path, submission: Submission, quotes: Mapping[str, str], most_chars: int) -> Markup:
+def draw_work(
+    markup: Markup | WorkBlocks, folder: Path, submission: Submission, quotes: Mapping[str, str], most_chars: int
+) -> None:
     """At most so many characters of the submission in `folder`, with its pictures, which are read now.
 
     Lines that are quoted as evidence are highlighted, each with the ids of its criteria: `quotes` has theirs.
     """
-    markup = Markup()
     pictures = plots(figures_of(folder, submission.name)) if submission.images_left_out else []
     pending_plots = sorted(pictures, key=lambda plot: plot.place)
     chars_left = most_chars
@@ -38,15 +40,16 @@ def draw_work(folder: Path, submission: Submission, quotes: Mapping[str, str], m
         hidden_count = submission.images_left_out - len(pictures)
         hidden_text = f"; {hidden_count} of them can't be shown here" if hidden_count > 0 else ""
         markup.caption(f"{plural(submission.images_left_out, 'picture')}, seen by no model{hidden_text}.")
-    return markup
 
 
-def _picture(markup: Markup, plot: Plot) -> None:
+def _picture(markup: Markup | WorkBlocks, plot: Plot) -> None:
     names = zip(("file", "cell", "output"), plot.place, strict=True)
     markup.plot(plot, ", ".join(["picture", *(f"{name} {number}" for name, number in names if number)]))
 
 
-def _part(markup: Markup, part: SubmissionPart, language: str, quotes: Mapping[str, str], most_chars: int) -> int:
+def _part(
+    markup: Markup | WorkBlocks, part: SubmissionPart, language: str, quotes: Mapping[str, str], most_chars: int
+) -> int:
     """Draw it; how many characters that were."""
     body = part.text[: min(most_chars, _MOST_PART_CHARS)]
     marks = _marks(body, quotes)
@@ -70,7 +73,7 @@ def _marks(body: str, quotes: Mapping[str, str]) -> dict[int, str]:
     return marks
 
 
-def _lines(markup: Markup, lines: list[str], marks: Mapping[int, str], output: bool) -> None:
+def _lines(markup: Markup | WorkBlocks, lines: list[str], marks: Mapping[int, str], output: bool) -> None:
     """Lines, and the tables among them."""
     draw = markup.output if output else markup.prose
     start = 0

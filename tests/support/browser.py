@@ -56,7 +56,8 @@ os.execv(command[0], command)
 _FIND = """
 (function (kind, label, nth) {
   const seen = (element) => element.getClientRects().length > 0;
-  const said = (element) => element.querySelector("kbd") ? element.querySelector("p") : element;  // without its key
+  const said = (element) => element.querySelector("kbd")  // without its key
+    ? element.querySelector("p") || element.querySelector("span") : element;
   const words = (element) => (said(element).innerText || said(element).textContent || "").trim();
   let found = [];
   if (kind === "button") {

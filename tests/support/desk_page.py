@@ -59,12 +59,19 @@ axe.run(document, {resultTypes: ["violations"]}).then(({violations}) => violatio
 class DeskPage:
     """A running desk. Use as a context manager: leaving ends it, and what it started."""
 
-    def __init__(self, folder: Path, config: Path, home: Path | None = None, environ: dict[str, str] | None = None):
-        """`folder` takes the log; `home` the assignments."""
+    def __init__(
+        self,
+        folder: Path,
+        config: Path,
+        home: Path | None = None,
+        environ: dict[str, str] | None = None,
+        port: int | None = None,
+    ):
+        """`folder` takes the log; `home` the assignments. `port`: that of a desk that is gone."""
         folder.mkdir(parents=True, exist_ok=True)
         self.home = home or folder / "home"
         self.config = config
-        self.port = _free_port()
+        self.port = port or _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder / f"desk-{self.port}.log"
         words = ["--config", str(config), "ui", "--home", str(self.home), "--port", str(self.port)]

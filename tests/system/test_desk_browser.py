@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from desk.assignments import grading_work, read_inputs
 from grading.export import Request, add_requests, read_requests, save_reply
 from grading.reviews import Override, append_override
-from tests.support.browser import PATIENCE_S, Browser, BrowserFailed
+from tests.support.browser import PATIENCE_S, Browser
 from tests.support.desk_page import (
     ON_A_PHONE,
     DeskPage,
@@ -18,7 +17,6 @@ from tests.support.desk_page import (
     graded_assignment,
     new_assignment,
     type_key,
-    value,
     wait_until_holds,
 )
 from tests.support.homework import RUBRIC, tiny_class
@@ -30,7 +28,7 @@ pytestmark = pytest.mark.system
 SECTIONS = {
     "Grade": "Look before you grade",
     "Results": "Name contains",
-    "Review": "Reason for the change",
+    "Review": "Save and next",
     "Like answers": "like no other",
     "Regrade": "Rubric and instructions",
     "Bound": "can be drawn",
@@ -42,7 +40,9 @@ SECTIONS = {
 def wait_until_shown(browser: Browser, student: int) -> None:
     """Return when the work of this student of `tiny_class` is on the page, and can be reviewed."""
     browser.wait_for(f"(len(values) + {student})")
-    browser.wait_for("Reason for the change")
+    # The page shows it at once; the address, and with it the browser's Back, follows when the desk has heard of it.
+    followed = "new URLSearchParams(location.search).get('submission') === window.kvasirReview?.shown"
+    wait_until(lambda: browser.evaluate(followed), "the address says whose", PATIENCE_S)
 
 
 def section(browser: Browser) -> str:
@@ -53,14 +53,35 @@ def section(browser: Browser) -> str:
 
 def open_review(browser: Browser, desk: DeskPage, folder: Path, name: str = "") -> None:
     browser.open(desk.at(folder, "Review"))
-    browser.wait_for("Reason for the change")
+    browser.wait_for("Final points")
     if name:
         browser.fill("Your name", name)
+
+
+def find(browser: Browser, name: str) -> None:
+    """Go to the submission of this name, by the review screen's search."""
+    type_key(browser, "/")
+    browser.call("Input.insertText", text=name)
+    browser.key("Enter", 13)
+
+
+def open_row(browser: Browser, criterion: str) -> None:
+    """Open a criterion of the review screen; "" is the summary."""
+    browser.press("css", f'[data-row="{criterion}"] > button')
 
 
 def change(browser: Browser, points: int, reason: str) -> None:
     browser.fill("Points for works", str(points))
     browser.fill("Reason for the change", reason)
+
+
+def wait_until_decided(folder: Path, *points: float | None) -> None:
+    """Return when the record holds just these points, in this order."""
+    wait_until(
+        lambda: [row["points"] for row in decisions(folder)] == list(points),
+        f"{list(points)} are decided, not {[row['points'] for row in decisions(folder)]}",
+        PATIENCE_S,
+    )
 
 
 def decisions(folder: Path) -> list[dict[str, object]]:
@@ -178,7 +199,7 @@ def test_an_address_opens_only_what_the_desk_knows(browser: Browser, desk: DeskP
         browser.wait_for("New assignment")
     folder = graded_assignment(desk, 2)
     browser.open(desk.at(folder, "Review") + "&submission=nobody&show=nothing&page=x&order=%27&state=%3Cb%3E")
-    wait_until_shown(browser, 0)
+    browser.wait_for("(len(values) + 0)")
     assert "Traceback" not in desk.text()
 
 
@@ -197,8 +218,8 @@ def test_two_tabs_on_one_assignment_keep_their_own_place(browser: Browser, desk:
     browser.reload()
     wait_until_shown(browser, 1)
     change(browser, 3, "I ran it")
-    browser.click("Save the change")
-    browser.wait_for("Decisions")
+    browser.click("Save and next")
+    wait_until_decided(folder, 3)
     browser.tab(1)
     browser.click("Needs review only")
     browser.wait_for("1 reviewed")
@@ -213,36 +234,33 @@ def test_of_two_people_the_second_is_shown_both_decisions_and_asked(
         wait_until(lambda: "submission=" in browser.evaluate("location.search"), "the address says whose", PATIENCE_S)
         other.open(browser.evaluate("location.href"))
         other.wait_for("Somebody else has this one open")
-        other.wait_for("Reason for the change")
+        other.wait_for("Final points")
         change(browser, 3, "I ran it")
         change(other, 1, "It fails on none")
-        browser.click("Save the change")
-        browser.wait_for("Decisions")
+        browser.click("Save and next")
+        wait_until_decided(folder, 3)
 
-        def asked() -> bool:
-            """Asked at the next thing that the second person does: this click, or leaving the field if that is slow."""
-            if "Somebody has decided on this submission" in other.text():
-                return True
-            with suppress(BrowserFailed):
-                other.click("Save the change", timeout_s=0)
-            return False
-
-        wait_until(asked, "the second person is asked", PATIENCE_S, poll_s=1)
-        for words in ("works: 3 — I ran it", "works: 1 — It fails on none"):
+        other.click("Save and next")  # and is on the next submission when the answer comes
+        other.wait_for("Not saved yet: student0")
+        other.click("student0_100_1_homework.py")
+        for words in ("Somebody has decided on this submission", "works: 3 — I ran it", "works: 1 — It fails on none"):
             other.wait_for(words)
-        assert [row["points"] for row in decisions(folder)] == [3]
+        wait_until_decided(folder, 3)
 
-        other.click("Mine replaces it")
-        other.wait_gone("Somebody has decided")
-        assert [row["points"] for row in decisions(folder)] == [3, 1]
-
+        find(browser, "student0")  # nobody is led to what somebody else has open
+        open_row(browser, "")
         browser.fill("Summary", "Well done.")
         browser.fill("Reason for the change", "kinder")
-        browser.wait_for("Somebody has decided on this submission")
+        other.click("Mine replaces it")
+        other.wait_gone("Somebody has decided")
+        wait_until_decided(folder, 3, 1)
+
+        browser.wait_for("Somebody has decided on this submission")  # while the change was being made
         browser.click("Keep theirs")
         browser.wait_gone("Somebody has decided")
+        open_row(browser, "works")
         wait_until_holds(browser, "Points for works", "1")
-        assert len(decisions(folder)) == 2
+        wait_until_decided(folder, 3, 1)
 
 
 def test_who_only_looked_does_not_settle_what_was_decided_meanwhile(
@@ -253,10 +271,13 @@ def test_who_only_looked_does_not_settle_what_was_decided_meanwhile(
         open_review(browser, desk, folder)
         open_review(other, desk, folder)
         change(browser, 1, "half of it is missing")
-        browser.click("Save the change")
-        browser.wait_for("Decisions")
+        browser.click("Save and next")
+        wait_until_decided(folder, 1)
         other.click("Leave it as it is")
-        other.wait_for("somebody has decided on this submission meanwhile")
+        other.wait_for("Somebody has decided on this submission")
+        other.wait_for("left as it is")
+        other.click("Keep theirs")
+        open_row(other, "works")
         wait_until_holds(other, "Points for works", "1")
         assert [row["criterion_id"] for row in decisions(folder)] == ["works"]
 
@@ -264,7 +285,8 @@ def test_who_only_looked_does_not_settle_what_was_decided_meanwhile(
         other.wait_for("There are unsaved changes.")
         browser.click("Undo")
         browser.wait_for("What you saved last no longer counts.")
-        other.click("Save the change")
+        wait_until(lambda: len(decisions(folder)) == 2, "it is undone", PATIENCE_S)
+        other.click("Save and next")
         other.wait_for("works: the decision was undone")
 
 
@@ -278,8 +300,8 @@ def test_a_name_is_asked_once_kept_in_the_browser_and_in_no_address(browser: Bro
     browser.reload()
     wait_until_holds(browser, "Your name", "Ada Lovelace")
     change(browser, 3, "I ran it")
-    browser.click("Save the change")
-    browser.wait_for("Decisions")
+    browser.click("Save and next")
+    wait_until_decided(folder, 3)
     assert [row["by"] for row in decisions(folder)] == ["Ada Lovelace"]
     assert "Lovelace" not in browser.evaluate("location.href")
     browser.tab(1)
@@ -295,10 +317,9 @@ def test_a_name_is_asked_once_kept_in_the_browser_and_in_no_address(browser: Bro
 
 
 @pytest.mark.parametrize("leave", ["Next", "Previous", "Results", "back"])
-def test_unsaved_changes_are_asked_about_before_they_are_left(browser: Browser, desk: DeskPage, leave: str) -> None:
-    def go() -> None:
-        browser.go_back() if leave == "back" else browser.click(leave)
-
+def test_unsaved_changes_stay_where_they_were_made_and_are_said_elsewhere(
+    browser: Browser, desk: DeskPage, leave: str
+) -> None:
     folder = graded_assignment(desk, 3)
     open_review(browser, desk, folder)
     browser.click("Next")
@@ -306,25 +327,20 @@ def test_unsaved_changes_are_asked_about_before_they_are_left(browser: Browser, 
     browser.fill("Feedback on works", "Half of it.")
     browser.wait_for("There are unsaved changes")
 
-    go()
-    browser.wait_for("are not saved")
-    browser.click("Stay")
+    browser.go_back() if leave == "back" else browser.click(leave)
+    if leave == "Results":
+        browser.wait_for("Name contains")
+        browser.click("Review")
+    else:
+        browser.wait_for("Not saved yet: student1")
+        assert decisions(folder) == [], "nobody has said that they count"
+        browser.click("student1_101_1_homework.py")
     wait_until_shown(browser, 1)
     wait_until_holds(browser, "Feedback on works", "Half of it.")
-
-    go()
-    browser.click("Save")
-    browser.wait_for("say in a few words why")
-    wait_until_shown(browser, 1)
-    assert decisions(folder) == []
-
     browser.fill("Reason for the change", "I ran it")
-    go()
-    browser.wait_for("are not saved")
-    browser.click("Save")
-    browser.wait_gone("are not saved")
-    browser.wait_gone("(len(values) + 1)")
-    assert [row["feedback"] for row in decisions(folder)] == ["Half of it."]
+    browser.click("Save and next")
+    wait_until_decided(folder, 2)
+    assert [(row["feedback"], row["reason"]) for row in decisions(folder)] == [("Half of it.", "I ran it")]
 
 
 def test_discarding_leaves_nothing_behind(browser: Browser, desk: DeskPage) -> None:
@@ -332,10 +348,11 @@ def test_discarding_leaves_nothing_behind(browser: Browser, desk: DeskPage) -> N
     open_review(browser, desk, folder)
     change(browser, 1, "too much")
     browser.click("Next")
-    browser.wait_for("are not saved")  # before it the form is there still, with a "Discard" of its own
-    browser.click("Discard")
     wait_until_shown(browser, 1)
-    browser.click("Previous")
+    browser.click("student0_100_1_homework.py")
+    browser.click("Undo")
+    browser.wait_for("Discarded.")
+    browser.reload()
     wait_until_shown(browser, 0)
     wait_until_holds(browser, "Points for works", "2")
     assert decisions(folder) == []
@@ -346,12 +363,13 @@ def test_a_reload_keeps_what_is_typed_even_in_the_field_that_is_being_typed_in(
 ) -> None:
     folder = graded_assignment(desk, 2)
     open_review(browser, desk, folder)
+    open_row(browser, "clear")
     browser.press("field", "Feedback on clear")
     browser.evaluate("document.activeElement.select()")
     browser.call("Input.insertText", text="Half a sen")
-    browser.wait_for("There are unsaved changes")  # the desk has heard of it, and the field was not left
     browser.reload()
     browser.wait_for("There are unsaved changes")
+    open_row(browser, "clear")
     wait_until_holds(browser, "Feedback on clear", "Half a sen")
 
 
@@ -379,12 +397,13 @@ def test_of_a_class_the_few_that_need_review_are_shown_and_the_last_decision_mak
 
     browser.fill("Feedback on works", "Yes.")
     browser.fill("Reason for the change", "I ran it")
-    browser.click("Save the change")
+    browser.click("Save and next")
     browser.wait_for("needs review: clear: evidence not found")
     assert "final" not in browser.text().replace("Final points", "")
+    open_row(browser, "clear")
     browser.fill("Feedback on clear", "Yes.")
     browser.fill("Reason for the change", "I read it")
-    browser.click("Save the change")
+    browser.click("Save and next")
     browser.wait_for("The grade is final")
     wait_until_shown(browser, students[17])
     browser.wait_for("7 of 45 need review")
@@ -395,36 +414,41 @@ def test_a_class_is_reviewed_by_keyboard_alone(browser: Browser, desk: DeskPage)
     folder = graded_assignment(desk, 3, doubtful=[1, 2])
     open_review(browser, desk, folder)
     wait_until_shown(browser, 1)
-    ready = "!!window.kvasir && !!document.querySelector('.st-key-points-at-hand button')"
-    wait_until(lambda: browser.evaluate(ready), "the page hears keys", PATIENCE_S)
     type_key(browser, "1")
-    wait_until_holds(browser, "Points for works", "1")
     type_key(browser, "0")
-    wait_until_holds(browser, "Points for clear", "0")
-    type_key(browser, "w")
-    browser.call("Input.insertText", text="I ran it")
-    browser.key("Escape", 27)
     browser.wait_for("There are unsaved changes")
-    type_key(browser, "s")
-    browser.wait_for("The grade is final")
-    assert [row["points"] for row in decisions(folder)] == [1, 0]
+    type_key(browser, "r")
+    browser.wait_for("In other words …")
+    type_key(browser, "2")
+    browser.call("Input.insertText", text="I read it")
+    browser.key("Enter", 13)
+    wait_until_shown(browser, 2)
+    wait_until_decided(folder, 1, 0)
+    first, second = (row["reason"] for row in decisions(folder))
+    assert "less than the model saw" in first, "of the list the first, unless another is chosen"
+    assert second == "I read it"
 
-    type_key(browser, "u")
+    type_key(browser, "z")
     browser.wait_for("What you saved last no longer counts")
+    wait_until_shown(browser, 1)
     wait_until_holds(browser, "Points for works", "2")
-    assert len(decisions(folder)) == 3, "an undo is a line of its own"
+    wait_until(lambda: len(decisions(folder)) == 3, "an undo is a line of its own", PATIENCE_S)
 
     type_key(browser, "j")
     wait_until_shown(browser, 2)
     type_key(browser, "a")
     browser.wait_for("The grade is final")
-    type_key(browser, "k")
+    type_key(browser, "g")
     wait_until_shown(browser, 1)
     type_key(browser, "?")
     browser.wait_for("the next, or the previous, submission")
+    browser.key("Escape", 27)
     type_key(browser, "e")
     focused = "document.activeElement.ariaLabel"
     wait_until(lambda: browser.evaluate(focused) == "Feedback on works", "feedback can be written", PATIENCE_S)
+    browser.key("Escape", 27)
+    find(browser, "dent0")
+    wait_until_shown(browser, 0)
 
 
 def test_a_comma_in_a_number_is_its_point_and_not_passed_over(browser: Browser, desk: DeskPage) -> None:
@@ -435,10 +459,8 @@ def test_a_comma_in_a_number_is_its_point_and_not_passed_over(browser: Browser, 
     for key, code in ("1", 49), (",", 188), ("5", 53):
         browser.call("Input.dispatchKeyEvent", type="keyDown", key=key, text=key, windowsVirtualKeyCode=code)
         browser.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
-    assert value(browser, "Points for works") == "1.5"
-    browser.fill("Reason for the change", "half of a step")
-    browser.click("Save the change")
-    wait_until(lambda: [row["points"] for row in decisions(folder)] == [1.5], "1,5 is kept as 1.5", PATIENCE_S)
+    browser.key("Enter", 13)
+    wait_until_decided(folder, 1.5)
 
 
 def test_a_request_is_read_in_decided_on_and_replied_to(browser: Browser, desk: DeskPage, tmp_path: Path) -> None:
@@ -473,9 +495,10 @@ def test_a_request_is_read_in_decided_on_and_replied_to(browser: Browser, desk: 
     browser.wait_gone("1 to reply to")
 
     # and one of another student is entered by hand
-    browser.press("css", ".st-key-request label")
+    browser.click("Decisions, requests, prompts")
     browser.fill("The student's words", "And the plot?")
     browser.click("Enter it")
+    browser.click("⚑ Asked for another look")
     browser.wait_for("Asked for another look; points then: 4")
     lines = [json.loads(line) for line in (folder / "requests.jsonl").read_text("utf-8").splitlines()]
     assert [line.get("text") or line.get("reply") for line in lines] == [
@@ -520,6 +543,8 @@ def test_nobody_is_led_to_what_a_colleague_has_open(browser: Browser, desk: Desk
         wait_until_shown(browser, 1)
         open_review(other, desk, folder)
         wait_until_shown(other, 2)
+        elsewhere = "window.kvasirReview.data.elsewhere.length"
+        wait_until(lambda: browser.evaluate(elsewhere) == 1, "the first has heard of the second", PATIENCE_S)
         browser.click("Next")
         wait_until_shown(browser, 3)
 
@@ -593,6 +618,7 @@ def test_on_a_phone_nothing_scrolls_sideways_and_no_buttons_overlap(desk: DeskPa
             assert phone.evaluate(ON_A_PHONE) == [0, []], name
         open_review(phone, desk, folder)
         change(phone, 3, "I ran it")
+        assert phone.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight") <= 1_200
         phone.wait_for("There are unsaved changes")
         assert phone.evaluate(ON_A_PHONE) == [0, []]
 
@@ -609,9 +635,17 @@ def test_axe_finds_no_serious_problem_on_any_page(browser: Browser, desk: DeskPa
     append_override(folder, Override(answered, "works", 1, None, "I ran it", "Ada"))
     browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     pages = {desk.url: "New assignment"} | {desk.at(folder, name): words for name, words in SECTIONS.items()}
-    for item, words in ((asking, "Reply, which the student gets"), (answered, "Replied (Ada)")):
-        pages[f"{desk.at(folder, 'Review')}&submission={item}"] = words
+    for item in (asking, answered):
+        pages[f"{desk.at(folder, 'Review')}&submission={item}"] = "Asked for another look"
     for address, words in pages.items():
         browser.open(address)
         browser.wait_for(words)
         assert axe_finds(browser) == [], address
+    open_row(browser, " requests")
+    browser.wait_for("Replied (Ada)")
+    assert axe_finds(browser) == [], "the reply"
+    for key, title in (("?", "Keys"), ("/", "Find a submission")):
+        type_key(browser, key)
+        browser.wait_for(title)
+        assert axe_finds(browser) == [], title
+        browser.key("Escape", 27)

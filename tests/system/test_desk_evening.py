@@ -70,12 +70,10 @@ def test_an_evening_with_the_demos_class(tmp_path: Path) -> None:
 
         # Review by keys alone
         browser.click("Review")
-        browser.wait_for("Reason for the change")
-        wait_until(lambda: browser.evaluate(EARS), "the page hears keys", PATIENCE_S)
+        browser.wait_for("Final points")
         before = browser.evaluate("location.search")
         type_key(browser, "a")
         wait_until(lambda: len(read_overrides(folder)) == 1, "a decision is kept", PATIENCE_S)
-        type_key(browser, "j")
         wait_until(lambda: browser.evaluate("location.search") != before, "the next is shown", PATIENCE_S)
 
         # One criterion gets a ruling: what that costs, and nobody else's points

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from grading.reviews import read_overrides
 from tests.support import lms
 from tests.support.browser import PATIENCE_S, Browser, BrowserFailed
 from tests.support.desk_page import DeskPage, grade_all, new_assignment, quick_model, wait_until_chosen
@@ -50,13 +51,15 @@ def graded_and_reviewed(browser: Browser, desk: DeskPage, work: Path) -> Path:
     folder = new_assignment(desk, "Means", work, RUBRIC)
     grade_all(browser, desk, folder, 2)
     browser.open(desk.at(folder, "Review"))
-    browser.fill("Points for works", "2")
-    browser.fill("Points for clear", "1")
-    browser.fill("Feedback on clear", "=Names that say what they hold.")
-    browser.fill("Summary", "Nearly all of it is there.")
-    browser.fill("Reason for the change", "I ran it")
-    browser.click("Save the change")
-    browser.wait_for("Decisions")
+    changes = {"works": {"points": 2}, "clear": {"points": 1, "feedback": "=Names that say what they hold."}}
+    changes[""] = {"feedback": "Nearly all of it is there."}
+    for criterion, fields in changes.items():
+        browser.press("css", f'[data-row="{criterion}"] > button')
+        for field, text in fields.items():
+            label = f"{'Points for' if field == 'points' else 'Feedback on'} {criterion}" if criterion else "Summary"
+            browser.fill(label, str(text))
+    browser.click("Save and next")
+    wait_until(lambda: {each.criterion_id for each in read_overrides(folder)} >= {"clear", None}, "all is kept")
     browser.open(desk.at(folder, "Export"))
     browser.wait_for("Make the file")
     return folder

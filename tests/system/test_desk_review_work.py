@@ -27,9 +27,9 @@ SCRIPT = "<script>document.title='taken'</script><img src=x onerror=\"document.t
 FRAME = "       city  amount\n0  New York   10.50\n1  Old Town    3.25"
 HOSTILE_FRAME = [(" ", "a", "b"), ("1", SCRIPT.replace(" ", ""), "2"), ("2", "x", "3")]
 CODE = 'def mean(values):\n    """The mean."""\n    return sum(values) / len(values)'
-# What scrolls by itself below the page: its height or width is more than what is seen of it.
+# What of the work scrolls by itself: its height or width is more than what is seen of it.
 SCROLLS_INSIDE = """
-[...document.querySelectorAll(".st-key-beside *")].filter((e) => /auto|scroll/.test(
+[...document.querySelectorAll(".kv-work *")].filter((e) => /auto|scroll/.test(
   getComputedStyle(e).overflowX + getComputedStyle(e).overflowY) && e.tagName !== "TEXTAREA"
   && (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1)).map((e) => e.outerHTML.slice(0, 200))
 """
@@ -144,6 +144,7 @@ def test_what_is_seen_through_is_seen_on_white() -> None:
 
 
 def test_pictures_stand_below_their_output_and_evidence_is_marked_in_code_and_table(tmp_path: Path) -> None:
+    from desk.pages.markup import Markup
     from desk.pages.work import draw_work
 
     cells = [
@@ -158,7 +159,9 @@ def test_pictures_stand_below_their_output_and_evidence_is_marked_in_code_and_ta
     [submission] = read_submissions(tmp_path)
     quotes = {"works": "return sum(values) / len(values)", "clear": "Old Town 3.25"}
 
-    drawn = draw_work(tmp_path, submission, quotes, 60_000)._repr_html_()
+    markup = Markup()
+    draw_work(markup, tmp_path, submission, quotes, 60_000)
+    drawn = markup._repr_html_()
 
     assert SCRIPT not in drawn
     assert drawn.count("<img ") == 1
@@ -217,7 +220,7 @@ def test_a_hostile_notebook_is_text_and_pictures(
     with Browser(tmp_path / "browser", width, 900) as browser:
         browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         browser.open(desk.at(graded, "Review"))
-        browser.wait_for("Reason for the change")
+        browser.wait_for("Final points")
         wait_until(lambda: browser.evaluate(AT_REST), "the page has come to rest", PATIENCE_S)
         seen = "[...document.querySelectorAll('.work-plot')].map((e) => e.naturalWidth)"
         wait_until(lambda: browser.evaluate(seen) == [60] + [30] * 38, "the pictures are there", PATIENCE_S)

@@ -29,7 +29,7 @@ KEYS = {
     "fleet": "rows worst_ratio_to_ideal contending worst_ratio_to_lp",
     "overhead": "p50_ms p99_ms jobs_per_s dramatiq_jobs_per_s ratio submit_per_s in_process_jobs_per_s",
     "plan": "rows worst_error",
-    "desk": "interactions p95_ms p99_ms growth_mb",
+    "desk": "interactions p95_ms p99_ms growth_mb keys_per_correction paint_ms_p95 next_ms_p95 out_of_view",
     "doors": "classes wrong_cells leaked_names dropped_files blank_members completed refused_wrongly",
     "faults": "seed rows total_lost",
     "attacks": "flagged false_flags by_language by_family shipped unseen_languages disguised",

@@ -1,0 +1,54 @@
+"""Whose the decisions are: a field for the name, which the browser keeps, and keys for the points of a form."""
+
+from urllib.parse import quote
+
+import streamlit as st
+
+from desk.pages.shared import COOKIE
+
+_NAME_HELP = "Kept in this browser and written beside your decisions; in no file for a learning platform or a student."
+# A field is sent when it is left; here also when somebody pauses or goes, so that no reload and no Back loses words.
+# So are keys where a section was just chosen: until then they are its radio button's.
+_SCRIPT = """; path=/; max-age=31536000; samesite=strict';
+if (document.activeElement.type === "radio") document.activeElement.blur();
+if (!window.kvasir) {
+  window.kvasir = 1;
+  const enter = {key: "Enter", code: "Enter", ctrlKey: true, bubbles: true};
+  addEventListener("beforeunload", () => document.activeElement.blur());
+  addEventListener("click", ({detail, target}) => {  // with the mouse; whoever uses the arrow keys stays there
+    const section = target.closest("[data-testid=stSidebar] label");
+    if (detail && section) setTimeout(() => document.activeElement.blur(), 100);
+  });
+  addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.altKey || event.metaKey) return;
+    const {key, target} = event;
+    // Where the browser writes 2.5, its number fields pass a comma over: 2,5 would become 25.
+    if (key === "," && target.type === "number" && (1.5).toLocaleString().includes(".")) {
+      event.preventDefault();
+      document.execCommand("insertText", false, ".");
+    }
+    if (!document.querySelector(".st-key-form")) return;
+    if (target.matches("input, textarea, [contenteditable]")) return key === "Escape" && target.blur();
+    if (/^[0-9]$/.test(key)) {
+      const buttons = [...document.querySelectorAll(".st-key-points-at-hand button")];
+      buttons.find((button) => button.innerText.trim() === key)?.click();
+    }
+    if (key === "?") document.querySelector(".keys summary")?.click();
+  });
+  addEventListener("input", ({target}) => {
+    clearTimeout(window.kvasir);
+    if (target.closest(".st-key-form"))
+      window.kvasir = setTimeout(() => {  // up again too, or the buttons' keys wait for it
+        for (const press of ["keydown", "keyup"]) target.dispatchEvent(new KeyboardEvent(press, enter));
+      }, 300);
+  });
+}"""
+
+
+def ask_name() -> None:
+    """Asked once: the browser keeps it, and no address does."""
+    state = st.session_state
+    state.setdefault("your name", state["me"])
+    state["me"] = " ".join(st.text_input("Your name", max_chars=80, key="your name", help=_NAME_HELP).split())
+    cookie = quote(f"{state['browser']} {state['me']}", safe="")
+    st.html(f"<script>document.cookie = '{COOKIE}={cookie}{_SCRIPT}</script>", unsafe_allow_javascript=True)

@@ -1,0 +1,196 @@
+"""What a person does on the review screen, as their browser tells it: each act is done once, whatever is sent again.
+
+The browser keeps an act until the desk has answered it, and sends all that are unanswered with each message. So a
+message that is lost, repeated or overtaken by the next one changes nothing: an act is known by its id, and its answer
+is kept. An act names the version of what stood when its person looked (`grading.reviews.version_of`); where somebody
+else has decided since, nothing is written and the answer is `conflict`.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from desk.decisions import Overrides, ReviewError, accept_grade, account, make_overrides
+from desk.rows import Row
+from grading.export import Request, add_requests, points_of, save_reply
+from grading.export.requests import read_requests
+from grading.points import Grade
+from grading.reviews import Override, ReviewConflict, append_override, undo_override, version_of
+from grading.rubric.rubric import Points
+from grading.tables import ExportError
+from messages.errors import BatchError, KvasirError
+from producers.storage.shapes import parse_as
+
+WHOLE = ""  # in place of a criterion's id: the submission's summary
+RowsOf = Callable[[], tuple[Mapping[str, Row], Mapping[str, Overrides]]]  # both by item id, as they are by now
+
+
+@dataclass(frozen=True, slots=True)
+class GradeChange:
+    """What becomes of one criterion, or of the summary; None stays as it is."""
+
+    reason: str = ""
+    points: Points | None = None
+    feedback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One act of a person's on a submission."""
+
+    sender: str  # the page that it was done on; another one after each reload
+    number: int  # from 1, in the order in which they were done there
+    kind: Literal["decide", "accept", "undo", "reply", "ask"]
+    item_id: str
+    version: str = ""  # of what stood when it was done
+    by: str = ""
+    changes: Mapping[str, GradeChange] = field(default_factory=dict)  # by criterion, or WHOLE
+    undoes: str = ""  # the id of an act
+    request_id: str = ""
+    seen_reply: str | None = None  # what had been replied when it was done
+    criterion_id: str | None = None
+    text: str = ""  # a reply; a student's words
+
+    @property
+    def id(self) -> str:
+        """What it is called in an answer."""
+        return f"{self.sender} {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class ActAnswer:
+    """What came of an act: nothing of it is written unless it is `kept`. Only what `failed` is tried again."""
+
+    state: Literal["kept", "conflict", "refused", "failed"]
+    version: str = ""  # of what stands now, where it is known
+    why: str = ""
+
+
+@dataclass(slots=True)
+class _OwnVersions:
+    """What stood about a submission before and after the acts of one page, and nothing of anybody else's between."""
+
+    versions: set[str] = field(default_factory=set)
+    last: str = ""
+
+
+class Acts:
+    """The acts on one batch. May be used from several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.RLock()
+        self._answers: dict[str, ActAnswer] = {}
+        self._own: dict[tuple[str, str], _OwnVersions] = {}  # by sender and submission
+        self._undoable: dict[str, tuple[str, Sequence[Override], str]] = {}  # submission, what stood before, version
+
+    def apply(self, rows_of: RowsOf, messages: Sequence[Mapping[str, Any]]) -> dict[str, ActAnswer]:
+        """Do what is not done yet, in order; returns the answer to each by its id. What is no act is passed over."""
+        answers: dict[str, ActAnswer] = {}
+        with self._lock:
+            for message in messages:
+                try:
+                    act: Act = parse_as(Act, message, "the act")
+                except ValueError:
+                    continue
+                answer = self._answers.get(act.id) or self._answer(rows_of, act)
+                if answer.state != "failed":
+                    self._answers[act.id] = answer
+                answers[act.id] = answer
+        return answers
+
+    def _answer(self, rows_of: RowsOf, act: Act) -> ActAnswer:
+        rows, overrides_by_item = rows_of()
+        row, standing = rows.get(act.item_id), overrides_by_item.get(act.item_id, {})
+        if row is None:
+            return ActAnswer("refused", why="This submission is no longer in the class.")
+        reviewer = act.by.strip() or account()
+        try:
+            if act.kind == "reply":
+                self._reply(row, act, reviewer)
+            elif act.kind == "ask":
+                add_requests(self._folder, [Request.about(row.final, act.criterion_id, act.text, reviewer)])
+            elif act.kind == "undo":
+                self._undo(rows_of, act, reviewer)
+            else:
+                self._decide(rows_of, act, row.final.grade, standing, reviewer)
+        except ReviewConflict:
+            return ActAnswer("conflict", _version(rows_of, act))
+        except (ReviewError, ExportError) as error:
+            return ActAnswer("refused", why=str(error))
+        except KvasirError as error:
+            return ActAnswer("failed", why=str(error))
+        return ActAnswer("kept", _version(rows_of, act))
+
+    def _decide(self, rows_of: RowsOf, act: Act, grade: Grade, standing: Overrides, reviewer: str) -> None:
+        try:
+            accepted = [accept_grade(grade, reviewer, standing.get(None))] if act.kind == "accept" else []
+            decisions = accepted or decisions_of(grade, standing, act.changes, reviewer)
+        except BatchError as error:  # a text that is too long, say
+            raise ReviewError(str(error)) from None
+        if all(_is_same(decision, standing.get(decision.criterion_id)) for decision in decisions):
+            return  # it stands already: say, this act was done before the desk was started anew
+        own = self._own.get((act.sender, act.item_id))
+        version = own.last if own and act.version in own.versions else act.version
+        if version != version_of(standing.values()):
+            raise ReviewConflict("somebody has decided on this submission meanwhile")
+        append_override(self._folder, *(replace(decision, version=version) for decision in decisions))
+        self._note(act, version, _version(rows_of, act))
+        self._undoable[act.id] = act.item_id, list(standing.values()), _version(rows_of, act)
+
+    def _undo(self, rows_of: RowsOf, act: Act, reviewer: str) -> None:
+        item_id, last_overrides, version = self._undoable.get(act.undoes, ("", (), ""))
+        if not item_id and act.undoes in self._answers:
+            return  # it had changed nothing
+        if item_id != act.item_id:
+            raise ReviewError("This can't be undone any more: the desk was started anew since. Decide once more.")
+        undo_override(self._folder, item_id, version, last_overrides, reviewer)
+        del self._undoable[act.undoes]
+        self._note(act, version, _version(rows_of, act))
+
+    def _note(self, act: Act, before: str, after: str) -> None:
+        """This page's act led from one version to the other."""
+        own = self._own.setdefault((act.sender, act.item_id), _OwnVersions())
+        if own.last != before:  # somebody else's decision lies between
+            own.versions.clear()
+        own.versions |= {before, after}
+        own.last = after
+
+    def _reply(self, row: Row, act: Act, reviewer: str) -> None:
+        request = next((each for each in read_requests(self._folder) if each.id == act.request_id), None)
+        if request is None:
+            raise ReviewError("There is no such request any more.")
+        last_reply = request.answer.reply if request.answer else None
+        if last_reply == act.text.strip():
+            return
+        seen = request if last_reply == act.seen_reply else replace(request, answer=None)
+        save_reply(self._folder, seen, act.text, points_of(row.final, request.criterion_id), reviewer)
+
+
+def decisions_of(
+    grade: Grade, standing: Overrides, changes: Mapping[str, GradeChange], reviewer: str = ""
+) -> list[Override]:
+    """The decisions that these changes make, each with its own reason. Raises ReviewError, as `make_overrides`."""
+    whole = standing.get(None)
+    summary = whole.feedback if whole and whole.feedback is not None else grade.summary
+    missing_ids = changes.keys() - {criterion.id for criterion in grade.criteria} - {WHOLE}
+    if missing_ids:
+        raise ReviewError(f"{min(missing_ids)}: the rubric has no such criterion any more")
+    decisions = []
+    for id, change in changes.items():
+        points = {} if change.points is None else {id: change.points}
+        feedback = {} if change.feedback is None else {id: change.feedback}
+        new_summary = feedback.pop(WHOLE, summary)
+        decisions += make_overrides(grade, standing, points, feedback, new_summary, change.reason, reviewer)
+    return decisions
+
+
+def _version(rows_of: RowsOf, act: Act) -> str:
+    return version_of(rows_of()[1].get(act.item_id, {}).values())
+
+
+def _is_same(decision: Override, standing: Override | None) -> bool:
+    """Whether this very decision of this person stands."""
+    return standing is not None and replace(decision, time=0, version=None) == replace(standing, time=0, version=None)

@@ -1,0 +1,208 @@
+"""What the review screen is given to show, as JSON: the class, and the submissions that are near."""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from desk.decisions import ACCEPTED_REASON, TOGETHER_REASON, Overrides
+from desk.rows import QUEUES, Row, select
+from grading.export import Request
+from grading.points import CriterionGrade
+from grading.report.grades import show_distribution, show_points
+from grading.reviews import ROUND_REASON, Override, version_of
+from grading.rubric.rubric import Rubric
+
+# Offered until somebody has given others.
+_REASONS = {
+    "raised": "the work shows more than the model saw",
+    "lowered": "the work shows less than the model saw",
+    "reworded": "worded anew for the student",
+}
+_MOST_PHRASES = 9  # of a criterion: as many as there are keys
+
+
+def class_content(
+    rubric: Rubric, rows: Sequence[Row], overrides_by_item: Mapping[str, Overrides], sections: Mapping[str, str]
+) -> dict[str, Any]:
+    """The criteria, everybody's place in each queue, and who has decided how much; `sections` by submission."""
+    reviewers = Counter(
+        reviewer
+        for overrides in overrides_by_item.values()
+        for reviewer in {override.reviewer for override in overrides.values()}
+    )
+    return {
+        "criteria": [
+            {
+                "id": criterion.id,
+                "title": criterion.title,
+                "guidance": criterion.guidance,
+                "min": criterion.minimum,
+                "max": criterion.points,
+                "step": criterion.step,
+            }
+            for criterion in rubric.criteria
+        ],
+        "queues": {
+            name: [row.final.grade.item_id for row in select(rows, row_filter)] for name, row_filter in QUEUES.items()
+        },
+        "people": {
+            row.final.grade.item_id: _person(row) | {"section": sections.get(row.final.submission, "")} for row in rows
+        },
+        "phrases": phrases_of(rows, overrides_by_item),
+        "reviewers": dict(reviewers.most_common()),
+    }
+
+
+def _person(row: Row) -> dict[str, Any]:
+    open_ids = {doubt.criterion_id for doubt in row.final.grade.doubts if doubt.why in row.final.open_doubts}
+    return {
+        "name": row.name,
+        "needs": len(row.needs_review),
+        "doubts": len(row.final.grade.doubts),
+        "criteria": sorted(open_ids - {""}),
+        "reviewed": row.is_reviewed,
+    }
+
+
+def submission_content(row: Row, standing: Overrides) -> dict[str, Any]:
+    """One submission without its work: the grade, what stands about it, and what its student asked."""
+    grade = row.final.grade
+    return {
+        "version": version_of(standing.values()),
+        "points": show_points(row.points),
+        "max": show_points(grade.max_points),
+        "model": show_points(row.ai),
+        "penalty": row.final.penalty.words if row.final.penalty else "",
+        "whole": standing[None].points if None in standing else None,
+        "state": state_words(row),
+        "kind": kind_of(row),
+        "remarks": list(row.remarks),
+        "reason": grade.reason,
+        "summary": row.final.summary,
+        "criteria": [
+            _criterion(item, original, [doubt.why for doubt in grade.doubts if doubt.criterion_id == item.id])
+            for item, original in zip(row.final.criteria, grade.criteria, strict=True)
+        ],
+        "decisions": [_decision(override) for override in sorted(standing.values(), key=lambda each: each.time)],
+        "requests": [_request(request) for request in row.requests],
+    }
+
+
+def state_words(row: Row) -> str:
+    """What is to be done about a submission, in words."""
+    if row.state == "waiting":
+        return "waiting for its results"
+    if row.is_reviewed and not row.final.why_blank:
+        return "The grade is final: no question is open."
+    return f"⚑ {row.final.why_blank}" if row.needs_review else row.final.why_blank or row.state
+
+
+def kind_of(row: Row) -> str:
+    """The colour of its state: waiting, open, missing or settled."""
+    if row.state == "waiting":
+        return "waiting"
+    if row.needs_review or row.awaits_reply:
+        return "open"
+    return "missing" if row.final.why_blank else "settled"
+
+
+def _criterion(item: CriterionGrade, original: CriterionGrade, doubts: Sequence[str]) -> dict[str, Any]:
+    """A criterion as it stands, and as the model left it."""
+    return {
+        "id": item.id,
+        "title": item.title,
+        "min": item.min_points,
+        "max": item.max_points,
+        "points": item.points,
+        "model": original.points,
+        "evidence": item.evidence,
+        "found": item.evidence_state,
+        "likelihoods": show_distribution(original),
+        "feedback": item.feedback,
+        "reason": item.reason,
+        "doubts": list(doubts),
+    }
+
+
+def _decision(override: Override) -> dict[str, str]:
+    return {
+        "label": override.criterion_id or "whole",
+        "points": show_points(override.points),
+        "feedback": override.feedback or "",
+        "reason": override.reason,
+        "by": override.reviewer,
+    }
+
+
+def _request(request: Request) -> dict[str, Any]:
+    answer = request.answer
+    return {
+        "id": request.id,
+        "about": request.criterion_id or "",
+        "points": show_points(request.points),
+        "text": request.text,
+        "reply": answer.reply if answer else None,
+        "by": answer.by if answer else "",
+    }
+
+
+def phrases_of(rows: Iterable[Row], overrides_by_item: Mapping[str, Overrides]) -> dict[str, Any]:
+    """Reasons and comments that people have given, for each criterion those used most first.
+
+    {"reasons": {criterion: {"raised": […], "lowered": […], "reworded": […]}}, "comments": {criterion: [[text, uses]]}}
+    """
+    reasons: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    comments: dict[str, Counter[str]] = defaultdict(Counter)
+    criterion_ids = {""}
+    for row in rows:
+        given_points = {item.id: item.points for item in row.final.grade.criteria}
+        criterion_ids |= given_points.keys()
+        for id, override in overrides_by_item.get(row.final.grade.item_id, {}).items():
+            if override.reason != ACCEPTED_REASON and not override.reason.startswith(ROUND_REASON):
+                if override.reason != TOGETHER_REASON:  # true of many, and of none by itself
+                    reasons[id or "", _direction(given_points.get(id or ""), override)][override.reason] += 1
+                if override.feedback and override.feedback != _text_of(row, id):
+                    comments[id or ""][override.feedback] += 1
+    return {
+        "reasons": {
+            id: {kind: _by_use(reasons[id, kind], [default]) for kind, default in _REASONS.items()}
+            for id in criterion_ids
+        },
+        "comments": {id: counter.most_common(_MOST_PHRASES) for id, counter in comments.items()},
+    }
+
+
+def same_comments(
+    rows: Iterable[Row], overrides_by_item: Mapping[str, Overrides], criterion_id: str, text: str, reviewer: str
+) -> list[list[str]]:
+    """[item id, version, who decided] of each submission on which this text stands; who: "" if nobody, or `reviewer`.
+
+    `criterion_id` is "" for the summary.
+    """
+    places = []
+    for row in rows:
+        standing = overrides_by_item.get(row.final.grade.item_id, {})
+        texts = {"": row.final.summary} | {item.id: item.feedback for item in row.final.criteria}
+        if texts.get(criterion_id) == text:
+            override = standing.get(criterion_id or None)
+            name = override.reviewer or "somebody" if override and override.reviewer != reviewer else ""
+            places.append([row.final.grade.item_id, version_of(standing.values()), name])
+    return places
+
+
+def _direction(points: Any, override: Override) -> str:
+    if override.points is None or override.points == points:
+        return "reworded"
+    return "lowered" if points is not None and override.points < points else "raised"
+
+
+def _text_of(row: Row, criterion_id: str | None) -> str:
+    """What the model wrote there."""
+    if criterion_id is None:
+        return row.final.grade.summary
+    return next((item.feedback for item in row.final.grade.criteria if item.id == criterion_id), "")
+
+
+def _by_use(counter: Counter[str], defaults: Collection[str]) -> list[str]:
+    used_reasons = [reason for reason, _ in counter.most_common(_MOST_PHRASES)]
+    return list(dict.fromkeys([*used_reasons, *defaults]))[:_MOST_PHRASES]

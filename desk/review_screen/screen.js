@@ -1,0 +1,1233 @@
+// The review screen. What is done here is shown at once, kept in this browser, and sent until the desk has answered it.
+//
+// Streamlit calls the function at the end of this file whenever the desk has drawn the page anew, with what the desk
+// says now; between two calls it passes on the last message alone. So every message holds all acts that are unanswered,
+// and everything that a person wrote reaches the page as text, never as HTML.
+
+const SUMMARY = "";
+const REQUESTS = " requests";
+const MORE = " more";
+const PAUSE_MS = 600; // after which a number is complete
+const SEND_MS = 25; // several keys in one message
+const RETRY_MS = [3000, 6000, 12000];
+const LONGEST_PRESS_MS = 1500;
+const MOST_KEPT = 40; // submissions whose work is kept for a way back
+const SHARES = 6;
+
+const KEYS = [
+  ["0 to 9", "points for the open criterion; two quick digits are one number, . adds a half, - takes off"],
+  ["↑ ↓", "the criterion above, or below"],
+  ["Enter", "save the change, and on to the next submission"],
+  ["a", "leave it as it is, and on to the next"],
+  ["r", "another reason for the change, from the list"],
+  ["c", "a comment that was used before, from the list"],
+  ["e", "write the comment"],
+  ["z", "discard what is not saved, or undo the last save"],
+  ["g", "the next submission that needs a person"],
+  ["j k", "the next, or the previous, submission"],
+  ["/", "find a submission"],
+  ["Esc", "leave the field, or close the list"],
+  ["?", "this list"],
+];
+
+/** An element; of its children, strings are text. */
+function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "class") element.className = value;
+    else if (value !== undefined && value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined && child !== ""));
+  return element;
+}
+
+const show = (points) => (points === null || points === undefined ? "–" : String(points));
+const isText = (element) =>
+  !!element?.matches?.("textarea, select, [contenteditable], input:not([type=checkbox], [type=radio], [type=button])");
+
+class Screen {
+  constructor() {
+    this.sender = [...crypto.getRandomValues(new Uint32Array(3))].map((number) => number.toString(36)).join("");
+    this.acted = 0; // the number of the last act
+    this.sent = 0; // the number of the last message, and of the last one that was answered
+    this.heard = 0;
+    this.tries = 0;
+    addEventListener("keydown", (event) => this.onKey(event), true);
+    addEventListener("resize", () => this.fit());
+    addEventListener("online", () => this.send());
+    addEventListener("click", (event) => this.onClick(event), true);
+    // A press is a click only if its element is still there at its end: until then nothing is drawn anew.
+    addEventListener("pointerdown", () => {
+      this.isByPointer = true;
+      this.pressedAt = performance.now();
+    }, true);
+    for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => this.endPress(), true);
+    setInterval(() => this.retry(), 500);
+  }
+
+  // --- what the desk says
+
+  receive(data, setStateValue, parent) {
+    this.setStateValue = setStateValue;
+    if (this.batch !== data.batch) this.begin(data);
+    this.data = data;
+    for (const [id, content] of Object.entries(data.submissions)) this.cache.set(id, { ...this.cache.get(id), ...content });
+    const [sender, number] = data.heard;
+    if (sender === this.sender) {
+      this.heard = Math.max(this.heard, number);
+      if (this.heard === this.sent) this.tries = 0;
+    }
+    const root = parent.querySelector(".kv");
+    const isNew = root !== this.root;
+    if (isNew) this.mount(root);
+    this.takeAnswers(data.answers);
+    // The address leads elsewhere: the browser's Back, or a link. Until the desk knows where we are, it says the old place.
+    const mayFollow = isNew || (this.heard === this.sent && this.timer === undefined);
+    if (mayFollow && data.show !== this.show) {
+      this.show = data.show;
+      this.queue = [];
+    }
+    if (mayFollow && data.current !== this.shown) this.enter(data.current);
+    this.takeSame(...data.same);
+    this.extendQueue();
+    this.render();
+    this.whenNeeded();
+  }
+
+  begin(data) {
+    this.batch = data.batch;
+    this.prefix = `kvasir ${data.batch} `;
+    this.cache = new Map();
+    this.own = {}; // by submission: versions that only our own acts lie between
+    this.drafts = this.stored("draft ");
+    this.texts = this.stored("text "); // replies and requests that are being written
+    this.acts = [];
+    this.adoptActs();
+    this.undoable = JSON.parse(sessionStorage.getItem(this.prefix + "undo") || "[]");
+    this.settings = { order: "", share: "", blind: false, ...this.stored("settings")[""] };
+    this.show = data.show;
+    this.shown = null;
+    this.queue = [];
+    this.refusals = [];
+    this.same = null;
+    this.failure = this.whole = this.prompts = this.status = "";
+    this.entry = null;
+  }
+
+  stored(kind) {
+    const found = {};
+    try {
+      for (const key of Object.keys(localStorage))
+        if (key.startsWith(this.prefix + kind)) found[key.slice((this.prefix + kind).length)] = JSON.parse(localStorage[key]);
+    } catch {
+      // A browser that keeps nothing: then what is not sent lives as long as the page.
+    }
+    return found;
+  }
+
+  store(key, value) {
+    try {
+      if (value === undefined) localStorage.removeItem(this.prefix + key);
+      else localStorage.setItem(this.prefix + key, JSON.stringify(value));
+    } catch {
+      // As above.
+    }
+  }
+
+  /** Acts that other pages of this browser could not send, before a reload say. Sent twice, they are done once. */
+  adoptActs() {
+    const known = new Set(this.acts.map(idOf));
+    for (const act of Object.values(this.stored("act "))) if (!known.has(idOf(act))) this.acts.push(act);
+    this.acts.sort((one, other) => (one.sender === other.sender ? one.number - other.number : one.sender < other.sender ? -1 : 1));
+  }
+
+  takeAnswers(answers) {
+    this.failure = "";
+    for (const act of [...this.acts]) {
+      const answer = answers[idOf(act)];
+      if (!answer) continue;
+      if (answer.state === "failed") {
+        this.failure = answer.why;
+        continue;
+      }
+      this.acts = this.acts.filter((other) => other !== act);
+      this.store(`act ${idOf(act)}`, undefined);
+      if (answer.state === "kept") this.settle(act, answer.version);
+      else this.giveBack(act, answer);
+    }
+  }
+
+  /** What the desk has kept stands from now on, also where the desk has not sent the submission again. */
+  settle(act, version) {
+    if (act.kind === "reply") return this.setText(`reply ${act.request_id}`, undefined);
+    if (act.kind === "ask") return this.setText(`ask ${act.item_id}`, undefined);
+    const own = this.own[act.item_id];
+    this.own[act.item_id] = { versions: own?.versions.has(act.version) ? own.versions : new Set([act.version]), last: version };
+    this.own[act.item_id].versions.add(version);
+    const base = this.cache.get(act.item_id);
+    if (!base?.criteria || base.version === version) return;
+    applyAct(base, act);
+    base.version = version;
+  }
+
+  /** Where else the comment stands that was changed: what is ours, or nobody's, may be changed with it. */
+  takeSame(of, places) {
+    if (!this.same || this.same.places || of[0] !== this.same.id || of[1] !== this.same.from) return;
+    const others = places.filter(([item]) => item !== this.same.item);
+    this.same = others.length ? { ...this.same, places: others } : null;
+  }
+
+  changeSame() {
+    const { id, to, reason, places } = this.same;
+    for (const [item, version, who] of places) {
+      if (who) continue;
+      const changes = { [id]: { feedback: to, reason } };
+      this.remember(this.act("decide", { item_id: item, version, seen: [], changes }), null);
+    }
+    this.same = null;
+    this.render();
+    this.later();
+  }
+
+  giveBack(act, answer) {
+    if (answer.state === "refused") this.refusals.push(`${this.name(act.item_id)}: ${answer.why}`);
+    const written = this.texts[`reply ${act.request_id}`];
+    if (act.kind === "reply" && written) this.setText(`reply ${act.request_id}`, { text: written.text }); // the new reply is seen now
+    if (act.kind === "undo") {
+      if (answer.state === "conflict")
+        this.refusals.push(`${this.name(act.item_id)}: somebody has decided since; nothing was undone.`);
+      return;
+    }
+    this.undoable = this.undoable.filter((entry) => entry.id !== idOf(act));
+    if (act.kind === "accept" && answer.state === "refused") return;
+    if (act.kind !== "decide" && act.kind !== "accept") return;
+    const draft = this.drafts[act.item_id];
+    this.setDraft(act.item_id, {
+      version: act.version,
+      seen: act.seen,
+      accept: act.kind === "accept",
+      changes: { ...act.changes, ...draft?.changes },
+    });
+  }
+
+  // --- what the desk is told
+
+  act(kind, fields) {
+    this.acted += 1;
+    const base = this.cache.get(fields.item_id);
+    const act = { sender: this.sender, number: this.acted, kind, version: base?.version || "", seen: base?.decisions || [], ...fields };
+    act.by = this.yourName;
+    this.acts.push(act);
+    this.store(`act ${idOf(act)}`, act);
+    return act;
+  }
+
+  later() {
+    this.timer ??= setTimeout(() => this.send(), SEND_MS);
+  }
+
+  send() {
+    clearTimeout(this.timer);
+    this.timer = undefined;
+    if (!this.setStateValue || !this.root?.isConnected) return;
+    this.adoptActs();
+    if (this.heard === this.sent) this.waitingSince = performance.now();
+    this.sent += 1;
+    this.sentAt = performance.now();
+    const have = {};
+    for (const [id, content] of this.cache) if (content.work) have[id] = content.workVersion;
+    this.setStateValue("message", {
+      sender: this.sender,
+      number: this.sent,
+      submission: this.shown,
+      show: this.show,
+      name: this.yourName,
+      near: this.near(),
+      have,
+      whole: this.whole,
+      prompts: this.prompts,
+      same: this.same ? [this.same.id, this.same.from] : [],
+      acts: this.acts.map(({ seen, before, ...act }) => act),
+    });
+  }
+
+  retry() {
+    if (!this.root?.isConnected) return;
+    if (this.isStale) this.render();
+    const isUnanswered = this.heard !== this.sent || this.acts.length > 0;
+    const wait = RETRY_MS[Math.min(this.tries, RETRY_MS.length - 1)];
+    if (isUnanswered && performance.now() - this.sentAt > wait) {
+      this.tries += 1;
+      this.send();
+    }
+    const isLost = this.heard !== this.sent && performance.now() - this.waitingSince > 5000;
+    if (isLost !== this.isLost) {
+      this.isLost = isLost;
+      this.renderAlert();
+    }
+  }
+
+  /** Ask for what is looked at, or nearly, and is not here yet. */
+  whenNeeded() {
+    const wanted = [this.shown, ...this.near()];
+    const isMissing = wanted.some((id) => !this.cache.get(id)?.criteria) || !this.cache.get(this.shown)?.work;
+    if (this.heard === this.sent && isMissing) this.later();
+    for (const id of this.cache.keys()) {
+      if (this.cache.size <= MOST_KEPT) break;
+      if (!wanted.includes(id)) this.cache.delete(id);
+    }
+  }
+
+  // --- moving about
+
+  name(id) {
+    return this.settings.blind ? id.slice(0, 8) : this.data.people[id]?.name || id.slice(0, 8);
+  }
+
+  isMine(id) {
+    if (this.settings.share.startsWith("section ")) return `section ${this.data.people[id]?.section}` === this.settings.share;
+    const [number, total] = this.settings.share.split("/").map(Number);
+    if (!total) return true;
+    this.places ??= new Map(this.data.queues.all.map((each, place) => [each, place]));
+    return this.places.get(id) % total === number - 1;
+  }
+
+  belongs(id) {
+    const criterion = this.settings.order;
+    return this.isMine(id) && (!criterion || this.show !== "needs review" || this.data.people[id]?.criteria.includes(criterion));
+  }
+
+  /** Who is gone through. A decision moves nobody; who comes to wait later comes last. */
+  extendQueue() {
+    this.places = undefined;
+    const known = new Set(this.queue);
+    const isFirst = !this.queue.length;
+    this.queue = this.queue.filter((id) => this.data.people[id]);
+    this.queue.push(...this.data.queues[this.show].filter((id) => !known.has(id) && this.belongs(id)));
+    if (this.shown && !this.queue.includes(this.shown)) {
+      this.queue.push(this.shown);
+      if (isFirst) {
+        const all = new Map(this.data.queues.all.map((id, place) => [id, place]));
+        const rank = (id) => (this.show === "needs review" ? -this.data.people[id].doubts : 0);
+        this.queue.sort((one, other) => rank(one) - rank(other) || all.get(one) - all.get(other));
+      }
+    }
+  }
+
+  isFree(id) {
+    return !this.data.elsewhere.includes(id);
+  }
+
+  ahead(step) {
+    const at = this.queue.indexOf(this.shown);
+    const others = step > 0 ? this.queue.slice(at + 1) : this.queue.slice(0, at).reverse();
+    return others.filter((id) => this.isFree(id));
+  }
+
+  /** The submissions that wait, from here on and then from the start. */
+  waiting() {
+    const decided = new Set(this.acts.filter(({ kind }) => kind === "decide" || kind === "accept").map((act) => act.item_id));
+    const all = this.data.queues["needs review"];
+    const queued = new Set(this.queue);
+    const order = [...this.queue, ...all.filter((id) => !queued.has(id))];
+    const at = order.indexOf(this.shown);
+    const waits = new Set(all);
+    return [...order.slice(at + 1), ...order.slice(0, at)].filter(
+      (id) => waits.has(id) && !decided.has(id) && this.belongs(id) && this.isFree(id));
+  }
+
+  near() {
+    const [after, before, waiting] = [this.ahead(1), this.ahead(-1), this.waiting()];
+    const first = [...after.slice(0, 2), ...before.slice(0, 1), ...waiting.slice(0, 1)];
+    return [...new Set([...first, ...after.slice(2, 9), ...before.slice(1, 4), ...waiting.slice(1, 3)])];
+  }
+
+  move(step) {
+    const [id] = this.ahead(step);
+    if (id) this.go(id);
+    else this.say(step > 0 ? "There is none after this one." : "There is none before this one.");
+  }
+
+  go(id, status = "") {
+    this.enter(id);
+    this.status = status;
+    this.render();
+    this.later();
+  }
+
+  enter(id) {
+    this.endEntry();
+    this.shown = id;
+    this.active = null;
+    this.whole = this.prompts = "";
+    this.status = "";
+    this.extendQueue();
+  }
+
+  say(words) {
+    this.status = words;
+    this.renderFoot();
+    this.keepInView();
+  }
+
+  // --- what stands, and what becomes of it
+
+  /** The submission as it is shown: what the desk said, what it was told since, and what is not saved. */
+  state(id = this.shown) {
+    const base = this.cache.get(id);
+    if (!base?.criteria) return this.blankState();
+    const state = { ...base, criteria: base.criteria.map((criterion) => ({ ...criterion })) };
+    for (const act of this.acts) if (act.item_id === id) applyAct(state, act);
+    state.saved = { summary: state.summary, points: {}, feedback: {} };
+    for (const criterion of state.criteria) {
+      state.saved.points[criterion.id] = criterion.points;
+      state.saved.feedback[criterion.id] = criterion.feedback;
+    }
+    const draft = this.drafts[id];
+    if (draft) applyChanges(state, draft.changes);
+    return state;
+  }
+
+  /** Until the desk has sent a grade: the criteria as they are for all, and no points. */
+  blankState() {
+    const blank = { points: null, model: null, evidence: "", feedback: "", likelihoods: "", reason: "…", doubts: [] };
+    const none = { requests: [], decisions: [], remarks: [], summary: "", points: "", max: "…", kind: "waiting", state: "…" };
+    return { ...none, isBlank: true, criteria: this.data.criteria.map((criterion) => ({ ...criterion, ...blank })) };
+  }
+
+  rowsOf(state) {
+    return [...(state.requests.length ? [REQUESTS] : []), ...state.criteria.map(({ id }) => id), SUMMARY, MORE];
+  }
+
+  ensureActive(state) {
+    const rows = this.rowsOf(state);
+    if (rows.includes(this.active)) return;
+    const doubtful = this.data.people[this.shown]?.criteria || [];
+    const open = state.criteria.find(({ id }) => doubtful.includes(id)) || state.criteria.find(({ doubts }) => doubts.length);
+    const wanted = this.settings.order;
+    const isAsked = state.requests.some(({ reply }) => reply === null);
+    this.active = rows.includes(wanted) && wanted ? wanted : isAsked ? REQUESTS : (open || state.criteria[0])?.id ?? SUMMARY;
+  }
+
+  change(id, fields) {
+    const state = this.state();
+    if (state.isBlank) return;
+    this.lastChanged = id;
+    const base = this.cache.get(this.shown);
+    const draft = this.drafts[this.shown] || { version: base.version, seen: base.decisions, changes: {} };
+    const change = { ...draft.changes[id], ...fields };
+    const isSame = (name, saved) => change[name] === undefined || change[name] === saved;
+    const savedFeedback = id === SUMMARY ? state.saved.summary : state.saved.feedback[id];
+    if (isSame("points", state.saved.points[id]) && isSame("feedback", savedFeedback)) delete draft.changes[id];
+    else draft.changes[id] = change;
+    this.setDraft(this.shown, Object.keys(draft.changes).length ? draft : undefined);
+  }
+
+  setDraft(id, draft) {
+    if (draft) this.drafts[id] = draft;
+    else delete this.drafts[id];
+    this.store(`draft ${id}`, draft);
+  }
+
+  setText(key, text) {
+    if (text === undefined) delete this.texts[key];
+    else this.texts[key] = text;
+    this.store(`text ${key}`, text);
+  }
+
+  reasons(id) {
+    const change = this.drafts[this.shown]?.changes[id];
+    const lists = this.data.phrases.reasons[id] || this.data.phrases.reasons[SUMMARY];
+    const model = this.cache.get(this.shown)?.criteria.find((criterion) => criterion.id === id)?.model;
+    const points = change?.points;
+    const kind = points === undefined || points === model ? "reworded" : model !== null && points < model ? "lowered" : "raised";
+    return lists[kind];
+  }
+
+  reason(id) {
+    return this.drafts[this.shown]?.changes[id]?.reason || this.reasons(id)[0];
+  }
+
+  /** Whether somebody else has decided since this was begun. */
+  isConflict(id) {
+    const draft = this.drafts[id];
+    const version = this.cache.get(id)?.version;
+    const own = this.own[id];
+    return !!draft && version !== undefined && draft.version !== version && !(own?.last === version && own.versions.has(draft.version));
+  }
+
+  save() {
+    this.endEntry();
+    const draft = this.drafts[this.shown];
+    if (this.isConflict(this.shown)) return this.say("Choose first which decision counts.");
+    if (draft?.accept && !Object.keys(draft.changes).length) {
+      this.setDraft(this.shown, undefined);
+      return this.accept();
+    }
+    if (!draft) return this.leave("Nothing was changed.");
+    const changes = {};
+    for (const [id, change] of Object.entries(draft.changes)) changes[id] = { ...change, reason: this.reason(id) };
+    const before = this.state().saved;
+    for (const [id, { feedback, reason }] of Object.entries(changes)) {
+      const from = id === SUMMARY ? before.summary : before.feedback[id];
+      if (feedback && from && feedback !== from) this.same = { id, from, to: feedback, reason, item: this.shown };
+    }
+    const act = this.act("decide", { item_id: this.shown, version: draft.version, seen: draft.seen, changes });
+    this.remember(act, before);
+    this.setDraft(this.shown, undefined);
+    this.leave(`Saved: ${this.name(act.item_id)}.`);
+  }
+
+  accept() {
+    this.endEntry();
+    if (this.isConflict(this.shown)) return this.say("Choose first which decision counts.");
+    if (this.drafts[this.shown]) return this.say("There are unsaved changes: Enter saves them, z discards them.");
+    if (!this.cache.get(this.shown)?.criteria) return;
+    const before = this.state().saved;
+    const act = this.act("accept", { item_id: this.shown });
+    this.remember(act, before);
+    this.leave(`Left as it is: ${this.name(act.item_id)}.`);
+  }
+
+  remember(act, before) {
+    this.undoable.push({ id: idOf(act), item: act.item_id, before });
+    sessionStorage.setItem(this.prefix + "undo", JSON.stringify(this.undoable.slice(-50)));
+  }
+
+  leave(status) {
+    const [id] = this.ahead(1);
+    if (id) return this.go(id, status);
+    this.status = `${status} There is none after this one.`;
+    this.render();
+    this.later();
+  }
+
+  undo() {
+    this.endEntry();
+    if (this.drafts[this.shown]) {
+      this.setDraft(this.shown, undefined);
+      this.status = "Discarded.";
+      return this.render();
+    }
+    const last = this.undoable.pop();
+    if (!last) return this.say("Nothing was saved on this page that could be undone.");
+    sessionStorage.setItem(this.prefix + "undo", JSON.stringify(this.undoable));
+    this.act("undo", { item_id: last.item, undoes: last.id, before: last.before });
+    this.go(last.item, "What you saved last no longer counts.");
+  }
+
+  resolve(isMine) {
+    const draft = this.drafts[this.shown];
+    const base = this.cache.get(this.shown);
+    if (!isMine) this.setDraft(this.shown, undefined);
+    else {
+      this.setDraft(this.shown, { ...draft, version: base.version, seen: base.decisions });
+      return this.save();
+    }
+    this.render();
+  }
+
+  // --- points by keys
+
+  current() {
+    return this.state().criteria.find(({ id }) => id === this.active);
+  }
+
+  give(id, points) {
+    const state = this.state();
+    const criterion = state.criteria.find((each) => each.id === id);
+    if (state.isBlank) this.say("The grade is on its way.");
+    if (!criterion || state.isBlank) return false;
+    if (!(points >= criterion.min && points <= criterion.max)) {
+      this.say(`Points go from ${criterion.min} to ${criterion.max}.`);
+      return false;
+    }
+    this.change(id, { points });
+    return true;
+  }
+
+  typeDigit(digit) {
+    let entry = this.entry;
+    if (entry && !entry.isComplete && this.extendEntry(entry, entry.text + digit)) return;
+    this.endEntry();
+    const criterion = this.current();
+    if (!criterion) return;
+    entry = { id: criterion.id, text: "", isNegative: criterion.max <= 0 || this.isNegative };
+    this.isNegative = false;
+    this.extendEntry(entry, digit);
+  }
+
+  /** Whether the number with this digit is one that may be given; then it stands there at once. */
+  extendEntry(entry, text) {
+    const criterion = this.state().criteria.find(({ id }) => id === entry.id);
+    const largest = entry.isNegative ? -criterion.min : criterion.max;
+    if (Number(text) > largest) {
+      if (!entry.text) this.say(`Points go from ${criterion.min} to ${criterion.max}.`);
+      return false;
+    }
+    if (!this.give(entry.id, (entry.isNegative ? -1 : 1) * Number(text) || 0)) return false;
+    clearTimeout(entry.timer);
+    const isComplete = Number(text) === 0 || Number(text) * 10 > largest;
+    this.entry = { ...entry, text, isComplete, timer: setTimeout(() => this.endEntry(true), PAUSE_MS) };
+    if (isComplete) this.advance(entry.id);
+    this.status = "";
+    this.render();
+    return true;
+  }
+
+  typeHalf() {
+    const entry = this.entry;
+    const id = entry ? entry.id : this.active;
+    const criterion = this.state().criteria.find((each) => each.id === id);
+    if (!criterion) return;
+    const number = entry ? Number(entry.text) + 0.5 : Math.floor(Math.abs(criterion.points ?? 0)) + 0.5;
+    const isNegative = entry ? entry.isNegative : criterion.points < 0 || criterion.max <= 0;
+    if (!this.give(id, isNegative ? -number : number)) return;
+    if (entry) {
+      this.entry = { ...entry, isComplete: true };
+      if (!entry.isComplete) this.advance(id);
+      this.endEntry();
+    }
+    this.render();
+  }
+
+  /** The number is complete; the criterion after it is open from now on. */
+  endEntry(isPause = false) {
+    const entry = this.entry;
+    if (!entry) return;
+    clearTimeout(entry.timer);
+    this.entry = null;
+    if (!entry.isComplete) this.advance(entry.id);
+    if (isPause) this.render();
+  }
+
+  advance(id) {
+    const ids = this.state().criteria.map((criterion) => criterion.id) || [];
+    const at = ids.indexOf(id);
+    if (this.active === id && !this.settings.order && at + 1 < ids.length) this.active = ids[at + 1];
+  }
+
+  step(direction) {
+    this.endEntry();
+    const rows = this.rowsOf(this.state());
+    const at = rows.indexOf(this.active) + direction;
+    if (rows[at] !== undefined) this.open(rows[at]);
+  }
+
+  open(id) {
+    this.endEntry();
+    this.active = id;
+    this.render();
+  }
+
+  // --- keys and clicks
+
+  endPress() {
+    setTimeout(() => {
+      this.pressedAt = undefined;
+      if (this.isStale) this.render();
+    });
+  }
+
+  onClick(event) {
+    if (!this.root?.isConnected) return;
+    // With the mouse; whoever uses the arrow keys stays there.
+    const section = event.detail && event.target.closest?.("[data-testid=stSidebar] label, .kv button");
+    if (section) setTimeout(() => document.activeElement?.matches("input[type=radio], .kv button") && document.activeElement.blur(), 50);
+  }
+
+  onKey(event) {
+    if (!this.root?.isConnected || !this.data) return;
+    this.isByPointer = false;
+    this.pressedAt = undefined;
+    const { target } = event;
+    const isHere = this.root.contains(target);
+    if (!this.over.hidden) return this.onKeyInList(event);
+    if (event.isComposing) return;
+    if ((event.ctrlKey || event.metaKey) && event.key === "Enter" && isHere) target.blur?.();
+    else if (event.ctrlKey || event.altKey || event.metaKey) return;
+    else if (isText(target)) {
+      if (!isHere) return;
+      if (event.key === "Escape") return target.blur();
+      if (event.key !== "Enter" || target.tagName !== "INPUT") return;
+      target.blur();
+      if (!this.grade.contains(target)) return;
+    } else if (target.closest?.("button, a, summary, [role=button]") && (event.key === "Enter" || event.key === " ")) return;
+    else if (target.type === "radio" && event.key.startsWith("Arrow")) return;
+    const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
+    if (/^[0-9]$/.test(key)) this.typeDigit(key);
+    else if (this.keys()[key]) this.keys()[key]();
+    else return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+  }
+
+  keys() {
+    return {
+      ".": () => this.typeHalf(),
+      ",": () => this.typeHalf(),
+      "-": () => { this.isNegative = true; },
+      ArrowUp: () => this.step(-1),
+      ArrowDown: () => this.step(1),
+      Enter: () => this.save(),
+      a: () => this.accept(),
+      g: () => this.goToWaiting(),
+      r: () => this.listReasons(),
+      c: () => this.listComments(),
+      e: () => this.grade.querySelector(".kv-active textarea")?.focus(),
+      z: () => this.undo(),
+      j: () => this.move(1),
+      k: () => this.move(-1),
+      "/": () => this.find(),
+      "?": () => this.help(),
+    };
+  }
+
+  goToWaiting() {
+    const [id] = this.waiting();
+    if (id) this.go(id);
+    else this.say("No other one needs you.");
+  }
+
+  listReasons() {
+    this.endEntry();
+    const changes = this.drafts[this.shown]?.changes || {};
+    const id = changes[this.active] ? this.active : this.lastChanged; // points lead on to the next criterion
+    if (!changes[id]) return this.say("A reason belongs to a change: nothing is changed here.");
+    this.active = id;
+    const own = () => this.grade.querySelector("[data-key=reason]")?.select();
+    this.list("Reason for the change", this.reasons(id), (reason) => this.change(id, { reason }), ["In other words …", own]);
+  }
+
+  listComments() {
+    this.endEntry();
+    const id = this.active;
+    const comments = this.data.phrases.comments[id] || [];
+    if (!comments.length) return this.say("Nobody has written a comment here yet: e writes one.");
+    this.list("Comments used here", comments.map(([text]) => text), (feedback) => this.change(id, { feedback }));
+  }
+
+  // --- lists over the page
+
+  overlay(title, ...content) {
+    this.over.replaceChildren(make("div", {}, make("h3", { id: "kv-over-title" }, title), ...content,
+      make("p", {}, make("button", { type: "button", onclick: () => this.close() }, make("span", {}, "Close"), " ", make("kbd", {}, "Esc")))));
+    this.over.setAttribute("aria-labelledby", "kv-over-title");
+    this.over.hidden = false;
+    (this.over.querySelector("input") || this.over.querySelector("button")).focus();
+  }
+
+  close() {
+    this.over.hidden = true;
+    this.over.replaceChildren();
+    this.chosen = null;
+    this.root.focus({ preventScroll: true });
+  }
+
+  list(title, texts, choose, own) {
+    this.chosen = (at) => {
+      const text = texts[at];
+      if (text === undefined && !(own && at === texts.length)) return;
+      this.close();
+      if (text !== undefined) choose(text);
+      this.render();
+      if (text === undefined) own[1]();
+    };
+    const labels = own ? [...texts, own[0]] : texts;
+    this.overlay(title, make("div", { class: "kv-list" }, ...labels.map((text, at) =>
+      make("button", { type: "button", onclick: () => this.chosen(at) }, make("kbd", {}, String(at + 1)), " ", make("span", {}, text)))));
+  }
+
+  find() {
+    this.endEntry();
+    const found = make("div", { class: "kv-list" });
+    const field = make("input", { "aria-label": "Find a submission", autocomplete: "off", oninput: () => fill() });
+    const fill = () => {
+      const sought = field.value.trim().toLowerCase();
+      const ids = this.data.queues.all.filter((id) => this.name(id).toLowerCase().includes(sought)).slice(0, 9);
+      this.chosen = (at) => {
+        if (!ids[at]) return;
+        this.close();
+        this.go(ids[at]);
+      };
+      found.replaceChildren(...ids.map((id, at) => make("button", { type: "button", onclick: () => this.chosen(at) }, this.name(id))));
+    };
+    fill();
+    this.overlay("Find a submission", make("p", {}, field), found);
+  }
+
+  help() {
+    const reviewers = Object.entries(this.data.reviewers).map(([name, count]) => `${name} ${count}`).join(", ");
+    this.overlay("Keys", make("dl", { class: "kv-keys" }, ...KEYS.flatMap(([key, words]) => [make("dt", {}, key), make("dd", {}, words)])),
+      reviewers ? make("p", { class: "kv-faint" }, `Submissions decided on: ${reviewers}.`) : "");
+  }
+
+  onKeyInList(event) {
+    const isField = event.target.tagName === "INPUT";
+    if (event.key === "Escape" || (event.key === "?" && !isField)) this.close();
+    else if (event.key === "Enter" && isField) this.chosen?.(0);
+    else if (/^[1-9]$/.test(event.key) && !isField && this.chosen) this.chosen(Number(event.key) - 1);
+    else if (event.key === "Tab" || event.key.startsWith("Arrow")) {
+      if (isField && /Left|Right/.test(event.key)) return event.stopImmediatePropagation();
+      const places = [...this.over.querySelectorAll("input, button")];
+      const isBack = event.shiftKey || event.key === "ArrowUp";
+      const at = places.indexOf(document.activeElement) + (isBack ? -1 : 1);
+      places[(at + places.length) % places.length].focus();
+    } else {
+      // Typed into the field, or a button's own: nothing for the page below.
+      return event.stopImmediatePropagation();
+    }
+    event.preventDefault();
+    event.stopImmediatePropagation();
+  }
+
+  // --- drawing
+
+  mount(root) {
+    this.root = root;
+    const find = (name) => root.querySelector(`.kv-${name}`);
+    for (const name of ["who", "place", "alert", "work", "grade", "over"]) this[name] = find(name);
+    this.workKey = this.drawn = "";
+    this.yourName = this.data.name;
+    const actions = { save: "save", accept: "accept", undo: "undo", find: "find", help: "help", needs: "goToWaiting" };
+    for (const [name, method] of Object.entries(actions)) find(name).addEventListener("click", () => this[method]());
+    find("view").addEventListener("click", ({ target }) =>
+      target.setAttribute("aria-expanded", String(find("bar").classList.toggle("kv-all"))));
+    find("previous").addEventListener("click", () => this.move(-1));
+    find("next").addEventListener("click", () => this.move(1));
+    this.over.addEventListener("click", (event) => event.target === this.over && this.close());
+    this.fields = { show: find("show"), order: find("order"), share: find("share"), blind: find("blind"), name: find("name") };
+    const option = (value, words) => make("option", { value }, words);
+    this.fields.show.append(...Object.keys(this.data.queues).map((name) => option(name, name)));
+    this.fields.order.append(option("", "student by student"), ...this.data.criteria.map(({ id }) => option(id, `only ${id}`)));
+    this.fields.share.append(option("", "all"));
+    for (let total = 2; total <= SHARES; total++)
+      for (let number = 1; number <= total; number++) this.fields.share.append(option(`${number}/${total}`, `${number} of ${total}`));
+    const sections = new Set(Object.values(this.data.people).map(({ section }) => section).filter(Boolean));
+    for (const section of [...sections].sort()) this.fields.share.append(option(`section ${section}`, `section ${section}`));
+    this.fields.show.addEventListener("change", () => this.choose({}, this.fields.show.value));
+    this.fields.order.addEventListener("change", () => this.choose({ order: this.fields.order.value }));
+    this.fields.share.addEventListener("change", () => this.choose({ share: this.fields.share.value }));
+    this.fields.blind.addEventListener("change", () => this.choose({ blind: this.fields.blind.checked }));
+    this.fields.name.value = this.yourName;
+    this.fields.name.addEventListener("input", () => this.takeName());
+    this.keepName();
+    if (document.activeElement?.type === "radio") document.activeElement.blur();
+    // Words are kept as they are typed; what they change on the page waits until the field is left.
+    this.grade.addEventListener("focusout", ({ target }) => {
+      if (target.getAttribute("aria-invalid") === "true") this.drawn = ""; // it says again what stands
+      setTimeout(() => this.render());
+    });
+    this.fit();
+    new ResizeObserver(() => this.keepInView()).observe(this.grade);
+  }
+
+  takeName() {
+    this.yourName = this.fields.name.value.trim().replace(/\s+/g, " ");
+    this.keepName();
+    this.later();
+  }
+
+  keepName() {
+    const cookie = encodeURIComponent(`${this.data.browser} ${this.yourName}`.trimEnd());
+    document.cookie = `kvasir_desk=${cookie}; path=/; max-age=31536000; samesite=strict`;
+  }
+
+  choose(settings, queue = this.show) {
+    this.show = queue;
+    if (this.isByPointer) document.activeElement?.blur(); // keys are the screen's again
+    Object.assign(this.settings, settings);
+    this.store("settings", this.settings);
+    this.queue = [];
+    const ids = this.data.queues[queue].filter((id) => this.belongs(id));
+    this.active = null;
+    if (ids.length && !ids.includes(this.shown)) this.enter(ids.find((id) => this.isFree(id)) || ids[0]);
+    this.extendQueue();
+    this.render();
+    this.later();
+  }
+
+  /** The screen fills what the page leaves it, so that the page itself never scrolls. */
+  fit() {
+    if (!this.root?.isConnected) return;
+    const main = this.root.closest("[data-testid=stMain]");
+    const top = this.root.getBoundingClientRect().top + (main ? main.scrollTop : scrollY);
+    this.root.style.height = `${Math.max(352, innerHeight - top - 12)}px`;
+  }
+
+  render() {
+    if (!this.root?.isConnected || !this.shown) return;
+    this.isStale = performance.now() - this.pressedAt < LONGEST_PRESS_MS;
+    if (this.isStale) return;
+    const state = this.state();
+    this.ensureActive(state);
+    this.renderBar();
+    this.renderAlert();
+    this.renderWork();
+    this.renderGrade(state);
+    this.renderFoot();
+    this.keepInView();
+    this.fit();
+  }
+
+  renderBar() {
+    const { queues, people } = this.data;
+    this.who.textContent = this.name(this.shown);
+    const counts = [`${queues["needs review"].length} of ${Object.keys(people).length} need review`];
+    if (queues["asked for another look"].length) counts.push(`${queues["asked for another look"].length} asked for another look`);
+    if (queues["without points"].length) counts.push(`${queues["without points"].length} without points`);
+    const share = queues["needs review"].filter((id) => this.isMine(id)).length;
+    if (this.settings.share) counts.push(`${share} of them in this share`);
+    this.place.textContent = `${this.queue.indexOf(this.shown) + 1} of ${this.queue.length} · ${counts.join(" · ")}`;
+    this.fields.show.value = this.show;
+    this.fields.order.value = this.settings.order;
+    this.fields.share.value = this.settings.share;
+    this.fields.blind.checked = this.settings.blind;
+  }
+
+  renderAlert() {
+    const alerts = [];
+    const count = this.acts.length;
+    const kept = count ? ` ${count} of your decisions ${count === 1 ? "is" : "are"} kept in this browser, and sent as soon as it answers.` : "";
+    if (this.isLost) alerts.push(make("div", {}, `The desk does not answer.${kept}`));
+    if (this.failure) alerts.push(make("div", {}, `Not kept yet, and tried again: ${this.failure}`));
+    for (const words of this.refusals.slice(-3)) {
+      const dismiss = () => { this.refusals = this.refusals.filter((other) => other !== words); this.renderAlert(); };
+      alerts.push(make("div", {}, words, " ", make("button", { type: "button", onclick: dismiss }, "Close")));
+    }
+    if (!this.isFree(this.shown)) alerts.push(make("div", {}, "Somebody else has this one open."));
+    if (this.isConflict(this.shown)) alerts.push(this.conflict());
+    if (this.same?.places) alerts.push(this.sameAlert());
+    const others = Object.keys(this.drafts).filter((id) => id !== this.shown && this.data.people[id]);
+    if (others.length)
+      alerts.push(make("div", {}, "Not saved yet: ", ...others.slice(0, 5).map((id) =>
+        make("button", { type: "button", onclick: () => this.go(id) }, this.name(id)))));
+    const words = alerts.map((alert) => alert.textContent).join("\n") + this.shown;
+    if (words === this.alertWords && this.alert.childElementCount === alerts.length) return;
+    this.alertWords = words;
+    this.alert.replaceChildren(...alerts);
+  }
+
+  sameAlert() {
+    const { from, places } = this.same;
+    const free = places.filter(([, , who]) => !who);
+    const theirs = places.filter(([, , who]) => who).map(([item, , who]) => `${this.name(item)} (${who})`);
+    const button = (words, action) => make("button", { type: "button", onclick: action }, words);
+    return make("div", {}, `“${from.length > 80 ? `${from.slice(0, 80)}…` : from}” stands on ${places.length} more. `,
+      ...(free.length ? [button(`Change ${free.length} that ${free.length === 1 ? "is" : "are"} yours or undecided`, () => this.changeSame()), " "] : []),
+      button("Leave them", () => { this.same = null; this.renderAlert(); }),
+      theirs.length ? ` Decided by others: ${theirs.slice(0, 9).join(", ")}${theirs.length > 9 ? ", …" : ""}.` : "");
+  }
+
+  conflict() {
+    const draft = this.drafts[this.shown];
+    const decisions = this.cache.get(this.shown).decisions;
+    const line = ({ label, points, reason, by }) => make("div", {}, `${label}: ${points || "points unchanged"} — ${reason}${by ? ` (${by})` : ""}`);
+    const before = new Set(draft.seen.map((decision) => JSON.stringify(decision)));
+    const labels = new Set(decisions.map(({ label }) => label));
+    const undone = draft.seen.filter(({ label }) => !labels.has(label));
+    const mine = draft.accept && !Object.keys(draft.changes).length
+      ? [make("div", {}, "left as it is")]
+      : Object.entries(draft.changes).map(([id, change]) => line({ label: id || "whole", points: change.points === undefined ? "" : show(change.points), reason: this.reason(id), by: "" }));
+    return make("div", {},
+      make("p", {}, "Somebody has decided on this submission since you began. Nothing of yours is saved yet."),
+      make("strong", {}, "Theirs"),
+      ...undone.map(({ label }) => make("div", {}, `${label}: the decision was undone`)),
+      ...decisions.filter((decision) => !before.has(JSON.stringify(decision))).map(line),
+      make("strong", {}, "Yours"), ...mine,
+      make("p", { class: "kv-line" },
+        make("button", { type: "button", class: "kv-main", onclick: () => this.resolve(true) }, "Mine replaces it"),
+        make("button", { type: "button", onclick: () => this.resolve(false) }, "Keep theirs")));
+  }
+
+  renderWork() {
+    const content = this.cache.get(this.shown);
+    const key = content?.work ? `${this.shown} ${content.workVersion}` : "";
+    if (key !== this.workKey || !key) {
+      this.workKey = key;
+      const asks = content?.cut
+        ? make("button", { type: "button", onclick: () => { this.whole = this.shown; this.later(); } }, `Show all ${content.chars.toLocaleString("en")} characters`)
+        : "";
+      this.work.replaceChildren(
+        ...(content?.problem ? [make("p", { class: "kv-problem" }, content.problem)] : []),
+        ...(content?.work ? content.work.map(block) : [make("p", { class: "kv-faint" }, "…")]), asks || "");
+      this.work.scrollTop = 0;
+      this.jumpedTo = "";
+    }
+    const place = `${key} ${this.active}`;
+    if (place !== this.jumpedTo) {
+      this.jumpedTo = place;
+      this.jump();
+    }
+  }
+
+  /** The active criterion's quote stands out, and is in sight. */
+  jump() {
+    let first;
+    for (const mark of this.work.querySelectorAll("[data-criteria]")) {
+      const isNow = mark.dataset.criteria.split(", ").includes(this.active);
+      mark.classList.toggle("kv-now", isNow);
+      if (isNow) first ??= mark;
+    }
+    if (!first) return;
+    const offset = first.getBoundingClientRect().top - this.work.getBoundingClientRect().top;
+    if (offset < 0 || offset > this.work.clientHeight - 40) this.work.scrollTop += offset - this.work.clientHeight / 3;
+  }
+
+  renderGrade(state) {
+    // Only where something is another: words that are being selected stay selected.
+    const { criteria, phrases, people } = this.data;
+    const drawn = JSON.stringify([this.shown, this.active, { ...state, work: 0 }, this.drafts[this.shown], this.texts,
+      criteria, phrases.comments, people[this.shown]]);
+    if (drawn === this.drawn && this.grade.childElementCount) return;
+    this.drawn = drawn;
+    const focused = this.grade.contains(document.activeElement) ? document.activeElement : null;
+    const { scrollTop } = this.grade;
+    const focus = focused && { key: keyOf(focused), at: [focused.selectionStart, focused.selectionEnd] };
+    this.grade.replaceChildren(this.head(state), ...this.rowsOf(state).map((id) => this.row(state, id)));
+    this.grade.scrollTop = scrollTop;
+    const places = [...this.grade.querySelectorAll("button, input, select, textarea, [tabindex]")];
+    const again = focus?.key && places.find((place) => keyOf(place) === focus.key);
+    if (again) {
+      again.focus({ preventScroll: true });
+      if (isText(again) && again.tagName !== "SELECT") again.setSelectionRange(...focus.at);
+    }
+  }
+
+  head(state) {
+    const points = state.criteria.map((criterion) => criterion.points);
+    const isMoved = this.drafts[this.shown] || this.acts.some((act) => act.item_id === this.shown);
+    const sum = points.includes(null) ? null : Math.max(0, Number(points.reduce((total, each) => total + each, 0).toFixed(6)));
+    const total = isMoved && state.whole === null ? show(sum) : state.points || "–";
+    return make("div", {},
+      make("div", { class: "kv-head" },
+        make("strong", {}, `Final points ${total} / ${state.max}`),
+        make("span", {}, `By the model ${state.model || "–"}`),
+        make("span", { class: `state state-${state.kind}` }, state.words || state.state)),
+      ...(state.penalty ? [make("p", { class: "kv-faint" }, state.penalty)] : []),
+      ...(state.reason ? [make("p", { class: "kv-problem" }, state.reason)] : []),
+      ...state.remarks.map((remark) => make("p", { class: "kv-faint" }, `remark: ${remark}`)));
+  }
+
+  row(state, id) {
+    const isActive = id === this.active;
+    const criterion = state.criteria.find((each) => each.id === id);
+    const open = state.requests.filter(({ reply }) => reply === null).length;
+    const titles = { [SUMMARY]: "Summary", [REQUESTS]: `${open ? "⚑ " : ""}Asked for another look`, [MORE]: "Decisions, requests, prompts" };
+    const change = this.drafts[this.shown]?.changes[id];
+    const isDoubtful = this.data.people[this.shown]?.criteria.includes(id);
+    const head = make("button", { type: "button", "aria-expanded": String(isActive), "data-key": `row ${id}`, onclick: () => this.open(id) },
+      make("span", { class: "kv-title" }, criterion ? criterion.title : titles[id]),
+      isDoubtful ? make("span", { class: "kv-flag", title: criterion.doubts.join("; ") }, "⚑ open") : "",
+      change ? make("span", { class: "kv-changed" }, "not saved") : "",
+      criterion ? make("span", { class: "kv-points" }, `${show(criterion.points)} / ${criterion.max}`) : "");
+    const body = !isActive ? [] : [make("div", { class: "kv-body" }, ...(criterion ? this.criterionBody(criterion)
+      : id === SUMMARY ? this.summaryBody(state) : id === REQUESTS ? state.requests.map((request) => this.request(request)) : this.moreBody(state)))];
+    return make("div", { class: `kv-row${isActive ? " kv-active" : ""}`, "data-row": id }, head, ...body);
+  }
+
+  criterionBody(criterion) {
+    const { id, min, max } = criterion;
+    const { guidance, step } = this.data.criteria.find((each) => each.id === id) || { guidance: "", step: 1 };
+    const model = `model: ${criterion.model === null ? "no points" : criterion.model} of ${max}`;
+    const give = (points) => { this.endEntry(); if (this.give(id, points)) this.advance(id); this.render(); };
+    const values = [];
+    for (let points = min; points <= max && values.length < 12; points += step) values.push(Number(points.toFixed(6)));
+    const chips = values.length < 12 ? values.map((points) =>
+      make("button", { type: "button", "aria-pressed": String(points === criterion.points), "aria-label": `${points} points for ${id}`, onclick: () => give(points) }, String(points))) : [];
+    const bump = (by) => make("button", { type: "button", "aria-label": `${by < 0 ? "Fewer" : "More"} points for ${id}`,
+      onclick: () => { this.give(id, Math.min(max, Math.max(min, (this.current()?.points ?? 0) + by))); this.render(); } }, by < 0 ? "−" : "+");
+    const field = make("input", { "aria-label": `Points for ${id}`, inputmode: "decimal", autocomplete: "off", "data-key": "points",
+      oninput: ({ target }) => this.typePoints(id, target) });
+    field.value = criterion.points ?? "";
+    return [
+      ...criterion.doubts.map((doubt) => make("p", { class: "kv-flag" }, `⚑ ${doubt}`)),
+      ...(guidance ? [make("pre", { class: "kv-text", "aria-label": "Guidance", tabindex: "0" }, guidance)] : []),
+      make("p", { class: "kv-faint" }, criterion.model === null ? criterion.reason || model : `${model}; evidence ${criterion.found}`,
+        criterion.likelihoods ? ` · ${criterion.likelihoods}` : ""),
+      ...(criterion.evidence ? [make("pre", { class: "kv-text kv-quote", title: "Show it in the work", tabindex: "0", onclick: () => this.jump() }, criterion.evidence)] : []),
+      make("div", { class: "kv-give" }, ...chips, bump(-step), field, bump(step)),
+      ...this.commentFields(id, `Feedback on ${id}`, criterion.feedback),
+    ];
+  }
+
+  summaryBody(state) {
+    return this.commentFields(SUMMARY, "Summary", state.summary);
+  }
+
+  commentFields(id, label, text) {
+    const area = make("textarea", { "aria-label": label, rows: "2", "data-key": "comment", oninput: ({ target }) => { this.change(id, { feedback: target.value }); this.renderFoot(); } });
+    area.value = text;
+    const used = (this.data.phrases.comments[id] || []).length;
+    const fields = [make("span", { class: "kv-label" }, label, used ? make("button", { type: "button", class: "kv-used", onclick: () => this.listComments() }, make("span", {}, "Used before"), " ", make("kbd", {}, "C")) : ""), area];
+    if (!this.drafts[this.shown]?.changes[id]) return fields;
+    const reason = make("input", { "aria-label": "Reason for the change", autocomplete: "off", "data-key": "reason", oninput: ({ target }) => this.change(id, { reason: target.value.trim() || undefined }) });
+    reason.value = this.reason(id);
+    return [...fields, make("span", { class: "kv-label" }, "Reason for the change"),
+      make("div", { class: "kv-line" }, reason, make("button", { type: "button", onclick: () => this.listReasons() }, make("span", {}, "Reasons"), " ", make("kbd", {}, "R")))];
+  }
+
+  typePoints(id, field) {
+    const text = field.value.trim().replace(",", ".");
+    const points = Number(text);
+    const { min, max } = this.state().criteria.find((criterion) => criterion.id === id);
+    const isGood = text !== "" && points >= min && points <= max;
+    field.setAttribute("aria-invalid", String(!isGood));
+    if (isGood) this.change(id, { points });
+    this.say(isGood ? "" : `Points go from ${min} to ${max}.`);
+  }
+
+  request({ id, about, points, text, reply, by }) {
+    const key = `reply ${id}`;
+    const written = this.texts[key];
+    const parts = [
+      make("p", {}, `Asked for another look${about ? ` about ${about}` : ""}; points then: ${points || "none"}`),
+      make("pre", { class: "kv-text", tabindex: "0" }, text),
+    ];
+    if (reply !== null) parts.push(make("p", { class: "kv-faint" }, `Replied${by ? ` (${by})` : ""}:`), make("pre", { class: "kv-text", tabindex: "0" }, reply));
+    if (reply === null || written) {
+      const seen = written && "seen" in written ? written.seen : reply;
+      const area = make("textarea", { "aria-label": "Reply, which the student gets", rows: "2", "data-key": key,
+        oninput: ({ target }) => this.setText(key, target.value ? { text: target.value, seen } : undefined) });
+      area.value = written?.text || "";
+      const send = () => {
+        this.act("reply", { item_id: this.shown, request_id: id, text: this.texts[key]?.text || "", seen_reply: seen });
+        this.later();
+      };
+      parts.push(make("span", { class: "kv-label" }, "Reply, which the student gets"), area, make("button", { type: "button", onclick: send }, "Reply"));
+    }
+    return make("div", {}, ...parts);
+  }
+
+  moreBody(state) {
+    const key = `ask ${this.shown}`;
+    const written = this.texts[key] || { about: "", text: "" };
+    const about = make("select", { "aria-label": "About", "data-key": "about", onchange: ({ target }) => this.setText(key, { ...this.texts[key], about: target.value }) },
+      make("option", { value: "" }, "the whole grade"), ...state.criteria.map(({ id }) => make("option", { value: id }, id)));
+    about.value = written.about || "";
+    const words = make("textarea", { "aria-label": "The student's words", rows: "2", "data-key": "asked", oninput: ({ target }) => this.setText(key, { ...this.texts[key], text: target.value }) });
+    words.value = written.text || "";
+    const enter = () => {
+      const asked = this.texts[key] || {};
+      this.act("ask", { item_id: this.shown, criterion_id: asked.about || null, text: asked.text || "" });
+      this.later();
+    };
+    const texts = this.cache.get(this.shown)?.prompts;
+    return [
+      ...state.decisions.flatMap(({ label, points, reason, by, feedback }) => [
+        make("p", { class: "kv-faint" }, `${label}: ${points || "points unchanged"} — ${reason}${by ? ` (${by})` : ""}`),
+        ...(feedback ? [make("pre", { class: "kv-text", tabindex: "0" }, feedback)] : [])]),
+      make("span", { class: "kv-label" }, "Enter a request of this student"), about, words,
+      make("p", { class: "kv-line" }, make("button", { type: "button", onclick: enter }, "Enter it")),
+      make("button", { type: "button", onclick: () => { this.prompts = this.shown; this.later(); } }, "Show the exact prompts and answers"),
+      ...(texts || []).flatMap(([title, text]) => [make("p", { class: "kv-faint" }, title), make("pre", { class: "kv-text", tabindex: "0" }, text)]),
+    ];
+  }
+
+  renderFoot() {
+    const isUnsaved = !!this.drafts[this.shown];
+    const state = this.state();
+    const words = this.status || (isUnsaved ? "There are unsaved changes." : "");
+    const line = this.acts.length ? `${words} ${this.acts.length} not confirmed yet.` : words;
+    const button = (name) => this.root.querySelector(`.kv-${name}`);
+    if (button("status").textContent !== line) button("status").textContent = line;
+    button("accept").disabled = isUnsaved || !!state.isBlank;
+    button("undo").disabled = !isUnsaved && !this.undoable.length;
+    button("next").disabled = !this.ahead(1).length;
+    button("previous").disabled = !this.ahead(-1).length;
+    button("needs").disabled = !this.waiting().length;
+  }
+
+  keepInView() {
+    const row = this.grade.querySelector(".kv-active");
+    if (!row) return;
+    const [outer, inner] = [this.grade.getBoundingClientRect(), row.getBoundingClientRect()];
+    if (this.grade.scrollHeight > this.grade.clientHeight + 1 && getComputedStyle(this.grade).overflowY !== "visible") {
+      if (inner.top < outer.top || inner.height > outer.height) this.grade.scrollTop += inner.top - outer.top - 6;
+      else if (inner.bottom > outer.bottom) this.grade.scrollTop += inner.bottom - outer.bottom + 6;
+    }
+  }
+}
+
+/** What an element is called, in this drawing and the next. */
+const keyOf = (element) => element.dataset.key || element.getAttribute("aria-label") || element.textContent;
+
+const idOf = (act) => `${act.sender} ${act.number}`;
+
+/** What an act makes of a submission, as far as it can be told here. */
+function applyAct(state, act) {
+  if (act.kind === "decide") applyChanges(state, act.changes);
+  if (act.kind === "undo" && act.before) {
+    state.summary = act.before.summary;
+    for (const criterion of state.criteria) {
+      if (!(criterion.id in act.before.points)) continue;
+      criterion.points = act.before.points[criterion.id];
+      criterion.feedback = act.before.feedback[criterion.id];
+    }
+  }
+  if (act.kind === "accept") Object.assign(state, { kind: "settled", state: "Left as it is." });
+}
+
+function applyChanges(state, changes) {
+  for (const [id, { points, feedback }] of Object.entries(changes)) {
+    const criterion = state.criteria.find((each) => each.id === id);
+    if (id === SUMMARY && feedback !== undefined) state.summary = feedback;
+    if (!criterion) continue;
+    if (points !== undefined) criterion.points = points;
+    if (feedback !== undefined) criterion.feedback = feedback;
+  }
+}
+
+// --- a student's work
+
+const HEADING = /^#{1,6}[ \t]+(.*)$/;
+const EMPHASIS = /\*\*([^*\n]{1,400})\*\*|`([^`\n]{1,400})`/g;
+
+function prose(line) {
+  const heading = HEADING.exec(line);
+  const text = heading ? heading[1] : line;
+  const pieces = [];
+  let start = 0;
+  for (const match of text.matchAll(EMPHASIS)) {
+    pieces.push(text.slice(start, match.index), match[1] ? make("b", {}, match[1]) : make("code", {}, match[2]));
+    start = match.index + match[0].length;
+  }
+  pieces.push(text.slice(start));
+  return heading ? [make("b", { class: "work-heading" }, ...pieces)] : pieces;
+}
+
+const lines = {
+  code: (line) => line.map(([kind, text]) => (kind ? make("i", { class: `work-${kind}` }, text) : text)),
+  prose,
+  output: (line) => [line],
+};
+
+function block({ kind, text, lines: body, marks, source, width, height }) {
+  if (kind === "caption") return make("p", { class: "kv-faint" }, text);
+  if (kind === "plot") return make("img", { class: "work-plot", src: source, alt: text, width, height });
+  if (kind === "table") return make("table", { class: "work-table" }, make("tbody", {}, ...body.map((cells, at) => row(cells, at, marks[at]))));
+  const element = make("pre", { class: `work-${kind}` });
+  body.forEach((line, at) => {
+    if (at) element.append("\n");
+    const pieces = lines[kind](line);
+    if (marks[at] === undefined) element.append(...pieces);
+    else element.append(make("mark", { title: marks[at], "data-criteria": marks[at] }, ...pieces), note(marks[at]));
+  });
+  return element;
+}
+
+function row(cells, at, reason) {
+  const tag = at ? "td" : "th";
+  const inner = cells.map((cell) => make(cell ? tag : "td", {}, cell));
+  if (reason === undefined) return make("tr", {}, ...inner);
+  return make("tr", { class: "work-marked", title: reason, "data-criteria": reason }, ...inner, make("td", {}, note(reason)));
+}
+
+/** Beside a marked line, and no part of what is copied. */
+const note = (reason) => make("small", { class: "kv-note" }, `◂ ${reason}`);
+
+export default function ({ data, setStateValue, parentElement }) {
+  window.kvasirReview ??= new Screen();
+  window.kvasirReview.receive(data, setStateValue, parentElement);
+}

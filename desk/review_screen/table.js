@@ -1,0 +1,55 @@
+// The table of a class: a click on a row, or Enter on its name, opens it; a box chooses it. All of it is text.
+
+function cell(tag, ...children) {
+  const element = document.createElement(tag);
+  element.append(...children);
+  return element;
+}
+
+function draw({ data, setStateValue, setTriggerValue }, root) {
+  const chosen = new Set(data.chosen);
+  const head = cell("tr", ...["choose", ...data.columns].map((name) => {
+    const column = cell("th", name);
+    column.scope = "col";
+    return column;
+  }));
+  const rows = data.rows.map(({ id, cells: [name, ...others], state }) => {
+    const box = document.createElement("input");
+    box.type = "checkbox";
+    box.checked = chosen.has(id);
+    box.setAttribute("aria-label", `Choose ${name}`);
+    box.addEventListener("change", () => {
+      if (box.checked) chosen.add(id);
+      else chosen.delete(id);
+      setStateValue("chosen", [...chosen]);
+    });
+    const open = cell("button", name);
+    open.type = "button";
+    const line = cell("tr", cell("td", box), cell("td", open), ...others.map((text) => cell("td", text)));
+    line.children[2].replaceChildren(Object.assign(cell("span", others[0]), { className: `state state-${state}` }));
+    line.addEventListener("click", ({ target }) => {
+      // Near the box is the box; and who selects words does not open.
+      if (target.closest("td") === line.firstChild) return target === box ? undefined : box.click();
+      if (String(getSelection()) === "" || target === open) setTriggerValue("open", id);
+    });
+    return line;
+  });
+  root.replaceChildren(cell("table", cell("thead", head), cell("tbody", ...rows)));
+  const names = [...root.querySelectorAll("button")];
+  root.onkeydown = (event) => {
+    const at = names.indexOf(document.activeElement);
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (at < 0 || !step || !names[at + step]) return;
+    event.preventDefault();
+    names[at + step].focus();
+  };
+}
+
+export default function (component) {
+  const { parentElement, data } = component;
+  const root = parentElement.querySelector(".kv-class");
+  const drawn = JSON.stringify(data);
+  if (root.dataset.drawn === drawn) return; // what is focused stays focused
+  root.dataset.drawn = drawn;
+  draw(component, root);
+}

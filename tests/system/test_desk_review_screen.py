@@ -1,0 +1,247 @@
+"""The review screen in a real browser: by keys alone, in sight, over a bad line, and with comments that are reused."""
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from desk import assignments
+from grading.reviews import Override, append_override, read_overrides
+from infra.config.settings import load_settings
+from kvasir.class_run import request_from
+from tests.support.browser import PATIENCE_S, Browser
+from tests.support.desk import answer, plan
+from tests.support.desk_page import DeskPage, graded_assignment, new_assignment, quick_model, wait_until_holds
+from tests.support.homework import tiny_class
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.system
+
+GUIDANCE = " ".join(["One point for each step that is there, and half of one where it is there and does not run."] * 12)
+LONG_RUBRIC = "title: Means\ncriteria:\n" + "".join(
+    f'  - {{id: part{number}, title: Part {number}, points: 20, step: 0.5, model: code, guidance: "{GUIDANCE}"}}\n'
+    for number in range(12)
+)
+DEDUCTION = "  - {id: late, title: Sloppy, points: 0, deduction: 5, model: code, guidance: Nothing is labelled.}\n"
+# The open row, or where that is taller its head and its points, is within its panel and the window.
+IN_VIEW = """
+(function () {
+  const row = document.querySelector(".kv-grade .kv-active");
+  const panel = document.querySelector(".kv-grade").getBoundingClientRect();
+  const inside = (r) => r.top >= panel.top - 1 && r.bottom <= panel.bottom + 1 && r.top >= 0 && r.bottom <= innerHeight;
+  const all = row.getBoundingClientRect();
+  if (all.height <= panel.height) return inside(all);
+  const parts = [row.querySelector("button"), row.querySelector(".kv-give")];
+  return parts.every((each) => !each || inside(each.getBoundingClientRect()));
+})()
+"""
+PAGE_SCROLLS = (
+    "(({scrollHeight, clientHeight}) => scrollHeight > clientHeight)(document.querySelector('[data-testid=stMain]'))"
+)
+
+
+@pytest.fixture(scope="module")
+def long_class(desk: DeskPage) -> Path:
+    """Three students, twelve criteria of up to twenty points with long guidance, and one that takes points off."""
+    work = tiny_class(desk.home.parent / "long", 3) / "submissions"
+    folder = new_assignment(desk, "Long", work, LONG_RUBRIC + DEDUCTION)
+    rubric = Path(assignments.read_inputs(folder).rubric)
+    answer(folder, plan(folder, request_from(load_settings(config=desk.config), work, rubric)), range(3), points=0)
+    return folder
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Iterator[Browser]:
+    with Browser(tmp_path / "wide", 1440, 900) as opened:
+        yield opened
+
+
+def open_review(browser: Browser, desk: DeskPage, folder: Path, more: str = "") -> None:
+    browser.open(desk.at(folder, "Review") + more)
+    browser.wait_for("Final points")
+
+
+def points_of(browser: Browser) -> dict[str, object]:
+    """What the screen shows, by criterion."""
+    state = browser.evaluate("window.kvasirReview.state().criteria.map(({id, points}) => [id, points])")
+    return dict(state)
+
+
+def press(browser: Browser, *keys: str) -> None:
+    """Keys one after the other, as fast as they come; "…" is a pause that ends a number."""
+    codes = {"ArrowDown": 40, "ArrowUp": 38, "Enter": 13, "Escape": 27}
+    for key in keys:
+        if key == "…":
+            time.sleep(0.8)
+            continue
+        for event in ("rawKeyDown", "keyUp"):
+            code = codes.get(key) or ord(key.upper())
+            browser.call("Input.dispatchKeyEvent", type=event, key=key, windowsVirtualKeyCode=code)
+
+
+def wait_until_kept(browser: Browser, folder: Path, count: int) -> list[Override]:
+    """The decisions, once there are so many and the page has heard of each."""
+    wait_until(lambda: len(read_overrides(folder)) == count, f"{count} decisions are kept", PATIENCE_S)
+    wait_until(lambda: browser.evaluate("window.kvasirReview.acts.length") == 0, "all is confirmed", PATIENCE_S)
+    return read_overrides(folder)
+
+
+def test_more_than_nine_points_are_given_by_keys(wide: Browser, desk: DeskPage, long_class: Path) -> None:
+    # PrairieLearn's keys end at its ninth rubric item, and its users ask for more (PrairieLearn/PrairieLearn#9231).
+    open_review(wide, desk, long_class)
+    press(wide, "1", "2", "7", "2", "5", "…", "1", "…", "3", ".", "0", "2", ".")
+    assert list(points_of(wide).values())[:8] == [12, 7, 2, 5, 1, 3.5, 0, 2.5]
+    press(wide, *["ArrowDown"] * 4, "3")
+    assert points_of(wide)["late"] == -3
+    press(wide, "9")
+    wide.wait_for("Points go from -5 to 0.")
+    press(wide, "z")
+    assert set(points_of(wide).values()) == {0}
+
+
+def test_the_open_criterion_stays_in_sight_and_the_page_never_scrolls(
+    wide: Browser, desk: DeskPage, long_class: Path
+) -> None:
+    # Where the criteria stand below each other people scroll to grade (PrairieLearn/PrairieLearn#14633).
+    open_review(wide, desk, long_class)
+    rng = random.Random(1)
+    keys = [*"0123456789.agjkz", *["ArrowDown", "ArrowUp"] * 8, "Enter"]
+    for number in range(150):
+        key = rng.choice(keys)
+        press(wide, key)
+        assert wide.evaluate(IN_VIEW), f"after {number} keys, and then {key}"
+    assert not wide.evaluate(PAGE_SCROLLS)
+    wide.press("css", '[data-row="part9"] > button')
+    assert wide.evaluate("document.querySelector('.kv-active .kv-text').textContent") == GUIDANCE
+
+
+def test_the_work_jumps_to_the_quote_of_the_open_criterion(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 1)
+    open_review(browser, desk, folder)
+    now = "[...document.querySelectorAll('.kv-work .kv-now')].map((e) => e.innerText.trim())"
+    wait_until(lambda: browser.evaluate(now) == ["return sum(values) / (len(values) + 0)"], "it is marked", PATIENCE_S)
+    press(browser, "ArrowDown", "ArrowDown")
+    assert browser.evaluate(now) == []
+
+
+def test_a_desk_that_is_gone_is_said_and_nothing_that_was_decided_is_lost(tmp_path: Path) -> None:
+    config = quick_model(tmp_path)
+    with Browser(tmp_path / "browser") as browser:
+        with DeskPage(tmp_path, config) as desk:
+            folder = graded_assignment(desk, 4)
+            open_review(browser, desk, folder)
+            wait_until(
+                lambda: browser.evaluate("[...window.kvasirReview.cache.values()].filter((e) => e.work).length") >= 3,
+                "the next ones are there",
+                PATIENCE_S,
+            )
+            desk.kill()
+            press(browser, "1", "Enter", "0", "Enter")
+            browser.wait_for("The desk does not answer. 2 of your decisions are kept in this browser")
+            assert read_overrides(folder) == []
+        with DeskPage(tmp_path, config, home=desk.home, port=desk.port):
+            first, second = wait_until_kept(browser, folder, 2)
+            assert (first.points, second.points, first.criterion_id) == (1, 0, "works")
+            browser.wait_gone("The desk does not answer")
+
+
+def test_what_a_closed_browser_could_not_send_is_sent_when_it_is_opened_again(tmp_path: Path) -> None:
+    config = quick_model(tmp_path)
+    with DeskPage(tmp_path, config) as desk:
+        folder = graded_assignment(desk, 2)
+        with Browser(tmp_path / "browser") as browser:
+            open_review(browser, desk, folder)
+            desk.kill()
+            press(browser, "1", "Enter")
+            wait_until(lambda: browser.evaluate("window.kvasirReview.acts.length") == 1, "it is noted", PATIENCE_S)
+            time.sleep(8)  # Chromium writes down what a page keeps when it has the time; here it is killed
+    with (
+        DeskPage(tmp_path, config, home=desk.home, port=desk.port) as again,
+        Browser(tmp_path / "browser") as browser,
+    ):
+        open_review(browser, again, folder)
+        [override] = wait_until_kept(browser, folder, 1)
+        assert override.points == 1
+
+
+def test_two_tabs_send_what_is_unanswered_and_it_is_done_once(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 4)
+    open_review(browser, desk, folder)
+    browser.tab(1)
+    open_review(browser, desk, folder)
+    press(browser, "1", "Enter")
+    browser.tab(0)
+    press(browser, "j", "j")
+    browser.wait_for("(len(values) + 2)")
+    press(browser, "0", "Enter", "z")
+
+    def lines() -> list[object]:
+        text = (folder / "reviews.jsonl").read_text("utf-8")
+        return [json.loads(line).get("points", "undone") for line in text.splitlines()]
+
+    wait_until(lambda: len(lines()) == 3, "all three are done", PATIENCE_S)
+    browser.tab(1)
+    browser.reload()
+    browser.wait_for("Final points")
+    assert lines() == [1, 0, "undone"]
+
+
+def test_a_comment_is_reused_and_changed_wherever_it_is_ones_own(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 4)
+    open_review(browser, desk, folder)
+    items = browser.evaluate("window.kvasirReview.data.queues.all")
+    append_override(folder, Override(items[3], "works", 2, "It runs.", "kinder", "Bob"))
+    browser.reload()
+    browser.fill("Your name", "Ada")
+    for number in range(2):
+        browser.wait_for(f"(len(values) + {number})")
+        press(browser, "c")
+        browser.wait_for("Comments used here")
+        press(browser, "1", "Enter")
+    assert [each.feedback for each in wait_until_kept(browser, folder, 3)] == ["It runs."] * 3
+    press(browser, "k", "k")
+    browser.fill("Feedback on works", "It runs, and it is short.")
+    browser.click("Save and next")
+    browser.wait_for("“It runs.” stands on 2 more.")
+    browser.wait_for("Decided by others: student3_103_1_homework.py (Bob)")
+    browser.click("Change 1 that is yours or undecided")
+    wait_until_kept(browser, folder, 5)
+    standing = {each.item_id: each.feedback for each in read_overrides(folder)}
+    assert [standing[item] for item in (items[0], items[1], items[3])] == ["It runs, and it is short."] * 2 + [
+        "It runs."
+    ]
+
+
+def test_one_criterion_is_gone_through_without_names_and_in_shares(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 7)
+    open_review(browser, desk, folder, "&show=all")
+    browser.evaluate("window.kvasirReview.choose({order: 'clear', share: '2/3', blind: true}); 0")
+    assert browser.evaluate("window.kvasirReview.queue.length") == 2, "a third of seven"
+    assert "student" not in browser.evaluate("document.querySelector('.kv-who').innerText")
+    for _ in range(2):
+        wait_until(
+            lambda: not browser.evaluate("window.kvasirReview.state().isBlank"), "the grade is there", PATIENCE_S
+        )
+        press(browser, "1", "Enter")
+    decided = wait_until_kept(browser, folder, 2)
+    assert [(each.criterion_id, each.points) for each in decided] == [("clear", 1)] * 2
+
+
+def test_a_row_of_the_table_is_opened_by_a_click_and_by_enter(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 3)
+    browser.open(desk.at(folder, "Results"))
+    browser.wait_for("student1_101_1_homework.py")
+    browser.press("css", ".kv-class tbody tr:nth-child(2) td:nth-child(4)")
+    browser.wait_for("(len(values) + 1)")
+    browser.go_back()
+    browser.wait_for("Name contains")
+    browser.press("css", ".kv-class tbody tr:nth-child(1) input")
+    browser.wait_for("Regrade selected")
+    browser.evaluate("document.querySelector('.kv-class tbody tr:nth-child(2) button').focus()")
+    press(browser, "ArrowDown")
+    browser.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", text="\r", windowsVirtualKeyCode=13)
+    browser.wait_for("(len(values) + 2)")
+    wait_until_holds(browser, "Points for works", "2")
