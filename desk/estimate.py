@@ -43,11 +43,6 @@ def per_hour(submissions: int, seconds: float) -> float:
     return _per(submissions, seconds) * 3600
 
 
-def remaining_s(open_count: int, done_count: int, seconds: float) -> float | None:
-    """Seconds for what is open, at the pace so far; None while nothing is done."""
-    return open_count * seconds / done_count if done_count else None
-
-
 def duration(seconds: float) -> str:
     """`40 s`, `12 min`, `3 h 05 min`."""
     if seconds < 90:

@@ -1,6 +1,5 @@
 """From inputs to grades: dry run, trial, the whole class, and how it goes."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import streamlit as st
 
 from desk import assignments, dry_runs
 from desk.assignments import Inputs
-from desk.estimate import duration, forecast_s, remaining_s
+from desk.estimate import duration, forecast_s
 from desk.pages.address import go
 from desk.pages.shared import (
     REFRESH_S,
@@ -193,11 +192,7 @@ def _figures(desk: Desk, folder: Path, work: Work) -> None:
     if alive and record:
         _stages(desk, folder, counts.total)
         graded_count = sum(row.state != "waiting" for row in rows)
-        seconds = time.time() - record.started_at
-        seconds_left = remaining_s(counts.open, desk.stages(folder).refresh()["done"], seconds)
-        how_long = (
-            "how long it takes is not known yet" if seconds_left is None else f"about {duration(seconds_left)} left"
-        )
+        how_long = desk.stages(folder).expected or "how long it takes is not known yet"
         st.caption(f"{graded_count} of {plural(len(rows), 'submission')}; {how_long}. This page may be closed.")
     elif counts.open:
         _why_open(work, counts.open)

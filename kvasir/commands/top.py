@@ -16,7 +16,7 @@ from rich.text import Text
 from desk.estimate import duration
 from infra.config.settings import Settings
 from infra.config.urls import addresses
-from kvasir.commands.status import cluster_state, store_line
+from kvasir.commands.status import cluster_state, finish_line, finish_state, store_line
 from kvasir.commands.top_batches import BatchState, find_batches
 from kvasir.connect import connect, is_cluster
 from kvasir.options import Globals, Number
@@ -25,6 +25,7 @@ from messages.errors import BrokerUnavailable, StoreUnavailable
 from producers.client import Client
 
 State = dict[str, Any]
+FINISH_EVERY_S = 30.0  # between two looks at when all will be done
 _PLACES = ("now", "bulk", "suspects")
 _NO_CLUSTER = "No broker is configured: each grading runs in its own kvasir process."
 _HEADINGS = ("model", *(f"{stage} {place}" for stage in ("prefill", "decode") for place in _PLACES))
@@ -45,12 +46,18 @@ def top(global_options: Globals, folders: tuple[Path, ...], once: bool, every: f
     cluster = is_cluster(settings)
     with ExitStack() as stack:
         clients: list[Client] = []
+        finish: dict[str, Any] = {}
+        ask_again = 0.0
 
         def look() -> RenderableType:
+            nonlocal ask_again
             if cluster and not clients:
                 clients.append(stack.enter_context(connect(settings, (), name="top")))
             watches[:] = find_batches(folders, watches)
             state = cluster_state(settings, clients[0]) if clients else None
+            if state and time.monotonic() > ask_again:
+                finish["finish"], ask_again = finish_state(settings, clients[0]), time.monotonic() + FINISH_EVERY_S
+            state = state | finish if state else None
             return frame(state, [watch.look() for watch in watches], time.time())
 
         if once:
@@ -107,6 +114,8 @@ def frame(state: State | None, batches: Sequence[BatchState], now: float) -> Ren
 
 def _cluster(state: State) -> list[RenderableType]:
     parts: list[RenderableType] = [_queues(state), Text(), _workers(state), Text(), _store(state)]
+    if finish := state.get("finish"):
+        parts.append(Text(finish_line(finish)))
     parts += [Text(f"Nobody serves {model}", style="bold red") for model in state["unserved"]]
     other_queues = {name: ready for name, ready in state["queues"].items() if ready and not _is_work(name)}
     if other_queues:

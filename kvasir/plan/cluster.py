@@ -1,11 +1,13 @@
 """From the machines in kvasir.toml to the fleet that is simulated."""
 
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 
 from decode_worker.stealing.models import FIRST_LOAD_BYTES_PER_S
 from infra.config.schema import Points, Rates
 from infra.config.settings import MachineRole, MachineSettings, ModelSettings, Settings
+from kvasir.measure import kept_rates, rates_path
 from kvasir.plan.fleet import Decoder, Fleet, Prefiller, Rate
 from kvasir.worker.stealables import SHARE_FOR_WEIGHTS
 from messages.errors import ConfigError
@@ -50,13 +52,21 @@ def fleet_of(settings: Settings, models: Sequence[str], steal: bool) -> Fleet:
     )
 
 
+def rates_of(machine: MachineSettings, model: str) -> Rates:
+    """What kvasir.toml says of a model there; if nothing, and it is this machine, what `kvasir measure` kept."""
+    if model in machine.rates:
+        return machine.rates[model]
+    here = socket.gethostname().split(".")[0]
+    return kept_rates(rates_path(), model) if here in (machine.name, machine.host.split(".")[0]) else Rates()
+
+
 def _prefiller(machine: MachineSettings, role: MachineRole) -> Prefiller:
-    rates = machine.rates.get(role.model, Rates())
+    rates = rates_of(machine, role.model)
     return Prefiller(machine.name, role.model, _rate(machine, role, rates.prefill_curve or rates.prefill))
 
 
 def _decoder(settings: Settings, machine: MachineSettings, role: MachineRole, models: Sequence[str]) -> Decoder:
-    rates = {name: machine.rates.get(name, Rates()) for name in [role.model, *models]}
+    rates = {name: rates_of(machine, name) for name in [role.model, *models]}
     home = settings.model(role.model)
     usable_rates = {
         name: _rate(machine, replace(role, model=name), entry.decode_curve or entry.decode)

@@ -29,6 +29,7 @@ KEYS = {
     "fleet": "rows worst_ratio_to_ideal contending worst_ratio_to_lp",
     "overhead": "p50_ms p99_ms jobs_per_s dramatiq_jobs_per_s ratio submit_per_s in_process_jobs_per_s",
     "plan": "rows worst_error",
+    "finish": "nights coverage median_width longest_wait_ratio",
     "desk": "interactions p95_ms p99_ms growth_mb",
     "doors": "classes wrong_cells leaked_names dropped_files blank_members completed refused_wrongly",
     "faults": "seed rows total_lost",

@@ -1,0 +1,266 @@
+"""When a batch will be done: from what waits, the workers that are there, and the answers so far."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, cast
+
+import pytest
+
+from benchmarks import finish as nights
+from infra.broker.base import Depth
+from infra.broker.topology import work_queue
+from infra.config.schema import Rates
+from infra.config.settings import MachineSettings, Settings, load_settings
+from kvasir.measure import keep, kept_rates
+from kvasir.plan.finish import MOST_PROMPTS, Finish, finish_of
+from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller
+from kvasir.plan.running_cluster import Outlook, expectation, fleet_of_workers, outlook_of
+from kvasir.plan.simulate import Backlog, Stealing, simulate
+from messages.jobs import DecodeReport, JobResult, PrefillReport
+from messages.workers import BOTH_ROLES, RateCurve, WorkerDetails, WorkerInfo
+from producers.batch.batch import Batch, BatchEntry
+from producers.client import Client
+
+MODEL = "big:m"
+FLEET = Fleet((Prefiller("spark", MODEL, 1000.0),), (Decoder("mac", MODEL, 2, {MODEL: 10.0}),))
+
+
+def _jobs(count: int, name: str = "own") -> list[PlannedJob]:
+    return [PlannedJob(f"{name} {number}", MODEL, 0, 100, 100) for number in range(count)]
+
+
+def _names(jobs: Sequence[PlannedJob]) -> set[str]:
+    return {job.name for job in jobs}
+
+
+def test_the_interval_and_the_chance_are_those_of_one_distribution() -> None:
+    finish = Finish(3600.0, 0.1)
+
+    assert finish.low_s < 3600 < finish.high_s
+    assert finish.chance(finish.high_s) - finish.chance(finish.low_s) == pytest.approx(0.9)
+    assert finish.chance(3600.0) == pytest.approx(0.5)
+    assert finish.chance(0.0) == finish.chance(-5.0) == 0.0
+    assert finish.words() == "about 60 min left (90%: 51 min to 71 min)"
+    assert Finish(20.0, 0.001).words() == "about 20 s left"
+
+
+def test_what_takes_a_known_time_is_estimated_by_it() -> None:
+    jobs = _jobs(40)
+
+    finish = finish_of(FLEET, Backlog(jobs), {MODEL: [100] * 20}, _names(jobs))
+
+    assert finish is not None
+    assert finish.left_s == pytest.approx(40 * 100 / (2 * 10), rel=0.08)  # two slots, 10 tokens a second each
+    assert finish.low_s < finish.left_s < finish.high_s
+
+
+def test_jobs_in_front_count_and_those_behind_hardly_do() -> None:
+    own, others = _jobs(10), _jobs(30, "other")
+    lengths = {MODEL: [100] * 20}
+
+    first, last = (finish_of(FLEET, Backlog(line), lengths, _names(own)) for line in ([*own, *others], [*others, *own]))
+
+    assert first is not None
+    assert last is not None
+    assert last.left_s > 3 * first.left_s
+
+
+def test_a_class_with_few_answers_is_less_certain() -> None:
+    jobs = _jobs(60)
+
+    known, unknown = (finish_of(FLEET, Backlog(jobs), {MODEL: found}, _names(jobs)) for found in ([100] * 50, []))
+
+    assert known is not None
+    assert unknown is not None
+    assert unknown.spread > known.spread
+
+
+def test_nothing_left_and_nobody_there_have_no_estimate() -> None:
+    jobs = _jobs(2)
+
+    assert finish_of(FLEET, Backlog(()), {}, set()) is None
+    assert finish_of(replace(FLEET, decoders=()), Backlog(jobs), {}, _names(jobs)) is None
+
+
+def test_a_queue_of_thousands_follows_from_a_part_of_it() -> None:
+    short, long = _jobs(MOST_PROMPTS), _jobs(10 * MOST_PROMPTS)
+    lengths = {MODEL: [100] * 20}
+
+    few, many = (finish_of(FLEET, Backlog(jobs), lengths, _names(jobs)) for jobs in (short, long))
+
+    assert few is not None
+    assert many is not None
+    assert many.left_s == pytest.approx(10 * few.left_s, rel=0.02)
+
+
+def test_a_simulation_begins_where_the_cluster_is() -> None:
+    waiting, ready, running = (_jobs(1, name)[0] for name in ("waiting", "ready", "running"))
+
+    run = simulate(FLEET, Backlog([waiting], [ready], [(0, replace(running, answer_tokens=40))]), Stealing())
+
+    ends_s = {timing.job.name: timing.ended_s for timing in run.timings}
+    assert ends_s["running 0"] == pytest.approx(4.0)
+    assert ends_s["ready 0"] == pytest.approx(10.0)
+    assert ends_s["waiting 0"] == pytest.approx(14.0)
+    assert [timing.job.name for timing in run.prefills] == ["waiting 0"]
+
+
+# --- from a cluster
+
+
+def _worker(name: str, role: str, **fields: Any) -> WorkerInfo:
+    known = {"engine": "mlx", "device": "metal", "fingerprint": "", "tokenizer": "", "context": 8192, "slots": 2}
+    where = {"host": name, "pid": 7, "started_at": 0.0}
+    return WorkerInfo(f"{name}.{role}", cast(Any, role), MODEL, **cast(Any, known | where | fields))
+
+
+def _settings(**machines: Rates) -> Settings:
+    tables = {
+        name: MachineSettings(name=name, host=f"{name}.local", rates=MappingProxyType({MODEL: rates}))
+        for name, rates in machines.items()
+    }
+    bare = load_settings({"models": {MODEL: {"context": 8192}}}, environ={}, cwd=Path("/"), user_dir=Path("/"))
+    return replace(bare, machines=tables)
+
+
+def test_workers_bring_their_curves_else_their_figures_else_the_configuration() -> None:
+    curve = RateCurve(MODEL, (1, 4), (10.0, 30.0))
+    both = WorkerDetails(roles=BOTH_ROLES, decode_curves=(curve,))
+    measured = {"resident": (MODEL,), "resident_tokens_per_s": (12.0,), "resident_answer_tokens": (80.0,)}
+    workers = [
+        _worker("spark1", "prefill", details=replace(both, decode_curves=()), tokens_per_s=900.0),
+        _worker("spark1", "decode", details=both, **measured),
+        _worker("mac1", "decode", **measured),
+        _worker("mac2", "decode"),
+        _worker("mac3", "decode"),
+        _worker("mac4", "decode", off="paused", **measured),
+    ]
+
+    fleet, registrations = fleet_of_workers(_settings(mac2=Rates(decode=5.0)), workers)
+
+    assert [(each.machine, each.tokens_per_s) for each in fleet.prefillers] == [("spark1", 900.0)]
+    assert [(each.machine, each.tokens_per_s[MODEL]) for each in fleet.decoders] == [
+        ("spark1", curve),
+        ("mac1.decode", 12.0),
+        ("mac2.decode", 5.0),
+    ]
+    assert [worker.host for worker in registrations] == ["spark1", "mac1", "mac2"]
+
+
+class _Broker:
+    def __init__(self, prefill: int, decode: int) -> None:
+        self._ready = {work_queue("prefill", MODEL, "bulk"): prefill, work_queue("decode", MODEL, "bulk"): decode}
+
+    def depth(self, queue: str) -> Depth | None:
+        return Depth(self._ready.get(queue, 0), 0)
+
+
+class _Client:
+    def __init__(self, prefill: int, decode: int, busy: int) -> None:
+        self.broker = _Broker(prefill, decode)
+        measured = {"resident": (MODEL,), "resident_tokens_per_s": (10.0,), "resident_answer_tokens": (100.0,)}
+        self._workers = [
+            _worker("spark1", "prefill", tokens_per_s=1000.0),
+            _worker("mac1", "decode", busy=busy, **measured),
+        ]
+
+    def workers(self) -> list[WorkerInfo]:
+        return self._workers
+
+
+def _client(prefill: int = 0, decode: int = 0, busy: int = 0) -> Client:
+    return cast(Client, _Client(prefill, decode, busy))
+
+
+@pytest.fixture
+def batch(tmp_path: Path) -> Batch:
+    """Ten jobs, none of which has a result."""
+    made = Batch(tmp_path / "batch")
+    made.plan([BatchEntry(f"job-{number}", f"s-{number}", MODEL, "code", "x") for number in range(10)], {})
+    return made
+
+
+def _result(batch: Batch, number: int, tokens: int) -> JobResult:
+    decode = DecodeReport(completion_tokens=tokens, decode_s=1.0)
+    prefill = PrefillReport(computed_tokens=70)
+    return JobResult(
+        f"job-{number}", 1, batch.batch_id, f"s-{number}", MODEL, "succeeded", prefill=prefill, decode=decode
+    )
+
+
+def _seen(outlook: Outlook | None) -> Outlook:
+    assert outlook is not None
+    return outlook
+
+
+def test_a_batch_without_answers_stands_behind_what_waits_and_then_in_front(batch: Batch) -> None:
+    before = _seen(outlook_of(_settings(), _client(prefill=25, decode=3, busy=2), batch))
+
+    assert len(before.backlog.jobs) == 30
+    assert [job.name for _, job in before.backlog.running] == [f"other {MODEL} 0", f"other {MODEL} 1"]
+    assert before.backlog.waiting[-1].name == f"own {MODEL} 9"
+    assert {job.answer_tokens for job in before.backlog.jobs} == {100}
+
+    batch.journal.record([_result(batch, 0, 300)])
+    after = _seen(outlook_of(_settings(), _client(prefill=24, decode=3, busy=2), batch))
+
+    assert len(after.names) == 9
+    assert [job.name for _, job in after.backlog.running] == [f"own {MODEL} 0", f"own {MODEL} 1"]
+    assert after.lengths == {MODEL: [300]}
+    assert {job.own_tokens for job in after.backlog.jobs} == {70}
+
+
+def test_all_that_waits_is_asked_about_without_a_batch() -> None:
+    assert len(_seen(outlook_of(_settings(), _client(prefill=4, decode=3, busy=2))).names) == 9
+    assert outlook_of(_settings(), _client()) is None
+
+
+def test_a_deadline_has_a_chance_and_what_would_help(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvasir.plan.running_cluster.time.time", lambda: 1000.0)
+    client = _client(prefill=8, busy=2)  # ten answers of 100 tokens, two at a time, 10 tokens a second: 50 s
+    batch.request = {"ask": "criteria"}
+
+    assert expectation(_settings(), client, batch).startswith("about ")
+    assert expectation(_settings(), client, batch, 1000.0 + 500).endswith("; 100% chance to make the deadline")
+    words = expectation(_settings(), client, batch, 1000.0 + 25)
+    assert "; 0% chance to make the deadline; what would help: another machine like mac1.decode (" in words
+    assert words.endswith(", --ask together")
+    assert ", answers 25% shorter (" in words
+
+
+def test_a_cluster_that_has_measured_nothing_says_nothing(batch: Batch) -> None:
+    client = _client(prefill=10)
+    cast(Any, client)._workers = [_worker("mac1", "decode")]
+
+    assert expectation(_settings(), client, batch, 1.0) == ""
+
+
+def test_what_was_measured_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "rates.json"
+    curves = {"prefill_curve": [[512, 900.0]], "decode_curve": [[1, 20.0], [4, 50.0]]}
+
+    assert kept_rates(file, MODEL) == Rates()
+    keep(file, {MODEL: curves})
+    assert kept_rates(file, MODEL) == Rates(prefill_curve=((512, 900.0),), decode_curve=((1, 20.0), (4, 50.0)))
+    assert kept_rates(file, "other:m") == Rates()
+    for damage in ([[4, 20.0], [1, 5.0]], [[1]], "x", 7, [[1, "fast"]]):
+        file.write_text(json.dumps({"models": {MODEL: curves | {"decode_curve": damage}}}), "utf-8")
+        assert kept_rates(file, MODEL) == Rates()
+
+
+def test_an_owner_sees_of_a_night_what_is_left_of_it() -> None:
+    night = nights.draw_night(4)
+    run = night.run()
+    end_s = run.makespan_s
+
+    fleet, backlog, lengths, names = nights.seen(night, run, 0, end_s / 2)
+
+    left = {timing.job.name for timing in run.timings if timing.ended_s > end_s / 2}
+    assert {job.name for job in backlog.jobs} == left
+    assert names >= {name for name in left if name.startswith("0/")}
+    assert sum(map(len, lengths.values())) == len(names - left)
+    assert all(decoder.dies_s == math.inf for decoder in fleet.decoders)
