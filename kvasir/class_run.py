@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -312,7 +311,8 @@ def run_class(
     if has_open_jobs and (batch.may_publish or is_cluster(settings)):
         models = sorted({entry.model for entry in batch.open_jobs.values()})
         with connect(settings, models, observe, f"grade {batch.batch_id}") as client:
-            progress.expect(partial(expectation, settings, client, batch, deadline_s and time.time() + deadline_s))
+            deadline = deadline_s and time.time() + deadline_s
+            progress.expect(lambda: expectation(settings, client, batch, deadline))
             Runner(batch, assignment.jobs, client, progress, deadline_s).run(max_wait_s)
     elif batch.entries and is_cluster(settings):
         _fetch_late(settings, batch, progress, observe)
@@ -340,8 +340,8 @@ def submit(
     with connect(settings, (), observe, f"submit {batch.batch_id}") as client:
         client.broker.open_reply_queue(batch.batch_id)
         count = Runner(batch, assignment.jobs, client, progress, deadline_s).submit()
-        if words := expectation(settings, client, batch, deadline_s and time.time() + deadline_s):
-            progress.say(words)
+        words = expectation(settings, client, batch, deadline_s and time.time() + deadline_s)
+        progress.say(words or "how long it takes is known when workers have measured how fast they are")
         return count
 
 

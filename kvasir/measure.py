@@ -20,16 +20,13 @@ import click
 
 from engines.base import EngineInfo
 from engines.registry import Engine, entries, open_engine
-from infra.config.schema import Rates
 from infra.config.sources import user_data_dir
 from kvasir.engine_options import engine_options
 from kvasir.options import Globals, Number
 from kvasir.terminal import say
-from messages.errors import InvalidMessage, UsageError
+from messages.errors import UsageError
 from messages.jobs import Sampling, user_prompt
 from messages.kv import KVCache, Record, assemble_cache
-from messages.workers import RateCurve
-from producers.storage.private import read_ordinary
 
 CONTEXT_TOKENS = 2048
 ANSWER_TOKENS = 128
@@ -53,8 +50,7 @@ def measure(
 ) -> int:
     """Measure a model's tokens a second on this machine, and print them as a block for kvasir.toml.
 
-    Decode by the number of sequences, prefill by the prompt's length. Stop this machine's workers first. They are kept,
-    too: until kvasir.toml has rates of this machine, kvasir plan goes by those when it runs here.
+    Decode by the number of sequences, prefill by the prompt's length. Stop this machine's workers first.
     """
     settings = global_options.settings()
     models = [settings.model(name) for name in names or settings.models]
@@ -79,7 +75,7 @@ def measure(
         say(f'[machines.{machine or socket.gethostname()}.rates."{model.name}"]')
         say(f"prefill_curve = {json.dumps(prefill)}")
         say(f"decode_curve = {json.dumps(decode)}")
-    keep(rates_path(), rates)
+    keep((user_data_dir(os.environ) or Path()) / FILE_NAME, rates)
     return 0
 
 
@@ -105,23 +101,6 @@ def keep(path: Path, rates: Mapping[str, Mapping[str, object]]) -> None:
         path.write_text(json.dumps({"version": 1, "models": earlier | dict(rates)}, indent=2) + "\n", "utf-8")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"what was measured can't be kept in {path}: {error}") from None
-
-
-def kept_rates(path: Path, model: str) -> Rates:
-    """What `keep` wrote of a model; without a figure where there is nothing that can be read."""
-    try:
-        found = json.loads(read_ordinary(path))["models"][model]
-        prefill, decode = (tuple((at, rate) for at, rate in found[f"{stage}_curve"]) for stage in ("prefill", "decode"))
-        for curve in (prefill, decode):
-            RateCurve(model, *zip(*curve, strict=True))
-    except (OSError, ValueError, KeyError, TypeError, InvalidMessage):
-        return Rates()
-    return Rates(prefill_curve=prefill, decode_curve=decode)
-
-
-def rates_path() -> Path:
-    """Where this user's measurements are kept."""
-    return (user_data_dir(os.environ) or Path()) / FILE_NAME
 
 
 def _medians(sizes: Sequence[int], measure_once: Callable[[int], float], ends_at: float) -> Points:

@@ -61,7 +61,7 @@ class TerminalProgress:
         self._last_part = 0
         self._expectation: Callable[[], str] = lambda: ""
         self._expected = ""
-        self._ask_again = 0.0
+        self._ask_again = float("inf") if quiet and not log.isEnabledFor(logging.INFO) else 0.0
         self._said_sentences: set[str] = set()
 
     def __enter__(self) -> "TerminalProgress":
@@ -82,19 +82,18 @@ class TerminalProgress:
 
     def update(self, counts: Counts) -> None:
         """New figures."""
-        if self._bar or not self._quiet or log.isEnabledFor(logging.INFO):
-            self._look_ahead(counts)
+        words = self._words(counts)
         if self._bar and self._task is not None:
             # Drawn now: the jobs of a quick class may all end between two of the bar's own frames.
             self._bar.update(
                 self._task,
                 total=counts.total,
                 completed=counts.finished_jobs,
-                figures=self._words(counts),
+                figures=words,
                 refresh=True,
             )
         elif not self._quiet and self._due(counts):
-            stderr.print(self._words(counts), highlight=False)
+            stderr.print(words, highlight=False)
 
     def expect(self, expectation: Callable[[], str]) -> None:
         """Ask this from now on how long it will take: a few words, "" while nobody can say."""
@@ -116,17 +115,13 @@ class TerminalProgress:
         self._last_line, self._last_shown, self._last_part = now, counts.finished_jobs, part
         return True
 
-    def _look_ahead(self, counts: Counts) -> None:
-        """Ask how long it will take: seldom, since to find that out takes a second."""
-        if not counts.open:
-            self._expected = ""
-        elif time.monotonic() > self._ask_again:
+    def _words(self, counts: Counts) -> str:
+        """The figures, and how long it will take: asked seldom, since to find that out takes a second."""
+        if counts.open and time.monotonic() > self._ask_again:
             self._expected = self._expectation()
             self._ask_again = time.monotonic() + (_EXPECT_EVERY_S if self._expected else _ASK_EVERY_S)
             log.info("%s%s", EXPECTED, self._expected)
-
-    def _words(self, counts: Counts) -> str:
-        return ", ".join(filter(None, (_figures(counts), self._expected)))
+        return f"{_figures(counts)}, {self._expected}" if counts.open and self._expected else _figures(counts)
 
 
 def _figures(counts: Counts) -> str:

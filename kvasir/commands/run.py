@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import click
@@ -70,7 +69,7 @@ def run(
         if batch.open_jobs:
             models = sorted({entry.model for entry in batch.open_jobs.values()})
             with connect(settings, models, global_options.observer(), f"run {batch.batch_id}") as client:
-                progress.expect(partial(expectation, settings, client, batch))
+                progress.expect(lambda: expectation(settings, client, batch))
                 jobs = ReadAgain(lambda: (line.job for line in lines() if line.job))
                 Runner(batch, jobs, client, progress).run(max_wait)
         return _write_results(batch, as_json)

@@ -2,17 +2,17 @@
 
 import json
 from contextlib import closing
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from desk.estimate import duration
 from infra.broker import topology
 from infra.broker.base import Broker
 from infra.config.settings import Settings
 from kvasir.connect import connect, is_cluster, open_stores
 from kvasir.options import Globals, json_option
-from kvasir.plan.running_cluster import outlook_of
+from kvasir.plan.running_cluster import finish_of_all
 from kvasir.terminal import print_table, say
 from messages.workers import WorkerInfo
 from prefill_worker.admission import high_water_mark
@@ -29,8 +29,13 @@ def status(global_options: Globals, as_json: bool) -> int:
         say("No broker is configured: kvasir runs everything in its own process, and nothing is running now.")
         return 0
     with connect(settings, (), name="status") as client:
-        state = cluster_state(settings, client) | {"finish": finish_state(settings, client)}
+        finish = finish_of_all(settings, client)
+        state = cluster_state(settings, client) | {
+            "finish": finish and asdict(finish) | {"interval_s": finish.interval_s}
+        }
     click.echo(json.dumps(state)) if as_json else _print(state)
+    if finish and not as_json:
+        say(f"All that waits: {finish.words()}")
     return 0
 
 
@@ -43,19 +48,6 @@ def cluster_state(settings: Settings, client: Client) -> dict[str, Any]:
         "unprefilled": client.unprefilled(settings.models),
         "store": store_state(settings),
     }
-
-
-def finish_state(settings: Settings, client: Client) -> dict[str, float] | None:
-    """When all that waits or is decoded now will be done, which takes a second to find out; None: nobody can say."""
-    outlook = outlook_of(settings, client)
-    finish = outlook.finish() if outlook else None
-    return {name: round(getattr(finish, name), 1) for name in ("left_s", "low_s", "high_s")} if finish else None
-
-
-def finish_line(finish: dict[str, float]) -> str:
-    """The same as a sentence."""
-    left, low, high = (duration(finish[name]) for name in ("left_s", "low_s", "high_s"))
-    return f"All that waits is done in about {left} (90%: {low} to {high})"
 
 
 def store_state(settings: Settings) -> dict[str, Any]:
@@ -109,8 +101,6 @@ def _print(state: dict[str, Any]) -> None:
     )
     print_table(("queue", "ready"), [[name, str(ready)] for name, ready in state["queues"].items()], right=("ready",))
     say(store_line(state["store"]))
-    if state["finish"]:
-        say(finish_line(state["finish"]))
     for model in state["unserved"]:
         say(f"Nobody serves {model}: its jobs wait for a decode worker.")
     for model in state["unprefilled"]:

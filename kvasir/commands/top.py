@@ -4,6 +4,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,19 +15,20 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from desk.estimate import duration
 from infra.config.settings import Settings
 from infra.config.urls import addresses
-from kvasir.commands.status import cluster_state, finish_line, finish_state, store_line
+from kvasir.commands.status import cluster_state, store_line
 from kvasir.commands.top_batches import BatchState, find_batches
 from kvasir.connect import connect, is_cluster
 from kvasir.options import Globals, Number
+from kvasir.plan.running_cluster import expectation
 from kvasir.terminal import make_table, stdout
 from messages.errors import BrokerUnavailable, StoreUnavailable
+from producers.batch.batch import Batch
 from producers.client import Client
 
 State = dict[str, Any]
-FINISH_EVERY_S = 30.0  # between two looks at when all will be done
+EXPECT_EVERY_S = 30.0  # how often is asked when a batch will be done: it takes a second
 _PLACES = ("now", "bulk", "suspects")
 _NO_CLUSTER = "No broker is configured: each grading runs in its own kvasir process."
 _HEADINGS = ("model", *(f"{stage} {place}" for stage in ("prefill", "decode") for place in _PLACES))
@@ -46,25 +49,28 @@ def top(global_options: Globals, folders: tuple[Path, ...], once: bool, every: f
     cluster = is_cluster(settings)
     with ExitStack() as stack:
         clients: list[Client] = []
-        finish: dict[str, Any] = {}
-        ask_again = 0.0
+        left_at = lru_cache(maxsize=256)(lambda folder, _moment: _left(settings, folder, clients))
 
         def look() -> RenderableType:
-            nonlocal ask_again
             if cluster and not clients:
                 clients.append(stack.enter_context(connect(settings, (), name="top")))
             watches[:] = find_batches(folders, watches)
             state = cluster_state(settings, clients[0]) if clients else None
-            if state and time.monotonic() > ask_again:
-                finish["finish"], ask_again = finish_state(settings, clients[0]), time.monotonic() + FINISH_EVERY_S
-            state = state | finish if state else None
-            return frame(state, [watch.look() for watch in watches], time.time())
+            moment = int(time.monotonic() / EXPECT_EVERY_S)
+            batches = [replace(watch.look(), left=left_at(watch.folder, moment)) for watch in watches]
+            return frame(state, batches, time.time())
 
         if once:
             stdout.print(look())
         else:
             _live(look, every, _looked_for(settings) if cluster else "")
     return 0
+
+
+def _left(settings: Settings, folder: Path, clients: Sequence[Client]) -> str:
+    """When a batch will be done, in words; "" while nobody can say."""
+    with Batch(folder, is_owner=False) as batch:
+        return expectation(settings, clients[0], batch) if clients else ""
 
 
 def _looked_for(settings: Settings) -> str:
@@ -114,8 +120,6 @@ def frame(state: State | None, batches: Sequence[BatchState], now: float) -> Ren
 
 def _cluster(state: State) -> list[RenderableType]:
     parts: list[RenderableType] = [_queues(state), Text(), _workers(state), Text(), _store(state)]
-    if finish := state.get("finish"):
-        parts.append(Text(finish_line(finish)))
     parts += [Text(f"Nobody serves {model}", style="bold red") for model in state["unserved"]]
     other_queues = {name: ready for name, ready in state["queues"].items() if ready and not _is_work(name)}
     if other_queues:
@@ -174,19 +178,13 @@ def _batches(batches: Iterable[BatchState]) -> RenderableType:
             f"{batch.result_count:,}/{batch.total:,}",
             f"{batch.result_count / batch.total:.0%}" if batch.total else "–",
             _count(batch.failure_count),
-            _time_left(batch),
+            (batch.left or "unknown") if batch.open else "done",
             batch.batch_id,
         )
         for batch in batches
     ]
     figures = ("jobs", "done", "not succeeded", "left")
     return make_table(("batch", *figures, "id"), rows, right=figures)
-
-
-def _time_left(batch: BatchState) -> str:
-    if not batch.open:
-        return "done"
-    return "unknown" if batch.left_s is None else f"about {duration(batch.left_s)}"
 
 
 def _count(number: int) -> str:

@@ -1,13 +1,11 @@
 """From the machines in kvasir.toml to the fleet that is simulated."""
 
-import socket
 from collections.abc import Sequence
 from dataclasses import replace
 
 from decode_worker.stealing.models import FIRST_LOAD_BYTES_PER_S
 from infra.config.schema import Points, Rates
 from infra.config.settings import MachineRole, MachineSettings, ModelSettings, Settings
-from kvasir.measure import kept_rates, rates_path
 from kvasir.plan.fleet import Decoder, Fleet, Prefiller, Rate
 from kvasir.worker.stealables import SHARE_FOR_WEIGHTS
 from messages.errors import ConfigError
@@ -52,21 +50,13 @@ def fleet_of(settings: Settings, models: Sequence[str], steal: bool) -> Fleet:
     )
 
 
-def rates_of(machine: MachineSettings, model: str) -> Rates:
-    """What kvasir.toml says of a model there; if nothing, and it is this machine, what `kvasir measure` kept."""
-    if model in machine.rates:
-        return machine.rates[model]
-    here = socket.gethostname().split(".")[0]
-    return kept_rates(rates_path(), model) if here in (machine.name, machine.host.split(".")[0]) else Rates()
-
-
 def _prefiller(machine: MachineSettings, role: MachineRole) -> Prefiller:
-    rates = rates_of(machine, role.model)
+    rates = machine.rates.get(role.model, Rates())
     return Prefiller(machine.name, role.model, _rate(machine, role, rates.prefill_curve or rates.prefill))
 
 
 def _decoder(settings: Settings, machine: MachineSettings, role: MachineRole, models: Sequence[str]) -> Decoder:
-    rates = {name: rates_of(machine, name) for name in [role.model, *models]}
+    rates = {name: machine.rates.get(name, Rates()) for name in [role.model, *models]}
     home = settings.model(role.model)
     usable_rates = {
         name: _rate(machine, replace(role, model=name), entry.decode_curve or entry.decode)
@@ -85,7 +75,12 @@ def _rate(machine: MachineSettings, role: MachineRole, rate: Points | float) -> 
             f"the {role.role} rate of {role.model} on {machine.name} is not known: set "
             f'rates."{role.model}".{role.role} (tokens a second) in [machines.{machine.name}]'
         )
-    return RateCurve(role.model, *zip(*rate, strict=True)) if isinstance(rate, tuple) else rate
+    return as_rate(role.model, rate)
+
+
+def as_rate(model: str, rate: Points | float) -> Rate:
+    """A rate of kvasir.toml as the simulation has it."""
+    return RateCurve(model, *zip(*rate, strict=True)) if isinstance(rate, tuple) else rate
 
 
 def _fits_memory(machine: MachineSettings, home: ModelSettings, guest: ModelSettings) -> bool:

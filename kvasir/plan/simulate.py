@@ -39,16 +39,9 @@ HAIR = 0.01  # no machine keeps its rate more exactly than that
 class Backlog:
     """Jobs in the order in which they are taken, and how far each of them is when the simulation begins."""
 
-    waiting: Sequence[PlannedJob]
-    ready: Sequence[PlannedJob] = ()  # prefilled
-    running: Sequence[
-        tuple[int, PlannedJob]
-    ] = ()  # of the fleet's decoder number …; the answer's tokens are those left
-
-    @property
-    def jobs(self) -> list[PlannedJob]:
-        """All of them, the first to be done first."""
-        return [*(job for _, job in self.running), *self.ready, *self.waiting]
+    waiting: list[PlannedJob]
+    ready: list[PlannedJob]  # prefilled
+    running: list[tuple[int, PlannedJob]]  # with its place among the fleet's decoders; its answer is what is left of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,7 +405,7 @@ class SimulationState:
 
 def simulate(fleet: Fleet, jobs: Sequence[PlannedJob] | Backlog, policy: Policy | None = None) -> SimulatedRun:
     """Run the jobs through the fleet; those of a model without workers are never answered."""
-    backlog = jobs if isinstance(jobs, Backlog) else Backlog(jobs)
+    backlog = jobs if isinstance(jobs, Backlog) else Backlog(list(jobs), [], [])
     return SimulationState(fleet, policy or Policy()).simulate(backlog)
 
 
@@ -424,12 +417,9 @@ def typical(fleet: Fleet, jobs: Sequence[PlannedJob], policy: Callable[[], Polic
     """
     source = random.Random(0)
     count = RUNS if len(jobs) <= LONG_CLASS else LONG_CLASS_RUNS
-    runs = [simulate(_off_by_a_hair(fleet, source), jobs, policy()) for _ in range(count)]
+    fleets = [with_rates(fleet, lambda _machine: source.uniform(1 - HAIR, 1 + HAIR)) for _ in range(count)]
+    runs = [simulate(each, jobs, policy()) for each in fleets]
     return sorted(runs, key=lambda run: run.makespan_s)[count // 2]
-
-
-def _off_by_a_hair(fleet: Fleet, source: random.Random) -> Fleet:
-    return with_rates(fleet, lambda _machine: source.uniform(1 - HAIR, 1 + HAIR))
 
 
 def with_rates(fleet: Fleet, factor_of: Callable[[str], float]) -> Fleet:

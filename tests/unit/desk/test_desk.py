@@ -13,7 +13,7 @@ from desk import assignments
 from desk.assignments import InputError, Inputs
 from desk.decisions import Decisions, ReviewError, make_overrides, round_overrides
 from desk.differences import differences
-from desk.estimate import duration, forecast_s, model_rates, remaining_s
+from desk.estimate import duration, model_rates
 from desk.progress import Stages
 from desk.rows import QUEUES, Filter, counters, make_rows, page_count, page_of, select
 from desk.tail import LineTail
@@ -289,16 +289,13 @@ def test_what_is_in_hand_is_told_with_its_stage_and_since_when(tmp_path: Path) -
 def test_rates_and_forecasts_come_from_results(tmp_path: Path) -> None:
     _, view, _ = decided_class(tmp_path)
 
-    (coder, writer) = model_rates(view.results)
+    (coder, _) = model_rates(view.results)
 
     assert (coder.prefill_tokens_per_s, coder.decode_tokens_per_s, coder.transferred_answers) == (500.0, 25.0, 3)
-    assert forecast_s(100_000, 10, 50_000, [coder, writer]) == 100.0
-    assert forecast_s(1, 1, 0, []) is None
 
 
 def test_durations_read_like_a_person_says_them() -> None:
     assert [duration(seconds) for seconds in (0.2, 80, 700, 11_100)] == ["1 s", "80 s", "12 min", "3 h 05 min"]
-    assert remaining_s(3, 0, 9) is None
 
 
 # --- what is given

@@ -1,6 +1,5 @@
 """When a batch will be done: from what waits, the workers that are there, and the answers so far."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,10 +14,9 @@ from infra.broker.base import Depth
 from infra.broker.topology import work_queue
 from infra.config.schema import Rates
 from infra.config.settings import MachineSettings, Settings, load_settings
-from kvasir.measure import keep, kept_rates
-from kvasir.plan.finish import MOST_PROMPTS, Finish, finish_of
+from kvasir.plan.finish import MOST_PROMPTS, Finish, Remainder
 from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller
-from kvasir.plan.running_cluster import Outlook, expectation, fleet_of_workers, outlook_of
+from kvasir.plan.running_cluster import expectation, finish_of_all, fleet_of_workers, remainder_of
 from kvasir.plan.simulate import Backlog, Stealing, simulate
 from messages.jobs import DecodeReport, JobResult, PrefillReport
 from messages.workers import BOTH_ROLES, RateCurve, WorkerDetails, WorkerInfo
@@ -33,6 +31,10 @@ def _jobs(count: int, name: str = "own") -> list[PlannedJob]:
     return [PlannedJob(f"{name} {number}", MODEL, 0, 100, 100) for number in range(count)]
 
 
+def _finish(fleet: Fleet, backlog: Backlog, lengths: dict[str, list[int]], names: set[str]) -> Finish | None:
+    return Remainder(fleet, backlog, lengths, names).finish()
+
+
 def _names(jobs: Sequence[PlannedJob]) -> set[str]:
     return {job.name for job in jobs}
 
@@ -40,29 +42,30 @@ def _names(jobs: Sequence[PlannedJob]) -> set[str]:
 def test_the_interval_and_the_chance_are_those_of_one_distribution() -> None:
     finish = Finish(3600.0, 0.1)
 
-    assert finish.low_s < 3600 < finish.high_s
-    assert finish.chance(finish.high_s) - finish.chance(finish.low_s) == pytest.approx(0.9)
+    low_s, high_s = finish.interval_s
+    assert low_s < 3600 < high_s
+    assert finish.chance(high_s) - finish.chance(low_s) == pytest.approx(0.9)
     assert finish.chance(3600.0) == pytest.approx(0.5)
-    assert finish.chance(0.0) == finish.chance(-5.0) == 0.0
+    assert finish.chance(0.0) == finish.chance(-5.0) < 1e-6
     assert finish.words() == "about 60 min left (90%: 51 min to 71 min)"
-    assert Finish(20.0, 0.001).words() == "about 20 s left"
 
 
 def test_what_takes_a_known_time_is_estimated_by_it() -> None:
     jobs = _jobs(40)
 
-    finish = finish_of(FLEET, Backlog(jobs), {MODEL: [100] * 20}, _names(jobs))
+    finish = _finish(FLEET, Backlog(jobs, [], []), {MODEL: [100] * 20}, _names(jobs))
 
     assert finish is not None
     assert finish.left_s == pytest.approx(40 * 100 / (2 * 10), rel=0.08)  # two slots, 10 tokens a second each
-    assert finish.low_s < finish.left_s < finish.high_s
 
 
 def test_jobs_in_front_count_and_those_behind_hardly_do() -> None:
     own, others = _jobs(10), _jobs(30, "other")
     lengths = {MODEL: [100] * 20}
 
-    first, last = (finish_of(FLEET, Backlog(line), lengths, _names(own)) for line in ([*own, *others], [*others, *own]))
+    first, last = (
+        _finish(FLEET, Backlog(line, [], []), lengths, _names(own)) for line in ([*own, *others], [*others, *own])
+    )
 
     assert first is not None
     assert last is not None
@@ -72,7 +75,7 @@ def test_jobs_in_front_count_and_those_behind_hardly_do() -> None:
 def test_a_class_with_few_answers_is_less_certain() -> None:
     jobs = _jobs(60)
 
-    known, unknown = (finish_of(FLEET, Backlog(jobs), {MODEL: found}, _names(jobs)) for found in ([100] * 50, []))
+    known, unknown = (_finish(FLEET, Backlog(jobs, [], []), {MODEL: found}, _names(jobs)) for found in ([100] * 50, []))
 
     assert known is not None
     assert unknown is not None
@@ -82,15 +85,15 @@ def test_a_class_with_few_answers_is_less_certain() -> None:
 def test_nothing_left_and_nobody_there_have_no_estimate() -> None:
     jobs = _jobs(2)
 
-    assert finish_of(FLEET, Backlog(()), {}, set()) is None
-    assert finish_of(replace(FLEET, decoders=()), Backlog(jobs), {}, _names(jobs)) is None
+    assert _finish(FLEET, Backlog([], [], []), {}, set()) is None
+    assert _finish(replace(FLEET, decoders=()), Backlog(jobs, [], []), {}, _names(jobs)) is None
 
 
 def test_a_queue_of_thousands_follows_from_a_part_of_it() -> None:
     short, long = _jobs(MOST_PROMPTS), _jobs(10 * MOST_PROMPTS)
     lengths = {MODEL: [100] * 20}
 
-    few, many = (finish_of(FLEET, Backlog(jobs), lengths, _names(jobs)) for jobs in (short, long))
+    few, many = (_finish(FLEET, Backlog(jobs, [], []), lengths, _names(jobs)) for jobs in (short, long))
 
     assert few is not None
     assert many is not None
@@ -192,31 +195,31 @@ def _result(batch: Batch, number: int, tokens: int) -> JobResult:
     )
 
 
-def _seen(outlook: Outlook | None) -> Outlook:
-    assert outlook is not None
-    return outlook
+def _jobs_of(remainder: Remainder) -> list[PlannedJob]:
+    backlog = remainder.backlog
+    return [*(job for _, job in backlog.running), *backlog.ready, *backlog.waiting]
 
 
 def test_a_batch_without_answers_stands_behind_what_waits_and_then_in_front(batch: Batch) -> None:
-    before = _seen(outlook_of(_settings(), _client(prefill=25, decode=3, busy=2), batch))
+    before = remainder_of(_settings(), _client(prefill=25, decode=3, busy=2), batch)
 
-    assert len(before.backlog.jobs) == 30
+    assert len(_jobs_of(before)) == 30
     assert [job.name for _, job in before.backlog.running] == [f"other {MODEL} 0", f"other {MODEL} 1"]
-    assert before.backlog.waiting[-1].name == f"own {MODEL} 9"
-    assert {job.answer_tokens for job in before.backlog.jobs} == {100}
+    assert before.backlog.waiting[-1].name == f"{MODEL} 9"
+    assert {job.answer_tokens for job in _jobs_of(before)} == {100}
 
     batch.journal.record([_result(batch, 0, 300)])
-    after = _seen(outlook_of(_settings(), _client(prefill=24, decode=3, busy=2), batch))
+    after = remainder_of(_settings(), _client(prefill=24, decode=3, busy=2), batch)
 
     assert len(after.names) == 9
-    assert [job.name for _, job in after.backlog.running] == [f"own {MODEL} 0", f"own {MODEL} 1"]
+    assert [job.name for _, job in after.backlog.running] == [f"{MODEL} 0", f"{MODEL} 1"]
     assert after.lengths == {MODEL: [300]}
-    assert {job.own_tokens for job in after.backlog.jobs} == {70}
+    assert {job.own_tokens for job in _jobs_of(after)} == {70}
 
 
 def test_all_that_waits_is_asked_about_without_a_batch() -> None:
-    assert len(_seen(outlook_of(_settings(), _client(prefill=4, decode=3, busy=2))).names) == 9
-    assert outlook_of(_settings(), _client()) is None
+    assert len((remainder_of(_settings(), _client(prefill=4, decode=3, busy=2))).names) == 9
+    assert finish_of_all(_settings(), _client()) is None
 
 
 def test_a_deadline_has_a_chance_and_what_would_help(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,8 +231,7 @@ def test_a_deadline_has_a_chance_and_what_would_help(batch: Batch, monkeypatch: 
     assert expectation(_settings(), client, batch, 1000.0 + 500).endswith("; 100% chance to make the deadline")
     words = expectation(_settings(), client, batch, 1000.0 + 25)
     assert "; 0% chance to make the deadline; what would help: another machine like mac1.decode (" in words
-    assert words.endswith(", --ask together")
-    assert ", answers 25% shorter (" in words
+    assert words.endswith(", shorter feedback, --ask together")
 
 
 def test_a_cluster_that_has_measured_nothing_says_nothing(batch: Batch) -> None:
@@ -239,28 +241,15 @@ def test_a_cluster_that_has_measured_nothing_says_nothing(batch: Batch) -> None:
     assert expectation(_settings(), client, batch, 1.0) == ""
 
 
-def test_what_was_measured_is_read_again(tmp_path: Path) -> None:
-    file = tmp_path / "rates.json"
-    curves = {"prefill_curve": [[512, 900.0]], "decode_curve": [[1, 20.0], [4, 50.0]]}
-
-    assert kept_rates(file, MODEL) == Rates()
-    keep(file, {MODEL: curves})
-    assert kept_rates(file, MODEL) == Rates(prefill_curve=((512, 900.0),), decode_curve=((1, 20.0), (4, 50.0)))
-    assert kept_rates(file, "other:m") == Rates()
-    for damage in ([[4, 20.0], [1, 5.0]], [[1]], "x", 7, [[1, "fast"]]):
-        file.write_text(json.dumps({"models": {MODEL: curves | {"decode_curve": damage}}}), "utf-8")
-        assert kept_rates(file, MODEL) == Rates()
-
-
 def test_an_owner_sees_of_a_night_what_is_left_of_it() -> None:
     night = nights.draw_night(4)
     run = night.run()
     end_s = run.makespan_s
 
-    fleet, backlog, lengths, names = nights.seen(night, run, 0, end_s / 2)
+    remainder = nights.seen(night, run, 0, end_s / 2)
 
     left = {timing.job.name for timing in run.timings if timing.ended_s > end_s / 2}
-    assert {job.name for job in backlog.jobs} == left
-    assert names >= {name for name in left if name.startswith("0/")}
-    assert sum(map(len, lengths.values())) == len(names - left)
-    assert all(decoder.dies_s == math.inf for decoder in fleet.decoders)
+    assert {job.name for job in _jobs_of(remainder)} == left
+    assert remainder.names >= {name for name in left if name.startswith("0/")}
+    assert sum(map(len, remainder.lengths.values())) == len(remainder.names - left)
+    assert all(decoder.dies_s == math.inf for decoder in remainder.fleet.decoders)
