@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from desk.tail import LineTail
-from grading.cost import Cost, cost_of
 from grading.grades import make_grades
 from grading.inputs import kept_inputs
-from grading.jobs import Assignment, Item
+from grading.jobs import Assignment, Cost, Item, cost_of
 from grading.planning import assign, prepare
 from grading.points import Grade
 from grading.report.grades import GradedClass, load_graded

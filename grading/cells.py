@@ -30,16 +30,14 @@ def safe_cell(text: str, number: bool = True) -> str:
     With `number`, a number (a negative one too) and a lone dash stay as they are: Moodle compares a dash (never graded)
     with its own record, letter by letter.
     """
-    if number and _NUMBER.match(text.strip(" ")):
-        return text
-    return _INNER.sub(r"\1'\2", _OUTER.sub(r"\1'\2", text))
+    is_number = number and _NUMBER.match(text.strip(" "))
+    return text if is_number else _INNER.sub(r"\1'\2", _OUTER.sub(r"\1'\2", text))
 
 
 def plain_cell(text: str, number: bool) -> str:
     """The text of which `safe_cell` made this, or would leave this."""
-    if number and _NUMBER.match(text.strip(" ")):
-        return text
-    return _OUTER.sub(_with_one_less, _INNER.sub(_with_one_less, text))
+    is_number = number and _NUMBER.match(text.strip(" "))
+    return text if is_number else _OUTER.sub(_with_one_less, _INNER.sub(_with_one_less, text))
 
 
 def _with_one_less(site: re.Match[str]) -> str:

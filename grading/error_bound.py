@@ -153,9 +153,11 @@ def sufficient_size(release: Release, sample_size: int, at_most: float, confiden
         released_sample = math.floor(release.sampled * size / sample_size)
         off = math.ceil(release.off * size / sample_size)
         unseen_count = release.released - released_sample
-        if size <= sample_size or unseen_count <= 0 or off > released_sample:
-            continue
-        if (most_off(off, released_sample, release.released, confidence) - off) / unseen_count <= at_most:
+        is_possible = size > sample_size and unseen_count > 0 and off <= released_sample
+        if (
+            is_possible
+            and (most_off(off, released_sample, release.released, confidence) - off) / unseen_count <= at_most
+        ):
             return size
     return 0
 

@@ -26,7 +26,12 @@ from grading.rubric.rubric import Aspect, Rubric
 from grading.submissions.lms_names import same_student
 from messages.jobs import JobResult, QuestionAnswer
 
-WHOSE = "whose is it?"  # begins a remark on what a person has to answer
+_WHOSE = "whose is it?"  # begins a remark on what a person has to answer
+
+
+def open_questions(grade: Grade) -> list[str]:
+    """The remarks on whose it is that a person has to answer before its points go to anybody."""
+    return [remark for remark in grade.remarks if remark.startswith(_WHOSE)]
 
 
 def make_grades(
@@ -63,7 +68,7 @@ def make_grades(
                 old,
                 submission=name,
                 person=item.owner.display_name,
-                remarks=tuple(text for text in old.remarks if item.owner.question or not text.startswith(WHOSE)),
+                remarks=tuple(text for text in old.remarks if item.owner.question or not text.startswith(_WHOSE)),
             )
             new_grades.append(_as_before(old, previous_class.versions, now))
         else:
@@ -156,7 +161,7 @@ def _grade(rubric: Rubric, item: Item, result_of: Callable[[str], JobResult | No
     name = item.submission.name
     grade = grade_submission(name, rubric, answers, item.submission, item.cuts, item.findings, hidden, item.copy_reason)
     question = "" if grade.reason == item.owner.question else item.owner.question
-    remarks = (*([f"{WHOSE} {question}"] if question else []), *grade.remarks)
+    remarks = (*([f"{_WHOSE} {question}"] if question else []), *grade.remarks)
     return replace(grade, remarks=remarks)
 
 

@@ -2,13 +2,12 @@
 
 import itertools
 import json
-from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from grading.names.pseudonyms import pseudonym
-from grading.order import expected_work
 from grading.own_work import copy_reason
 from grading.prompts.answers import answer_schema, max_answer_tokens
 from grading.prompts.prompt import ExampleSet, build_prompt, fence_for, text_of
@@ -29,10 +28,12 @@ from messages.jobs import (
     Question,
     QuestionAnswer,
     Sampling,
+    answer_tokens,
     job_id,
     prompt_text,
 )
 from producers.batch.batch import BatchEntry
+from producers.words import join_with_and, plural
 
 # Several answers at temperature 0 would be one answer several times.
 SAMPLES_TEMPERATURE = 0.3
@@ -109,6 +110,18 @@ class Assignment:
         return [task.job for task in self.tasks]
 
 
+def expected_work(job: PrefillJob) -> tuple[int, int]:
+    """A key that grows with the work: tokens that may be generated, then bytes of the student's part.
+
+    Queues are first in, first out, so a batch is published longest first: a long job that begins last would keep one
+    slot busy while all others are idle.
+
+    Only what is known before decoding. A model's mean answer, which workers learn, is the same for all jobs of its
+    queue and would change nothing in their order.
+    """
+    return answer_tokens(job), len(job.prompt[-1].text.encode())
+
+
 class EarlierJobs:
     """The jobs that ask questions in a batch already."""
 
@@ -151,11 +164,6 @@ def _split_into_jobs(questions: Mapping[str, Question]) -> Iterator[dict[str, Qu
         group[key] = question
     if group:
         yield group
-
-
-def _with_plain_headings(submission: Submission) -> Submission:
-    """As earlier releases showed it: prompts did not say which cells were given."""
-    return replace(submission, parts=tuple(replace(part, is_given_cell=False) for part in submission.parts))
 
 
 class PromptMaker:
@@ -209,10 +217,15 @@ class PromptMaker:
                 examples=assignment.examples,
             )
             tasks += self._tasks(aspect, prompt, f"{item_id}.{aspect}")
-        likeness = copy_reason(
-            submission, assignment.rubric, assignment.solution, assignment.given_passages, self._common
+        return Item(
+            submission,
+            cuts,
+            tuple(tasks),
+            item_id,
+            findings,
+            fence,
+            copy_reason(submission, assignment.rubric, assignment.solution, assignment.given_passages, self._common),
         )
-        return Item(submission, cuts, tuple(tasks), item_id, findings, fence, likeness)
 
     def _tasks(self, aspect: Aspect, prompt: tuple[Part, ...], item_id: str) -> list[Task]:
         """The aspect's prompt of one submission: one job, or those that ask all of its questions."""
@@ -277,7 +290,9 @@ class PromptMaker:
         """The submission as far as the models have room for it, or as was asked for."""
         cap = self._assignment.request.max_submission_tokens
         if cap is None:
-            return truncate(_with_plain_headings(submission), self._earlier_limits(), count)
+            # Prompts of earlier releases did not say which cells were given.
+            parts = tuple(replace(part, is_given_cell=False) for part in submission.parts)
+            return truncate(replace(submission, parts=parts), self._earlier_limits(), count)
         # In steps: else one more sentence in the rubric would cut a long submission elsewhere, and ask all of it anew.
         room = self._space - self._space % _ROOM_STEP if self._space > 4 * _ROOM_STEP else self._space
         # Headings are part of the prompt too; of thousands of parts most are left out, and theirs with them.
@@ -304,14 +319,13 @@ class PromptMaker:
     def _submission_space(self, aspect: Aspect) -> int:
         """Tokens that a student's part may have with this aspect's model."""
         model = self._assignment.request.models[aspect]
-        blank = Submission("", "", ())
         assignment, fence = self._assignment, fence_for(self._secret, "")
         bare = build_prompt(
             aspect,
             assignment.rubric,
             assignment.solution,
             assignment.template,
-            blank,
+            Submission("", "", ()),
             fence,
             asks_together=self._asks_together,
             examples=assignment.examples,
@@ -330,3 +344,84 @@ class PromptMaker:
                 "room for a submission: use a model with a larger context, or a shorter solution or template"
             )
         return space
+
+
+# --- what a regrade asks, told before it is run
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a regrade asks. Tokens are estimates: of prompts, and of answers as long as they may become."""
+
+    asked: tuple[str, ...]  # criteria, and what else is asked about anew; all in one answer if there are no questions
+    removed: tuple[str, ...]  # criteria
+    submissions: int
+    jobs: int
+    questions: int
+    prompt_tokens: int
+    answer_tokens: int
+    all_answer_tokens: int  # if the whole class were asked everything
+    answered: int = 0  # further jobs: a round that was left has their answers
+
+    @property
+    def is_fully_answered(self) -> bool:
+        """Whether a round has all the answers, and nothing is left to ask."""
+        return bool(self.answered and not self.jobs)
+
+    def __str__(self) -> str:
+        sentences = [f"Asked about anew: {join_with_and(self.asked)}."] if self.asked else []
+        sentences += [f"No longer asked about: {join_with_and(self.removed)}."] if self.removed else []
+        if self.is_fully_answered:
+            return " ".join(sentences)
+        share = 100 * self.answer_tokens / max(1, self.all_answer_tokens)
+        questions = f", {plural(self.questions, 'question')}" if self.questions else ""
+        sentences.append(
+            f"{plural(self.submissions, 'submission')}, {plural(self.jobs, 'job')}{questions}: about "
+            f"{self.prompt_tokens:,} tokens of prompts are computed again where their KV cache has gone, and at most "
+            f"{self.answer_tokens:,} tokens of answers, {share:.0f}% of the class's."
+        )
+        return " ".join(sentences)
+
+
+def cost_of(
+    assignment: Assignment,
+    entries: Iterable[BatchEntry],
+    succeeded_ids: Container[str],
+    graded_criteria: Set[str],
+    answered_ids: Container[str] = (),
+) -> Cost:
+    """What of this class's work a batch has no answer to yet.
+
+    Args:
+        entries: the batch's jobs; succeeded: ids of those that have an answer.
+        graded_criteria: ids of the criteria that the class has grades for.
+        answered_ids: ids of jobs that have an answer elsewhere, in a round: they stand for a change, and cost nothing.
+    """
+    rubric = assignment.rubric
+    new = [task for task in assignment.tasks if task.job.job_id not in succeeded_ids]
+    batch_keys = {key for entry in entries for key in entry.asked}
+    names = {key.partition(":")[0] for task in new for key in task.questions_by_key if key not in batch_keys}
+    criteria = [
+        criterion.id
+        for criterion in rubric.criteria
+        if criterion.id in names or any(not task.questions_by_key for task in new)
+    ]
+    open_jobs = [task.job for task in new if task.job.job_id not in answered_ids]
+    other_topics = [
+        _TOPIC_WORDS.get(name, name) for name in sorted(names - {criterion.id for criterion in rubric.criteria})
+    ]
+    letters = {model.name: model.letters_per_token for model in assignment.request.models.values()}
+    return Cost(
+        asked=(*criteria, *other_topics),
+        removed=tuple(sorted(graded_criteria - {criterion.id for criterion in rubric.criteria})),
+        submissions=len({job.item_id.rpartition(".")[0] for job in open_jobs}),
+        jobs=len(open_jobs),
+        questions=sum(len(job.questions) for job in open_jobs),
+        prompt_tokens=sum(estimate_tokens(prompt_text(job.prompt), letters[job.model]) for job in open_jobs),
+        answer_tokens=sum(map(answer_tokens, open_jobs)),
+        all_answer_tokens=sum(map(answer_tokens, assignment.jobs)),
+        answered=len(new) - len(open_jobs),
+    )
+
+
+_TOPIC_WORDS = {PASSAGE: "whether a passage speaks to the grader"}

@@ -1,8 +1,11 @@
 """From a request to a batch's plan: the class is read, its prompts are built, and their jobs written down."""
 
 import json
+import os
+import re
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Literal
 
 from grading.inputs import keep_inputs, read_examples, read_inputs
@@ -14,7 +17,7 @@ from grading.report.grades import GradedClass
 from grading.request import GradeRequest
 from grading.roster import UNASSIGNED_QUESTION, keep_roster
 from grading.rubric.rubric import Rubric
-from grading.submissions.lms_names import same_student
+from grading.submissions.lms_names import same_student, student_id
 from grading.submissions.reading import Submission
 from messages.change import replace_fields
 from producers.batch.batch import Batch, BatchEntry
@@ -40,13 +43,11 @@ def prepare(
     """
     documents, input_data, changed_files = read_inputs(request)
     selection, all_submissions = request.selection, request.read()
-    roster = request.read_roster()
-    owners = roster.owners(submission.name for submission in all_submissions)
+    roster, all_names = request.read_roster(), [submission.name for submission in all_submissions]
+    owners = roster.owners(all_names)
     sent_names = {entry.name for entry in planned_entries if entry.role != "intake"}
     unassigned_names = {name for name, owner in owners.items() if owner.question == UNASSIGNED_QUESTION} - sent_names
-    selected_names = {
-        submission.name for submission in (all_submissions if selection.is_whole else request.read(selection))
-    }
+    selected_names = set(all_names if selection.is_whole else request.selected_names(selection))
     # Names are taken out of everybody's texts, whoever is graded: a classmate's may be in one's work.
     form = older_form or QUESTION_FORM
     excluded_names = unassigned_names | request.sampled_names
@@ -138,6 +139,54 @@ def _as_planned(assignment: Assignment, planned_entries: Iterable[BatchEntry]) -
     return replace(assignment, items=tuple(items))
 
 
+def is_same(batch: Batch, assignment: Assignment) -> bool:
+    """Whether `assignment` goes on with `batch`, or the batch is new: another class's grades must not be replaced.
+
+    It is the same class if some job is the very same, or if all of this holds:
+
+    - the work: it is where it was, or where it was as seen from the batch's folder (a course folder that was copied);
+      or at least half of its names are known, and the old place is gone or the names are an LMS's, which no two
+      assignments share
+    - the rubric: it is where it was, has the title that it had, or is a version that the batch's folder keeps
+    - some name is known, and the titles have the same numbers: Homework 4 is not Homework 5
+    """
+    stored_request = batch.request
+    if not stored_request:
+        return True
+    planned_ids = {entry.job_id for entry in batch.entries}
+    if any(task.job.job_id in planned_ids for task in assignment.tasks):
+        return True
+    return "folder" in stored_request and _same_work(batch, assignment) and _same_rubric(batch, assignment)
+
+
+def _same_work(batch: Batch, assignment: Assignment) -> bool:
+    batch_names = {entry.name for entry in batch.entries}
+    names = [item.submission.name for item in assignment.items]
+    shared_names = [name for name in names if name in batch_names]
+    if batch_names and not shared_names:
+        return False
+    nowhere_else = all(map(student_id, shared_names)) or not Path(str(batch.request["folder"])).exists()
+    return _is_there(batch, "folder", assignment.request.folder) or (
+        nowhere_else and 2 * len(shared_names) >= len(names)
+    )
+
+
+def _same_rubric(batch: Batch, assignment: Assignment) -> bool:
+    rubric, title = assignment.request.rubric, assignment.rubric.title
+    if rubric.resolve().is_relative_to(batch.folder.resolve()):
+        return True
+    stored_title = str(batch.request.get("title", title))
+    same_numbers = re.findall(r"\d+", stored_title) == re.findall(r"\d+", title)
+    return same_numbers and (_is_there(batch, "rubric", rubric) or batch.request.get("title") == title)
+
+
+def _is_there(batch: Batch, field: str, path: Path) -> bool:
+    """Whether the path is the one that the batch keeps, or would be if both had been copied together."""
+    stored_path, place = (str(batch.request.get(name, "")) for name in (field, "out"))
+    seen_from = os.path.relpath(stored_path, place) if stored_path and place else ""
+    return stored_path == str(path.resolve()) or seen_from == os.path.relpath(path.resolve(), batch.folder.resolve())
+
+
 def names_so_far(batch: Batch) -> tuple[str, ...] | Literal["all"]:
     """Who is in the batch's class already, as `Selection.other_names` wants it."""
     stored_request = batch.request
@@ -212,6 +261,9 @@ def _with_others(
         return [*(entry for entry in other_entries if batch.result(entry.job_id)), *entries], description, []
     if selection.is_whole:
         return entries, description, []
-    selected_names = (item.submission.name for item in selected_items)
-    names = [] if selection.other_names == "all" else sorted({*selection.other_names, *selected_names})
+    names = (
+        []
+        if selection.other_names == "all"
+        else sorted({*selection.other_names, *(item.submission.name for item in selected_items)})
+    )
     return entries, description | {"only": names, "limit": 0}, other_entries

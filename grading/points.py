@@ -207,43 +207,47 @@ def grade_submission(
         return _without_answers(name, rubric, "failed", submission.problem)
     if submission.link:
         only_a_link = f"only a link was handed in: {submission.link}"
-        link_grade = _without_answers(name, rubric, "link only", "; ".join([only_a_link, *submission.notes]))
-        return replace(link_grade, doubts=(Doubt("", only_a_link),))
+        return replace(
+            _without_answers(name, rubric, "link only", "; ".join([only_a_link, *submission.notes])),
+            doubts=(Doubt("", only_a_link),),
+        )
     if submission.empty:
         cause = "only the template was handed in" if submission.only_template else "nothing to grade was handed in"
-        reason = "; ".join([cause, *submission.notes])
         unseen_parts = [
             *_hidden_text(submission, private_texts.public_text),
             *submission.doubtful_notes,
             *([_images_left_out(submission)] if submission.images_left_out else []),
         ]
-        empty_grade = _without_answers(name, rubric, "empty", reason)
-        return replace(empty_grade, doubts=tuple(Doubt("", unseen_part) for unseen_part in unseen_parts))
+        return replace(
+            _without_answers(name, rubric, "empty", "; ".join([cause, *submission.notes])),
+            doubts=tuple(Doubt("", unseen_part) for unseen_part in unseen_parts),
+        )
     work_texts = submission_texts(submission, private_texts.foreign_lines)
     criteria = tuple(_criterion_grade(criterion, answers, work_texts, private_texts) for criterion in rubric.criteria)
     summary, no_summary = _summary(answers)
     summary_leaks = leaks(summary, private_texts, work_texts)
     state = "waiting" if NO_RESULT_YET in answers.values() else _state(criteria)
-    passages = [] if state == "waiting" else _passages(answers, work_texts)
     doubts = (
-        []
-        if state == "waiting"
-        else _doubts(submission, criteria, findings, summary_leaks, copying_evidence, cuts, private_texts.public_text)
+        (
+            *_passages(answers, work_texts),
+            *_doubts(submission, criteria, findings, summary_leaks, copying_evidence, cuts, private_texts.public_text),
+        )
+        if state != "waiting"
+        else ()
     )
-    doubts = [*passages, *doubts]
     check_remarks = [f"check: {finding.text}" for finding in findings if not finding.has_passed]
     remarks = [*_submission_remarks(submission, cuts), *check_remarks, *no_summary]
     return Grade(
         submission=name,
         state=state,
-        points=_total(criteria) if state == "graded" else None,
+        points=total_of(criteria) if state == "graded" else None,
         max_points=rubric.total,
         criteria=criteria,
         summary="" if summary_leaks else summary,
         remarks=tuple(dict.fromkeys(remarks)),
         cuts=tuple(cuts),
         reason=NO_RESULT_YET if state == "waiting" else _why_missing(criteria),
-        doubts=tuple(doubts),
+        doubts=doubts,
     )
 
 
@@ -258,7 +262,7 @@ def grade_by_hand(submission: Submission, rubric: Rubric, examples: ExampleSet) 
     doubts = [Doubt("", "handed in again since it was graded by hand")] * (text_of(submission) != text_of(shown_work))
     return replace(
         _without_answers(submission.name, rubric, _state(criteria), _why_missing(criteria)),
-        points=_total(criteria),
+        points=total_of(criteria),
         criteria=criteria,
         remarks=(EXAMPLE_REMARK,),
         doubts=tuple(doubts),
@@ -311,14 +315,13 @@ def _sure(likelihood: float | None) -> str:
 
 def _state(criteria: Sequence[CriterionGrade]) -> GradeState:
     missing_count = sum(criterion.points is None for criterion in criteria)
-    if not missing_count:
-        return "graded"
-    return "failed" if missing_count == len(criteria) else "incomplete"
+    return "graded" if not missing_count else "failed" if missing_count == len(criteria) else "incomplete"
 
 
-def _total(criteria: Sequence[CriterionGrade]) -> Points | None:
+def total_of(criteria: Sequence[CriterionGrade]) -> Points | None:
+    """The points for all criteria; no total if one has none."""
     points = [item.points for item in criteria if item.points is not None]
-    return total_points(points) if len(points) == len(criteria) else None
+    return total_points(points) if points and len(points) == len(criteria) else None
 
 
 def _why_missing(criteria: Iterable[CriterionGrade]) -> str:

@@ -1,13 +1,13 @@
 """What is to be graded: the request that `kvasir grade` makes of its options, and that a batch's manifest keeps."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from grading.roster import Roster, read_rosters
 from grading.rubric.rubric import Aspect
-from grading.submissions.reading import Submission, inputs_inside, read_submissions
+from grading.submissions.reading import Submission, inputs_inside, list_submissions, read_submissions
 from grading.submissions.tokens import LETTERS_PER_TOKEN
 
 # All criteria in one answer, or each in an answer of its own, from one KV cache.
@@ -80,9 +80,13 @@ class GradeRequest:
     @property
     def excluded_paths(self) -> dict[str, str]:
         """What lies among the submissions and is none, as `inputs_inside` has it."""
-        documents = {"the rubric": self.rubric, "the solution": self.solution, "the template": self.template}
-        documents["the examples' grades"] = self.examples
-        documents |= {f"roster {number}": path for number, path in enumerate(self.rosters, 1)}
+        documents = {
+            "the rubric": self.rubric,
+            "the solution": self.solution,
+            "the template": self.template,
+            "the examples' grades": self.examples,
+            **{f"roster {number}": path for number, path in enumerate(self.rosters, 1)},
+        }
         return inputs_inside(self.folder, documents)
 
     @property
@@ -106,19 +110,25 @@ class GradeRequest:
         """Who is in the class. Raises UsageError."""
         return read_rosters(self.rosters)
 
-    def read(self, selection: Selection = WHOLE_CLASS) -> list[Submission]:
-        """The submissions in the folder, or those selected. Raises SubmissionError, and as `read_roster`.
+    def read(self) -> list[Submission]:
+        """All submissions in the folder. Raises SubmissionError, and as `read_roster`."""
+        return read_submissions(self.folder, excluded_paths=self.excluded_paths, student_of=self.read_roster().key)
+
+    def selected_names(self, selection: Selection) -> list[str]:
+        """The names of those selected; no submission is read for it. Raises as `read`.
 
         A section of the roster stands for the submissions of its people.
         """
         roster = self.read_roster()
+
+        def matching(names: Collection[str], limit: int = 0) -> list[str]:
+            return list_submissions(self.folder, names, limit, selection.from_manifest, self.excluded_paths, roster.key)
+
         names = selection.names
         if sections := {person.section for person in roster.people}.intersection(names):
-            owners = roster.owners(submission.name for submission in self.read())
+            owners = roster.owners(matching(()))
             of_sections = [
                 name for name, owner in owners.items() if sections & {person.section for person in owner.people}
             ]
             names = (*of_sections, *(name for name in names if name not in sections or not of_sections))
-        return read_submissions(
-            self.folder, names, selection.limit, selection.from_manifest, self.excluded_paths, roster.key
-        )
+        return matching(names, selection.limit)

@@ -135,8 +135,11 @@ def decisions_in(row: dict[str, Any]) -> tuple[str | None, list[Override]]:
     """
     if "submission" not in row:
         return None, [parse_as(Override, {"reviewer": row.get("by", "")} | row, "the review")]
-    common_fields = {"item_id": row["submission"], "criterion_id": None, "points": None, "feedback": row.get("summary")}
-    common_fields |= {
+    common_fields = {
+        "item_id": row["submission"],
+        "criterion_id": None,
+        "points": None,
+        "feedback": row.get("summary"),
         "reason": row.get("reason") or "looked at",
         "reviewer": row.get("by", ""),
         "time": row.get("at", 0.0),

@@ -266,8 +266,7 @@ def _words(name: str) -> Counter[str]:
 def canvas_name(name: str) -> str:
     """As it begins a file's name: `sanitize_user_name` and `sanitize_file_name`, `lib/content_zipper.rb`."""
     lower_name = unicodedata.normalize("NFC", re.sub(r"_(\d+)_", r"\1", name).lower())
-    kinds = ((char, unicodedata.category(char)) for char in lower_name)
-    return "".join(char for char, kind in kinds if kind[0] in "LM" or kind in ("Nd", "Pc"))
+    return "".join(char for char in lower_name if unicodedata.category(char).startswith(("L", "M", "Nd", "Pc")))
 
 
 def moodle_name(name: str) -> str:
@@ -331,17 +330,16 @@ def roster_in(sheet: Sheet) -> Roster:
     header = sheet.rows[0]
     for required_captions, (product, captions) in _KINDS.items():
         if all(column(header, caption) >= 0 for caption in required_captions):
-            people = [_person(product, sheet, row, captions) for row in sheet.rows[1:] if not _is_heading(row)]
+            people = [
+                _person(product, sheet, row, captions)
+                for row in sheet.rows[1:]
+                if "points possible" not in cell(row, 0).casefold()  # no student (`GradebookImporter#csv_stream`)
+            ]
             return Roster(product, tuple({person.key: person for person in people if person.key}.values()))
     raise ExportError(
         "a roster is Canvas's gradebook or groups CSV, Moodle's grading worksheet, or GitHub Classroom's roster; "
         f"this file has the columns {', '.join(header)[:80]}"
     )
-
-
-def _is_heading(row: list[str]) -> bool:
-    """`Points Possible`: no student (`GradebookImporter#csv_stream`)."""
-    return "points possible" in cell(row, 0).casefold()
 
 
 def _person(product: str, sheet: Sheet, row: list[str], captions: Iterable[str]) -> Person:

@@ -13,10 +13,9 @@ def may_affect(rulings: Sequence[str], evidence: Mapping[str, str]) -> dict[str,
     hint where to look first: a submission that says the same in other words is not found.
     """
     words_by_name = {name: words for name, text in evidence.items() if (words := _words(text))}
-    ruling_words = _words(" ".join(rulings))
     distinctive_words = {
         word
-        for word in ruling_words
+        for word in _words(" ".join(rulings))
         if 2 * sum(word in words for words in words_by_name.values()) <= len(words_by_name)
     }
     return {

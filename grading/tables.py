@@ -53,8 +53,11 @@ def read_sheet(data: bytes, label: str) -> Sheet:
     if not rows or not rows[0]:
         raise ExportError(f"the {label} is empty; is it the right file?")
     _refuse_longer(rows, delimiter, label)
-    plain = [[plain_cell(cell, number=index > 0) for index, cell in enumerate(row)] for row in rows]
-    return Sheet(plain, delimiter, data.startswith(b"\xef\xbb\xbf"))
+    return Sheet(
+        [[plain_cell(cell, number=index > 0) for index, cell in enumerate(row)] for row in rows],
+        delimiter,
+        data.startswith(b"\xef\xbb\xbf"),
+    )
 
 
 def _refuse_longer(rows: Sequence[Sequence[str]], delimiter: str, label: str) -> None:
@@ -62,10 +65,9 @@ def _refuse_longer(rows: Sequence[Sequence[str]], delimiter: str, label: str) ->
     for number, row in enumerate(rows, 1):
         if any(text.strip() for text in row[len(rows[0]) :]):  # spreadsheets leave empty ones behind
             sign = {",": "a comma", ";": "a semicolon"}.get(delimiter, "a tab")
-            problem = (
+            raise ExportError(
                 f"the {label}, row {number}: it has more fields than the header; put a text that holds {sign} in quotes"
             )
-            raise ExportError(problem)
 
 
 def write_sheet(sheet: Sheet, newline: str = "\r\n") -> bytes:

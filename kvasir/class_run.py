@@ -32,7 +32,6 @@ from grading.report.page import render_page
 from grading.request import AskForm, AspectModel, GradeRequest, Selection
 from grading.roster import kept_files
 from grading.rubric.rubric import ASPECTS, Aspect, load_rubric
-from grading.same_class import is_same
 from grading.submissions.handed_in import ignored_files_sentence
 from grading.submissions.reading import check_apart
 from infra.config.next_command import next_command
@@ -224,7 +223,7 @@ def open_class(
     while True:
         with Batch(place) as batch:
             assignment = read_class(batch, _as_planned(batch, request))
-            if is_same(batch, assignment):
+            if planning.is_same(batch, assignment):
                 if not batch.may_plan:
                     batch.check_may_publish()
                 if sentence := ignored_files_sentence(item.submission for item in assignment.items):

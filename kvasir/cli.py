@@ -1,7 +1,7 @@
 """The `kvasir` command: its root, and the one place that turns errors into exit codes.
 
-Exit codes: 0 all succeeded, 1 some jobs failed, 2 bad usage or input, 3 the cluster can't be reached,
-130 interrupted.
+Exit codes: 0 all succeeded, 1 some jobs failed or it is open whose a grade is, 2 bad usage or input, 3 the cluster
+can't be reached, 130 interrupted.
 """
 
 import sys

@@ -8,7 +8,7 @@ from desk.decisions import account
 from desk.differences import Difference, differences
 from desk.rounds import is_same_plan, keep_grades, make_round, next_round, record_change, rounds
 from grading import planning, rulings
-from grading.cost import cost_of
+from grading.jobs import cost_of
 from grading.report.grades import load_graded
 from grading.reviews import read_overrides
 from infra.config.next_command import next_command

@@ -60,8 +60,9 @@ def strongest_passages(
     The passage is quoted in the words of the text, and as it reads where that is something else.
     """
     best: list[tuple[float, str] | None] = [None] * len(texts)
-    pieces = [(owner, piece) for owner, text in enumerate(_cut(texts)) for piece in _END.split(text) if piece.strip()]
-    pieces = _both_ends(pieces)
+    pieces = _both_ends(
+        [(owner, piece) for owner, text in enumerate(_cut(texts)) for piece in _END.split(text) if piece.strip()]
+    )
     sentences = _both_ends(
         [(piece, sentence) for piece, (_, text) in enumerate(pieces) for sentence in split_sentences(text)]
     )

@@ -4,7 +4,7 @@ Results know when things happened since their job was submitted, which a run doe
 that were submitted again later are drawn from their own start.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from grading.charts.drawing import Picture, Span, lines, spans
 from messages.jobs import JobResult
@@ -34,18 +34,20 @@ def pictures(results: Iterable[JobResult]) -> list[Picture]:
     ]
 
 
-def worker_spans(results: Iterable[JobResult]) -> list[Span]:
+def worker_spans(results: Sequence[JobResult]) -> list[Span]:
     """What each worker did for each job, prefill first, workers by name."""
-    job_spans = []
-    for result in results:
-        prefill, decode = result.prefill, result.decode
-        if prefill.worker_id:
-            row = f"1{prefill.worker_id} · prefill"
-            job_spans.append(Span(row, result.model, prefill.queue_s, _prefill_end(result)))
-        if decode.worker_id and decode.total_s > 0:
-            job_spans.append(Span(f"2{decode.worker_id} · decode", result.model, decode.queue_s, decode.total_s))
+    prefill_spans = [
+        Span(f"{result.prefill.worker_id} · prefill", result.model, result.prefill.queue_s, _prefill_end(result))
+        for result in results
+        if result.prefill.worker_id
+    ]
+    decode_spans = [
+        Span(f"{result.decode.worker_id} · decode", result.model, result.decode.queue_s, result.decode.total_s)
+        for result in results
+        if result.decode.worker_id and result.decode.total_s > 0
+    ]
     return [
-        Span(span.row[1:], span.kind, span.start_s, span.end_s) for span in sorted(job_spans, key=lambda span: span.row)
+        span for role_spans in (prefill_spans, decode_spans) for span in sorted(role_spans, key=lambda span: span.row)
     ]
 
 

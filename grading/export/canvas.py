@@ -15,12 +15,10 @@ from pathlib import Path
 
 from grading.export.final import (
     ExportFile,
-    FilledIn,
     FinalGrade,
-    SharedOut,
     changes,
+    fill_in,
     final_grades,
-    share_out,
 )
 from grading.export.format import Choices, ExportFormat, ExportOption, Form
 from grading.roster import number_in
@@ -89,10 +87,24 @@ def export_canvas(
         )
     book = _read(gradebook, assignment.strip(), graded_class.title)
     factor, notes = _factor(book, graded_class.total, scale)
-    shared_grades = share_out(folder, book.sheet, grades)
-    filled = _fill_in(book, shared_grades, factor)
-    excused = plural(filled.kept_count, "student", "is excused in Canvas: left so", "are excused in Canvas: left so")
-    notes += [excused] if filled.kept_count else []
+
+    def with_points(row: list[str], final: FinalGrade) -> list[str]:
+        points = plain(exact(final.points or 0) * factor)
+        return with_cell(row, book.assignment, two_decimals(points, book.decimal_comma))
+
+    filled = fill_in(
+        folder,
+        book.sheet,
+        grades,
+        book.sheet.rows[book.possible + 1 :],
+        lambda row: cell(row, book.id_column),
+        book.assignment,
+        0,
+        lambda current_text, _row: current_text.upper() == _EXCUSED_MARK,
+        with_points,
+    )
+    excused_words = "is excused in Canvas: left so", "are excused in Canvas: left so"
+    notes += [plural(filled.kept_count, "student", *excused_words)] if filled.kept_count else []
     rows = [*book.sheet.rows[: book.possible + 1], *filled.rows]
     if not all_columns:
         facts = range(book.last_fact + 1)
@@ -101,7 +113,7 @@ def export_canvas(
         _FILE,
         "text/csv",
         write_sheet(replace(book.sheet, rows=rows), newline="\n"),
-        shared_grades.left_blank(filled.listed_numbers, _NO_ID, _NOT_LISTED),
+        filled.left_blank(_NO_ID, _NOT_LISTED),
         (*notes, f"the grades are in the column {book.name!r}", *_hidden(book)),
         (*_drops(book), *changes(f"the column {book.name!r}", filled.replacements), *graded_class.alarms),
         filled.held_ids,
@@ -216,14 +228,15 @@ def _factor(book: _Gradebook, total: Points, scale: bool) -> tuple[Decimal, list
     return possible / exact(total), [f"points are scaled from {total} to {possible}"]
 
 
-# --- filling it in
+# --- what Canvas does with it
 
 
 def _drops(book: _Gradebook) -> list[str]:
     """What Canvas doesn't keep, or doesn't show, of the points."""
     cells = [cell(row, book.assignment).strip().casefold() for row in book.sheet.rows]
-    remark = f"in {book.name!r} Canvas keeps no points, only whether they are complete"
-    return [remark] if _PASS_OR_FAIL.intersection(cells) else []
+    return [f"in {book.name!r} Canvas keeps no points, only whether they are complete"] * (
+        not _PASS_OR_FAIL.isdisjoint(cells)
+    )
 
 
 def _hidden(book: _Gradebook) -> list[str]:
@@ -236,21 +249,6 @@ def _hidden(book: _Gradebook) -> list[str]:
         for row in book.sheet.rows[1 : book.possible]
         if (text := cell(row, book.assignment).strip())
     ]
-
-
-def _fill_in(book: _Gradebook, shared_grades: SharedOut, factor: Decimal) -> FilledIn:
-    def with_points(row: list[str], final: FinalGrade) -> list[str]:
-        points = plain(exact(final.points or 0) * factor)
-        return with_cell(row, book.assignment, two_decimals(points, book.decimal_comma))
-
-    return shared_grades.fill_in(
-        book.sheet.rows[book.possible + 1 :],
-        lambda row: cell(row, book.id_column),
-        book.assignment,
-        0,
-        lambda current_text, _row: current_text.upper() == _EXCUSED_MARK,
-        with_points,
-    )
 
 
 # --- the format

@@ -36,13 +36,18 @@ def export_feedback(
     """
     graded_class, grades = final_grades(folder, include_unreviewed)
     used_file_names: set[str] = set()
-    data = zip_feedback(
+    files = (
         (_file_name(final.submission, kind, used_file_names), feedback_text(graded_class.title, final, kind))
         for final in grades
         if final.points is not None
     )
-    blank = left_blank(grades, _withheld_note)
-    return ExportFile(f"feedback-{kind}.zip", "application/zip", data, blank, asks=graded_class.alarms)
+    return ExportFile(
+        f"feedback-{kind}.zip",
+        "application/zip",
+        zip_feedback(files),
+        left_blank(grades, _withheld_note),
+        asks=graded_class.alarms,
+    )
 
 
 def zip_feedback(files: Iterable[tuple[str, str]]) -> bytes:

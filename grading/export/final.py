@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from grading.export.late import UNKNOWN_DELAY, Late, Penalty, late_of
-from grading.points import CriterionGrade, Grade
+from grading.points import CriterionGrade, Grade, total_of
 from grading.report.grades import GradedClass, load_graded, one_line
 from grading.reviews import Override, current_decisions, read_overrides
 from grading.roster import UNASSIGNED_QUESTION, Owner, kept_files, read_rosters, roster_in
-from grading.rubric.rubric import Points, exact, plain, total_points
+from grading.rubric.rubric import Points, exact, plain
 from grading.tables import Sheet, cell, differs
 from producers.words import join_with_and
 
@@ -94,7 +94,7 @@ def apply_decisions(
     """One grade with the decisions about it. A total that a person set is final: nothing is taken off."""
     whole = decisions.get(None)
     criteria = tuple(_apply_override(criterion, decisions.get(criterion.id)) for criterion in grade.criteria)
-    points = whole.points if whole and whole.points is not None else _sum(criteria)
+    points = whole.points if whole and whole.points is not None else total_of(criteria)
     blank_reason = "" if points is not None else _why_none(grade, criteria)
     # A decision about a criterion settles what was doubtful there, one about the whole everything.
     open_doubts = [doubt for doubt in grade.doubts if not doubt.criterion_id or doubt.criterion_id not in decisions]
@@ -127,13 +127,6 @@ def _apply_override(criterion: CriterionGrade, override: Override | None) -> Cri
     return criterion
 
 
-def _sum(criteria: Iterable[CriterionGrade]) -> Points | None:
-    """All criteria or no total."""
-    points = [criterion.points for criterion in criteria]
-    known_points = [value for value in points if value is not None]
-    return total_points(known_points) if known_points and len(known_points) == len(points) else None
-
-
 def _why_none(grade: Grade, criteria: Iterable[CriterionGrade]) -> str:
     missing_ids = ", ".join(criterion.id for criterion in criteria if criterion.points is None)
     return f"{grade.state}: {grade.reason or f'no points for {missing_ids}'}"
@@ -141,63 +134,24 @@ def _why_none(grade: Grade, criteria: Iterable[CriterionGrade]) -> str:
 
 @dataclass(slots=True)
 class FilledIn:
-    """A file of the LMS's with the grades in it, and what came of its rows."""
+    """A file of the LMS's with a class's grades in it, a team's for each of its members, and what came of its rows."""
 
+    product: str  # whose the file is
+    owners: Mapping[str, Owner]  # by submission
+    grades: Sequence[FinalGrade]
     rows: list[list[str]] = field(default_factory=list)
     listed_numbers: set[str] = field(default_factory=set)  # of the class's people, those whom the file lists
     held_ids: set[str] = field(default_factory=set)  # of their grades, blank ones too, where the cell is ours
     kept_count: int = 0
     replacements: list[tuple[str, str, str]] = field(default_factory=list)  # student, old, new
 
-
-@dataclass(frozen=True, slots=True)
-class SharedOut:
-    """To whom the grades of a class go: of a team's to each of its members."""
-
-    product: str  # whose the file is
-    owners: Mapping[str, Owner]  # by submission
-    by_number: Mapping[str, FinalGrade]  # by the LMS's number of the person
-    grades: Sequence[FinalGrade]
-
-    def fill_in(
-        self,
-        rows: Iterable[list[str]],
-        number_of: Callable[[list[str]], str],
-        grade_column: int,
-        name_column: int,
-        is_kept: Callable[[str, list[str]], bool],
-        with_grade: Callable[[list[str], FinalGrade], list[str]],
-    ) -> FilledIn:
-        """The rows with each person's grade, where there is one.
-
-        Args:
-            number_of: whose a row is; "" of nobody.
-            is_kept: whether the LMS, or a person there, has settled a row with this grade: it stays as it is.
-            with_grade: a row with points, and what else goes with them.
-        """
-        filled = FilledIn()
-        for row in rows:
-            number, before = number_of(row), cell(row, grade_column).strip()
-            if final := self.by_number.get(number):
-                filled.listed_numbers.add(number)
-                if is_kept(before, row):
-                    filled.kept_count += 1
-                elif final.points is not None or before in ("", "-"):  # what we have nothing in place of stays
-                    row = with_grade(row, final) if final.points is not None else row
-                    after = cell(row, grade_column)
-                    filled.held_ids.add(final.grade.id)
-                    if differs(before, after):
-                        filled.replacements.append((cell(row, name_column).strip() or number, before, after))
-            filled.rows.append(row)
-        return filled
-
-    def left_blank(self, listed_numbers: Collection[str], no_id: str, not_listed: str) -> tuple[LeftBlank, ...]:
-        """As `left_blank`, and the grades that aren't, or not for each of their people, in a file that lists these."""
+    def left_blank(self, no_id: str, not_listed: str) -> tuple[LeftBlank, ...]:
+        """As `left_blank`, and the grades that aren't, or not for each of their people, in the file."""
 
         def why_out(final: FinalGrade) -> str:
             owner = self.owners[final.submission]
             missing_people = [
-                person.name or person.number for person in owner.people if person.number not in listed_numbers
+                person.name or person.number for person in owner.people if person.number not in self.listed_numbers
             ]
             if owner.question not in ("", UNASSIGNED_QUESTION) or (owner.people and not missing_people):
                 return owner.question
@@ -208,12 +162,46 @@ class SharedOut:
         return left_blank(self.grades, why_out)
 
 
-def share_out(folder: Path, sheet: Sheet, grades: Sequence[FinalGrade]) -> SharedOut:
-    """Whose the grades are, by a file from the LMS and by what the batch's folder knows. Raises ExportError."""
+def fill_in(
+    folder: Path,
+    sheet: Sheet,
+    grades: Sequence[FinalGrade],
+    rows: Iterable[list[str]],
+    number_of: Callable[[list[str]], str],
+    grade_column: int,
+    name_column: int,
+    is_kept: Callable[[str, list[str]], bool],
+    with_grade: Callable[[list[str], FinalGrade], list[str]],
+) -> FilledIn:
+    """The rows of a file from the LMS with each person's grade, where there is one. Raises ExportError.
+
+    Whose the grades are is said by the file, and by what the batch's folder knows.
+
+    Args:
+        sheet: the file; rows: those of it that may be somebody's.
+        number_of: whose a row is; "" of nobody.
+        is_kept: whether the LMS, or a person there, has settled a row with this grade: it stays as it is.
+        with_grade: a row with points, and what else goes with them.
+    """
     roster = roster_in(sheet).with_more(read_rosters(kept_files(folder)))
     owners = roster.owners(final.submission for final in grades)
     owned_grades = ((person.number, final) for final in grades for person in owners[final.submission].people)
-    return SharedOut(roster.product, owners, {number: final for number, final in owned_grades if number}, grades)
+    by_number = {number: final for number, final in owned_grades if number}
+    filled = FilledIn(roster.product, owners, grades)
+    for row in rows:
+        number, before = number_of(row), cell(row, grade_column).strip()
+        if final := by_number.get(number):
+            filled.listed_numbers.add(number)
+            if is_kept(before, row):
+                filled.kept_count += 1
+            elif final.points is not None or before in ("", "-"):  # what we have nothing in place of stays
+                row = with_grade(row, final) if final.points is not None else row
+                after = cell(row, grade_column)
+                filled.held_ids.add(final.grade.id)
+                if differs(before, after):
+                    filled.replacements.append((cell(row, name_column).strip() or number, before, after))
+        filled.rows.append(row)
+    return filled
 
 
 def changes(place: str, replacements: Sequence[tuple[str, str, str]]) -> tuple[str, ...]:

@@ -70,7 +70,8 @@ def since_last(
     current_export = ExportedPoints(
         kind, {final.grade.id: final.points for final in grades if held_ids is None or final.grade.id in held_ids}
     )
-    earlier = [export for export in _read(folder) if export.kind == kind]
+    lines = Lines(folder / FILE).read_all(lambda row: parse_as(ExportedPoints, row, "the export"), "export")
+    earlier = [export for _, export in lines if export.kind == kind]
     if not earlier:
         return SinceLast(current_export, None, ())
     # Of all earlier exports: the last one may have held another section's students.
@@ -91,8 +92,3 @@ def since_last(
 def record_export(folder: Path, export: ExportedPoints) -> None:
     """Keep that this was given out. Raises BatchError."""
     Lines(folder / FILE).append([{"kind": export.kind, "at": export.at, "points": dict(export.points)}])
-
-
-def _read(folder: Path) -> list[ExportedPoints]:
-    lines = Lines(folder / FILE).read_all(lambda row: parse_as(ExportedPoints, row, "the export"), "export")
-    return [export for _, export in lines]

@@ -49,11 +49,8 @@ class Late:
         days = _days(self.rule, submitted_at)
         percent, deduction = self.rule.deduction(days, possible)
         off = plain(min(deduction, exact(points)))
-        if not off:
-            return None
-        return Penalty(
-            off, f"late, {plural(days, 'day')} begun: {plain(percent)} % of {plain(exact(possible))} points, −{off}"
-        )
+        words = f"late, {plural(days, 'day')} begun: {plain(percent)} % of {plain(exact(possible))} points, −{off}"
+        return Penalty(off, words) if off else None
 
     def has_unknown_delay(self, submission: str) -> bool:
         """Whether it was late and nobody knows how much."""
@@ -111,9 +108,8 @@ def _match_rows(rows: Iterable[_Row], graded_class: GradedClass, roster: Roster)
     if not count:
         problem = f"no submission of this class is {shorten_names(strangers)}" if strangers else "no row has a time"
         raise ExportError(f"the table of times can't be used: {problem}; it needs the submissions' names or ids")
-    rows_of_others = plural(len(strangers), "row", "is", "are")
-    remark = f"times: {rows_of_others} of no submission of this class: {shorten_names(strangers)}"
-    return count, remark if strangers else ""
+    others = f"{plural(len(strangers), 'row', 'is', 'are')} of no submission of this class: {shorten_names(strangers)}"
+    return count, f"times: {others}" if strangers else ""
 
 
 def _days(rule: LateRule, submitted_at: datetime) -> int:
@@ -141,5 +137,6 @@ def _time(sheet: Sheet, number: int, time_column: int) -> datetime | None:
     try:
         return datetime.fromisoformat(text) if text else None
     except ValueError:
-        excerpt = one_line(text)[:40]
-        raise ExportError(f"times, row {number + 1}: {excerpt!r} is no time as in 2026-11-04T08:30+01:00") from None
+        raise ExportError(
+            f"times, row {number + 1}: {one_line(text)[:40]!r} is no time as in 2026-11-04T08:30+01:00"
+        ) from None

@@ -15,10 +15,9 @@ from grading.export.final import (
     ExportFile,
     FilledIn,
     FinalGrade,
-    SharedOut,
     changes,
+    fill_in,
     final_grades,
-    share_out,
 )
 from grading.export.format import Choices, ExportFormat, ExportOption, Form
 from grading.rubric.rubric import Points
@@ -57,14 +56,18 @@ def export_moodle(
     graded_class, grades = final_grades(folder, include_unreviewed)
     sheet = _read(worksheet)
     _check_maximum(sheet, graded_class.total)
-    shared_grades = share_out(folder, sheet, grades)
-    filled = _fill_in(sheet, shared_grades)
-    blank = shared_grades.left_blank(filled.listed_numbers, NO_ID, _NOT_LISTED)
+    filled = _fill_in(folder, sheet, grades)
     lock_words = "can't be changed in Moodle: left as it is", "can't be changed in Moodle: left as they are"
     notes = (plural(filled.kept_count, "grade", *lock_words),) if filled.kept_count else ()
-    asks = (*changes("the worksheet", filled.replacements), *graded_class.alarms)
-    data = write_sheet(replace(sheet, rows=[sheet.rows[0], *filled.rows]), newline="\n")
-    return ExportFile(_FILE, "text/csv", data, blank, notes, asks, filled.held_ids)
+    return ExportFile(
+        _FILE,
+        "text/csv",
+        write_sheet(replace(sheet, rows=[sheet.rows[0], *filled.rows]), newline="\n"),
+        filled.left_blank(NO_ID, _NOT_LISTED),
+        notes,
+        (*changes("the worksheet", filled.replacements), *graded_class.alarms),
+        filled.held_ids,
+    )
 
 
 def _read(worksheet: bytes) -> Sheet:
@@ -85,7 +88,7 @@ def _check_maximum(sheet: Sheet, total: Points) -> None:
         )
 
 
-def _fill_in(sheet: Sheet, shared_grades: SharedOut) -> FilledIn:
+def _fill_in(folder: Path, sheet: Sheet, grades: Sequence[FinalGrade]) -> FilledIn:
     header, comma = sheet.rows[0], uses_decimal_comma(sheet)
     comments, grade = column(header, "Feedback comments"), column(header, "Grade")
 
@@ -97,7 +100,10 @@ def _fill_in(sheet: Sheet, shared_grades: SharedOut) -> FilledIn:
         comment = cell(row, comments)
         return with_cell(row, comments, safe_html(comment)) if safe_cell(comment) != comment else row
 
-    return shared_grades.fill_in(
+    return fill_in(
+        folder,
+        sheet,
+        grades,
         map(as_students_read, sheet.rows[1:]),
         lambda row: match[1] if (match := PARTICIPANT.match(cell(row, column(header, "Identifier")))) else "",
         grade,

@@ -24,20 +24,20 @@ def export_moodle_feedback(
     roster = read_rosters(kept_files(folder))
     owners = roster.owners(final.submission for final in grades)
     places = {name: _places(name, owner, roster.product) for name, owner in owners.items()}
-    data = zip_feedback(
+    files = (
         (f"{place}/feedback.{kind}", feedback_text(graded_class.title, final, kind))
         for final in grades
         if final.points is not None
         for place in places[final.submission]
     )
-    blank = left_blank(
-        grades, lambda final: "" if places[final.submission] else owners[final.submission].question or NO_ID
-    )
+
     return ExportFile(
         _FILE,
         "application/zip",
-        data,
-        blank,
+        zip_feedback(files),
+        left_blank(
+            grades, lambda final: "" if places[final.submission] else owners[final.submission].question or NO_ID
+        ),
         asks=graded_class.alarms,
         held_ids={final.grade.id for final in grades if places[final.submission]},
     )

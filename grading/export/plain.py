@@ -19,8 +19,9 @@ def export_csv(folder: Path, *, include_unreviewed: bool = False) -> ExportFile:
     graded_class, grades = final_grades(folder, include_unreviewed)
     ids = [criterion.id for criterion in graded_class.grades[0].criteria] if graded_class.grades else []
     rows = [[*FIRST, *ids, *LAST], *(_row(final, ids) for final in grades)]
-    data = write_sheet(Sheet(rows), newline="\n")
-    return ExportFile(FILE, "text/csv", data, left_blank(grades), asks=graded_class.alarms)
+    return ExportFile(
+        FILE, "text/csv", write_sheet(Sheet(rows), newline="\n"), left_blank(grades), asks=graded_class.alarms
+    )
 
 
 def _row(final: FinalGrade, ids: Sequence[str]) -> list[str]:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from grading.export.final import ExportFile, FinalGrade, final_grades
 from grading.export.format import ExportFormat
@@ -84,7 +83,9 @@ def points_of(final: FinalGrade, criterion_id: str | None) -> Points | None:
 def read_requests(folder: Path) -> list[Request]:
     """All requests of the batch in `folder`, oldest first, each with its last answer. Raises BatchError."""
     requests: dict[str, Request] = {}
-    for _, entry in Lines(folder / FILE).read_all(_line, "request"):
+    for _, entry in Lines(folder / FILE).read_all(
+        lambda row: parse_as(RequestReply if "answers" in row else Request, row, "the request"), "request"
+    ):
         if isinstance(entry, Request):
             requests.setdefault(entry.id, entry)
         elif entry.answers in requests:
@@ -141,10 +142,8 @@ def requests_from(data: bytes, grades: Sequence[FinalGrade], by: str = "") -> tu
         for number, row in enumerate(sheet.rows)
         if not cell(row, text_column).strip() and any(student(sheet, number, place) for place in student_columns)
     ]
-    if not empty:
-        return requests, ""
     rows, hold = ("rows", "hold") if empty[1:] else ("row", "holds")
-    return requests, f"requests, {rows} {shorten_names(empty)} {hold} no request"
+    return requests, f"requests, {rows} {shorten_names(empty)} {hold} no request" if empty else ""
 
 
 def _rows(
@@ -174,8 +173,10 @@ def _criterion(final: FinalGrade, text: str, row: int) -> str | None:
     for criterion in final.criteria:
         if sought_name in (criterion.id.casefold(), criterion.title.casefold()):
             return criterion.id
-    ids = ", ".join(criterion.id for criterion in final.criteria)
-    raise ExportError(f"requests, row {row + 1}: {one_line(text)[:60]!r} is no criterion; there are {ids}")
+    raise ExportError(
+        f"requests, row {row + 1}: {one_line(text)[:60]!r} is no criterion; there are "
+        + ", ".join(criterion.id for criterion in final.criteria)
+    )
 
 
 def export_replies(folder: Path) -> ExportFile:
@@ -186,8 +187,7 @@ def export_replies(folder: Path) -> ExportFile:
     rows = [_reply(request, by_item.get(request.item_id)) for request in requests]
     open_count = sum(request.answer is None for request in requests)
     notes = (f"{open_count} of {len(requests)} requests have no reply yet.",) if open_count else ()
-    data = write_sheet(Sheet([[*COLUMNS], *rows]), newline="\n")
-    return ExportFile(_REPLIES_FILE, "text/csv", data, notes=notes)
+    return ExportFile(_REPLIES_FILE, "text/csv", write_sheet(Sheet([[*COLUMNS], *rows]), newline="\n"), notes=notes)
 
 
 def _reply(request: Request, final: FinalGrade | None) -> list[str]:
@@ -216,11 +216,6 @@ def _reply(request: Request, final: FinalGrade | None) -> list[str]:
 def _require_short(label: str, text: str) -> None:
     if len(text) > MAX_TEXT:
         raise ExportError(f"a {label} may have {MAX_TEXT:,} characters; this one has {len(text):,}")
-
-
-def _line(row: dict[str, Any]) -> Request | RequestReply:
-    entry: Request | RequestReply = parse_as(RequestReply if "answers" in row else Request, row, "the request")
-    return entry
 
 
 # For the desk alone: `kvasir requests --to` writes them.

@@ -169,15 +169,13 @@ def _warnings(folder: Path, draw: Draw, graded_class: GradedClass, from_reviews:
     if from_reviews:
         warnings.append(AFTER_A_LOOK)
     if draw.reviewed_before:
-        reviewed_words = plural(draw.reviewed_before, "grade", "was", "were")
         warnings.append(
-            f"{reviewed_words} decided on by a person before the draw; neither the table nor the sentence is about "
-            "them."
+            f"{plural(draw.reviewed_before, 'grade', 'was', 'were')} decided on by a person before the draw; neither "
+            "the table nor the sentence is about them."
         )
     if new:
-        added_words = plural(len(new), "grade", "was", "were")
         warnings.append(
-            f"{added_words} added since the draw, and the sentence is not about "
+            f"{plural(len(new), 'grade', 'was', 'were')} added since the draw, and the sentence is not about "
             f"them{_difference(new, member_grades, draw)}."
         )
     if len(sampled_grades) < len(member_grades) and (difference := _difference(sampled_grades, member_grades, draw)):
@@ -232,9 +230,9 @@ def _share(grade: Grade) -> float:
 
 def words(bound: Bound) -> list[str]:
     """The sentences, in the order in which they are to be read."""
-    sentences = [*bound.warnings, *(sentence for part in bound.parts for sentence in words_of(bound, part))]
     return [
-        *sentences,
+        *bound.warnings,
+        *(sentence for part in bound.parts for sentence in words_of(bound, part)),
         f"No error in {SIZES[1]} still allows {percent_without_error(SIZES[1])}, "
         f"in {SIZES[0]} {percent_without_error(SIZES[0])}.",
     ]
@@ -271,11 +269,10 @@ def prospect(draw: Draw, stratum: Stratum) -> str:
     if not best.unseen_count:
         return f"{name}Every grade has its doubts, so a person looks at all of them."
     is_enough = best.at_most <= draw.plan.at_most
-    able = "enough" if is_enough else "too few: draw more, before you fill in the sheet"
     return (
         f"{name}{best.sampled} of these {len(ids)} have so little doubt that they stand for others, "
         f"{best.unseen_count} in all. If they all agree with you, at most {percent(best.at_most)} of those differ. "
-        f"That is {able}."
+        f"That is {'enough' if is_enough else 'too few: draw more, before you fill in the sheet'}."
     )
 
 

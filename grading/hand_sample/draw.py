@@ -166,8 +166,11 @@ def _complete_plan(plan: SamplePlan, graded_class: GradedClass) -> SamplePlan:
 
 def strata_from(data: bytes, label: str) -> dict[str, str]:
     """The part that each submission belongs to, from a CSV with a header (submission, part). Raises ExportError."""
-    rows = read_sheet(data, label).rows[1:]
-    return {one_line(cell(row, 0)): one_line(cell(row, 1)) for row in rows if cell(row, 0).strip()}
+    return {
+        one_line(cell(row, 0)): one_line(cell(row, 1))
+        for row in read_sheet(data, label).rows[1:]
+        if cell(row, 0).strip()
+    }
 
 
 def _parts(members: Iterable[SampleMember], strata: Mapping[str, str] | None) -> dict[str, list[SampleMember]]:
@@ -187,10 +190,8 @@ def _parts(members: Iterable[SampleMember], strata: Mapping[str, str] | None) ->
 
 def _refuse_second(folder: Path, graded_class: GradedClass) -> None:
     """Raises BoundError where somebody has begun to grade a sample of the same grades."""
-    if not is_drawn(folder):
-        return
-    earlier_draw = load_draw(folder)
-    if not changed_submissions(earlier_draw, graded_class) and _is_being_graded(folder):
+    earlier_draw = load_draw(folder) if is_drawn(folder) else None
+    if earlier_draw and not changed_submissions(earlier_draw, graded_class) and _is_being_graded(folder):
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(earlier_draw.at))
         raise BoundError(
             f"{folder} has its sample: drawn by {earlier_draw.by} on {day}. A second one of the "
@@ -440,8 +441,10 @@ def entered_points(place: Path, draw: Draw, graded_class: GradedClass) -> dict[s
             raise BoundError(f"{place}: {name!r} has two rows; keep one")
         if name not in ids:
             if any(grade.submission == name for grade in graded_class.grades):
-                problem = "was not drawn; a grade that somebody chose says nothing of the others. Take the row out"
-                raise BoundError(f"{place}: {name!r} {problem}")
+                raise BoundError(
+                    f"{place}: {name!r} was not drawn; a grade that somebody chose says nothing of the others. "
+                    "Take the row out"
+                )
             raise BoundError(f"{place}: nobody in this class is called {name!r}; names must stay as they were written")
         cells_by_id[ids[name]] = cells
     missing_names = [name for name, id in ids.items() if id not in cells_by_id]

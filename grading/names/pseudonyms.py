@@ -67,17 +67,19 @@ def pseudonymise(
         return originals
     firsts = [next(iter(students), None) for students in authors]
     replace_exact = _exact_names(names.students) if roster.people else str
-    safe_submissions = []
-    for submission, students, first, near in zip(
-        originals, authors, firsts, names.learn(originals, firsts), strict=True
-    ):
-        present = near | set(students)
-        parts = tuple(
-            replace(part, text=names.replace_names(replace_exact(part.text), first, present))
-            for part in submission.parts
+    return [
+        replace(
+            submission,
+            parts=tuple(
+                replace(part, text=names.replace_names(replace_exact(part.text), first, present))
+                for part in submission.parts
+            ),
         )
-        safe_submissions.append(replace(submission, parts=parts))
-    return safe_submissions
+        for submission, students, first, near in zip(
+            originals, authors, firsts, names.learn(originals, firsts), strict=True
+        )
+        for present in [near | set(students)]
+    ]
 
 
 def _authors(name: str, owner: Owner, stand_ins: dict[str, str]) -> list[Student]:
@@ -106,9 +108,8 @@ def _whole_name(name: str, stand_in: str) -> list[Student]:
     path = PurePosixPath(name)
     stem = path.stem if re.fullmatch(r"\.\w{1,5}", path.suffix) else path.name
     identifying_words = [word for word in map(letters, WORD.findall(stem)) if len(word) > 2 and word not in _COMMON]
-    if len(letters(stem)) < MIN_LETTERS or not identifying_words:
-        return []
-    return [Student(stand_in, stem, is_whole=True)]
+    is_name = len(letters(stem)) >= MIN_LETTERS and identifying_words
+    return [Student(stand_in, stem, is_whole=True)] if is_name else []
 
 
 def _exact_names(students: Iterable[Student]) -> Callable[[str], str]:

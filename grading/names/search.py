@@ -488,9 +488,7 @@ def _shortest(form: _Form, is_author: bool, is_present: bool) -> int:
     """Letters that a part, or an account's name wherever it stands, must have to mean the student."""
     if form.kind == "login":
         return MIN_LETTERS
-    if form.sure:
-        return 2 if is_present else 3
-    return 3 if is_author else 5
+    return (2 if is_present else 3) if form.sure else (3 if is_author else 5)
 
 
 def _needs(form: _Form, spelling: str, is_author: bool, is_present: bool, common: bool) -> _Needs | None:

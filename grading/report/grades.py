@@ -66,8 +66,10 @@ def load_graded(folder: Path) -> GradedClass:
     try:
         fields = from_json(read_ordinary(path))
         if isinstance(fields, dict) and fields.get("version") != _VERSION:
-            problem = f"{path} was written by another version of kvasir; upgrade this one ({UPGRADE_COMMAND})"
-            raise BatchError(f"{problem}, or write it anew {command_hint}")
+            raise BatchError(
+                f"{path} was written by another version of kvasir; upgrade this one ({UPGRADE_COMMAND}), "
+                f"or write it anew {command_hint}"
+            )
         graded_class: GradedClass = parse_as(GradedClass, _as_now(fields), "the class")
         if not graded_class.total > 0:
             raise ValueError("the class has no points")

@@ -87,8 +87,10 @@ def _template(template_name: str) -> Any:
 def _lead(grades: Sequence[Grade], rubric: Rubric) -> str:
     """The figures of the class, under the title."""
     counts = [f"{count} {state}" for state, count in count_states(grades).items() if count]
-    counts.append(f"{sum(grade.needs_review for grade in grades)} of {len(grades)} need review")
-    return " · ".join([plural(len(grades), "submission"), *counts, f"out of {show_points(rubric.total)} points"])
+    review = f"{sum(grade.needs_review for grade in grades)} of {len(grades)} need review"
+    return " · ".join(
+        [plural(len(grades), "submission"), *counts, review, f"out of {show_points(rubric.total)} points"]
+    )
 
 
 def _criterion_figures(grades: Sequence[Grade], criterion: Criterion) -> tuple[float | None, tuple[Bar, ...]]:

@@ -158,8 +158,11 @@ def _name_finding(check: Check, name: str, code: str, sql: bool) -> CheckFinding
         re.search(_PATTERNS[check.kind].format(re.escape(alternative.strip())), code, case)
         for alternative in name.split("|")
     )
-    noun = {"variables": "variable", "functions": "function", "columns": "column"}[check.kind]
-    verb = {"variables": "assigned", "functions": "called", "columns": "used"}[check.kind]
+    noun, verb = {
+        "variables": ("variable", "assigned"),
+        "functions": ("function", "called"),
+        "columns": ("column", "used"),
+    }[check.kind]
     alternatives = name.replace("|", " or ")
     return CheckFinding(check.criterion, is_present, f"{noun} {alternatives}: {verb if is_present else f'not {verb}'}")
 

@@ -145,8 +145,7 @@ def _ratings(row: Sequence[str], first: int) -> Iterable[tuple[str, str, str]]:
 def _common_step(values: Iterable[Decimal]) -> Decimal:
     """The largest step that meets every rating."""
     nonzero_ratings = [value for value in values if value]
-    highest = max(nonzero_ratings, default=Decimal(1))
-    steps = sorted({highest, *nonzero_ratings, *_STEPS}, reverse=True)
+    steps = sorted({max(nonzero_ratings, default=Decimal(1)), *nonzero_ratings, *_STEPS}, reverse=True)
     return next((step for step in steps if all(value % step == 0 for value in nonzero_ratings)), _STEPS[-1])
 
 

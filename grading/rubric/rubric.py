@@ -429,6 +429,4 @@ def _quote(value: Any) -> str:
         return "a list"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 10**20:
         return "a very large number"
-    if value is None:
-        return "nothing"
-    return f"{value!r:.60}"
+    return "nothing" if value is None else f"{value!r:.60}"

@@ -5,6 +5,7 @@ links don't lead out of their submission, and a zip's members can't name a place
 """
 
 import io
+import itertools
 import os
 import re
 import stat
@@ -154,12 +155,9 @@ def too_many_files() -> str:
 
 
 def _is_clutter(path: str) -> bool:
-    for part in PurePosixPath(path).parts:
-        if part.lower() in _IGNORED_FOLDERS:
-            return False
-        if part.startswith(".") or part.lower() in _CLUTTER:
-            return True
-    return False
+    """Whether it, or a folder around it, is hidden or clutter; what lies in an ignored folder is not."""
+    parts = itertools.takewhile(lambda part: part.lower() not in _IGNORED_FOLDERS, PurePosixPath(path).parts)
+    return any(part.startswith(".") or part.lower() in _CLUTTER for part in parts)
 
 
 def decode_text(data: bytes) -> tuple[str, str, str]:

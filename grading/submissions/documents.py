@@ -11,9 +11,8 @@ import logging
 import re
 import unicodedata
 import zipfile
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 from grading.submissions.archives import MIB, Unreadable
@@ -34,8 +33,11 @@ _SHOWN_PART = re.compile(r"word/(?:document|footnotes|endnotes)\d*\.xml")  # Wor
 _RUN_TEXT = re.compile(rb"<w:t(?:\s[^<>]*)?>([^<>]*)</w:t>")
 _THIN_CHARS = 80  # on a page, on average: less is a scan, or drawings
 _EXPORTS = ("(.pdf)", "(.docx)")  # how the labels of files end that may be made of another
-_MAX_COMPARED = 2_000_000  # characters of a submission's files
-_CELL_NUMBER = re.compile(r"(?:\b(?:in|out) ?)?\[[\d ]*\]:")
+_MAX_COMPARED = 1_000_000  # characters of a submission's files
+# What printed notebooks have beside their text: numbers of cells, and a mark where a long line goes on.
+_PRINTED = re.compile(r"(?:\b(?:in|out) ?)?\[[\d ]*\]:|↪\s*→?")
+_TYPESET = str.maketrans({**dict.fromkeys("‐‑‒–—―−", "-"), **dict.fromkeys("\"'`‘’“”„«»•", " "), "ˆ": "^", "∗": "*"})
+_MARKUP = re.compile(r"[*_#~|$\\\[\]()<>]+")  # what pages do not show of Markdown
 # Word writes UTF-8. In another encoding what is refused could be hidden.
 _OTHER_ENCODING = re.compile(rb"<\?xml[^>]{0,200}encoding\s*=\s*[\"'](?!utf-8[\"']|us-ascii[\"'])", re.IGNORECASE)
 _COMMAND = "pip install 'kvasir-inference[documents]'"
@@ -49,8 +51,9 @@ def read_docx(data: bytes, _suffix: str = "") -> Submission:
     except ImportError:
         raise Unreadable(f"Word documents can't be read here: install what reads them with {_COMMAND}") from None
     try:
-        no_picture = mammoth.images.img_element(lambda _: {"src": ""})
-        result = mammoth.convert_to_html(io.BytesIO(data), convert_image=no_picture)
+        result = mammoth.convert_to_html(
+            io.BytesIO(data), convert_image=mammoth.images.img_element(lambda _: {"src": ""})
+        )
     except RecursionError:
         raise Unreadable("it is nested too deeply to be a document; save it again in Word") from None
     except Exception as error:  # noqa: BLE001  a damaged document raises a dozen kinds
@@ -58,7 +61,7 @@ def read_docx(data: bytes, _suffix: str = "") -> Submission:
     text, images = html_to_text(result.value)
     equations = sum("oMath" in message.message for message in result.messages)
     doubt = f"{plural(equations, 'equation')} in it can't be read" if equations else ""
-    return _document(text, images, doubt, _hidden_text(data))
+    return text_document(text, images, doubt, _hidden_text(data))
 
 
 def _hidden_text(data: bytes) -> str:
@@ -146,7 +149,7 @@ def _pdf(reader: Any) -> Submission:
     chars = sum(len(text.strip()) for text in texts)
     is_thin = chars < _THIN_CHARS * len(texts)
     doubt = f"{plural(chars, 'character')} of text on {plural(len(texts), 'page')}: it may be a scan" if is_thin else ""
-    return _document("\n\n".join(texts), images, doubt)
+    return text_document("\n\n".join(texts), images, doubt)
 
 
 @dataclass(slots=True)
@@ -171,20 +174,21 @@ class _PdfWork:
 def without_exports(files: Sequence[tuple[str, Submission]]) -> list[tuple[str, Submission]]:
     """A submission's files, each with its label, where an export repeats its source, as a notebook's PDF does.
 
-    Of such an export only the lines count that hold a word, or two words in a row, of no other file. Pages break lines
-    elsewhere, so whole lines can't be compared; nor are signs: a line that differs in these alone is not kept.
+    Of such an export only the lines count that hold what no other file does: a word, or two in a row with the same
+    signs between them. Pages break lines elsewhere, so whole lines can't be compared.
     """
-    sources = [part.text for label, file in files if not label.endswith(_EXPORTS) for part in file.parts]
-    if len(sources) == sum(len(file.parts) for _, file in files) or sum(map(len, sources)) > _MAX_COMPARED:
+    sources = [part for label, file in files if not label.endswith(_EXPORTS) for part in file.parts]
+    has_exports = len(sources) < sum(len(file.parts) for _, file in files)
+    if not has_exports or sum(len(part.text) for part in sources) > _MAX_COMPARED:
         return [*files]
-    known = {key for text in sources for key in _word_keys(text)}
+    known = {key for part in sources for key in _source_keys(part)}
     return [(label, _without_known(file, known) if label.endswith(_EXPORTS) else file) for label, file in files]
 
 
 def _without_known(export: Submission, known: Set[object]) -> Submission:
     """Without the lines that hold nothing but what is known, if these are most of it."""
-    lines = [line for part in export.parts for line in part.text.split("\n") if _word_keys(line)]
-    new_lines = [line for line in lines if not _word_keys(line) <= known]
+    lines = [line for part in export.parts for line in part.text.split("\n") if len(_pairs(line)) > 1]
+    new_lines = [line for line in lines if not _line_keys(line) <= known]
     if 3 * len(new_lines) > len(lines) or not lines:
         return export
     note = f"an export: all but {len(new_lines):,} of {plural(len(lines), 'line')} stand in another file and count once"
@@ -192,13 +196,34 @@ def _without_known(export: Submission, known: Set[object]) -> Submission:
     return replace(export, parts=parts, notes=(*export.notes, note))
 
 
-def _word_keys(text: str) -> Set[object]:
-    """The words, and each with the one after it; not the numbers of cells that notebooks print."""
-    words = re.findall(r"\w+", _CELL_NUMBER.sub("", unicodedata.normalize("NFKC", text).casefold()))
-    return {*words, *pairwise(words)}
+def _pairs(text: str) -> list[tuple[str, str, str]]:
+    """Each word, what stands between it and the next, and the next; "" before the first and after the last.
+
+    Dashes and quotes are of one kind: typesetting changes them.
+    """
+    plain = _PRINTED.sub(" ", unicodedata.normalize("NFKC", text).casefold()).translate(_TYPESET)
+    words = ["", *re.findall(r"\w+", plain), ""]
+    return list(zip(words, re.split(r"\w+", plain), words[1:], strict=False))
 
 
-def _document(text: str, images: int, *doubts: str) -> Submission:
+def _line_keys(line: str) -> Set[object]:
+    """What a page's line holds: its words with the signs between them, and those that touch its first and last."""
+    first, *inner_pairs, last = _pairs(line)
+    pairs = {(word, "".join(gap.split()), next_word) for word, gap, next_word in inner_pairs}
+    return {*pairs, ("", first[1][-1:].strip(), first[2]), (last[0], last[1][:1].strip(), "")}
+
+
+def _source_keys(part: SubmissionPart) -> Iterator[object]:
+    """The same of a source, wherever pages may break its lines. Signs in prose may be markup, and not shown."""
+    for word, gap, next_word in _pairs(part.text):
+        for shown in {gap, *((_MARKUP.sub("", gap), "") * (part.kind == "text"))}:
+            yield word, "".join(shown.split()), next_word
+            yield word, shown[:1].strip(), ""
+            yield "", shown[-1:].strip(), next_word
+
+
+def text_document(text: str, images: int = 0, *doubts: str) -> Submission:
+    """A text as one part, without the pictures in it, which are counted; `doubts`: what a person must look at."""
     text, inline_images = clean_source(text)
     parts = (SubmissionPart("text", text.strip("\n"), "text"),) if text.strip() else ()
     doubts = tuple(filter(None, doubts))

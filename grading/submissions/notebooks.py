@@ -18,6 +18,7 @@ from grading.submissions.archives import MIB, Unreadable, replace_controls
 from grading.submissions.cell_marks import is_given, nbgrader_of, without_hidden_tests
 from grading.submissions.submission import PartKind, Submission, SubmissionPart
 from grading.submissions.visible import visible_text
+from producers.words import plural
 
 # Fixed names, because what a notebook says of its kernel is the student's text.
 _LANGUAGES = {
@@ -119,8 +120,9 @@ def slim_notebook(data: bytes, placeholder_for: Callable[[bytes], bytes] = lambd
     if len(data) > _MAX_BYTES:  # charts bring a library of megabytes along, as one string
         data = _STRING.sub(lambda match: match[0] if len(match[0]) < MIB else _LEFT_OUT, data)
     if len(data) > _MAX_BYTES:
-        reason = f"without pictures it is larger than {_MAX_BYTES // MIB} MiB; clear its outputs and hand it in again"
-        raise Unreadable(reason)
+        raise Unreadable(
+            f"without pictures it is larger than {_MAX_BYTES // MIB} MiB; clear its outputs and hand it in again"
+        )
     bare = _STRING.sub(b"", data)
     if bare.count(b",") > _MAX_VALUES or bare.count(b"[") + bare.count(b"{") > _MAX_NESTS:
         raise too_many
@@ -176,13 +178,9 @@ def clean_output(text: str) -> tuple[str, int]:
 
 def without_header(text: str) -> str:
     """Prose without its leading YAML header, where R Markdown and Quarto keep the author's name."""
-    lines = text.lstrip("\ufeff \n").split("\n")
-    if lines[0].rstrip() != "---":
-        return text
-    for index, line in enumerate(lines[1:], 1):
-        if line.rstrip() in ("---", "..."):
-            return "\n".join(lines[index + 1 :])
-    return text
+    first_line, *lines = text.lstrip("\ufeff \n").split("\n")
+    end = next((index for index, line in enumerate(lines) if line.rstrip() in ("---", "...")), -1)
+    return "\n".join(lines[end + 1 :]) if first_line.rstrip() == "---" and end >= 0 else text
 
 
 def _load_json(text: str) -> dict[str, Any]:
@@ -251,17 +249,27 @@ class _NotebookReader:
         names = (info.get("name"), kernel.get("language"), kernel.get("name"), self.language)
         language = next(filter(None, map(language_name, names)), "")
         outputs_without_run = sum(part.has_no_run for part in self.parts)
+        counts = (
+            (self.never_run, ("code cell", "was never run", "were never run")),
+            (
+                outputs_without_run,
+                ("output", "has no run that could have made it", "have no run that could have made it"),
+            ),
+            (self.failed_cells, ("code cell", "ended in an error", "ended in an error")),
+            (self.unknown_cells, ("cell", "of no known kind left out", "of no known kind left out")),
+        )
         notes = [
             "kernel missing" if not any(names) else "" if language else "kernel's language not known",
-            _count_note(self.never_run, "code cell was", "code cells were", "never run"),
-            _count_note(outputs_without_run, "output has", "outputs have", "no run that could have made it"),
-            _count_note(self.failed_cells, "code cell", "code cells", "ended in an error"),
-            _count_note(self.unknown_cells, "cell", "cells", "of no known kind left out"),
+            *(plural(count, *words) for count, words in counts if count),
             f"hidden tests left out ({', '.join(self.hidden_tests)})" if self.hidden_tests else "",
         ]
-        doubts = [f"left out as hidden tests ({', '.join(self.doubtful)}): is it?"] if self.doubtful else []
         return Submission(
-            "", language, tuple(self.parts), self.images, tuple(filter(None, notes)), doubtful_notes=tuple(doubts)
+            "",
+            language,
+            tuple(self.parts),
+            self.images,
+            tuple(filter(None, notes)),
+            doubtful_notes=(f"left out as hidden tests ({', '.join(self.doubtful)}): is it?",) * bool(self.doubtful),
         )
 
     def read_cell(self, number: int, cell: Any) -> None:
@@ -367,10 +375,6 @@ def as_dict(value: Any) -> dict[str, Any]:
 def as_list(value: Any) -> list[Any]:
     """The same for a list."""
     return value if isinstance(value, list) else []
-
-
-def _count_note(number: int, singular: str, plural: str, sentence_end: str) -> str:
-    return f"{number} {singular if number == 1 else plural} {sentence_end}" if number else ""
 
 
 def html_to_text(markup: str) -> tuple[str, int]:

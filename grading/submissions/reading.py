@@ -10,8 +10,8 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -25,7 +25,7 @@ from grading.submissions.archives import (
     printable_path,
     replace_controls,
 )
-from grading.submissions.documents import read_docx, read_pdf, without_exports
+from grading.submissions.documents import read_docx, read_pdf, text_document, without_exports
 from grading.submissions.handed_in import FileGroup, resolve
 from grading.submissions.lms_names import is_late, same_student
 from grading.submissions.notebooks import (
@@ -50,6 +50,7 @@ __all__ = [
     "SubmissionPart",
     "check_apart",
     "inputs_inside",
+    "list_submissions",
     "read_document",
     "read_submissions",
 ]
@@ -104,10 +105,9 @@ def check_apart(folder: Path, results: Path, option: str = "--out") -> None:
     """Raises SubmissionError if what is written to `results` would be read with the submissions."""
     root, place = folder.resolve(), results.resolve()
     if os.path.isdir(root) and root in (place, *place.parents):
-        relation = "is" if place == root else "lies in"
         raise SubmissionError(
-            f"{printable_path(results)} {relation} the submissions' folder, and the next run would take the results "
-            f"for submissions: name a folder elsewhere with {option}"
+            f"{printable_path(results)} {'is' if place == root else 'lies in'} the submissions' folder, and the next "
+            f"run would take the results for submissions: name a folder elsewhere with {option}"
         )
 
 
@@ -136,20 +136,21 @@ def read_submissions(
         SubmissionError: nothing there is of a kind that can be read, the zip is damaged or expands to too much, or a
             name in `names` matches nothing.
     """
-    if limit < 0:
-        raise SubmissionError(f"limit must be 0 (all) or more, not {limit}")
-    with open_entries(path) as all_entries:
-        entries = [entry for entry in all_entries if entry.path not in excluded_paths]
-        groups = _groups(path, entries, student_of)
-        if not any(_readable(group) for group in groups):
-            kinds = ", ".join(_READERS)
-            raise SubmissionError(
-                f"{printable_path(path)} holds no submission that can be read; these kinds are: {kinds}"
-            )
-        selected_groups = _select_groups(groups, names, path, lenient)
-        return [
-            _with_notes(group, _read_group(group)) for group in (selected_groups[:limit] if limit else selected_groups)
-        ]
+    with _selected_groups(path, names, limit, lenient, excluded_paths, student_of) as groups:
+        return [_with_notes(group, _read_group(group)) for group in groups]
+
+
+def list_submissions(
+    path: Path,
+    names: Collection[str] = (),
+    limit: int = 0,
+    lenient: bool = False,
+    excluded_paths: Container[str] = (),
+    student_of: Callable[[str], str] = same_student,
+) -> list[str]:
+    """The names of those that `read_submissions` would read. Raises as it does; no file is read for it."""
+    with _selected_groups(path, names, limit, lenient, excluded_paths, student_of) as groups:
+        return [group.name for group in groups]
 
 
 def read_document(path: Path) -> Submission:
@@ -190,6 +191,28 @@ def _groups(
     work = [entry for entry in entries if not entry.ignored_kind]
     wrapper = _wrapper(work) if path.suffix.lower() == ".zip" else ""
     return resolve(_group_entries(entries, wrapper), _readability, student_of)
+
+
+@contextmanager
+def _selected_groups(
+    path: Path,
+    names: Collection[str],
+    limit: int,
+    lenient: bool,
+    excluded_paths: Container[str],
+    student_of: Callable[[str], str],
+) -> Iterator[list[FileGroup]]:
+    """As `read_submissions` has it; the groups' files can be read until it is left."""
+    if limit < 0:
+        raise SubmissionError(f"limit must be 0 (all) or more, not {limit}")
+    with open_entries(path) as all_entries:
+        groups = _groups(path, [entry for entry in all_entries if entry.path not in excluded_paths], student_of)
+        if not any(_readable(group) for group in groups):
+            raise SubmissionError(
+                f"{printable_path(path)} holds no submission that can be read; these kinds are: {', '.join(_READERS)}"
+            )
+        selected_groups = _select_groups(groups, names, path, lenient)
+        yield selected_groups[:limit] if limit else selected_groups
 
 
 def _with_notes(group: FileGroup, submission: Submission) -> Submission:
@@ -343,9 +366,8 @@ def _slim(data: bytes, suffix: str) -> tuple[bytes, str]:
 
 def _kind_of(path: str) -> str:
     suffix = _suffix(path)
-    if suffix == ".zip":
-        return "zips inside"
-    return f"files of type {suffix}" if re.fullmatch(r"\.[a-z0-9]{1,5}", suffix) else "files without a known type"
+    known_type = f"files of type {suffix}" if re.fullmatch(r"\.[a-z0-9]{1,5}", suffix) else "files without a known type"
+    return "zips inside" if suffix == ".zip" else known_type
 
 
 def _read_files(group: FileGroup) -> Submission:
@@ -370,14 +392,12 @@ def _read_files(group: FileGroup) -> Submission:
     parts = [
         replace(part, location=_with_label(label, part.location, ", ")) for label, file in files for part in file.parts
     ]
-    images = sum(file.images_left_out for _, file in files)
-    language = _main_language(file for _, file in files)
     links = [file.link for _, file in files if not file.empty]
     return Submission(
         "",
-        language,
+        _main_language(file for _, file in files),
         tuple(parts),
-        images,
+        sum(file.images_left_out for _, file in files),
         tuple(notes),
         doubtful_notes=tuple(doubts),
         link=" ".join(links) if all(links) else "",
@@ -387,9 +407,8 @@ def _read_files(group: FileGroup) -> Submission:
 
 def _labels(files: list[ArchiveEntry]) -> list[str]:
     """Numbers in order of name instead of names: students put their own into them."""
-    if len(files) == 1:
-        return [""]
-    return [f"file {number} ({_suffix(entry.path)})" for number, entry in enumerate(files, 1)]
+    numbered = [f"file {number} ({_suffix(entry.path)})" for number, entry in enumerate(files, 1)]
+    return [""] if len(files) == 1 else numbered
 
 
 def _with_label(label: str, text: str, separator: str) -> str:
@@ -448,8 +467,12 @@ def _main_language(files: Iterable[Submission]) -> str:
     sizes: Counter[str] = Counter()
     for file in files:
         sizes[file.language] += sum(len(part.text) for part in file.parts if part.kind == "code")
-    named_sizes = {language: size for language, size in sizes.items() if language}
-    return max(sorted(named_sizes), key=named_sizes.__getitem__, default="")
+    return _largest(sizes)
+
+
+def _largest(sizes: Mapping[str, int]) -> str:
+    """The name with the largest size, of several the first; "" if there is none."""
+    return max(sorted(filter(None, sizes)), key=sizes.__getitem__, default="")
 
 
 # --- kinds of file
@@ -469,71 +492,49 @@ def _script(text: str, suffix: str) -> Submission:
 
 def _prose(text: str, suffix: str) -> Submission:
     prose, images = clean_source(text)
-    prose = without_header(prose) if suffix == ".md" else prose
-    return _text_alone(prose, images)
-
-
-def _text_alone(text: str, images: int) -> Submission:
-    parts = (SubmissionPart("text", text.strip("\n"), "text"),) if text.strip() else ()
-    return Submission("", "", parts, images)
+    return text_document(without_header(prose) if suffix == ".md" else prose, images)
 
 
 def _page(text: str, _suffix: str) -> Submission:
     """What was typed into the LMS's own editor, or the address that was given to it."""
     if redirect := _REDIRECT.search(text):
-        return _text_alone(redirect[1], 0)  # Canvas escapes nothing there
+        return text_document(redirect[1])  # Canvas escapes nothing there
     markup = _PAGE_HEADING.sub("</head><body>", text)
-    prose, images = html_to_text(markup)
-    prose, inline_images = clean_source(prose)
     hidden_passages = visible_text(markup, "html").hidden_passages[:MAX_PASSAGES]
     doubts = tuple(f"hidden text left out: “{passage}”" for passage in hidden_passages)
-    return replace(_text_alone(prose, images + inline_images), notes=doubts, doubtful_notes=doubts)
+    return text_document(*html_to_text(markup), *doubts)
 
 
 def _markdown_with_chunks(text: str, suffix: str) -> Submission:
     """R Markdown and Quarto: executable chunks are code, everything between them is prose, the header is left out."""
     text, images = clean_source(text)
-    reader = _ChunkReader("R" if suffix == ".rmd" else "")
-    for line in without_header(text).split("\n"):
-        reader.read_line(line)
-    return reader.submission(images)
-
-
-@dataclass(slots=True)
-class _ChunkReader:
-    """Splits lines into chunks and prose."""
-
-    default: str
-    parts: list[SubmissionPart] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-    numbers: Counter[str] = field(default_factory=Counter)
-    languages: Counter[str] = field(default_factory=Counter)
-    language: str | None = None  # of the chunk that is open; None: in prose
-
-    def read_line(self, line: str) -> None:
-        if self.language is None and (start := _CHUNK_START.match(line)):
-            self._finish("text")
-            self.language = language_name(start[1])
-        elif self.language is not None and _CHUNK_END.match(line):
-            self._finish("code")
-        else:
-            self.lines.append(line)
-
-    def submission(self, images: int) -> Submission:
-        notes = ("the last code chunk is never closed",) if self.language is not None else ()
-        self._finish("code" if self.language is not None else "text")
-        language = max(sorted(self.languages), key=self.languages.__getitem__, default=self.default)
-        return Submission("", language, tuple(self.parts), images, notes)
-
-    def _finish(self, kind: PartKind) -> None:
-        text = "\n".join(self.lines).strip("\n")
-        self.numbers[kind] += kind == "code" or bool(text.strip())
-        if text.strip():
+    chunks = list(_split_chunks(without_header(text)))
+    parts: list[SubmissionPart] = []
+    numbers: Counter[PartKind] = Counter()
+    languages: Counter[str] = Counter()
+    for language, chunk in chunks:
+        kind: PartKind = "text" if language is None else "code"
+        numbers[kind] += kind == "code" or bool(chunk.strip())
+        if chunk.strip():
             name = "chunk" if kind == "code" else "text"
-            self.parts.append(SubmissionPart(kind, text, f"{name} {self.numbers[kind]}"))
-            if self.language:
-                self.languages[self.language] += len(text)
-        self.lines, self.language = [], None
+            parts.append(SubmissionPart(kind, chunk, f"{name} {numbers[kind]}"))
+            languages[language or ""] += len(chunk)
+    notes = ("the last code chunk is never closed",) if chunks[-1][0] is not None else ()
+    return Submission("", _largest(languages) or ("R" if suffix == ".rmd" else ""), tuple(parts), images, notes)
+
+
+def _split_chunks(text: str) -> Iterator[tuple[str | None, str]]:
+    """The chunks, each with its language, "" if it is none we know, and the prose between them with None."""
+    language: str | None = None
+    lines: list[str] = []
+    for line in text.split("\n"):
+        start = _CHUNK_START.match(line) if language is None else None
+        if start or (language is not None and _CHUNK_END.match(line)):
+            yield language, "\n".join(lines).strip("\n")
+            language, lines = language_name(start[1]) if start else None, []
+        else:
+            lines.append(line)
+    yield language, "\n".join(lines).strip("\n")
 
 
 _READERS: dict[str, Callable[[Any, str], Submission]] = {

@@ -8,6 +8,7 @@ around a line that says how much is missing. Nothing is cut without a `Cut` that
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from grading.submissions.notebooks import water_level
 from grading.submissions.reading import Submission
@@ -69,10 +70,8 @@ class Cut:
 
 def count_parts(submission: Submission, count: Count) -> dict[PartKind, int]:
     """Tokens per kind."""
-    totals: dict[PartKind, int] = {"code": 0, "text": 0, "output": 0}
-    for part in submission.parts:
-        totals[part.kind] += count(part.text)
-    return totals
+    kinds: tuple[PartKind, ...] = get_args(PartKind)
+    return {kind: sum(count(part.text) for part in submission.parts if part.kind == kind) for kind in kinds}
 
 
 def truncate(submission: Submission, limits: Limits, count: Count) -> tuple[Submission, tuple[Cut, ...]]:
@@ -127,14 +126,12 @@ class _Cutter:
         )
         left_out = [i for i in range(len(parts)) if i not in kept_indices]
         line = _marker(sum(sizes[i] for i in left_out), len(left_out))
-        result: list[tuple[SubmissionPart | None, Cut | None]] = []
-        for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
-            if index in kept_indices:
-                result.append(self._fit(part, size, level))
-                continue
-            stand_in = replace(part, text=line) if index == left_out[0] else None
-            result.append((stand_in, Cut(part.location, part.kind, 0, size)))
-        return result
+        return [
+            self._fit(part, size, level)
+            if index in kept_indices
+            else (replace(part, text=line) if index == left_out[0] else None, Cut(part.location, part.kind, 0, size))
+            for index, (part, size) in enumerate(zip(parts, sizes, strict=True))
+        ]
 
     def _fit(self, part: SubmissionPart, size: int, max_tokens: int) -> tuple[SubmissionPart, Cut | None]:
         if size <= max_tokens:

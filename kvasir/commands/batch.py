@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from grading.grades import WHOSE
+from grading.grades import open_questions
 from grading.report.grades import SUMMARY_COLUMNS, one_line, summary, summary_rows
 from grading.request import GradeRequest, Selection
 from infra.config.next_command import next_command
@@ -188,7 +188,7 @@ def _check_exists(folder: Path) -> None:
 
 def _names_in_batch(batch: Batch, request: GradeRequest, selectors: tuple[str, ...]) -> set[str]:
     """The submissions that are meant, by the rule of `grade --only`. Raises UsageError for what is not in the batch."""
-    names = {submission.name for submission in request.read(Selection(selectors))} if selectors else set()
+    names = set(request.selected_names(Selection(selectors))) if selectors else set()
     strangers = names - {entry.name for entry in batch.entries}
     if strangers:
         raise BatchError(f"the batch in {batch.folder} holds no {', '.join(sorted(strangers))}")
@@ -215,7 +215,7 @@ def show_outcome(
                 one_line(text),
             )
             for grade in outcome.grades
-            for text in (grade.reason, *(remark for remark in grade.remarks if remark.startswith(WHOSE)))
+            for text in (grade.reason, *open_questions(grade))
             if text
         )
         for alarm in outcome.alarms:
@@ -229,5 +229,5 @@ def show_outcome(
     if counts.open:
         open_jobs = plural(counts.open, "job", "is", "are")
         say(f"{open_jobs} still open; {outcome.go_on}", stderr)
-    incomplete = any(grade.state in ("failed", "incomplete", "waiting") for grade in outcome.grades)
-    return 1 if incomplete or counts.finished_jobs != counts.succeeded else 0
+    blank = any(grade.state in ("failed", "incomplete", "waiting") or open_questions(grade) for grade in outcome.grades)
+    return 1 if blank or counts.finished_jobs != counts.succeeded else 0

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from grading.request import WHOLE_CLASS
 from infra.config.next_command import next_command
 from infra.config.settings import Settings
 from kvasir import class_run
@@ -53,7 +54,7 @@ def _names_now(settings: Settings, batch: Batch) -> set[str]:
         lines = read_lines(Path(prompts), batch.batch_id, batch.secret, lambda _name: Defaults("any", 1, 0.0, 1.0))
         return {line.custom_id for line in lines}
     request = class_run.request_of_batch(settings, batch, will_run=False)
-    return {submission.name for submission in request.read()}
+    return set(request.selected_names(WHOLE_CLASS))
 
 
 def _say_names(heading: str, names: Iterable[str]) -> None:

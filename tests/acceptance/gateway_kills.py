@@ -9,7 +9,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -84,8 +84,10 @@ class Killed:
         return running
 
 
-def kill_at(cluster: Cluster, folder: Path, place: str, lines: int, seed: int) -> Row:
-    """One batch, from its file to its answers."""
+def kill_at(
+    cluster: Cluster, folder: Path, place: str, lines: int, seed: int, others: Sequence[Callable[[], None]] = ()
+) -> Row:
+    """One batch, from its file to its answers. `others` kill somebody else, each twice, in an order by the seed."""
     (model,), source, row = cluster.models, random.Random(f"{seed} {place}"), Row(place, lines)
     names = [f"line {number}" for number in range(lines)]
     body = "\n".join(json.dumps(line(name, model)) for name in names).encode()
@@ -93,7 +95,9 @@ def kill_at(cluster: Cluster, folder: Path, place: str, lines: int, seed: int) -
     try:
         file = killed.call(lambda asks: asks.files.create(file=("lines.jsonl", body), purpose="batch"))
         batch = killed.call(lambda asks: create(asks, file.id))
-        moments = sorted(source.sample(range(1, lines), 2))
+        kills = [kill for kill in (killed.kill, *others) for _ in range(2)]
+        source.shuffle(kills)
+        moments = sorted(source.sample(range(1, lines), len(kills)))
         deadline = time.monotonic() + PATIENCE_S + lines
         while (now := killed.call(lambda asks: asks.batches.retrieve(batch.id))).status != "completed":
             assert time.monotonic() < deadline, f"{place}: still {now.status} with {now.request_counts}"
@@ -102,7 +106,9 @@ def kill_at(cluster: Cluster, folder: Path, place: str, lines: int, seed: int) -
             row.wrong_counts += bool(counts and counts.completed + counts.failed > counts.total)
             if counts and moments and counts.completed >= moments[0]:
                 moments.pop(0)
-                killed.kill()
+                kill = kills.pop()
+                kill()
+                row.kills += kill != killed.kill
             time.sleep(0.05)
         output = killed.call(lambda asks: asks.files.content(now.output_file_id or "").text)
         answered = Counter(json.loads(text)["custom_id"] for text in output.splitlines())
@@ -112,7 +118,7 @@ def kill_at(cluster: Cluster, folder: Path, place: str, lines: int, seed: int) -
         row.batches = sum(1 for _ in killed.call(lambda asks: list(asks.batches.list()))) - 1
         again = killed.call(lambda asks: create(asks, file.id))
         row.changed_ids += again.id != batch.id
-        row.kills = killed.kills
+        row.kills += killed.kills
     finally:
         killed.close()
     return row

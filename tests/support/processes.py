@@ -124,9 +124,9 @@ class RunningProcess:
 
 
 @contextmanager
-def serving(folder: Path, model: str) -> Iterator[str]:
-    """A gateway with a simulated model, all in one process; its URL."""
-    (folder / "kvasir.toml").write_text(config_text({model: SIMULATED_MODEL}), "utf-8")
+def serving(folder: Path, model: str, entry: ModelEntry = SIMULATED_MODEL) -> Iterator[str]:
+    """A gateway with one model, a simulated one unless it is said which, all in one process; its URL."""
+    (folder / "kvasir.toml").write_text(config_text({model: entry}), "utf-8")
     words = ["--config", str(folder / "kvasir.toml"), "serve", "--port", "0", "--state", str(folder / "state")]
     gateway = RunningProcess(words, environment(folder), folder)
     try:

@@ -18,22 +18,19 @@ class City(BaseModel):
     people: int
 
 
-def main(url: str, name: str) -> dict[str, Any]:
-    """What each kind of output came back with."""
+async def main(url: str, name: str) -> dict[str, Any]:
+    """What each kind of output came back with, all in one event loop: the provider keeps its connections for one."""
     model = OpenAIChatModel(name, provider=OpenAIProvider(base_url=f"{url}/v1", api_key="x"))
     by_tool = Agent(model, output_type=City)
-
-    async def streamed() -> City:
-        async with by_tool.run_stream("Where are the Olympics?") as result:
-            return await result.get_output()
-
-    return {
-        "text": Agent(model).run_sync("What is a queue?").output,
-        "output_type": by_tool.run_sync("Where are the Olympics?").output.model_dump(),
-        "NativeOutput": Agent(model, output_type=NativeOutput(City)).run_sync("Where?").output.model_dump(),
-        "streamed": asyncio.run(streamed()).model_dump(),
+    native = Agent(model, output_type=NativeOutput(City))
+    found = {
+        "text": (await Agent(model).run("What is a queue?")).output,
+        "output_type": (await by_tool.run("Where are the Olympics?")).output.model_dump(),
+        "NativeOutput": (await native.run("Where?")).output.model_dump(),
     }
+    async with by_tool.run_stream("Where are the Olympics?") as result:
+        return {**found, "streamed": (await result.get_output()).model_dump()}
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(*sys.argv[1:])))
+    sys.stdout.write(json.dumps(asyncio.run(main(*sys.argv[1:]))))

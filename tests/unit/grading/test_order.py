@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from grading.order import expected_work
+from grading.jobs import expected_work
 from grading.planning import prepare
 from grading.request import AspectModel, GradeRequest
 from messages.jobs import PrefillJob, Sampling, user_prompt

@@ -176,6 +176,7 @@ def test_a_steps_likelihoods_are_kept_with_the_grade_and_shown_and_samples_stand
     assert show_distribution(by_id["works"]) == ""
 
 
+@pytest.mark.public_report("nupsea/luminary 34")
 def test_one_unusable_answer_leaves_the_other_criteria_their_points(request_: GradeRequest, tmp_path: Path) -> None:
     with Batch(tmp_path / "out") as batch:
         answer(batch, prepared(batch, request_).tasks, tested="{", summary="no JSON")

@@ -179,6 +179,7 @@ def test_ids_that_a_spreadsheet_rewrote_are_what_they_were(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("title", ["Final Grade essay (5502)", "Current Points, 2 (5502)", "Override Score (5502)"])
+@pytest.mark.public_report("instructure/canvas-lms 2134")
 def test_a_column_that_canvas_ignores_is_refused(tmp_path: Path, title: str) -> None:
     """`NON_ASSIGNMENT_COLUMN_HEADERS`, `lib/gradebook_importer.rb`: anywhere in a column's title."""
     folder = a_class(tmp_path, {"aldertreeada_71001_9_a.R": 7})
@@ -186,6 +187,7 @@ def test_a_column_that_canvas_ignores_is_refused(tmp_path: Path, title: str) -> 
         export_canvas(folder, GRADEBOOK.replace(b"Homework 5 (5502)", f'"{title}"'.encode()), "5502")
 
 
+@pytest.mark.public_report("instructure/canvas-lms 624")
 def test_what_canvas_would_not_take_or_keep_is_said_before(tmp_path: Path) -> None:
     """`GradebookImporter#readonly_assignment?` and `#translate_pass_fail`."""
     folder = a_class(tmp_path, {"aldertreeada_71001_9_a.R": 7})
@@ -205,6 +207,30 @@ def test_grades_that_students_do_not_see_at_once_are_remarked_on(tmp_path: Path,
     assert not any("post them" in note for note in export_canvas(folder, shown, "5502").notes)
 
 
+@pytest.mark.public_report("unc-csxl/csxl.unc.edu 624")
+def test_rows_before_points_possible_are_no_students(tmp_path: Path) -> None:
+    """There a roster was refused once grades had been entered: from then on there is a row without a student."""
+    people = [person.number for person in roster(GRADEBOOK).people]
+
+    assert people == ["71001", "71002", "71003", "71004", "71005", "79999"]
+    without_the_row = GRADEBOOK.replace(b",,,,Manual Posting,\n", b"")
+    assert [person.number for person in roster(without_the_row).people] == people
+
+
+@pytest.mark.public_report("pawtograder/platform 979")
+def test_a_student_who_is_listed_twice_has_the_same_grade_in_both_rows(tmp_path: Path) -> None:
+    """There the first row was shown, and the second was written."""
+    folder = a_class(tmp_path, {"aldertreeada_71001_9_a.R": 7})
+    row = b'"Aldertree, Ada",71001,u1,BA-101 01,,80\n'
+    twice = GRADEBOOK.replace(row, row.replace(b",,80", b",3,80") + row.replace(b",,80", b",5,80"))
+
+    made = export_canvas(folder, twice, "5502")
+
+    rows = csv.reader(io.StringIO(made.data.decode("utf-8-sig")))
+    assert [row[-1] for row in rows if row[1] == "71001"] == ["7", "7"]
+    assert made.asks[1:] == ("Aldertree, Ada: 3 → 7", "Aldertree, Ada: 5 → 7"), "neither is written unseen"
+
+
 # --- Moodle
 
 
@@ -221,6 +247,7 @@ def test_grades_that_students_do_not_see_at_once_are_remarked_on(tmp_path: Path,
         ("Ana Sobrino_50101", []),
     ],
 )
+@pytest.mark.public_report("moodle/moodle mod/assign/classes/downloader.php")
 def test_moodles_number_and_name_must_agree(prefix: str, ending: str, numbers: list[str]) -> None:
     assert whose(roster(WORKSHEET), f"{prefix}_assignsubmission_{ending}") == numbers
 
@@ -230,6 +257,7 @@ def test_while_marking_is_blind_the_number_is_all_there_is() -> None:
     assert whose(roster(blind), "Participant_50100_assignsubmission_file") == ["50100"]
 
 
+@pytest.mark.public_report("moodle/moodle mod/assign/classes/downloader.php")
 def test_a_teams_grade_goes_to_its_members_and_never_to_whose_number_its_id_is(tmp_path: Path) -> None:
     names = {
         "Team Espresso_50101_assignsubmission_file": 12,
@@ -244,6 +272,17 @@ def test_a_teams_grade_goes_to_its_members_and_never_to_whose_number_its_id_is(t
         "Participant 50103": "12",
         "Participant 50104": "18",
     }
+
+
+@pytest.mark.public_report("quickfeed/quickfeed 1440")
+def test_who_joins_a_team_after_it_was_graded_has_its_grade(tmp_path: Path) -> None:
+    folder = a_class(tmp_path, {"Team Espresso_50101_assignsubmission_file": 12})
+    keep_roster(folder, roster(TEAMS))
+    joined = TEAMS.replace(b"Cy Om,Default group", b"Cy Om,Team Espresso")
+
+    for worksheet, grade in ((TEAMS, ""), (joined, "12")):
+        found = cells(export_moodle(folder, worksheet).data, "Identifier", "Grade")
+        assert (found["Participant 50103"], found["Participant 50104"]) == ("12", grade)
 
 
 def test_a_member_with_a_submission_of_their_own_is_asked_about(tmp_path: Path) -> None:
@@ -261,19 +300,20 @@ def test_a_member_with_a_submission_of_their_own_is_asked_about(tmp_path: Path) 
     assert (found["Participant 50102"], found["Participant 50103"]) == ("12", "3")
 
 
+@pytest.mark.public_report("moodle/moodle mod/assign/classes/downloader.php")
 def test_several_plugins_and_flat_files_are_one_submission(tmp_path: Path) -> None:
     """`downloader::load_submissionplugin_filelist`, folders or not: a file and an online text are one student's."""
     path = tmp_path / "flat.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("Ana Sobrino_50100_assignsubmission_file_hw5.R", "x <- 1")
         archive.writestr("Ana Sobrino_50100_assignsubmission_onlinetext_onlinetext.html", "<p>y</p>")
-        archive.writestr("Default group_assignsubmission_file/a.R", "x <- 2")
-        archive.writestr("Default group_assignsubmission_onlinetext/onlinetext.html", "<p>z</p>")
+        for prefix in ("Bo Ek_50102_assignsubmission", "Default group_assignsubmission"):
+            archive.writestr(f"{prefix}_file_/a.R", "x <- 2")
+            archive.writestr(f"{prefix}_onlinetext/onlinetext.html", "<p>z</p>")
 
-    default, ana = read_submissions(path)
+    submissions = read_submissions(path)
 
-    assert [part.kind for part in ana.parts] == ["code", "text"]
-    assert [part.kind for part in default.parts] == ["code", "text"]
+    assert [[part.kind for part in work.parts] for work in submissions] == [["code", "text"]] * 3
 
 
 # --- GitHub Classroom
@@ -335,7 +375,10 @@ def test_rosters_of_two_products_are_not_mixed() -> None:
 # --- what else goes by the roster
 
 
-def test_a_section_stands_for_the_submissions_of_its_people(tmp_path: Path) -> None:
+def test_a_section_stands_for_the_submissions_of_its_people_and_none_is_read_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("grading.submissions.reading._read_group")
     (tmp_path / "gradebook.csv").write_bytes(GRADEBOOK)
     place = tmp_path / "class"
     place.mkdir()
@@ -343,13 +386,13 @@ def test_a_section_stands_for_the_submissions_of_its_people(tmp_path: Path) -> N
         (place / name).write_text("x <- 1", "utf-8")
     request = GradeRequest(place, tmp_path / "rubric.yaml", {}, rosters=(tmp_path / "gradebook.csv",))
 
-    of_section = request.read(Selection(("BA-101 02",)))
-    with_one_more = request.read(Selection(("BA-101 02", "notes.R")))
+    of_section = request.selected_names(Selection(("BA-101 02",)))
+    with_one_more = request.selected_names(Selection(("BA-101 02", "notes.R")))
 
-    assert [work.name for work in of_section] == ["o_brien42kaybo_71003_8_b.R", "smithjordan_71004_7_c.R"]
+    assert of_section == ["o_brien42kaybo_71003_8_b.R", "smithjordan_71004_7_c.R"]
     assert len(with_one_more) == 3
     with pytest.raises(SubmissionError, match="'BA-101 03'"):
-        request.read(Selection(("BA-101 03",)))
+        request.selected_names(Selection(("BA-101 03",)))
 
 
 def test_a_table_may_call_a_submission_by_its_persons_number() -> None:

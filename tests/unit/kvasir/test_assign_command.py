@@ -29,7 +29,7 @@ def folder(configured_folder: Path) -> Path:
     (configured_folder / "gradebook.csv").write_text(GRADEBOOK, "utf-8")
     (configured_folder / "rubric.yaml").write_text(RUBRIC, "utf-8")
     words = ["grade", "class", "--rubric", "rubric.yaml", "--roster", "gradebook.csv", "--out", "out", "--quiet"]
-    assert cli.run_command(words) == 0
+    assert cli.run_command(words) == 1, "a grade stays blank until somebody has said whose it is"
     return configured_folder
 
 
@@ -56,6 +56,7 @@ def test_an_answer_ends_the_question_and_gives_the_grade_its_row(
 
     assert cli.run_command(["assign", "out"]) == 0
     assert not any("whose is it" in remark for remark in remarks(capsys))
+    assert cli.run_command(["results", "out"]) == 0
     words = ["export", "out", "--format", "canvas", "--gradebook", "gradebook.csv", "--include-unreviewed", "--yes"]
     assert cli.run_command(words) == 0
     text = (folder / "out" / "canvas-gradebook.csv").read_text("utf-8")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from grading.cells import safe_cell
 from grading.export import ExportError, ExportFile
 from grading.export.canvas import assignment_columns, export_canvas
 from grading.export.feedback import export_feedback
@@ -356,21 +355,6 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert "<script" not in page
     assert "<script" not in markdown
     assert "![x]" not in markdown
-
-
-@pytest.mark.parametrize("start", ["=1+1", "+cmd", "-2+3", "@SUM(A1)", "\t=1", " =1", "=1;2"])
-def test_no_cell_becomes_a_formula(tmp_path: Path, start: str) -> None:
-    names = {key: start.strip() + name for key, name in CANVAS.items()}
-    batch(tmp_path, [grade(names["whole"], remarks=(start,)), *four_grades(names)[1:]])
-
-    assert lms.formulas(export_csv(tmp_path).data) == []
-    assert lms.formulas(export_canvas(tmp_path, GRADEBOOK, "701").data) == []
-    assert safe_cell(start).startswith("'")
-
-
-@pytest.mark.parametrize("number", ["-3", "+1.5", "7", "-2,25", "12%"])
-def test_numbers_stay_numbers(number: str) -> None:
-    assert safe_cell(number) == number
 
 
 def test_the_table_has_a_row_for_everybody(canvas: Path) -> None:

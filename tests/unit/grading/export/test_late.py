@@ -128,6 +128,7 @@ def test_without_a_rule_nothing_is_taken_off(tmp_path: Path) -> None:
     assert points(tmp_path) == {CATO: 6}
 
 
+@pytest.mark.public_report("MarkUsProject/Markus 2136")
 def test_a_persons_points_for_a_criterion_lose_the_penalty_and_their_total_does_not(tmp_path: Path) -> None:
     graded(tmp_path, grade(ADA), grade(BENNO))
     keep(tmp_path, times(("1", timedelta(hours=1)), ("2", timedelta(hours=1))))

@@ -110,7 +110,6 @@ def test_a_criterion_may_cost_points_where_the_rubric_says_so(tmp_path: Path) ->
         ({"deduction": -2}, "'deduction' must be a number above 0"),
         ({"deduction": 1.25}, "deduction 1.25 is not a multiple of step 0.5"),
         ({"deduction": 500}, "more than 201 values"),
-        ({"points": 0}, "'points' must be a number above 0"),
     ],
 )
 def test_a_deduction_that_is_none_is_named(tmp_path: Path, change: dict[str, Any], expected: str) -> None:
@@ -213,23 +212,6 @@ def test_a_file_that_is_missing_or_of_another_kind_is_named(tmp_path: Path) -> N
     assert "ends in .yaml, .yml, .json or .csv" in refusal(tmp_path, "x", "rubric.txt")
     with pytest.raises(RubricError, match=r"none\.yaml: the rubric can't be read: No such file"):
         load_rubric(tmp_path / "none.yaml")
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*LOOPS, "x"]), inner, max_size=6),
-    max_leaves=12,
-)
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(criteria=json_values)
-def test_whatever_stands_in_criteria_is_a_rubric_or_a_refusal(tmp_path: Path, criteria: Any) -> None:
-    try:
-        total = load(tmp_path, rubric_data(criteria=criteria)).total
-    except RubricError:
-        return
-    assert total > 0
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

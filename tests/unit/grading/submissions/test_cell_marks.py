@@ -122,6 +122,22 @@ def test_work_that_adds_nothing_to_the_cells_given_is_empty(plan: Callable[..., 
     assert [item.submission.only_template for item in items] == [True, False]
 
 
+@pytest.mark.public_report("ibm-skills-network/mark 640")
+def test_neither_what_was_given_nor_large_outputs_crowd_out_the_students_code(plan: Callable[..., Assignment]) -> None:
+    """There task cells that repeat the rubric, and tables of 135 KB, took the place of all code: it got 0 points."""
+    table = {"text/html": "<td>3.14</td>" * 10_000, "text/plain": "3.14  2.71\n" * 10_000}
+    cells = []
+    for number in range(51):
+        code = plain(f"answer_{number} <- mean(orders[{number}])", "code")
+        code["outputs"] = [{"output_type": "execute_result", "data": table, "metadata": {}}] * (number % 10 == 0)
+        cells += [nbgrader(f"**Task {number}** It answers: compute the mean of the orders. " * 5), code]
+
+    [task] = plan(ada=notebook(*cells)).tasks
+
+    prompt = "".join(part.text for part in task.job.prompt)
+    assert [number for number in range(51) if f"answer_{number} <- mean(orders[{number}])" not in prompt] == []
+
+
 def test_what_speaks_to_the_grader_is_asked_about_unless_the_class_was_given_it(
     plan: Callable[..., Assignment],
 ) -> None:

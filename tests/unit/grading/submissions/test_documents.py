@@ -11,8 +11,8 @@ import pytest
 
 from grading.submissions import documents
 from grading.submissions.archives import Unreadable
-from grading.submissions.documents import read_docx, read_pdf
-from grading.submissions.reading import read_submissions
+from grading.submissions.documents import read_docx, read_pdf, without_exports
+from grading.submissions.reading import Submission, SubmissionPart, read_submissions
 
 pytest.importorskip("mammoth", reason="mammoth is not installed: pip install 'kvasir-inference[documents]'")
 pytest.importorskip("pypdf", reason="pypdf is not installed: pip install 'kvasir-inference[documents]'")
@@ -207,6 +207,35 @@ def test_a_pdf_of_the_notebook_beside_it_counts_once_and_loses_nothing(tmp_path:
     assert any("all but 1 of 5 lines stand in another file" in note for note in read.notes)
 
 
+@pytest.mark.parametrize(
+    ("source", "printed", "is_new"),
+    [
+        ("x = 5", "x = -5", True),
+        ("x = -5", "x = 5", True),
+        ("-5", "5", True),
+        ("y <= 0.5", "y >= 0.5", True),
+        ("a + b", "a − b", True),
+        ("x = -5", "[3]: x = −5", False),
+        ('print("a", x)', "print(“a”, x)", False),
+    ],
+)
+def test_a_line_of_an_export_with_another_sign_is_work(source: str, printed: str, is_new: bool) -> None:
+    def work(*lines: str) -> Submission:
+        return Submission("", "", (SubmissionPart("code", "\n".join(lines), ""),))
+
+    same = ["mean(x)", "sum(x)", "length(x)"]
+    _, (_, export) = without_exports([("a (.ipynb)", work(source, *same)), ("b (.pdf)", work(printed, *same))])
+
+    assert [part.text for part in export.parts] == [printed] * is_new
+
+
+def test_markup_that_a_page_does_not_show_makes_no_line_new() -> None:
+    source = Submission("", "", (SubmissionPart("text", "# A *fair* test\n- It `rose`: **see** $x$.", ""),))
+    page = Submission("", "", (SubmissionPart("text", "A fair test\n• It rose: see x.", ""),))
+
+    assert without_exports([("a (.md)", source), ("b (.pdf)", page)])[1][1].parts == ()
+
+
 def test_another_text_beside_a_notebook_is_read_whole(tmp_path: Path) -> None:
     work = tmp_path / "ada"
     work.mkdir()
@@ -251,9 +280,3 @@ def test_an_address_alone_in_a_document_is_a_link(tmp_path: Path) -> None:
 
     assert (ada.link, bo.link) == ("https://example.org/hw5", "")
     assert len(ada.file_digests) == 1, "equal documents are found as other equal files are"
-
-
-def test_a_document_is_a_submission_as_others_are(tmp_path: Path) -> None:
-    (tmp_path / "essay.docx").write_bytes(docx(paragraph("Sales rose in the north.")))
-    [work] = read_submissions(tmp_path)
-    assert [part.text for part in work.parts] == ["Sales rose in the north."]

@@ -43,6 +43,26 @@ def test_cells_become_parts_in_order_with_their_place():
     assert (document.language, document.notes, document.images_left_out) == ("R", (), 0)
 
 
+@pytest.mark.public_report("jsboige/CoursIA 8325")
+def test_cells_without_an_id_are_read():
+    """nbformat 4.5 wants one; tools that run notebooks write null."""
+    cells = [{**cell, "id": None} for cell in (text("Sales"), code("x"))]
+
+    assert [part.text for part in read(*cells, nbformat_minor=5).parts] == ["Sales", "x"]
+
+
+@pytest.mark.public_report("jupyter/nbgrader 1297", "ucbds-infra/otter-grader 443")
+def test_letters_and_signs_come_through_as_they_are(tmp_path):
+    """There subscripts, arrows and a Spanish translation were no text for the machine's own encoding."""
+    signs = "x₀ ≤ 3 → señal, αβ ⇒ x¹"
+    notebook = {"nbformat": 4, "metadata": R_KERNEL, "cells": [text(signs), code(f"# {signs}")]}
+    for ascii_only in (True, False):
+        (tmp_path / f"{ascii_only}.ipynb").write_text(json.dumps(notebook, ensure_ascii=ascii_only), "utf-8")
+
+    for work in read_submissions(tmp_path):
+        assert ([part.text for part in work.parts], work.notes) == ([signs, f"# {signs}"], ())
+
+
 def test_blank_cells_are_left_out_and_the_others_keep_their_numbers():
     document = read(code("  \n"), text(""), code("x <- 1\n\n"))
 

@@ -84,14 +84,6 @@ def test_code_and_text_are_cut_only_past_their_own_budget_and_outputs_are_report
     assert counts["output"] <= 100
 
 
-def test_the_limit_of_one_part_holds_for_outputs_alone():
-    parts = [SubmissionPart("code", "x " * 3000, "c"), output(3000, "o")]
-
-    _, cuts = truncate(submission(*parts), Limits(), words)
-
-    assert [cut.where for cut in cuts] == ["o"]
-
-
 def test_of_far_too_many_outputs_the_first_and_last_stay_and_one_line_stands_for_the_rest():
     result, cuts = truncate(submission(*(output(20, f"o{i}") for i in range(1000))), Limits(output_tokens=500), words)
 
@@ -156,18 +148,6 @@ def test_tokens_that_sit_unevenly_in_the_text_stay_within_the_limit(text):
 
     assert words(result.parts[0].text) <= 2000
     assert cuts
-
-
-def test_tokens_are_counted_per_kind():
-    one = submission(output(3), output(4), SubmissionPart("code", "x y", "c"))
-
-    assert count_parts(one, words) == {"code": 2, "text": 0, "output": 7}
-
-
-def test_a_submission_without_parts_has_nothing_to_cut():
-    broken = Submission("a", "", (), problem="no")
-
-    assert truncate(broken, Limits(0, 0, 0, 0), words) == (broken, ())
 
 
 PARTS = st.lists(

@@ -73,6 +73,7 @@ def read(folder: Path, files: dict[str, str]) -> dict[str, Submission]:
         ("aldertreeada_LATE_12_901_hw.R", f"<{ADDRESS}>"),
     ],
 )
+@pytest.mark.public_report("instructure/canvas-lms lib/content_zipper.rb")
 def test_an_address_alone_is_no_work_but_keeps_id_and_lateness(tmp_path: Path, name: str, text: str) -> None:
     (submission,) = read(tmp_path, {name: text.replace("&", "&amp;") if "text.html" in name else text}).values()
     grade = grade_submission(name, RUBRIC, {}, submission)
@@ -248,6 +249,7 @@ def test_a_file_that_most_of_the_class_has_was_given_and_is_no_remark(tmp_path: 
         ("# Średnia sprzedaż wzrosła, bo kampania była udana", "cp1250"),
     ],
 )
+@pytest.mark.public_report("ucbds-infra/otter-grader 524", "ucbds-infra/otter-grader 443", "jupyter/nbgrader 1042")
 def test_what_would_be_gibberish_is_guessed_and_shown(text: str, encoding: str) -> None:
     read_text, note, doubt = decode_text(text.encode(encoding))
 
