@@ -130,9 +130,10 @@ def measure(seed: int) -> Mapping[str, float]:
     found = seen(night, run, number, moment_s).finish(seed)
     if found is None:
         raise RuntimeError(f"night {seed} has no estimate, though all of its jobs ended")
+    low_s, high_s = found.interval_s
     return {
-        "holds": float(found.low_s <= left_s <= found.high_s),
-        "width": (found.high_s - found.low_s) / left_s,
+        "holds": float(low_s <= left_s <= high_s),
+        "width": (high_s - low_s) / left_s,
         "error": found.left_s / left_s,
         "wait_ratio": wait_ratio(night, run),
     }

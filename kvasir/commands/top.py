@@ -49,7 +49,7 @@ def top(global_options: Globals, folders: tuple[Path, ...], once: bool, every: f
     cluster = is_cluster(settings)
     with ExitStack() as stack:
         clients: list[Client] = []
-        left_at = lru_cache(maxsize=256)(lambda folder, _moment: _left(settings, folder, clients))
+        words_at = lru_cache(maxsize=256)(lambda folder, _moment: _finish_words(settings, folder, clients))
 
         def look() -> RenderableType:
             if cluster and not clients:
@@ -57,7 +57,7 @@ def top(global_options: Globals, folders: tuple[Path, ...], once: bool, every: f
             watches[:] = find_batches(folders, watches)
             state = cluster_state(settings, clients[0]) if clients else None
             moment = int(time.monotonic() / EXPECT_EVERY_S)
-            batches = [replace(watch.look(), left=left_at(watch.folder, moment)) for watch in watches]
+            batches = [replace(watch.look(), finish_words=words_at(watch.folder, moment)) for watch in watches]
             return frame(state, batches, time.time())
 
         if once:
@@ -67,7 +67,7 @@ def top(global_options: Globals, folders: tuple[Path, ...], once: bool, every: f
     return 0
 
 
-def _left(settings: Settings, folder: Path, clients: Sequence[Client]) -> str:
+def _finish_words(settings: Settings, folder: Path, clients: Sequence[Client]) -> str:
     """When a batch will be done, in words; "" while nobody can say."""
     with Batch(folder, is_owner=False) as batch:
         return expectation(settings, clients[0], batch) if clients else ""
@@ -178,7 +178,7 @@ def _batches(batches: Iterable[BatchState]) -> RenderableType:
             f"{batch.result_count:,}/{batch.total:,}",
             f"{batch.result_count / batch.total:.0%}" if batch.total else "–",
             _count(batch.failure_count),
-            (batch.left or "unknown") if batch.open else "done",
+            (batch.finish_words or "unknown") if batch.open else "done",
             batch.batch_id,
         )
         for batch in batches

@@ -13,13 +13,13 @@ from producers.storage.journal import JournalLine, Standings, result_line
 
 @dataclass(frozen=True, slots=True)
 class BatchState:
-    """How far a batch is. `left`: when it will be done, in words; `name` is its folder's."""
+    """How far a batch is. `finish_words`: when it will be done, in words; `name` is its folder's."""
 
     batch_id: str
     total: int
     result_count: int
     failure_count: int  # of those done: everything but succeeded
-    left: str = field(default="", compare=False)
+    finish_words: str = field(default="", compare=False)
     name: str = field(default="", compare=False)
 
     @property

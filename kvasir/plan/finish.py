@@ -21,7 +21,7 @@ RATE_SPREAD = 0.03  # of a machine's true rates around those measured, as a stan
 YOUNG = 1.3  # answers that run are more often young than old: they stand still while their machine prefills
 CLASS_SPREAD = 0.1  # of a class's mean answer around that of the classes before it
 UNKNOWN_SPREAD = 0.085  # of the time itself, by what no draw knows
-ENOUGH_ANSWERS = 8  # to draw from: with fewer, lengths are drawn around a mean
+ENOUGH_ANSWERS = 8  # to draw from: with fewer, lengths are possible_backlog around a mean
 MOST_PROMPTS = 400  # that are simulated: a night's queue of thousands would take as many seconds
 SHARE = 0.9  # of the intervals are to hold the truth
 
@@ -78,27 +78,29 @@ class Remainder:
     def _end_s(self, source: random.Random) -> float:
         """In one draw; inf if some job is never answered. Of a long queue two parts are simulated: the rest follows."""
         factors = {machine: math.exp(source.gauss(0, RATE_SPREAD)) for machine in self.fleet.machines()}
-        fleet, drawn = with_rates(self.fleet, factors.__getitem__), self._drawn_backlog(source)
-        prompt_count = len(drawn.waiting)
+        fleet, possible_backlog = with_rates(self.fleet, factors.__getitem__), self._draw_backlog(source)
+        prompt_count = len(possible_backlog.waiting_jobs)
         ends_s = []
         for count in (prompt_count,) if prompt_count <= MOST_PROMPTS else (MOST_PROMPTS, MOST_PROMPTS // 2):
-            chosen_jobs = [drawn.waiting[(place + 1) * prompt_count // count - 1] for place in range(count)]
-            run = simulate(fleet, replace(drawn, waiting=chosen_jobs), Stealing(self.lengths))
+            chosen_jobs = [
+                possible_backlog.waiting_jobs[(place + 1) * prompt_count // count - 1] for place in range(count)
+            ]
+            run = simulate(fleet, replace(possible_backlog, waiting_jobs=chosen_jobs), Stealing(self.lengths))
             answered_s = {timing.job.name: timing.ended_s for timing in run.timings}
-            jobs = [*(job for _, job in drawn.running), *drawn.ready, *chosen_jobs]
+            jobs = [*(job for _, job in possible_backlog.running_jobs), *possible_backlog.ready_jobs, *chosen_jobs]
             ends_s.append(
                 max((answered_s.get(job.name, math.inf) for job in jobs if job.name in self.names), default=0.0)
             )
         return ends_s[0] + max(0, prompt_count - MOST_PROMPTS) * (ends_s[0] - ends_s[-1]) / (MOST_PROMPTS // 2)
 
-    def _drawn_backlog(self, source: random.Random) -> Backlog:
+    def _draw_backlog(self, source: random.Random) -> Backlog:
         """The same jobs, each with an answer that it might have.
 
         From a class's answers so far others are drawn as often, which says how well their mean is known, and as many
         more as run: of those that began together the short ones are done first, so without them the mean would be low.
         """
         class_factors: dict[tuple[str, bool], float] = defaultdict(lambda: math.exp(source.gauss(0, CLASS_SPREAD)))
-        running_counts = Counter(job.model for _, job in self.backlog.running if job.name in self.names)
+        running_counts = Counter(job.model for _, job in self.backlog.running_jobs if job.name in self.names)
         pools = {
             model: source.choices(tokens, k=len(tokens)) + source.choices(tokens, tokens, k=running_counts[model])
             for model, tokens in self.lengths.items()
@@ -114,5 +116,7 @@ class Remainder:
             tokens = part * source.choices(pool, pool if is_running else None)[0]
             return replace(job, answer_tokens=max(1, round(tokens)))
 
-        running_jobs = [(number, draw(job, is_running=True)) for number, job in self.backlog.running]
-        return Backlog(list(map(draw, self.backlog.waiting)), list(map(draw, self.backlog.ready)), running_jobs)
+        running_jobs = [(number, draw(job, is_running=True)) for number, job in self.backlog.running_jobs]
+        return Backlog(
+            list(map(draw, self.backlog.waiting_jobs)), list(map(draw, self.backlog.ready_jobs)), running_jobs
+        )

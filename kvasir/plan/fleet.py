@@ -125,6 +125,8 @@ class Fleet:
 
 def with_another(fleet: Fleet, machine: str) -> Fleet:
     """The fleet and one more machine like this one, with the same workers."""
-    prefillers = tuple(replace(each, machine=f"{machine} 2") for each in fleet.prefillers if each.machine == machine)
-    decoders = tuple(replace(each, machine=f"{machine} 2") for each in fleet.decoders if each.machine == machine)
+    prefillers = tuple(
+        replace(worker, machine=f"{machine} 2") for worker in fleet.prefillers if worker.machine == machine
+    )
+    decoders = tuple(replace(worker, machine=f"{machine} 2") for worker in fleet.decoders if worker.machine == machine)
     return replace(fleet, prefillers=fleet.prefillers + prefillers, decoders=fleet.decoders + decoders)

@@ -77,9 +77,9 @@ def remainder_of(settings: Settings, client: Client, batch: Batch | None = None)
         remainder.lengths[model] = lengths
         remainder.names.update(job.name for job in batch_jobs)
         for number, count in enumerate(busy_counts):
-            remainder.backlog.running.extend((number, job) for job in itertools.islice(line, count))
-        remainder.backlog.ready.extend(itertools.islice(line, ready_count))
-        remainder.backlog.waiting.extend(line)
+            remainder.backlog.running_jobs.extend((number, job) for job in itertools.islice(line, count))
+        remainder.backlog.ready_jobs.extend(itertools.islice(line, ready_count))
+        remainder.backlog.waiting_jobs.extend(line)
     return remainder
 
 
@@ -111,10 +111,10 @@ def _rates(settings: Settings, worker: WorkerInfo) -> dict[str, Rate]:
     rates: dict[str, Rate] = {}
     for machine in settings.machines.values():
         if host in (machine.name, machine.host.split(".")[0]) and worker.model in machine.rates:
-            configured = machine.rates[worker.model]
+            machine_rates = machine.rates[worker.model]
             prefill, decode = (
-                (configured.prefill_curve or configured.prefill),
-                (configured.decode_curve or configured.decode),
+                (machine_rates.prefill_curve or machine_rates.prefill),
+                (machine_rates.decode_curve or machine_rates.decode),
             )
             rates[worker.model] = as_rate(worker.model, prefill if is_prefill else decode)
     resident = () if is_prefill else worker.resident

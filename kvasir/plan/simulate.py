@@ -39,9 +39,9 @@ HAIR = 0.01  # no machine keeps its rate more exactly than that
 class Backlog:
     """Jobs in the order in which they are taken, and how far each of them is when the simulation begins."""
 
-    waiting: list[PlannedJob]
-    ready: list[PlannedJob]  # prefilled
-    running: list[tuple[int, PlannedJob]]  # with its place among the fleet's decoders; its answer is what is left of it
+    waiting_jobs: list[PlannedJob]
+    ready_jobs: list[PlannedJob]  # prefilled
+    running_jobs: list[tuple[int, PlannedJob]]  # with the decoder's place in the fleet; the answer is what is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,11 +320,11 @@ class SimulationState:
         )
 
     def _begin(self, backlog: Backlog) -> None:
-        for job in backlog.waiting:
+        for job in backlog.waiting_jobs:
             self._schedule(0.0, self._prefill_queues[job.model].append, job)
-        for job in backlog.ready:
+        for job in backlog.ready_jobs:
             self._decode_queues[job.model].append((job, 0.0, ""))
-        for number, job in backlog.running:
+        for number, job in backlog.running_jobs:
             decoder = self.decoders[number]
             decoder.resident.add(job.model)
             decoder.running_jobs.append(RunningJob(job, 0.0, "", 0.0, 0.0, job.answer_tokens))
@@ -418,7 +418,7 @@ def typical(fleet: Fleet, jobs: Sequence[PlannedJob], policy: Callable[[], Polic
     source = random.Random(0)
     count = RUNS if len(jobs) <= LONG_CLASS else LONG_CLASS_RUNS
     fleets = [with_rates(fleet, lambda _machine: source.uniform(1 - HAIR, 1 + HAIR)) for _ in range(count)]
-    runs = [simulate(each, jobs, policy()) for each in fleets]
+    runs = [simulate(rated_fleet, jobs, policy()) for rated_fleet in fleets]
     return sorted(runs, key=lambda run: run.makespan_s)[count // 2]
 
 

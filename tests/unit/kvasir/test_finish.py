@@ -197,22 +197,22 @@ def _result(batch: Batch, number: int, tokens: int) -> JobResult:
 
 def _jobs_of(remainder: Remainder) -> list[PlannedJob]:
     backlog = remainder.backlog
-    return [*(job for _, job in backlog.running), *backlog.ready, *backlog.waiting]
+    return [*(job for _, job in backlog.running_jobs), *backlog.ready_jobs, *backlog.waiting_jobs]
 
 
 def test_a_batch_without_answers_stands_behind_what_waits_and_then_in_front(batch: Batch) -> None:
     before = remainder_of(_settings(), _client(prefill=25, decode=3, busy=2), batch)
 
     assert len(_jobs_of(before)) == 30
-    assert [job.name for _, job in before.backlog.running] == [f"other {MODEL} 0", f"other {MODEL} 1"]
-    assert before.backlog.waiting[-1].name == f"{MODEL} 9"
+    assert [job.name for _, job in before.backlog.running_jobs] == [f"other {MODEL} 0", f"other {MODEL} 1"]
+    assert before.backlog.waiting_jobs[-1].name == f"{MODEL} 9"
     assert {job.answer_tokens for job in _jobs_of(before)} == {100}
 
     batch.journal.record([_result(batch, 0, 300)])
     after = remainder_of(_settings(), _client(prefill=24, decode=3, busy=2), batch)
 
     assert len(after.names) == 9
-    assert [job.name for _, job in after.backlog.running] == [f"{MODEL} 0", f"{MODEL} 1"]
+    assert [job.name for _, job in after.backlog.running_jobs] == [f"{MODEL} 0", f"{MODEL} 1"]
     assert after.lengths == {MODEL: [300]}
     assert {job.own_tokens for job in _jobs_of(after)} == {70}
 
