@@ -120,7 +120,8 @@ class TerminalProgress:
         if counts.open and time.monotonic() > self._ask_again:
             self._expected = self._expectation()
             self._ask_again = time.monotonic() + (_EXPECT_EVERY_S if self._expected else _ASK_EVERY_S)
-            log.info("%s%s", EXPECTED, self._expected)
+            if self._expected:
+                log.info("%s%s", EXPECTED, self._expected)
         return f"{_figures(counts)}, {self._expected}" if counts.open and self._expected else _figures(counts)
 
 

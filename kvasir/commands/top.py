@@ -49,7 +49,7 @@ def top(global_options: Globals, folders: tuple[Path, ...], once: bool, every: f
     cluster = is_cluster(settings)
     with ExitStack() as stack:
         clients: list[Client] = []
-        words_at = lru_cache(maxsize=256)(lambda folder, _moment: _finish_words(settings, folder, clients))
+        words_at = lru_cache(maxsize=256)(lambda folder, _moment: _finish_words(settings, folder, clients[0]))
 
         def look() -> RenderableType:
             if cluster and not clients:
@@ -57,7 +57,10 @@ def top(global_options: Globals, folders: tuple[Path, ...], once: bool, every: f
             watches[:] = find_batches(folders, watches)
             state = cluster_state(settings, clients[0]) if clients else None
             moment = int(time.monotonic() / EXPECT_EVERY_S)
-            batches = [replace(watch.look(), finish_words=words_at(watch.folder, moment)) for watch in watches]
+            batches = [watch.look() for watch in watches]
+            for number, batch in enumerate(batches):
+                if clients and batch.open:
+                    batches[number] = replace(batch, finish_words=words_at(watches[number].folder, moment))
             return frame(state, batches, time.time())
 
         if once:
@@ -67,10 +70,10 @@ def top(global_options: Globals, folders: tuple[Path, ...], once: bool, every: f
     return 0
 
 
-def _finish_words(settings: Settings, folder: Path, clients: Sequence[Client]) -> str:
+def _finish_words(settings: Settings, folder: Path, client: Client) -> str:
     """When a batch will be done, in words; "" while nobody can say."""
     with Batch(folder, is_owner=False) as batch:
-        return expectation(settings, clients[0], batch) if clients else ""
+        return expectation(settings, client, batch)
 
 
 def _looked_for(settings: Settings) -> str:

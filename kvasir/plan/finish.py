@@ -79,12 +79,9 @@ class Remainder:
         """In one draw; inf if some job is never answered. Of a long queue two parts are simulated: the rest follows."""
         factors = {machine: math.exp(source.gauss(0, RATE_SPREAD)) for machine in self.fleet.machines()}
         fleet, possible_backlog = with_rates(self.fleet, factors.__getitem__), self._draw_backlog(source)
-        prompt_count = len(possible_backlog.waiting_jobs)
-        ends_s = []
+        prompt_count, ends_s = len(self.backlog.waiting_jobs), []
         for count in (prompt_count,) if prompt_count <= MOST_PROMPTS else (MOST_PROMPTS, MOST_PROMPTS // 2):
-            chosen_jobs = [
-                possible_backlog.waiting_jobs[(place + 1) * prompt_count // count - 1] for place in range(count)
-            ]
+            chosen_jobs = _spread_out(possible_backlog.waiting_jobs, count)
             run = simulate(fleet, replace(possible_backlog, waiting_jobs=chosen_jobs), Stealing(self.lengths))
             answered_s = {timing.job.name: timing.ended_s for timing in run.timings}
             jobs = [*(job for _, job in possible_backlog.running_jobs), *possible_backlog.ready_jobs, *chosen_jobs]
@@ -111,12 +108,18 @@ class Remainder:
             pool = pools.get(job.model) if job.name in self.names else None
             if not pool:
                 mean = round(job.answer_tokens * class_factors[job.model, job.name in self.names])
-                pool = [workload.draw_around(mean, source) for _ in range(ENOUGH_ANSWERS)]
+                pool = [workload.draw_around(mean, source) for _ in range(ENOUGH_ANSWERS if is_running else 1)]
             part = 1 - source.random() ** YOUNG if is_running else 1.0
             tokens = part * source.choices(pool, pool if is_running else None)[0]
             return replace(job, answer_tokens=max(1, round(tokens)))
 
-        running_jobs = [(number, draw(job, is_running=True)) for number, job in self.backlog.running_jobs]
         return Backlog(
-            list(map(draw, self.backlog.waiting_jobs)), list(map(draw, self.backlog.ready_jobs)), running_jobs
+            [draw(job) for job in _spread_out(self.backlog.waiting_jobs, MOST_PROMPTS)],
+            [draw(job) for job in self.backlog.ready_jobs],
+            [(number, draw(job, is_running=True)) for number, job in self.backlog.running_jobs],
         )
+
+
+def _spread_out(jobs: list[PlannedJob], most: int) -> list[PlannedJob]:
+    """So many of them at most, evenly, with the last one."""
+    return jobs if len(jobs) <= most else [jobs[(place + 1) * len(jobs) // most - 1] for place in range(most)]

@@ -71,8 +71,10 @@ def remainder_of(settings: Settings, client: Client, batch: Batch | None = None)
         batch_jobs = [
             replace(job, name=f"{model} {number}") for number in range(total if counts is None else counts[model])
         ]
-        foreign_jobs = [replace(job, name=f"other {model} {number}") for number in range(total - len(batch_jobs))]
-        # First in, first out: until a batch has answers others' jobs are in front of its own, and then behind them.
+        # First in, first out: until a batch has answers others' jobs are in front of its own, and then behind them. Of
+        # those behind as many count as can matter.
+        foreign_count = min(total, 10 * len(batch_jobs) if lengths else total) - len(batch_jobs)
+        foreign_jobs = [replace(job, name=f"other {model} {number}") for number in range(foreign_count)]
         line = iter([*batch_jobs, *foreign_jobs] if lengths else [*foreign_jobs, *batch_jobs])
         remainder.lengths[model] = lengths
         remainder.names.update(job.name for job in batch_jobs)

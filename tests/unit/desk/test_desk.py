@@ -14,7 +14,7 @@ from desk.assignments import InputError, Inputs
 from desk.decisions import Decisions, ReviewError, make_overrides, round_overrides
 from desk.differences import differences
 from desk.estimate import duration, model_rates
-from desk.progress import Stages
+from desk.progress import EXPECTED, Stages
 from desk.rows import QUEUES, Filter, counters, make_rows, page_count, page_of, select
 from desk.tail import LineTail
 from desk.text import escape_markdown
@@ -258,8 +258,13 @@ def test_stages_follow_the_log_and_begin_again_with_the_next_process(tmp_path: P
     log_lines(log, ("decode_started", "a"), ("journaled", "a"), ("replied", "a"))
     assert stages.refresh()["done"] == 1
 
+    log_lines(log, (f"{EXPECTED}about 3 min left", ""))
+    stages.refresh()
+    assert stages.expected == "about 3 min left"
+
     log_lines(log, ("work_started", ""), ("submitted", "b"))
     assert sum(stages.refresh().values()) == 1
+    assert stages.expected == ""
 
 
 def test_what_is_in_hand_is_told_with_its_stage_and_since_when(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from benchmarks import finish as nights
+from desk.progress import EXPECTED
 from infra.broker.base import Depth
 from infra.broker.topology import work_queue
 from infra.config.schema import Rates
@@ -18,9 +19,10 @@ from kvasir.plan.finish import MOST_PROMPTS, Finish, Remainder
 from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller
 from kvasir.plan.running_cluster import expectation, finish_of_all, fleet_of_workers, remainder_of
 from kvasir.plan.simulate import Backlog, Stealing, simulate
+from kvasir.terminal import TerminalProgress
 from messages.jobs import DecodeReport, JobResult, PrefillReport
 from messages.workers import BOTH_ROLES, RateCurve, WorkerDetails, WorkerInfo
-from producers.batch.batch import Batch, BatchEntry
+from producers.batch.batch import Batch, BatchEntry, Counts
 from producers.client import Client
 
 MODEL = "big:m"
@@ -217,6 +219,17 @@ def test_a_batch_without_answers_stands_behind_what_waits_and_then_in_front(batc
     assert {job.own_tokens for job in _jobs_of(after)} == {70}
 
 
+def test_of_many_jobs_behind_a_batch_no_more_count_than_can_matter(batch: Batch) -> None:
+    batch.journal.record([_result(batch, number, 100) for number in range(5)])
+
+    remainder = remainder_of(_settings(), _client(prefill=5000), batch)
+
+    assert len(_jobs_of(remainder)) == 50
+    finish = remainder.finish()
+    assert finish is not None
+    assert finish.left_s == pytest.approx(5 * 100 / (2 * 10), rel=0.4)
+
+
 def test_all_that_waits_is_asked_about_without_a_batch() -> None:
     assert len((remainder_of(_settings(), _client(prefill=4, decode=3, busy=2))).names) == 9
     assert finish_of_all(_settings(), _client()) is None
@@ -239,6 +252,34 @@ def test_a_cluster_that_has_measured_nothing_says_nothing(batch: Batch) -> None:
     cast(Any, client)._workers = [_worker("mac1", "decode")]
 
     assert expectation(_settings(), client, batch, 1.0) == ""
+
+
+def test_progress_asks_how_long_it_takes_seldom_and_logs_it_for_the_desk(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "kvasir.terminal")
+    questions = []
+
+    def expect() -> str:
+        questions.append("how long?")
+        return "about 3 min left (90%: 2 min to 4 min)"
+
+    with TerminalProgress(quiet=False) as progress:
+        progress.expect(expect)
+        for done in (1, 50, 100):
+            progress.update(Counts(100, done, 0, 0, 0))
+
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "1/100 jobs, 1%, about 3 min left (90%: 2 min to 4 min)"
+    assert lines[-1] == "100/100 jobs, 100%"
+    assert len(questions) == 1
+    assert [record.getMessage() for record in caplog.records] == [f"{EXPECTED}{expect()}"]
+
+
+def test_progress_that_nobody_sees_asks_nothing() -> None:
+    with TerminalProgress(quiet=True) as progress:
+        progress.expect(lambda: pytest.fail("asked, though nobody sees the answer"))
+        progress.update(Counts(100, 1, 0, 0, 0))
 
 
 def test_an_owner_sees_of_a_night_what_is_left_of_it() -> None:
