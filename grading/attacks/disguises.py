@@ -65,7 +65,7 @@ def uncover(text: str) -> str:
     text = _ESCAPE.sub(lambda match: chr(int(match[1] or match[2], 16)), text)
     text = unquote(html.unescape(text)) if "&" in text or "%" in text else text
     hidden = ["".join(chr(ord(char) - 0xE0000) for char in run) for run in _TAGS.findall(text)]
-    hidden += [_decode_payload(word) for word in [*dict.fromkeys(_PAYLOAD.findall(text))][:_MAX_PAYLOADS]]
+    hidden += [_decode_payload(word) for word in list(dict.fromkeys(_PAYLOAD.findall(text)))[:_MAX_PAYLOADS]]
     hidden += [_decode_morse(signs) for signs in _MORSE.findall(text)[:_MAX_PAYLOADS]]
     text = _PAYLOAD.sub(lambda match: " " if len(match[0]) > _BLOB and _DIGIT.search(match[0]) else match[0], text)
     text = _MARKUP.sub(" ", _INLINE_TAG.sub("", _CONCATENATION.sub("", text)))

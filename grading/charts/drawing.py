@@ -119,31 +119,24 @@ def histogram(values: Iterable[Points], maximum: Points, step: Points) -> tuple[
 def columns(title: str, across: str, up: str, series: Mapping[str, Sequence[Bar]]) -> Picture:
     """Beside each other, for each label, how often each of the series had it. All have the same labels."""
     first_bars = next(iter(series.values()))
-    ticks, maximum = _scale(max(bar.count for bars in series.values() for bar in bars), whole=True)
+    largest_count = max(bar.count for bars in series.values() for bar in bars)
+    ticks, maximum = _scale(largest_count, whole=True)
     top, head = _head(title, series, up)
     width = (_RIGHT - _LEFT) / len(first_bars)
-    bar_width, bottom = 0.84 * width / len(series), top + _HEIGHT
-    rects = [
-        _rect(
-            _LEFT + (place + 0.08) * width + number * bar_width,
-            bottom - height,
-            bar_width * 0.96,
-            height,
-            number,
-            f"{name}, {bar.label}: {bar.count}",
-        )
-        for number, (name, bars) in enumerate(series.items())
-        for place, bar in enumerate(bars)
-        for height in [bar.count / maximum * _HEIGHT]
-    ]
+    bar_width = 0.84 * width / len(series)
+    body = [head, _rules(top, ticks, maximum)]
+    for number, (name, bars) in enumerate(series.items()):
+        for place, bar in enumerate(bars):
+            bar_height = bar.count / maximum * _HEIGHT
+            x = _LEFT + place * width + 0.08 * width + number * bar_width
+            tooltip = f"{name}, {bar.label}: {bar.count}"
+            body.append(_rect(x, top + _HEIGHT - bar_height, bar_width * 0.96, bar_height, number, tooltip))
     label_interval = 2 if len(first_bars) > 8 and max(len(bar.label) for bar in first_bars) > 3 else 1
-    labels = [
-        _text(_LEFT + (place + 0.5) * width, bottom + 16, first_bars[place].label, "middle")
-        for place in range(0, len(first_bars), label_interval)
-    ]
+    for place in range(0, len(first_bars), label_interval):
+        body.append(_text(_LEFT + (place + 0.5) * width, top + _HEIGHT + 16, first_bars[place].label, "middle"))
+    body.append(_text((_LEFT + _RIGHT) / 2, top + _HEIGHT + 36, across, "middle"))
     words = [f"{name}: {', '.join(f'{bar.label} ×{bar.count}' for bar in bars)}" for name, bars in series.items()]
-    body = [head, _rules(top, ticks, maximum), *rects, *labels, _caption(bottom + 36, across)]
-    return Picture(title, "; ".join(words), bottom + 46, "".join(body))
+    return Picture(title, "; ".join(words), top + _HEIGHT + 46, "".join(body))
 
 
 def points(title: str, across: str, up: str, pairs: Mapping[tuple[float, float], int], maximum: float) -> Picture:
@@ -161,20 +154,17 @@ def points(title: str, across: str, up: str, pairs: Mapping[tuple[float, float],
         return top + 10 + (1 - value / maximum) * (_HEIGHT - 10)
 
     ticks, maximum = _scale(maximum)
-    circles = [
-        f'<circle class="k0" cx="{x(across_value):.2f}%" cy="{y(up_value):.1f}" '
-        f'r="{4 + 6 * math.sqrt(count / largest):.1f}">'
-        f"<title>{across_value:g} and {up_value:g}: {count}</title></circle>"
-        for (across_value, up_value), count in sorted(pairs.items(), key=lambda pair_count: -pair_count[1])
-    ]
-    body = [
-        head,
-        _rules(top + 10, ticks, maximum, _HEIGHT - 10),
-        f'<line class="even" x1="{x(0):.2f}%" y1="{y(0):.1f}" x2="{x(maximum):.2f}%" y2="{y(maximum):.1f}"/>',
-        *circles,
-        *(_text(x(tick), top + _HEIGHT + 24, f"{tick:g}", "middle") for tick in ticks),
-        _caption(top + _HEIGHT + 44, across),
-    ]
+    body = [head, _rules(top + 10, ticks, maximum, _HEIGHT - 10)]
+    body.append(f'<line class="even" x1="{x(0):.2f}%" y1="{y(0):.1f}" x2="{x(maximum):.2f}%" y2="{y(maximum):.1f}"/>')
+    for (across_value, up_value), count in sorted(pairs.items(), key=lambda pair_count: -pair_count[1]):
+        radius = 4 + 6 * math.sqrt(count / largest)
+        tooltip = f"{across_value:g} and {up_value:g}: {count}"
+        body.append(
+            f'<circle class="k0" cx="{x(across_value):.2f}%" cy="{y(up_value):.1f}" r="{radius:.1f}">'
+            f"<title>{escape(tooltip)}</title></circle>"
+        )
+    body += [_text(x(tick), top + _HEIGHT + 24, f"{tick:g}", "middle") for tick in ticks]
+    body.append(_text((_LEFT + _RIGHT) / 2, top + _HEIGHT + 44, across, "middle"))
     equal_count = sum(count for (across_value, up_value), count in pairs.items() if across_value == up_value)
     above_count = sum(count for (across_value, up_value), count in pairs.items() if up_value > across_value)
     total = sum(pairs.values())
@@ -198,10 +188,10 @@ def lines(title: str, up: str, series: Mapping[str, Sequence[tuple[float, float]
             for (start, value), (end, _) in itertools.pairwise([*steps_by_pixel.values(), (length_s, 0.0)])
             for at in (start, end)
         ]
-        body += [
-            f'<line class="line k{number}" x1="{x:.2f}%" y1="{y:.1f}" x2="{next_x:.2f}%" y2="{next_y:.1f}"/>'
-            for (x, y), (next_x, next_y) in itertools.pairwise(corners)
-        ]
+        for (x, y), (next_x, next_y) in itertools.pairwise(corners):
+            body.append(
+                f'<line class="line k{number}" x1="{x:.2f}%" y1="{y:.1f}" x2="{next_x:.2f}%" y2="{next_y:.1f}"/>'
+            )
     body.append(_time_axis(top + _HEIGHT, length_s, _LEFT))
     words = [f"{name}: at most {max((v for _, v in steps), default=0):g}" for name, steps in series.items()]
     return Picture(title, f"{'; '.join(words)}; over {_time(length_s)}", top + _HEIGHT + 46, "".join(body))
@@ -240,29 +230,27 @@ def spans(title: str, all_spans: Iterable[Span]) -> Picture:
 
 def _head(title: str, names: Iterable[str], up: str) -> tuple[int, str]:
     """Title, what the colours mean where there are several, and the axis that goes up; and where they end."""
-    names, y = list(names), 16 + _LINE
-    parts = [_text(0, 16, title, kind="title")]
+    names = list(names)
+    parts, y = [_text(0, 16, title, kind="title")], 16 + _LINE
     if len(names) > 1:
         column_count = 1 if max(map(len, names)) > 20 else 2
         for number, name in enumerate(names):
             column, line = 50 * (number % column_count), y + number // column_count * _LINE
-            parts += [_rect(column, line - 10, 1.5, 11, number % _SHADES), _text(column + 3, line, name)]
+            parts.append(_rect(column, line - 10, 1.5, 11, number % _SHADES))
+            parts.append(_text(column + 3, line, name))
         y += -(-len(names) // column_count) * _LINE
-    return (y + 14, "".join([*parts, _text(0, y, up)])) if up else (y - 8, "".join(parts))
+    if up:
+        parts.append(_text(0, y, up))
+    return y + 14 if up else y - 8, "".join(parts)
 
 
 def _rules(top: float, ticks: Sequence[float], maximum: float, height: float = _HEIGHT) -> str:
-    return "".join(
-        f'<line class="rule" x1="{_LEFT}%" x2="{_RIGHT}%" y1="{y:.1f}" y2="{y:.1f}"/>'
-        + _text(_LEFT - 1, y + 4, f"{tick:g}", "end")
-        for tick in ticks
-        for y in [top + (1 - tick / maximum) * height]
-    )
-
-
-def _caption(y: float, text: str, start_x: float = _LEFT) -> str:
-    """What an axis that goes across says, below it."""
-    return _text((start_x + _RIGHT) / 2, y, text, "middle")
+    parts = []
+    for tick in ticks:
+        y = top + (1 - tick / maximum) * height
+        parts.append(f'<line class="rule" x1="{_LEFT}%" x2="{_RIGHT}%" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(_text(_LEFT - 1, y + 4, f"{tick:g}", "end"))
+    return "".join(parts)
 
 
 def _rect(x: float, top: float, width: float, height: float, shade: int, tooltip: str = "") -> str:
@@ -298,8 +286,10 @@ def _lanes(spans: Iterable[Span]) -> list[list[Span]]:
     lanes: list[list[Span]] = []
     for span in sorted(spans, key=lambda span: span.start_s):
         free = next((lane for lane in lanes if lane[-1].end_s <= span.start_s), None)
-        lanes += [] if free else [[]]
-        (free or lanes[-1]).append(span)
+        if free is None:
+            lanes.append([span])
+        else:
+            free.append(span)
     return lanes
 
 
@@ -316,17 +306,14 @@ def _merge_neighbours(lane: Iterable[Span], gap_s: float) -> list[Span]:
 
 def _time_axis(y: float, length_s: float, start_x: float) -> str:
     unit_s, unit = next((pair for pair in ((3600.0, "hours"), (60.0, "minutes")) if length_s > 2 * pair[0]), (1.0, ""))
-    marks = [(start_x + tick * unit_s / length_s * (_RIGHT - start_x), tick) for tick in _ticks(length_s / unit_s)]
-    return "".join(
-        [
-            f'<line class="rule" x1="{start_x}%" x2="{_RIGHT}%" y1="{y:.1f}" y2="{y:.1f}"/>',
-            *(
-                _text(across, y + 16, f"{tick:g}", "start" if not tick else "end" if across > 95 else "middle")
-                for across, tick in marks
-            ),
-            _caption(y + 36, f"{unit or 'seconds'} since the start", start_x),
-        ]
-    )
+    length = length_s / unit_s
+    parts = [f'<line class="rule" x1="{start_x}%" x2="{_RIGHT}%" y1="{y:.1f}" y2="{y:.1f}"/>']
+    for tick in _ticks(length):
+        across = start_x + tick / length * (_RIGHT - start_x)
+        anchor = "start" if not tick else "end" if across > 95 else "middle"
+        parts.append(_text(across, y + 16, f"{tick:g}", anchor))
+    parts.append(_text((start_x + _RIGHT) / 2, y + 36, f"{unit or 'seconds'} since the start", "middle"))
+    return "".join(parts)
 
 
 def _time(seconds: float) -> str:

@@ -234,9 +234,8 @@ def _factor(book: _Gradebook, total: Points, scale: bool) -> tuple[Decimal, list
 def _drops(book: _Gradebook) -> list[str]:
     """What Canvas doesn't keep, or doesn't show, of the points."""
     cells = [cell(row, book.assignment).strip().casefold() for row in book.sheet.rows]
-    return [f"in {book.name!r} Canvas keeps no points, only whether they are complete"] * (
-        not _PASS_OR_FAIL.isdisjoint(cells)
-    )
+    remark = f"in {book.name!r} Canvas keeps no points, only whether they are complete"
+    return [remark] if _PASS_OR_FAIL.intersection(cells) else []
 
 
 def _hidden(book: _Gradebook) -> list[str]:

@@ -124,9 +124,10 @@ def fence_for(secret: bytes, text: str) -> str:
     if not secret:
         raise ValueError("the fence's secret is empty")
     data = text.encode("utf-8", "surrogatepass")
+    salts = (attempt.to_bytes(16, "little") for attempt in itertools.count())
     digests = (
         hashlib.blake2b(data, digest_size=_FENCE_BYTES, key=secret, salt=salt, person=b"kvasir.fence").hexdigest()
-        for salt in (attempt.to_bytes(16, "little") for attempt in itertools.count())
+        for salt in salts
     )
     return next(digest for digest in digests if digest not in text)
 
@@ -196,7 +197,9 @@ def versions(
 
 def work_digest(work: Submission | None) -> str:
     """Of what was read of it."""
-    return _digest([[part.kind, part.location, part.text] for part in work.parts]) if work else "none"
+    if work is None:
+        return "none"
+    return _digest([[part.kind, part.location, part.text] for part in work.parts])
 
 
 def _digest(content: object) -> str:
@@ -236,12 +239,11 @@ def answer_format(criteria: Sequence[Criterion], with_summary: bool = False, sty
     """What a model is told of the form of its answer."""
     entry = '{"evidence": "…", "points": …, "feedback": "…"}'
     lines = [f"  {json.dumps(criterion.id)}: {entry}" for criterion in criteria]
-    lines += ['  "summary": "…"'] * with_summary
-    limits = [
-        f"evidence: at most {EVIDENCE_CHARS} characters, empty if the submission has none",
-        f"feedback: at most {FEEDBACK_CHARS} characters, what is right or missing and why",
-    ] * bool(criteria)
-    limits += [f"summary: at most {SUMMARY_CHARS} characters, what to keep and what to do next"] * with_summary
+    if with_summary:
+        lines.append('  "summary": "…"')
+    limits = [f"evidence: at most {EVIDENCE_CHARS} characters, empty if the submission has none"] if criteria else []
+    limits += [f"feedback: at most {FEEDBACK_CHARS} characters, what is right or missing and why"] if criteria else []
+    limits += [f"summary: at most {SUMMARY_CHARS} characters, what to keep and what to do next"] if with_summary else []
     form = ["One JSON object, nothing else:", "{", ",\n".join(lines), "}", "; ".join(limits) + "."]
     return "\n".join([*form, *(summary_style(style) if with_summary else [])])
 
@@ -288,11 +290,11 @@ def _select(aspect: Aspect, parts: Sequence[SubmissionPart]) -> tuple[list[Submi
 
 def cut_summary(cuts: Sequence[Cut]) -> list[str]:
     """A line for each kind that was cut: `1,200 tokens of output in 3 places`."""
-    return [
-        f"{plural(sum(dropped_sizes), 'token')} of {kind} in {plural(len(dropped_sizes), 'place')}"
-        for kind in sorted({cut.kind for cut in cuts})
-        for dropped_sizes in [[cut.dropped_tokens for cut in cuts if cut.kind == kind]]
-    ]
+    lines = []
+    for kind in sorted({cut.kind for cut in cuts}):
+        dropped_sizes = [cut.dropped_tokens for cut in cuts if cut.kind == kind]
+        lines.append(f"{plural(sum(dropped_sizes), 'token')} of {kind} in {plural(len(dropped_sizes), 'place')}")
+    return lines
 
 
 def _label(part: SubmissionPart) -> str:

@@ -66,7 +66,8 @@ def read_fields(file: str, text: str, suffix: str) -> RubricFields:
     )
     late = data.get("late", {})
     rule = replace(NO_LATE_RULE, **late | {"due": str(late["due"])}) if late else NO_LATE_RULE
-    rest = {name: data[name] for name in data.keys() - {form_field.name for form_field in fields(RubricFields)}}
+    field_names = {form_field.name for form_field in fields(RubricFields)}
+    rest = {name: value for name, value in data.items() if name not in field_names}
     texts = {name: data[name] for name in ("title", "instructions", "feedback") if name in data}
     return RubricFields(**texts, criteria=criteria, late=rule, rest=rest)
 
@@ -159,7 +160,8 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-_Dumper.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
-)
+def _as_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _as_text)
