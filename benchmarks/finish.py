@@ -35,7 +35,7 @@ from kvasir.plan.finish import CLASS_SPREAD, RATE_SPREAD, Remainder
 from kvasir.plan.fleet import Decoder, Fleet, PlannedJob
 from kvasir.plan.simulate import Backlog, SimulatedRun, Stealing, simulate, with_rates
 
-NIGHTS, QUICK_NIGHTS = 1000, 8
+NIGHTS, QUICK_NIGHTS = 1000, 5
 CLASSES = (2, 3, 4)
 STUDENTS = (40, 200)
 SMALL_LAST = (500, 20)  # in the order of submission
