@@ -27,6 +27,9 @@ _STAGE_AFTER: dict[str, str] = {
 }
 
 
+EXPECTED = "expected: "  # what a run logs of how long it will take begins so
+
+
 class Stages:
     """Jobs of the process that writes the log `path`, by stage. A process on a cluster sees only both ends."""
 
@@ -34,6 +37,7 @@ class Stages:
         self._tail = LineTail(path, strict=False)
         self._stage: dict[str, str] = {}
         self._since: dict[str, datetime] = {}  # of those in hand
+        self.expected = ""  # how long it will take, as the process last said; "": nobody can say yet
 
     def refresh(self) -> dict[str, int]:
         """Number of jobs in each of STAGES, since the process started. Reads only what is new."""
@@ -44,6 +48,8 @@ class Stages:
             event, job = str(row.get("event", "")), row.get("job")
             if event == RESTART_EVENT:
                 self._forget()
+            elif event.startswith(EXPECTED):
+                self.expected = event.removeprefix(EXPECTED)
             elif isinstance(job, str) and event in _STAGE_AFTER and self._stage.get(job) != "done":
                 self._move(job, _STAGE_AFTER[event], str(row.get("time", "")))
         counts = Counter(self._stage.values())
@@ -66,6 +72,7 @@ class Stages:
     def _forget(self) -> None:
         self._stage.clear()
         self._since.clear()
+        self.expected = ""
 
 
 def _time(timestamp: str) -> datetime:

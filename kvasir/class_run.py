@@ -38,6 +38,8 @@ from infra.config.next_command import next_command
 from infra.config.settings import ModelSettings, Settings
 from kvasir.connect import connect, is_cluster
 from kvasir.options import BatchPlace, default_folder
+from kvasir.plan.running_cluster import expectation
+from kvasir.terminal import TerminalProgress
 from messages.errors import BatchError, BrokerUnavailable, StoreUnavailable, UsageError
 from messages.jobs import JobResult
 from monitoring.events import Observer
@@ -295,7 +297,7 @@ def run_class(
     settings: Settings,
     batch: Batch,
     assignment: Assignment,
-    progress: Progress,
+    progress: TerminalProgress,
     observe: Observer,
     max_wait_s: float | None = None,
     deadline_s: float = 0.0,
@@ -308,6 +310,8 @@ def run_class(
     if has_open_jobs and (batch.may_publish or is_cluster(settings)):
         models = sorted({entry.model for entry in batch.open_jobs.values()})
         with connect(settings, models, observe, f"grade {batch.batch_id}") as client:
+            deadline = deadline_s and time.time() + deadline_s
+            progress.expect(lambda: expectation(settings, client, batch, deadline))
             Runner(batch, assignment.jobs, client, progress, deadline_s).run(max_wait_s)
     elif batch.entries and is_cluster(settings):
         _fetch_late(settings, batch, progress, observe)
@@ -334,7 +338,10 @@ def submit(
     """Publish what is open and don't wait; returns how many jobs. On a cluster only: nothing else would stay."""
     with connect(settings, (), observe, f"submit {batch.batch_id}") as client:
         client.broker.open_reply_queue(batch.batch_id)
-        return Runner(batch, assignment.jobs, client, progress, deadline_s).submit()
+        count = Runner(batch, assignment.jobs, client, progress, deadline_s).submit()
+        words = expectation(settings, client, batch, deadline_s and time.time() + deadline_s)
+        progress.say(words or "how long it takes is known when workers have measured how fast they are")
+        return count
 
 
 def report(batch: Batch, assignment: Assignment, called_engines: bool, notice: str = "") -> Outcome:

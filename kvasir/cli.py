@@ -26,6 +26,7 @@ from kvasir.commands.forget import forget
 from kvasir.commands.logs import job, logs
 from kvasir.commands.migrate import migrate
 from kvasir.commands.pause_resume_drain import drain, pause, resume
+from kvasir.commands.plan import plan
 from kvasir.commands.regrade import regrade
 from kvasir.commands.requests import requests
 from kvasir.commands.rubric import rubric
@@ -39,7 +40,6 @@ from kvasir.early import EXIT_INTERRUPTED, interrupt
 from kvasir.help_texts import COMPLETION, complete
 from kvasir.measure import measure
 from kvasir.options import Globals
-from kvasir.plan.command import plan
 from kvasir.terminal import adapt_streams_to_locale, say, stderr
 from messages.errors import BrokerUnavailable, DeadLetter, KvasirError, StoreUnavailable, UsageError
 from monitoring.logs import Style, configure

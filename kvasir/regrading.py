@@ -15,10 +15,10 @@ from infra.config.next_command import next_command
 from infra.config.settings import Settings
 from kvasir import class_run
 from kvasir.class_run import Outcome
+from kvasir.terminal import TerminalProgress
 from messages.errors import BatchError
 from monitoring.events import Observer
 from producers.batch.batch import Batch
-from producers.batch.runner import Progress
 from producers.words import join_with_and, plural
 
 
@@ -83,7 +83,7 @@ class Regrade:
         """Whether there is anything to do."""
         return bool(self.cost.jobs or self.cost.answered or self.cost.removed)
 
-    def run(self, progress: Progress, observe: Observer, max_wait_s: float | None = None) -> Outcome:
+    def run(self, progress: TerminalProgress, observe: Observer, max_wait_s: float | None = None) -> Outcome:
         """Ask what is new, in a round of its own; one that was cut off goes on, and what failed in it runs again."""
         last = self._round_to_go_on()
         self.place = place = last or next_round(self.folder)

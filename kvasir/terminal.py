@@ -3,11 +3,12 @@
 import codecs
 import io
 import json
+import logging
 import re
 import sys
 import time
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from types import TracebackType
 from typing import Any
@@ -15,14 +16,16 @@ from typing import Any
 import click
 from rich.cells import cell_len
 from rich.console import Console, Group
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from desk.estimate import duration
+from desk.progress import EXPECTED
 from messages.lines import on_one_line
 from producers.batch.batch import Counts
 from producers.words import plural
+
+log = logging.getLogger(__name__)
 
 _PIPED_WIDTH = 160  # a pipe or a file has no width; 80 would break file names
 
@@ -37,6 +40,7 @@ _FIGURES = re.compile(r"\d[\d,.]*")
 _MAX_LINES, _MAX_NAMES = 11, 12  # of what is said below a table: lines, and people in each
 
 _PLAIN_EVERY_S = 5.0
+_EXPECT_EVERY_S, _ASK_EVERY_S = 30.0, 2.0  # how long it will take: once that is known, and until then
 _PLAIN_PARTS = 4  # a line for each quarter, where a class takes less than that
 
 _NEAR: dict[str, str | int | None] = {
@@ -55,16 +59,16 @@ class TerminalProgress:
         self._last_line = 0.0
         self._last_shown = -1
         self._last_part = 0
-        self._start_s = time.monotonic()
-        self._finished_before: int | None = None
+        self._expectation: Callable[[], str] = lambda: ""
+        self._expected = ""
+        self._ask_again = float("inf") if quiet and not log.isEnabledFor(logging.INFO) else 0.0
         self._said_sentences: set[str] = set()
 
     def __enter__(self) -> "TerminalProgress":
         if stderr.is_terminal and not stderr.is_dumb_terminal and not self._quiet:
             self._bar = Progress(
-                BarColumn(bar_width=max(10, min(40, stderr.width - 55))),  # the figures beside it come first
+                BarColumn(bar_width=max(10, min(40, stderr.width - 72))),  # the figures beside it come first
                 TextColumn("{task.fields[figures]}"),
-                TimeRemainingColumn(),
                 console=stderr,
                 transient=True,
             )
@@ -78,15 +82,22 @@ class TerminalProgress:
 
     def update(self, counts: Counts) -> None:
         """New figures."""
-        if self._finished_before is None:
-            self._finished_before = counts.finished_jobs
+        words = self._words(counts)
         if self._bar and self._task is not None:
             # Drawn now: the jobs of a quick class may all end between two of the bar's own frames.
             self._bar.update(
-                self._task, total=counts.total, completed=counts.finished_jobs, figures=_figures(counts), refresh=True
+                self._task,
+                total=counts.total,
+                completed=counts.finished_jobs,
+                figures=words,
+                refresh=True,
             )
         elif not self._quiet and self._due(counts):
-            stderr.print(f"{_figures(counts)}{self._time_left(counts)}", highlight=False)
+            stderr.print(words, highlight=False)
+
+    def expect(self, expectation: Callable[[], str]) -> None:
+        """Ask this from now on how long it will take: a few words, "" while nobody can say."""
+        self._expectation = expectation
 
     def say(self, sentence: str) -> None:
         """Something to know now; once each."""
@@ -104,12 +115,14 @@ class TerminalProgress:
         self._last_line, self._last_shown, self._last_part = now, counts.finished_jobs, part
         return True
 
-    def _time_left(self, counts: Counts) -> str:
-        newly_finished = counts.finished_jobs - (self._finished_before or 0)
-        if not newly_finished or not counts.open:
-            return ""
-        seconds = (time.monotonic() - self._start_s) / newly_finished * counts.open
-        return f", about {duration(seconds)} left"
+    def _words(self, counts: Counts) -> str:
+        """The figures, and how long it will take: asked seldom, since to find that out takes a second."""
+        if counts.open and time.monotonic() > self._ask_again:
+            self._expected = self._expectation()
+            self._ask_again = time.monotonic() + (_EXPECT_EVERY_S if self._expected else _ASK_EVERY_S)
+            if self._expected:
+                log.info("%s%s", EXPECTED, self._expected)
+        return f"{_figures(counts)}, {self._expected}" if counts.open and self._expected else _figures(counts)
 
 
 def _figures(counts: Counts) -> str:

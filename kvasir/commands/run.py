@@ -10,6 +10,7 @@ from infra.config.settings import Settings
 from kvasir.compat.models import resolve_model
 from kvasir.connect import connect
 from kvasir.options import Globals, path, quiet_option, wait_option
+from kvasir.plan.running_cluster import expectation
 from kvasir.terminal import TerminalProgress, say, stderr
 from messages.errors import BatchError, ConfigError
 from messages.lines import on_one_line
@@ -68,6 +69,7 @@ def run(
         if batch.open_jobs:
             models = sorted({entry.model for entry in batch.open_jobs.values()})
             with connect(settings, models, global_options.observer(), f"run {batch.batch_id}") as client:
+                progress.expect(lambda: expectation(settings, client, batch))
                 jobs = ReadAgain(lambda: (line.job for line in lines() if line.job))
                 Runner(batch, jobs, client, progress).run(max_wait)
         return _write_results(batch, as_json)

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import closing
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ from infra.config.settings import Settings
 from kvasir.connect import connect, is_cluster, open_stores
 from kvasir.missing import missing_workers
 from kvasir.options import Globals, json_option
+from kvasir.plan.running_cluster import finish_of_all
 from kvasir.terminal import print_table, say
 from messages.workers import WorkerInfo
 from prefill_worker.admission import high_water_mark
@@ -28,8 +30,13 @@ def status(global_options: Globals, as_json: bool) -> int:
         say("No broker is configured: kvasir runs everything in its own process, and nothing is running now.")
         return 0
     with connect(settings, (), name="status") as client:
-        state = cluster_state(settings, client)
+        finish = finish_of_all(settings, client)
+        state = cluster_state(settings, client) | {
+            "finish": finish and asdict(finish) | {"interval_s": finish.interval_s}
+        }
     click.echo(json.dumps(state)) if as_json else _print(state)
+    if finish and not as_json:
+        say(f"All that waits: {finish.words()}")
     return 0
 
 

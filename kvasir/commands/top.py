@@ -4,6 +4,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,18 +15,20 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from desk.estimate import duration
 from infra.config.settings import Settings
 from infra.config.urls import addresses
 from kvasir.commands.status import cluster_state, remarks, store_line
 from kvasir.commands.top_batches import BatchState, find_batches
 from kvasir.connect import connect, is_cluster
 from kvasir.options import Globals, Number
+from kvasir.plan.running_cluster import expectation
 from kvasir.terminal import make_table, stdout
 from messages.errors import BrokerUnavailable, StoreUnavailable
+from producers.batch.batch import Batch
 from producers.client import Client
 
 State = dict[str, Any]
+EXPECT_EVERY_S = 30.0  # how often is asked when a batch will be done: it takes a second
 _PLACES = ("now", "bulk", "suspects")
 _NO_CLUSTER = "No broker is configured: each grading runs in its own kvasir process."
 _HEADINGS = ("model", *(f"{stage} {place}" for stage in ("prefill", "decode") for place in _PLACES))
@@ -45,19 +49,31 @@ def top(global_options: Globals, folders: tuple[Path, ...], once: bool, every: f
     cluster = is_cluster(settings)
     with ExitStack() as stack:
         clients: list[Client] = []
+        words_at = lru_cache(maxsize=256)(lambda folder, _moment: _finish_words(settings, folder, clients[0]))
 
         def look() -> RenderableType:
             if cluster and not clients:
                 clients.append(stack.enter_context(connect(settings, (), name="top")))
             watches[:] = find_batches(folders, watches)
             state = cluster_state(settings, clients[0]) if clients else None
-            return frame(state, [watch.look() for watch in watches], time.time())
+            moment = int(time.monotonic() / EXPECT_EVERY_S)
+            batches = [watch.look() for watch in watches]
+            for number, batch in enumerate(batches):
+                if clients and batch.open:
+                    batches[number] = replace(batch, finish_words=words_at(watches[number].folder, moment))
+            return frame(state, batches, time.time())
 
         if once:
             stdout.print(look())
         else:
             _live(look, every, _looked_for(settings) if cluster else "")
     return 0
+
+
+def _finish_words(settings: Settings, folder: Path, client: Client) -> str:
+    """When a batch will be done, in words; "" while nobody can say."""
+    with Batch(folder, is_owner=False) as batch:
+        return expectation(settings, client, batch)
 
 
 def _looked_for(settings: Settings) -> str:
@@ -165,19 +181,13 @@ def _batches(batches: Iterable[BatchState]) -> RenderableType:
             f"{batch.result_count:,}/{batch.total:,}",
             f"{batch.result_count / batch.total:.0%}" if batch.total else "–",
             _count(batch.failure_count),
-            _time_left(batch),
+            (batch.finish_words or "unknown") if batch.open else "done",
             batch.batch_id,
         )
         for batch in batches
     ]
     figures = ("jobs", "done", "not succeeded", "left")
     return make_table(("batch", *figures, "id"), rows, right=figures)
-
-
-def _time_left(batch: BatchState) -> str:
-    if not batch.open:
-        return "done"
-    return "unknown" if batch.left_s is None else f"about {duration(batch.left_s)}"
 
 
 def _count(number: int) -> str:

@@ -1,8 +1,6 @@
 """Batches as `kvasir top` watches them: from their folders, whoever owns them, reading only what is new."""
 
-import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,19 +10,16 @@ from messages.errors import BatchError
 from producers.batch import batch as batches
 from producers.storage.journal import JournalLine, Standings, result_line
 
-# The rate is that of the last minutes: a night's mean says nothing of a worker that has just left.
-_RATE_OVER_S = 300.0
-
 
 @dataclass(frozen=True, slots=True)
 class BatchState:
-    """How far a batch is. `left_s` is None while nothing is known of its rate; `name` is its folder's."""
+    """How far a batch is. `finish_words`: when it will be done, in words; `name` is its folder's."""
 
     batch_id: str
     total: int
     result_count: int
     failure_count: int  # of those done: everything but succeeded
-    left_s: float | None
+    finish_words: str = field(default="", compare=False)
     name: str = field(default="", compare=False)
 
     @property
@@ -36,15 +31,13 @@ class BatchState:
 class BatchWatch:
     """One batch folder, read again and again. Takes no lock and writes nothing."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path) -> None:
         """Raises BatchError if the folder holds no batch that can be read."""
         self.folder = folder
-        self._clock = clock
         self._tail = LineTail(folder / "results.jsonl", make=result_line)
         self._standings: Standings[JournalLine] = Standings()
         self._manifest_changed = -1
         self._manifest: dict[str, Any] = {}
-        self._samples: deque[tuple[float, int]] = deque()
         self._read_manifest()
 
     def look(self) -> BatchState:
@@ -64,21 +57,8 @@ class BatchWatch:
             total,
             result_count,
             failure_count,
-            self._left_s(total, result_count),
-            self.folder.name,
+            name=self.folder.name,
         )
-
-    def _left_s(self, total: int, result_count: int) -> float | None:
-        now = self._clock()
-        if not self._samples:  # the first look: all that is known is when the batch was made
-            self._samples.append((self._manifest["created_at"], 0))
-        self._samples.append((now, result_count))
-        while len(self._samples) > 2 and self._samples[1][0] < now - _RATE_OVER_S:
-            self._samples.popleft()
-        since, first_count = self._samples[0]
-        if result_count <= first_count or now <= since:
-            return 0.0 if result_count >= total else None
-        return (total - result_count) * (now - since) / (result_count - first_count)
 
     def _read_manifest(self) -> None:
         try:

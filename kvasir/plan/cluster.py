@@ -75,7 +75,12 @@ def _rate(machine: MachineSettings, role: MachineRole, rate: Points | float) -> 
             f"the {role.role} rate of {role.model} on {machine.name} is not known: set "
             f'rates."{role.model}".{role.role} (tokens a second) in [machines.{machine.name}]'
         )
-    return RateCurve(role.model, *zip(*rate, strict=True)) if isinstance(rate, tuple) else rate
+    return as_rate(role.model, rate)
+
+
+def as_rate(model: str, rate: Points | float) -> Rate:
+    """A rate of kvasir.toml as the simulation has it."""
+    return RateCurve(model, *zip(*rate, strict=True)) if isinstance(rate, tuple) else rate
 
 
 def _fits_memory(machine: MachineSettings, home: ModelSettings, guest: ModelSettings) -> bool:

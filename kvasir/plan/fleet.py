@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from messages.workers import RateCurve
@@ -121,3 +121,12 @@ class Fleet:
         """Names, in order of appearance; a machine may be home to several workers."""
         names = [worker.machine for worker in self.prefillers] + [worker.machine for worker in self.decoders]
         return list(dict.fromkeys(names))
+
+
+def with_another(fleet: Fleet, machine: str) -> Fleet:
+    """The fleet and one more machine like this one, with the same workers."""
+    prefillers = tuple(
+        replace(worker, machine=f"{machine} 2") for worker in fleet.prefillers if worker.machine == machine
+    )
+    decoders = tuple(replace(worker, machine=f"{machine} 2") for worker in fleet.decoders if worker.machine == machine)
+    return replace(fleet, prefillers=fleet.prefillers + prefillers, decoders=fleet.decoders + decoders)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from infra.config.settings import Settings
 from kvasir.plan.bound import lower_bound
-from kvasir.plan.fleet import Fleet, PlannedJob, computed_tokens, models_of
+from kvasir.plan.fleet import Fleet, PlannedJob, computed_tokens, models_of, with_another
 from kvasir.plan.simulate import SimulatedRun, Stealing, typical
 from messages.errors import ConfigError
 
@@ -178,13 +178,10 @@ def _lone_request_latency(fleet: Fleet, jobs: Sequence[PlannedJob]) -> LoneReque
 
 
 def _what_if(fleet: Fleet, jobs: Sequence[PlannedJob], machine: str, makespan_s: float) -> WhatIf:
-    prefillers = tuple(
-        replace(prefiller, machine=f"{machine} 2") for prefiller in fleet.prefillers if prefiller.machine == machine
+    larger_fleet = with_another(fleet, machine)
+    prefillers, decoders = (
+        [worker for worker in workers if worker.machine == machine] for workers in (fleet.prefillers, fleet.decoders)
     )
-    decoders = tuple(
-        replace(decoder, machine=f"{machine} 2") for decoder in fleet.decoders if decoder.machine == machine
-    )
-    larger_fleet = replace(fleet, prefillers=fleet.prefillers + prefillers, decoders=fleet.decoders + decoders)
     after_s = typical(larger_fleet, jobs, Stealing).makespan_s
     stages = [f"prefill of {prefiller.model}" for prefiller in prefillers] + [
         f"decode, {decoder.model} at home" for decoder in decoders

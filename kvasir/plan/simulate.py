@@ -19,6 +19,7 @@ import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from decode_worker.stealing import policy as stealing
 from decode_worker.stealing import watermark
@@ -32,6 +33,15 @@ RUNS = 15  # odd, so that there is a middle
 LONG_CLASS_RUNS = 5  # of more than LONG_CLASS jobs: luck counts for less, and each takes longer
 LONG_CLASS = 600
 HAIR = 0.01  # no machine keeps its rate more exactly than that
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Jobs in the order in which they are taken, and how far each of them is when the simulation begins."""
+
+    waiting_jobs: list[PlannedJob]
+    ready_jobs: list[PlannedJob]  # prefilled
+    running_jobs: list[tuple[int, PlannedJob]]  # with the decoder's place in the fleet; the answer is what is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +171,10 @@ class Stealing(Policy):
     have seen: the mean so far, and before the first one the declared guess.
     """
 
-    def __init__(self) -> None:
-        self._answers: dict[str, int] = defaultdict(int)
-        self._tokens: dict[str, int] = defaultdict(int)
+    def __init__(self, lengths: Mapping[str, Sequence[int]] = MappingProxyType({})) -> None:
+        """`lengths`: of the answers that they have seen before, in tokens, by model."""
+        self._answers = defaultdict(int, {model: len(tokens) for model, tokens in lengths.items()})
+        self._tokens = defaultdict(int, {model: sum(tokens) for model, tokens in lengths.items()})
 
     def choose(self, state: "SimulationState", decoder: DecoderState) -> str | None:
         """See Policy."""
@@ -281,10 +292,9 @@ class SimulationState:
         others = [self._advantages[key] for key in self._advantages if key[1] == model and key[0] != machine]
         return max(others, default=0.0) / self._advantages.get((machine, model), math.inf)
 
-    def simulate(self, jobs: Sequence[PlannedJob]) -> SimulatedRun:
+    def simulate(self, backlog: Backlog) -> SimulatedRun:
         """To the last answer."""
-        for job in jobs:
-            self._schedule(0.0, self._prefill_queues[job.model].append, job)
+        self._begin(backlog)
         for decoder in self.decoders:
             self._schedule(decoder.worker.joins_s, lambda: None)  # a moment at which slots are filled
             if decoder.worker.dies_s < math.inf:
@@ -308,6 +318,16 @@ class SimulationState:
             self._all_busy(),
             tuple(self._prefills),
         )
+
+    def _begin(self, backlog: Backlog) -> None:
+        for job in backlog.waiting_jobs:
+            self._schedule(0.0, self._prefill_queues[job.model].append, job)
+        for job in backlog.ready_jobs:
+            self._decode_queues[job.model].append((job, 0.0, ""))
+        for number, job in backlog.running_jobs:
+            decoder = self.decoders[number]
+            decoder.resident.add(job.model)
+            decoder.running_jobs.append(RunningJob(job, 0.0, "", 0.0, 0.0, job.answer_tokens))
 
     def _schedule(self, moment_s: float, action: Callable[..., None], *arguments: object) -> None:
         heapq.heappush(self._events, (moment_s, next(self._number), lambda: action(*arguments)))
@@ -383,9 +403,10 @@ class SimulationState:
         return dict(self._busy)
 
 
-def simulate(fleet: Fleet, jobs: Sequence[PlannedJob], policy: Policy | None = None) -> SimulatedRun:
+def simulate(fleet: Fleet, jobs: Sequence[PlannedJob] | Backlog, policy: Policy | None = None) -> SimulatedRun:
     """Run the jobs through the fleet; those of a model without workers are never answered."""
-    return SimulationState(fleet, policy or Policy()).simulate(jobs)
+    backlog = jobs if isinstance(jobs, Backlog) else Backlog(list(jobs), [], [])
+    return SimulationState(fleet, policy or Policy()).simulate(backlog)
 
 
 def typical(fleet: Fleet, jobs: Sequence[PlannedJob], policy: Callable[[], Policy] = Policy) -> SimulatedRun:
@@ -396,20 +417,28 @@ def typical(fleet: Fleet, jobs: Sequence[PlannedJob], policy: Callable[[], Polic
     """
     source = random.Random(0)
     count = RUNS if len(jobs) <= LONG_CLASS else LONG_CLASS_RUNS
-    runs = [simulate(_off_by_a_hair(fleet, source), jobs, policy()) for _ in range(count)]
+    fleets = [with_rates(fleet, lambda _machine: source.uniform(1 - HAIR, 1 + HAIR)) for _ in range(count)]
+    runs = [simulate(rated_fleet, jobs, policy()) for rated_fleet in fleets]
     return sorted(runs, key=lambda run: run.makespan_s)[count // 2]
 
 
-def _off_by_a_hair(fleet: Fleet, source: random.Random) -> Fleet:
-    def off(rate: Rate) -> Rate:
-        factor = source.uniform(1 - HAIR, 1 + HAIR)
+def with_rates(fleet: Fleet, factor_of: Callable[[str], float]) -> Fleet:
+    """The same fleet with each rate multiplied by a factor of its machine, which is asked for anew each time."""
+
+    def off(rate: Rate, machine: str) -> Rate:
+        factor = factor_of(machine)
         if isinstance(rate, RateCurve):
             return replace(rate, tokens_per_s=tuple(value * factor for value in rate.tokens_per_s))
         return rate * factor
 
-    prefillers = [replace(prefiller, tokens_per_s=off(prefiller.tokens_per_s)) for prefiller in fleet.prefillers]
+    prefillers = [
+        replace(prefiller, tokens_per_s=off(prefiller.tokens_per_s, prefiller.machine))
+        for prefiller in fleet.prefillers
+    ]
     decoders = [
-        replace(decoder, tokens_per_s={model: off(rate) for model, rate in decoder.tokens_per_s.items()})
+        replace(
+            decoder, tokens_per_s={model: off(rate, decoder.machine) for model, rate in decoder.tokens_per_s.items()}
+        )
         for decoder in fleet.decoders
     ]
     return replace(fleet, prefillers=tuple(prefillers), decoders=tuple(decoders))

@@ -1,0 +1,127 @@
+"""A cluster as it is now, as the plan simulates one: its workers, what waits there, and when that will be done."""
+
+import itertools
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from decode_worker.stealing.queue_forecast import FIRST_ANSWER_TOKENS
+from infra.broker.topology import jobs_waiting
+from infra.config.settings import Settings
+from kvasir.plan.cluster import DECODE_OVERHEAD_S, PREFILL_OVERHEAD_S, as_rate
+from kvasir.plan.finish import Finish, Remainder
+from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller, Rate, with_another
+from kvasir.plan.simulate import Backlog
+from messages.errors import BrokerUnavailable
+from messages.workers import BOTH_ROLES, WorkerInfo
+from producers.batch.batch import Batch
+from producers.client import Client
+
+FIRST_PROMPT_TOKENS = 4000  # of a prompt, beside what its class shares, until one was measured
+LIKELY = 0.9  # to make a deadline: below it is said what would help
+LAST_RESULTS = 200  # of a batch, that say how long its answers are
+
+
+def expectation(settings: Settings, client: Client, batch: Batch, deadline: float = 0.0) -> str:
+    """When the batch will be done, in words; "" while nobody can say.
+
+    With a `deadline`, in seconds since the epoch, the chance to make it too, and if that is small what would help.
+    """
+    try:
+        remainder = remainder_of(settings, client, batch)
+    except BrokerUnavailable:
+        return ""
+    finish = remainder.finish()
+    if not finish or not deadline:
+        return finish.words() if finish else ""
+    seconds = deadline - time.time()
+    words = f"{finish.words()}; {finish.chance(seconds):.0%} chance to make the deadline"
+    if finish.chance(seconds) >= LIKELY:
+        return words
+    machine = max(remainder.fleet.decoders, key=lambda decoder: decoder.full_rate(decoder.model)).machine
+    larger_finish = replace(remainder, fleet=with_another(remainder.fleet, machine)).finish()
+    chance = f" ({larger_finish.chance(seconds):.0%})" if larger_finish else ""
+    helps = f"another machine like {machine}{chance}, shorter feedback"
+    return f"{words}; what would help: {helps}{', --ask together' if batch.request.get('ask') == 'criteria' else ''}"
+
+
+def finish_of_all(settings: Settings, client: Client) -> Finish | None:
+    """When all that waits or is decoded now will be done; None if that is nothing, or nobody can say."""
+    return remainder_of(settings, client).finish()
+
+
+def remainder_of(settings: Settings, client: Client, batch: Batch | None = None) -> Remainder:
+    """What is left of the batch, or without one all that waits or is decoded now. Raises BrokerUnavailable."""
+    job_ids = [job_id for job_id, state in batch.states.items() if state == "succeeded"] if batch else []
+    results = [result for job_id in job_ids[-LAST_RESULTS:] if batch and (result := batch.result(job_id))]
+    counts = Counter(entry.model for entry in batch.open_jobs.values()) if batch else None
+    fleet, registrations = fleet_of_workers(settings, client.workers())
+    remainder = Remainder(fleet, Backlog([], [], []), {}, set())
+    for model in settings.models if counts is None else counts:
+        lengths = [result.decode.completion_tokens for result in results if result.model == model]
+        prompts = [result.prefill.computed_tokens for result in results if result.model == model]
+        measured_lengths = [tokens for worker in registrations if (tokens := worker.figures_for(model)[1])]
+        mean = statistics.fmean(lengths or measured_lengths or [FIRST_ANSWER_TOKENS])
+        job = PlannedJob("", model, 0, round(statistics.fmean(prompts or [FIRST_PROMPT_TOKENS])), round(mean))
+        prompt_count, ready_count = (jobs_waiting(client.broker, stage, model) for stage in BOTH_ROLES)
+        busy_counts = [worker.busy if worker.model == model else 0 for worker in registrations]
+        total = sum(busy_counts) + ready_count + prompt_count
+        batch_jobs = [
+            replace(job, name=f"{model} {number}") for number in range(total if counts is None else counts[model])
+        ]
+        # First in, first out: until a batch has answers others' jobs are in front of its own, and then behind them. Of
+        # those behind as many count as can matter.
+        foreign_count = min(total, 10 * len(batch_jobs) if lengths else total) - len(batch_jobs)
+        foreign_jobs = [replace(job, name=f"other {model} {number}") for number in range(foreign_count)]
+        line = iter([*batch_jobs, *foreign_jobs] if lengths else [*foreign_jobs, *batch_jobs])
+        remainder.lengths[model] = lengths
+        remainder.names.update(job.name for job in batch_jobs)
+        for number, count in enumerate(busy_counts):
+            remainder.backlog.running_jobs.extend((number, job) for job in itertools.islice(line, count))
+        remainder.backlog.ready_jobs.extend(itertools.islice(line, ready_count))
+        remainder.backlog.waiting_jobs.extend(line)
+    return remainder
+
+
+def fleet_of_workers(settings: Settings, workers: Iterable[WorkerInfo]) -> tuple[Fleet, list[WorkerInfo]]:
+    """The workers that take jobs and have a rate, and the registrations of the fleet's decoders, in their order.
+
+    A process with one role is taken to have its machine for itself.
+    """
+    rated_workers = [(worker, rates) for worker in workers if not worker.off and (rates := _rates(settings, worker))]
+    prefillers = [
+        Prefiller(_machine(worker), worker.model, rates[worker.model])
+        for worker, rates in rated_workers
+        if worker.role == "prefill"
+    ]
+    decode_workers = [(worker, rates) for worker, rates in rated_workers if worker.role == "decode" and worker.slots]
+    decoders = [Decoder(_machine(worker), worker.model, worker.slots, rates) for worker, rates in decode_workers]
+    overheads = PREFILL_OVERHEAD_S, DECODE_OVERHEAD_S
+    return Fleet(tuple(prefillers), tuple(decoders), {}, *overheads), [worker for worker, _ in decode_workers]
+
+
+def _machine(worker: WorkerInfo) -> str:
+    return worker.host if set(worker.details.roles) == set(BOTH_ROLES) else worker.worker_id
+
+
+def _rates(settings: Settings, worker: WorkerInfo) -> dict[str, Rate]:
+    """By model what it has measured, its curves first, else what the configuration says; {}: not even of its own."""
+    host = worker.host.split(".")[0]
+    is_prefill = worker.role == "prefill"
+    rates: dict[str, Rate] = {}
+    for machine in settings.machines.values():
+        if host in (machine.name, machine.host.split(".")[0]) and worker.model in machine.rates:
+            machine_rates = machine.rates[worker.model]
+            prefill, decode = (
+                (machine_rates.prefill_curve or machine_rates.prefill),
+                (machine_rates.decode_curve or machine_rates.decode),
+            )
+            rates[worker.model] = as_rate(worker.model, prefill if is_prefill else decode)
+    resident = () if is_prefill else worker.resident
+    figures = {worker.model: worker.tokens_per_s} | {model: worker.figures_for(model)[0] for model in resident}
+    curves = worker.details.prefill_curves if is_prefill else worker.details.decode_curves
+    rates |= {model: rate for model, rate in figures.items() if rate}
+    rates |= {curve.model: curve for curve in curves if curve.model in (worker.model, *resident)}
+    return {model: rate for model, rate in rates.items() if rate} if rates.get(worker.model) else {}
