@@ -220,9 +220,8 @@ def _figures(desk: Desk, folder: Path, work: Work) -> None:
     if work.is_alive:
         if not desk.backend.is_cluster:
             show_metrics({stage.capitalize(): number for stage, number in desk.stages(folder).refresh().items()})
-        st.caption(
-            f"{standing_words(rows, finish=desk.stages(folder).expected or finish_words(desk.seconds_left(folder)))}. This page may be closed."
-        )
+        finish = desk.stages(folder).expected or finish_words(desk.seconds_left(folder))
+        st.caption(f"{standing_words(rows, finish=finish)}. This page may be closed.")
         show_workers(desk, folder)
     elif counts.open:
         _why_open(work, counts.open)
