@@ -44,7 +44,7 @@ class Desk:
             browser.upload("Who is in the class", *course.rosters)
             browser.wait_for("people are known")
             browser.click("Dry run")
-            browser.wait_for("counted with the model's tokenizer", GRADED_S)
+            browser.wait_for("tokens are", GRADED_S)
             browser.click("Grade all")
             owner = DeskOwner(course.out)
             wait_until(lambda: owner.alive, "the grading has begun", GRADED_S)
