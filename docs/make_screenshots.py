@@ -14,6 +14,7 @@ from pathlib import Path
 from PIL import Image  # comes with Streamlit
 
 from docs.pictures import FEEDBACK, FOLDER, ROOT, SUMMARY, note
+from grading.reviews import Override, append_override
 from tests.support.browser import Browser
 from tests.support.desk_page import DeskPage
 from tests.support.homework import journal
@@ -50,7 +51,7 @@ def walk(browser: Browser, desk: DeskPage, folder: Path) -> None:
     browser.click("Create")
     browser.wait_for("Look before you grade")
     browser.click("Dry run")
-    browser.wait_for("counted with the model's tokenizer", PATIENCE_S)
+    browser.wait_for("tokens are counted with", PATIENCE_S)
     keep(browser, "dry-run")
     browser.click("Trial")
     browser.wait_for("All 5 submissions of this run", PATIENCE_S)
@@ -93,17 +94,17 @@ def review(browser: Browser, desk: DeskPage, assignment: Path) -> None:
     """Look at one submission, and write a person's feedback over the model's."""
     jobs = json.loads((assignment / "batch.json").read_text("utf-8"))["jobs"]
     item = next(job["item_id"].rpartition(".")[0] for job in jobs if job["name"] == REVIEWED)
+    append_override(
+        assignment,
+        *(
+            Override(item, criterion, 1 if criterion == "share_churned" else None, words, "I read it", "Prof. Wren")
+            for criterion, words in FEEDBACK.items()
+        ),
+        Override(item, None, None, SUMMARY, "I read it", "Prof. Wren"),
+    )
     browser.open(desk.at(assignment, "Review") + f"&submission={item}")
-    browser.wait_for("Points for n_doubled")
-    browser.fill("Your name", "Prof. Wren")
-    browser.fill("Points for share_churned", "1")
-    for criterion, words in FEEDBACK.items():
-        browser.fill(f"Feedback on {criterion}", words)
-    browser.fill("Summary", SUMMARY)
-    browser.fill("Reason for the change", "I read it")
-    browser.click("Save the change")
-    browser.wait_for("Decisions")
-    browser.evaluate("document.querySelector('[data-testid=stMain]').scrollTo(0, 400)")
+    browser.wait_for("Final points")
+    browser.wait_for(FEEDBACK["n_doubled"])
     keep(browser, "review", feedback=(*FEEDBACK.values(), SUMMARY))
 
 

@@ -1,6 +1,7 @@
 """Like answers on the desk in a real browser: decided together, logged per student, undone as one."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from desk import assignments
 from desk.assignments import Inputs
+from desk.pages.markup import Markup
 from grading.reviews import Override, append_override, read_overrides
 from infra.config.settings import load_settings
 from kvasir import class_run
@@ -139,3 +141,12 @@ def test_the_start_page_and_the_results_say_how_the_class_stands(
     browser.wait_for("none of 7 needs you")
     browser.open(desk.at(folder, "Results"))
     browser.wait_for("7 submissions: 7 graded. 0 reviewed; none of 7 needs you.")
+
+
+def test_differences_are_highlighted_word_by_word_and_nothing_in_them_is_html() -> None:
+    markup = Markup()
+    markup.changes("mean = total / <b>", "mean = total / (count - 1)")
+    html = markup._repr_html_()
+    assert re.findall(r"<del>(.*?)</del>", html) == [" &lt;b&gt;"]
+    assert re.findall(r"<ins[^>]*>(.*?)</ins>", html) == [" (count - 1)"]
+    assert re.sub(r"<del>.*?</del>|<[^>]+>", "", html) == "\nmean = total / (count - 1)"

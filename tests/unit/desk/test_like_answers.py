@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from desk.decisions import Decisions, Overrides, accept_grade
-from desk.pages.markup import Markup
 from desk.rows import make_rows, undecided_rows
 from desk.view import BatchView
 from grading.likeness import CriterionAnswer, answer_of, group_answers
@@ -116,15 +114,6 @@ def test_without_a_reason_nothing_is_kept_and_with_nobody_nothing_happens(tmp_pa
         decide_together(tmp_path, ["a"], "works", 1, " ", {}, "Ada")
     assert decide_together(tmp_path, [], "works", 1, "r", {}, "Ada") == []
     assert read_overrides(tmp_path) == []
-
-
-def test_differences_are_highlighted_word_by_word_and_nothing_in_them_is_html() -> None:
-    markup = Markup()
-    markup.changes("mean = total / <b>", "mean = total / (count - 1)")
-    html = markup._repr_html_()
-    assert re.findall(r"<del>(.*?)</del>", html) == [" &lt;b&gt;"]
-    assert re.findall(r"<ins[^>]*>(.*?)</ins>", html) == [" (count - 1)"]
-    assert re.sub(r"<del>.*?</del>|<[^>]+>", "", html) == "\nmean = total / (count - 1)"
 
 
 def test_two_people_who_decide_on_groups_at_once_lose_and_overwrite_nothing(tmp_path: Path) -> None:
