@@ -16,7 +16,7 @@ from PIL import Image  # comes with Streamlit
 from docs.pictures import FEEDBACK, FOLDER, ROOT, SUMMARY, note
 from grading.reviews import Override, append_override
 from tests.support.browser import Browser
-from tests.support.desk_page import DeskPage
+from tests.support.desk_page import UPLOADS, DeskPage
 from tests.support.homework import journal
 from tests.support.waiting import wait_until
 
@@ -45,8 +45,8 @@ def walk(browser: Browser, desk: DeskPage, folder: Path) -> None:
     browser.fill("Name", "Riverside Outfitters")
     submissions = shutil.make_archive(str(folder / "submissions"), "zip", HOMEWORK / "submissions")
     files = [Path(submissions), *(HOMEWORK / name for name in ("rubric.yaml", "solution.ipynb", "template.ipynb"))]
-    for number, path in enumerate(files):
-        browser.upload(number, path)
+    for label, path in zip(UPLOADS, files, strict=True):
+        browser.upload(label, path)
         browser.wait_for(path.name)
     browser.click("Create")
     browser.wait_for("Look before you grade")
@@ -104,7 +104,6 @@ def review(browser: Browser, desk: DeskPage, assignment: Path) -> None:
     )
     browser.open(desk.at(assignment, "Review") + f"&submission={item}")
     browser.wait_for("Final points")
-    browser.wait_for(FEEDBACK["n_doubled"])
     keep(browser, "review", feedback=(*FEEDBACK.values(), SUMMARY))
 
 
