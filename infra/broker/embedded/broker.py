@@ -250,11 +250,6 @@ class EmbeddedBroker(Broker):
                 self.server.delete_queue(name)
             self._lose_all()
 
-    def drop(self) -> None:
-        """Do what a network fault does: return everything unacked, then let consumers go on. For tests."""
-        with self.server.lock:
-            self._lose_all()
-
     def forget(self, consumer: EmbeddedConsumer) -> None:
         """Take a consumer off its queue; what it handed out can still be acked."""
         consumer.flowing = False

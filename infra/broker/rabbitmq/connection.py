@@ -257,12 +257,6 @@ class Connection:
         """
         self._acked_at = time.monotonic()
 
-    def drop(self) -> None:
-        """Cut the connection without a word to the broker, as a network fault would. For tests."""
-        cut = threading.Event()
-        self.submit(lambda: self._cut("cut on purpose", cut))
-        cut.wait(CLOSE_S)
-
     def close(self) -> None:
         """Run what was submitted, say goodbye to the broker, end the thread. Idempotent."""
         self.submit(self._begin_close)
@@ -398,10 +392,8 @@ class Connection:
         if self._raw is not None and not self._raw.is_closing and not self._raw.is_closed:
             self._raw.close()
 
-    def _cut(self, reason: str, completion: threading.Event | None = None) -> None:
+    def _cut(self, reason: str) -> None:
         if self._raw is not None and not self._raw.is_closed:
             self._raw.cut(reason)
         elif self._closing:
             self._loop.stop()
-        if completion:
-            completion.set()
