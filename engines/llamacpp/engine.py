@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -140,13 +141,8 @@ class LlamaCppEngine:
             slot_file = self._save(slot, len(tokens), stop)
         if slot_file.tokens != tuple(tokens):
             raise EngineUnavailable("the llama.cpp server saved another prompt than it was given: is its slot shared?")
-        for block in slotfile.to_blocks(slot_file, shape, first):
-            emit(block)
-        window = slotfile.to_window(slot_file, shape)
-        if window is not None:
-            emit(window)
-        for recurrent in slotfile.to_states(slot_file, shape):
-            emit(recurrent)
+        for record in chain(slotfile.to_blocks(slot_file, shape, first), slotfile.snapshot(slot_file, shape)):
+            emit(record)
         return PrefillReport(
             computed_tokens=evaluated_tokens, restored_tokens=len(tokens) - evaluated_tokens, prefill_s=seconds
         )
