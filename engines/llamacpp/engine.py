@@ -41,13 +41,12 @@ from engines.llamacpp.prompt import LlamaPrompt
 from engines.llamacpp.slotfile import SlotFile, SlotShape
 from engines.llamacpp.start import Backing, attach, package_version, start
 from engines.rope import Rope
-from engines.waiting import check_running
+from engines.waiting import POLL_S, check_running
 from messages.errors import EngineUnavailable, KVTransferFailed
 from messages.jobs import Part, PrefillReport, Sampling
 from messages.kv import KVCache, Record
 
 _log = logging.getLogger(__name__)
-_POLL_S = 0.1
 
 
 def open_engine(options: EngineOptions) -> "LlamaCppEngine":
@@ -309,7 +308,7 @@ class _Slots:
         with self._slot_returned:
             self._check(stop)
             while not self._free:
-                self._slot_returned.wait(_POLL_S)
+                self._slot_returned.wait(POLL_S)
                 self._check(stop)
             slot = max(self._free, key=worth)
             self._free.remove(slot)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from engines.entry import closed_on_failure
 from engines.llamacpp.http import PATIENCE_S, LlamaServer, socket_url
+from engines.waiting import POLL_S
 from engines.watchdog import start_watchdog
 from messages.errors import ConfigError, EngineUnavailable
 
@@ -28,7 +29,6 @@ _SOCKET = "server.sock"
 _MAX_SOCKET_BYTES = 100  # of its path: macOS takes 103, Linux 107
 _ASK_S = 60.0  # a CUDA build takes seconds to say which devices it has
 _LOAD_S = 1800.0  # 60 GB from a slow disk
-_POLL_S = 0.1
 _END_S = 10.0
 _LAST_WORDS = 40
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
@@ -189,7 +189,7 @@ class LlamaServerProcess:
             try:
                 self.server.get("/health")
             except EngineUnavailable:
-                self._thread.join(_POLL_S)
+                self._thread.join(POLL_S)
                 continue
             self._is_loaded.set()
             if self._thread.is_alive():  # who died before this line is not started again

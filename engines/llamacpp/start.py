@@ -27,7 +27,7 @@ from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 
 _OWN_PROGRAM = f"{PROGRAM}:"
 _RunningServer = tuple[LlamaServer, str, Callable[[], None]]  # with its device, and how to end it
-_SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")
 _SLOT_FOLDERS = "kvasir-slots-"
 _NEW_S = 60.0  # a folder this young may not have been locked yet
 _WHOLE_PROMPT = 8192  # tokens; a prompt up to that is one batch
@@ -260,8 +260,8 @@ def _spacious_folder(gguf: GGUFFile, tokens: int) -> Path:
     except KVTransferFailed:
         return Path(tempfile.gettempdir())
     bytes_needed = 2 * tokens * sizes.layers * 2 * sizes.kv_heads * sizes.head_dim * 2
-    has_space = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > bytes_needed
-    return _SHARED_MEMORY if has_space else Path(tempfile.gettempdir())
+    has_space = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > bytes_needed
+    return SHARED_MEMORY if has_space else Path(tempfile.gettempdir())
 
 
 def _device(xllamacpp: Any) -> str:

@@ -21,11 +21,10 @@ import numpy as np
 
 from engines.entry import closed_on_failure
 from engines.llamacpp.http import LlamaServer, ServerRefused
+from engines.llamacpp.start import SHARED_MEMORY
 from engines.logprobs import TOP
 from engines.vllm.conversation import (
     FIRST_PAUSE_S,
-    POLL_S,
-    SHARED_MEMORY,
     SILENT_S,
     Conversation,
     layout_seen,
@@ -33,6 +32,7 @@ from engines.vllm.conversation import (
 from engines.vllm.host.kvasir_vllm import events
 from engines.vllm.host.kvasir_vllm.shared_folder import bind
 from engines.vllm.host.kvasir_vllm.wire import Message
+from engines.waiting import POLL_S
 from messages.errors import Cancelled, ConfigError, EngineUnavailable, InvalidMessage, KvasirError
 from messages.kv import Array, cast
 from messages.limits import MAX_WAITING_EVENTS

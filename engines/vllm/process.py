@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engines.llamacpp.start import SHARED_MEMORY
 from engines.vllm import environment
-from engines.vllm.conversation import FIRST_PAUSE_S, LONGEST_PAUSE_S, POLL_S, SHARED_MEMORY, Conversation
+from engines.vllm.conversation import FIRST_PAUSE_S, LONGEST_PAUSE_S, Conversation
 from engines.vllm.environment import Environment
 from engines.vllm.host import kvasir_vllm
 from engines.vllm.host.kvasir_vllm import wire
 from engines.vllm.host.kvasir_vllm.shared_folder import bind
 from engines.vllm.host.kvasir_vllm.wire import Message
+from engines.waiting import POLL_S
 from engines.watchdog import start_watchdog
 from messages.errors import ConfigError, EngineUnavailable
 
