@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from itertools import accumulate, islice
 from math import inf
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import redis
 from redis import exceptions
@@ -27,25 +27,6 @@ R = TypeVar("R", bound=Record)
 Decode = Callable[[bytes | memoryview, str, KVLayout, BlockRef], R]
 
 
-class Transport(Protocol):
-    """Moves values. Raises what redis-py raises, or OSError."""
-
-    def put(self, items: Iterable[Item], ttl_s: int) -> int:
-        """Set each key to the two parts of its value joined, with a TTL; returns the bytes stored."""
-
-    def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
-        """The value of each key, in order, or None; TTLs are renewed."""
-
-    def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
-        """Give each key its TTL anew; whether it was there."""
-
-    def prepare(self) -> None:
-        """Have memory ready for the first `get`. Returns when it is."""
-
-    def close(self) -> None:
-        """Close connections."""
-
-
 class RedisKVStore(KVStore):
     """Blocks as Redis strings. Payloads go over a socket of our own where that is possible, else through redis-py."""
 
@@ -55,7 +36,8 @@ class RedisKVStore(KVStore):
         first_url = node_urls(url)[0]
         self._links = Links(url)
         self._client = open_client(url, timeout_s, self._links)
-        self._transport: Transport
+        # They raise what redis-py raises, or OSError.
+        self._transport: Bulk | ClusterBulk | Pipelines
         if not bulk or not bulk_target(first_url):
             self._transport = Pipelines(self._client)
         elif isinstance(self._client, redis.RedisCluster):
@@ -195,7 +177,7 @@ class Pipelines:
         self._client = client
 
     def put(self, items: Iterable[Item], ttl_s: int) -> int:
-        """See Transport."""
+        """See Bulk."""
         total = pending_bytes = 0
         with self._client.pipeline(transaction=False) as pipeline:
             for key, prefix, payload in items:
@@ -208,7 +190,7 @@ class Pipelines:
         return total + pending_bytes
 
     def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
-        """See Transport."""
+        """See Bulk."""
         rest = iter(keys)
         while batch := list(islice(rest, GETS_AT_ONCE)):
             with self._client.pipeline(transaction=False) as pipeline:
@@ -217,7 +199,7 @@ class Pipelines:
                 yield from _execute(pipeline)
 
     def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
-        """See Transport."""
+        """See Bulk."""
         with self._client.pipeline(transaction=False) as pipeline:
             for key in keys:
                 pipeline.expire(key, ttl_s)
