@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 Header = str | int | float
+# What begins the names of headers that RabbitMQ adds to a message, and its publisher may not.
+BROKERS_OWN = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
 
 
 @dataclass(frozen=True, slots=True)
