@@ -8,10 +8,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from kvstore.base import KVStore, StoreUsage
+from kvstore.base import KVStore, R, StoreUsage
 from kvstore.blocks import BlockRef
 from messages.errors import StoreUnavailable
-from messages.kv import Block, KVLayout, Record, RecurrentState, Window
+from messages.kv import Block, KVLayout, Record
 
 # All that a record is checked against: a request that differs in any of it goes to the store, which judges.
 _Identity = tuple[str, KVLayout, BlockRef]
@@ -64,13 +64,9 @@ class CachedKVStore(KVStore):
         self._keep(fingerprint, layout, [(ref, block) for ref, block in kept_records if isinstance(block, Block)])
         return stored_bytes
 
-    def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
-        """See KVStore."""
-        return self._store.get_window(fingerprint, layout, ref)
-
-    def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[RecurrentState]:
-        """See KVStore."""
-        return self._store.get_states(fingerprint, layout, refs)
+    def read(self, kind: type[R], fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[R]:
+        """See KVStore: of blocks too what the store holds."""
+        return self._store.read(kind, fingerprint, layout, refs)
 
     def prepare(self) -> None:
         """See KVStore."""
