@@ -15,12 +15,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from infra.config.settings import MachineSettings, Settings
-from infra.config.urls import addresses
 from infra.deploy.accounts import Account
 from infra.deploy.permissions import PERMISSIONS, STORE_RULES
 from infra.deploy.remote import RemoteFile
 from infra.deploy.units import LOOPBACK, Place, Unit
 from messages.errors import ConfigError
+from messages.urls import addresses
 
 _SECRET = 0o600
 _GB = 1_000_000_000

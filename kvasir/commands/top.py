@@ -17,7 +17,6 @@ from rich.text import Text
 
 from infra.broker import topology
 from infra.config.settings import Settings
-from infra.config.urls import addresses
 from kvasir.commands.status import cluster_state, remarks, store_line
 from kvasir.commands.top_batches import BatchState, find_batches
 from kvasir.connect import connect, is_cluster
@@ -25,6 +24,7 @@ from kvasir.options import Globals, Number
 from kvasir.plan.running_cluster import expectation
 from kvasir.terminal import make_table, stdout
 from messages.errors import BrokerUnavailable, StoreUnavailable
+from messages.urls import addresses
 from producers.batch.batch import Batch
 from producers.client import Client
 

@@ -12,8 +12,9 @@ from redis.backoff import ConstantBackoff
 from redis.cluster import ClusterNode
 from redis.retry import Retry
 
-from kvstore.redis.links import GLANCE_S, Links, addresses, connection_class
+from kvstore.redis.links import GLANCE_S, Links, connection_class
 from messages.errors import ConfigError, StoreUnavailable
+from messages.urls import addresses
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -28,8 +28,8 @@ from tenacity import RetryCallState, Retrying, wait_exponential, wait_random
 from infra.broker.rabbitmq.errors import describe, is_hopeless, translate
 from infra.broker.rabbitmq.pika_inside import GuardedConnection
 from infra.broker.rabbitmq.wire import Wire
-from infra.config.urls import addresses
 from messages.errors import BrokerUnavailable, ConfigError
+from messages.urls import addresses
 
 log = logging.getLogger(__name__)
 # pika logs each lost connection several times as an error with traceback; we report it once, and raise.
