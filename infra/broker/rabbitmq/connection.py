@@ -80,11 +80,7 @@ class DeliveryHolder(Protocol):
 
 def all_parameters(url: str, name: str, ca_file: str = "") -> list[pika.URLParameters]:
     """`parameters` for each address in the URL, by preference."""
-    try:
-        urls = addresses(url)
-    except ValueError:
-        urls = [""]
-    return [parameters(address, name, ca_file) for address in urls]
+    return [parameters(address, name, ca_file) for address in addresses(url)]
 
 
 def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
