@@ -22,12 +22,12 @@ from engines.llamacpp.http import PATIENCE_S, LlamaServer, socket_url
 from engines.llamacpp.model import heads
 from engines.llamacpp.ollama_models import SCHEME, check_dialect, find_gguf
 from engines.llamacpp.server import PROGRAM, SETTINGS, Launch, LlamaServerProcess, find_program
+from engines.program import SHARED_MEMORY
 from engines.template import require_bounded
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 
 _OWN_PROGRAM = f"{PROGRAM}:"
 _RunningServer = tuple[LlamaServer, str, Callable[[], None]]  # with its device, and how to end it
-SHARED_MEMORY = Path("/dev/shm")
 _SLOT_FOLDERS = "kvasir-slots-"
 _NEW_S = 60.0  # a folder this young may not have been locked yet
 _WHOLE_PROMPT = 8192  # tokens; a prompt up to that is one batch

@@ -21,10 +21,9 @@ import numpy as np
 
 from engines.entry import closed_on_failure
 from engines.llamacpp.http import LlamaServer, ServerRefused
-from engines.llamacpp.start import SHARED_MEMORY
 from engines.logprobs import TOP
+from engines.program import FIRST_PAUSE_S, SHARED_MEMORY
 from engines.vllm.conversation import (
-    FIRST_PAUSE_S,
     SILENT_S,
     Conversation,
     layout_seen,

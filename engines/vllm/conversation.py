@@ -22,7 +22,6 @@ from messages.errors import EngineUnavailable, InvalidSchema, KvasirError, KVTra
 from messages.kv import KVLayout
 
 SILENT_S = 120.0  # with work in hand; one step takes seconds
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before it is started, or looked for, again
 _KINDS: dict[str, type[KvasirError]] = {"kv": KVTransferFailed, "schema": InvalidSchema, "engine": EngineUnavailable}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
-from engines.llamacpp.start import SHARED_MEMORY
+from engines.program import SHARED_MEMORY
 from infra.config.next_command import next_command
 from kvasir.doctor.findings import Finding, error, ok, warn
 from kvstore.redis.client import errors_mapped, is_cluster, open_client, place, product
