@@ -269,6 +269,11 @@ class Rates:
     prefill_curve: Curve = ()
     decode_curve: Curve = ()
 
+    def of(self, stage: str) -> Points | float:
+        """The curve of `prefill` or `decode`, else the single rate."""
+        prefill, decode = self.prefill_curve or self.prefill, self.decode_curve or self.decode
+        return prefill if stage == "prefill" else decode
+
 
 @dataclass(frozen=True, slots=True)
 class MachineTable:

@@ -103,17 +103,11 @@ def _machine(worker: WorkerInfo) -> str:
 
 def _rates(settings: Settings, worker: WorkerInfo) -> dict[str, Rate]:
     """By model what it has measured, its curves first, else what the configuration says; {}: not even of its own."""
-    host = worker.host.split(".")[0]
     is_prefill = worker.role == "prefill"
     rates: dict[str, Rate] = {}
     for machine in settings.machines.values():
-        if host in (machine.name, machine.host.split(".")[0]) and worker.model in machine.rates:
-            machine_rates = machine.rates[worker.model]
-            prefill, decode = (
-                (machine_rates.prefill_curve or machine_rates.prefill),
-                (machine_rates.decode_curve or machine_rates.decode),
-            )
-            rates[worker.model] = as_rate(worker.model, prefill if is_prefill else decode)
+        if machine.is_called(worker.host) and worker.model in machine.rates:
+            rates[worker.model] = as_rate(worker.model, machine.rates[worker.model].of(worker.role))
     resident = () if is_prefill else worker.resident
     figures = {worker.model: worker.tokens_per_s} | {model: worker.figures_for(model)[0] for model in resident}
     curves = worker.details.prefill_curves if is_prefill else worker.details.decode_curves
