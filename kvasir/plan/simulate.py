@@ -23,7 +23,7 @@ from types import MappingProxyType
 
 from decode_worker.stealing import policy as stealing
 from decode_worker.stealing import watermark
-from decode_worker.stealing.policy import Offer, Peer, Queue, Steal
+from decode_worker.stealing.policy import Offer, Peer, Queue
 from decode_worker.stealing.queue_forecast import expected_service_s
 from decode_worker.stealing.watermark import ModelWork
 from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller, Rate
@@ -193,7 +193,7 @@ class Stealing(Policy):
             if model != home and (not isinstance(rates[model], RateCurve) or decoding <= {model})
         ]
         decision = stealing.decide([self._offer(state, decoder, model) for model in models])
-        return decision.model if isinstance(decision, Steal) else None
+        return None if decision.reason else decision.model
 
     def choose_prompt(self, state: "SimulationState", machine: MachineState, models: Sequence[str]) -> str | None:
         """See Policy. Of a model that the machine does not decode its worker only prefills, and never waits."""
