@@ -2,6 +2,9 @@
 
 import re
 
+CLUSTER = "+cluster"  # ends the scheme of a URL that names nodes of a Redis Cluster
+STORE_SCHEMES = ("redis", "rediss", "unix", f"redis{CLUSTER}", f"rediss{CLUSTER}")
+
 
 def addresses(url: str) -> list[str]:
     """The URL for each of its hosts, which stand in it by preference: `amqp://user@fast:5672,slow:5672/vhost`."""

@@ -8,10 +8,9 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from messages.errors import ConfigError, InvalidMessage
-from messages.urls import addresses, netloc, with_netloc
+from messages.urls import STORE_SCHEMES, addresses, netloc, with_netloc
 
 BROKER_SCHEMES = ("amqp", "amqps")
-STORE_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
 _ENCODING_RULE = "a '/', '#', '?' or '@' in a name or password must be percent-encoded"
 LOCAL = "local"  # instead of a URL: run it in this process, whatever a file of lower rank says
 
