@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
-from engines.entry import EngineOptions, closed_on_failure
+from engines.entry import EngineOptions, closed_on_failure, options_in
 from engines.llamacpp.gguf_file import GGUFFile, read_gguf
 from engines.llamacpp.http import PATIENCE_S, LlamaServer, socket_url
 from engines.llamacpp.model import heads
@@ -187,9 +187,7 @@ def attach(options: EngineOptions) -> Backing:
     Where either can't be reached, nothing is transferred. Raises ConfigError if the server can't be reached.
     """
     parts = urlsplit(options.weights)
-    settings = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-    if unknown_keys := set(settings) - {"slots", "model", "health_s"}:
-        raise ConfigError(f"{options.weights}: {unknown_keys.pop()!r} is neither 'slots' nor 'model' nor 'health_s'")
+    settings = options_in(options.weights, parts.query, "slots", "model", "health_s")
     patience_s = _patience(settings.get("health_s", ""))
     server = LlamaServer(f"{parts.scheme}://{parts.netloc}{parts.path}")
     with closed_on_failure(server):
