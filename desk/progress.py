@@ -56,7 +56,7 @@ class Stages:
         return {stage: counts[stage] for stage in STAGES}
 
     def finish_words(self) -> str:
-        """When the process expects to be done, in its own words."""
+        """How long the process expects to take, in its own words."""
         self.refresh()
         return self.expected or "how long it takes is not known yet"
 

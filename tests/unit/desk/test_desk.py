@@ -277,8 +277,8 @@ def test_stages_follow_the_log_and_begin_again_with_the_next_process(tmp_path: P
     assert stages.refresh()["done"] == 1
 
     assert stages.finish_words() == "how long it takes is not known yet"
-    log_lines(log, (f"{EXPECTED}done by about 23:10", ""))
-    assert stages.finish_words() == "done by about 23:10"
+    log_lines(log, (f"{EXPECTED}about 2 h 05 min left", ""))
+    assert stages.finish_words() == "about 2 h 05 min left"
 
     log_lines(log, ("work_started", ""), ("submitted", "b"))
     assert stages.finish_words() == "how long it takes is not known yet"
