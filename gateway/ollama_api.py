@@ -131,10 +131,10 @@ class ShowRequest(Strict):
 
     model: str | None = None
     name: str | None = None
-    options: Annotated[dict[str, Any] | None, Field(description="Accepted; nothing of it is shown.")] = None
-    system: Annotated[str | None, Field(description="Accepted; nothing of it is shown.")] = None
-    template: Annotated[str | None, Field(description="Accepted; nothing of it is shown.")] = None
-    verbose: Annotated[bool | None, Field(description="Accepted; there is no more to show.")] = None
+    options: Annotated[dict[str, Any] | None, Field(description="Accepted and ignored.")] = None
+    system: Annotated[str | None, Field(description="Accepted and ignored.")] = None
+    template: Annotated[str | None, Field(description="Accepted and ignored.")] = None
+    verbose: Annotated[bool | None, Field(description="Accepted; changes nothing.")] = None
 
 
 @router.post("/chat")

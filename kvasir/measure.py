@@ -38,12 +38,12 @@ Points = list[tuple[int, float]]
 
 
 @click.command()
-@click.option("--model", "names", multiple=True, help="A model to measure; may be given again [default: all].")
+@click.option("--model", "names", multiple=True, help="A model to measure; may be repeated [default: all].")
 @click.option("--engine", default="", help="Engine [default: the model's].")
 @click.option(
     "--slots", type=click.IntRange(1, 1024), default=16, show_default=True, help="Sequences at once, at most."
 )
-@click.option("--machine", default="", help="Its name in kvasir.toml [default: this host's].")
+@click.option("--machine", default="", help="This machine's name in kvasir.toml [default: the host name].")
 @click.option("--minutes", type=Number(0), default=5.0, show_default=True, help="For all models together.")
 @click.pass_obj
 def measure(

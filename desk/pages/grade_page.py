@@ -69,7 +69,7 @@ def _roster(folder: Path) -> None:
         "Who is in the class: gradebook, worksheet or groups CSV from the LMS",
         ["csv"],
         accept_multiple_files=True,
-        help="Names are taken out of all texts, and each submission's name is compared with this list.",
+        help="Their names are removed from all texts. Each submission is matched with this list.",
     )
     if uploads:
         with show_errors():
@@ -176,7 +176,7 @@ def _start(desk: Desk, folder: Path, inputs: Inputs) -> None:
         lambda: grade(st.session_state["trial size"]),
         at=trial_column,
         disabled=is_running,
-        help="Grade a few, look at them, mend the rubric, then grade all. Of like works one comes first.",
+        help="Grade a few, look at them, correct the rubric, then grade all. One of each kind of work comes first.",
     )
     action_button(
         "Grade all", grade, at=all_column, disabled=is_running, type="primary", help="What is graded already stays."

@@ -73,7 +73,7 @@ def _new(desk: Desk) -> None:
             )
         st.checkbox(
             "Ask about each criterion by itself",
-            help="A criterion that is changed later is then asked about alone.",
+            help="If you change a criterion later, only that one is asked about again.",
             key=key("one by one"),
         )
         action_button("Create", lambda: _create(desk.backend.home, number), form=True, type="primary")

@@ -77,7 +77,7 @@ class Site:
 @click.option(
     "--wheel", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Of Kvasir [default: build one]."
 )
-@click.option("--services", is_flag=True, help="The machines' broker and store instead of their workers.")
+@click.option("--services", is_flag=True, help="Set up the broker and the store instead of the workers.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done and written, and contact nobody.")
 @click.pass_obj
 def deploy(

@@ -36,7 +36,7 @@ _state = click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Where to listen; beyond loopback a key is needed (kvasir keys).",
+    help="Address to listen on; beyond loopback an API key is needed (kvasir keys).",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option(
@@ -94,7 +94,7 @@ def keys() -> None:
 
 @keys.command("add")
 @click.argument("name")
-@click.option("--model", "models", metavar="M", multiple=True, help="A model that it may use [default: all].")
+@click.option("--model", "models", metavar="M", multiple=True, help="A model that the key may use [default: all].")
 @_state
 @click.pass_obj
 def add(global_options: Globals, name: str, models: tuple[str, ...], folder: Path) -> None:
