@@ -74,7 +74,7 @@ def test_nothing_is_lost_when_connections_die_while_publishing(broker: RabbitMQB
     def sends() -> Iterator[tuple[Address, Message]]:
         for number, send in enumerate(numbered(topology.reply(queue), count)):
             if number in cut_at:
-                threading.Thread(target=broker.drop).start()
+                threading.Thread(target=drop, args=(broker,)).start()
             yield send
 
     confirmed: list[str] = []
