@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from infra.broker import topology
+from infra.broker import topology, trace
 from infra.broker.base import Address, Broker, Delivery, Message
 from infra.broker.control import announce_cancel, ring
 from infra.broker.envelope import submit_message
@@ -181,6 +181,7 @@ class Client:
             if job is None:  # published twice, and told of already
                 return
             facts = {"batch_id": job.batch_id, "stage": "prefill", "run": job.run, "lane": job.lane}
+            facts[trace.HEADER] = str(message.headers.get(trace.HEADER, ""))
             self.observe(Event(Step.SUBMITTED, job.job_id, job.model, facts))
             if job.lane == "now":
                 ring(self.broker, topology.work_queue("prefill", job.model, "now"))
