@@ -5,7 +5,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
 from infra.broker import topology, trace
@@ -127,7 +127,7 @@ class Replies:
                 delivery.ack()
 
 
-class Client:
+class Client(AbstractContextManager["Client"]):
     """Submit jobs and receive their results. Methods may be called from any thread.
 
     Made by `kvasir.connect`; closing it closes whatever was started for it.
@@ -153,9 +153,6 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<Client of {', '.join(self.models) or 'no model'}, over {type(self.broker).__name__}>"
-
-    def __enter__(self) -> "Client":
-        return self
 
     def __exit__(self, *_exc: object) -> None:
         self.close()

@@ -62,7 +62,6 @@ class Collector:
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    pytest.importorskip("opentelemetry.sdk", reason="pip install 'kvasir-inference[otel]'")
     collector = Collector()
     monkeypatch.setenv(VARIABLE, collector.url)
     yield collector
