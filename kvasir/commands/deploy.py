@@ -196,8 +196,9 @@ def _weights(order: Order, machine: MachineSettings) -> list[Path]:
     """What the machine's workers load from its folder, and the order copies there from beside the configuration."""
     workers = [role for role in machine.roles if role.stages] if order.weights and not order.services else []
     stated = {role.weights or order.settings.model(role.model).weights.get(role.engine, "") for role in workers}
-    paths = {Path(place.partition("?")[0]) for place in stated if place}
-    return sorted(path for path in paths if not path.is_absolute() and (order.config.parent / path).exists())
+    beside = order.config.parent.absolute()  # where the settings begin with a relative path
+    paths = {beside / place.partition("?")[0] for place in stated if place}
+    return sorted(path.relative_to(beside) for path in paths if path.is_relative_to(beside) and path.exists())
 
 
 def _service_files(order: Order, site: Site) -> DeployStep:

@@ -270,25 +270,27 @@ def test_a_dry_run_contacts_nobody_and_shows_no_secret() -> None:
 
 
 def test_weights_that_lie_beside_the_configuration_are_copied_where_they_are_asked_for(tmp_path: Path) -> None:
-    config, models = tmp_path / "kvasir.toml", tmp_path / "models"
+    config, models = tmp_path / "site" / "kvasir.toml", tmp_path / "site" / "models"
     (models / "folder").mkdir(parents=True)
-    (models / "one.gguf").touch()
-    (tmp_path / "absolute.gguf").touch()
-    stated = ["models/one.gguf", "models/folder?dtype=f32", "owner/of-a-hub", f"{tmp_path}/absolute.gguf"]
+    elsewhere = tmp_path / "elsewhere.gguf"
+    for file in (models / "one.gguf", models / "the-model-s.gguf", elsewhere):
+        file.touch()
+    stated = ["models/one.gguf", "models/folder?dtype=f32", "owner/of-a-hub", str(elsewhere), ""]
     roles = ", ".join(
         f'{{ role = "decode", model = "m:1b", engine = "{engine}", weights = "{weights}" }}'
-        for engine, weights in zip(("llamacpp", "transformers", "mlx", "llamacpp"), stated, strict=True)
+        for engine, weights in zip(("llamacpp", "transformers", "mlx", "llamacpp", "llamacpp"), stated, strict=True)
     )
-    config.write_text(f'[models."m:1b"]\n[machines.one]\nhost = "one"\nroles = [{roles}]\n')
+    model = '[models."m:1b"]\nweights.llamacpp = "models/the-model-s.gguf"\n'
+    config.write_text(f'{model}[machines.one]\nhost = "one"\nroles = [{roles}]\n')
 
     def shown(*options: str) -> list[str]:
         command = ["--config", str(config), "deploy", "--dry-run", *options]
         output = CliRunner().invoke(kvasir, command, catch_exceptions=False).output
-        return [line.partition(" to ")[2] for line in output.splitlines() if line.startswith("  copy ")]
+        return [line.split(",")[0] for line in output.splitlines() if line.startswith("  copy ")]
 
     home = default_facts(load_settings(config=config, environ={}).machines["one"]).home
-    found = [f"{home}/kvasir/models/folder, unless it is there", f"{home}/kvasir/models, unless it is there"]
-    assert shown("--weights") == found
+    places = (("folder", "/folder"), ("one.gguf", ""), ("the-model-s.gguf", ""))
+    assert shown("--weights") == [f"  copy {models / name} to {home}/kvasir/models{folder}" for name, folder in places]
     assert shown() == []
 
 
