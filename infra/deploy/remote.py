@@ -93,10 +93,13 @@ class Remote:
     def put_folder(self, local: Path, folder: str) -> Sequence[str]:
         """Copy a file, or the files of a folder, that are not there by name and SHA-256; what was copied."""
         quoted_folder = shlex.quote(folder)
-        paths = sorted(path for path in local.iterdir() if path.is_file()) if local.is_dir() else [local]
         listing = self.run_script(f"mkdir -p {quoted_folder}; cd {quoted_folder}; {_DIGESTS}", timeout_s=_WEIGHTS_S)
         digests = {name: digest for digest, name in (line.split(None, 1) for line in listing.splitlines())}
-        new_paths = [path for path in paths if digests.get(path.name) != _digest(path)]
+        new_paths = [
+            path
+            for path in (sorted(local.iterdir()) if local.is_dir() else [local])
+            if path.is_file() and digests.get(path.name) != _digest(path)
+        ]
         for path in new_paths:  # one at a time: a broken line costs one file
             draft, target = shlex.quote(f"{folder}/.{path.name}"), shlex.quote(f"{folder}/{path.name}")
             with path.open("rb") as file:

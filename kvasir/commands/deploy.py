@@ -194,8 +194,11 @@ def _steps(order: Order, site: Site) -> Iterator[DeployStep]:
 
 def _weights(order: Order, machine: MachineSettings) -> list[Path]:
     """What the machine's workers load from its folder, and the order copies there from beside the configuration."""
-    workers = [role for role in machine.roles if role.stages] if order.weights and not order.services else []
-    stated = {role.weights or order.settings.model(role.model).weights.get(role.engine, "") for role in workers}
+    stated = {
+        role.weights or order.settings.model(role.model).weights.get(role.engine, "")
+        for role in machine.roles
+        if role.stages and order.weights and not order.services
+    }
     beside = order.config.parent.absolute()  # where the settings begin with a relative path
     paths = {beside / place.partition("?")[0] for place in stated if place}
     return sorted(path.relative_to(beside) for path in paths if path.is_relative_to(beside) and path.exists())
