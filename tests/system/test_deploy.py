@@ -150,8 +150,9 @@ def test_one_model_file_is_put_on_both_machines_and_the_cache_is_then_the_decode
         assert len(sketches) == 2
         assert len({*sketches}) == 1
         assert sketches[0]
-        asked = site.kvasir("ask", "Are you there?", "--model", model, "--json", config=config)
-        assert asked.json()["decode"]["kv_transfer"] == "verified", asked.stderr
+        long = "Is the next number prime? 7919. " * 40  # a short one is computed sooner than fetched
+        asked = site.kvasir("ask", long, "--model", model, "--json", config=config)
+        assert asked.json()["decode"]["kv_transfer"] == "verified", asked.json()["decode"]
         # And the next time nothing is copied
         inodes = [copy.stat().st_ino for copy in copies]
         assert site.deploy("--weights", config=config).code == 0
