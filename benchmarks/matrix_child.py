@@ -302,7 +302,8 @@ def _why_none(engine: Engine, tokens: tuple[int, ...]) -> str:
 def main() -> int:
     """Do the task."""
     task = ChildTask(**json.loads(sys.argv[1]))
-    mlx_blas.load()
+    if {*matrix_models.REAL} & {*task.models}:
+        mlx_blas.load()
     if task.step == "choose":
         harness.finish(**choose_prompts(task))
         return 0

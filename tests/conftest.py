@@ -13,7 +13,7 @@ import pytest
 # So that `pytest` finds `tests.support` and `examples` as `python -m pytest` does.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.support import mlx_blas, services
+from tests.support import services
 from tests.support.processes import SIMULATED_MODEL, config_text
 from tests.support.servers import RedisCluster
 
@@ -33,12 +33,6 @@ os.environ["XDG_CONFIG_HOME"] = "/nowhere"
 # A shell script's background jobs ignore Ctrl-C, and so would every process that a test starts in order to stop it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Real weights are computed at a bearable rate in the runs that have them; the others are as at a user's."""
-    if config.getoption("markexpr") == "torch":
-        mlx_blas.load()
 
 
 @pytest.hookimpl(wrapper=True)

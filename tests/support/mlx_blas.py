@@ -1,4 +1,4 @@
-"""A quick BLAS for MLX on Linux without a GPU, for tests and benchmarks with real weights.
+"""A quick BLAS for MLX on Linux without a GPU, for benchmarks with real weights.
 
 MLX's wheel for such a machine brings the reference BLAS, which multiplies at 1 GFLOP/s on one core: a prompt of 1,023
 tokens takes a model of 270 million parameters over two minutes. NumPy's wheel brings OpenBLAS, twenty times as fast on
