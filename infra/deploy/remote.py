@@ -52,7 +52,9 @@ class Remote:
         given: dict[str, Any] = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
         command = [*self._ssh, f"sh -c {shlex.quote('set -eu; ' + script)}"]
         try:
-            completed_process = subprocess.run(command, **given, capture_output=True, timeout=timeout_s, check=False)
+            completed_process: subprocess.CompletedProcess[bytes] = subprocess.run(
+                command, **given, capture_output=True, timeout=timeout_s, check=False
+            )
         except FileNotFoundError:
             raise DeployFailed(_NO_SSH) from None
         except subprocess.TimeoutExpired:

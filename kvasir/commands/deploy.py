@@ -55,7 +55,7 @@ class Order:
     ssh_config: Path | None
     wheel: Path | None  # None: built from this checkout
     services: bool  # broker and store, in place of the workers
-    weights: bool  # copied too
+    with_weights: bool  # which are copied
     dry_run: bool
 
 
@@ -79,7 +79,7 @@ class Site:
     "--wheel", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Of Kvasir [default: build one]."
 )
 @click.option("--services", is_flag=True, help="The machines' broker and store instead of their workers.")
-@click.option("--weights", is_flag=True, help="Copy the workers' weights too, which lie beside the configuration here.")
+@click.option("--with-weights", is_flag=True, help="Copy the workers' weights, too, from beside the configuration.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done and written, and contact nobody.")
 @click.pass_obj
 def deploy(
@@ -89,7 +89,7 @@ def deploy(
     ssh_config: Path | None,
     wheel: Path | None,
     services: bool,
-    weights: bool,
+    with_weights: bool,
     dry_run: bool,
 ) -> int:
     """Install and start the workers of each machine in kvasir.toml.
@@ -101,7 +101,9 @@ def deploy(
     """
     settings = global_options.settings()
     machines = _machines_for(settings, names, services)
-    order = Order(verb, machines, _config_file(global_options), settings, ssh_config, wheel, services, weights, dry_run)
+    order = Order(
+        verb, machines, _config_file(global_options), settings, ssh_config, wheel, services, with_weights, dry_run
+    )
     installs = verb in ("install", "upgrade")
     if installs and services:
         _prepare_passwords(order)
@@ -197,7 +199,7 @@ def _weights(order: Order, machine: MachineSettings) -> list[Path]:
     stated = {
         role.weights or order.settings.model(role.model).weights.get(role.engine, "")
         for role in machine.roles
-        if role.stages and order.weights and not order.services
+        if role.stages and order.with_weights and not order.services
     }
     beside = order.config.parent.absolute()  # where the settings begin with a relative path
     paths = {beside / place.partition("?")[0] for place in stated if place}

@@ -140,7 +140,7 @@ def test_one_model_file_is_put_on_both_machines_and_the_cache_is_then_the_decode
         "utf-8",
     )
     # When they are deployed with them
-    deployed = site.deploy("--weights", config=config)
+    deployed = site.deploy("--with-weights", config=config)
     try:
         # Then the same bytes lie on both, and what the two engines compute is equal to the last bit
         assert deployed.code == 0, deployed.stderr
@@ -155,7 +155,7 @@ def test_one_model_file_is_put_on_both_machines_and_the_cache_is_then_the_decode
         assert asked.json()["decode"]["kv_transfer"] == "verified", asked.json()["decode"]
         # And the next time nothing is copied
         inodes = [copy.stat().st_ino for copy in copies]
-        assert site.deploy("--weights", config=config).code == 0
+        assert site.deploy("--with-weights", config=config).code == 0
         assert [copy.stat().st_ino for copy in copies] == inodes
     finally:
         site.deploy("stop", config=config)

@@ -290,7 +290,9 @@ def test_weights_that_lie_beside_the_configuration_are_copied_where_they_are_ask
 
     home = default_facts(load_settings(config=config, environ={}).machines["one"]).home
     places = (("folder", "/folder"), ("one.gguf", ""), ("the-model-s.gguf", ""))
-    assert shown("--weights") == [f"  copy {models / name} to {home}/kvasir/models{folder}" for name, folder in places]
+    assert shown("--with-weights") == [
+        f"  copy {models / name} to {home}/kvasir/models{folder}" for name, folder in places
+    ]
     assert shown() == []
 
 
