@@ -99,7 +99,7 @@ def suspects(stage: WorkerStage, model: str) -> Address:
 
 
 def ahead_of_bulk(queue: str) -> Address:
-    """Where a job of this work or suspects queue goes that has waited its turn: before the bulk. A suspect stays one."""
+    """Where a job goes that has waited its turn in a queue of its model: before the bulk. A suspect stays one."""
     return Address(WORK, queue if is_suspects_queue(queue) else work_queue(*stage_and_model(queue), "now"))
 
 

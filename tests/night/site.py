@@ -38,8 +38,9 @@ from tests.upgrade.programs import PREVIOUS
 
 _ACCOUNTS: dict[ProcessRole, AccountRole] = {"prefill": "prefill", "decode": "decode", "both": "worker"}
 BEGINNINGS = ("prefill_started", "decode_started")
-# Of a worker's part in a job: with kv_gone it goes back to prefill.
-ENDINGS = ("passed_on", "replied", "failed", "expired", "cancelled", "kv_gone", "retried", "isolated")
+FINISHES = ("replied", "failed", "expired")  # of a job
+# Of a worker's part in one: with kv_gone it goes back to prefill.
+ENDINGS = (*FINISHES, "passed_on", "cancelled", "kv_gone", "retried", "isolated")
 
 
 class Owner(Protocol):

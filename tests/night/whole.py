@@ -181,7 +181,6 @@ def _books(night: Night, folder: Path) -> None:
     record.lost += len(missing)
     for course in night.courses:
         books.compare_counts(site, record, course)
-    time.sleep(2)  # two more looks of Prometheus's
     books.compare_workers(site, record)
     books.compare_journal_and_logs(site, record, night.courses)
     folder.mkdir()
