@@ -1,7 +1,7 @@
 """`kvasir top`: queues, workers, store and batches in a terminal, live."""
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -136,15 +136,15 @@ def _is_work(queue: str) -> bool:
 
 def _queues(state: State) -> RenderableType:
     """Ready messages: a line for each model, in the order in which a job passes."""
-    ready: dict[str, dict[str, int]] = defaultdict(dict)
+    ready: dict[str, Counter[str]] = defaultdict(Counter)
     for name, count in state["queues"].items():
         first, _, rest = name.partition(".")
         if first == "suspects":
             stage, _, model = rest.partition(".")
             ready[model][f"{stage} suspects"] = count
         elif _is_work(name):
-            model, _, lane = rest.rpartition(".")
-            ready[model][f"{first} {lane}"] = count
+            model, _, queue = rest.rpartition(".")
+            ready[model][f"{first} {queue.partition('-')[0]}"] += count  # `bulk` has a queue for each turn
     rows = [(model, *(_count(counts.get(place, 0)) for place in _HEADINGS[1:])) for model, counts in ready.items()]
     return make_table(_HEADINGS, rows, right=_HEADINGS[1:])
 
