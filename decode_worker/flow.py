@@ -15,7 +15,7 @@ from decode_worker.generate import DecodeAttempt, FetchedCache, RunningJobs, fet
 from decode_worker.stealing.policy import leave_to_faster
 from decode_worker.stealing.thief import QueueChoice
 from infra.broker.base import Broker, Delivery
-from infra.broker.topology import model_of
+from infra.broker.topology import stage_and_model
 from infra.turns import Turns
 from infra.worker_loop import OneByOne
 from kvstore.base import KVStore
@@ -168,7 +168,7 @@ class DecodeFlow:
 
     def _keep_ahead(self, delivery: Delivery) -> None:
         self._ahead, self._ahead_since = delivery, time.monotonic()
-        loaded_model = self._model_cache.get(model_of(delivery.queue))
+        loaded_model = self._model_cache.get(stage_and_model(delivery.queue)[1])
         if loaded_model and not loaded_model.why_no_kv:
             self._fetches[id(delivery)] = self._pool.submit(fetch_ahead, self._kv, delivery, loaded_model)
 

@@ -1,6 +1,5 @@
-"""How fast it goes, as measured, and how long the rest will take."""
+"""How fast it goes, as measured, and how long a class would take."""
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -44,26 +43,12 @@ def per_hour(submissions: int, seconds: float) -> float:
     return _per(submissions, seconds) * 3600
 
 
-def remaining_s(open_count: int, done_count: int, seconds: float) -> float | None:
-    """Seconds for what is open, at the pace so far; None while nothing is done."""
-    return open_count * seconds / done_count if done_count else None
-
-
 def duration(seconds: float) -> str:
     """`40 s`, `12 min`, `3 h 05 min`."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def finish_words(seconds: float | None) -> str:
-    """`done by about 23:10 on Friday`, so many seconds from now."""
-    return (
-        "how long it takes is not known yet"
-        if seconds is None
-        else time.strftime("done by about %H:%M on %A", time.localtime(time.time() + seconds))
-    )
 
 
 def _per(amount: float, seconds: float) -> float:

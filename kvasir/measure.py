@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import date
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
@@ -59,12 +60,9 @@ def measure(
     rates = {}
     for model in models:
         name, weights = model.weights_for(engine)
-        loaded = open_engine(name, engine_options(model, name, weights, model.context, slots))
-        try:
+        with closing(open_engine(name, engine_options(model, name, weights, model.context, slots))) as loaded:
             ends_at = time.monotonic() + 60 * minutes / len(models)
             prefill, decode = prefill_points(loaded, ends_at), decode_points(loaded, slots, ends_at)
-        finally:
-            loaded.close()
         rates[model.name] = {
             "measured": date.today().isoformat(),
             "build": _build(loaded.info),

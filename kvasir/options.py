@@ -15,6 +15,7 @@ from infra.config.settings import Settings, load_settings
 from monitoring import logs
 from monitoring.access import LOOPBACK
 from monitoring.events import Observer, fan_out
+from monitoring.traces import trace_observers
 from producers.words import names_in
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,7 +36,7 @@ class Globals:
 
     def observer(self) -> Observer:
         """The observers of each job's steps."""
-        return fan_out(logs.log_event)
+        return fan_out(logs.log_event, *trace_observers())
 
 
 @dataclass(frozen=True, slots=True)

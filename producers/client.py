@@ -6,12 +6,12 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
-from infra.broker import topology
+from infra.broker import topology, trace
 from infra.broker.base import Address, Broker, Delivery, Message
 from infra.broker.control import announce_cancel, ring
 from infra.broker.envelope import submit_message
@@ -130,7 +130,7 @@ class Replies:
                 delivery.ack()
 
 
-class Client:
+class Client(AbstractContextManager["Client"]):
     """Submit jobs and receive their results. Methods may be called from any thread.
 
     Made by `kvasir.connect`; closing it closes whatever was started for it.
@@ -156,9 +156,6 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<Client of {', '.join(self.models) or 'no model'}, over {type(self.broker).__name__}>"
-
-    def __enter__(self) -> "Client":
-        return self
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
@@ -210,6 +207,7 @@ class Client:
             if job is None:  # published twice, and told of already
                 return
             facts = {"batch_id": job.batch_id, "stage": "prefill", "run": job.run, "lane": job.lane}
+            facts[trace.HEADER] = str(message.headers.get(trace.HEADER, ""))
             self.observe(Event(Step.SUBMITTED, job.job_id, job.model, facts))
             if job.lane == "now":
                 ring(self.broker, topology.work_queue("prefill", job.model, "now"))

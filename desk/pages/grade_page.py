@@ -7,7 +7,7 @@ import streamlit as st
 
 from desk import assignments, dry_runs
 from desk.assignments import Inputs
-from desk.estimate import duration, finish_words, forecast_s
+from desk.estimate import duration, forecast_s
 from desk.pages.address import go
 from desk.pages.fleet_page import show_workers
 from desk.pages.shared import (
@@ -220,7 +220,7 @@ def _figures(desk: Desk, folder: Path, work: Work) -> None:
     if work.is_alive:
         if not desk.backend.is_cluster:
             show_metrics({stage.capitalize(): number for stage, number in desk.stages(folder).refresh().items()})
-        finish = desk.stages(folder).expected or finish_words(desk.seconds_left(folder))
+        finish = desk.stages(folder).finish_words()
         st.caption(f"{standing_words(rows, finish=finish)}. This page may be closed.")
         show_workers(desk, folder)
     elif counts.open:

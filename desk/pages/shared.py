@@ -14,10 +14,10 @@ from uuid import uuid4
 
 import streamlit as st
 
-from desk.assignments import FILE, find_folders, grading_work, read_inputs
+from desk.assignments import FILE, find_folders, read_inputs
 from desk.backend import Backend
 from desk.decisions import Decisions, Overrides, account
-from desk.estimate import ModelRate, model_rates, remaining_s
+from desk.estimate import ModelRate, model_rates
 from desk.fleet import FleetWatch
 from desk.pages.markup import Markup
 from desk.pages.rubric_form import RubricDraft
@@ -103,12 +103,6 @@ class Desk:
         """The stages of an assignment's, or a round's, grading."""
         with self._lock:
             return self._stages.setdefault(folder, Stages(folder / "runs" / "grade" / "log"))
-
-    def seconds_left(self, folder: Path) -> float | None:
-        """Until the grading that runs here is done, at its pace so far; None while that is not known."""
-        record, done_count = grading_work(folder).record(), self.stages(folder).refresh()["done"]
-        seconds = time.time() - record.started_at if record else 0.0
-        return remaining_s(self.view(folder).counts().open, done_count, seconds)
 
     def rows(self, folder: Path) -> tuple[BatchView, list[Row], dict[str, Overrides]]:
         """The class now. Raises BatchError if the batch can't be read."""

@@ -70,7 +70,8 @@ class Envelope:
     def event(self, step: Step, **facts: Any) -> Event:
         """A step of this job, and what is known of it."""
         identity = {"batch_id": self.batch_id, "stage": self.stage, "run": self.run, "lane": self.lane}
-        return Event(step, self.job_id, self.model, {**identity, "item_id": self.item_id, **facts})
+        context = {trace.HEADER: self.traceparent} if self.traceparent else {}
+        return Event(step, self.job_id, self.model, {**identity, **context, "item_id": self.item_id, **facts})
 
     def for_stage(self, stage: WorkerStage) -> "Envelope":
         """The same job at another stage: counters start anew, except that of the failed KV transfers."""

@@ -77,11 +77,6 @@ def stage_and_model(queue: str) -> tuple[WorkerStage, str]:
     raise ValueError(f"{queue} is not the queue of a model")
 
 
-def model_of(queue: str) -> str:
-    """The model of a work or suspects queue. Raises ValueError for another queue's name."""
-    return stage_and_model(queue)[1]
-
-
 def is_suspects_queue(queue: str) -> bool:
     """Whether it is one of `suspects_queue`."""
     return queue.startswith("suspects.")

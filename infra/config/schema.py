@@ -16,6 +16,7 @@ from messages import checks
 from messages.errors import InvalidMessage
 from messages.installed import engine_names
 from messages.jobs import KV_CHECK_EVERY, MAX_TOKENS, SHORT_PROMPT_TOKENS
+from messages.urls import STORE_SCHEMES
 from messages.workers import BOTH_ROLES, RateCurve, WorkerStage
 
 Supervisor = Literal["launchd", "plain", "systemd"]
@@ -147,7 +148,7 @@ Place = Annotated[str, TextCheck(_place)]
 ModelName = Annotated[str, TextCheck(checks.model_name)]
 ModelOrNone = Annotated[str, TextCheck(_model_or_none)]
 BrokerUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value, urls.BROKER_SCHEMES))]
-StoreUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value, urls.STORE_SCHEMES))]
+StoreUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value, STORE_SCHEMES))]
 Engine = Annotated[str, InstalledEngine()]
 EngineOrNone = Annotated[str, InstalledEngine(("",))]
 # No leading dash and no blanks: a host and a user end up on the command line of ssh, a folder in shell commands.
@@ -268,6 +269,11 @@ class Rates:
     decode: Rate = 0.0  # of one sequence, with all other slots busy
     prefill_curve: Curve = ()
     decode_curve: Curve = ()
+
+    def of(self, stage: str) -> Points | float:
+        """The curve of `prefill` or `decode`, else the single rate."""
+        prefill, decode = self.prefill_curve or self.prefill, self.decode_curve or self.decode
+        return prefill if stage == "prefill" else decode
 
 
 @dataclass(frozen=True, slots=True)

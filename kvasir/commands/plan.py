@@ -15,7 +15,7 @@ from kvasir.plan import report, workload
 from kvasir.plan.cluster import fleet_of
 from kvasir.plan.fleet import PlannedJob, models_of
 from kvasir.plan.prediction import predict
-from kvasir.plan.simulate import Stealing, typical
+from kvasir.plan.simulate import typical
 from kvasir.plan.targets import targets
 from messages.errors import UsageError
 
@@ -80,7 +80,7 @@ def plan(
     prediction = predict(settings, fleet, jobs, submissions or len({job.name.split(".")[0] for job in jobs}))
     goals = list(targets(prediction, fleet))
     if chart:
-        report.write_chart(chart, typical(fleet, jobs, Stealing))
+        report.write_chart(chart, typical(fleet, jobs))
     click.echo(json.dumps(report.as_json(prediction, goals))) if as_json else report.print_prediction(prediction, goals)
     return 0
 

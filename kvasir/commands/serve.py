@@ -18,11 +18,6 @@ from kvstore.redis.forget import forget_named
 from messages.errors import ConfigError, KvasirError
 from producers.words import plural
 
-
-def _default_folder() -> Path:
-    return (user_data_dir(os.environ) or Path("results")) / "gateway"
-
-
 _HOST_NAME = "Answer requests under this name too, without keys: host.docker.internal, for containers."
 _OPEN_OBJECTS = "Let answers have keys that a schema doesn't name, where it leaves additionalProperties out."
 
@@ -30,7 +25,7 @@ _state = click.option(
     "--state",
     "folder",
     type=click.Path(path_type=Path),
-    default=_default_folder,
+    default=lambda: (user_data_dir(os.environ) or Path("results")) / "gateway",
     show_default="gateway, in the user's folder for data",
     help="Folder of the gateway: its keys, files and batches.",
 )

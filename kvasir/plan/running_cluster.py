@@ -13,7 +13,7 @@ from infra.broker.base import Broker
 from infra.broker.topology import jobs_waiting, lane_queues
 from infra.config.settings import Settings
 from kvasir.plan.cluster import DECODE_OVERHEAD_S, PREFILL_OVERHEAD_S, as_rate
-from kvasir.plan.finish import Finish, Remainder
+from kvasir.plan.finish import Remainder
 from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller, Rate, with_another
 from kvasir.plan.simulate import Backlog
 from messages.errors import BrokerUnavailable
@@ -47,11 +47,6 @@ def expectation(settings: Settings, client: Client, batch: Batch, deadline: floa
     chance = f" ({larger_finish.chance(seconds):.0%})" if larger_finish else ""
     helps = f"another machine like {machine}{chance}, shorter feedback"
     return f"{words}; what would help: {helps}{', --ask together' if batch.request.get('ask') == 'criteria' else ''}"
-
-
-def finish_of_all(settings: Settings, client: Client) -> Finish | None:
-    """When all that waits or is decoded now will be done; None if that is nothing, or nobody can say."""
-    return remainder_of(settings, client).finish()
 
 
 def remainder_of(settings: Settings, client: Client, batch: Batch | None = None) -> Remainder:
@@ -123,17 +118,11 @@ def _machine(worker: WorkerInfo) -> str:
 
 def _rates(settings: Settings, worker: WorkerInfo) -> dict[str, Rate]:
     """By model what it has measured, its curves first, else what the configuration says; {}: not even of its own."""
-    host = worker.host.split(".")[0]
     is_prefill = worker.role == "prefill"
     rates: dict[str, Rate] = {}
     for machine in settings.machines.values():
-        if host in (machine.name, machine.host.split(".")[0]) and worker.model in machine.rates:
-            machine_rates = machine.rates[worker.model]
-            prefill, decode = (
-                (machine_rates.prefill_curve or machine_rates.prefill),
-                (machine_rates.decode_curve or machine_rates.decode),
-            )
-            rates[worker.model] = as_rate(worker.model, prefill if is_prefill else decode)
+        if machine.is_called(worker.host) and worker.model in machine.rates:
+            rates[worker.model] = as_rate(worker.model, machine.rates[worker.model].of(worker.role))
     resident = () if is_prefill else worker.resident
     figures = {worker.model: worker.tokens_per_s} | {model: worker.figures_for(model)[0] for model in resident}
     curves = worker.details.prefill_curves if is_prefill else worker.details.decode_curves

@@ -25,7 +25,7 @@ from typing import Generic, TypeVar
 
 from decode_worker.stealing import policy as stealing
 from decode_worker.stealing import watermark
-from decode_worker.stealing.policy import Offer, Peer, Queue, Steal
+from decode_worker.stealing.policy import Offer, Peer, Queue
 from decode_worker.stealing.queue_forecast import expected_service_s
 from decode_worker.stealing.watermark import ModelWork
 from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller, Rate
@@ -186,23 +186,8 @@ class TurnQueue(Generic[T]):
         self._classes = {name: line, **self._classes}
 
 
-class Policy:
-    """What decides which queue a free slot takes from. This one serves its home model and nothing else."""
-
-    def choose(self, state: "SimulationState", decoder: DecoderState) -> str | None:
-        """The model to take a waiting job of, or None to stay idle for now."""
-        return decoder.worker.model if state.backlog(decoder.worker.model) else None
-
-    def choose_prompt(self, state: "SimulationState", machine: MachineState, models: Sequence[str]) -> str | None:
-        """The model to prefill a waiting prompt of, or None to decode."""
-        return max((model for model in models if state.prompts(model)), key=state.prompts, default=None)
-
-    def note_answer(self, state: "SimulationState", decoder: DecoderState, running_job: RunningJob) -> None:
-        """Learn from a job that has ended."""
-
-
-class Stealing(Policy):
-    """Home first, unless faster workers end the queue sooner; then whatever pays.
+class Stealing:
+    """Decides which queue a free slot takes from: home first, unless faster workers end it sooner; then whatever pays.
 
     Workers are taken to know their own and each other's rates, and learn how long answers are from those that they
     have seen: the mean so far, and before the first one the declared guess.
@@ -214,7 +199,7 @@ class Stealing(Policy):
         self._tokens = defaultdict(int, {model: sum(tokens) for model, tokens in lengths.items()})
 
     def choose(self, state: "SimulationState", decoder: DecoderState) -> str | None:
-        """See Policy."""
+        """The model to take a waiting job of, or None to stay idle for now."""
         decoding = {running_job.job.model for running_job in decoder.running_jobs}
         if decoder.has_both_roles:
             return watermark.next_answer(self._work(state, decoder), decoding)
@@ -230,17 +215,21 @@ class Stealing(Policy):
             if model != home and (not isinstance(rates[model], RateCurve) or decoding <= {model})
         ]
         decision = stealing.decide([self._offer(state, decoder, model) for model in models])
-        return decision.model if isinstance(decision, Steal) else None
+        return None if decision.reason else decision.model
 
     def choose_prompt(self, state: "SimulationState", machine: MachineState, models: Sequence[str]) -> str | None:
-        """See Policy. Of a model that the machine does not decode its worker only prefills, and never waits."""
+        """The model to prefill a waiting prompt of, or None to decode.
+
+        Of a model that the machine does not decode its worker only prefills, and never waits.
+        """
         work = self._work(state, machine.decoders[0]) if machine.decoders else []
         prompt = watermark.next_prompt([model for model in work if model.queue.model in models])
         decoded = {model.queue.model for model in work}
-        return prompt or super().choose_prompt(state, machine, [model for model in models if model not in decoded])
+        only_prefilled = [model for model in models if model not in decoded and state.prompts(model)]
+        return prompt or max(only_prefilled, key=state.prompts, default=None)
 
     def note_answer(self, state: "SimulationState", decoder: DecoderState, running_job: RunningJob) -> None:
-        """See Policy."""
+        """Learn from a job that has ended."""
         self._answers[running_job.job.model] += 1
         self._tokens[running_job.job.model] += running_job.job.answer_tokens
 
@@ -285,7 +274,7 @@ class Stealing(Policy):
 class SimulationState:
     """What can be seen at a moment, and the machinery that moves it."""
 
-    def __init__(self, fleet: Fleet, policy: Policy) -> None:
+    def __init__(self, fleet: Fleet, policy: Stealing) -> None:
         self.now = 0.0
         self.fleet = fleet
         self.decoders = [DecoderState(worker) for worker in fleet.decoders]
@@ -440,13 +429,13 @@ class SimulationState:
         return dict(self._busy)
 
 
-def simulate(fleet: Fleet, jobs: Sequence[PlannedJob] | Backlog, policy: Policy | None = None) -> SimulatedRun:
+def simulate(fleet: Fleet, jobs: Sequence[PlannedJob] | Backlog, policy: Stealing | None = None) -> SimulatedRun:
     """Run the jobs through the fleet; those of a model without workers are never answered."""
     backlog = jobs if isinstance(jobs, Backlog) else Backlog(list(jobs), [], [])
-    return SimulationState(fleet, policy or Policy()).simulate(backlog)
+    return SimulationState(fleet, policy or Stealing()).simulate(backlog)
 
 
-def typical(fleet: Fleet, jobs: Sequence[PlannedJob], policy: Callable[[], Policy] = Policy) -> SimulatedRun:
+def typical(fleet: Fleet, jobs: Sequence[PlannedJob]) -> SimulatedRun:
     """Of several simulations in which each rate is up to HAIR off, the one of median makespan. Always the same one.
 
     Who takes which job hangs on milliseconds, and with it which long job comes last: change the last digit of a rate,
@@ -455,7 +444,7 @@ def typical(fleet: Fleet, jobs: Sequence[PlannedJob], policy: Callable[[], Polic
     source = random.Random(0)
     count = RUNS if len(jobs) <= LONG_CLASS else LONG_CLASS_RUNS
     fleets = [with_rates(fleet, lambda _machine: source.uniform(1 - HAIR, 1 + HAIR)) for _ in range(count)]
-    runs = [simulate(rated_fleet, jobs, policy()) for rated_fleet in fleets]
+    runs = [simulate(rated_fleet, jobs) for rated_fleet in fleets]
     return sorted(runs, key=lambda run: run.makespan_s)[count // 2]
 
 

@@ -5,7 +5,7 @@ import json
 import time
 from pathlib import Path
 
-from desk.decisions import ReviewError, accept_grade, make_overrides
+from desk.decisions import GradeChange, ReviewError, accept_grade, make_overrides
 from grading.export import final_grades
 from grading.hand_sample import enter_points, load_draw
 from grading.reviews import Override, ReviewConflict, append_override, read_overrides, version_of
@@ -39,8 +39,8 @@ def review(record: Record, course: Course) -> None:
     first = next(final.grade for final in finals if final.grade.points is not None)
     seen = version_of(())
     append_override(course.out, _versioned(accept_grade(first, "Ada"), seen))
-    feedback = {first.criteria[0].id: "Looked at by two."}
-    changes = make_overrides(first, {}, {}, feedback, first.summary, "a clearer sentence", "Bo")
+    change = GradeChange("a clearer sentence", feedback="Looked at by two.")
+    changes = make_overrides(first, {}, {first.criteria[0].id: change}, "Bo")
     told = False
     try:
         append_override(course.out, *(_versioned(change, seen) for change in changes))

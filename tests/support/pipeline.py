@@ -45,6 +45,7 @@ from messages.workers import WorkerStage
 from prefill_worker.worker import PrefillWorker
 from producers.batch.batch import Counts
 from producers.client import Client, Replies
+from tests.support.faults import drop
 from tests.support.path_checker import PathChecker
 from tests.support.waiting import wait_until
 
@@ -236,7 +237,7 @@ class SupervisedWorker:
 
         def effect(tokens_of_call: Sequence[int], _stop: threading.Event | None) -> None:
             if tuple(tokens_of_call) in (tokens, tokens[:-1]):
-                self.broker.drop()
+                drop(self.broker)
                 raise WorkerDied
 
         return effect

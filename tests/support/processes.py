@@ -31,8 +31,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 from engines.vllm import environment as vllm_environment
 from infra.broker import topology
 from infra.config.settings import load_settings
-from infra.config.urls import addresses
 from kvstore.redis.cluster_state import RedisClusterState
+from messages.urls import addresses
 from messages.workers import WorkerInfo
 from tests.support.servers import Process
 from tests.support.waiting import wait_until

@@ -62,7 +62,7 @@ def test_rows_are_made_anew_only_when_a_result_or_a_decision_has_come(tmp_path: 
     assert [row.state for row in graded] == ["waiting", "graded", "waiting"]
 
     append_override(out, accept_grade(view.grades[1]))
-    assert [row.is_reviewed for row in desk.rows(out)[1]] == [False, True, False]
+    assert [row.final.is_reviewed for row in desk.rows(out)[1]] == [False, True, False]
 
 
 def test_rates_are_counted_anew_only_when_a_result_has_come(tmp_path: Path) -> None:

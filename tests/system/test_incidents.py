@@ -13,9 +13,9 @@ import pytest
 import redis
 
 from infra.config.settings import load_settings
-from infra.config.urls import put_hosts
 from kvasir.connect import connect
 from messages.jobs import Sampling, user_prompt
+from messages.urls import put_hosts
 from tests.support.network import HERE, Link, Network, network, reason_against
 from tests.support.processes import ModelEntry, command, config_text, environment
 from tests.support.servers import Process, RabbitMQServer, RedisServer

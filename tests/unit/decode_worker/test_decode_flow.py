@@ -36,11 +36,11 @@ class ReadingStore(WatchedStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.read: Counter[BlockRef] = Counter()
+        self.read_counts: Counter[BlockRef] = Counter()
 
     def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
         blocks = super().get(fingerprint, layout, refs)
-        self.read.update(refs)
+        self.read_counts.update(refs)
         return blocks
 
 
@@ -191,14 +191,14 @@ def test_the_next_jobs_kv_cache_is_read_while_the_slot_is_still_busy():
 
         # When its decode goes on
         own = {ref for ref in pipeline.refs(second) if not ref.is_shared}
-        wait_until(lambda: own <= store.read.keys(), "the second one's KV cache has been read")
+        wait_until(lambda: own <= store.read_counts.keys(), "the second one's KV cache has been read")
 
         # Then only the first has been begun; and both are answered from their KV caches, each read once
         assert len(engine.decode_calls) == 1
         gate.open()
         results = [pipeline.result(job) for job in (first, second)]
         assert {result.decode.kv_transfer for result in results} == {"verified"}
-        assert {store.read[ref] for ref in own} == {1}
+        assert {store.read_counts[ref] for ref in own} == {1}
 
 
 def test_a_kv_cache_that_was_lost_before_it_could_be_fetched_ahead_is_computed_again():

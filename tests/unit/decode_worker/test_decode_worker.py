@@ -18,6 +18,7 @@ from messages.errors import EngineUnavailable, StoreUnavailable
 from messages.jobs import DecodeJob, Sampling, user_prompt
 from messages.lifecycle import Step
 from messages.workers import ENGINE_AWAY, SELF_PAUSED
+from tests.support.faults import drop
 from tests.support.pipeline import (
     BATCH,
     INSTANT,
@@ -394,7 +395,7 @@ def test_a_redelivery_of_a_running_job_is_adopted_and_both_deliveries_are_acked(
     job = pipeline.job()
     pipeline.submit(job)
     gate.wait()
-    decode.broker.drop()
+    drop(decode.broker)
 
     # When the job comes back to the same worker
     wait_until(lambda: Step.REDELIVERED in pipeline.steps(job), "it has come back")
@@ -653,7 +654,7 @@ def test_a_delivery_whose_slot_died_is_left_to_the_broker() -> None:
         )
 
         # When the channel closes, then the broker hands the job out again
-        decode.broker.drop()
+        drop(decode.broker)
         assert pipeline.result(job).state == "succeeded"
 
 

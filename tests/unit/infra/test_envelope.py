@@ -12,6 +12,7 @@ from infra.broker.topology import work
 from messages import codec
 from messages.errors import InvalidMessage
 from messages.jobs import DecodeJob, PrefillJob, Sampling, user_prompt
+from tests.support.faults import drop
 
 MODEL = "tiny:1b"
 JOB = PrefillJob(
@@ -70,7 +71,7 @@ def test_the_brokers_own_count_of_returns_is_added_to_ours() -> None:
         delivery = broker.get("prefill.tiny:1b.bulk")
         assert delivery is not None
         assert open_envelope(delivery, "decode", MODEL).returns == returns
-        broker.drop()
+        drop(broker)
 
 
 @pytest.mark.parametrize("value", [-1, 10**9, 2.5, True, "many", b"\xff", float("nan"), [1]])

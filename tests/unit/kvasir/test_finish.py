@@ -17,7 +17,7 @@ from infra.config.schema import Rates
 from infra.config.settings import MachineSettings, Settings, load_settings
 from kvasir.plan.finish import MOST_PROMPTS, Finish, Remainder
 from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller
-from kvasir.plan.running_cluster import expectation, finish_of_all, fleet_of_workers, remainder_of
+from kvasir.plan.running_cluster import expectation, fleet_of_workers, remainder_of
 from kvasir.plan.simulate import Backlog, Stealing, simulate
 from kvasir.terminal import TerminalProgress
 from messages.jobs import DecodeReport, JobResult, PrefillReport
@@ -247,7 +247,7 @@ def test_of_many_jobs_behind_a_batch_no_more_count_than_can_matter(batch: Batch)
 
 def test_all_that_waits_is_asked_about_without_a_batch() -> None:
     assert len((remainder_of(_settings(), _client(prefill=4, decode=3, busy=2))).names) == 9
-    assert finish_of_all(_settings(), _client()) is None
+    assert remainder_of(_settings(), _client()).finish() is None
 
 
 def test_a_deadline_has_a_chance_and_what_would_help(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:

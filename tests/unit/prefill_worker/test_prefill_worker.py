@@ -20,6 +20,7 @@ from messages.jobs import Sampling
 from messages.lifecycle import Event, Step
 from prefill_worker.flow import PrefillFlow
 from prefill_worker.worker import PrefillWorker
+from tests.support.faults import drop
 from tests.support.pipeline import (
     BATCH,
     MODEL,
@@ -331,7 +332,7 @@ def test_a_prefill_that_lost_its_channel_passes_on_all_the_same_and_the_copy_is_
     gate.wait()
 
     # When it goes on, and the job comes back meanwhile
-    prefill.broker.drop()
+    drop(prefill.broker)
     gate.open()
 
     # Then whatever becomes of the copy, the job is decoded once and answered alike
