@@ -47,25 +47,18 @@ class SpanMaker:
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace import RandomIdGenerator, TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
-        class Ids(RandomIdGenerator):
-            """A submission's span has the ids that its job carries along."""
-
-            fixed: Any = None
-
-            def generate_trace_id(self) -> int:
-                return self.fixed.trace_id if self.fixed else super().generate_trace_id()
-
-            def generate_span_id(self) -> int:
-                return self.fixed.span_id if self.fixed else super().generate_span_id()
-
-        self._trace, self._ids = trace, Ids()
-        self.provider = TracerProvider(resource=Resource.create({"service.name": "kvasir"}), id_generator=self._ids)
+        # A submission's span has the ids that its job carries along; all others are below one.
+        ids, random_ids = RandomIdGenerator(), RandomIdGenerator()
+        ids.generate_trace_id = lambda: self._root.trace_id
+        ids.generate_span_id = lambda: self._root.span_id if self._root else random_ids.generate_span_id()
+        self.provider = TracerProvider(resource=Resource.create({"service.name": "kvasir"}), id_generator=ids)
         self.provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self.provider.get_tracer("kvasir")
+        self._trace = trace
+        self._root: Any = None  # the context of a submission's span while that is made
         self._links: dict[str, list[Any]] = {}
         self._lock = threading.Lock()
 
@@ -86,9 +79,9 @@ class SpanMaker:
     def _make(self, event: Event, parent: Any, links: list[Any]) -> None:
         durations = [float(event.facts.get(fact, 0.0)) for _, fact in _SPANS[event.step]]
         ends = list(accumulate(durations, initial=time.time() - sum(durations)))
-        is_root = event.step is Step.SUBMITTED
-        context = None if is_root else self._trace.set_span_in_context(self._trace.NonRecordingSpan(parent))
-        self._ids.fixed = parent if is_root else None
+        self._root = parent if event.step is Step.SUBMITTED else None
+        above = self._trace.INVALID_SPAN if self._root else self._trace.NonRecordingSpan(parent)
+        context = self._trace.set_span_in_context(above)
         for (name, _), start, end in zip(_SPANS[event.step], ends, ends[1:], strict=False):
             span = self._tracer.start_span(
                 f"{name} {event.model}", context, attributes=_attributes(name, event), links=links,

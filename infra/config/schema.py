@@ -220,6 +220,7 @@ class ModelTable:
     threads: Annotated[int, _whole(0, 1024)] = 0  # of the CPU; 0: the engine's choice
     short_prompt_tokens: TokensOrNone = SHORT_PROMPT_TOKENS  # up to so many go to decode without a KV cache
     kv_check_every: Annotated[int, _whole(0, 1_000_000)] = KV_CHECK_EVERY  # jobs prefilled at decode too; 0: none is
+    free_memory_gb: Amount = 0.0  # that a prefill leaves free on its machine; 0: not looked at
     copies: Annotated[int, _whole(1, 2)] = 1  # in the local pipeline: 2 so that prefill and decode never share a batch
     tokenizer: Annotated[str, TextCheck(_line)] = ""
     same_weights: tuple[Engine, ...] = ()  # engines whose weights are conversions of the same: they may share KV caches

@@ -55,6 +55,7 @@ _ZERO_OF_A_MODEL = {
     "kv_bytes_per_token": "(not known)",
     "kv_state_bytes": "(none)",
     "memory_gb": "(not known)",
+    "free_memory_gb": "(not looked at)",
 }
 
 

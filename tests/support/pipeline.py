@@ -321,11 +321,16 @@ class Pipeline:
     # Workers
 
     def start_prefill(
-        self, engine: WatchedEngine | None = None, why_no_kv: str = "", sketch: Sketch | None = None
+        self,
+        engine: WatchedEngine | None = None,
+        why_no_kv: str = "",
+        sketch: Sketch | None = None,
+        free_bytes: int = 0,
     ) -> SupervisedWorker:
         """A prefill worker, its registration up."""
         loaded_engine = LoadedEngine(engine or WatchedEngine(), why_no_kv, Sketches(sketch, self.cluster_state))
-        return self._start(partial(PrefillWorker, MODEL, loaded_engine, steps=self._steps), loaded_engine.engine)
+        worker = partial(PrefillWorker, MODEL, loaded_engine, steps=self._steps, free_bytes=free_bytes)
+        return self._start(worker, loaded_engine.engine)
 
     def start_decode(
         self,

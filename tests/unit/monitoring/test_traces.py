@@ -17,7 +17,7 @@ from infra.broker.trace import new_traceparent
 from messages.lifecycle import Event, Step
 from monitoring.events import fan_out
 from monitoring.traces import SpanMaker, trace_observers
-from tests.support.pipeline import MODEL, Pipeline
+from tests.support.pipeline import MODEL, OWN_TEXT, SHARED_TEXT, Pipeline
 
 VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
@@ -74,10 +74,10 @@ def test_a_job_s_way_is_one_trace(collector: Collector) -> None:
     assert isinstance(maker, SpanMaker)
     with Pipeline() as pipeline:
         pipeline.observe = fan_out(pipeline.observe, maker)  # type: ignore[method-assign]
+        pipeline.client.observe = pipeline.observe
         job = pipeline.job()
         pipeline.start()
-        maker(Event(Step.SUBMITTED, job.job_id, MODEL, {"traceparent": new_traceparent(job.job_id, 1), "run": 1}))
-        assert pipeline.run(job).state == "succeeded"
+        result = pipeline.run(job)
     maker.provider.shutdown()
 
     _, trace_id, root_id, _ = new_traceparent(job.job_id, 1).split("-")
@@ -94,8 +94,12 @@ def test_a_job_s_way_is_one_trace(collector: Collector) -> None:
     assert chat["gen_ai.usage.output_tokens"].int_value > 0
     assert spans["KV get"].end_time_unix_nano <= spans["chat"].start_time_unix_nano
     assert spans["prefill"].start_time_unix_nano <= spans["KV put"].start_time_unix_nano
-    text = b"".join(collector.bodies)
-    assert b"question" not in text  # no prompt leaves
+    # No prompt leaves, no answer, no item
+    sent = b"".join(collector.bodies)
+    assert job.job_id.encode() in sent
+    for text in (OWN_TEXT[:10], SHARED_TEXT[:10], result.text[:10], job.item_id):
+        assert text
+        assert text.encode() not in sent
 
 
 def test_what_came_back_and_what_was_stolen_is_a_link_of_the_next_span(collector: Collector) -> None:
