@@ -22,6 +22,7 @@ from infra.broker.base import Broker, Delivery
 from infra.broker.envelope import StopReason
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import Settler, replying
+from infra.broker.topology import TURNS
 from infra.checks import Checks
 from infra.config.hours import ALL_HOURS, Hours
 from infra.worker_loop import ConsumerLoop, GroupHelp, OneByOne, SlotPool
@@ -287,6 +288,7 @@ class DecodeWorker:
                 engine.details,
                 decode_curves=throughput.curves.curves()[-MAX_CURVES:],
                 paused_because=self.loop.paused_because,
+                turns=TURNS,
             ),
         )
 

@@ -19,7 +19,7 @@ from infra.broker.control import ring
 from infra.broker.envelope import Attempt
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import Settlement, Settler, passing_on
-from infra.broker.topology import jobs_waiting, work_queue
+from infra.broker.topology import TURNS, jobs_waiting, work_queue
 from infra.checks import Checks
 from infra.config.hours import ALL_HOURS, Hours
 from infra.worker_loop import ConsumerLoop, Flow, OneByOne, SlotPool
@@ -166,7 +166,7 @@ class PrefillWorker:
     def _open_flow(self) -> Flow:
         if self.slots.count > 1:
             return SlotFlow(self._broker, self._model, self._settler.hand_back_all)
-        return PrefillFlow(self._jobs.consume, self._model)
+        return PrefillFlow(self._broker, self._jobs.consume, self._model)
 
     # What the consumer loop asks.
 
@@ -239,6 +239,7 @@ class PrefillWorker:
                 engine.details,
                 prefill_curves=self._kv_writer.curves.curves(),
                 paused_because=self.loop.paused_because,
+                turns=TURNS,
             ),
             off=self.loop.idle_reason,
             notes=engine.notes or self._refusals.reason(),

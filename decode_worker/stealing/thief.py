@@ -18,10 +18,10 @@ from decode_worker.stealing.queue_forecast import (
 )
 from infra.broker.base import Broker, Delivery
 from infra.broker.envelope import open_envelope
-from infra.broker.topology import work_queue
+from infra.broker.topology import work_queues
 from kvstore.base import ClusterState
 from messages.errors import NoQueue
-from messages.jobs import LANES, DecodeReport
+from messages.jobs import DecodeReport
 from messages.lifecycle import Event, Step
 
 log = logging.getLogger(__name__)
@@ -88,9 +88,10 @@ class Thief:
             self.refusals["no room"] += 1
 
     def _fetch_job(self, steal: Verdict) -> Delivery | None:
-        for lane in LANES:
+        now, *bulk = work_queues("decode", steal.model)
+        for queue in (now, *random.sample(bulk, len(bulk))):  # of each batch in turn, on average
             try:
-                delivery = self._broker.get(work_queue("decode", steal.model, lane))
+                delivery = self._broker.get(queue)
             except NoQueue:
                 continue
             if delivery:

@@ -40,6 +40,7 @@ class Envelope:
     returns: int = 0  # times the broker took it back at this stage, over all copies of this run
     traceparent: str = ""  # passed on unchanged; "": none
     version: int = codec.VERSION  # of the message it came with, and so of what answers it
+    turn: int = 0  # which of the lane's queues its batch has
 
     def seal(self, body: bytes) -> Message:
         """A message with this identity.
@@ -54,6 +55,8 @@ class Envelope:
         }
         if self.lane != "bulk":
             headers["kvasir-lane"] = self.lane
+        if self.turn:
+            headers["kvasir-turn"] = self.turn
         if self.attempts:
             headers["kvasir-attempts"] = self.attempts
         if self.kv_transfers:
@@ -75,7 +78,7 @@ class Envelope:
         return replace_fields(self, stage=stage, attempts=0, returns=0)
 
 
-def submit_message(job: PrefillJob) -> tuple[Address, Message]:
+def submit_message(job: PrefillJob, turn: int = 0) -> tuple[Address, Message]:
     """Where and how a new job is published."""
     envelope = Envelope(
         job.job_id,
@@ -87,8 +90,9 @@ def submit_message(job: PrefillJob) -> tuple[Address, Message]:
         job.lane,
         job.reply_to,
         traceparent=trace.new_traceparent(job.job_id, job.run),
+        turn=turn,
     )
-    return topology.work("prefill", job.model, job.lane), envelope.seal(codec.encode(job))
+    return topology.work("prefill", job.model, job.lane, turn), envelope.seal(codec.encode(job))
 
 
 def open_envelope(delivery: Delivery, stage: WorkerStage, model: str) -> Envelope:
@@ -112,6 +116,7 @@ def open_envelope(delivery: Delivery, stage: WorkerStage, model: str) -> Envelop
         returns=_count(headers.get("kvasir-returns"), 0) + delivery.returns,
         traceparent=trace.valid_traceparent(headers.get(trace.HEADER)),
         version=codec.answer_version(message.body),
+        turn=_count(headers.get("kvasir-turn"), 0) % topology.TURNS,
     )
 
 

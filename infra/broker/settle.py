@@ -55,7 +55,7 @@ def passing_on(attempt: Attempt[Any], job: DecodeJob) -> Settlement:
     """Prefill is done: the decode job."""
     envelope = attempt.envelope
     message = envelope.for_stage("decode").seal(codec.encode(job, envelope.version))
-    to = topology.work("decode", envelope.model, envelope.lane)
+    to = topology.work("decode", envelope.model, envelope.lane, envelope.turn)
     return Settlement(attempt, to, message, Step.PASSED_ON, "prefill.passed")
 
 
@@ -228,7 +228,7 @@ class Settler:
         self.observe(envelope.event(Step.RETRIED, error=type(error).__name__))
 
     def _later(self, attempt: Attempt[Any], envelope: Envelope, level: int, lane: Lane | None = None) -> None:
-        queue = topology.work_queue(envelope.stage, envelope.model, lane or envelope.lane)
+        queue = topology.work_queue(envelope.stage, envelope.model, lane or envelope.lane, envelope.turn)
         self._publish(topology.retry(level, queue), envelope.seal(attempt.deliveries[-1].message.body))
         self._ack(attempt)
 

@@ -76,7 +76,7 @@ def queue_depths(broker: Broker, models: list[str]) -> dict[str, int]:
     depths = {}
     for spec in topology.queues(models, broker.is_clustered):
         depth = broker.depth(spec.name)
-        is_always_shown = spec.exchange == topology.WORK and not spec.name.startswith("suspects.")
+        is_always_shown = spec.exchange == topology.WORK and spec.name.endswith((".now", ".bulk"))
         if depth and (depth.ready or is_always_shown):
             depths[spec.name] = depth.ready
     return depths

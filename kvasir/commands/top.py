@@ -1,7 +1,7 @@
 """`kvasir top`: queues, workers, store and batches in a terminal, live."""
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -137,12 +137,13 @@ def _is_work(queue: str) -> bool:
 
 def _queues(state: State) -> RenderableType:
     """Ready messages: a line for each model, in the order in which a job passes."""
-    ready: dict[str, dict[str, int]] = defaultdict(dict)
+    ready: dict[str, Counter[str]] = defaultdict(Counter)
     for name, count in state["queues"].items():
         if _is_work(name):
             stage, model = topology.stage_and_model(name)
-            place = "suspects" if topology.is_suspects_queue(name) else name.rpartition(".")[2]
-            ready[model][f"{stage} {place}"] = count
+            # `bulk` has a queue for each turn
+            place = "suspects" if topology.is_suspects_queue(name) else name.rpartition(".")[2].partition("-")[0]
+            ready[model][f"{stage} {place}"] += count
     rows = [(model, *(_count(counts.get(place, 0)) for place in _HEADINGS[1:])) for model, counts in ready.items()]
     return make_table(_HEADINGS, rows, right=_HEADINGS[1:])
 

@@ -6,9 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from operator import itemgetter
 
 from decode_worker.stealing.queue_forecast import FIRST_ANSWER_TOKENS
-from infra.broker.topology import jobs_waiting
+from infra.broker.base import Broker
+from infra.broker.topology import jobs_waiting, lane_queues
 from infra.config.settings import Settings
 from kvasir.plan.cluster import DECODE_OVERHEAD_S, PREFILL_OVERHEAD_S, as_rate
 from kvasir.plan.finish import Remainder
@@ -66,11 +68,18 @@ def remainder_of(settings: Settings, client: Client, batch: Batch | None = None)
         batch_jobs = [
             replace(job, name=f"{model} {number}") for number in range(total if counts is None else counts[model])
         ]
-        # First in, first out: until a batch has answers others' jobs are in front of its own, and then behind them. Of
-        # those behind as many count as can matter.
+        # Batches that take turns have a queue each. In one queue it is first in, first out: until a batch has answers
+        # others' jobs are in front of its own, and then behind them. Of those behind as many count as can matter.
         foreign_count = min(total, 10 * len(batch_jobs) if lengths else total) - len(batch_jobs)
-        foreign_jobs = [replace(job, name=f"other {model} {number}") for number in range(foreign_count)]
-        line = iter([*batch_jobs, *foreign_jobs] if lengths else [*foreign_jobs, *batch_jobs])
+        others = max(0, _turns_taken(client.broker, model) - 1)
+        foreign_jobs = [
+            replace(job, name=f"other {model} {number}", prefix=f"other {number % others}" if others else "")
+            for number in range(foreign_count)
+        ]
+        first_place = 0 if others else len(batch_jobs) if lengths else -foreign_count
+        places = [*range(len(batch_jobs)), *(first_place + number // (others or 1) for number in range(foreign_count))]
+        queued_jobs = sorted(zip(places, [*batch_jobs, *foreign_jobs], strict=True), key=itemgetter(0))
+        line = (job for _, job in queued_jobs)
         remainder.lengths[model] = lengths
         remainder.names.update(job.name for job in batch_jobs)
         for number, count in enumerate(busy_counts):
@@ -78,6 +87,12 @@ def remainder_of(settings: Settings, client: Client, batch: Batch | None = None)
         remainder.backlog.ready_jobs.extend(itertools.islice(line, ready_count))
         remainder.backlog.waiting_jobs.extend(line)
     return remainder
+
+
+def _turns_taken(broker: Broker, model: str) -> int:
+    """How many batches wait there, as far as each has a turn of its own."""
+    depths = [[broker.depth(name) for name in lane_queues(stage, model, "bulk")] for stage in BOTH_ROLES]
+    return max(sum(bool(depth and depth.ready) for depth in stage_depths) for stage_depths in depths)
 
 
 def fleet_of_workers(settings: Settings, workers: Iterable[WorkerInfo]) -> tuple[Fleet, list[WorkerInfo]]:

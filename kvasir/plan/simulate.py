@@ -1,15 +1,16 @@
 """The pipeline as a discrete-event simulation: two stages, the policies of the real one, and no waiting for nothing.
 
-A prefill worker takes its model's jobs in order, computes the class-wide part once and then each job's suffix. A decode
-slot that is free takes the job that the policy names; the policy sees what a decode worker sees: how many jobs wait,
-how long those took that are done, and who else is there. A slot fetches the KV cache while the job before it is still
-running, so a transfer costs time only where the job had just arrived.
+A prefill worker takes its model's jobs, computes the class-wide part once and then each job's suffix. In both stages
+classes take turns, as batches do in the cluster (`infra.turns`). A decode slot that is free takes a job of the model
+that the policy names; the policy sees what a decode worker sees: how many jobs wait, how long those took that are done,
+and who else is there. A slot fetches the KV cache while the job before it is still running, so a transfer costs time
+only where the job had just arrived.
 
 A machine has one capacity. It computes one prompt at a time, and decodes nothing meanwhile; else its sequences go on,
 each at the pace that so many of them leave it (`Decoder.paces`). A machine whose workers have both stages chooses
 between them by the watermark (`decode_worker.stealing.watermark`).
 
-A worker that dies loses what it was doing; those jobs go to the front of their queue at once.
+A worker that dies loses what it was doing; those jobs go to the front of their class, whose turn it is, at once.
 """
 
 import heapq
@@ -20,6 +21,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Generic, TypeVar
 
 from decode_worker.stealing import policy as stealing
 from decode_worker.stealing import watermark
@@ -28,6 +30,8 @@ from decode_worker.stealing.queue_forecast import expected_service_s
 from decode_worker.stealing.watermark import ModelWork
 from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller, Rate
 from messages.workers import RateCurve
+
+T = TypeVar("T")
 
 RUNS = 15  # odd, so that there is a middle
 LONG_CLASS_RUNS = 5  # of more than LONG_CLASS jobs: luck counts for less, and each takes longer
@@ -149,6 +153,39 @@ class MachineState:
         return paces
 
 
+class TurnQueue(Generic[T]):
+    """What waits for a stage of a model: the classes that have anything, the one whose turn it is first."""
+
+    def __init__(self) -> None:
+        self._classes: dict[str, deque[T]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._classes.values()))
+
+    def next(self) -> T:
+        """What `take` would."""
+        return next(iter(self._classes.values()))[0]
+
+    def take(self) -> T:
+        """The next one of the class whose turn it is."""
+        name = next(iter(self._classes))
+        line = self._classes.pop(name)
+        entry = line.popleft()
+        if line:
+            self._classes[name] = line
+        return entry
+
+    def append(self, name: str, entry: T) -> None:
+        """To the end of its class."""
+        self._classes.setdefault(name, deque()).append(entry)
+
+    def put_back(self, name: str, entry: T) -> None:
+        """To the front."""
+        line = self._classes.pop(name, deque())
+        line.appendleft(entry)
+        self._classes = {name: line, **self._classes}
+
+
 class Stealing:
     """Decides which queue a free slot takes from: home first, unless faster workers end it sooner; then whatever pays.
 
@@ -256,8 +293,8 @@ class SimulationState:
         self._policy = policy
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
-        self._prefill_queues: dict[str, deque[PlannedJob]] = defaultdict(deque)  # for prefill
-        self._decode_queues: dict[str, deque[tuple[PlannedJob, float, str]]] = defaultdict(deque)  # for decode
+        self._prefill_queues: dict[str, TurnQueue[PlannedJob]] = defaultdict(TurnQueue)
+        self._decode_queues: dict[str, TurnQueue[tuple[PlannedJob, float, str]]] = defaultdict(TurnQueue)
         self._shared_at: dict[tuple[str, str], float] = {}
         self._busy: dict[tuple[str, str], float] = defaultdict(float)
         self._timings: list[Timing] = []
@@ -274,7 +311,7 @@ class SimulationState:
     def prompt_s(self, machine: str, model: str) -> float:
         """How long the machine would take for the model's next prompt; 0 if there is none, or it can't."""
         prefiller, queue = self._prefillers.get((machine, model)), self._prefill_queues[model]
-        return queue[0].prompt_tokens / prefiller.rate(queue[0].prompt_tokens) if prefiller and queue else 0.0
+        return (tokens := queue.next().prompt_tokens) / prefiller.rate(tokens) if prefiller and queue else 0.0
 
     def lead_elsewhere(self, machine: str, model: str) -> float:
         """See ModelWork."""
@@ -310,9 +347,9 @@ class SimulationState:
 
     def _begin(self, backlog: Backlog) -> None:
         for job in backlog.waiting_jobs:
-            self._schedule(0.0, self._prefill_queues[job.model].append, job)
+            self._schedule(0.0, self._prefill_queues[job.model].append, job.prefix, job)
         for job in backlog.ready_jobs:
-            self._decode_queues[job.model].append((job, 0.0, ""))
+            self._decode_queues[job.model].append(job.prefix, (job, 0.0, ""))
         for number, job in backlog.running_jobs:
             decoder = self.decoders[number]
             decoder.resident.add(job.model)
@@ -330,7 +367,7 @@ class SimulationState:
                 and (model := self._policy.choose_prompt(self, machine, list(workers)))
             ):
                 machine.is_prefilling = True
-                self._prefill(machine, workers[model], self._prefill_queues[model].popleft())
+                self._prefill(machine, workers[model], self._prefill_queues[model].take())
 
     def _prefill(self, machine: MachineState, worker: Prefiller, job: PlannedJob) -> None:
         """The class-wide part once; a second worker waits until the first one has it."""
@@ -345,7 +382,7 @@ class SimulationState:
 
     def _finish_prefill(self, machine: MachineState, worker: Prefiller, job: PlannedJob) -> None:
         machine.is_prefilling = False
-        self._decode_queues[job.model].append((job, self.now, worker.machine))
+        self._decode_queues[job.model].append(job.prefix, (job, self.now, worker.machine))
 
     def _fill_slots(self) -> None:
         """Workers ask in turn, each for one job at a time, until nobody takes any."""
@@ -357,7 +394,7 @@ class SimulationState:
         model = self._policy.choose(self, decoder)
         if model is None or not self.backlog(model):
             return False
-        job, prefilled_s, machine = self._decode_queues[model].popleft()
+        job, prefilled_s, machine = self._decode_queues[model].take()
         decodes_s = self.now + self._setup_s(decoder, job, prefilled_s, machine)
         decoder.resident.add(model)
         decoder.running_jobs.append(RunningJob(job, prefilled_s, machine, self.now, decodes_s, job.answer_tokens))
@@ -381,9 +418,9 @@ class SimulationState:
 
     def _die(self, decoder: DecoderState) -> None:
         for running_job in reversed(decoder.running_jobs):
-            self._decode_queues[running_job.job.model].appendleft(
-                (running_job.job, running_job.prefilled_s, running_job.prefilled_by)
-            )
+            job = running_job.job
+            entry = job, running_job.prefilled_s, running_job.prefilled_by
+            self._decode_queues[job.model].put_back(job.prefix, entry)
         decoder.running_jobs.clear()
 
     def _all_busy(self) -> dict[tuple[str, str], float]:

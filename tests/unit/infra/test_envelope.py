@@ -18,7 +18,7 @@ MODEL = "tiny:1b"
 JOB = PrefillJob(
     "a-job", "a-batch", "an-item", MODEL, user_prompt("", "hi"), Sampling(8), run=3, lane="now", reply_to="reply.b"
 )
-COUNTED = Envelope("a-job", "a-batch", "an-item", MODEL, "decode", 3, "now", "reply.b", 2, 1, 4)
+COUNTED = Envelope("a-job", "a-batch", "an-item", MODEL, "decode", 3, "now", "reply.b", 2, 1, 4, turn=2)
 
 
 def delivered(message: Message) -> Delivery:
@@ -43,6 +43,7 @@ def test_a_header_that_says_nothing_is_left_out_and_read_as_such() -> None:
         "kvasir-attempts",
         "kvasir-kv-transfers",
         "kvasir-returns",
+        "kvasir-turn",
     }
 
 

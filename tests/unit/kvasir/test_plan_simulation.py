@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -121,6 +122,17 @@ def test_jobs_of_a_model_that_nobody_serves_stay_and_have_no_bound() -> None:
 
     assert simulate(fleet, jobs, AtHome()).timings == ()
     assert lower_bound(fleet, jobs) == float("inf")
+
+
+def test_classes_take_turns_in_both_stages_and_what_comes_back_is_first() -> None:
+    large, small = ([replace(job, name=f"{name}{job.name}", prefix=name) for job in _jobs(4)] for name in ("x", "y"))
+    fleet = _fleet(Decoder("dies", A, 1, {A: 10.0}, dies_s=5.0), Decoder("mac", A, 1, {A: 10.0}))
+
+    run = simulate(fleet, [*large, *small[:2]])
+
+    assert [timing.job.name for timing in run.prefills] == ["xa0", "ya0", "xa1", "ya1", "xa2", "xa3"]
+    # The first one is begun twice: once where the worker dies after 5 s, and then before everything else
+    assert [timing.job.name for timing in run.timings] == ["ya0", "xa0", "ya1", "xa1", "xa2", "xa3"]
 
 
 def test_no_jobs_take_no_time() -> None:

@@ -402,7 +402,7 @@ def test_many_quick_jobs_are_held_at_once_until_a_large_one_comes(pipeline: Pipe
         delivery.ack()
 
     quick_jobs = QuickJobs[None](broker, settler, SlotPool(1, inline=True), handle, lambda _: None)
-    flow = PrefillFlow(quick_jobs.consume, MODEL)
+    flow = PrefillFlow(broker, quick_jobs.consume, MODEL)
 
     # When all up to the large one are done, and however many go together
     while jobs[200].job_id not in held:
