@@ -36,7 +36,7 @@ class DecodeFlow:
         running_jobs: RunningJobs,
         choice: QueueChoice,
         kv: KVStore,
-        hand_back: Callable[[list[Delivery]], None],
+        hand_back: Callable[..., None],  # Settler.hand_back_all
     ) -> None:
         self._broker = broker
         self._model_cache = choice.model_cache
@@ -78,7 +78,7 @@ class DecodeFlow:
         if self._are_short():
             return
         with suppress(BrokerUnavailable, NoQueue):
-            self._hand_back(self._stop_flow())
+            self._hand_back(self._stop_flow(), keep_turn=True)
             self._look_ahead(urgent)
 
     def pop_fetch(self, delivery: Delivery) -> Future[FetchedCache | None] | None:
@@ -117,7 +117,7 @@ class DecodeFlow:
 
     def _receive_pushed(self, timeout_s: float) -> Delivery | None:
         if self._slots.free > self._credit and not self._are_short():
-            self._hand_back(self._stop_flow())  # it does not know of a slot that is free again
+            self._hand_back(self._stop_flow(), keep_turn=True)  # it does not know of a slot that is free again
             return self._pull()
         delivery = self._consumer.receive(timeout_s)
         if delivery is None:
@@ -147,7 +147,7 @@ class DecodeFlow:
         decode_s = self._choice.outlook_for_long().decode_s
         if self._ahead:
             if now - self._ahead_since > max(_HOLD_S, decode_s / 4):
-                self._hand_back(self._drop_ahead())
+                self._hand_back(self._drop_ahead(), keep_turn=True)
                 self._ahead_wanted = False  # until a slot has freed
             return
         soon_s = max(_SOON_S, 2 * self._throughput.fetch_s(self._model))

@@ -233,7 +233,7 @@ class PrefillWorker:
         return replace(
             engine,
             busy=len(attempts),
-            done=self.slots.jobs_done,
+            done=self._settler.jobs_finished,
             tokens_per_s=self._kv_writer.tokens_per_s,
             details=replace(
                 engine.details,

@@ -93,6 +93,11 @@ def suspects(stage: WorkerStage, model: str) -> Address:
     return Address(WORK, suspects_queue(stage, model))
 
 
+def ahead_of_bulk(queue: str) -> Address:
+    """Where a job goes that has waited its turn in a queue of its model: before the bulk. A suspect stays one."""
+    return Address(WORK, queue if is_suspects_queue(queue) else work_queue(*stage_and_model(queue), "now"))
+
+
 def retry(seconds: int, queue: str) -> Address:
     """A retry level: after its TTL the message goes to `queue`, through WORK."""
     return Address(f"kvasir.{retry_level(seconds)}", queue)

@@ -97,8 +97,7 @@ class RunningProcess:
 
     def events(self, event: str = "") -> list[dict[str, Any]]:
         """The JSON lines of its log so far; with `event` only those of this step."""
-        lines = (json.loads(line) for line in self.text().splitlines(keepends=True) if line.endswith("}\n"))
-        return [line for line in lines if not event or line.get("event") == event]
+        return json_lines(self.text(), event)
 
     def send(self, number: signal.Signals) -> None:
         """A signal to this process alone."""
@@ -121,6 +120,12 @@ class RunningProcess:
     def kill(self) -> None:
         """SIGKILL: gone on return, without a word. Idempotent."""
         self._process.end(signal.SIGKILL, 10.0)
+
+
+def json_lines(log: str, event: str = "") -> list[dict[str, Any]]:
+    """The JSON lines of a log; with `event` only those of this step."""
+    lines = (json.loads(line) for line in log.splitlines(keepends=True) if line.endswith("}\n"))
+    return [line for line in lines if not event or line.get("event") == event]
 
 
 @contextmanager

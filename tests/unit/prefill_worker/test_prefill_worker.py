@@ -297,7 +297,7 @@ def test_a_prefill_that_begins_while_its_worker_aborts_is_handed_back_too() -> N
         worker.handle(delivery, lambda: None)
 
         # Then the job waits for somebody else
-        assert (pipeline.ready(work("prefill")), pipeline.ready(work("decode"))) == (1, 0)
+        assert (pipeline.ready(work("prefill", "now")), pipeline.ready(work("decode"))) == (1, 0)
         broker.close()
 
 
