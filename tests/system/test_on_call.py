@@ -34,12 +34,12 @@ def client(cluster: Cluster) -> Iterator[Client]:
         yield client
 
 
-def submitted(client: Client, count: int, tokens: int) -> list[PrefillJob]:
+def submitted(client: Client, count: int, tokens: int, first: int = 0) -> list[PrefillJob]:
     made = [
         client.new_job(
             "on-call", f"i{number}", client.models[0], user_prompt("", f"question {number}"), Sampling(tokens)
         )
-        for number in range(count)
+        for number in range(first, first + count)
     ]
     client.broker.open_reply_queue("on-call")
     client.submit(made)
@@ -128,7 +128,7 @@ def test_a_worker_whose_machine_is_full_leaves_the_prompts_to_another(cluster: C
     # When another one is there, without the setting
     cluster.config.write_text(small)
     other = cluster.worker("prefill", cluster.models[0])
-    done = results(client, submitted(client, 12, tokens=5), 90)
+    done = results(client, submitted(client, 12, tokens=5, first=1), 90)
     # Then that one has them, none is lost or counted as tried again, and status says why
     assert {(result.state, result.attempts) for result in done} == {("succeeded", 1)}
     assert {result.prefill.worker_id for result in done} == {other.registration.worker_id}
@@ -136,5 +136,5 @@ def test_a_worker_whose_machine_is_full_leaves_the_prompts_to_another(cluster: C
     assert f"{full.registration.worker_id} paused itself: a KV cache of" in told
     # And when it is alone again, it goes on
     other.kill()
-    (result,) = results(client, submitted(client, 1, tokens=5), 90)
+    (result,) = results(client, submitted(client, 1, tokens=5, first=13), 90)
     assert (result.state, result.prefill.worker_id) == ("succeeded", full.registration.worker_id)
