@@ -1,4 +1,4 @@
-"""How fast it goes, as measured, and how long a class would take."""
+"""How fast it goes, as measured."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -53,17 +53,3 @@ def duration(seconds: float) -> str:
 
 def _per(amount: float, seconds: float) -> float:
     return amount / seconds if seconds > 0 else 0.0
-
-
-def forecast_s(prompt_tokens: int, prompts: int, repeated_tokens: int, rates: Iterable[ModelRate]) -> float | None:
-    """Seconds for a class on one pair of workers, at the slowest measured rates; None if nothing was measured.
-
-    Args:
-        repeated_tokens: prompt tokens that the class shares, and that are therefore computed once only.
-    """
-    measured_rates = [rate for rate in rates if rate.prefill_tokens_per_s and rate.decode_tokens_per_s]
-    if not measured_rates:
-        return None
-    prefill = (prompt_tokens - repeated_tokens) / min(rate.prefill_tokens_per_s for rate in measured_rates)
-    decode = prompts * max(rate.answer_tokens / rate.decode_tokens_per_s for rate in measured_rates)
-    return max(prefill, decode)  # the two stages work at the same time

@@ -92,18 +92,15 @@ class SpanMaker:
 
 def _attributes(name: str, event: Event) -> dict[str, Any]:
     """Ids, counts and known words alone: no prompt, no answer, no name."""
-    facts = event.facts
-    tokens = {
-        "gen_ai.usage.input_tokens": facts.get("prompt_tokens"),
-        "gen_ai.usage.output_tokens": facts.get("completion_tokens"),
-        "error.type": facts.get("error"),
-    }
-    return {
+    attributes = {
         "gen_ai.operation.name": name,
         "gen_ai.provider.name": "kvasir",
         "gen_ai.request.model": event.model,
+        "gen_ai.usage.input_tokens": event.facts.get("prompt_tokens"),
+        "gen_ai.usage.output_tokens": event.facts.get("completion_tokens"),
+        "error.type": event.facts.get("error"),
         "kvasir.job": event.job_id,
-        "kvasir.batch": str(facts.get("batch_id", "")),
-        "kvasir.run": int(facts.get("run", 1)),
-        **{key: value for key, value in tokens.items() if value is not None},
+        "kvasir.batch": event.facts.get("batch_id"),
+        "kvasir.run": event.facts.get("run"),
     }
+    return {name: value for name, value in attributes.items() if value is not None}

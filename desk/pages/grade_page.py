@@ -7,7 +7,6 @@ import streamlit as st
 
 from desk import assignments, dry_runs
 from desk.assignments import Inputs
-from desk.estimate import duration, forecast_s
 from desk.pages.address import go
 from desk.pages.fleet_page import show_workers
 from desk.pages.shared import (
@@ -129,12 +128,8 @@ def _findings(desk: Desk, findings: dict[str, Any]) -> None:
     token_basis = (
         "counted with the model's tokenizer" if findings["exact_tokens"] else "estimated: no tokenizer at hand"
     )
-    seconds = forecast_s(  # from whatever this desk has measured
-        findings["prompt_tokens"], findings["prompts"], dry_runs.repeated_tokens(findings), desk.rates()
-    )
-    estimate = f"About {duration(seconds)} at the pace measured so far." if seconds else "How long: after a trial."
     st.caption(
-        f"{plural(findings['prompts'], 'prompt')}; tokens are {token_basis}. {estimate}"
+        f"{plural(findings['prompts'], 'prompt')}; tokens are {token_basis}."
         + (
             f" {plural(len(findings['pilot']), 'kind')} of work: a trial takes one of each."
             if "pilot" in findings

@@ -17,7 +17,6 @@ import streamlit as st
 from desk.assignments import FILE, find_folders, read_inputs
 from desk.backend import Backend
 from desk.decisions import Decisions, Overrides, account
-from desk.estimate import ModelRate, model_rates
 from desk.fleet import FleetWatch
 from desk.pages.markup import Markup
 from desk.pages.rubric_form import RubricDraft
@@ -133,13 +132,6 @@ class Desk:
     def by_people(self, folder: Path) -> tuple[int, ...]:
         """The part of `version` that people make: what they decided, asked and replied; no new result changes it."""
         return self.version(folder)[1:]
-
-    def rates(self) -> list[ModelRate]:
-        """How fast each model has been, over all assignments; counted anew only when a result has come."""
-        views = [self.view(folder) for folder in self.folders()]
-        stamp = tuple((view.folder, view.version) for view in views)  # before the results, as for the rows
-        results = (result for view in views for result in view.results)
-        return self._latest(self._facts, "rates", stamp, lambda: model_rates(results))
 
     def get_or_make(self, key: Hashable, stamp: Hashable, make: Callable[[], T]) -> T:
         """What `make` drew for this key, as `_latest`; only the last few that were asked for are kept."""

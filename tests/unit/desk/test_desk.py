@@ -13,7 +13,7 @@ from desk import assignments
 from desk.assignments import InputError, Inputs
 from desk.decisions import Decisions, GradeChange, ReviewError, make_overrides, round_overrides
 from desk.differences import differences
-from desk.estimate import duration, forecast_s, model_rates
+from desk.estimate import duration, model_rates
 from desk.progress import EXPECTED, Stages
 from desk.rows import QUEUES, Filter, make_rows, open_questions, page_count, page_of, select, standing_words
 from desk.tail import LineTail
@@ -220,7 +220,7 @@ def test_a_link_instead_of_work_waits_for_a_person_on_the_desk(tmp_path: Path) -
     assert (standing_words(found), open_questions(found)) == ("1 of 2 needs you", "the whole work in 1")
     whole = Override(row.final.grade.item_id, None, 3, None, "seen there")
     [*_, settled] = make_rows(BatchView(out, request_of).refresh(), {whole.item_id: {None: whole}})
-    assert (settled.points, settled.needs_review) == (3, ())
+    assert (settled.final.points, settled.needs_review) == (3, ())
 
 
 def test_how_a_class_stands_is_said_in_words(tmp_path: Path) -> None:
@@ -309,14 +309,12 @@ def test_what_is_in_hand_is_told_with_its_stage_and_since_when(tmp_path: Path) -
     assert [job for job, *_ in Stages(log).in_hand()] == ["b", "a", "d"]
 
 
-def test_rates_and_forecasts_come_from_results(tmp_path: Path) -> None:
+def test_rates_come_from_results(tmp_path: Path) -> None:
     _, view, _ = decided_class(tmp_path)
 
-    (coder, writer) = model_rates(view.results)
+    coder, _writer = model_rates(view.results)
 
     assert (coder.prefill_tokens_per_s, coder.decode_tokens_per_s, coder.transferred_answers) == (500.0, 25.0, 3)
-    assert forecast_s(100_000, 10, 50_000, [coder, writer]) == 100.0
-    assert forecast_s(1, 1, 0, []) is None
 
 
 def test_durations_read_like_a_person_says_them() -> None:

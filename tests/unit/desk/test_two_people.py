@@ -116,7 +116,21 @@ def test_the_desk_reads_a_whole_review_on_one_line_as_exports_do(tmp_path: Path)
     for withdrawn, points in ((False, 5), (True, 4)):
         with (out / "reviews.jsonl").open("a") as file:
             file.write(json.dumps(line | {"withdrawn": withdrawn}) + "\n")
-        assert make_rows(view, decisions.refresh())[0].points == points
+        assert make_rows(view, decisions.refresh())[0].final.points == points
+
+
+def test_whoever_reads_decisions_leaves_one_that_is_being_written(tmp_path: Path) -> None:
+    # A reader that cut the torn line off took along what the other process had written by then.
+    out, view, decisions = graded(tmp_path)
+    append_override(out, Override(view.grades[0].item_id, "works", 3, None, "r", NAME))
+    whole = (out / "reviews.jsonl").read_bytes()
+    (out / "reviews.jsonl").write_bytes(whole + b'{"item_id": "being wri')
+
+    assert len(read_overrides(out)) == 1
+    assert decisions.refresh()
+    assert (out / "reviews.jsonl").read_bytes() == whole + b'{"item_id": "being wri'
+    append_override(out, Override(view.grades[0].item_id, "clear", 1, None, "r", NAME))
+    assert len(read_overrides(out)) == 2, "and what a crash left torn is cut off by whoever writes next"
 
 
 def test_looking_at_a_grade_leaves_the_summary_that_somebody_wrote(tmp_path: Path) -> None:
