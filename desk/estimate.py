@@ -14,7 +14,6 @@ class ModelRate:
     answers: int
     prefill_tokens_per_s: float  # of computed tokens, in the engine
     decode_tokens_per_s: float  # of one sequence; slots beside each other add up
-    answer_tokens: float  # of one answer, on average
     transferred_answers: int  # answers decoded from a KV cache that another engine computed
 
 
@@ -33,14 +32,8 @@ def _rate(model: str, results: Sequence[JobResult]) -> ModelRate:
         len(results),
         _per(computed_tokens, sum(result.prefill.prefill_s for result in results)),
         _per(completion_tokens, sum(result.decode.decode_s for result in results)),
-        _per(completion_tokens, len(results)),
         sum(result.decode.kv_transfer != "none" for result in results),
     )
-
-
-def per_hour(submissions: int, seconds: float) -> float:
-    """Submissions an hour; 0 while nothing is known."""
-    return _per(submissions, seconds) * 3600
 
 
 def duration(seconds: float) -> str:
