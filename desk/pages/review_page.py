@@ -62,8 +62,6 @@ def show_review_page(desk: Desk, folder: Path) -> None:
 def _draw_screen(desk: Desk, folder: Path) -> None:
     state, key = st.session_state, f"review {folder}"
     view, rows, overrides_by_item = desk.rows(folder)
-    if desk.by_people(folder) != state["counted"]:  # the side bar says how many still wait
-        st.rerun()
     show_problem(view)
     if not rows or not view.rubric:
         st.caption("Nothing is graded yet.")
@@ -107,6 +105,10 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
         },
         on_message_change=lambda: _hear(desk, folder, key),
     )
+    # The side bar says how many still wait. It is drawn again once nobody presses keys, since that is most of the page's
+    # work; and after the screen, or nothing would stand in its place meanwhile.
+    if not state.pop("has heard", False) and desk.by_people(folder) != state["counted"]:
+        st.rerun()
 
 
 def _sections(folder: Path, rows: Sequence[Row]) -> dict[str, str]:
@@ -149,7 +151,7 @@ def _hear(desk: Desk, folder: Path, key: str) -> None:
         return {row.final.grade.item_id: row for row in rows}, overrides_by_item
 
     # Only here: after the desk was started anew, Streamlit shows it a message of before, and calls nothing.
-    state["heard"] = [message.sender, message.number]
+    state["heard"], state["has heard"] = [message.sender, message.number], True
     state["answers"] = desk.acts(folder).apply(rows_of, acts)
     state["me"] = " ".join(message.name.split())[:80]
     if message.show in QUEUES:
