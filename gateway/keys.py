@@ -119,7 +119,7 @@ class KeyRing:
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file is there and can't be used."""
         keys = read_keys(path)
-        self.is_required = keys is not None  # as long as this gateway runs: a deleted file opens nothing
+        self.is_required = keys is not None  # fixed while this gateway runs: deleting the file opens nothing
         self._path = path
         self._keys = keys or []
         self._file_state: Any = self._state()

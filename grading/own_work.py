@@ -19,7 +19,7 @@ MOST_OF_ITS_OWN, MOST_OF_THEIRS = 0.75, 0.9
 # A line of the grading notes has no reason to be in a submission: one counts as this many lines of code.
 NOTE_COUNTS = 3
 _NOTE_CHARS = 25
-_A_FEW = 3  # of a small class that may be most
+_A_FEW = 3  # in a small class, this many may be most of it
 _LINE_CHARS = 4  # shorter ones (`end`, `)`) are nobody's
 
 # A cell's mark of the teacher's is the student's file's word: it counts for the class where several students have it,

@@ -63,7 +63,7 @@ class Outcome:
     worked: bool  # False: everything had been graded before, no engine was called
     alarms: tuple[str, ...] = ()  # about the class as a whole
     note: str = ""  # why it is not as new as it could be
-    go_on: str = ""  # what to do about jobs that are still open
+    go_on: str = ""  # how to continue jobs that are still open
 
     @property
     def rows(self) -> list[dict[str, Any]]:

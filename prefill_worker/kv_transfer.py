@@ -35,7 +35,7 @@ REFUSALS_EVERY_S = 3.0
 
 # Less is stored sooner than a thread begins to store it behind the engine's back.
 _BEHIND_BYTES = 1 << 20
-_HEADER_BYTES = 512  # of a record, and its key
+_HEADER_BYTES = 512  # overhead of a record and its key
 
 _Records = list[tuple[type[Record], BlockRef]]
 
@@ -139,7 +139,7 @@ class _Transfer:
         self._store = owner.store
         self._job = job
         self._stop = stop
-        num_tokens = job.kv_tokens  # what is left is the decoder's
+        num_tokens = job.kv_tokens  # the decoder computes the rest
         shared_tokens = shared_boundary(layout, min(job.shared_tokens, num_tokens))
         fingerprint = self._engine.info.fingerprint
         # Its sketch is part of their names: what is resumed from was computed by an engine that computes just this.

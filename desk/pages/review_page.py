@@ -33,8 +33,8 @@ _SCREEN = st.components.v2.component(
     isolate_styles=False,  # the page's own styles of a student's work hold here as well
 )
 _MOST_NEAR = 16  # submissions whose grades are sent before they are looked at
-_MOST_WORK = 4  # of these, the first, with their work
-_REFRESH_S = 5.0  # in which the screen hears what others have open, and have decided
+_MOST_WORK = 4  # how many of these come with their work
+_REFRESH_S = 5.0  # how often the screen hears what others have open and have decided
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
     by_id = {row.final.grade.item_id: row for row in rows}
     elsewhere = desk.open_elsewhere(folder, state["browser"])
     _choose(rows, by_id, elsewhere)
-    if state.get("opened") != (folder, state["submission"]):  # who only leaves the page open does not hold it for ever
+    if state.get("opened") != (folder, state["submission"]):  # a page left open must not hold it for ever
         state["opened"] = folder, state["submission"]
         desk.note_open(folder, state["submission"], state["browser"])
     write_address()

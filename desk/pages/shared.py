@@ -38,7 +38,7 @@ REFRESH_S = 2.0
 CACHE_SIZE = 12  # drawn submissions and pictures that are kept for the next click on them
 HELD_S = 600.0  # how long a submission counts as open with whoever looked at it last
 _MOST_BUTTONS = 9  # points of a criterion: as many as there are keys
-COOKIE = "kvasir_desk"  # what this browser is called, and its person
+COOKIE = "kvasir_desk"  # this browser's id and its person's name
 
 
 @dataclass

@@ -33,12 +33,12 @@ class Act:
     number: int  # from 1, in the order in which they were done there
     kind: Literal["decide", "accept", "undo", "reply", "ask"]
     item_id: str
-    version: str = ""  # of what stood when it was done
+    version: str = ""  # the version that stood when the act was done
     by: str = ""
     changes: Mapping[str, GradeChange] = field(default_factory=dict)  # by criterion, or WHOLE
     undoes: str = ""  # the id of an act
     request_id: str = ""
-    seen_reply: str | None = None  # what had been replied when it was done
+    seen_reply: str | None = None  # the reply that stood when the act was done
     criterion_id: str | None = None
     text: str = ""  # a reply; a student's words
 
@@ -53,7 +53,7 @@ class ActAnswer:
     """What came of an act: nothing of it is written unless it is `kept`. Only what `failed` is tried again."""
 
     state: Literal["kept", "conflict", "refused", "failed"]
-    version: str = ""  # of what stands now, where it is known
+    version: str = ""  # the version that stands now, if known
     why: str = ""
 
 

@@ -18,7 +18,7 @@ _REASONS = {
     "lowered": "the work shows less than the model saw",
     "reworded": "worded anew for the student",
 }
-_MOST_PHRASES = 9  # of a criterion: as many as there are keys
+_MOST_PHRASES = 9  # per criterion: as many as there are digit keys
 
 
 def class_content(
@@ -159,7 +159,7 @@ def phrases_of(rows: Iterable[Row], overrides_by_item: Mapping[str, Overrides]) 
         criterion_ids |= given_points.keys()
         for id, override in overrides_by_item.get(row.final.grade.item_id, {}).items():
             if override.reason != ACCEPTED_REASON and not override.reason.startswith(ROUND_REASON):
-                if override.reason != TOGETHER_REASON:  # true of many, and of none by itself
+                if override.reason != TOGETHER_REASON:  # this reason is given to many at once, so it explains none
                     reasons[id or "", _direction(given_points.get(id or ""), override)][override.reason] += 1
                 if override.feedback and override.feedback != _text_of(row, id):
                     comments[id or ""][override.feedback] += 1

@@ -44,7 +44,7 @@ class AnswerRequest:
 class _StreamResult(StreamedText):
     """The part of a stream that has arrived."""
 
-    count = 0  # of sampled tokens; ids may be missing, see `consume_event`
+    count = 0  # number of sampled tokens; ids may be missing, see `consume_event`
     evaluated_tokens = 0
     finish = ""
 

@@ -54,7 +54,7 @@ class RequestReply:
 class Request:
     """What a student asked, as somebody entered it."""
 
-    id: str  # of submission, criterion and text: the same file read twice asks nothing twice
+    id: str  # hash of submission, criterion and text, so that reading a file twice adds nothing
     item_id: str  # `Grade.item_id`
     criterion_id: str | None  # None: the whole grade
     text: str

@@ -71,7 +71,7 @@ class Draw:
 
     by: str
     at: float  # seconds since the epoch
-    seed: str  # of these grades: another draw of the same grades is the same sample
+    seed: str  # made from these grades: drawing from the same grades again gives the same sample
     plan: SamplePlan
     strata: tuple[Stratum, ...]
     reviewed_before: int = 0  # grades that somebody had decided on: not drawn from

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 A = TypeVar("A", bound=Attempt[Any])
 
 MAX_ATTEMPTS = 6
-MAX_KV_TRANSFERS = 2  # that fail; then the decoder does the prompt itself
+MAX_KV_TRANSFERS = 2  # failed transfers after which the decoder computes the prompt itself
 
 
 @dataclass(frozen=True, slots=True)

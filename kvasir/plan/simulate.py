@@ -34,7 +34,7 @@ from messages.workers import RateCurve
 T = TypeVar("T")
 
 RUNS = 15  # odd, so that there is a middle
-LONG_CLASS_RUNS = 5  # of more than LONG_CLASS jobs: luck counts for less, and each takes longer
+LONG_CLASS_RUNS = 5  # for more than LONG_CLASS jobs: luck counts for less, and each run takes longer
 LONG_CLASS = 600
 HAIR = 0.01  # no machine keeps its rate more exactly than that
 

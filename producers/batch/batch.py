@@ -86,7 +86,7 @@ class Counts:
     failed: int
     cancelled: int
     expired: int
-    unreadable: int = 0  # of those failed: submissions that no job could be made of
+    unreadable: int = 0  # failed because no job could be made of the submission
 
     @property
     def finished_jobs(self) -> int:

@@ -58,7 +58,7 @@ _KEPT_PATTERNS = (
     "batch.json",
     "batch.lock",
 )
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")  # what a crash in the middle of write_atomically leaves
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")  # left by a crash in the middle of write_atomically
 _FILE, _FOLDER, _OTHERS_MODE = 0o600, 0o700, 0o077
 
 
