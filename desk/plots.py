@@ -1,4 +1,4 @@
-"""Students' pictures, decoded and drawn anew by Pillow: a browser gets a file of our own, with their pixels alone.
+"""Students' pictures, decoded and drawn again by Pillow: a browser gets a file of our own, with their pixels alone.
 
 A file may be made to take gigabytes, or minutes, to decode: its size in pixels is looked at before, and all pictures of
 a submission share one allowance.

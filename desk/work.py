@@ -5,7 +5,7 @@ ended, and `lock` is held by the process as long as it lives: it inherits the lo
 number. A shell around the command writes `exit`, whether or not a desk is there to see it.
 
 Folders come from anywhere, so nothing in one is run: what was started is kept as fields, from which whoever takes it up
-makes the command anew. A process is signalled only if it is the one that was started: by number, start and user.
+makes the command again. A process is signalled only if it is the one that was started: by number, start and user.
 """
 
 import json

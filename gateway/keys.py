@@ -71,7 +71,7 @@ def read_keys(path: Path) -> list[Key] | None:
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror or error}") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidMessage):
-        raise ConfigError(f"{path} is no file of keys of this version; move it away and add them again") from None
+        raise ConfigError(f"{path} is not a file of keys of this version; move it away and add them again") from None
 
 
 def add_key(path: Path, name: str, models: Sequence[str]) -> str:

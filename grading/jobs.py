@@ -293,7 +293,7 @@ class PromptMaker:
             # Prompts of earlier releases did not say which cells were given.
             parts = tuple(replace(part, is_given_cell=False) for part in submission.parts)
             return truncate(replace(submission, parts=parts), self._earlier_limits(), count)
-        # In steps: else one more sentence in the rubric would cut a long submission elsewhere, and ask all of it anew.
+        # In steps: else one more sentence in the rubric would cut a long submission elsewhere, and ask all of it again.
         room = self._space - self._space % _ROOM_STEP if self._space > 4 * _ROOM_STEP else self._space
         # Headings are part of the prompt too; of thousands of parts most are left out, and theirs with them.
         space = max(room - _HEADING_TOKENS * len(submission.parts), room // 2)
@@ -353,7 +353,7 @@ class PromptMaker:
 class Cost:
     """What a regrade asks. Tokens are estimates: of prompts, and of answers as long as they may become."""
 
-    asked: tuple[str, ...]  # criteria, and what else is asked about anew; all in one answer if there are no questions
+    asked: tuple[str, ...]  # criteria, and what else is asked about again; all in one answer if there are no questions
     removed: tuple[str, ...]  # criteria
     submissions: int
     jobs: int

@@ -363,7 +363,7 @@ def number_in(text: str) -> str:
     number = Decimal(text.strip().replace(",", "."))
     exponent = number.as_tuple().exponent
     if number != int(number) or not isinstance(exponent, int) or exponent > 0:
-        raise ExportError(f"a spreadsheet has shortened the ID {text}, and digits are lost: export the file anew")
+        raise ExportError(f"a spreadsheet has shortened the ID {text}, and digits are lost: export the file again")
     return f"{number:.0f}"
 
 

@@ -272,7 +272,7 @@ class ConsumerLoop:
             self._alone.release()
 
     def _look_at_queues(self) -> None:
-        """Declare what somebody deleted, and listen anew where jobs wait and none has come for a while.
+        """Declare what somebody deleted, and listen again where jobs wait and none has come for a while.
 
         The jobs in a deleted queue were lost with it: their batch's owner publishes them again. A quorum queue can lose
         a subscription in a partition that heals (rabbitmq-server #15473): its channel stays open, and nothing comes.
@@ -285,7 +285,7 @@ class ConsumerLoop:
             self._broker.declare([self._model])
         bulk = depths[self._bulk]
         if bulk and bulk.ready and time.monotonic() - self._listening_since > _FORGOTTEN_S:
-            log.info("jobs wait in %s, and none has come for %.0f s: listening anew", self._bulk, _FORGOTTEN_S)
+            log.info("jobs wait in %s, and none has come for %.0f s: listening again", self._bulk, _FORGOTTEN_S)
             self._subscription_lost = True
 
     def _pause(self, worker: str, is_paused: bool) -> None:

@@ -156,7 +156,7 @@ class _Transfer:
         self._turn_end = last_boundary if last_boundary >= max(MIN_RESUME_TOKENS, shared_tokens + 1) else 0
         # What was absent a moment ago; None as soon as somebody else may have stored some of it.
         self.known_absent: _Records | None = None
-        self._has_repaired = False  # a stored start was damaged: once, it is computed anew
+        self._has_repaired = False  # a stored start was damaged: once, it is computed again
 
     def bytes_to_store(self) -> int:
         """About what its absent records will take in the store."""

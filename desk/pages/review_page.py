@@ -150,7 +150,7 @@ def _hear(desk: Desk, folder: Path, key: str) -> None:
         _, rows, overrides_by_item = desk.rows(folder)
         return {row.final.grade.item_id: row for row in rows}, overrides_by_item
 
-    # Only here: after the desk was started anew, Streamlit shows it a message of before, and calls nothing.
+    # Only here: after the desk was started again, Streamlit shows it a message of before, and calls nothing.
     state["heard"], state["has heard"] = [message.sender, message.number], True
     state["answers"] = desk.acts(folder).apply(rows_of, acts)
     state["me"] = " ".join(message.name.split())[:80]

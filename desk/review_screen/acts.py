@@ -120,7 +120,7 @@ class Acts:
         except BatchError as error:  # a text that is too long, say
             raise ReviewError(str(error)) from None
         if all(_is_same(decision, standing.get(decision.criterion_id)) for decision in decisions):
-            return  # it stands already: say, this act was done before the desk was started anew
+            return  # it stands already: say, this act was done before the desk was started again
         own = self._own.get((act.sender, act.item_id))
         version = own.last if own and act.version in own.versions else act.version
         if version != version_of(standing.values()):
@@ -134,7 +134,7 @@ class Acts:
         if not item_id and act.undoes in self._answers:
             return  # it had changed nothing
         if item_id != act.item_id:
-            raise ReviewError("This can't be undone any more: the desk was started anew since. Decide once more.")
+            raise ReviewError("This can't be undone any more: the desk was started again since. Decide once more.")
         undo_override(self._folder, item_id, version, last_overrides, reviewer)
         del self._undoable[act.undoes]
         self._note(act, version, _version(rows_of, act))

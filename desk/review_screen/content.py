@@ -16,7 +16,7 @@ from grading.rubric.rubric import Rubric
 _REASONS = {
     "raised": "the work shows more than the model saw",
     "lowered": "the work shows less than the model saw",
-    "reworded": "worded anew for the student",
+    "reworded": "worded again for the student",
 }
 _MOST_PHRASES = 9  # per criterion: as many as there are digit keys
 

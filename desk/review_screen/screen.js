@@ -1,6 +1,6 @@
 // The review screen. What is done here is shown at once, kept in this browser, and sent until the desk has answered it.
 //
-// Streamlit calls the function at the end of this file whenever the desk has drawn the page anew, with what the desk
+// Streamlit calls the function at the end of this file whenever the desk has drawn the page again, with what the desk
 // says now; between two calls it passes on the last message alone. So every message holds all acts that are unanswered,
 // and everything that a person wrote reaches the page as text, never as HTML.
 
@@ -57,7 +57,7 @@ class Screen {
     addEventListener("resize", () => this.fit());
     addEventListener("online", () => this.send());
     addEventListener("click", (event) => this.onClick(event), true);
-    // A press is a click only if its element is still there at its end: until then nothing is drawn anew.
+    // A press is a click only if its element is still there at its end: until then nothing is drawn again.
     addEventListener("pointerdown", () => {
       this.isByPointer = true;
       this.pressedAt = performance.now();

@@ -174,7 +174,7 @@ def _criterion(final: FinalGrade, text: str, row: int) -> str | None:
         if sought_name in (criterion.id.casefold(), criterion.title.casefold()):
             return criterion.id
     raise ExportError(
-        f"requests, row {row + 1}: {one_line(text)[:60]!r} is no criterion; there are "
+        f"requests, row {row + 1}: {one_line(text)[:60]!r} is not a criterion; there are "
         + ", ".join(criterion.id for criterion in final.criteria)
     )
 

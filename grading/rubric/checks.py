@@ -93,7 +93,7 @@ def _check(at: str, check_data: Any, criteria: set[str]) -> Check:
         raise RubricError(f"{at} must have one of {', '.join(KINDS)}, and may have 'criterion'; nothing else")
     criterion, kind = check_data.get("criterion", ""), kinds[0]
     if criterion != "" and not (isinstance(criterion, str) and criterion in criteria):
-        raise RubricError(f"{at}: {criterion!r:.60} is no criterion's id")
+        raise RubricError(f"{at}: {criterion!r:.60} is not the id of a criterion")
     if kind == "output":
         if check_data[kind] not in (PRESENT, AS_SOLUTION):
             raise RubricError(f"{at}: 'output' must be '{PRESENT}' or '{AS_SOLUTION}', not {check_data[kind]!r:.60}")
@@ -106,7 +106,7 @@ def _check(at: str, check_data: Any, criteria: set[str]) -> Check:
         if not isinstance(name, str) or not all(
             name_pattern.match(alternative.strip()) for alternative in name.split("|")
         ):
-            raise RubricError(f"{at}: {name!r:.60} is no name; alternatives are written a|b")
+            raise RubricError(f"{at}: {name!r:.60} is not a name; alternatives are written a|b")
     return Check(kind, tuple(names), criterion)
 
 

@@ -202,9 +202,9 @@ def _guess_doubt(text: str) -> str:
 
 def _check_text(text: str) -> str:
     if "\0" in text:
-        raise Unreadable("it holds NUL bytes, so it is no text file")
+        raise Unreadable("it holds NUL bytes, so it is not a text file")
     if text.count("\ufffd") + len(_CONTROLS.findall(text)) > _BINARY_SHARE * len(text):
-        raise Unreadable("it is no text file, or damaged")
+        raise Unreadable("it is not a text file, or damaged")
     return text
 
 

@@ -1,7 +1,7 @@
 """A job's identity and its counters, in AMQP properties and headers; and a worker's attempt at a job.
 
 They are kept outside the body so that even a message nobody can read gets its failed result, and so that counters
-outlive re-publishing. At each change of stage they start anew.
+outlive re-publishing. At each change of stage they start again.
 """
 
 import threading
@@ -74,7 +74,7 @@ class Envelope:
         return Event(step, self.job_id, self.model, {**identity, **context, "item_id": self.item_id, **facts})
 
     def for_stage(self, stage: WorkerStage) -> "Envelope":
-        """The same job at another stage: counters start anew, except that of the failed KV transfers."""
+        """The same job at another stage: counters start again, except that of the failed KV transfers."""
         return replace_fields(self, stage=stage, attempts=0, returns=0)
 
 

@@ -312,7 +312,7 @@ def _dead_letter(delivery: Delivery, envelope: Envelope, problem: JobError) -> M
 
 def _sentence(error: BaseException) -> str:
     text = str(error) if isinstance(error, KvasirError) else f"bug: {type(error).__name__}: {error}"
-    # A library's text may hold half a character, which no message could carry.
+    # A library's text may hold a lone surrogate, which can't be encoded in a message.
     return text.encode(errors="replace")[: MAX_ERROR_BYTES - 8].decode(errors="ignore") or type(error).__name__
 
 

@@ -299,7 +299,7 @@ def _explicit_file(config: Path | None, environ: Mapping[str, str], cwd: Path) -
 
 def _file_layer(path: Path) -> Layer:
     if not path.is_file():  # a pipe would keep us waiting
-        raise ConfigError(f"{path}: is no ordinary file")
+        raise ConfigError(f"{path}: is not an ordinary file")
     try:
         text = path.read_text("utf-8-sig")
         tree = tomllib.loads(text)

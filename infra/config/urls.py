@@ -129,7 +129,7 @@ class Secret:
         return self.file
 
     def reveal(self) -> str:
-        """The password. A file is read anew each time, without its last line break; ConfigError if it can't be."""
+        """The password. A file is read again each time, without its last line break; ConfigError if it can't be."""
         if self.file is None:
             return self._value
         try:

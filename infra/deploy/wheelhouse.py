@@ -66,7 +66,7 @@ def requirements_of(machine: MachineSettings, wheel: Path) -> list[str]:
 def build_wheel(checkout: Path, into: Path) -> Path:
     """This project's own wheel. Raises DeployFailed where it does not run from a checkout."""
     if not (checkout / "pyproject.toml").is_file():
-        raise DeployFailed(f"{checkout} is no checkout of Kvasir to build a wheel from: give --wheel FILE")
+        raise DeployFailed(f"{checkout} is not a checkout of Kvasir to build a wheel from: give --wheel FILE")
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kvasir-wheel-") as folder:  # a build leaves products beside its sources
         copy = shutil.copytree(checkout, Path(folder) / "kvasir", ignore=_NO_SOURCES)

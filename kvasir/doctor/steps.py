@@ -38,9 +38,9 @@ _CAUSES: dict[str, tuple[Level, str, str]] = {
     "dns": (
         "error",
         "no name server answers: {host} can't be resolved",
-        "resolvectl status (macOS: scutil --dns); until that is mended an address in the URL does it",
+        "resolvectl status (macOS: scutil --dns); until that is fixed an address in the URL does it",
     ),
-    "unknown_name": ("error", "no name server knows {host}", "mend the name in the URL, or add it to /etc/hosts"),
+    "unknown_name": ("error", "no name server knows {host}", "fix the name in the URL, or add it to /etc/hosts"),
     "dns_slow": (
         "error",
         "resolving {host} took {resolve_s:.1f} s, and each new connection waits so long",
@@ -49,12 +49,12 @@ _CAUSES: dict[str, tuple[Level, str, str]] = {
     "host_down": (
         "error",
         "the network finds no machine at {host}: it is off, or in another network",
-        "switch it on, or mend the address; ping {host}",
+        "switch it on, or fix the address; ping {host}",
     ),
     "refused": (
         "error",
         "the machine is there, and nobody listens at port {port}",
-        "start the {service} there, or mend the port; on that machine: ss -ltn (macOS: netstat -an)",
+        "start the {service} there, or fix the port; on that machine: ss -ltn (macOS: netstat -an)",
     ),
     "firewall": (
         "error",
@@ -89,9 +89,9 @@ _CAUSES: dict[str, tuple[Level, str, str]] = {
     "tls": (
         "error",
         "no secure connection: {problem}",
-        "mend the URL's protocol (a final s is TLS) or the ca_file; are both right? ping -M do -s 1472 {host}",
+        "fix the URL's protocol (a final s is TLS) or the ca_file; are both right? ping -M do -s 1472 {host}",
     ),
-    "login": ("error", "user or password is refused", "mend user and password in the URL or its file (kvasir config)"),
+    "login": ("error", "user or password is refused", "fix user and password in the URL or its file (kvasir config)"),
     "undeclared": (
         "warn",
         "nothing of Kvasir's is declared there yet",

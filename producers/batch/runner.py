@@ -42,7 +42,7 @@ class Progress(Protocol):
 
 
 class ReadAgain:
-    """Jobs that are made anew each time somebody goes through them: so many prompts needn't be kept."""
+    """Jobs that are made again each time somebody goes through them: so many prompts needn't be kept."""
 
     def __init__(self, jobs: Callable[[], Iterable[PrefillJob]]) -> None:
         self._jobs = jobs
@@ -191,7 +191,7 @@ class Runner:
             log.error("somebody deleted the reply queue of batch %s: opened it again", self._batch.batch_id)
             self._record_parked(replies)
         if self._quiet_looks >= _QUIET_LOOKS and _ready(self._client, self._reply_queue):
-            log.info("results wait for batch %s, and none has come for a while: listening anew", self._batch.batch_id)
+            log.info("results wait for batch %s, and none has come for a while: listening again", self._batch.batch_id)
             self._record(replies.listen_anew())
             self._quiet_looks = 0
         if self._client.cluster_state.is_cancelled(self._batch.batch_id):

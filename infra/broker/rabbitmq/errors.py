@@ -31,7 +31,7 @@ BY_CLASS: dict[type[Exception], type[KvasirError]] = {
     pika_errors.AMQPHeartbeatTimeout: BrokerUnavailable,
     pika_errors.NoFreeChannels: BrokerUnavailable,
     pika_errors.IncompatibleProtocolError: BrokerUnavailable,  # also what a half-started broker looks like
-    # A person has to mend the URL.
+    # A person has to fix the URL.
     pika_errors.AuthenticationError: ConfigError,
     pika_errors.ProbableAuthenticationError: ConfigError,
     pika_errors.ProbableAccessDeniedError: ConfigError,

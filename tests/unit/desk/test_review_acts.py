@@ -83,7 +83,7 @@ def test_an_answer_that_is_lost_with_its_desk_changes_nothing(reviewed: ClassUnd
     done = act(item, 1, version, **points(3))
     accepted = act(reviewed.items[1], 2, version, "accept")
     reviewed.send(done, accepted)
-    reviewed.acts = Acts(reviewed.folder)  # started anew, and the page sends what it has heard nothing of
+    reviewed.acts = Acts(reviewed.folder)  # started again, and the page sends what it has heard nothing of
 
     assert [each.state for each in reviewed.send(done, accepted)] == ["kept", "kept"]
     assert reviewed.lines() == 2

@@ -198,7 +198,10 @@ def test_weights_for_asks_for_an_engine_where_it_is_not_settled(load: Load) -> N
 # Refusals
 
 REFUSED = [
-    ("[grading]\ncode_modle = 'm'\n", "line 2: grading.code_modle is no setting of Kvasir; did you mean 'code_model'"),
+    (
+        "[grading]\ncode_modle = 'm'\n",
+        "line 2: grading.code_modle is no setting of Kvasir; did you mean 'code_model'",
+    ),
     ("[servces]\n", "line 1: servces is no setting.*did you mean 'services'"),
     ("\n[models.m]\ncontxt = 1\n", "line 3: models.m.contxt .*'context'"),
     ("[models.m]\nweights.llamacp = 'x'\n", "line 2: .*did you mean 'llamacpp'"),
@@ -269,7 +272,7 @@ def test_a_variable_that_resembles_ours_is_a_typo_and_any_other_is_not_ours(load
 def test_a_missing_or_unreadable_file_is_refused_by_name(load: Load, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--config: there is no file .*nowhere.toml"):
         load_settings(config=tmp_path / "nowhere.toml", environ={})
-    with pytest.raises(ConfigError, match="KVASIR_CONFIG: there is no file"):
+    with pytest.raises(ConfigError, match="KVASIR_CONFIG: there is not a file"):
         load(environ={"KVASIR_CONFIG": "nowhere.toml"})
     (tmp_path / "latin1.toml").write_bytes(b"# caf\xe9\n")
     with pytest.raises(ConfigError, match=r"latin1.toml: is not UTF-8"):

@@ -105,7 +105,7 @@ def test_canvass_rubric_is_read_with_its_ratings(tmp_path: Path) -> None:
         ({"rubric_elements": {"code": 3}}, "r.json", "must be keys and values"),
         (CANVAS.replace("Criteria Name,", "Name,"), "r.csv", "has the column 'Criteria Name'"),
         (CANVAS.replace("Homework 4,Inter", "Homework 5,Inter"), "r.csv", "2 rubrics in one file"),
-        (CANVAS.replace(",4,Half", ",four,Half"), "r.csv", "'four' is no number of points"),
+        (CANVAS.replace(",4,Half", ",four,Half"), "r.csv", "'four' is not a number of points"),
         (CANVAS + "Homework 4,Nothing,,false\n", "r.csv", "has no ratings"),
         ("", "r.csv", "has the column 'Rubric Name'"),
         ('a,"b\n', "r.csv", "not CSV"),
@@ -131,7 +131,7 @@ def test_checks_are_part_of_the_rubrics_version(tmp_path: Path) -> None:
     [
         ("{variables: [x], functions: [y]}", "must have one of"),
         ("{variable: [x]}", "must have one of"),
-        ("{criterion: b, variables: [x]}", "is no criterion's id"),
+        ("{criterion: b, variables: [x]}", "is not the id of a criterion"),
         ("{variables: []}", "1 to 50 names"),
         ("{variables: ['a b']}", "is no name"),
         ("{functions: ['f(']}", "is no name"),
