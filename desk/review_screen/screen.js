@@ -473,10 +473,13 @@ class Screen {
       const from = id === SUMMARY ? before.summary : before.feedback[id];
       if (feedback && from && feedback !== from) this.same = { id, from, to: feedback, reason, item: this.shown };
     }
+    const doubtful = this.data.people[this.shown]?.criteria || [];
+    const open = SUMMARY in changes ? [] : this.state().criteria.filter(({ id }) => doubtful.includes(id) && !changes[id]);
     const act = this.act("decide", { item_id: this.shown, version: draft.version, seen: draft.seen, changes });
     this.remember(act, before);
     this.setDraft(this.shown, undefined);
-    this.leave(`Saved: ${this.name(act.item_id)}.`);
+    const left = open.length ? ` Still open there: ${open.map(({ title }) => title).join(", ")}; a on it leaves the rest as it is.` : "";
+    this.leave(`Saved: ${this.name(act.item_id)}.${left}`);
   }
 
   accept() {
@@ -514,7 +517,7 @@ class Screen {
     if (!last) return this.say("Nothing was saved on this page that could be undone.");
     sessionStorage.setItem(this.prefix + "undo", JSON.stringify(this.undoable));
     this.act("undo", { item_id: last.item, undoes: last.id, before: last.before });
-    this.go(last.item, "What you saved last no longer counts.");
+    this.go(last.item, `What you saved last no longer counts. It was about ${this.name(last.item)}.`);
   }
 
   resolve(isMine) {

@@ -12,7 +12,7 @@ import pytest
 from desk.decisions import Decisions, Overrides
 from desk.review_screen import acts as acts_module
 from desk.review_screen.acts import ActAnswer, Acts
-from desk.review_screen.content import phrases_of
+from desk.review_screen.content import _by_use, phrases_of
 from desk.rows import Row, make_rows
 from desk.view import BatchView
 from grading.export import Request, add_requests, read_requests
@@ -238,8 +238,10 @@ def test_reasons_and_comments_come_by_use_and_by_direction(reviewed: ClassUnderR
     rows, overrides_by_item = reviewed.rows()
     phrases = phrases_of(rows.values(), overrides_by_item)
 
-    assert phrases["reasons"]["works"]["raised"][0] == "I ran it"
-    assert phrases["reasons"]["works"]["lowered"][0] == "It stops"
+    # The first is filled in unasked: no sentence that was written about one student or two.
+    assert phrases["reasons"]["works"]["raised"] == ["the work shows more than the model saw", "I ran it"]
+    assert phrases["reasons"]["works"]["lowered"][1] == "It stops"
+    assert _by_use(Counter({"I ran it": 3, "Seen": 2}), "default") == ["I ran it", "default", "Seen"]
     assert phrases["comments"] == {"works": [("All of it runs.", 2)]}
     assert all(lists[kind] for lists in phrases["reasons"].values() for kind in lists), "each change has a first reason"
 

@@ -272,7 +272,7 @@ def test_a_variable_that_resembles_ours_is_a_typo_and_any_other_is_not_ours(load
 def test_a_missing_or_unreadable_file_is_refused_by_name(load: Load, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--config: there is no file .*nowhere.toml"):
         load_settings(config=tmp_path / "nowhere.toml", environ={})
-    with pytest.raises(ConfigError, match="KVASIR_CONFIG: there is not a file"):
+    with pytest.raises(ConfigError, match="KVASIR_CONFIG: there is no file"):
         load(environ={"KVASIR_CONFIG": "nowhere.toml"})
     (tmp_path / "latin1.toml").write_bytes(b"# caf\xe9\n")
     with pytest.raises(ConfigError, match=r"latin1.toml: is not UTF-8"):
