@@ -161,7 +161,7 @@ def test_the_rule_and_the_times_stay_with_the_batch(tmp_path: Path) -> None:
     ("data", "said"),
     [
         (b"student_id,when\n1,2026-11-03T23:59", "needs submitted_at"),
-        (b"student_id,submitted_at\n1,yesterday", "row 2: 'yesterday' is no time"),
+        (b"student_id,submitted_at\n1,yesterday", "row 2: 'yesterday' is not a time"),
         (
             b"student_id,submitted_at\n1,2026-11-03T23:59Z\n2,2026-11-03T23:59Z\n1,2026-11-04T23:59Z",
             "times, row 4: '1' has another time in a row above",
