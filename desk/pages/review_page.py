@@ -15,7 +15,7 @@ from desk.pages.shared import Desk, decider, draw_live, show_problem
 from desk.pages.work import MOST_CHARS, draw_work
 from desk.review_screen.acts import ActAnswer
 from desk.review_screen.blocks import WorkBlocks
-from desk.review_screen.content import class_content, same_comments, submission_content
+from desk.review_screen.content import class_content, digest_of, same_comments, submission_content
 from desk.rows import QUEUES, Row, select
 from desk.view import BatchView
 from grading.jobs import Item
@@ -52,6 +52,7 @@ class _Message:
     whole: str = ""  # the submission of which every character is wanted
     prompts: str = ""  # the submission of which prompts and answers are wanted
     same: tuple[str, ...] = ()  # a criterion and a comment: where else does it stand?
+    parts: Mapping[str, str] = field(default_factory=dict)  # of the class, that it has: their digests
 
 
 def show_review_page(desk: Desk, folder: Path) -> None:
@@ -62,8 +63,6 @@ def show_review_page(desk: Desk, folder: Path) -> None:
 def _draw_screen(desk: Desk, folder: Path) -> None:
     state, key = st.session_state, f"review {folder}"
     view, rows, overrides_by_item = desk.rows(folder)
-    if desk.by_people(folder) != state["counted"]:  # the side bar says how many still wait
-        st.rerun()
     show_problem(view)
     if not rows or not view.rubric:
         st.caption("Nothing is graded yet.")
@@ -77,16 +76,21 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
     write_address()
     message, stamp, rubric = _message(key)[0], desk.version(folder), view.rubric
     near_ids = [id for id in message.near if id in by_id][:_MOST_NEAR]
-    content = desk.get_or_make(
-        ("review", folder),
-        stamp,
-        lambda: class_content(rubric, rows, overrides_by_item, _sections(folder, rows)),
-    )
+
+
+    def make_parts() -> dict[str, tuple[str, Any]]:
+        parts = class_content(rubric, rows, overrides_by_item, _sections(folder, rows))
+        return {name: (digest_of(part), part) for name, part in parts.items()}
+
+    class_parts = desk.get_or_make(("review", folder), stamp, make_parts)
     answers: Mapping[str, ActAnswer] = state.get("answers", {})
     _SCREEN(
         key=key,
-        data=content
-        | {
+        data={
+            "digests": {name: digest for name, (digest, _) in class_parts.items()},
+            "parts": {
+                name: part for name, (digest, part) in class_parts.items() if message.parts.get(name) != digest
+            },
             "batch": hashlib.sha256(str(folder).encode()).hexdigest()[:16],
             "browser": state["browser"],
             "name": state["me"],
@@ -107,6 +111,10 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
         },
         on_message_change=lambda: _hear(desk, folder, key),
     )
+    # The side bar says how many still wait. It is drawn anew once nobody presses keys, since that is most of the page's
+    # work; and after the screen, in whose place nothing would stand meanwhile.
+    if not state.pop("has heard", False) and desk.by_people(folder) != state["counted"]:
+        st.rerun()
 
 
 def _sections(folder: Path, rows: Sequence[Row]) -> dict[str, str]:
@@ -149,7 +157,7 @@ def _hear(desk: Desk, folder: Path, key: str) -> None:
         return {row.final.grade.item_id: row for row in rows}, overrides_by_item
 
     # Only here: after the desk was started anew, Streamlit shows it a message of before, and calls nothing.
-    state["heard"] = [message.sender, message.number]
+    state["heard"], state["has heard"] = [message.sender, message.number], True
     state["answers"] = desk.acts(folder).apply(rows_of, acts)
     state["me"] = " ".join(message.name.split())[:80]
     if message.show in QUEUES:

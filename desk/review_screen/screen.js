@@ -53,6 +53,7 @@ class Screen {
     this.sent = 0; // the number of the last message, and of the last one that was answered
     this.heard = 0;
     this.tries = 0;
+    this.classes = {}; // by batch
     addEventListener("keydown", (event) => this.onKey(event), true);
     addEventListener("resize", () => this.fit());
     addEventListener("online", () => this.send());
@@ -71,7 +72,7 @@ class Screen {
   receive(data, setStateValue, parent) {
     this.setStateValue = setStateValue;
     if (this.batch !== data.batch) this.begin(data);
-    this.data = data;
+    this.data = { ...data, ...this.classOf(data) };
     for (const [id, content] of Object.entries(data.submissions)) this.cache.set(id, { ...this.cache.get(id), ...content });
     const [sender, number] = data.heard;
     if (sender === this.sender) {
@@ -93,6 +94,20 @@ class Screen {
     this.extendQueue();
     this.render();
     this.whenNeeded();
+  }
+
+  /** The class: what the desk has sent now of it, and the rest as it was sent before. */
+  classOf({ batch, parts, digests }) {
+    const known = (this.classes[batch] ??= { parts: {}, digests: {} });
+    Object.assign(known.parts, parts);
+    known.digests = Object.fromEntries(Object.keys(known.parts).map((name) => [name, digests[name]]));
+    if (parts.people || parts.open || parts.queues) {
+      const { people, open, queues } = known.parts;
+      known.people = Object.fromEntries(people.map(([id, name, section, doubts]) => [id, { name, section, doubts, criteria: open[id] || [] }]));
+      known.queues = { ...queues, all: people.map(([id]) => id) };
+    }
+    const { criteria, phrases, reviewers } = known.parts;
+    return { criteria, phrases, reviewers, people: known.people, queues: known.queues };
   }
 
   begin(data) {
@@ -245,6 +260,7 @@ class Screen {
       name: this.yourName,
       near: this.near(),
       have,
+      parts: this.classes[this.batch].digests,
       whole: this.whole,
       prompts: this.prompts,
       same: this.same ? [this.same.id, this.same.from] : [],
