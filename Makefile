@@ -112,8 +112,9 @@ faults: $(STAMPS)/test ## every fault, 1,000 jobs each: an hour
 night: $(STAMPS)/test ## evening, night and morning of three courses while everything dies once and again: an hour; ROUNDS, SEED
 	$(PY) -m tests.night --seed $(SEED) --rounds $(ROUNDS)
 
-matrix: $(STAMPS)/test $(STAMPS)/torch ## KV caches between all engines, with real weights too (92 MB once): an hour
+matrix: $(STAMPS)/test $(STAMPS)/torch ## KV caches between all engines, with real weights too (332 MB once): an hour
 	@$(PY) -m tests.support.smollm2
+	@$(PY) -m tests.support.gemma3
 	$(PY) -m benchmarks.matrix --real
 	$(PY) -m benchmarks.sketches
 

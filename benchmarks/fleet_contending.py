@@ -101,7 +101,7 @@ def measure(mix: Mix, students: int, seed: int) -> dict[str, object]:
     fate_s = whole_s * (mix.dies or mix.joins)
 
     def makespan_s(fleet: Fleet) -> float:
-        return typical(fleet, jobs, Stealing).makespan_s
+        return typical(fleet, jobs).makespan_s
 
     fleet = fleet_of(mix, True, fate_s)
     seconds, bound_s = makespan_s(fleet), lower_bound(fleet, jobs)

@@ -19,7 +19,11 @@
         What the way over RabbitMQ and Redis adds to a request, 8 at a time: an answer through the gateway and workers
         with the engine `openai`, less one of the server behind it, which takes no time, asked straight. Rounds
         alternate; medians. In process, through LiteLLM (as above), and 1 and 64 at a time, are printed beside. Goals:
-        12, 60.
+        12, 60. Eight that ask again at once keep two cores full: this is their share of the processors, not the length
+        of the way.
+    paced_added_ms_p50, paced_added_ms_p99
+        The same with a server that takes a quarter of a second, as the first tokens of a model do: the processors are
+        free, and this is the length of the way.
     cold_ratio, warm_ratio
         An answer of 8 tokens through a gateway with the model in its process, over one of llama.cpp's own server:
         SmolLM2-135M, a prompt of about 47 tokens that is new, and the next turn of its conversation. llama.cpp keeps
@@ -51,6 +55,7 @@ import httpx
 import openai
 
 from benchmarks import harness
+from benchmarks.gateway_zero import INSTANT_TOKENS
 from benchmarks.gateway_zero import MODEL as ZERO
 from benchmarks.overhead import percentile
 from infra.config.settings import load_settings
@@ -68,6 +73,7 @@ LINES, LARGE_LINES, LINE_BYTES = 5_000, 50_000, 4_000
 PACED = ModelEntry("simulated", "sim:scale=1,prefill=1000000,decode=10,answer=10,spread=1", 8192, slots=64)
 INSTANT = ModelEntry("simulated", "sim:scale=0,answer=8,spread=1", 8192, short_prompt_tokens=100_000)
 PROMPT = "What is a queue?"
+PACED_TOKENS = INSTANT_TOKENS + 25  # a quarter of a second of the server in `gateway_zero`
 LITELLM = "KVASIR_LITELLM"
 
 
@@ -246,9 +252,9 @@ def _is_ready(url: str) -> bool:
 # --- what durability costs
 
 
-async def _latencies(url: str, model: str, at_once: int, count: int) -> list[float]:
+async def _latencies(url: str, model: str, at_once: int, count: int, max_tokens: int = INSTANT_TOKENS) -> list[float]:
     """Milliseconds of each of so many answers, so many at a time."""
-    body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8}
+    body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": max_tokens}
     found: list[float] = []
 
     async def ask(client: httpx.AsyncClient) -> None:
@@ -264,8 +270,13 @@ async def _latencies(url: str, model: str, at_once: int, count: int) -> list[flo
     return found
 
 
-def durable(pair: Any, folder: Path, rounds: int, count: int, litellm: str) -> tuple[float, float]:
-    """(p50, p99) in ms that the way over broker and store adds, 8 at a time: medians over the rounds."""
+def durable(
+    pair: Any, folder: Path, rounds: int, count: int, litellm: str
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """(p50, p99) in ms that the way over broker and store adds, 8 at a time: medians over the rounds.
+
+    First with a server that takes no time, then with one that takes `PACED_TOKENS`.
+    """
     port = free_port()
     zero = f"http://127.0.0.1:{port}"
     with contextlib.ExitStack() as stack:
@@ -282,15 +293,20 @@ def durable(pair: Any, folder: Path, rounds: int, count: int, litellm: str) -> t
         sides["in process"] = _url(alone)
         if litellm:
             sides["LiteLLM"] = stack.enter_context(_litellm(litellm, folder, f"{zero}/v1"))
-        added: dict[int, list[tuple[float, float]]] = {}
-        for at_once in [at_once for _ in range(rounds) for at_once in (1, 8, 64)]:
-            found = {name: asyncio.run(_latencies(url, ZERO, at_once, count)) for name, url in sides.items()}
+        ways = [(1, INSTANT_TOKENS), (8, INSTANT_TOKENS), (64, INSTANT_TOKENS), (8, PACED_TOKENS)]
+        added: dict[tuple[int, int], list[tuple[float, float]]] = {}
+        for at_once, tokens in ways * rounds:
+            found = {name: asyncio.run(_latencies(url, ZERO, at_once, count, tokens)) for name, url in sides.items()}
             p50s, p99s = ({name: percentile(each, at) for name, each in found.items()} for at in (0.5, 0.99))
             pairs = ", ".join(f"{name} {p50s[name]:.1f} and {p99s[name]:.1f}" for name in sides)
-            print(f"{at_once} at a time, ms p50 and p99: {pairs}", flush=True)
+            print(f"{at_once} at a time, {tokens} tokens, ms p50 and p99: {pairs}", flush=True)
             more = (p50s["durable"] - p50s["straight"], p99s["durable"] - p99s["straight"])
-            added.setdefault(at_once, []).append(more)
-    return median(p50 for p50, _ in added[8]), median(p99 for _, p99 in added[8])
+            added.setdefault((at_once, tokens), []).append(more)
+    instant, paced = added[8, INSTANT_TOKENS], added[8, PACED_TOKENS]
+    return (
+        (median(p50 for p50, _ in instant), median(p99 for _, p99 in instant)),
+        (median(p50 for p50, _ in paced), median(p99 for _, p99 in paced)),
+    )
 
 
 def turns(folder: Path, count: int, seed: int) -> tuple[float, float]:
@@ -401,7 +417,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         (folder / "zero").mkdir()
         ours, theirs, ratio = requests(folder / "zero", rounds, 1.0 if options.quick else SECONDS, litellm)
         (folder / "durable").mkdir()
-        added_p50, added_p99 = durable(pair, folder / "durable", rounds, 64 if options.quick else REQUESTS, litellm)
+        (added_p50, added_p99), (paced_p50, paced_p99) = durable(
+            pair, folder / "durable", rounds, 64 if options.quick else REQUESTS, litellm
+        )
         (folder / "turns").mkdir()
         cold, warm = (None, None) if options.quick else turns(folder / "turns", TURNS, options.seed)
         sizes = (300, 1000) if options.quick else (LINES, LARGE_LINES)
@@ -419,6 +437,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         batch_peak_MB=peak,
         durable_added_ms_p50=added_p50,
         durable_added_ms_p99=added_p99,
+        paced_added_ms_p50=paced_p50,
+        paced_added_ms_p99=paced_p99,
         cold_ratio=cold,
         warm_ratio=warm,
     )

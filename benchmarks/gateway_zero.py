@@ -1,5 +1,9 @@
-"""A server of OpenAI's chat completions that takes no time: what a proxy in front of it adds is all that there is."""
+"""A server of OpenAI's chat completions that takes no time: what a proxy in front of it adds is all that there is.
 
+Above 8 tokens of `max_tokens`, it waits 10 ms for each token more, and says the same.
+"""
+
+import asyncio
 import json
 import sys
 
@@ -10,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 MODEL = "zero"
+INSTANT_TOKENS, _TOKEN_S = 8, 0.01
 _WORDS = ["All", " of", " it", " is", " right", "."]
 _USAGE = {"prompt_tokens": 12, "completion_tokens": len(_WORDS), "total_tokens": 12 + len(_WORDS)}
 _BASE = {"id": "chatcmpl-0", "created": 1, "model": MODEL}
@@ -44,7 +49,9 @@ async def _models(_request: Request) -> Response:
 
 
 async def _chat(request: Request) -> Response:
-    if (await request.json()).get("stream"):
+    asked = await request.json()
+    await asyncio.sleep(_TOKEN_S * max(0, asked.get("max_tokens", 0) - INSTANT_TOKENS))
+    if asked.get("stream"):
         return Response(_STREAM, media_type="text/event-stream")
     return JSONResponse(_WHOLE)
 

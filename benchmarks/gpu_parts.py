@@ -44,6 +44,7 @@ Row = dict[str, Any]
 DEMO = Path(__file__).parents[1] / "examples" / "model" / "kvasir-demo"
 MODEL = "gpu:demo"
 LINK_BYTES_PER_S = 1e9
+_CONTEXT = 16_384  # of the random model
 _LAST_ROW_S = 420.0  # after the start: what is not begun by then is left out, so that all of it takes ten minutes
 _SPARE_SHARE = 0.8  # of the free memory, for weights: the rest is for what computing takes
 # Of config.json at the hub: the sizes that make a layer's bytes and time.
@@ -87,6 +88,11 @@ class Bench:
         return (512, 2048, 8192) if self.is_cuda else (32, 64)
 
     @property
+    def longest(self) -> int:
+        """Tokens of the prompt whose KV cache is copied out while it is computed."""
+        return 2 * self.lengths[-1]
+
+    @property
     def batches(self) -> tuple[int, ...]:
         """Prompts at once."""
         return (1, 4, 8) if self.is_cuda else (1, 2)
@@ -124,7 +130,7 @@ class Bench:
             tiny = {name: _TINY[name] for name in size if name in _TINY} | {"num_hidden_layers": 2}
             vocabulary = json.loads((DEMO / "config.json").read_text())["vocab_size"]
             torch.manual_seed(self.seed)
-            stated = (size if self.is_cuda else tiny) | {"vocab_size": vocabulary, "max_position_embeddings": 16_384}
+            stated = (size if self.is_cuda else tiny) | {"vocab_size": vocabulary, "max_position_embeddings": _CONTEXT}
             config = transformers.AutoConfig.for_model("qwen3", **stated)
             transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
             for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -203,8 +209,8 @@ def _rates(bench: Bench, model: Any, vocabulary: int, rounds: int = 3) -> list[R
 
 def export_figures(bench: Bench) -> Row:
     """When blocks come out of a prefill, and what that adds to it."""
-    with bench.engine(bench.random_folder(), "bf16", bench.device, context=16_384) as engine:
-        ids = bench.ids(4 * bench.lengths[-1], engine)
+    with bench.engine(bench.random_folder(), "bf16", bench.device, context=_CONTEXT) as engine:
+        ids = bench.ids(bench.longest, engine)
         came: list[float] = []
 
         def prefill(emit: Callable[[Record], None]) -> None:
@@ -240,8 +246,8 @@ def copy_figures(bench: Bench) -> Row:
         host = torch.empty_like(source, device="cpu", pin_memory=pinned and bench.is_cuda)
         seconds = bench.seconds(partial(host.copy_, source, non_blocking=True))
         found[f"{name}_GB_per_s"] = source.nbytes / 1e9 / seconds
-    with bench.engine(bench.random_folder(), "bf16", bench.device, context=16_384) as engine:
-        layout, ids = engine.info.layout, bench.ids(4 * bench.lengths[-1], engine)
+    with bench.engine(bench.random_folder(), "bf16", bench.device, context=_CONTEXT) as engine:
+        layout, ids = engine.info.layout, bench.ids(bench.longest, engine)
         assert layout is not None
         refs = {ref.start: ref for ref in block_refs("gpu", layout, ids, len(ids), 0, "job")}
         alone = bench.seconds(lambda: engine.prefill(ids, lambda _record: None))
@@ -274,6 +280,7 @@ def _shape(bench: Bench, name: str, shape: Row) -> Row:
     if not bench.is_cuda:
         shape |= {key: value for key, value in _TINY.items() if key in shape}
         whole = shape["num_hidden_layers"] = 4
+    _free_memory(bench)  # of the parts before, too
     one, two = (_num_bytes(shape | {"num_hidden_layers": layers}) for layers in (1, 2))
     layer_bytes, other_bytes = two - one, 2 * one - two
     free = torch.cuda.mem_get_info()[0] if bench.is_cuda else other_bytes / _SPARE_SHARE + 4 * layer_bytes
@@ -292,9 +299,13 @@ def _shape(bench: Bench, name: str, shape: Row) -> Row:
         return row | {"did_not_fit": f"{layers} of {whole} layers of {name}, which should have"}
     finally:
         model = None
-        gc.collect()
-        if bench.is_cuda:
-            torch.cuda.empty_cache()
+        _free_memory(bench)
+
+
+def _free_memory(bench: Bench) -> None:
+    gc.collect()
+    if bench.is_cuda:
+        torch.cuda.empty_cache()
 
 
 def _config(shape: Row, layers: int) -> Any:

@@ -30,13 +30,13 @@ the engine refuses the cache.
 vLLM takes part with the demo model: its attention on CPUs knows no heads of 16 numbers, which the tiny ones have.
 `make test-vllm` has its spoiled caches, and 16 bits.
 
-`--real` (make matrix) adds SmolLM2: trained, quantized weights, and prompts that nobody chose for their answers. There
-rounding decides where two tokens are nearly as likely as each other; `matrix_real` says what its rows hold.
-`all_held`: as `all_equal`, but SmolLM2's answers may part at such a token.
+`--real` (make matrix) adds SmolLM2 and Gemma 3: trained, quantized weights, and prompts that nobody chose for their
+answers. There rounding decides where two tokens are nearly as likely as each other; `matrix_real` says what their rows
+hold. `all_held`: as `all_equal`, but answers of real weights may part at such a token.
 
 `--models releases` holds five releases of llama.cpp's wheel against each other, whose servers write slot files in four
 forms, each in an environment of its own (made once, 100 MB each): twenty-five pairs for the demo model, a gpt-oss, and
-a hybrid model with M-RoPE, all of llama.cpp. With `--real` SmolLM2 too.
+a hybrid model with M-RoPE, all of llama.cpp. With `--real` the real ones too.
 
 What this does not show: GPUs, unless the engines find one; chat templates and tokenizers, since prompts are ids; YaRN,
 by which a real gpt-oss stretches its RoPE.
@@ -71,7 +71,7 @@ LLAMACPP_RELEASES = tuple(
 )
 RELEASE_MODELS = (matrix_models.DEMO, "gpt-oss", "qwen3.5")  # plain, with a window, with states and M-RoPE
 QUICK_MODELS = ("gpt-oss",)  # the one that has most to go wrong: a window, experts, biases, sinks
-REAL_TIMEOUT_S = 3600.0  # for one engine's half: MLX on a CPU computes ten tokens a second
+REAL_TIMEOUT_S = 3600.0  # for one engine's half: without `mlx_blas`, MLX on a CPU computes ten tokens a second
 MOST_WINDOWED = 8  # prompt tokens that llama.cpp may evaluate again of a sliding-window model
 
 Row = dict[str, Any]
@@ -89,7 +89,7 @@ class MatrixRun:
         self._models = list(models)
         self._engines = engines
         self._common = {"run": self.id, "folder": str(folder), "seed": seed, "family": (*ENGINES, VLLM), "texts": texts}
-        self._timeout_s = REAL_TIMEOUT_S if REAL in models else harness.CHILD_TIMEOUT_S
+        self._timeout_s = REAL_TIMEOUT_S if {*REAL} & {*models} else harness.CHILD_TIMEOUT_S
 
     def all_pairs(self) -> None:
         """Choose prompts, prefill them with each engine, then decode with each."""
@@ -102,7 +102,7 @@ class MatrixRun:
             handed[engine] = done["layouts"]
             for model, reason in done["reasons"].items():
                 self._refuse([model], [engine], [one for one in present if model in self._taken(one)], reason)
-        choices: dict[str, dict[str, list[int]]] = {}
+        choices: dict[str, dict[str, dict[str, list[int]]]] = {}
         for engine in present:
             print(f"{engine} decodes", flush=True)
             done = self._child("decode", engine, numbers=numbers, handed=self._allowed(handed, engine))
@@ -110,8 +110,8 @@ class MatrixRun:
                 rows += done[key]
             choices[engine] = done["choices"]
         for row in self.found["pairs"]:
-            if row["model"] == REAL:
-                row["engines_agree"] = matrix_real.share(choices[row["prefill"]], choices[row["decode"]])
+            if (model := row["model"]) in REAL:
+                row["engines_agree"] = matrix_real.share(*(choices[row[end]][model] for end in ("prefill", "decode")))
 
     def delete_keys(self) -> None:
         """Leave nothing in the store."""
@@ -172,7 +172,7 @@ def _name(engine: str) -> str:
 
 def is_held(row: Row) -> bool:
     """Whether a pair keeps the promise: the same text, and no more of the prompt evaluated than it has to be."""
-    if row["model"] == matrix_models.REAL:
+    if row["model"] in REAL:
         return matrix_real.is_held(row)
     windowed = row["model"].startswith("gpt-oss")
     most = MOST_WINDOWED if windowed and _name(row["decode"]) == "llamacpp" else 1
@@ -195,7 +195,7 @@ def explain(found: dict[str, list[Row]]) -> None:
     for row in found["pairs"]:
         figures = row.get("failure") or (
             f"{row['evaluated_tokens']} prompt token(s) evaluated, caches differ by {row['max_difference']:.2g} at most"
-            + (f"; {matrix_real.figures(row)}" if row["model"] == REAL else "")
+            + (f"; {matrix_real.figures(row)}" if row["model"] in REAL else "")
         )
         missed = _missed(found["controls"], pair_name(row))
         print(
@@ -229,16 +229,21 @@ def compare(models: Sequence[str], seed: int, texts: int, engines: Sequence[str]
 def main() -> int:
     """Compare all pairs."""
     parser = harness.parser(__doc__)
-    parser.add_argument("--models", nargs="*", choices=(*MODELS, HYBRID, RELEASES), help="only these (default: all)")
-    parser.add_argument("--real", action="store_true", help="SmolLM2 too (92 MB once, 800 MB unpacked; an hour)")
-    parser.add_argument("--texts", type=int, default=20, help="prompts for SmolLM2 (default: %(default)s)")
+    parser.add_argument(
+        "--models", nargs="*", choices=(*MODELS, *REAL, HYBRID, RELEASES), help="only these (default: all)"
+    )
+    parser.add_argument(
+        "--real", action="store_true", help="SmolLM2 and Gemma 3 too (332 MB once, 2 GB unpacked; an hour)"
+    )
+    parser.add_argument("--texts", type=int, default=20, help="prompts for each real model (default: %(default)s)")
     arguments = parser.parse_args()
     chosen = arguments.models if arguments.models is not None else QUICK_MODELS if arguments.quick else MODELS
     chosen = [model for name in chosen for model in (matrix_models.HYBRID if name == HYBRID else (name,))]
     engines = (*ENGINES, VLLM)
     if RELEASES in chosen:
         chosen, engines = list(RELEASE_MODELS), LLAMACPP_RELEASES
-    compare([*chosen, *([REAL] if arguments.real else [])], arguments.seed, arguments.texts, engines)
+    chosen = [*dict.fromkeys((*chosen, *(REAL if arguments.real else ())))]
+    compare(chosen, arguments.seed, arguments.texts, engines)
     return 0
 
 

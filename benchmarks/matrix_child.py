@@ -28,7 +28,7 @@ from kvstore.redis.store import RedisKVStore
 from messages.errors import ConfigError, KvasirError, KVTransferFailed
 from messages.jobs import Sampling
 from messages.kv import KVCache, KVLayout, Record, assemble_cache
-from tests.support import services
+from tests.support import mlx_blas, services
 
 FIRST_TOKENS = 8  # by then nearly every spoiled cache has led elsewhere
 GREEDY = Sampling(max_tokens=ANSWER_TOKENS, temperature=0)
@@ -62,8 +62,8 @@ class ChildTask:
 
     def prompts(self, model: str) -> dict[str, tuple[int, ...]]:
         """Ids of the model's prompts, by name."""
-        if model == matrix_models.REAL:
-            return matrix_real.prompts(self.texts)
+        if model in matrix_models.REAL:
+            return matrix_real.prompts(model, self.texts)
         return {name: prompt(model, name, self.seed, self.numbers.get(model, {}).get(name, 0)) for name in LENGTHS}
 
     def place(self, engine: str, model: str, layout: KVLayout) -> CachePlace:
@@ -103,7 +103,8 @@ class SketchFolder:
 @contextmanager
 def loaded(task: ChildTask, model: str) -> Iterator[Engine]:
     """A tiny model in the task's engine, as a worker would load it. Raises Unable."""
-    options = EngineOptions(str(task.weights(model)), matrix_models.context_of(model), slots=1, threads=1)
+    slots = matrix_real.SLOTS if model in matrix_models.REAL else 1
+    options = EngineOptions(str(task.weights(model)), matrix_models.context_of(model), slots, threads=1)
     try:
         opened = open_engine(task.engine_name, options)
     except ConfigError as error:
@@ -114,7 +115,7 @@ def loaded(task: ChildTask, model: str) -> Iterator[Engine]:
 
 def choose_prompts(task: ChildTask) -> Row:
     """The prompts to take for each model."""
-    tiny = [model for model in task.models if model != matrix_models.REAL]
+    tiny = [model for model in task.models if model not in matrix_models.REAL]
     chosen = {model: choose(model, task.weights(model), task.seed) for model in tiny}
     return {
         "numbers": {model: numbers for model, (numbers, _) in chosen.items()},
@@ -143,8 +144,8 @@ def _prefill_model(task: ChildTask, store: RedisKVStore, model: str) -> Row:
             cache = prefilled(engine, tokens)
             place = task.place(task.engine, model, cache.layout)
             place.put(store, name, tokens, cache)
-        if cache.states:
-            start = prompts["long"][: BOUNDARY + 1]
+        if cache.states or model in matrix_models.REAL:
+            start = matrix_real.start(prompts) if model in matrix_models.REAL else prompts["long"][: BOUNDARY + 1]
             place.put(store, "start", start, prefilled(engine, start))
         sketches = task.sketches(engine)
         sketches.publish()
@@ -159,7 +160,7 @@ def decode(task: ChildTask, store: RedisKVStore) -> Row:
             with loaded(task, model) as engine:
                 receiver, sketches = _receiver(task, engine, store, model), task.sketches(engine)
                 if isinstance(receiver, RealReceiver):
-                    found["choices"] = receiver.choices()
+                    found["choices"][model] = receiver.choices()
                 for source in task.sources(model):
                     handed = task.handed[source.engine][model]
                     why = sketches.agreement(handed["sketch"]).problem
@@ -183,7 +184,7 @@ def _receiver(task: ChildTask, engine: Engine, store: RedisKVStore, model: str) 
     prompts = task.prompts(model)
     if not engine.info.capabilities.imports_kv:
         raise Unable(_why_none(engine, max(prompts.values(), key=len)))
-    if model == matrix_models.REAL:
+    if model in matrix_models.REAL:
         (own,) = (source for source in task.sources(model) if source.engine == task.engine)
         return RealReceiver(engine, store, task.weights(model), prompts, own)
     return Receiver(engine, store, task.weights(model), prompts)
@@ -301,6 +302,8 @@ def _why_none(engine: Engine, tokens: tuple[int, ...]) -> str:
 def main() -> int:
     """Do the task."""
     task = ChildTask(**json.loads(sys.argv[1]))
+    if {*matrix_models.REAL} & {*task.models}:
+        mlx_blas.load()
     if task.step == "choose":
         harness.finish(**choose_prompts(task))
         return 0

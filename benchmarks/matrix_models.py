@@ -1,7 +1,7 @@
 """Tiny random models, each written twice with the same weights: for llama.cpp as GGUF, for MLX and PyTorch as folders.
 
-And the demo model, which is trained, and lies in both forms in examples/model; and SmolLM2, a real one (see
-`matrix_real`), downloaded where it is asked for.
+And the demo model, which is trained, and lies in both forms in examples/model; and SmolLM2 and Gemma 3, real ones (see
+`matrix_real`), downloaded where they are asked for.
 
 All weights are float32. Greedy text is stable under rounding because only 30 tokens, the small letters and a few
 signs, have a row of their own in the output matrix: half of an answer's tokens are ahead of the next best by a third
@@ -26,17 +26,17 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks import matrix_hybrid
-from tests.support import smollm2, smollm2_folders
+from tests.support import gemma3, smollm2, smollm2_folders
 
 Array = NDArray[np.float32]
 Weights = dict[str, Array]
 
 DEMO = "kvasir-demo"
-REAL = "smollm2"
+SMOLLM2, GEMMA3 = REAL = ("smollm2", "gemma3-270m")
 _EXAMPLE = Path(__file__).parents[1] / "examples" / "model"
 DEMO_TOKENIZER = _EXAMPLE / DEMO / "tokenizer.json"
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD = 64, 4, 2, 16, 96
-CONTEXT, DEMO_CONTEXT, REAL_CONTEXT = 1024, 2048, 2048
+CONTEXT, DEMO_CONTEXT, REAL_CONTEXT = 1024, 2048, 4096
 WINDOW = 16
 EXPERTS, EXPERTS_USED = 4, 2
 READ_BY_ROUTERS = 8  # the first features, which no layer writes to
@@ -157,10 +157,10 @@ _NORMS = {
 
 def write(folder: Path, name: str, seed: int) -> None:
     """Write the model into `folder`, one file or folder for each engine: see `weights_for`. The demo model is there;
-    SmolLM2 goes into the user's cache. Raises smollm2.ModelMissing."""
-    if name == REAL:
-        smollm2_folders.folder("f32")
-    if name in (DEMO, REAL):
+    real ones go into the user's cache. Raises smollm2.CheckpointMissing."""
+    if name in REAL:
+        weights_for("transformers", folder, name)
+    if name in (DEMO, *REAL):
         return
     kind = (KINDS | _OTHERS)[name]
     weights = dict(_weights(kind, seed))
@@ -185,14 +185,16 @@ def weights_for(engine: str, folder: Path, name: str) -> Path:
     if name == DEMO:
         dtype = {"llamacpp": ".gguf", "mlx": "?dtype=float32", "transformers": "?dtype=f32", "vllm": "?dtype=float32"}
         return _EXAMPLE / f"{DEMO}{dtype[engine]}"
-    if name == REAL:
+    if name == SMOLLM2:
         return smollm2.weights() if engine == "llamacpp" else smollm2_folders.folder("f32")
+    if name == GEMMA3:
+        return gemma3.weights() if engine == "llamacpp" else gemma3.folder()
     return folder / (f"{name}.gguf" if engine == "llamacpp" else f"{name}-{'mlx' if engine == 'mlx' else 'pytorch'}")
 
 
 def context_of(name: str) -> int:
     """The context to load a model with, in tokens."""
-    return {DEMO: DEMO_CONTEXT, REAL: REAL_CONTEXT}.get(name, CONTEXT)
+    return {DEMO: DEMO_CONTEXT, **dict.fromkeys(REAL, REAL_CONTEXT)}.get(name, CONTEXT)
 
 
 def num_plain_tokens() -> int:

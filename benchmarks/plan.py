@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks import fleet, harness
 from benchmarks.fleet_cluster import run
 from kvasir.plan.cluster import DECODE_OVERHEAD_S, PREFILL_OVERHEAD_S
-from kvasir.plan.simulate import Stealing, typical
+from kvasir.plan.simulate import typical
 from tests.support.services import Pair
 
 MIXES = fleet.MIXES[:4]
@@ -33,7 +33,7 @@ def measure(pair: Pair, mix: fleet.Mix, submissions: int, decode_s: float, seed:
     """One row. The simulation comes first: it can't learn from the run."""
     cast, prompts = fleet.prepare(mix, submissions, decode_s, seed)
     workers = replace(cast.fleet(), prefill_overhead_s=PREFILL_OVERHEAD_S, decode_overhead_s=DECODE_OVERHEAD_S)
-    simulated_s = typical(workers, [prompt.job for prompt in prompts], Stealing).makespan_s
+    simulated_s = typical(workers, [prompt.job for prompt in prompts]).makespan_s
     with tempfile.TemporaryDirectory() as folder:
         real_s = run(pair, Path(folder), cast, prompts, steal=True).makespan_s
     error = (simulated_s - real_s) / real_s

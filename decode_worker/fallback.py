@@ -11,10 +11,11 @@ from infra.broker import topology
 from infra.broker.base import Broker, Delivery
 from infra.broker.envelope import Attempt
 from infra.broker.settle import Settler, passing_on
+from infra.turns import Turns
 from kvstore.base import ClusterState
 from messages import codec
 from messages.errors import BrokerUnavailable, NoQueue
-from messages.jobs import LANES, DecodeJob, PrefillJob
+from messages.jobs import DecodeJob, PrefillJob
 from messages.lifecycle import Step
 from messages.workers import ENGINE_AWAY, SELF_PAUSED
 
@@ -44,8 +45,8 @@ class Fallback:
         self._model = model
         self._slots = slots
         self._alone_since = 0.0  # 0: not alone
-        self._queues = [topology.work_queue("prefill", model, lane) for lane in LANES]
-        self._queues.append(topology.suspects_queue("prefill", model))
+        self._others = topology.work_queue("prefill", model, "now"), topology.suspects_queue("prefill", model)
+        self._turns = Turns(broker, "prefill", model)
 
     def look(self) -> None:
         """Pass on what waits for prefill, if nobody will do it. Never raises."""
@@ -75,7 +76,8 @@ class Fallback:
         return time.monotonic() - self._alone_since >= ALONE_FOR_SURE_S
 
     def _pull_job(self) -> Delivery | None:
-        return next((delivery for queue in self._queues if (delivery := self._broker.get(queue))), None)
+        now, suspects = self._others
+        return self._broker.get(now) or self._turns.pull() or self._broker.get(suspects)
 
     def _pass_on(self, delivery: Delivery) -> None:
         attempt = self._settler.begin(Attempt[PrefillJob], delivery)

@@ -15,7 +15,8 @@ from decode_worker.generate import DecodeAttempt, FetchedCache, RunningJobs, fet
 from decode_worker.stealing.policy import leave_to_faster
 from decode_worker.stealing.thief import QueueChoice
 from infra.broker.base import Broker, Delivery
-from infra.broker.topology import model_of, work_queue
+from infra.broker.topology import stage_and_model
+from infra.turns import Turns
 from infra.worker_loop import OneByOne
 from kvstore.base import KVStore
 from messages.errors import BrokerUnavailable, NoQueue
@@ -36,15 +37,14 @@ class DecodeFlow:
         running_jobs: RunningJobs,
         choice: QueueChoice,
         kv: KVStore,
-        hand_back: Callable[[list[Delivery]], None],
+        hand_back: Callable[..., None],  # Settler.hand_back_all
     ) -> None:
-        self._broker = broker
         self._model_cache = choice.model_cache
         self._model = self._model_cache.home.model
-        self._bulk = work_queue("decode", self._model, "bulk")
+        self._turns = Turns(broker, "decode", self._model)
         self._consume = jobs.consume
         self._slots = jobs.slots
-        self._consumer = jobs.consume(self._bulk, self._slots.count)
+        self._consumer = jobs.consume(self._turns.first, self._slots.count)
         self._running_jobs = running_jobs
         self._choice = choice
         self._throughput, self._thief, self._tail = choice.throughput, choice.thief, choice.tail
@@ -78,7 +78,7 @@ class DecodeFlow:
         if self._are_short():
             return
         with suppress(BrokerUnavailable, NoQueue):
-            self._hand_back(self._stop_flow())
+            self._hand_back(self._stop_flow(), keep_turn=True)
             self._look_ahead(urgent)
 
     def pop_fetch(self, delivery: Delivery) -> Future[FetchedCache | None] | None:
@@ -110,19 +110,20 @@ class DecodeFlow:
     def _pull(self) -> Delivery | None:
         if self._tail.should_leave(self._choice.outlook_for_long()):
             return None
-        delivery = self._broker.get(self._bulk)
+        delivery = self._turns.pull()
         if delivery is None:
             self._start_flow()
         return delivery
 
     def _receive_pushed(self, timeout_s: float) -> Delivery | None:
         if self._slots.free > self._credit and not self._are_short():
-            self._hand_back(self._stop_flow())  # it does not know of a slot that is free again
+            self._hand_back(self._stop_flow(), keep_turn=True)  # it does not know of a slot that is free again
             return self._pull()
-        delivery = self._consumer.receive(timeout_s)
+        delivery = self._turns.take(lambda: self._consumer.receive(0)) or self._consumer.receive(timeout_s)
         if delivery is None:
             return None
-        self._credit -= 1
+        if delivery.queue == self._turns.first:
+            self._credit -= 1
         if self._tail.should_leave(self._choice.outlook_for_long(), in_hand=1):
             self._hand_back([*self._stop_flow(), delivery])
             return None
@@ -130,7 +131,7 @@ class DecodeFlow:
 
     def _start_flow(self) -> None:
         self._credit = self._slots.count if self._are_short() else max(1, self._slots.free)
-        self._consumer = self._consume(self._bulk, self._credit)
+        self._consumer = self._consume(self._turns.first, self._credit)
         self._is_pushed = True
 
     def _stop_flow(self) -> list[Delivery]:
@@ -147,7 +148,7 @@ class DecodeFlow:
         decode_s = self._choice.outlook_for_long().decode_s
         if self._ahead:
             if now - self._ahead_since > max(_HOLD_S, decode_s / 4):
-                self._hand_back(self._drop_ahead())
+                self._hand_back(self._drop_ahead(), keep_turn=True)
                 self._ahead_wanted = False  # until a slot has freed
             return
         soon_s = max(_SOON_S, 2 * self._throughput.fetch_s(self._model))
@@ -163,11 +164,11 @@ class DecodeFlow:
             in_s = self._running_jobs.next_end_s(self._throughput.expected_s) + decode_s
             if queue.ready <= len(queue.peers) or leave_to_faster(queue, in_s) is not None:
                 return None
-        return self._broker.get(self._bulk)
+        return self._turns.pull()
 
     def _keep_ahead(self, delivery: Delivery) -> None:
         self._ahead, self._ahead_since = delivery, time.monotonic()
-        loaded_model = self._model_cache.get(model_of(delivery.queue))
+        loaded_model = self._model_cache.get(stage_and_model(delivery.queue)[1])
         if loaded_model and not loaded_model.why_no_kv:
             self._fetches[id(delivery)] = self._pool.submit(fetch_ahead, self._kv, delivery, loaded_model)
 

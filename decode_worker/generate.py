@@ -10,7 +10,7 @@ import math
 import secrets
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
@@ -94,7 +94,6 @@ class RunningJobs:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._attempts: dict[Run, DecodeAttempt] = {}
-        self._models: Counter[str] = Counter()
 
     def start(self, attempt: DecodeAttempt) -> bool:
         """Whether it runs from now on; if its job runs already, that attempt has taken over the deliveries."""
@@ -105,7 +104,6 @@ class RunningJobs:
                 return False
             attempt.began = time.monotonic()
             self._attempts[attempt.key] = attempt
-            self._models[attempt.job.job.model] += 1
             return True
 
     def end(self, attempt: DecodeAttempt) -> None:
@@ -116,7 +114,6 @@ class RunningJobs:
         with self._lock:
             if self._attempts.get(attempt.key) is attempt:
                 del self._attempts[attempt.key]
-                self._models[attempt.job.job.model] -= 1
             late = list(attempt.deliveries) if attempt.is_outcome_confirmed else []
         for delivery in late:
             delivery.ack()
@@ -136,8 +133,7 @@ class RunningJobs:
 
     def has_foreign(self, model: str) -> bool:
         """Whether a job of another model runs."""
-        with self._lock:
-            return any(count for running_model, count in self._models.items() if running_model != model)
+        return any(attempt.job.job.model != model for attempt in self.snapshot())
 
 
 class Generator:

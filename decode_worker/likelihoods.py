@@ -9,6 +9,7 @@ import logging
 import math
 import re
 import threading
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -79,10 +80,8 @@ def _place(engine: Detokenizes, path: Sequence[str], answer: str, tokens: Sequen
     if match is None or not whole.endswith(answer):  # what a hidden channel holds comes first
         return None
     start = len(whole) - len(answer) + match.end()
-    low, high = 0, len(tokens)  # the longest beginning of the ids whose text ends there or sooner
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if len(engine.text_of(tokens[:middle])) <= start else (low, middle - 1)
+    # The longest beginning of the ids whose text ends there or sooner.
+    low = bisect_right(range(1, len(tokens) + 1), start, key=lambda count: len(engine.text_of(tokens[:count])))
     text_before = engine.text_of(tokens[:low])
     return _Place(tuple(tokens[:low]), whole[len(text_before) : start]) if whole.startswith(text_before) else None
 

@@ -22,6 +22,7 @@ from infra.broker.base import Broker, Delivery
 from infra.broker.envelope import StopReason
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import Settler, replying
+from infra.broker.topology import TURNS
 from infra.checks import Checks
 from infra.config.hours import ALL_HOURS, Hours
 from infra.worker_loop import ConsumerLoop, GroupHelp, OneByOne, SlotPool
@@ -101,7 +102,9 @@ class DecodeWorker:
         self._jobs = steps(broker, self._settler, self.slots, self.handle, self.commit, group_help)
         self._aborting = False
         self._started_at = self._cluster_state.now()
-        self._fallback = Fallback(broker, self._cluster_state, self._settler, self.worker_id, model, self.slots.count)
+        # Settled apart from our own jobs: it decodes none of what it passes on.
+        passing_on = Settler(broker, model_cache.models, observe)
+        self._fallback = Fallback(broker, self._cluster_state, passing_on, self.worker_id, model, self.slots.count)
 
     def handle(self, delivery: Delivery, leave_slot: Callable[[], None]) -> None:
         """One delivery, from its arrival to its ack. Each step is through before the next begins."""
@@ -268,7 +271,7 @@ class DecodeWorker:
             engine,
             slots=self.slots.count,
             busy=min(len(job_ids), self.slots.count),  # one that is being settled is in no slot any more
-            done=self.slots.jobs_done,
+            done=self._settler.jobs_finished,
             tokens_per_s=throughput.of(home.model).tokens_per_s,
             off=self.loop.idle_reason,
             notes=engine.notes or next(iter(endings.values()), ""),
@@ -285,6 +288,7 @@ class DecodeWorker:
                 engine.details,
                 decode_curves=throughput.curves.curves()[-MAX_CURVES:],
                 paused_because=self.loop.paused_because,
+                turns=TURNS,
             ),
         )
 

@@ -4,6 +4,7 @@ import getpass
 import math
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,6 +18,16 @@ Overrides = Mapping[str | None, Override]  # of one submission, by criterion; No
 
 ACCEPTED_REASON = "looked at, and left as it is"
 TOGETHER_REASON = "decided together with the answers that are like it"
+WHOLE = ""  # in place of a criterion's id: the submission's summary
+
+
+@dataclass(frozen=True, slots=True)
+class GradeChange:
+    """What becomes of one criterion, or of the summary; None stays as it is."""
+
+    reason: str = ""
+    points: Points | None = None
+    feedback: str | None = None
 
 
 class ReviewError(UsageError):
@@ -55,29 +66,22 @@ class Decisions:
 
 
 def make_overrides(
-    grade: Grade,
-    overrides: Overrides,
-    points: Mapping[str, Points],
-    feedback: Mapping[str, str],
-    summary: str,
-    reason: str,
-    reviewer: str = "",
+    grade: Grade, overrides: Overrides, changes: Mapping[str, GradeChange], reviewer: str = ""
 ) -> list[Override]:
-    """What a filled-in form changes: a decision for each criterion that is not as it stands, and for the summary.
+    """A decision for each change, by criterion or WHOLE, that is not as it stands; each with its own reason.
 
-    Empty if nothing is changed. Raises ReviewError if something is changed without a reason, or out of range.
+    Empty if nothing is changed. Raises ReviewError if something is changed without a reason, or out of range, or if the
+    grade has no such criterion.
     """
-    changes = [
-        change
-        for item in grade.criteria
-        if (change := _criterion_override(grade, item, overrides.get(item.id), points, feedback, reason, reviewer))
+    criteria = {item.id: item for item in grade.criteria}
+    missing_ids = changes.keys() - criteria.keys() - {WHOLE}
+    if missing_ids:
+        raise ReviewError(f"{min(missing_ids)}: the rubric has no such criterion any more")
+    decisions = [
+        _override(grade, criteria.get(id), overrides.get(id or None), change, reviewer)
+        for id, change in changes.items()
     ]
-    whole = overrides.get(None)
-    standing = whole.feedback if whole and whole.feedback is not None else grade.summary
-    if summary.strip() != standing.strip():
-        total = whole.points if whole else None
-        changes.append(Override(grade.item_id, None, total, summary.strip(), _require_reason(reason), reviewer))
-    return changes
+    return [decision for decision in decisions if decision]
 
 
 def accept_grade(grade: Grade, reviewer: str = "", whole: Override | None = None) -> Override:
@@ -105,23 +109,21 @@ def round_overrides(
     ]
 
 
-def _criterion_override(
-    grade: Grade,
-    item: CriterionGrade,
-    last_override: Override | None,
-    points: Mapping[str, Points],
-    feedback: Mapping[str, str],
-    reason: str,
-    reviewer: str,
+def _override(
+    grade: Grade, item: CriterionGrade | None, last_override: Override | None, change: GradeChange, reviewer: str
 ) -> Override | None:
-    old_points = last_override.points if last_override and last_override.points is not None else item.points
-    old_feedback = last_override.feedback if last_override and last_override.feedback is not None else item.feedback
-    new_points, text = points.get(item.id, old_points), feedback.get(item.id, old_feedback).strip()
-    if new_points == old_points and text == old_feedback.strip():
+    """What the change makes of a criterion, or without one of the summary; its total stays then."""
+    model_points, model_text = (item.points, item.feedback) if item else (None, grade.summary)
+    old_points = last_override.points if last_override and last_override.points is not None else model_points
+    old_text = last_override.feedback if last_override and last_override.feedback is not None else model_text
+    points = change.points if item and change.points is not None else old_points
+    text = (old_text if change.feedback is None else change.feedback).strip()
+    if points == old_points and text == old_text.strip():
         return None
-    if new_points is not None and not (math.isfinite(new_points) and item.min_points <= new_points <= item.max_points):
-        raise ReviewError(f"{item.id}: points go from {item.min_points} to {item.max_points}, not {new_points}")
-    return Override(grade.item_id, item.id, new_points, text, _require_reason(reason), reviewer)
+    if item and points is not None and not (math.isfinite(points) and item.min_points <= points <= item.max_points):
+        raise ReviewError(f"{item.id}: points go from {item.min_points} to {item.max_points}, not {points}")
+    criterion_id = item.id if item else None
+    return Override(grade.item_id, criterion_id, points, text, _require_reason(change.reason), reviewer)
 
 
 def _require_reason(reason: str) -> str:

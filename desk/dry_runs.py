@@ -14,17 +14,11 @@ def read_findings(folder: Path) -> dict[str, Any]:
     try:
         findings: dict[str, Any] = from_json(read_ordinary(work.out))
         # A page must not be the first to find that they are of another shape.
-        repeated_tokens(findings)
         findings_table(findings)
+        sum(part["tokens"] for part in findings["shared_prefix"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
     return findings
-
-
-def repeated_tokens(findings: dict[str, Any]) -> int:
-    """Prompt tokens that need not be computed because the class shares them."""
-    graded_count = sum(1 for item in findings["submissions"] if item["prompts"])
-    return sum(part["tokens"] * max(0, graded_count - 1) for part in findings["shared_prefix"])
 
 
 def findings_table(findings: dict[str, Any]) -> list[dict[str, object]]:

@@ -1,6 +1,5 @@
-"""How fast it goes, as measured, and how long the rest will take."""
+"""How fast it goes, as measured."""
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,6 @@ class ModelRate:
     answers: int
     prefill_tokens_per_s: float  # of computed tokens, in the engine
     decode_tokens_per_s: float  # of one sequence; slots beside each other add up
-    answer_tokens: float  # of one answer, on average
     transferred_answers: int  # answers decoded from a KV cache that another engine computed
 
 
@@ -34,19 +32,8 @@ def _rate(model: str, results: Sequence[JobResult]) -> ModelRate:
         len(results),
         _per(computed_tokens, sum(result.prefill.prefill_s for result in results)),
         _per(completion_tokens, sum(result.decode.decode_s for result in results)),
-        _per(completion_tokens, len(results)),
         sum(result.decode.kv_transfer != "none" for result in results),
     )
-
-
-def per_hour(submissions: int, seconds: float) -> float:
-    """Submissions an hour; 0 while nothing is known."""
-    return _per(submissions, seconds) * 3600
-
-
-def remaining_s(open_count: int, done_count: int, seconds: float) -> float | None:
-    """Seconds for what is open, at the pace so far; None while nothing is done."""
-    return open_count * seconds / done_count if done_count else None
 
 
 def duration(seconds: float) -> str:
@@ -57,28 +44,5 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def finish_words(seconds: float | None) -> str:
-    """`done by about 23:10 on Friday`, so many seconds from now."""
-    return (
-        "how long it takes is not known yet"
-        if seconds is None
-        else time.strftime("done by about %H:%M on %A", time.localtime(time.time() + seconds))
-    )
-
-
 def _per(amount: float, seconds: float) -> float:
     return amount / seconds if seconds > 0 else 0.0
-
-
-def forecast_s(prompt_tokens: int, prompts: int, repeated_tokens: int, rates: Iterable[ModelRate]) -> float | None:
-    """Seconds for a class on one pair of workers, at the slowest measured rates; None if nothing was measured.
-
-    Args:
-        repeated_tokens: prompt tokens that the class shares, and that are therefore computed once only.
-    """
-    measured_rates = [rate for rate in rates if rate.prefill_tokens_per_s and rate.decode_tokens_per_s]
-    if not measured_rates:
-        return None
-    prefill = (prompt_tokens - repeated_tokens) / min(rate.prefill_tokens_per_s for rate in measured_rates)
-    decode = prompts * max(rate.answer_tokens / rate.decode_tokens_per_s for rate in measured_rates)
-    return max(prefill, decode)  # the two stages work at the same time

@@ -17,17 +17,19 @@ def draw_class(rubric: Rubric, rows: Sequence[Row]) -> list[Picture]:
     if not graded_rows:
         return []
     step = min(criterion.step for criterion in rubric.criteria)
-    reviewed_rows = [row for row in graded_rows if row.is_reviewed]
+    reviewed_rows = [row for row in graded_rows if row.final.is_reviewed]
     # What counts, before lateness; where a review is still open, what the model left.
-    now = [row.ai if row.final.earned_points is None else row.final.earned_points for row in graded_rows]
-    model = [row.ai for row in graded_rows]
+    now = [
+        row.final.grade.points if row.final.earned_points is None else row.final.earned_points for row in graded_rows
+    ]
+    model = [row.final.grade.points for row in graded_rows]
     return [_columns("Submissions by points", model, now, rubric.total, step, reviewed_rows)]
 
 
 def draw_criteria(rubric: Rubric, rows: Sequence[Row]) -> list[Picture]:
     """How often each criterion got how many points, as `draw_class`."""
     handed_in = [row for row in rows if row.state in ("graded", "incomplete")]
-    reviewed_rows = [row for row in handed_in if row.is_reviewed]
+    reviewed_rows = [row for row in handed_in if row.final.is_reviewed]
     return [_criterion(criterion, handed_in, reviewed_rows) for criterion in rubric.criteria] if handed_in else []
 
 

@@ -55,6 +55,11 @@ class Stages:
         counts = Counter(self._stage.values())
         return {stage: counts[stage] for stage in STAGES}
 
+    def finish_words(self) -> str:
+        """How long the process expects to take, in its own words."""
+        self.refresh()
+        return self.expected or "how long it takes is not known yet"
+
     def in_hand(self) -> list[tuple[str, str, datetime]]:
         """(job, stage, since when) of what is in prefill or in decode now, in the order in which it came there."""
         self.refresh()

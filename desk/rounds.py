@@ -24,7 +24,7 @@ from messages.jobs import JobResult
 from producers.batch import batch as batches
 from producers.batch.batch import Batch
 from producers.batch.forms import form_of
-from producers.storage.journal import Lines
+from producers.storage.journal import Lines, append_line
 from producers.storage.private import make_folder
 from producers.storage.shapes import parse_as
 from producers.words import plural
@@ -114,7 +114,7 @@ def record_change(folder: Path, place: Path, author: str) -> None:
         "rubric": rubric.digest,
         "criteria": {criterion.id: criterion_text(criterion) for criterion in new},
     }
-    Lines(folder / CHANGES).append([line])
+    append_line(folder / CHANGES, line, "change")
 
 
 @dataclass(frozen=True, slots=True)

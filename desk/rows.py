@@ -13,7 +13,6 @@ from grading.export.late import late_of
 from grading.export.requests import Request, read_requests
 from grading.points import criterion_points
 from grading.report.grades import outcome_of
-from grading.rubric.rubric import Points
 from producers.words import plural
 
 Order = Literal["name", "points, lowest first", "points, highest first", "needs review first"]
@@ -28,20 +27,8 @@ class Row:
     number: int  # index in the batch
     name: str  # whose it is, as people are shown
     state: str  # one of OUTCOMES
-    ai: Points | None  # as the models left it
     final: FinalGrade  # with what a person decided
-    remarks: tuple[str, ...]
     requests: tuple[Request, ...] = ()  # of the student, for another look
-
-    @property
-    def points(self) -> Points | None:
-        """What counts now; None where it is open."""
-        return self.final.points
-
-    @property
-    def is_reviewed(self) -> bool:
-        """Whether a person has decided something."""
-        return self.final.is_reviewed
 
     @property
     def needs_review(self) -> tuple[str, ...]:
@@ -85,7 +72,7 @@ def make_rows(view: BatchView, decisions: Mapping[str, Overrides]) -> list[Row]:
     for number, grade in enumerate(view.grades):
         final = apply_decisions(grade, decisions.get(grade.item_id, {}), late=late)
         requests = tuple(requests_by_item.get(grade.item_id, ()))
-        rows.append(Row(number, grade.display_name, outcome_of(grade), grade.points, final, grade.remarks, requests))
+        rows.append(Row(number, grade.display_name, outcome_of(grade), final, requests))
     return rows
 
 
@@ -148,7 +135,7 @@ def select(class_rows: Sequence[Row], row_filter: Filter) -> list[Row]:
         for row in class_rows
         if text in f"{row.name} {row.final.submission}".casefold()
         and (not row_filter.states or row.state in row_filter.states)
-        and row_filter.is_reviewed in (None, row.is_reviewed)
+        and row_filter.is_reviewed in (None, row.final.is_reviewed)
         and (not row_filter.needs_review or row.needs_review)
         and (not row_filter.awaits_reply or row.awaits_reply)
     ]
@@ -158,7 +145,9 @@ def select(class_rows: Sequence[Row], row_filter: Filter) -> list[Row]:
         # By what the models left open: a decision moves nobody while the rest is seen.
         return sorted(selection, key=lambda row: (not row.needs_review, -len(row.final.grade.doubts)))
     sign = 1 if row_filter.order == "points, lowest first" else -1
-    return sorted(selection, key=lambda row: (row.ai is None, sign * float(row.ai or 0)))
+    return sorted(
+        selection, key=lambda row: (row.final.grade.points is None, sign * float(row.final.grade.points or 0))
+    )
 
 
 def page_count(class_rows: Sequence[Row], size: int = PAGE_SIZE) -> int:

@@ -233,10 +233,8 @@ class ChatPrompt(ABC):
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """The number of equal ids at the start."""
-    for index, (a, b) in enumerate(zip(first, second, strict=False)):
-        if a != b:
-            return index
-    return min(len(first), len(second))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def cut_inside(text: str, marks: Iterable[re.Match[str]]) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
+from urllib.parse import parse_qs
 
 from engines.base import Capabilities, DecodeEngine, PrefillEngine
 from messages import checks
@@ -107,3 +108,11 @@ def closed_on_failure(opened: Any) -> Iterator[None]:
     except BaseException:
         opened.close()
         raise
+
+
+def options_in(weights: str, query: str, *names: str) -> dict[str, str]:
+    """The options behind the `?` of weights, which may only be these. Raises ConfigError."""
+    options = {name: values[-1] for name, values in parse_qs(query).items()}
+    if unknown := set(options) - {*names}:
+        raise ConfigError(f"weights {weights!r}: {unknown.pop()!r} is neither {' nor '.join(map(repr, names))}")
+    return options

@@ -24,7 +24,7 @@ from tenacity import AsyncRetrying, retry_if_result, wait_exponential
 
 from engines.base import Answer, EngineInfo, TokenizedPrompt
 from engines.chat import SAMPLE, PromptMessage, chat
-from engines.waiting import check_running
+from engines.waiting import POLL_S, check_running
 from messages.errors import (
     ConfigError,
     ContextExceeded,
@@ -48,9 +48,9 @@ IDLE_S = 1.0
 _LOST_AT_ONCE_S = 1.0
 _MOST_SENT = 4  # times: the next connection that idles may have been closed as well
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0  # before a server that is away is looked for again
+FINISH_REASONS = ("stop", "length")  # of an answer that is whole
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp, which may be behind a server, draws a seed of its own for this one
 LETTERS_PER_TOKEN = 3.0  # until the server has counted the sample
-_POLL_S = 0.1
 # No prompt has this much more text to a token than its neighbours, or the sample: one that was counted lower was cut.
 _CUT = 0.6
 # Ollama cuts a prompt to half the context and a few tokens of its beginning: at just this count a prompt is whole only
@@ -161,7 +161,7 @@ class RemoteServer(ABC):
         try:
             while True:
                 try:
-                    piece = inbox.get(timeout=_POLL_S)
+                    piece = inbox.get(timeout=POLL_S)
                 except queue.Empty:
                     check_running(self._name, self._closed, stop)
                     continue
@@ -183,7 +183,7 @@ class RemoteServer(ABC):
                 async for piece in produce():
                     sent_count = _MOST_SENT
                     while inbox.qsize() >= MAX_WAITING_EVENTS:  # a server may be faster than whoever reads
-                        await asyncio.sleep(_POLL_S / 10)
+                        await asyncio.sleep(POLL_S / 10)
                     inbox.put(piece)
             except BaseException as error:
                 lost_at_once = isinstance(error, self.disconnect_errors) and time.monotonic() - start < _LOST_AT_ONCE_S
@@ -232,7 +232,7 @@ class RemoteServer(ABC):
 
     async def _shut_down(self) -> None:
         if self._search is not None:
-            await asyncio.wait({self._search}, timeout=_POLL_S)  # anyio warns of connections that end as they begin
+            await asyncio.wait({self._search}, timeout=POLL_S)  # anyio warns of connections that end as they begin
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from messages.errors import Cancelled, EngineUnavailable
 
-_POLL_S = 0.1
+POLL_S = 0.1  # how often whoever waits looks whether to go on
 
 
 def check_running(engine: str, closed: threading.Event, stop: threading.Event | None) -> None:
@@ -21,7 +21,7 @@ def check_running(engine: str, closed: threading.Event, stop: threading.Event | 
 def acquire_slot(slots: threading.Semaphore, check: Callable[[], None]) -> Iterator[None]:
     """One of the slots, as soon as it is free. Meanwhile it lets `check` raise."""
     check()
-    while not slots.acquire(timeout=_POLL_S):
+    while not slots.acquire(timeout=POLL_S):
         check()
     try:
         yield

@@ -3,9 +3,10 @@
 Requests are read by these tables, and docs/reference/api.md has them (`python -m docs.write_reference`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 from gateway.refusal import ApiError
@@ -195,8 +196,15 @@ TABLES: Mapping[str, Fields] = {
 }
 
 
-def meaningful_fields(fields: Mapping[str, Any], table: Fields, prefix: str = "") -> dict[str, Any]:
-    """The fields that say something, and those that are unknown. Raises ApiError for what is refused, by name."""
+def meaningful_fields(
+    fields: Any, table: Fields, prefix: str = "", inside: Mapping[str, Callable[[Any, str], Any]] = MappingProxyType({})
+) -> Any:
+    """The fields of an object without those that say nothing; what is no object as it is.
+
+    `inside` says what becomes of a field's value, from that and its place. Raises ApiError for a field that is refused.
+    """
+    if not isinstance(fields, dict):
+        return fields
     meaningful = {}
     for name, value in fields.items():
         rule = table.get(name)
@@ -206,4 +214,13 @@ def meaningful_fields(fields: Mapping[str, Any], table: Fields, prefix: str = ""
             message = f"{prefix + name!r} is not served: {rule.words}"
             raise ApiError(400, message, f"{prefix}{name}", "unsupported_parameter")
         meaningful[name] = value
-    return meaningful
+    return meaningful | {
+        name: read(meaningful[name], f"{prefix}{name}") for name, read in inside.items() if name in meaningful
+    }
+
+
+def each(read: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """The same for every entry of a list; what is no list stays as it is."""
+    return lambda value, place: (
+        [read(entry, f"{place}[{at}]") for at, entry in enumerate(value)] if isinstance(value, list) else value
+    )

@@ -198,7 +198,7 @@ class Gateway:
         return reasons + ([] if served_models.intersection(self.models) else ["no worker serves any model"])
 
     def _queue_depth(self, model: str, lane: Lane) -> int:
-        names = [topology.work_queue(stage, model, lane) for stage in topology.WORK_STAGES]
+        names = [name for stage in topology.WORK_STAGES for name in topology.lane_queues(stage, model, lane)]
         try:
             return sum(depth.ready for name in names if (depth := self.client.broker.depth(name)))
         except ConfigError as error:  # from RabbitMQ 4.3 on a producer may not look

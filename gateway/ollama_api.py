@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import FailFast, Field, model_validator
 
-from gateway.fields import OLLAMA, OLLAMA_MESSAGE, OPTIONS, meaningful_fields
+from gateway.fields import OLLAMA, OLLAMA_MESSAGE, OPTIONS, each, meaningful_fields
 from gateway.gateway import Gateway, ThisGateway, new_seed, prompt_of
 from gateway.openai_api import Function, Tool
 from gateway.refusal import RESPONSES, ApiError
@@ -54,17 +54,11 @@ class OllamaRequest(Strict):
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_is_not_served(cls, body: Any) -> Any:
-        if not isinstance(body, dict):
-            return body
-        fields = meaningful_fields(body, OLLAMA)
-        if isinstance(fields.get("options"), dict):
-            fields["options"] = meaningful_fields(fields["options"], OPTIONS, "options.")
-        if isinstance(fields.get("messages"), list):
-            fields["messages"] = [
-                meaningful_fields(message, OLLAMA_MESSAGE, f"messages[{at}].") if isinstance(message, dict) else message
-                for at, message in enumerate(fields["messages"])
-            ]
-        return fields
+        inside = {
+            "options": lambda options, place: meaningful_fields(options, OPTIONS, f"{place}."),
+            "messages": each(lambda message, place: meaningful_fields(message, OLLAMA_MESSAGE, f"{place}.")),
+        }
+        return meaningful_fields(body, OLLAMA, inside=inside)
 
     async def sampling(self, gateway: Gateway, model: ModelSettings, request: Request) -> Sampling:
         """Raises InvalidMessage, InvalidSchema."""
@@ -137,10 +131,10 @@ class ShowRequest(Strict):
 
     model: str | None = None
     name: str | None = None
-    options: Annotated[dict[str, Any] | None, Field(description="Accepted; nothing of it is shown.")] = None
-    system: Annotated[str | None, Field(description="Accepted; nothing of it is shown.")] = None
-    template: Annotated[str | None, Field(description="Accepted; nothing of it is shown.")] = None
-    verbose: Annotated[bool | None, Field(description="Accepted; there is no more to show.")] = None
+    options: Annotated[dict[str, Any] | None, Field(description="Accepted and ignored.")] = None
+    system: Annotated[str | None, Field(description="Accepted and ignored.")] = None
+    template: Annotated[str | None, Field(description="Accepted and ignored.")] = None
+    verbose: Annotated[bool | None, Field(description="Accepted; changes nothing.")] = None
 
 
 @router.post("/chat")

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from pydantic import FailFast, Field, model_validator
 
 from gateway.dispatch import PromptRequest
-from gateway.fields import CHAT, COMPLETION, MESSAGE, PART, meaningful_fields
+from gateway.fields import CHAT, COMPLETION, MESSAGE, PART, each, meaningful_fields
 from gateway.gateway import Gateway, ThisGateway, new_seed, prompt_of
 from gateway.refusal import RESPONSES, ApiError
 from gateway.requests import BoundedRoute, Strict, apart
@@ -132,14 +132,7 @@ class ChatRequest(_OpenAIRequest):
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_is_not_served(cls, body: Any) -> Any:
-        if not isinstance(body, dict):
-            return body
-        fields = meaningful_fields(body, CHAT)
-        if isinstance(fields.get("messages"), list):
-            fields["messages"] = [
-                _message(message, f"messages[{at}].") for at, message in enumerate(fields["messages"])
-            ]
-        return fields
+        return meaningful_fields(body, CHAT, inside={"messages": each(_message)})
 
     def fields(self) -> dict[str, Any]:
         """All fields; a forced function's parameters as the form of the answer."""
@@ -175,26 +168,21 @@ class CompletionRequest(_OpenAIRequest):
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_is_not_served(cls, body: Any) -> Any:
-        return meaningful_fields(body, COMPLETION) if isinstance(body, dict) else body
+        return meaningful_fields(body, COMPLETION)
 
 
-def _message(message: Any, prefix: str) -> Any:
+def _message(message: Any, place: str) -> Any:
     """One message without what says nothing. Raises ApiError for what is no text, by its name."""
-    if not isinstance(message, dict):
-        return message
-    if message.get("role") == "function":
-        raise ApiError(400, f"{prefix}role: function messages are not served", f"{prefix}role", "invalid_value")
-    fields = meaningful_fields(message, MESSAGE, prefix)
-    if isinstance(content := fields.get("content"), list):
-        fields["content"] = [_part(part, f"{prefix}content[{at}]") for at, part in enumerate(content)]
-    return fields
+    if isinstance(message, dict) and message.get("role") == "function":
+        raise ApiError(400, f"{place}.role: function messages are not served", f"{place}.role", "invalid_value")
+    return meaningful_fields(message, MESSAGE, f"{place}.", {"content": each(_part)})
 
 
-def _part(part: Any, param: str) -> Any:
+def _part(part: Any, place: str) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind != "text":
-        raise ApiError(400, f"{param}: {kind[:40]} is not served, only text", param, "unsupported_parameter")
-    return meaningful_fields(part, PART, f"{param}.") if isinstance(part, dict) else part
+        raise ApiError(400, f"{place}: {kind[:40]} is not served, only text", place, "unsupported_parameter")
+    return meaningful_fields(part, PART, f"{place}.")
 
 
 @router.get("/models")

@@ -13,20 +13,17 @@ One line may also stand for a whole review (`submission`, `criteria`, `summary`,
 a submission counts; such a line is read as the decisions that it stands for.
 """
 
-import fcntl
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from grading.rubric.rubric import MAX_POINTS, Points
 from messages.errors import BatchError
-from producers.storage.journal import Lines
-from producers.storage.private import open_private
+from producers.storage.journal import Lines, lock_lines
 from producers.storage.shapes import parse_as
 
 FILE = "reviews.jsonl"
@@ -96,19 +93,10 @@ def _append(folder: Path, changes: Sequence[_Change], leaves_conflicts: bool = F
         ]
         if conflict_ids and not leaves_conflicts:
             raise ReviewConflict("somebody has decided on this submission meanwhile; look at both decisions")
-        Lines(folder / FILE).append(row for item_id, _, rows in changes if item_id not in conflict_ids for row in rows)
+        Lines(folder / FILE, is_owner=True).append(
+            row for item_id, _, rows in changes if item_id not in conflict_ids for row in rows
+        )
     return conflict_ids
-
-
-@contextmanager
-def lock_lines(path: Path, kind: str) -> Iterator[None]:
-    """Nobody else adds to the file in here, in this process or another. Raises BatchError."""
-    try:
-        with open_private(path, "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
-    except OSError as error:
-        raise BatchError(f"can't write {path}: {error.strerror}; the {kind} is not kept") from None
 
 
 def undo_override(

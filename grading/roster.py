@@ -24,7 +24,7 @@ from grading.letters import letters
 from grading.submissions.lms_names import Claim, claim_of, same_student, student_id
 from grading.tables import PARTICIPANT, ExportError, Sheet, cell, column, read_sheet
 from messages.errors import BatchError, UsageError
-from producers.storage.journal import Lines
+from producers.storage.journal import Lines, append_line
 from producers.storage.private import read_ordinary, write_atomically
 from producers.storage.shapes import from_json, parse_as
 from producers.words import join_with_and
@@ -394,4 +394,4 @@ def keep_answer(folder: Path, submission: str, owner: Owner, by: str = "") -> No
     """Keep whose a submission is, on disk on return. Raises BatchError."""
     person = owner.group or owner.people[0].number
     line = {"submission": submission, "person": person, "by": by, "at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    Lines(folder / ANSWERS).append([line])
+    append_line(folder / ANSWERS, line, "answer")

@@ -15,6 +15,7 @@ import logging
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
@@ -85,14 +86,13 @@ class JobSource:
         self._now = topology.work_queue(stage, model, "now")
         self._suspects = topology.suspects_queue(stage, model)
         self._count_in_progress = count_in_progress
-        self._next_look_at_now = 0.0
-        self._next_look_at_suspects = 0.0
+        self._next_looks: dict[str, float] = defaultdict(float)  # by queue; monotonic clock
         self.flow = flow
 
     def ring(self, queue: str) -> None:
         """Somebody published to `queue`."""
         if queue == self._now:
-            self._next_look_at_now = 0.0
+            self._next_looks[queue] = 0.0
             self.flow.nudge()
 
     def next(self, timeout_s: float, wants_bulk: bool = True) -> Delivery | None:
@@ -110,22 +110,19 @@ class JobSource:
 
     def urgent(self) -> Delivery | None:
         """The next job of `now`, if it is time to look there."""
-        if time.monotonic() < self._next_look_at_now:
-            return None
-        # Set first: what rings during the look must not be forgotten.
-        self._next_look_at_now = time.monotonic() + _LOOK_AT_NOW_S
-        delivery = self._broker.get(self._now)
-        if delivery:
-            self._next_look_at_now = 0.0  # where one is, there may be more
-        return delivery
+        return self._look_at(self._now, _LOOK_AT_NOW_S)
 
     def _suspect(self) -> Delivery | None:
-        if time.monotonic() < self._next_look_at_suspects or self._count_in_progress():
+        return None if self._count_in_progress() else self._look_at(self._suspects, _LOOK_AT_SUSPECTS_S)
+
+    def _look_at(self, queue: str, every_s: float) -> Delivery | None:
+        if time.monotonic() < self._next_looks[queue]:
             return None
-        self._next_look_at_suspects = time.monotonic() + _LOOK_AT_SUSPECTS_S
-        delivery = self._broker.get(self._suspects)
+        # Set first: what rings during the look must not be forgotten.
+        self._next_looks[queue] = time.monotonic() + every_s
+        delivery = self._broker.get(queue)
         if delivery:
-            self._next_look_at_suspects = 0.0
+            self._next_looks[queue] = 0.0  # where one is, there may be more
         return delivery
 
 

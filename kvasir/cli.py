@@ -67,7 +67,7 @@ RESUMABLE_COMMANDS = ("demo", "grade", "submit", "watch", "retry", "regrade", "r
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="warning",
     show_default=True,
-    help="How much is logged, to stderr.",
+    help="How much to log to stderr.",
 )
 @click.option(
     "--log-style", type=click.Choice(["console", "json"]), default="console", show_default=True, help="Log format."

@@ -44,5 +44,5 @@ deadline_option = click.option(
     "deadline_s",  # seconds from now, 0 without
     callback=_read,
     metavar="WHEN",
-    help="Jobs not done by then expire: a time to go (8h, 90m) or a time of day (07:30).",
+    help="Jobs that are not done by then expire. Give a duration (8h, 90m) or a time of day (07:30).",
 )

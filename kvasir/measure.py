@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import date
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
@@ -37,12 +38,12 @@ Points = list[tuple[int, float]]
 
 
 @click.command()
-@click.option("--model", "names", multiple=True, help="A model to measure; may be given again [default: all].")
+@click.option("--model", "names", multiple=True, help="A model to measure; may be repeated [default: all].")
 @click.option("--engine", default="", help="Engine [default: the model's].")
 @click.option(
     "--slots", type=click.IntRange(1, 1024), default=16, show_default=True, help="Sequences at once, at most."
 )
-@click.option("--machine", default="", help="Its name in kvasir.toml [default: this host's].")
+@click.option("--machine", default="", help="This machine's name in kvasir.toml [default: the host name].")
 @click.option("--minutes", type=Number(0), default=5.0, show_default=True, help="For all models together.")
 @click.pass_obj
 def measure(
@@ -59,12 +60,9 @@ def measure(
     rates = {}
     for model in models:
         name, weights = model.weights_for(engine)
-        loaded = open_engine(name, engine_options(model, name, weights, model.context, slots))
-        try:
+        with closing(open_engine(name, engine_options(model, name, weights, model.context, slots))) as loaded:
             ends_at = time.monotonic() + 60 * minutes / len(models)
             prefill, decode = prefill_points(loaded, ends_at), decode_points(loaded, slots, ends_at)
-        finally:
-            loaded.close()
         rates[model.name] = {
             "measured": date.today().isoformat(),
             "build": _build(loaded.info),

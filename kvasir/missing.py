@@ -45,6 +45,6 @@ def _not_as_configured(settings: Settings, workers: list[WorkerInfo], lost_hosts
     configured_roles = [(role.stages[-1], role.model) for _, role in roles]  # of both stages: decode
     for machine, role in roles:
         hosts = [worker.host for worker in workers if (worker.role, worker.model) == (role.stages[-1], role.model)]
-        names = {host.split(".")[0] for host in (*hosts, *lost_hosts)} & {machine.name, machine.host.split(".")[0]}
-        if not names and len(hosts) < configured_roles.count((role.stages[-1], role.model)):
+        is_known = any(map(machine.is_called, (*hosts, *lost_hosts)))
+        if not is_known and len(hosts) < configured_roles.count((role.stages[-1], role.model)):
             yield f"{machine.name} has no {role.kind} of {role.model}, which kvasir.toml expects there."

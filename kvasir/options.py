@@ -15,6 +15,7 @@ from infra.config.settings import Settings, load_settings
 from monitoring import logs
 from monitoring.access import LOOPBACK
 from monitoring.events import Observer, fan_out
+from monitoring.traces import trace_observers
 from producers.words import names_in
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,7 +36,7 @@ class Globals:
 
     def observer(self) -> Observer:
         """The observers of each job's steps."""
-        return fan_out(logs.log_event)
+        return fan_out(logs.log_event, *trace_observers())
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ page_options = combine_options(
         "--metrics-port",
         type=click.IntRange(0, 65535),
         envvar="KVASIR_METRICS_PORT",
-        help="Serve /metrics, /health, /ready and /status here; 0: on a free port [default: nowhere].",
+        help="Port for /metrics, /health, /ready and /status; 0 picks a free one [default: none].",
     ),
     click.option(
         "--metrics-host", default=LOOPBACK, show_default=True, metavar="ADDRESS", help="Address of --metrics-port."
@@ -135,7 +136,7 @@ def _not_zero(context: click.Context, parameter: click.Parameter, number: int) -
 # What goes with a class's work, and who grades it: for what grades it, and what plans that.
 class_options = combine_options(
     click.option("--solution", type=path, help="Reference solution."),
-    click.option("--template", type=path, help="What the students were given to start from."),
+    click.option("--template", type=path, help="The template that students started from."),
     click.option("--code-model", metavar="M", help="Model that grades code [default: from the configuration]."),
     click.option("--feedback-model", metavar="M", help="Model that grades text and writes feedback."),
 )
@@ -143,7 +144,7 @@ class_options = combine_options(
 examples_option = click.option(
     "--examples",
     type=path,
-    help="Grades by hand (the table of evaluate): some of that work is shown to the models as examples.",
+    help="CSV of hand grades, as for evaluate; the models are shown some of that work as examples.",
 )
 
 # What to grade and where to, for `grade` and `submit`: but for `Models` and `BatchPlace`, what `request_from` takes.
@@ -159,7 +160,7 @@ grading_options = combine_options(
     ),
     class_options,
     click.option("--out", type=path, help="Folder of the batch [default: results/TITLE-FOLDER]."),
-    click.option("--replace", is_flag=True, help="Move another class's batch that is in --out aside."),
+    click.option("--replace", is_flag=True, help="If --out holds another class's batch, move it aside."),
     click.option(
         "--limit", type=click.IntRange(0), default=0, callback=_not_zero, help="Only the first N submissions."
     ),
@@ -168,13 +169,13 @@ grading_options = combine_options(
         "--samples",
         type=click.IntRange(1, 15),
         default=1,
-        help="Answers to each prompt, from one prefill; where they disagree, a person looks.",
+        help="How many answers to each prompt, from one prefill; where they disagree, the grade needs review.",
     ),
     click.option(
         "--ask",
         type=click.Choice(ASK_FORMS),
         default="together",
-        help="All criteria in one answer, or one question for each.  [default: together]",
+        help="Ask for all criteria in one answer, or one question for each.  [default: together]",
     ),
     examples_option,
 )

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from kvstore.blocks import BlockRef, snapshot_refs
 from messages import codec
@@ -21,6 +22,7 @@ TTL_S = 24 * 3600
 # So long it is known which workers registered no more, and did not say that they leave.
 LOST_FOR_S = 3600
 
+R = TypeVar("R", Block, Window, RecurrentState)
 Run = tuple[str, int]  # job_id, run
 EncodedRegistration = tuple[bytes, bytes]  # a WorkerInfo, and its WorkerDetails; b"": none
 
@@ -48,23 +50,27 @@ class KVStore(ABC):
         """
 
     @abstractmethod
-    def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
-        """The blocks of `refs`, in order, TTLs renewed.
+    def read(self, kind: type[R], fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[R]:
+        """The records of `refs`, which are all of this kind, in order, TTLs renewed.
 
         Raises KVTransferFailed if one is missing, damaged, or not of this fingerprint, layout and chain: nothing
         is returned then, and the reason says which and why.
         """
 
-    @abstractmethod
-    def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
-        """The window record of `ref`. Raises KVTransferFailed as `get`."""
+    def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
+        """The blocks of `refs`, in order. Raises KVTransferFailed as `read`."""
+        return self.read(Block, fingerprint, layout, refs)
 
-    @abstractmethod
+    def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
+        """The window record of `ref`. Raises KVTransferFailed as `read`."""
+        return self.read(Window, fingerprint, layout, [ref])[0]
+
     def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[RecurrentState]:
-        """The recurrent states of `refs`, in order. Raises KVTransferFailed as `get`."""
+        """The recurrent states of `refs`, in order. Raises KVTransferFailed as `read`."""
+        return self.read(RecurrentState, fingerprint, layout, refs)
 
     def get_cache(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> KVCache:
-        """The KV cache of the blocks of `refs` and of what lies at their end. Raises KVTransferFailed as `get`."""
+        """The KV cache of the blocks of `refs` and of what lies at their end. Raises KVTransferFailed as `read`."""
         blocks = self.get(fingerprint, layout, refs)
         ends = snapshot_refs(layout, refs[-1]) if layout.snapshots else []
         window = self.get_window(fingerprint, layout, ends.pop(0)) if layout.window_layers else None

@@ -8,10 +8,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from kvstore.base import KVStore, StoreUsage
+from kvstore.base import KVStore, R, StoreUsage
 from kvstore.blocks import BlockRef
 from messages.errors import StoreUnavailable
-from messages.kv import Block, KVLayout, Record, RecurrentState, Window
+from messages.kv import Block, KVLayout, Record
 
 # All that a record is checked against: a request that differs in any of it goes to the store, which judges.
 _Identity = tuple[str, KVLayout, BlockRef]
@@ -22,7 +22,7 @@ class CachedKVStore(KVStore):
 
     `keeps_puts`: so do blocks that were put, once the store has them, those of a single job too, until that is deleted.
 
-    `hits`, `misses` (both of shared blocks) and `held_bytes` may be read at any time.
+    `held_bytes` may be read at any time.
     """
 
     def __init__(self, store: KVStore, max_bytes: int, keeps_puts: bool = False) -> None:
@@ -32,8 +32,6 @@ class CachedKVStore(KVStore):
         self._lock = threading.Lock()
         self._blocks: OrderedDict[_Identity, Block] = OrderedDict()
         self._kinds: set[tuple[str, KVLayout]] = set()  # fingerprints and layouts so far: one for each model
-        self.hits = 0
-        self.misses = 0
         self.held_bytes = 0
 
     def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
@@ -64,13 +62,9 @@ class CachedKVStore(KVStore):
         self._keep(fingerprint, layout, [(ref, block) for ref, block in kept_records if isinstance(block, Block)])
         return stored_bytes
 
-    def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
-        """See KVStore."""
-        return self._store.get_window(fingerprint, layout, ref)
-
-    def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[RecurrentState]:
-        """See KVStore."""
-        return self._store.get_states(fingerprint, layout, refs)
+    def read(self, kind: type[R], fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[R]:
+        """See KVStore: of blocks too what the store holds."""
+        return self._store.read(kind, fingerprint, layout, refs)
 
     def prepare(self) -> None:
         """See KVStore."""
@@ -102,14 +96,11 @@ class CachedKVStore(KVStore):
 
     def _cached(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> dict[BlockRef, Block]:
         with self._lock:
-            blocks = {
+            return {
                 ref: self._blocks[fingerprint, layout, ref]
                 for ref in refs
                 if (fingerprint, layout, ref) in self._blocks
             }
-            self.hits += len(blocks)
-            self.misses += sum(ref.is_shared and not ref.is_tagged and ref not in blocks for ref in refs)
-            return blocks
 
     def _keep(self, fingerprint: str, layout: KVLayout, blocks: Iterable[tuple[BlockRef, Block]]) -> None:
         with self._lock:

@@ -8,20 +8,19 @@ from typing import Generic, TypeVar
 
 import xxhash
 
-from kvstore.base import TTL_S, ClusterState, EncodedRegistration, KVStore, Run, StoreUsage, encoded
+from kvstore.base import TTL_S, ClusterState, EncodedRegistration, KVStore, R, Run, StoreUsage, encoded
 from kvstore.blocks import BlockRef, is_shared
-from kvstore.records import check_record, decode_block, decode_state, decode_window, encode
+from kvstore.records import DECODERS, check_record, encode
 from messages.change import replace_fields
 from messages.errors import KVTransferFailed, StoreUnavailable
 from messages.jobs import MAX_QUESTION_ANSWERS
-from messages.kv import Block, KVLayout, Record, RecurrentState, Window
+from messages.kv import KVLayout, Record
 from messages.workers import WorkerInfo
 
 DEFAULT_MAX_BYTES = 4 << 30
 
 Clock = Callable[[], float]
 V = TypeVar("V", bound=Sized)
-R = TypeVar("R", Block, Window, RecurrentState)
 
 
 class Expiring(Generic[V]):
@@ -147,18 +146,6 @@ class MemoryKVStore(KVStore):
             total += data.nbytes
         return total
 
-    def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
-        """See KVStore."""
-        return self._read(Block, decode_block, fingerprint, layout, refs)
-
-    def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
-        """See KVStore."""
-        return self._read(Window, decode_window, fingerprint, layout, [ref])[0]
-
-    def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[RecurrentState]:
-        """See KVStore."""
-        return self._read(RecurrentState, decode_state, fingerprint, layout, refs)
-
     def prepare(self) -> None:
         """See KVStore. Blocks are here already."""
 
@@ -183,15 +170,8 @@ class MemoryKVStore(KVStore):
     def close(self) -> None:
         """See KVStore."""
 
-    def _read(
-        self,
-        kind: type[R],
-        decode: Callable[[bytes, str, KVLayout, BlockRef], R],
-        fingerprint: str,
-        layout: KVLayout,
-        refs: Sequence[BlockRef],
-    ) -> list[R]:
-        """Records that were put as just what is asked for; whatever differs is judged as the bytes that it would be."""
+    def read(self, kind: type[R], fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[R]:
+        """See KVStore. What was put as just what is asked for; whatever differs is judged as the bytes it would be."""
         records = []
         for ref, held in zip(refs, self._held.renew([ref.key for ref in refs], TTL_S), strict=True):
             if held is None:
@@ -203,7 +183,7 @@ class MemoryKVStore(KVStore):
             record = held.record
             if not isinstance(record, kind) or (held.fingerprint, held.layout, held.ref) != (fingerprint, layout, ref):
                 value = b"".join(encode(held.fingerprint, held.layout, held.ref, record))
-                record = decode(value, fingerprint, layout, ref)
+                record = DECODERS[kind](value, fingerprint, layout, ref)
             records.append(record)
         return records
 

@@ -13,6 +13,7 @@ value raises KVTransferFailed, whoever wrote it.
 """
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgpack
@@ -92,6 +93,14 @@ def decode_state(value: bytes | memoryview, fingerprint: str, layout: KVLayout, 
     _check(header, expected, value, payload, ref)
     assert ref.layer is not None  # see snapshot_refs
     return RecurrentState(ref.end, ref.layer, np.ndarray((layout.state_size,), STATE_TYPE, buffer=payload))
+
+
+# By the kind of a record, what reads one.
+DECODERS: Mapping[type, Callable[..., Any]] = {
+    Block: decode_block,
+    Window: decode_window,
+    RecurrentState: decode_state,
+}
 
 
 def _state_shape(layout: KVLayout) -> Shape:

@@ -279,25 +279,13 @@ class KVCache:
             none = ": none is left" if min_evaluated else ""
             raise KVTransferFailed(f"the KV cache covers {self.num_tokens:,} tokens of {tokens:,}{none}")
 
-    def layer(self, index: int) -> tuple[Array, Array]:
-        """K and V of one full-attention layer, each (tokens, kv_heads, head_dim), newly allocated."""
-        row = self.layout.full_layers.index(index)
-        keys = np.concatenate([block.data[row, 0] for block in self.blocks])
-        values = np.concatenate([block.data[row, 1] for block in self.blocks])
-        return keys, values
 
-
-def assemble_cache(layout: KVLayout, records: Iterable[Record]) -> KVCache:
+def assemble_cache(layout: KVLayout, records: Sequence[Record]) -> KVCache:
     """The cache that a prefill's records make up. Raises KVTransferFailed if they don't."""
-    blocks, windows, states = [], [], []
-    for record in records:
-        if isinstance(record, Block):
-            blocks.append(record)
-        elif isinstance(record, Window):
-            windows.append(record)
-        else:
-            states.append(record)
-    return KVCache(layout, tuple(blocks), windows[-1] if windows else None, tuple(states))
+    blocks = tuple([record for record in records if isinstance(record, Block)])
+    windows = [record for record in records if isinstance(record, Window)]
+    states = tuple([record for record in records if isinstance(record, RecurrentState)])
+    return KVCache(layout, blocks, windows[-1] if windows else None, states)
 
 
 def cut_into_blocks(layout: KVLayout, layers: Sequence[tuple[Array, Array]], first: int = 0) -> Iterable[Block]:

@@ -106,6 +106,7 @@ class WorkerDetails:
     slot_file_version: str = ""  # of the KV caches that its engine reads and writes as files
     paused_because: str = ""  # why it paused itself, in a sentence; "": it didn't
     template: str = ""  # hash of what its chat template makes of fixed conversations
+    turns: int = 0  # queues of lane `bulk` that it takes from in turn; 0: from the first one only
 
     def __post_init__(self) -> None:
         checks.tuple_of("roles", self.roles, str, 2)
@@ -119,6 +120,7 @@ class WorkerDetails:
             if len({curve.model for curve in curves}) < len(curves):
                 raise InvalidMessage(f"{name} must be of different models")
         checks.tuple_of("links", self.links, Link, MAX_LINKS)
+        checks.whole("turns", self.turns, 0, 1 << 32)
         checks.number("clock_s", self.clock_s, -_MAX_RATE, _MAX_RATE)
         for name in ("engine_build", "slot_file_version", "paused_because", "template"):
             checks.text(name, getattr(self, name), 255)

@@ -7,7 +7,7 @@ here, whatever a message's headers say. `docs/how-to/runbook.md` says what each 
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -87,17 +87,17 @@ class Metrics:
             metric.labels(model)
 
     def _prepare_decode(self, model: str) -> None:
-        for source in ("transferred", "evaluated"):
-            self._prompt_tokens.labels(model, source)
-        for outcome in ("verified", "none", "short"):
-            self._kv_transfers.labels(model, outcome)
-        for outcome in ("agrees", "differs"):
-            self._kv_check_seconds.labels(model, outcome)
-        for question in QUESTIONS:
-            self._answers.labels(model, question)
-        for lane in LANES:
-            self._ttft.labels(model, lane)
-            self._total.labels(model, lane)
+        values_by_metric: tuple[tuple[Counter | Histogram, Sequence[str]], ...] = (
+            (self._prompt_tokens, ("transferred", "evaluated")),
+            (self._kv_transfers, ("verified", "none", "short")),
+            (self._kv_check_seconds, ("agrees", "differs")),
+            (self._answers, QUESTIONS),
+            (self._ttft, LANES),
+            (self._total, LANES),
+        )
+        for metric, values in values_by_metric:
+            for value in values:
+                metric.labels(model, value)
         metrics = (self._tpot, self._decode_seconds, self._decode_tokens, self._get_seconds, self._get_bytes)
         for metric in (*metrics, self._kv_gone):
             metric.labels(model)

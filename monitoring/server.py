@@ -14,10 +14,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
@@ -54,7 +54,7 @@ class Page:
         return _json(404, {"error": "there is /metrics, /health, /ready and /status"})
 
 
-class PageServer:
+class PageServer(AbstractContextManager["PageServer"]):
     """Serves a page in threads of its own until closed. Use as a context manager."""
 
     def __init__(self, page: Page, host: str = LOOPBACK, port: int = 0) -> None:
@@ -77,9 +77,6 @@ class PageServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_exception: object) -> None:
         self.close()

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from infra.broker.base import Broker, Consumer, Delivery
-from infra.broker.topology import work_queue
+from infra.turns import Turns
 
 
 class PrefillFlow:
@@ -12,8 +12,9 @@ class PrefillFlow:
     `next` is called when the worker is done with what it was given before.
     """
 
-    def __init__(self, consume: Callable[[str, int], Consumer], model: str) -> None:
-        self._consumer = consume(work_queue("prefill", model, "bulk"), 1)
+    def __init__(self, broker: Broker, consume: Callable[[str, int], Consumer], model: str) -> None:
+        self._turns = Turns(broker, "prefill", model)
+        self._consumer = consume(self._turns.first, 1)
         self._is_paused = False
         self.close = self._consumer.close
         self.nudge = self._consumer.nudge
@@ -23,7 +24,7 @@ class PrefillFlow:
         if self._is_paused:
             self._consumer.resume()
             self._is_paused = False
-        return self._consumer.receive(timeout_s)
+        return self._turns.take(lambda: self._consumer.receive(0)) or self._consumer.receive(timeout_s)
 
     def throttle(self, _urgent: Callable[[], Delivery | None]) -> None:
         """See Flow. The loop's own thread computes the prompt: it finds its slot free whenever it looks."""
@@ -43,17 +44,18 @@ class SlotFlow:
 
     def __init__(self, broker: Broker, model: str, hand_back: Callable[[list[Delivery]], None]) -> None:
         self._broker = broker
-        self._bulk = work_queue("prefill", model, "bulk")
+        self._turns = Turns(broker, "prefill", model)
         self._hand_back = hand_back
         self._listening: Consumer | None = None
 
     def next(self, timeout_s: float) -> Delivery | None:
         """See Flow."""
-        if self._listening is None:
-            if delivery := self._broker.get(self._bulk):
+        listening = self._listening
+        if listening is None:
+            if delivery := self._turns.pull():
                 return delivery
-            self._listening = self._broker.consume(self._bulk, 1)
-        delivery = self._listening.receive(timeout_s)
+            listening = self._listening = self._broker.consume(self._turns.first, 1)
+        delivery = self._turns.take(lambda: listening.receive(0)) or listening.receive(timeout_s)
         if delivery:
             self._hand_back(self.pause())
         return delivery

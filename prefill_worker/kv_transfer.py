@@ -18,6 +18,7 @@ from messages.errors import Cancelled, ContextExceeded, KvasirError, KVTransferF
 from messages.jobs import DecodeJob, PrefillJob, PrefillReport, StoredKV
 from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
 from prefill_worker.admission import Admission, NoCapacity
+from prefill_worker.free_memory import FreeMemory
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class KVWriter:
         worker_id: str,
         decode_waits: Callable[[], bool],
         refusals: "Refusals",
+        free_memory: FreeMemory,
         short_tokens: int = 0,
     ) -> None:
         self.admission = Admission(kv, cluster_state, worker_id, decode_waits)
@@ -65,6 +67,7 @@ class KVWriter:
         self._worker_id = worker_id
         self.sketch = loaded_engine.sketches.name
         self._refusals = refusals
+        self._free_memory = free_memory
         self._short_tokens = short_tokens
 
     def compute_and_store(self, job: PrefillJob, stop: threading.Event, queue_s: float = 0.0) -> DecodeJob:
@@ -82,7 +85,7 @@ class KVWriter:
         transfer = _Transfer(self, layout, job, report, stop)
         try:
             transfer.known_absent = transfer.absent(transfer.kv.num_tokens)
-            with self.admission.reserve(transfer.bytes_to_store):
+            with self._free_memory.reserve(transfer.kv.stored_bytes), self.admission.reserve(transfer.bytes_to_store):
                 transfer.compute_in_parts()
         except NoCapacity:
             raise

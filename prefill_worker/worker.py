@@ -19,7 +19,7 @@ from infra.broker.control import ring
 from infra.broker.envelope import Attempt
 from infra.broker.failpoints import failpoint
 from infra.broker.settle import Settlement, Settler, passing_on
-from infra.broker.topology import jobs_waiting, work_queue
+from infra.broker.topology import TURNS, jobs_waiting, work_queue
 from infra.checks import Checks
 from infra.config.hours import ALL_HOURS, Hours
 from infra.worker_loop import ConsumerLoop, Flow, OneByOne, SlotPool
@@ -33,6 +33,7 @@ from messages.jobs import DecodeJob, PrefillJob
 from messages.lifecycle import Event, Step
 from messages.workers import WorkerInfo, WorkerStage
 from prefill_worker.flow import PrefillFlow, SlotFlow
+from prefill_worker.free_memory import FreeMemory
 from prefill_worker.kv_transfer import KVWriter, Refusals
 
 log = logging.getLogger(__name__)
@@ -44,8 +45,9 @@ _EARLIER_VERSION = "the job's version of messages can't say who made a KV cache"
 class PrefillWorker:
     """Serves one model's prefill queue with one engine, with as many jobs at once as that computes prompts.
 
-    Prompts of up to `short_tokens`, times their answers, go on without a KV cache. `run` blocks until `stop`;
-    everything else may be called from other threads.
+    Prompts of up to `short_tokens`, times their answers, go on without a KV cache. One that would leave less than
+    `free_bytes` of the machine's memory is left to another worker. `run` blocks until `stop`; everything else may be
+    called from other threads.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class PrefillWorker:
         steps: Callable[..., OneByOne[Settlement]] = OneByOne,
         worker_id: str = "",
         roles: tuple[WorkerStage, ...] = ("prefill",),
+        free_bytes: int = 0,
     ) -> None:
         self.worker_id = worker_id or new_worker_id()
         self._roles = roles
@@ -70,8 +73,16 @@ class PrefillWorker:
         self._observe = observe
         self._loaded_engine = loaded_engine
         self._refusals = Refusals(self._cluster_state, model, loaded_engine.sketches.name)
+        self._free_memory = FreeMemory(free_bytes, self._others_prefill)
         self._kv_writer = KVWriter(
-            loaded_engine, kv, self._cluster_state, self.worker_id, self._decode_waits, self._refusals, short_tokens
+            loaded_engine,
+            kv,
+            self._cluster_state,
+            self.worker_id,
+            self._decode_waits,
+            self._refusals,
+            self._free_memory,
+            short_tokens,
         )
         self._tombstones = Tombstones(self._cluster_state)
         self._checks = Checks(
@@ -82,7 +93,10 @@ class PrefillWorker:
         self.slots = SlotPool(prompts_at_once, inline=prompts_at_once == 1)
         self._jobs = steps(broker, self._settler, self.slots, self.handle, self.commit)
         find_outage = partial(outage_of, loaded_engine.engine)
-        self.loop = ConsumerLoop(broker, self._settler, "prefill", model, self.worker_id, self._open_flow, find_outage)
+        find_trouble = self._free_memory.why_short
+        self.loop = ConsumerLoop(
+            broker, self._settler, "prefill", model, self.worker_id, self._open_flow, find_outage, find_trouble
+        )
         self._lock = threading.Lock()
         self._prefilling: set[Attempt[PrefillJob]] = set()
         self._aborting = False
@@ -90,7 +104,7 @@ class PrefillWorker:
 
     def handle(self, delivery: Delivery, _leave_slot: Callable[[], None]) -> None:
         """One delivery, from its arrival to its ack. Each step is through before the next begins."""
-        if self._aborting or outage_of(self._engine):  # better with somebody else
+        if self._aborting or outage_of(self._engine) or self._free_memory.why_short():  # better with somebody else
             return self._settler.hand_back_all([delivery])
         attempt = self._settler.begin(Attempt[PrefillJob], delivery)
         envelope, settlement = attempt.envelope, None
@@ -152,7 +166,7 @@ class PrefillWorker:
     def _open_flow(self) -> Flow:
         if self.slots.count > 1:
             return SlotFlow(self._broker, self._model, self._settler.hand_back_all)
-        return PrefillFlow(self._jobs.consume, self._model)
+        return PrefillFlow(self._broker, self._jobs.consume, self._model)
 
     # What the consumer loop asks.
 
@@ -168,7 +182,15 @@ class PrefillWorker:
                 attempt.stop_for("cancelled")
 
     def tick(self) -> None:
-        """Nothing to do."""
+        """If it paused for want of memory: look whether there is some now."""
+        self._free_memory.look_again()
+
+    def _others_prefill(self) -> bool:
+        """Whether another worker takes this model's prefill jobs, as far as the store tells."""
+        return any(
+            (other.role, other.model, other.off) == ("prefill", self._model, "") and other.worker_id != self.worker_id
+            for other in self._cluster_state.registrations()
+        )
 
     def _decode_waits(self) -> bool:
         """Whether any job waits for decode, of any model that shares this store, as far as the broker tells."""
@@ -211,12 +233,13 @@ class PrefillWorker:
         return replace(
             engine,
             busy=len(attempts),
-            done=self.slots.jobs_done,
+            done=self._settler.jobs_finished,
             tokens_per_s=self._kv_writer.tokens_per_s,
             details=replace(
                 engine.details,
                 prefill_curves=self._kv_writer.curves.curves(),
                 paused_because=self.loop.paused_because,
+                turns=TURNS,
             ),
             off=self.loop.idle_reason,
             notes=engine.notes or self._refusals.reason(),

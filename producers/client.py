@@ -1,21 +1,24 @@
 """The Client: puts jobs in, takes results out. The same over the in-process pipeline and over a cluster."""
 
 import logging
+import random
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 
-from infra.broker import topology
+from infra.broker import topology, trace
 from infra.broker.base import Address, Broker, Delivery, Message
 from infra.broker.control import announce_cancel, ring
 from infra.broker.envelope import submit_message
 from infra.config.next_command import UPGRADE_COMMAND, next_command
 from kvstore.base import ClusterState, other_versions
 from messages import codec
-from messages.errors import BrokerUnavailable, InvalidMessage, KvasirError, NewerMessage, NoQueue
+from messages.errors import BrokerUnavailable, ConfigError, InvalidMessage, KvasirError, NewerMessage, NoQueue
 from messages.jobs import JobResult, Lane, Part, PrefillJob, Sampling, TokenEvent, job_id, user_prompt
 from messages.lifecycle import Event, Step
 from messages.workers import WorkerInfo
@@ -127,7 +130,7 @@ class Replies:
                 delivery.ack()
 
 
-class Client:
+class Client(AbstractContextManager["Client"]):
     """Submit jobs and receive their results. Methods may be called from any thread.
 
     Made by `kvasir.connect`; closing it closes whatever was started for it.
@@ -154,9 +157,6 @@ class Client:
     def __repr__(self) -> str:
         return f"<Client of {', '.join(self.models) or 'no model'}, over {type(self.broker).__name__}>"
 
-    def __enter__(self) -> "Client":
-        return self
-
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
@@ -169,8 +169,34 @@ class Client:
         if model not in self.models:
             raise NoQueue(f"model {model!r} has no queue; configured models: {', '.join(self.models) or 'none'}")
 
-    def submit(self, jobs: Iterable[PrefillJob], on_confirmed: Callable[[PrefillJob], None] = lambda _job: None) -> int:
+    def turns(self, models: Iterable[str]) -> dict[str, int]:
+        """By model which turn a new batch had best take: the one with the fewest jobs waiting.
+
+        Raises BrokerUnavailable.
+        """
+        return {model: min(range(self.turn_count(model)), key=partial(self._waiting, model)) for model in models}
+
+    def turn_count(self, model: str, if_unseen: int = 1) -> int:
+        """How many turns all workers of the model know: 1 while one is of a release without; if none is seen that."""
+        counts = [registration.details.turns for registration in self.workers() if registration.model == model]
+        return max(1, min([*counts, topology.TURNS])) if counts else if_unseen
+
+    def _waiting(self, model: str, turn: int) -> int:
+        queues = [topology.work_queue(stage, model, "bulk", turn) for stage in topology.WORK_STAGES]
+        try:
+            return sum(depth.ready for queue in queues if (depth := self.broker.depth(queue)))
+        except ConfigError:  # from RabbitMQ 4.3 on a producer may not look: any turn
+            return random.randrange(topology.TURNS)
+
+    def submit(
+        self,
+        jobs: Iterable[PrefillJob],
+        on_confirmed: Callable[[PrefillJob], None] = lambda _job: None,
+        turns: Mapping[str, int] = MappingProxyType({}),
+    ) -> int:
         """Publish jobs with confirms in a window; `on_confirmed` is told of each. Returns how many.
+
+        `turns`, by model, are those of `turns`; else they take the first.
 
         Raises NoQueue for a model without a queue, BrokerUnavailable if the broker stays away.
         """
@@ -181,6 +207,7 @@ class Client:
             if job is None:  # published twice, and told of already
                 return
             facts = {"batch_id": job.batch_id, "stage": "prefill", "run": job.run, "lane": job.lane}
+            facts[trace.HEADER] = str(message.headers.get(trace.HEADER, ""))
             self.observe(Event(Step.SUBMITTED, job.job_id, job.model, facts))
             if job.lane == "now":
                 ring(self.broker, topology.work_queue("prefill", job.model, "now"))
@@ -190,7 +217,7 @@ class Client:
             for job in jobs:
                 self.check_model(job.model)
                 jobs_by_id[job.job_id] = job
-                yield submit_message(job)
+                yield submit_message(job, turns.get(job.model, 0))
 
         return self.broker.publish_many(sends(), note_confirmed)
 

@@ -1,6 +1,7 @@
 """Which models a decode worker holds: its own always, stolen ones as long as they pay and the memory allows."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,10 +124,12 @@ class ModelCache:
         """Models other than home that may be stolen now: those resident, and those that could be loaded."""
         with self._lock:
             now = time.monotonic()
+            most_bytes = self._memory_bytes - self.home.size_bytes if self._memory_bytes else math.inf
             return [
                 model
                 for model, stealable in self._stealable.items()
-                if model in self._cached or (self._barred_until.get(model, 0.0) < now and self._could_fit(stealable))
+                if model in self._cached
+                or (self._barred_until.get(model, 0.0) < now and stealable.size_bytes <= most_bytes)
             ]
 
     def load_s(self, model: str) -> float:
@@ -166,9 +169,6 @@ class ModelCache:
             self._cached = {self.home.model: self.home}
         for cached in stolen_models:
             cached.loaded_model.engine.close()
-
-    def _could_fit(self, stealable: Stealable) -> bool:
-        return not self._memory_bytes or self.home.size_bytes + stealable.size_bytes <= self._memory_bytes
 
     def _choose_victims(self, stealable: Stealable, waiting_s: Mapping[str, float]) -> list[str] | None:
         if not self._memory_bytes:

@@ -11,7 +11,7 @@ Jobs are not equal; means are what is known before decoding.
 import heapq
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 # How much more than its cost a steal must gain, because estimates err.
@@ -24,7 +24,7 @@ NOBODY_S = 3600.0
 
 _EXACT_JOBS_A_SLOT = 8  # a longer queue is drained at the workers' joint rate down to this, and then planned job by job
 
-Reason = Literal["nothing waits", "short wait", "sooner at home"]
+Reason = Literal["", "nothing waits", "short wait", "sooner at home"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +82,25 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Steal:
-    """Take one job of `model`; if it is not in memory load it first, and then ask again.
+class Verdict:
+    """Take one job of `model`; if it is not in memory load it first, and then ask again. With a reason: take nothing.
 
     Attributes:
+        model: "" where nothing waits anywhere.
         wait_s: expected wait of the last job in its queue.
         cost_s: KV transfer and model load.
         end_here_s, end_there_s: from now until the job would end here, and until the queue would end without help.
         saving_s: by how much sooner the queue ends. Savings of successive steals add up.
+        reason: why a steal from this queue does not pay.
     """
 
-    model: str
-    wait_s: float
-    cost_s: float
-    end_here_s: float
-    end_there_s: float
-    saving_s: float
+    model: str = ""
+    wait_s: float = 0.0
+    cost_s: float = 0.0
+    end_here_s: float = 0.0
+    end_there_s: float = 0.0
+    saving_s: float = 0.0
+    reason: Reason = ""
 
     @property
     def summary(self) -> str:
@@ -106,21 +109,6 @@ class Steal:
             f"{self.model}: {self.wait_s:.1f} s of waiting for {self.cost_s:.1f} s of cost; "
             f"done here in {self.end_here_s:.1f} s, there in {self.end_there_s:.1f} s"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Take nothing; the reason is that of the queue with the most waiting work.
-
-    `model` is "" where nothing waits anywhere. The figures are those of Steal.
-    """
-
-    reason: Reason
-    model: str = ""
-    wait_s: float = 0.0
-    cost_s: float = 0.0
-    end_here_s: float = 0.0
-    end_there_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +140,17 @@ def plan(ready: int, peers: Iterable[Peer]) -> DrainTimes:
     return DrainTimes(drained_s + end_s - service_s, drained_s + end_s)
 
 
-def decide(offers: Sequence[Offer]) -> Steal | Refusal:
+def decide(offers: Sequence[Offer]) -> Verdict:
     """Which other model's job a worker with a free slot and empty home queues takes, if any.
 
     The queue whose last job waits longest comes first; the first that pays is taken. It pays if the wait there exceeds
-    transfer, load and a margin, and the job ends here before the queue would end without help.
+    transfer, load and a margin, and the job ends here before the queue would end without help. If none pays, the reason
+    is that of the queue with the longest wait.
     """
     verdicts = [_judge(offer) for offer in offers if offer.queue.ready > 0]
     verdicts.sort(key=lambda verdict: verdict.wait_s, reverse=True)
-    steals = [verdict for verdict in verdicts if isinstance(verdict, Steal)]
-    if steals:
-        return steals[0]
-    return verdicts[0] if verdicts else Refusal("nothing waits")
+    steals = [verdict for verdict in verdicts if not verdict.reason]
+    return next(iter(steals or verdicts), Verdict(reason="nothing waits"))
 
 
 def leave_to_faster(queue: Queue, decode_s: float, fetch_s: float = 0.0) -> float | None:
@@ -182,16 +169,16 @@ def margin_s(cost_s: float) -> float:
     return MARGIN_S + MARGIN_OF_COST * cost_s
 
 
-def _judge(offer: Offer) -> Steal | Refusal:
+def _judge(offer: Offer) -> Verdict:
     queue = offer.queue
     drain = plan(queue.ready, queue.peers)
     here_s = offer.cost_s + offer.decode_s
-    figures = (queue.model, drain.start_s, offer.cost_s)
+    verdict = Verdict(queue.model, drain.start_s, offer.cost_s, here_s, drain.end_s)
     if drain.start_s <= offer.cost_s + margin_s(offer.cost_s):
-        return Refusal("short wait", *figures, here_s, drain.end_s)
+        return replace(verdict, reason="short wait")
     if drain.end_s <= here_s:
-        return Refusal("sooner at home", *figures, here_s, drain.end_s)
-    return Steal(*figures, here_s, drain.end_s, _saving_s(queue, drain, here_s))
+        return replace(verdict, reason="sooner at home")
+    return replace(verdict, saving_s=_saving_s(queue, drain, here_s))
 
 
 def _saving_s(queue: Queue, drain: DrainTimes, here_s: float) -> float:

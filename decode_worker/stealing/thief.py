@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from decode_worker.stealing.models import ModelCache
-from decode_worker.stealing.policy import Offer, Steal, decide
+from decode_worker.stealing.policy import Offer, Verdict, decide
 from decode_worker.stealing.queue_forecast import (
     REGISTRATIONS_FOR_S,
     Outlook,
@@ -18,10 +18,10 @@ from decode_worker.stealing.queue_forecast import (
 )
 from infra.broker.base import Broker, Delivery
 from infra.broker.envelope import open_envelope
-from infra.broker.topology import work_queue
+from infra.broker.topology import work_queues
 from kvstore.base import ClusterState
 from messages.errors import NoQueue
-from messages.jobs import LANES, DecodeReport
+from messages.jobs import DecodeReport
 from messages.lifecycle import Event, Step
 
 log = logging.getLogger(__name__)
@@ -70,27 +70,28 @@ class Thief:
             return None
         offers = [self._forecast.offer(model, self._model_cache.load_s(model)) for model in candidates]
         verdict = decide(offers)
-        if isinstance(verdict, Steal) and not self._model_cache.get(verdict.model):
+        if not verdict.reason and not self._model_cache.get(verdict.model):
             self._load(verdict, offers)
             verdict = decide([offer for offer in offers if self._model_cache.get(offer.queue.model)])
-        if isinstance(verdict, Steal):
+        if not verdict.reason:
             return self._fetch_job(verdict)
         if verdict.model:
             self.refusals[verdict.reason] += 1
             log.debug("stole nothing, %s: %s", verdict.reason, verdict)
         return None
 
-    def _load(self, steal: Steal, offers: list[Offer]) -> None:
+    def _load(self, steal: Verdict, offers: list[Offer]) -> None:
         waiting_s = {offer.queue.model: offer.queue.ready * offer.decode_s for offer in offers}
         if self._model_cache.load(steal.model, waiting_s):
             log.info("loading a model to steal from: %s", steal.summary)
         else:
             self.refusals["no room"] += 1
 
-    def _fetch_job(self, steal: Steal) -> Delivery | None:
-        for lane in LANES:
+    def _fetch_job(self, steal: Verdict) -> Delivery | None:
+        now, *bulk = work_queues("decode", steal.model)
+        for queue in (now, *random.sample(bulk, len(bulk))):  # of each batch in turn, on average
             try:
-                delivery = self._broker.get(work_queue("decode", steal.model, lane))
+                delivery = self._broker.get(queue)
             except NoQueue:
                 continue
             if delivery:
@@ -99,7 +100,7 @@ class Thief:
         self.refusals["gone"] += 1  # somebody was faster
         return None
 
-    def _note(self, delivery: Delivery, steal: Steal) -> None:
+    def _note(self, delivery: Delivery, steal: Verdict) -> None:
         self.stolen_jobs += 1
         envelope = open_envelope(delivery, "decode", steal.model)
         log.info("stole job %s of %s", envelope.job_id, steal.summary)

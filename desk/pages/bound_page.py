@@ -351,7 +351,7 @@ def _answer(folder: Path) -> None:
         "Back to the hand grades",
         on_click=st.session_state.update,
         args=({"bound shown": None},),
-        help="You know the agreement by now: mend slips of the pen, and nothing else.",
+        help="You know the agreement by now. Correct typing mistakes, nothing else.",
     )
     if bound and bound.draw.looks < len(bound.draw.plan.sizes):
         action_button("The next look that was planned", lambda: bounds.draw_more(folder))

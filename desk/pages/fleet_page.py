@@ -7,7 +7,7 @@ from pathlib import Path
 import streamlit as st
 
 from desk import assignments
-from desk.estimate import duration, model_rates, per_hour
+from desk.estimate import duration, model_rates
 from desk.pages.shared import REFRESH_S, Desk, draw_live, pictures, show_errors, show_table
 from desk.text import escape_markdown
 from grading.charts import runs
@@ -98,13 +98,7 @@ def _in_hand(desk: Desk, folder: Path) -> None:
 
 
 def _rates(desk: Desk, folder: Path) -> None:
-    view, rows, _ = desk.rows(folder)
-    record = assignments.grading_work(folder).record()
-    if record and assignments.grading_work(folder).is_alive:
-        done_jobs = desk.stages(folder).refresh()["done"]
-        jobs_each = max(1, len(view.results) // max(1, sum(row.state != "waiting" for row in rows)))
-        st.metric("Students an hour", f"{per_hour(done_jobs // jobs_each, time.time() - record.started_at):,.0f}")
-    rates = model_rates(view.results)
+    rates = model_rates(desk.view(folder).results)
     if rates:
         show_table(
             [

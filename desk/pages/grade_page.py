@@ -7,7 +7,6 @@ import streamlit as st
 
 from desk import assignments, dry_runs
 from desk.assignments import Inputs
-from desk.estimate import duration, finish_words, forecast_s
 from desk.pages.address import go
 from desk.pages.fleet_page import show_workers
 from desk.pages.shared import (
@@ -69,7 +68,7 @@ def _roster(folder: Path) -> None:
         "Who is in the class: gradebook, worksheet or groups CSV from the LMS",
         ["csv"],
         accept_multiple_files=True,
-        help="Names are taken out of all texts, and each submission's name is compared with this list.",
+        help="Their names are removed from all texts. Each submission is matched with this list.",
     )
     if uploads:
         with show_errors():
@@ -129,12 +128,8 @@ def _findings(desk: Desk, findings: dict[str, Any]) -> None:
     token_basis = (
         "counted with the model's tokenizer" if findings["exact_tokens"] else "estimated: no tokenizer at hand"
     )
-    seconds = forecast_s(  # from whatever this desk has measured
-        findings["prompt_tokens"], findings["prompts"], dry_runs.repeated_tokens(findings), desk.rates()
-    )
-    estimate = f"About {duration(seconds)} at the pace measured so far." if seconds else "How long: after a trial."
     st.caption(
-        f"{plural(findings['prompts'], 'prompt')}; tokens are {token_basis}. {estimate}"
+        f"{plural(findings['prompts'], 'prompt')}; tokens are {token_basis}."
         + (
             f" {plural(len(findings['pilot']), 'kind')} of work: a trial takes one of each."
             if "pilot" in findings
@@ -176,7 +171,7 @@ def _start(desk: Desk, folder: Path, inputs: Inputs) -> None:
         lambda: grade(st.session_state["trial size"]),
         at=trial_column,
         disabled=is_running,
-        help="Grade a few, look at them, mend the rubric, then grade all. Of like works one comes first.",
+        help="Grade a few, look at them, correct the rubric, then grade all. One of each kind of work comes first.",
     )
     action_button(
         "Grade all", grade, at=all_column, disabled=is_running, type="primary", help="What is graded already stays."
@@ -220,7 +215,7 @@ def _figures(desk: Desk, folder: Path, work: Work) -> None:
     if work.is_alive:
         if not desk.backend.is_cluster:
             show_metrics({stage.capitalize(): number for stage, number in desk.stages(folder).refresh().items()})
-        finish = desk.stages(folder).expected or finish_words(desk.seconds_left(folder))
+        finish = desk.stages(folder).finish_words()
         st.caption(f"{standing_words(rows, finish=finish)}. This page may be closed.")
         show_workers(desk, folder)
     elif counts.open:

@@ -9,7 +9,6 @@ import streamlit as st
 from desk import assignments
 from desk.assignments import Inputs
 from desk.dry_runs import read_findings
-from desk.estimate import finish_words
 from desk.pages.address import go, go_next
 from desk.pages.shared import Desk, action_button, show_errors, show_problem
 from desk.rows import standing_words
@@ -37,7 +36,7 @@ def show_home_page(desk: Desk) -> None:
 def _show_assignment(desk: Desk, folder: Path) -> None:
     inputs = assignments.read_inputs(folder)
     view, rows, _ = desk.rows(folder)
-    finish = finish_words(desk.seconds_left(folder)) if assignments.grading_work(folder).is_alive else ""
+    finish = desk.stages(folder).finish_words() if assignments.grading_work(folder).is_alive else ""
     words = standing_words(rows, len(read_findings(folder).get("submissions", ())), finish)
     with st.container(border=True):
         st.markdown("**{}**  \n{}  \n{}".format(*map(escape_markdown, (inputs.title, words, str(folder)))))
@@ -74,7 +73,7 @@ def _new(desk: Desk) -> None:
             )
         st.checkbox(
             "Ask about each criterion by itself",
-            help="A criterion that is changed later is then asked about alone.",
+            help="If you change a criterion later, only that one is asked about again.",
             key=key("one by one"),
         )
         action_button("Create", lambda: _create(desk.backend.home, number), form=True, type="primary")

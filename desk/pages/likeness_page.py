@@ -37,8 +37,8 @@ def _show_groups(desk: Desk, folder: Path) -> None:
         by_text = st.toggle(
             "Like texts too",
             key="like texts",
-            help="Answers in like words, with equal points. A decision that is right for one may be wrong for another: "
-            "read what is highlighted, and tick those that you mean.",
+            help="Also answers worded alike, with equal points. A decision that is right for one may be wrong "
+            "for another: read the highlighted differences, and tick those you mean.",
         )
     answers = desk.get_or_make(
         ("answers", folder, criterion.id),

@@ -253,7 +253,11 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, work: Wor
         adopt_round(desk.backend, folder, desk.view(folder), place, round_view.results, decider())
 
     action_button(
-        "Take over these points", take_over, f"take {place}", left, help="As reviews. What a person has decided stays."
+        "Take over these points",
+        take_over,
+        f"take {place}",
+        left,
+        help="They are kept as reviews. What a person has decided stays.",
     )
     action_button("Use this rubric for the class", adopt, f"adopt {place}", right)
 

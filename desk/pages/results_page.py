@@ -54,7 +54,7 @@ def _table(desk: Desk, folder: Path) -> None:
         st.warning(escape_markdown(alarm))
     for reason, count in Counter(row.final.why_blank for row in without_points(rows)).most_common(3):
         st.warning(escape_markdown(f"{plural(count, 'submission')} without points: {reason}"))
-    reviewed = f"{sum(row.is_reviewed for row in rows)} reviewed; {standing_words(rows)}."
+    reviewed = f"{sum(row.final.is_reviewed for row in rows)} reviewed; {standing_words(rows)}."
     st.caption(f"{plural(len(rows), 'submission')}: {outcomes(row.final.grade for row in rows)}. {reviewed}")
     if questions := open_questions(rows):
         st.markdown(escape_markdown(f"Open questions: {questions}. They wait in Review; like ones in Like answers."))
@@ -111,12 +111,12 @@ def _cells(row: Row, criteria: list[str]) -> dict[str, str]:
     return {
         "submission": row.name,
         "state": row.state,
-        "final points": show_points(row.points),
-        "by the model": show_points(row.ai),
-        "reviewed": "yes" if row.is_reviewed else "",
+        "final points": show_points(row.final.points),
+        "by the model": show_points(row.final.grade.points),
+        "reviewed": "yes" if row.final.is_reviewed else "",
         "needs review": "; ".join(row.needs_review),
         **{id: show_points(points.get(id)) for id in criteria},
-        "remarks": row.final.grade.reason or "; ".join(row.remarks),
+        "remarks": row.final.grade.reason or "; ".join(row.final.grade.remarks),
     }
 
 
@@ -161,7 +161,9 @@ def _read_in(folder: Path, rows: list[Row], upload: Any) -> None:
 def _agreement(desk: Desk, folder: Path) -> None:
     """Model and person, with intervals and pictures: what `kvasir evaluate --reviews` says."""
     view, rows, _ = desk.rows(folder)
-    if not any(row.is_reviewed for row in rows) or not st.toggle("Agreement between model and person", key="agreement"):
+    if not any(row.final.is_reviewed for row in rows) or not st.toggle(
+        "Agreement between model and person", key="agreement"
+    ):
         return
     stamp = desk.version(folder)
     evaluation = desk.get_or_make(

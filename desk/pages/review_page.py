@@ -111,8 +111,8 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
         },
         on_message_change=lambda: _hear(desk, folder, key),
     )
-    # The side bar says how many still wait. It is drawn anew once nobody presses keys, since that is most of the page's
-    # work; and after the screen, in whose place nothing would stand meanwhile.
+    # The side bar says how many still wait. It is drawn again once nobody presses keys, since that is most of the work;
+    # and after the screen, or nothing would stand in its place meanwhile.
     if not state.pop("has heard", False) and desk.by_people(folder) != state["counted"]:
         st.rerun()
 

@@ -176,7 +176,13 @@ def _criterion(draft: RubricDraft, at: int, criterion: CriterionFields) -> None:
     with wide:
         _text(draft, f"title {key}", criterion.title, "Criterion")
     with narrow:
-        _text(draft, f"id {key}", criterion.id, "Id", help="A column of the tables, and a key of the answers.")
+        _text(
+            draft,
+            f"id {key}",
+            criterion.id,
+            "Id",
+            help="Names its column in the tables, and its key in the model's answers.",
+        )
     with st.container(horizontal=True, vertical_alignment="bottom"):
         _number(draft, f"points {key}", criterion.points, "Points")
         _number(draft, f"step {key}", criterion.step, "In steps of")

@@ -14,10 +14,9 @@ from uuid import uuid4
 
 import streamlit as st
 
-from desk.assignments import FILE, find_folders, grading_work, read_inputs
+from desk.assignments import FILE, find_folders, read_inputs
 from desk.backend import Backend
 from desk.decisions import Decisions, Overrides, account
-from desk.estimate import ModelRate, model_rates, remaining_s
 from desk.fleet import FleetWatch
 from desk.pages.markup import Markup
 from desk.pages.rubric_form import RubricDraft
@@ -104,12 +103,6 @@ class Desk:
         with self._lock:
             return self._stages.setdefault(folder, Stages(folder / "runs" / "grade" / "log"))
 
-    def seconds_left(self, folder: Path) -> float | None:
-        """Until the grading that runs here is done, at its pace so far; None while that is not known."""
-        record, done_count = grading_work(folder).record(), self.stages(folder).refresh()["done"]
-        seconds = time.time() - record.started_at if record else 0.0
-        return remaining_s(self.view(folder).counts().open, done_count, seconds)
-
     def rows(self, folder: Path) -> tuple[BatchView, list[Row], dict[str, Overrides]]:
         """The class now. Raises BatchError if the batch can't be read."""
         view, decisions = self.view(folder), self.decisions(folder)
@@ -139,13 +132,6 @@ class Desk:
     def by_people(self, folder: Path) -> tuple[int, ...]:
         """The part of `version` that people make: what they decided, asked and replied; no new result changes it."""
         return self.version(folder)[1:]
-
-    def rates(self) -> list[ModelRate]:
-        """How fast each model has been, over all assignments; counted anew only when a result has come."""
-        views = [self.view(folder) for folder in self.folders()]
-        stamp = tuple((view.folder, view.version) for view in views)  # before the results, as for the rows
-        results = (result for view in views for result in view.results)
-        return self._latest(self._facts, "rates", stamp, lambda: model_rates(results))
 
     def get_or_make(self, key: Hashable, stamp: Hashable, make: Callable[[], T]) -> T:
         """What `make` drew for this key, as `_latest`; only the last few that were asked for are kept."""

@@ -12,28 +12,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from desk.decisions import Overrides, ReviewError, accept_grade, account, make_overrides
+from desk.decisions import GradeChange, Overrides, ReviewError, accept_grade, account, make_overrides
 from desk.rows import Row
 from grading.export import Request, add_requests, points_of, save_reply
 from grading.export.requests import read_requests
 from grading.points import Grade
 from grading.reviews import Override, ReviewConflict, append_override, undo_override, version_of
-from grading.rubric.rubric import Points
 from grading.tables import ExportError
 from messages.errors import BatchError, KvasirError
 from producers.storage.shapes import parse_as
 
-WHOLE = ""  # in place of a criterion's id: the submission's summary
 RowsOf = Callable[[], tuple[Mapping[str, Row], Mapping[str, Overrides]]]  # both by item id, as they are by now
-
-
-@dataclass(frozen=True, slots=True)
-class GradeChange:
-    """What becomes of one criterion, or of the summary; None stays as it is."""
-
-    reason: str = ""
-    points: Points | None = None
-    feedback: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +116,7 @@ class Acts:
     def _decide(self, rows_of: RowsOf, act: Act, grade: Grade, standing: Overrides, reviewer: str) -> None:
         try:
             accepted = [accept_grade(grade, reviewer, standing.get(None))] if act.kind == "accept" else []
-            decisions = accepted or decisions_of(grade, standing, act.changes, reviewer)
+            decisions = accepted or make_overrides(grade, standing, act.changes, reviewer)
         except BatchError as error:  # a text that is too long, say
             raise ReviewError(str(error)) from None
         if all(_is_same(decision, standing.get(decision.criterion_id)) for decision in decisions):
@@ -167,24 +156,6 @@ class Acts:
             return
         seen = request if last_reply == act.seen_reply else replace(request, answer=None)
         save_reply(self._folder, seen, act.text, points_of(row.final, request.criterion_id), reviewer)
-
-
-def decisions_of(
-    grade: Grade, standing: Overrides, changes: Mapping[str, GradeChange], reviewer: str = ""
-) -> list[Override]:
-    """The decisions that these changes make, each with its own reason. Raises ReviewError, as `make_overrides`."""
-    whole = standing.get(None)
-    summary = whole.feedback if whole and whole.feedback is not None else grade.summary
-    missing_ids = changes.keys() - {criterion.id for criterion in grade.criteria} - {WHOLE}
-    if missing_ids:
-        raise ReviewError(f"{min(missing_ids)}: the rubric has no such criterion any more")
-    decisions = []
-    for id, change in changes.items():
-        points = {} if change.points is None else {id: change.points}
-        feedback = {} if change.feedback is None else {id: change.feedback}
-        new_summary = feedback.pop(WHOLE, summary)
-        decisions += make_overrides(grade, standing, points, feedback, new_summary, change.reason, reviewer)
-    return decisions
 
 
 def _version(rows_of: RowsOf, act: Act) -> str:

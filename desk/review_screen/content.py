@@ -78,14 +78,14 @@ def submission_content(row: Row, standing: Overrides) -> dict[str, Any]:
     grade = row.final.grade
     return {
         "version": version_of(standing.values()),
-        "points": show_points(row.points),
+        "points": show_points(row.final.points),
         "max": show_points(grade.max_points),
-        "model": show_points(row.ai),
+        "model": show_points(row.final.grade.points),
         "penalty": row.final.penalty.words if row.final.penalty else "",
         "whole": standing[None].points if None in standing else None,
         "state": state_words(row),
         "kind": kind_of(row),
-        "remarks": list(row.remarks),
+        "remarks": list(row.final.grade.remarks),
         "reason": grade.reason,
         "summary": row.final.summary,
         "criteria": [
@@ -101,7 +101,7 @@ def state_words(row: Row) -> str:
     """What is to be done about a submission, in words."""
     if row.state == "waiting":
         return "waiting for its results"
-    if row.is_reviewed and not row.final.why_blank:
+    if row.final.is_reviewed and not row.final.why_blank:
         return "The grade is final: no question is open."
     return f"⚑ {row.final.why_blank}" if row.needs_review else row.final.why_blank or row.state
 

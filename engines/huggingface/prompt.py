@@ -5,6 +5,7 @@ What is done with them is told in `engines.chat`; the ids are those that llama.c
 
 import json
 import re
+import secrets
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,6 +49,11 @@ class HFPrompt(ChatPrompt):
         self._parsing = _load(self.tokenizer_json, folder)
         for entry in marks:
             entry["special"] = True
+        if definition["model"].get("type") == "Unigram":  # to which they are pieces as well, and the likeliest of all
+            hidden = {entry["content"]: secrets.token_hex(16) for entry in marks}  # that nobody's text can have
+            definition["model"]["vocab"] = [
+                [hidden.get(piece, piece), score] for piece, score in definition["model"]["vocab"]
+            ]
         self._plain = _load(json.dumps(definition), folder)
         self._plain.encode_special_tokens = True
         self._template = _Template(folder, settings)

@@ -19,10 +19,10 @@ from engines.harmony import FinalChannel, final_channel
 from engines.llamacpp.http import LlamaServer, ServerRefused
 from engines.llamacpp.prompt import LlamaPrompt
 from engines.logprobs import TOP
+from engines.remote import RANDOM_SEED
 from messages.errors import EngineUnavailable, InvalidSchema
 from messages.jobs import Sampling
 
-_RANDOM_SEED = 0xFFFFFFFF  # llama.cpp draws a seed of its own for this one
 _FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
 # Nothing but what Sampling names, in llama.cpp's own order; its defaults (min_p, penalties) would add to it.
 _SAMPLERS = ["top_k", "top_p", "temperature"]
@@ -198,7 +198,7 @@ def _request(request: AnswerRequest) -> dict[str, Any]:
         "top_p": sampling.top_p,
         # Temperature 0 means the likeliest token, and one candidate is found faster than a whole vocabulary is weighed.
         "top_k": sampling.top_k if sampling.temperature else 1,
-        "seed": sampling.seed % _RANDOM_SEED,
+        "seed": sampling.seed % RANDOM_SEED,
         "stop": [word for word in sampling.stop if word],
         "dynatemp_range": 0.0,
         "mirostat": 0,

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -40,13 +41,12 @@ from engines.llamacpp.prompt import LlamaPrompt
 from engines.llamacpp.slotfile import SlotFile, SlotShape
 from engines.llamacpp.start import Backing, attach, package_version, start
 from engines.rope import Rope
-from engines.waiting import check_running
+from engines.waiting import POLL_S, check_running
 from messages.errors import EngineUnavailable, KVTransferFailed
 from messages.jobs import Part, PrefillReport, Sampling
 from messages.kv import KVCache, Record
 
 _log = logging.getLogger(__name__)
-_POLL_S = 0.1
 
 
 def open_engine(options: EngineOptions) -> "LlamaCppEngine":
@@ -140,13 +140,8 @@ class LlamaCppEngine:
             slot_file = self._save(slot, len(tokens), stop)
         if slot_file.tokens != tuple(tokens):
             raise EngineUnavailable("the llama.cpp server saved another prompt than it was given: is its slot shared?")
-        for block in slotfile.to_blocks(slot_file, shape, first):
-            emit(block)
-        window = slotfile.to_window(slot_file, shape)
-        if window is not None:
-            emit(window)
-        for recurrent in slotfile.to_states(slot_file, shape):
-            emit(recurrent)
+        for record in chain(slotfile.to_blocks(slot_file, shape, first), slotfile.snapshot(slot_file, shape)):
+            emit(record)
         return PrefillReport(
             computed_tokens=evaluated_tokens, restored_tokens=len(tokens) - evaluated_tokens, prefill_s=seconds
         )
@@ -313,7 +308,7 @@ class _Slots:
         with self._slot_returned:
             self._check(stop)
             while not self._free:
-                self._slot_returned.wait(_POLL_S)
+                self._slot_returned.wait(POLL_S)
                 self._check(stop)
             slot = max(self._free, key=worth)
             self._free.remove(slot)

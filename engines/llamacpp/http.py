@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from messages.errors import Cancelled, EngineUnavailable
+from engines.waiting import POLL_S, check_running
+from messages.errors import EngineUnavailable
 from messages.limits import MAX_SERVER_REPLY_BYTES, MAX_STREAM_BYTES
 
 _log = logging.getLogger(__name__)
 
-_POLL_S = 0.1
 _CONNECT_S = 10.0
 _SEND_S = 30.0
 _END_S = 1.0  # for a request to notice that the server is closed
@@ -161,7 +161,9 @@ class LlamaServer:
         most_bytes: int = MAX_SERVER_REPLY_BYTES,
     ) -> Iterator[http.client.HTTPResponse]:
         """The answer to a request, with a connection that is closed afterwards. Raises ServerRefused if it is no."""
-        check = self._check_open if path == _HEALTH else partial(self._check_running, stop)
+        check = partial(check_running, self._name, self._closed, None)
+        if path != _HEALTH:
+            check = partial(self._check_running, stop)
         check()
         connection = self.connect(timeout=min(_CONNECT_S, timeout_s))
         self._answering.add(connection)
@@ -186,16 +188,10 @@ class LlamaServer:
                 self._answering.remove(connection)
                 self._answer_ended.notify_all()
 
-    def _check_open(self) -> None:
-        if self._closed.is_set():
-            raise EngineUnavailable(f"the {self._name} engine was closed")
-
     def _check_running(self, stop: threading.Event | None) -> None:
-        self._check_open()
-        if self._silent.is_set():
+        if self._silent.is_set() and not self._closed.is_set():
             raise EngineUnavailable(f"the {self._name} server at {self.url} does not answer: it hangs")
-        if stop is not None and stop.is_set():
-            raise Cancelled("cancelled while the engine was at work")
+        check_running(self._name, self._closed, stop)
 
     def _refusal(self, status: int, body: bytes) -> ServerRefused:
         try:
@@ -235,7 +231,7 @@ class _PollingSocket(io.RawIOBase):
     """Reads from a socket, up to so many bytes. While it waits, it lets `check` raise."""
 
     def __init__(self, inner: socket.socket, timeout_s: float, most_bytes: int, check: Callable[[], None]) -> None:
-        inner.settimeout(_POLL_S)
+        inner.settimeout(POLL_S)
         self._inner = inner
         self._deadline = time.monotonic() + timeout_s
         self._bytes_left = most_bytes

@@ -126,8 +126,7 @@ def slot_shape(gguf: GGUFFile, probe: SlotFile) -> SlotShape:
     shape = SlotShape(layout, interleaved, slot_form(gguf), key_heads, probe.version, probe.packs_tokens)
     # Reading the probe checks that its caches, rows and types are what the metadata says.
     slotfile.to_blocks(probe, shape)
-    slotfile.to_window(probe, shape)
-    slotfile.to_states(probe, shape)
+    slotfile.snapshot(probe, shape)
     return shape
 
 

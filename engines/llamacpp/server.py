@@ -18,7 +18,17 @@ from pathlib import Path
 
 from engines.entry import closed_on_failure
 from engines.llamacpp.http import PATIENCE_S, LlamaServer, socket_url
-from engines.watchdog import start_watchdog
+from engines.program import (
+    END_S,
+    FIRST_PAUSE_S,
+    LAST_WORDS,
+    LOAD_S,
+    LONGEST_PAUSE_S,
+    STEADY_S,
+    ends_with_us,
+    read_output,
+)
+from engines.waiting import POLL_S
 from messages.errors import ConfigError, EngineUnavailable
 
 _log = logging.getLogger(__name__)
@@ -27,12 +37,6 @@ PROGRAM = "llama-server"
 _SOCKET = "server.sock"
 _MAX_SOCKET_BYTES = 100  # of its path: macOS takes 103, Linux 107
 _ASK_S = 60.0  # a CUDA build takes seconds to say which devices it has
-_LOAD_S = 1800.0  # 60 GB from a slow disk
-_POLL_S = 0.1
-_END_S = 10.0
-_LAST_WORDS = 40
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
-_STEADY_S = 60.0  # who ran this long did not die of starting
 # What a server of ours is told: as words, given where the release knows the first, and as a parameter of xllamacpp's.
 SETTINGS: tuple[tuple[tuple[str, ...], str, object], ...] = (
     (("--no-kv-unified",), "kv_unified", False),  # else a restored slot is cleared when its neighbour starts
@@ -110,7 +114,7 @@ class LlamaServerProcess:
         self.server = LlamaServer(socket_url(self._socket))
         self.device = device_in(_output_of(program, "--list-devices"))
         self._command = [program, *arguments(launch, help_text)]
-        self._last_words: deque[str] = deque(maxlen=_LAST_WORDS)
+        self._last_words: deque[str] = deque(maxlen=LAST_WORDS)
         self._is_loaded = threading.Event()
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -129,7 +133,7 @@ class LlamaServerProcess:
             process = self.process
         process.terminate()
         try:
-            process.wait(_END_S)
+            process.wait(END_S)
         except subprocess.TimeoutExpired:
             process.kill()
         self._thread.join()
@@ -157,39 +161,33 @@ class LlamaServerProcess:
             return True
 
     def _supervise(self) -> None:
-        pause_s = _FIRST_PAUSE_S
+        pause_s = FIRST_PAUSE_S
         while True:
             start = time.monotonic()
             code = self._read_output()
             if self._closing.is_set() or not self._is_loaded.is_set():
                 return
-            pause_s = _FIRST_PAUSE_S if time.monotonic() - start > _STEADY_S else pause_s
+            pause_s = FIRST_PAUSE_S if time.monotonic() - start > STEADY_S else pause_s
             _log.warning(
                 "%s ended with code %s, and is started again in %.0f s: %s", PROGRAM, code, pause_s, self._error_lines()
             )
             if self._closing.wait(pause_s) or not self._spawn():
                 return
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _read_output(self) -> int:
         process = self.process
-        assert process.stdout is not None
-        with start_watchdog(process.pid, _KILL) as watchdog, process.stdout:
-            for line in process.stdout:
-                self._last_words.append(line.rstrip())
-                _log.debug("%s: %s", PROGRAM, line.rstrip())
-            code = process.wait()
-            assert watchdog.stdin is not None
-            watchdog.stdin.write(b"\n")
-        return code
+        with ends_with_us(process.pid, _KILL):
+            read_output(process, self._last_words, _log, PROGRAM)
+            return process.wait()
 
     def _wait_until_loaded(self, launch: Launch) -> None:
-        deadline = time.monotonic() + _LOAD_S
+        deadline = time.monotonic() + LOAD_S
         while self._thread.is_alive() and time.monotonic() < deadline:
             try:
                 self.server.get("/health")
             except EngineUnavailable:
-                self._thread.join(_POLL_S)
+                self._thread.join(POLL_S)
                 continue
             self._is_loaded.set()
             if self._thread.is_alive():  # who died before this line is not started again

@@ -35,6 +35,7 @@ from messages.kv import (
     DType,
     KVCache,
     KVLayout,
+    Record,
     RecurrentState,
     Window,
     cast,
@@ -144,17 +145,13 @@ def to_blocks(file: SlotFile, shape: SlotShape, first: int = 0) -> Iterable[Bloc
     return cut_into_blocks(shape.layout, [_arrays(layer, shape) for layer in file.caches[0]], first)
 
 
-def to_window(file: SlotFile, shape: SlotShape) -> Window | None:
-    """The state of the sliding-window layers, at the end of the file's tokens; None if there are none."""
+def snapshot(file: SlotFile, shape: SlotShape) -> list[Record]:
+    """At the end of the file's tokens: the window of the sliding-window layers, then the recurrent layers' states."""
     _check_caches(file, shape)
-    if not shape.layout.window_layers:
-        return None
-    return Window(len(file.tokens), np.stack([np.stack(_arrays(layer, shape)) for layer in file.caches[1]]))
-
-
-def to_states(file: SlotFile, shape: SlotShape) -> list[RecurrentState]:
-    """The states of the recurrent layers, at the end of the file's tokens."""
-    layout, recurrent_states = shape.layout, []
+    layout, position = shape.layout, len(file.tokens)
+    records: list[Record] = []
+    if layout.window_layers:
+        records.append(Window(position, np.stack([np.stack(_arrays(layer, shape)) for layer in file.caches[1]])))
     expected = (math.prod(layout.conv_shape), math.prod(layout.matrix_shape))
     for layer, (columns, matrix) in zip(layout.state_layers, file.states, strict=True):
         if (columns.size, matrix.size) != expected:
@@ -167,8 +164,8 @@ def to_states(file: SlotFile, shape: SlotShape) -> list[RecurrentState]:
             groups = (heads // shape.key_heads, shape.key_heads)
             columns, matrix = _regroup_heads(columns, matrix, layout, groups)
         numbers = np.concatenate([columns.reshape(-1), matrix.swapaxes(1, 2).reshape(-1)])
-        recurrent_states.append(RecurrentState(len(file.tokens), layer, numbers))
-    return recurrent_states
+        records.append(RecurrentState(position, layer, numbers))
+    return records
 
 
 def build(tokens: Sequence[int], cache: KVCache, shape: SlotShape, streams: int) -> bytes:

@@ -14,20 +14,20 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
-from engines.entry import EngineOptions, closed_on_failure
+from engines.entry import EngineOptions, closed_on_failure, options_in
 from engines.llamacpp.gguf_file import GGUFFile, read_gguf
 from engines.llamacpp.http import PATIENCE_S, LlamaServer, socket_url
 from engines.llamacpp.model import heads
 from engines.llamacpp.ollama_models import SCHEME, check_dialect, find_gguf
 from engines.llamacpp.server import PROGRAM, SETTINGS, Launch, LlamaServerProcess, find_program
+from engines.program import SHARED_MEMORY
 from engines.template import require_bounded
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 
 _OWN_PROGRAM = f"{PROGRAM}:"
 _RunningServer = tuple[LlamaServer, str, Callable[[], None]]  # with its device, and how to end it
-_SHARED_MEMORY = Path("/dev/shm")
 _SLOT_FOLDERS = "kvasir-slots-"
 _NEW_S = 60.0  # a folder this young may not have been locked yet
 _WHOLE_PROMPT = 8192  # tokens; a prompt up to that is one batch
@@ -187,9 +187,7 @@ def attach(options: EngineOptions) -> Backing:
     Where either can't be reached, nothing is transferred. Raises ConfigError if the server can't be reached.
     """
     parts = urlsplit(options.weights)
-    settings = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-    if unknown_keys := set(settings) - {"slots", "model", "health_s"}:
-        raise ConfigError(f"{options.weights}: {unknown_keys.pop()!r} is neither 'slots' nor 'model' nor 'health_s'")
+    settings = options_in(options.weights, parts.query, "slots", "model", "health_s")
     patience_s = _patience(settings.get("health_s", ""))
     server = LlamaServer(f"{parts.scheme}://{parts.netloc}{parts.path}")
     with closed_on_failure(server):
@@ -260,8 +258,8 @@ def _spacious_folder(gguf: GGUFFile, tokens: int) -> Path:
     except KVTransferFailed:
         return Path(tempfile.gettempdir())
     bytes_needed = 2 * tokens * sizes.layers * 2 * sizes.kv_heads * sizes.head_dim * 2
-    has_space = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > bytes_needed
-    return _SHARED_MEMORY if has_space else Path(tempfile.gettempdir())
+    has_space = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > bytes_needed
+    return SHARED_MEMORY if has_space else Path(tempfile.gettempdir())
 
 
 def _device(xllamacpp: Any) -> str:

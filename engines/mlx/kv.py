@@ -18,7 +18,7 @@ from mlx_lm.models.cache import KVCache as PlainCache
 from mlx_lm.models.cache import RotatingKVCache as RingCache
 
 from messages.errors import KVTransferFailed
-from messages.kv import Array, Block, DType, KVCache, KVLayout, RecurrentState, Window
+from messages.kv import Array, Block, DType, KVCache, KVLayout, Record, RecurrentState, Window
 
 _TYPES: dict[DType, mx.Dtype] = {"f16": mx.float16, "bf16": mx.bfloat16, "f32": mx.float32}
 
@@ -95,24 +95,20 @@ def to_blocks(rows: Rows, layout: KVLayout, start: int) -> list[Block]:
     return [Block(start + a, np.array(data[:, :, a:b], order="C")) for a, b in layout.block_spans(data.shape[2])]
 
 
-def window(caches: Sequence[Any], layout: KVLayout) -> Window | None:
-    """The sliding-window layers' last rows, at most `layout.window` of them, in temporal order."""
-    if not layout.window_layers:
-        return None
-    rings = [caches[index] for index in layout.window_layers]
-    position = rings[0].offset
-    parts = [mx.stack([_in_order(ring, ring.keys, layout), _in_order(ring, ring.values, layout)]) for ring in rings]
-    data = _to_numpy_type(mx.contiguous(mx.stack(parts).swapaxes(2, 3)), layout.dtype)
-    return Window(position, np.array(np.asarray(data).view(layout.numpy_type), order="C"))
-
-
-def snapshot(caches: Sequence[Any], layout: KVLayout, position: int) -> list[RecurrentState]:
-    """The states of the recurrent layers, which have seen `position` tokens."""
-    records = []
+def snapshot(caches: Sequence[Any], layout: KVLayout, position: int) -> list[Record]:
+    """After `position` tokens: the sliding-window layers' last rows, at most `layout.window` of them, in temporal
+    order; then the states of the recurrent layers.
+    """
+    records: list[Record] = []
+    if layout.window_layers:
+        rings = [caches[index] for index in layout.window_layers]
+        parts = [mx.stack([_in_order(ring, ring.keys, layout), _in_order(ring, ring.values, layout)]) for ring in rings]
+        data = _to_numpy_type(mx.contiguous(mx.stack(parts).swapaxes(2, 3)), layout.dtype)
+        records.append(Window(position, np.array(np.asarray(data).view(layout.numpy_type), order="C")))
     for index in layout.state_layers:
         columns, matrix = caches[index].cache
-        parts = (columns[0].T, matrix[0].swapaxes(1, 2))
-        numbers = mx.concatenate([part.astype(mx.float32).reshape(-1) for part in parts])
+        state_parts = (columns[0].T, matrix[0].swapaxes(1, 2))
+        numbers = mx.concatenate([part.astype(mx.float32).reshape(-1) for part in state_parts])
         records.append(RecurrentState(position, index, np.array(numbers)))
     return records
 

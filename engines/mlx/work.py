@@ -107,11 +107,8 @@ class PrefillWork(PromptWork):
     def finish(self) -> None:
         """Put what is left."""
         self._put_computed()
-        window = mlx_kv.window(self.caches, self.layout)
-        if window is not None:
-            self.put(window)
-        for state in mlx_kv.snapshot(self.caches, self.layout, self.position):
-            self.put(state)
+        for record in mlx_kv.snapshot(self.caches, self.layout, self.position):
+            self.put(record)
         self.put(
             PrefillReport(
                 computed_tokens=self.evaluated_tokens,

@@ -24,6 +24,7 @@ from engines.base import Answer, Capabilities, EngineInfo, StreamedText
 from engines.entry import EngineOptions, closed_on_failure
 from engines.ollama.http import ModelMissing, OllamaServer
 from engines.remote import (
+    FINISH_REASONS,
     LETTERS_PER_TOKEN,
     RANDOM_SEED,
     TextOnly,
@@ -44,7 +45,6 @@ _log = logging.getLogger(__name__)
 
 KEEP_ALIVE = "60m"  # stays loaded between jobs; Ollama's own 5 minutes would unload it in a quiet spell
 _NEUTRAL = {"min_p": 0.0, "typical_p": 1.0, "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-_FINISH_REASONS = ("stop", "length")
 _MARKS = (3, 4)  # token types of GGUF: control, and user-defined, which is cut out of any text as well
 _PRINTS_SYSTEM = re.compile(r"""\.System\b|"system"|\.Role\s*-?\}\}""")
 _STOP_LINE = re.compile(r"^stop\s+(\".*\"|\S+)\s*$", re.MULTILINE)
@@ -173,7 +173,7 @@ class OllamaEngine(TextOnly[OllamaServer]):
     ) -> tuple[int, str]:
         """(prompt tokens, finish reason) of an answer to the whole prompt, from its last event."""
         reason = str(last.done_reason) if last and last.done else "no end"
-        if last is None or reason not in _FINISH_REASONS:
+        if last is None or reason not in FINISH_REASONS:
             raise EngineUnavailable(f"Ollama ended its answer early ({reason}): was the model unloaded?")
         prompt_tokens = int(last.prompt_eval_count or 0)
         self._check_whole(prompt, sampling, prompt_tokens)

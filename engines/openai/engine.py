@@ -18,7 +18,7 @@ from typing import Any
 from engines.base import Answer, Capabilities, EngineInfo, StreamedText
 from engines.entry import EngineOptions, closed_on_failure
 from engines.openai.http import NoModelList, OpenAIServer, Outside, RequestRefused, outside, permanent_error
-from engines.remote import RANDOM_SEED, TextOnly, break_known_marks, check_json, context_of, new_sample
+from engines.remote import FINISH_REASONS, RANDOM_SEED, TextOnly, break_known_marks, check_json, context_of, new_sample
 from messages.errors import ConfigError, DeadLetter, EngineUnavailable, InvalidPrompt
 from messages.jobs import Part, Sampling
 
@@ -27,7 +27,6 @@ _log = logging.getLogger(__name__)
 _SHAPE = re.compile(r"(https?://[^/?#@\s]+(?:/[^?#\s]*?)?/v\d+)/(\S+)")
 # What a server may refuse, and do without.
 _OPTIONAL = ("response_format", "stream_options", "seed", "top_k", "min_p", "repetition_penalty")
-_FINISH_REASONS = ("stop", "length")
 _KEY_REFUSED = (401, 403)
 _CONTEXT_FIELDS = ("max_model_len", "context_length", "max_context_length", "context_window")
 _PROBE = {"type": "object", "properties": {"well": {"type": "boolean"}}, "required": ["well"]}
@@ -238,7 +237,7 @@ class _AnswerReader(StreamedText):
         """Raises EngineUnavailable if the answer was cut off, InvalidPrompt if it was withheld."""
         if self._reason == "content_filter":
             raise InvalidPrompt("the server withheld its answer (content_filter)")
-        if self._reason not in _FINISH_REASONS:
+        if self._reason not in FINISH_REASONS:
             raise EngineUnavailable(f"the server ended its answer early ({self._reason or 'no end'})")
         return self._reason
 

@@ -116,11 +116,8 @@ class TransformersEngine(FolderEngine):
             for copies in self._chunks(model, run, exporter, tokens, spans, partial(self._check_running, stop)):
                 for block in copies.wait_for_blocks():
                     emit(block)
-            window = exporter.window(run.past)
-            if window is not None:
-                emit(window)
-            for state in exporter.states(run.past):
-                emit(state)
+            for record in exporter.snapshot(run.past):
+                emit(record)
             return PrefillReport(
                 computed_tokens=run.fed_tokens,
                 restored_tokens=len(tokens) - run.fed_tokens,

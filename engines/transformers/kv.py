@@ -19,7 +19,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import LinearAttentionLayer
 
 from messages.errors import InvalidMessage, KVTransferFailed
-from messages.kv import Array, Block, DType, KVCache, KVLayout, RecurrentState, Window
+from messages.kv import Array, Block, DType, KVCache, KVLayout, Record, RecurrentState, Window
 
 TORCH_TYPES: dict[DType, torch.dtype] = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 
@@ -128,17 +128,13 @@ class Exporter:
             all_rows.record_stream(self._side)
             return Copies(blocks, self._side.record_event())
 
-    def window(self, past: DynamicCache) -> Window | None:
-        """The state of the sliding-window layers, now; None if there are none. Waits for it."""
-        if not self._layout.window_layers:
-            return None
-        layers = [past.layers[index] for index in self._layout.window_layers]
-        rows = torch.stack([_layer_rows(layer, 0, layer.keys.shape[-2]) for layer in layers])
-        return Window(past.get_seq_length(), as_numpy(rows.cpu().contiguous()))
-
-    def states(self, past: DynamicCache) -> list[RecurrentState]:
-        """The states of the recurrent layers, now. Waits for them."""
-        records = []
+    def snapshot(self, past: DynamicCache) -> list[Record]:
+        """Now: the state of the sliding-window layers, then those of the recurrent layers. Waits for them."""
+        records: list[Record] = []
+        if self._layout.window_layers:
+            layers = [past.layers[index] for index in self._layout.window_layers]
+            rows = torch.stack([_layer_rows(layer, 0, layer.keys.shape[-2]) for layer in layers])
+            records.append(Window(past.get_seq_length(), as_numpy(rows.cpu().contiguous())))
         for index in self._layout.state_layers:
             layer = past.layers[index]
             parts = (layer.conv_states[0][0, :, 1:], layer.recurrent_states[0][0])

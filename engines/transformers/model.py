@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ import transformers
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
+from engines.entry import options_in
 from engines.huggingface import weights as hf_weights
 from engines.huggingface.rope import FULL, SLIDING, stated_rope
 from engines.huggingface.weights import DTYPES, HFFolder, open_folder
@@ -47,9 +47,7 @@ def find_weights(weights: str) -> Weights:
     A hub's model is downloaded into the hub's own cache, once. Raises ConfigError.
     """
     name, _, query = weights.partition("?")
-    settings = {key: values[-1] for key, values in parse_qs(query).items()}
-    if unknown_keys := set(settings) - {"dtype", "device"}:
-        raise ConfigError(f"weights {weights!r}: {unknown_keys.pop()!r} is neither 'dtype' nor 'device'")
+    settings = options_in(weights, query, "dtype", "device")
     dtype = DTYPES.get(settings.get("dtype", ""), settings.get("dtype"))
     if dtype is not None and dtype not in TORCH_TYPES:
         raise ConfigError(f"weights {weights!r}: dtype must be one of {', '.join(TORCH_TYPES)}, not {dtype!r}")

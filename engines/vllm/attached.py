@@ -15,17 +15,15 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import numpy as np
 
-from engines.entry import closed_on_failure
+from engines.entry import closed_on_failure, options_in
 from engines.llamacpp.http import LlamaServer, ServerRefused
 from engines.logprobs import TOP
+from engines.program import FIRST_PAUSE_S, SHARED_MEMORY
 from engines.vllm.conversation import (
-    FIRST_PAUSE_S,
-    POLL_S,
-    SHARED_MEMORY,
     SILENT_S,
     Conversation,
     layout_seen,
@@ -33,6 +31,7 @@ from engines.vllm.conversation import (
 from engines.vllm.host.kvasir_vllm import events
 from engines.vllm.host.kvasir_vllm.shared_folder import bind
 from engines.vllm.host.kvasir_vllm.wire import Message
+from engines.waiting import POLL_S
 from messages.errors import Cancelled, ConfigError, EngineUnavailable, InvalidMessage, KvasirError
 from messages.kv import Array, cast
 from messages.limits import MAX_WAITING_EVENTS
@@ -52,9 +51,7 @@ _PLAIN = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_pena
 def connect(weights: str, api_key: str = "") -> "tuple[AttachedServer, str]":
     """The server of `http://HOST:PORT?model=FOLDER&shared=FOLDER`, and `model`; "": left out. Raises ConfigError."""
     parts = urlsplit(weights)
-    settings = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-    if unknown_keys := set(settings) - {"model", "shared"}:
-        raise ConfigError(f"{weights}: {unknown_keys.pop()!r} is neither 'model' nor 'shared'")
+    settings = options_in(weights, parts.query, "model", "shared")
     url = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/").removesuffix("/v1")
     return AttachedServer(url, Path(settings.get("shared", SHARED_MEMORY)), api_key), settings.get("model", "")
 

@@ -17,14 +17,11 @@ from typing import Any, BinaryIO
 from engines.llamacpp.start import make_slot_folder
 from engines.vllm.host.kvasir_vllm.shared_folder import open_file, open_folder
 from engines.vllm.host.kvasir_vllm.wire import Message
-from engines.waiting import check_running
+from engines.waiting import POLL_S, check_running
 from messages.errors import EngineUnavailable, InvalidSchema, KvasirError, KVTransferFailed
 from messages.kv import KVLayout
 
-SHARED_MEMORY = Path("/dev/shm")
 SILENT_S = 120.0  # with work in hand; one step takes seconds
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before it is started, or looked for, again
-POLL_S = 0.1
 _KINDS: dict[str, type[KvasirError]] = {"kv": KVTransferFailed, "schema": InvalidSchema, "engine": EngineUnavailable}
 
 

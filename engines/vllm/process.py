@@ -15,24 +15,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engines.program import (
+    END_S,
+    FIRST_PAUSE_S,
+    LAST_WORDS,
+    LOAD_S,
+    LONGEST_PAUSE_S,
+    SHARED_MEMORY,
+    STEADY_S,
+    ends_with_us,
+    read_output,
+)
 from engines.vllm import environment
-from engines.vllm.conversation import FIRST_PAUSE_S, LONGEST_PAUSE_S, POLL_S, SHARED_MEMORY, Conversation
+from engines.vllm.conversation import Conversation
 from engines.vllm.environment import Environment
 from engines.vllm.host import kvasir_vllm
 from engines.vllm.host.kvasir_vllm import wire
 from engines.vllm.host.kvasir_vllm.shared_folder import bind
 from engines.vllm.host.kvasir_vllm.wire import Message
-from engines.watchdog import start_watchdog
+from engines.waiting import POLL_S
 from messages.errors import ConfigError, EngineUnavailable
 
 _log = logging.getLogger(__name__)
 
 _PROGRAM = "the vLLM host"
 _RESTARTING = f"{_PROGRAM} is being started again"
-_LOAD_S = 1800.0  # 60 GB from a slow disk, and CUDA graphs
-_END_S = 10.0
-_LAST_WORDS = 40
-_STEADY_S = 60.0  # who ran this long after it was loaded did not die of starting
 _PATH = Path(kvasir_vllm.__file__).parents[1]
 # All of vLLM's processes. (In dash `kill -9 -- -PID` is an error; -s is the form that all shells take.)
 _KILL = '{ kill -s TERM -- "-$1"; sleep 5; kill -s KILL -- "-$1"; }'
@@ -58,7 +65,7 @@ class HostProcess(Conversation):
         has_shared_memory = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)
         super().__init__(SHARED_MEMORY if has_shared_memory else Path(tempfile.gettempdir()))
         self.launch = launch
-        self._output_lines: deque[str] = deque(maxlen=_LAST_WORDS)
+        self._output_lines: deque[str] = deque(maxlen=LAST_WORDS)
         self._lock = threading.Lock()
         self._given_up = False  # as hung
         self._up = threading.Event()
@@ -69,7 +76,7 @@ class HostProcess(Conversation):
         atexit.register(self.close)
         self._thread = threading.Thread(target=self._supervise, name="vllm-host", daemon=True)
         self._thread.start()
-        self._first_start_ended.wait(_LOAD_S)
+        self._first_start_ended.wait(LOAD_S)
         if not self.served_model:
             reason, release = self._last_words(), launch.environment.release
             tested = environment.TESTED_RELEASE
@@ -90,7 +97,7 @@ class HostProcess(Conversation):
         atexit.unregister(self.close)
         self._listener.close()
         self._end()
-        self._thread.join(2 * _END_S)
+        self._thread.join(2 * END_S)
         self._close_folder()
 
     def _begin(self, key: str, request: Message) -> None:
@@ -130,7 +137,7 @@ class HostProcess(Conversation):
             loaded_at = self._run_once()
             if self._closing.is_set() or not self._first_start_ended.is_set():
                 break
-            steady = loaded_at is not None and time.monotonic() - loaded_at > _STEADY_S
+            steady = loaded_at is not None and time.monotonic() - loaded_at > STEADY_S
             pause_s = FIRST_PAUSE_S if steady else pause_s
             _log.warning("%s ended, and is started again in %.0f s: %s", _PROGRAM, pause_s, self._last_words())
             self._closing.wait(pause_s)
@@ -144,9 +151,9 @@ class HostProcess(Conversation):
         process = self.process
         assert process is not None
         loaded_at = None
-        listener = threading.Thread(target=self._listen, args=(process,), daemon=True)
+        listener = threading.Thread(target=read_output, args=(process, self._output_lines, _log, _PROGRAM), daemon=True)
         listener.start()
-        with start_watchdog(process.pid, _KILL) as watchdog:
+        with ends_with_us(process.pid, _KILL):
             try:
                 connection = self._accept(process)
                 if connection is not None:
@@ -159,10 +166,7 @@ class HostProcess(Conversation):
                 self._fail_all(f"{_PROGRAM} died")
                 self._end()
                 process.wait()
-                assert watchdog.stdin is not None
-                with suppress(BrokenPipeError):
-                    watchdog.stdin.write(b"\n")
-        listener.join(_END_S)
+        listener.join(END_S)
         return loaded_at
 
     def _spawn(self) -> bool:
@@ -184,11 +188,11 @@ class HostProcess(Conversation):
 
     def _accept(self, process: subprocess.Popen[str]) -> socket.socket | None:
         """Its connection; None if it dies or hangs before."""
-        patience = time.monotonic() + _LOAD_S
+        patience = time.monotonic() + LOAD_S
         while process.poll() is None and not self._closing.is_set() and time.monotonic() < patience:
             with suppress(TimeoutError, OSError):
                 connection, _ = self._listener.accept()
-                connection.settimeout(_LOAD_S)  # until its model is loaded
+                connection.settimeout(LOAD_S)  # until its model is loaded
                 return connection
         return None
 
@@ -218,13 +222,6 @@ class HostProcess(Conversation):
         self._up.set()
         self._first_start_ended.set()
 
-    def _listen(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        with process.stdout:
-            for line in process.stdout:
-                self._output_lines.append(line.rstrip())
-                _log.debug("%s: %s", _PROGRAM, line.rstrip())
-
     def _end(self) -> None:
         """All processes of its group: first they may tidy up, for what they leave in shared memory nobody deletes."""
         with self._lock:
@@ -233,7 +230,7 @@ class HostProcess(Conversation):
             return
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGTERM)
-            patience = time.monotonic() + _END_S
+            patience = time.monotonic() + END_S
             while time.monotonic() < patience:
                 process.poll()  # a process that nobody waits for is still there
                 os.killpg(process.pid, 0)

@@ -46,9 +46,11 @@ _TWINS = str.maketrans(
     "аеорсухіјѕԁһкмтвнАВЕІЈКМНОРСТУХαβεικμνορτυχΑΒΕΖΗΙΚΜΝΟΡΤΥΧ",
     "aeopcyxijsdhkmtbhABEIJKMHOPCTYXabeikmvoptuxABEZHIKMNOPTYX",
 )
-_SMALL_CAPITALS = dict(zip(map(ord, "ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ"), "abcdefghijklmnoprstuvwyz", strict=True))
-_SMALL_CAPITALS |= dict(zip(map(ord, "ıłøđ"), "ilod", strict=True))  # no accent on them that could be taken off
-_BOXED_LETTERS = {first + n: chr(97 + n) for first in (0x1F150, 0x1F170, 0x1F1E6) for n in range(26)}
+_LETTER_FORMS = {
+    **str.maketrans("ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ", "abcdefghijklmnoprstuvwyz"),  # small capitals
+    **str.maketrans("ıłøđ", "ilod"),  # no accent on them that could be taken off
+    **{first + n: 97 + n for first in (0x1F150, 0x1F170, 0x1F1E6) for n in range(26)},  # boxed
+}
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _TEN_OF_TEN = re.compile(
     r"(?<![\d.])(\d{1,3})(?:[.,]0+)? ?(?:/|out of|of|von|sur|de|su|di|из) ?\1(?:[.,]0+)?(?![\d.]*\d)|\b100 ?[%٪]"
@@ -104,7 +106,7 @@ def plain(text: str) -> str:
     """Lower case, without accents and look-alikes; names of variables are words, and all digits one digit."""
     text = _RULE.sub(r"\1\1", _CAMEL.sub(" ", text).replace("_", " "))
     if not text.isascii():
-        text = unicodedata.normalize("NFKD", text.translate(_SMALL_CAPITALS).translate(_BOXED_LETTERS))
+        text = unicodedata.normalize("NFKD", text.translate(_LETTER_FORMS))
         text = "".join(char for char in text if unicodedata.category(char) not in {"Mn", "Cf"})
         text = _MIXED_SCRIPTS.sub(lambda match: match[0].translate(_TWINS), unicodedata.normalize("NFC", text))
     return " ".join(_DIGIT.sub("0", _TEN_OF_TEN.sub(f" {FULL} ", text.casefold())).split())

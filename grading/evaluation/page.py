@@ -8,8 +8,13 @@ from grading.evaluation.agreement import MIN_UNITS, Agreement, Estimate, GradePa
 from grading.evaluation.evaluate import BANDS, EVERY_CRITERION, Evaluation, band_of, by_name, finest
 from grading.report.page import render_template
 
-_COLUMNS = {"qwk": ("kappa", "z.2f"), "mae": ("off by", "z.2f"), "bias": ("bias", "+z.2f"), "exact": ("same", "z.0%")}
-_COLUMNS |= {"within_step": ("in a step", "z.0%")}
+_COLUMNS = {
+    "qwk": ("kappa", "z.2f"),
+    "mae": ("off by", "z.2f"),
+    "bias": ("bias", "+z.2f"),
+    "exact": ("same", "z.0%"),
+    "within_step": ("in a step", "z.0%"),
+}
 
 
 def rows(evaluation: Evaluation, gains: Iterable[Agreement] = ()) -> list[dict[str, str]]:

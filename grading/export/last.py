@@ -13,7 +13,7 @@ from pathlib import Path
 from grading.export.final import FinalGrade
 from grading.report.grades import one_line, show_points
 from grading.rubric.rubric import Points
-from producers.storage.journal import Lines
+from producers.storage.journal import Lines, append_line
 from producers.storage.shapes import parse_as
 from producers.words import plural
 
@@ -91,4 +91,5 @@ def since_last(
 
 def record_export(folder: Path, export: ExportedPoints) -> None:
     """Keep that this was given out. Raises BatchError."""
-    Lines(folder / FILE).append([{"kind": export.kind, "at": export.at, "points": dict(export.points)}])
+    row = {"kind": export.kind, "at": export.at, "points": dict(export.points)}
+    append_line(folder / FILE, row, "export")

@@ -18,11 +18,11 @@ from grading.export.final import ExportFile, FinalGrade, final_grades
 from grading.export.format import ExportFormat
 from grading.points import criterion_points
 from grading.report.grades import name_cell, one_line, show_points
-from grading.reviews import MAX_TEXT, lock_lines
+from grading.reviews import MAX_TEXT
 from grading.rubric.rubric import Points
 from grading.submissions.lms_names import student_id
 from grading.tables import ExportError, Sheet, cell, column, read_sheet, student, students, write_sheet
-from producers.storage.journal import Lines
+from producers.storage.journal import Lines, lock_lines
 from producers.storage.shapes import parse_as
 from producers.words import shorten_names
 
@@ -101,7 +101,7 @@ def add_requests(folder: Path, requests: Iterable[Request]) -> int:
         rows = (
             {name: value for name, value in asdict(request).items() if name != "answer"} for request in new.values()
         )
-        Lines(folder / FILE).append(rows)
+        Lines(folder / FILE, is_owner=True).append(rows)
     return len(new)
 
 
@@ -118,7 +118,7 @@ def save_reply(folder: Path, request: Request, reply: str, points: Points | None
         if standing and standing != request.answer:
             replier = f" ({standing.by})" if standing.by else ""
             raise ExportError(f"somebody has replied meanwhile{replier}; read that reply first")
-        Lines(folder / FILE).append([asdict(new_reply)])
+        Lines(folder / FILE, is_owner=True).append([asdict(new_reply)])
 
 
 def requests_from(data: bytes, grades: Sequence[FinalGrade], by: str = "") -> tuple[list[Request], str]:

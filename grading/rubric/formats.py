@@ -27,7 +27,8 @@ CODE_WORDS = re.compile(
     re.IGNORECASE,
 )
 _STEPS = tuple(Decimal(step) for step in ("1", "0.5", "0.25", "0.1", "0.05", "0.01", "0.001"))
-_RESERVED_IDS = ("summary", "state", "points", "needs_review", "remarks", "reason")  # no criterion's id
+# An id is a key of the answer and a column of grades.csv; these are taken there.
+RESERVED_IDS = ("summary", "submission", "state", "points", "max_points", "needs_review", "remarks", "reason")
 _OTTER_BOUNDARY = re.compile(r"(?:```otter\s*)?#\s+(BEGIN|END)\s+QUESTION\b", re.IGNORECASE)
 _OTTER_TEST = re.compile(r"#+\s*(?:hidden\s*)?test\b|\W*(?:\w\s*=\s*)?\W*#\s*BEGIN\s*TEST\s*CONFIG", re.IGNORECASE)
 _CANVAS = ("Rubric Name", "Criteria Name", "Criteria Description", "Criteria Enable Range")
@@ -64,7 +65,7 @@ def _earlier_criterion(file: str, key: str, value: Any, total: Any) -> dict[str,
         raise RubricError(f"{file}: {key!r:.60} must be keys and values (points or max_points, description)")
     points = value.get("max_points", value.get("points"))
     if points is None and "weight" in value and _parse_number(total) is not None:
-        points = _plain_number((_parse_number(value["weight"]) or Decimal(0)) * (_parse_number(total) or Decimal(0)))
+        points = plain((_parse_number(value["weight"]) or Decimal(0)) * (_parse_number(total) or Decimal(0)))
     if _parse_number(points) is None:
         raise RubricError(f"{file}: {key!r:.60} says no points; add 'max_points: …'")
     title = key.replace("_", " ").strip().capitalize()
@@ -129,9 +130,9 @@ def _canvas_criterion(
     lines += [
         f"{value} points: {label}{f': {description}' if description else ''}" for label, description, value in ratings
     ]
-    criterion = _make_criterion(name, name, _plain_number(max(points)[0]), "\n".join(line for line in lines if line))
+    criterion = _make_criterion(name, name, plain(max(points)[0]), "\n".join(line for line in lines if line))
     if _cell(row, at["Criteria Enable Range"]).casefold() != "true":
-        criterion["step"] = _plain_number(_common_step([worth for worth, _ in points]))
+        criterion["step"] = plain(_common_step([worth for worth, _ in points]))
     return criterion
 
 
@@ -241,10 +242,10 @@ def _make_criterion(id: str, title: str, points: Any, guidance: str) -> dict[str
     return {
         "id": id,
         "title": " ".join(title.split())[:200],
-        "points": _plain_number(number),
+        "points": plain(number),
         "guidance": guidance[:8_000],
         "model": model,
-        "step": _plain_number(step),
+        "step": plain(step),
     }
 
 
@@ -254,7 +255,7 @@ def _with_ids(criteria: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for number, criterion in enumerate(criteria, 1):
         words = re.sub(r"[^A-Za-z0-9]+", "_", criterion["id"]).strip("_").lower()[:36]
         id = words if words[:1].isalpha() else f"criterion_{number}"
-        id = f"{id}_{number}" if id in used_ids or id in _RESERVED_IDS else id
+        id = f"{id}_{number}" if id in used_ids or id in RESERVED_IDS else id
         used_ids.add(id)
         criterion["id"] = id
     return criteria
@@ -269,7 +270,8 @@ def _parse_number(value: Any) -> Decimal | None:
     return number if number.is_finite() and -6 <= number.adjusted() < 9 else None
 
 
-def _plain_number(number: Decimal) -> int | float:
+def plain(number: Decimal) -> int | float:
+    """An int where the number is whole, else the nearest float."""
     return int(number) if number == number.to_integral_value() else float(number)
 
 

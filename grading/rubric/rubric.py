@@ -34,7 +34,8 @@ from typing import Any, Literal
 import yaml
 
 from grading.rubric.checks import Check, parse_checks
-from grading.rubric.formats import from_canvas, from_earlier_form, is_earlier_form
+from grading.rubric.formats import RESERVED_IDS, from_canvas, from_earlier_form, is_earlier_form
+from grading.rubric.formats import plain as plain
 from grading.rubric.late import KEYS as LATE_KEYS
 from grading.rubric.late import LateRule, parse_late
 from messages.errors import RubricError
@@ -58,8 +59,6 @@ MAX_TITLE = 200  # characters
 MAX_GUIDANCE = 8_000
 MAX_RULINGS, MAX_RULING = 20, 400  # of a criterion; characters of each
 MAX_INSTRUCTIONS = 50_000
-# An id is a key of the answer and a column of grades.csv; these are taken there.
-RESERVED_IDS = ("summary", "submission", "state", "points", "max_points", "needs_review", "remarks", "reason")
 
 _TOO_DEEP = f"lists and keys within each other, more than {MAX_DEPTH} deep; is this the rubric?"
 _ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}\Z")
@@ -115,11 +114,6 @@ class Rubric:
 def exact(points: Points) -> Decimal:
     """The number as it is written: 0.1 is a tenth."""
     return Decimal(str(points))
-
-
-def plain(number: Decimal) -> Points:
-    """An int where the number is whole, else the nearest float."""
-    return int(number) if number == number.to_integral_value() else float(number)
 
 
 def add_points(points: Iterable[Points]) -> Points:

@@ -8,12 +8,16 @@ reject and requeue are never used, because what they do to the broker's delivery
 and 4.3.
 """
 
+import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 Header = str | int | float
+# What begins the names of headers that RabbitMQ adds to a message, and its publisher may not.
+BROKERS_OWN = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,9 @@ class Delivery(Protocol):
         """
 
 
+D = TypeVar("D", bound=Delivery)
+
+
 class Consumer(ABC):
     """A stream of deliveries from one queue. Holds at most `prefetch` unacked ones, received or not."""
 
@@ -96,6 +103,43 @@ class Consumer(ABC):
     @abstractmethod
     def close(self) -> list[Delivery]:
         """Stop for good; like `pause` returns unreceived deliveries. Their acks work until the broker is closed."""
+
+
+class BufferedConsumer(Consumer, Generic[D]):
+    """A consumer with a buffer: a broker's client puts into it what comes, and `receive` takes it out.
+
+    `condition` guards the buffer and the flags.
+    """
+
+    def __init__(self, queue: str, prefetch: int, exclusive: bool, condition: threading.Condition) -> None:
+        if prefetch < 1:
+            raise ValueError(f"prefetch must be at least 1, not {prefetch}")
+        self.queue = queue
+        self.exclusive = exclusive
+        self._prefetch = prefetch
+        self._condition = condition
+        self._buffer: deque[D] = deque()
+        self._closed = False
+        self._is_nudged = False
+
+    @abstractmethod
+    def _is_over(self) -> bool:
+        """Whether nothing can come any more."""
+
+    def receive(self, timeout_s: float) -> Delivery | None:
+        """See `Consumer`."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._buffer or self._is_nudged or self._is_over(), timeout_s)
+            if self._buffer:
+                return self._buffer.popleft()
+            self._is_nudged = False
+            return None
+
+    def nudge(self) -> None:
+        """See `Consumer`."""
+        with self._condition:
+            self._is_nudged = True
+            self._condition.notify_all()
 
 
 class Broker(ABC):

@@ -40,6 +40,7 @@ class Envelope:
     returns: int = 0  # times the broker took it back at this stage, over all copies of this run
     traceparent: str = ""  # passed on unchanged; "": none
     version: int = codec.VERSION  # of the message it came with, and so of what answers it
+    turn: int = 0  # which of the lane's queues its batch has
 
     def seal(self, body: bytes) -> Message:
         """A message with this identity.
@@ -54,6 +55,8 @@ class Envelope:
         }
         if self.lane != "bulk":
             headers["kvasir-lane"] = self.lane
+        if self.turn:
+            headers["kvasir-turn"] = self.turn
         if self.attempts:
             headers["kvasir-attempts"] = self.attempts
         if self.kv_transfers:
@@ -67,14 +70,15 @@ class Envelope:
     def event(self, step: Step, **facts: Any) -> Event:
         """A step of this job, and what is known of it."""
         identity = {"batch_id": self.batch_id, "stage": self.stage, "run": self.run, "lane": self.lane}
-        return Event(step, self.job_id, self.model, {**identity, "item_id": self.item_id, **facts})
+        context = {trace.HEADER: self.traceparent} if self.traceparent else {}
+        return Event(step, self.job_id, self.model, {**identity, **context, "item_id": self.item_id, **facts})
 
     def for_stage(self, stage: WorkerStage) -> "Envelope":
         """The same job at another stage: counters start anew, except that of the failed KV transfers."""
         return replace_fields(self, stage=stage, attempts=0, returns=0)
 
 
-def submit_message(job: PrefillJob) -> tuple[Address, Message]:
+def submit_message(job: PrefillJob, turn: int = 0) -> tuple[Address, Message]:
     """Where and how a new job is published."""
     envelope = Envelope(
         job.job_id,
@@ -86,8 +90,9 @@ def submit_message(job: PrefillJob) -> tuple[Address, Message]:
         job.lane,
         job.reply_to,
         traceparent=trace.new_traceparent(job.job_id, job.run),
+        turn=turn,
     )
-    return topology.work("prefill", job.model, job.lane), envelope.seal(codec.encode(job))
+    return topology.work("prefill", job.model, job.lane, turn), envelope.seal(codec.encode(job))
 
 
 def open_envelope(delivery: Delivery, stage: WorkerStage, model: str) -> Envelope:
@@ -111,6 +116,7 @@ def open_envelope(delivery: Delivery, stage: WorkerStage, model: str) -> Envelop
         returns=_count(headers.get("kvasir-returns"), 0) + delivery.returns,
         traceparent=trace.valid_traceparent(headers.get(trace.HEADER)),
         version=codec.answer_version(message.body),
+        turn=_count(headers.get("kvasir-turn"), 0) % topology.TURNS,
     )
 
 

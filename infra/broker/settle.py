@@ -6,6 +6,7 @@ other order would lose a job. Publishing waits as long as the broker is away; a 
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -54,7 +55,7 @@ def passing_on(attempt: Attempt[Any], job: DecodeJob) -> Settlement:
     """Prefill is done: the decode job."""
     envelope = attempt.envelope
     message = envelope.for_stage("decode").seal(codec.encode(job, envelope.version))
-    to = topology.work("decode", envelope.model, envelope.lane)
+    to = topology.work("decode", envelope.model, envelope.lane, envelope.turn)
     return Settlement(attempt, to, message, Step.PASSED_ON, "prefill.passed")
 
 
@@ -77,6 +78,8 @@ class Settler:
         self._models = models
         self.observe = observe
         self._settling_since: list[float] = []  # monotonic clock, for each call of `settle` that has not returned
+        self._lock = threading.Lock()
+        self.jobs_finished = 0  # at this stage: what goes back, or back to prefill, is not
 
     @property
     def late_s(self) -> float:
@@ -115,7 +118,7 @@ class Settler:
             settlement = pending.pop(id(message))
             try:
                 if settlement.step:
-                    self.observe(settlement.attempt.envelope.event(settlement.step, **settlement.facts))
+                    self._note_finish(settlement.attempt.envelope.event(settlement.step, **settlement.facts))
                     failpoint(settlement.place, settlement.attempt.envelope.job_id)
             except Exception as error:  # noqa: BLE001  one job's trouble, not its neighbours'
                 return self.settle_error(settlement.attempt, error)
@@ -143,8 +146,8 @@ class Settler:
             self.settle(replying(attempt, _result(envelope, "expired", None)))
         elif reason == "suspect":  # too many workers died while holding it: there it runs alone
             self._move(attempt, topology.suspects(envelope.stage, envelope.model), Step.ISOLATED)
-        else:  # not now, and nobody's fault: a copy to the end of its queue. Unlike a requeue it counts nowhere
-            self._move(attempt, Address(topology.WORK, attempt.deliveries[-1].queue), Step.REDELIVERED)
+        else:  # not now, and nobody's fault: a copy for whoever is free next. Unlike a requeue it counts nowhere
+            self._move(attempt, topology.ahead_of_bulk(attempt.deliveries[-1].queue), Step.REDELIVERED)
         attempt.has_ended_unanswered = reason in ("cancelled", "expired")
 
     def settle_error(self, attempt: Attempt[Any], error: BaseException) -> None:
@@ -176,21 +179,25 @@ class Settler:
         reply = replying(attempt, _result(envelope, "failed", problem))
         if reply.to:
             self._publish(reply.to, reply.message)
-        self.observe(envelope.event(Step.FAILED, **reply.facts))
+        self._note_finish(envelope.event(Step.FAILED, **reply.facts))
         letter = _dead_letter(attempt.deliveries[-1], envelope, problem)
         self._publish(Address(topology.DEAD, topology.DEAD_LETTERS), letter)
         self._ack(attempt)
         attempt.has_ended_unanswered = True
 
-    def hand_back_all(self, deliveries: Iterable[Delivery]) -> None:
-        """Deliveries that nobody has begun. If the broker is gone, it has them and will hand them out again."""
+    def hand_back_all(self, deliveries: Iterable[Delivery], keep_turn: bool = False) -> None:
+        """Deliveries that nobody has begun. If the broker is gone, it has them and will hand them out again.
+
+        Each goes to the end of its queue. With `keep_turn` it goes before the bulk, as does one that a worker died
+        with: it has waited its turn, and at the end another class's whole batch might be before it.
+        """
         settlements = []
         for delivery in deliveries:
             envelope = open_envelope(delivery, *topology.stage_and_model(delivery.queue))
             message = envelope.seal(delivery.message.body)
-            settlements.append(
-                Settlement(Attempt[Any]([delivery], envelope), Address(topology.WORK, delivery.queue), message)
-            )
+            has_turn = keep_turn or envelope.returns
+            to = topology.ahead_of_bulk(delivery.queue) if has_turn else Address(topology.WORK, delivery.queue)
+            settlements.append(Settlement(Attempt[Any]([delivery], envelope), to, message))
         if settlements:
             with suppress(BrokerUnavailable):
                 self.settle(*settlements)
@@ -221,7 +228,7 @@ class Settler:
         self.observe(envelope.event(Step.RETRIED, error=type(error).__name__))
 
     def _later(self, attempt: Attempt[Any], envelope: Envelope, level: int, lane: Lane | None = None) -> None:
-        queue = topology.work_queue(envelope.stage, envelope.model, lane or envelope.lane)
+        queue = topology.work_queue(envelope.stage, envelope.model, lane or envelope.lane, envelope.turn)
         self._publish(topology.retry(level, queue), envelope.seal(attempt.deliveries[-1].message.body))
         self._ack(attempt)
 
@@ -243,6 +250,11 @@ class Settler:
                     raise
                 log.warning("the broker refused a message for %s, trying again: %s", to.key, error)
                 _pause()
+
+    def _note_finish(self, event: Event) -> None:
+        with self._lock:
+            self.jobs_finished += 1
+        self.observe(event)
 
     def _ack(self, attempt: Attempt[Any]) -> None:
         attempt.is_outcome_confirmed = True

@@ -39,10 +39,24 @@ BROKER_DELIVERY_LIMIT = 20
 
 WORK_STAGES: tuple[WorkerStage, ...] = ("prefill", "decode")
 
+# Queues of lane `bulk` in each stage of a model: so many batches take turns, and more than that share queues. The first
+# one is that of releases without turns.
+TURNS = 4
 
-def work_queue(stage: WorkerStage, model: str, lane: Lane) -> str:
-    """`prefill.qwen3-coder:30b.bulk`"""
-    return f"{stage}.{model}.{lane}"
+
+def work_queue(stage: WorkerStage, model: str, lane: Lane, turn: int = 0) -> str:
+    """`prefill.qwen3-coder:30b.bulk`, and with a turn `….bulk-1`; lane `now` has none."""
+    return f"{stage}.{model}.{lane}{f'-{turn}' if turn and lane == 'bulk' else ''}"
+
+
+def lane_queues(stage: WorkerStage, model: str, lane: Lane) -> list[str]:
+    """Every queue of the lane, in the order of turns."""
+    return [work_queue(stage, model, lane, turn) for turn in range(TURNS if lane == "bulk" else 1)]
+
+
+def work_queues(stage: WorkerStage, model: str) -> list[str]:
+    """Those of both lanes, `now` first."""
+    return [name for lane in LANES for name in lane_queues(stage, model, lane)]
 
 
 def suspects_queue(stage: WorkerStage, model: str) -> str:
@@ -54,17 +68,13 @@ def suspects_queue(stage: WorkerStage, model: str) -> str:
 def stage_and_model(queue: str) -> tuple[WorkerStage, str]:
     """Those of a work or suspects queue. Raises ValueError for another queue's name."""
     for stage in WORK_STAGES:
-        for lane in LANES:
-            if queue.startswith(f"{stage}.") and queue.endswith(f".{lane}"):
-                return stage, queue[len(stage) + 1 : -len(lane) - 1]
+        for suffix in work_queues(stage, ""):
+            suffix = suffix.removeprefix(f"{stage}.")
+            if queue.startswith(f"{stage}.") and queue.endswith(suffix):
+                return stage, queue[len(stage) + 1 : -len(suffix)]
         if queue.startswith(suspects_queue(stage, "")):
             return stage, queue.removeprefix(suspects_queue(stage, ""))
     raise ValueError(f"{queue} is not the queue of a model")
-
-
-def model_of(queue: str) -> str:
-    """The model of a work or suspects queue. Raises ValueError for another queue's name."""
-    return stage_and_model(queue)[1]
 
 
 def is_suspects_queue(queue: str) -> bool:
@@ -74,7 +84,7 @@ def is_suspects_queue(queue: str) -> bool:
 
 def jobs_waiting(broker: Broker, stage: WorkerStage, model: str) -> int:
     """Jobs in both lanes, as the broker counts them now. Raises BrokerUnavailable."""
-    depths = [broker.depth(work_queue(stage, model, lane)) for lane in LANES]
+    depths = [broker.depth(name) for name in work_queues(stage, model)]
     return sum(depth.ready for depth in depths if depth)
 
 
@@ -88,14 +98,19 @@ def retry_level(seconds: int) -> str:
     return f"retry.{seconds}s" if seconds < 60 else f"retry.{seconds // 60}m"
 
 
-def work(stage: WorkerStage, model: str, lane: Lane) -> Address:
+def work(stage: WorkerStage, model: str, lane: Lane, turn: int = 0) -> Address:
     """Where a job of this stage is published."""
-    return Address(WORK, work_queue(stage, model, lane))
+    return Address(WORK, work_queue(stage, model, lane, turn))
 
 
 def suspects(stage: WorkerStage, model: str) -> Address:
     """Where a suspect is published."""
     return Address(WORK, suspects_queue(stage, model))
+
+
+def ahead_of_bulk(queue: str) -> Address:
+    """Where a job goes that has waited its turn in a queue of its model: before the bulk. A suspect stays one."""
+    return Address(WORK, queue if is_suspects_queue(queue) else work_queue(*stage_and_model(queue), "now"))
 
 
 def retry(seconds: int, queue: str) -> Address:
@@ -171,8 +186,7 @@ def queues(models: Sequence[str], cluster: bool = False) -> Iterator[QueueSpec]:
         yield QueueSpec(level, f"kvasir.{level}", "", _quorum(dead_letter_to=WORK) | {"x-message-ttl": seconds * 1000})
     for model in models:
         for stage in WORK_STAGES:
-            names = [work_queue(stage, model, lane) for lane in LANES] + [suspects_queue(stage, model)]
-            for name in names:
+            for name in (*work_queues(stage, model), suspects_queue(stage, model)):
                 arguments = _quorum(dead_letter_to=DEAD) | {"x-dead-letter-routing-key": DEATHS}
                 yield QueueSpec(name, WORK, name, arguments | {"x-delivery-limit": BROKER_DELIVERY_LIMIT})
 

@@ -1,7 +1,8 @@
 """W3C trace context, `traceparent`: 00-<trace id>-<parent id>-<flags> (https://www.w3.org/TR/trace-context/).
 
 A job's id is 128 bits in hex, as a trace id is: so the trace of a job is found by the job's id, in all its runs. Our
-programs export no spans yet; they pass the header on unchanged, so that what stands before and behind them joins up.
+programs pass the header on unchanged, so that what stands before and behind them joins up; `monitoring.traces` makes
+spans of it where somebody wants them.
 """
 
 import hashlib

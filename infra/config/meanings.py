@@ -53,6 +53,7 @@ MEANINGS = {
     "models.kv_bytes_per_token": "Size of its KV cache for a token, for `kvasir plan`; 0: not known",
     "models.kv_state_bytes": "Size of a hybrid model's recurrent state for a prompt, for `kvasir plan`; 0: none",
     "models.memory_gb": "Size of its weights, for `kvasir plan`; 0: not known",
+    "models.free_memory_gb": "Memory that a prefill must leave free; else another worker takes it. 0: not looked at",
     "models.allow_external": "`true`: the `openai` engine may send prompts to a server outside private networks",
     "models.api_key_file": "File that holds the key of the `openai` or `vllm` engine's server and nothing else",
     "machines.host": "Name or address, for ssh and Prometheus; empty: the table's name",

@@ -16,6 +16,7 @@ from messages import checks
 from messages.errors import InvalidMessage
 from messages.installed import engine_names
 from messages.jobs import KV_CHECK_EVERY, MAX_TOKENS, SHORT_PROMPT_TOKENS
+from messages.urls import STORE_SCHEMES
 from messages.workers import BOTH_ROLES, RateCurve, WorkerStage
 
 Supervisor = Literal["launchd", "plain", "systemd"]
@@ -147,7 +148,7 @@ Place = Annotated[str, TextCheck(_place)]
 ModelName = Annotated[str, TextCheck(checks.model_name)]
 ModelOrNone = Annotated[str, TextCheck(_model_or_none)]
 BrokerUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value, urls.BROKER_SCHEMES))]
-StoreUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value, urls.STORE_SCHEMES))]
+StoreUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value, STORE_SCHEMES))]
 Engine = Annotated[str, InstalledEngine()]
 EngineOrNone = Annotated[str, InstalledEngine(("",))]
 # No leading dash and no blanks: a host and a user end up on the command line of ssh, a folder in shell commands.
@@ -219,6 +220,7 @@ class ModelTable:
     threads: Annotated[int, _whole(0, 1024)] = 0  # of the CPU; 0: the engine's choice
     short_prompt_tokens: TokensOrNone = SHORT_PROMPT_TOKENS  # up to so many go to decode without a KV cache
     kv_check_every: Annotated[int, _whole(0, 1_000_000)] = KV_CHECK_EVERY  # jobs prefilled at decode too; 0: none is
+    free_memory_gb: Amount = 0.0  # that a prefill leaves free on its machine; 0: not looked at
     copies: Annotated[int, _whole(1, 2)] = 1  # in the local pipeline: 2 so that prefill and decode never share a batch
     tokenizer: Annotated[str, TextCheck(_line)] = ""
     same_weights: tuple[Engine, ...] = ()  # engines whose weights are conversions of the same: they may share KV caches
@@ -268,6 +270,11 @@ class Rates:
     decode: Rate = 0.0  # of one sequence, with all other slots busy
     prefill_curve: Curve = ()
     decode_curve: Curve = ()
+
+    def of(self, stage: str) -> Points | float:
+        """The curve of `prefill` or `decode`, else the single rate."""
+        prefill, decode = self.prefill_curve or self.prefill, self.decode_curve or self.decode
+        return prefill if stage == "prefill" else decode
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from infra.config.sources import (
     PASSWORDS,
     Keys,
     SourcedValue,
-    dotted_name,
     file_layers,
     flag_layer,
     merge,
@@ -56,6 +55,7 @@ _ZERO_OF_A_MODEL = {
     "kv_bytes_per_token": "(not known)",
     "kv_state_bytes": "(none)",
     "memory_gb": "(not known)",
+    "free_memory_gb": "(not looked at)",
 }
 
 
@@ -92,7 +92,7 @@ def load_settings(
         Grading(**_values_below(entries, "grading")),
         MappingProxyType(models),
         MappingProxyType(machines),
-        MappingProxyType({dotted_name(keys): entry.origin for keys, entry in entries.items()}),
+        MappingProxyType({".".join(keys): entry.origin for keys, entry in entries.items()}),
         Costs(**_values_below(entries, "costs")),
     )
 

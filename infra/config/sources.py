@@ -88,11 +88,6 @@ def merge(layers: Sequence[Layer]) -> dict[Keys, SourcedValue]:
     return entries
 
 
-def dotted_name(keys: Keys) -> str:
-    """`models.qwen3-coder:30b.context`"""
-    return ".".join(keys)
-
-
 def _values(tree: Mapping[str, Any], table: Any, path: Keys) -> Iterator[tuple[Keys, Any]]:
     """The tree's values, as pydantic returned them."""
     for name, node in tree.items():

@@ -49,6 +49,15 @@ class MachineSettings(MachineTable):
 
     name: str
 
+    def is_called(self, host: str) -> bool:
+        """Whether a host that gives itself this name is the machine, by its name here or by its address."""
+        return _short_name(host) in (_short_name(self.name), _short_name(self.host))
+
+
+def _short_name(host: str) -> str:
+    """`Spark1.local` as `spark1`; an address stays whole."""
+    return host.lower() if host.replace(".", "").isdigit() else host.lower().partition(".")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:

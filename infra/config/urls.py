@@ -8,9 +8,9 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from messages.errors import ConfigError, InvalidMessage
+from messages.urls import STORE_SCHEMES, addresses, netloc, with_netloc
 
 BROKER_SCHEMES = ("amqp", "amqps")
-STORE_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster")
 _ENCODING_RULE = "a '/', '#', '?' or '@' in a name or password must be percent-encoded"
 LOCAL = "local"  # instead of a URL: run it in this process, whatever a file of lower rank says
 
@@ -30,14 +30,6 @@ def mask(url: str) -> str:
 def may_hold_password(value: object) -> bool:
     """Whether a value looks like `user:password@…`, with or without the rest of a URL, or holds what does."""
     return bool((_CREDENTIALS_WITHIN if isinstance(value, list | dict) else _CREDENTIALS).search(str(value)))
-
-
-def addresses(url: str) -> list[str]:
-    """The URL for each of its hosts, which stand in it by preference: `amqp://user@fast:5672,slow:5672/vhost`."""
-    userinfo, at, hosts = _netloc(url).rpartition("@")
-    if "," not in hosts:
-        return [url]
-    return [_at(url, f"{userinfo}{at}{host}") for host in hosts.split(",")]
 
 
 def check(name: str, value: str, schemes: Sequence[str]) -> None:
@@ -67,7 +59,7 @@ def _problem(url: str, schemes: Sequence[str]) -> str:
     parts = places[0]
     if parts.scheme not in schemes:
         return "it has another protocol"
-    if "@" in url.replace(_netloc(url), "", 1) or "#" in url:
+    if "@" in url.replace(netloc(url), "", 1) or "#" in url:
         return _ENCODING_RULE
     if 0 in ports:
         return "port 0 is none"
@@ -89,42 +81,25 @@ def _problem_of_path(scheme: str, path: str) -> str:
 
 def take_password(url: str) -> tuple[str, str]:
     """(URL without its password, the password or "")."""
-    userinfo, _, place = _netloc(url).rpartition("@")
+    userinfo, _, place = netloc(url).rpartition("@")
     user, _, password = userinfo.partition(":")
-    return _at(url, f"{user}@{place}" if user else place), unquote(password)
+    return with_netloc(url, f"{user}@{place}" if user else place), unquote(password)
 
 
 def put_password(url: str, password: str) -> str:
     """The URL with a password, percent-encoded. The URL must have none yet."""
-    user, _, place = _netloc(url).rpartition("@")
-    return _at(url, f"{user}:{quote(password, safe='')}@{place}")
+    user, _, place = netloc(url).rpartition("@")
+    return with_netloc(url, f"{user}:{quote(password, safe='')}@{place}")
 
 
 def put_user(url: str, user: str) -> str:
     """The URL with another user. The URL must have no password."""
-    return _at(url, f"{quote(user, safe='')}@{_netloc(url).rpartition('@')[2]}")
-
-
-def put_hosts(url: str, hosts: str) -> str:
-    """The URL with other hosts, and ports."""
-    userinfo, at, _ = _netloc(url).rpartition("@")
-    return _at(url, f"{userinfo}{at}{hosts}")
+    return with_netloc(url, f"{quote(user, safe='')}@{netloc(url).rpartition('@')[2]}")
 
 
 def put_option(url: str, name: str, value: str) -> str:
     """The URL with one more option in its query."""
     return f"{url}{'&' if '?' in url else '?'}{name}={quote(value, safe='/')}"
-
-
-def _at(url: str, netloc: str) -> str:
-    """The URL with another user-and-host part. (urlunsplit makes `unix:/path` of `unix:///path`.)"""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{netloc}{rest[len(_netloc(url)) :]}"
-
-
-def _netloc(url: str) -> str:
-    """User, hosts and ports. (urlsplit refuses an IPv6 address among several hosts, in Python of 2025 and later.)"""
-    return re.split("[/?#]", url.partition("://")[2], maxsplit=1)[0]
 
 
 class Secret:

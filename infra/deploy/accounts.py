@@ -11,10 +11,11 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from infra.config.settings import MachineSettings, Settings
-from infra.config.urls import Secret, addresses, put_hosts, put_user, take_password
+from infra.config.urls import Secret, put_user, take_password
 from infra.deploy.permissions import PERMISSIONS, AccountRole
 from infra.deploy.units import Unit, UnitRole
 from messages.errors import UsageError
+from messages.urls import addresses, put_hosts
 
 Service = Literal["broker", "store"]
 

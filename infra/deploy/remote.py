@@ -8,12 +8,14 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from infra.config.settings import MachineSettings
 from messages.errors import UsageError
 
 _CONNECT_S = 10
 _COMMAND_S = 900.0
+_WEIGHTS_S = 6 * 3600.0  # for one file, to read or to send: 120 GB at 50 Mbit/s
 _NO_SSH = "there is no ssh command on this machine; install OpenSSH"
 # GNU's and macOS's programs print the same line; a file that can't be read is one that is not there.
 _DIGESTS = "if command -v sha256sum >/dev/null; then sha256sum -- *; else shasum -a 256 -- *; fi 2>/dev/null || true"
@@ -45,12 +47,13 @@ class Remote:
         self._ssh = ["ssh", *options, target]
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def run_script(self, script: str, stdin: bytes = b"", timeout_s: float = _COMMAND_S) -> str:
+    def run_script(self, script: str, stdin: "bytes | BinaryIO" = b"", timeout_s: float = _COMMAND_S) -> str:
         """The output of a shell script, which stops at its first error."""
+        given: dict[str, Any] = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
         command = [*self._ssh, f"sh -c {shlex.quote('set -eu; ' + script)}"]
         try:
-            completed_process = subprocess.run(
-                command, input=stdin, capture_output=True, timeout=timeout_s, check=False
+            completed_process: subprocess.CompletedProcess[bytes] = subprocess.run(
+                command, **given, capture_output=True, timeout=timeout_s, check=False
             )
         except FileNotFoundError:
             raise DeployFailed(_NO_SSH) from None
@@ -90,16 +93,19 @@ class Remote:
             self.run_script(f"{sudo}tar -xf - -C /", _tar(files))
 
     def put_folder(self, local: Path, folder: str) -> Sequence[str]:
-        """Copy the files of a local folder that are not there by name and SHA-256; what was copied."""
+        """Copy a file, or the files of a folder, that are not there by name and SHA-256; what was copied."""
         quoted_folder = shlex.quote(folder)
-        listing = self.run_script(f"mkdir -p {quoted_folder}; cd {quoted_folder}; {_DIGESTS}")
+        listing = self.run_script(f"mkdir -p {quoted_folder}; cd {quoted_folder}; {_DIGESTS}", timeout_s=_WEIGHTS_S)
         digests = {name: digest for digest, name in (line.split(None, 1) for line in listing.splitlines())}
         new_paths = [
-            path for path in sorted(local.iterdir()) if path.is_file() and digests.get(path.name) != _digest(path)
+            path
+            for path in (sorted(local.iterdir()) if local.is_dir() else [local])
+            if path.is_file() and digests.get(path.name) != _digest(path)
         ]
         for path in new_paths:  # one at a time: a broken line costs one file
             draft, target = shlex.quote(f"{folder}/.{path.name}"), shlex.quote(f"{folder}/{path.name}")
-            self.run_script(f"cat > {draft}; mv {draft} {target}", path.read_bytes())
+            with path.open("rb") as file:
+                self.run_script(f"cat > {draft}; mv {draft} {target}", file, _WEIGHTS_S)
         return [path.name for path in new_paths]
 
 

@@ -15,12 +15,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from infra.config.settings import MachineSettings, Settings
-from infra.config.urls import addresses
 from infra.deploy.accounts import Account
 from infra.deploy.permissions import PERMISSIONS, STORE_RULES
 from infra.deploy.remote import RemoteFile
 from infra.deploy.units import LOOPBACK, Place, Unit
 from messages.errors import ConfigError
+from messages.urls import CLUSTER, addresses
 
 _SECRET = 0o600
 _GB = 1_000_000_000
@@ -132,7 +132,7 @@ def _addresses(url: str, name: str, default: int) -> tuple[list[str], int]:
 
 
 def _store_addresses(settings: Settings) -> tuple[list[str], int]:
-    if "+cluster://" in settings.services.store:
+    if f"{CLUSTER}://" in settings.services.store:
         raise ConfigError(
             "services.store names a Redis Cluster, and deploy sets up one Redis: see 'A Redis Cluster' in "
             "docs/how-to/clusters.md, and take the role 'store' from the machines"

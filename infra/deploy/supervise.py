@@ -119,7 +119,7 @@ class SupervisedCommand:
                 return
             pause_s = _FIRST_PAUSE_S if time.monotonic() - started_at > _RAN_WELL_S else pause_s
             os.write(2, f"supervise: it ended with {code}; again in {pause_s:.0f} s\n".encode())
-            self._wait(pause_s)
+            _wait_until(lambda: self._leaving, pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _run_once(self) -> int | None:
@@ -132,11 +132,6 @@ class SupervisedCommand:
         if self._leaving:  # asked just now, with no child to tell
             self._child.terminate()
         return self._child.wait()
-
-    def _wait(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not self._leaving and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
 
     def _on_term(self, _number: int, _frame: FrameType | None) -> None:
         self._leaving = True

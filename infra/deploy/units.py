@@ -21,6 +21,7 @@ UnitRole = Literal["prefill", "decode", "worker", "producer"]  # as which it log
 LOOPBACK = "127.0.0.1"
 GRACE_S = 600.0  # a long answer takes minutes, and what is not finished by then is handed back
 _STOP_MARGIN_S = 30.0
+_KVASIR = ("{folder}/current/bin/kvasir", "--config", "kvasir.toml", "--log-style", "json", "--log-level", "info")
 _UNSAFE = re.compile(r"[^a-z0-9]+")
 # Not there, because GPUs would be gone or CUDA and PyTorch fail: PrivateDevices, DevicePolicy and DeviceAllow, and so
 # ProtectClock, which implies one (/dev/nvidia*, /dev/dri, /dev/kfd); MemoryDenyWriteExecute (kernels are compiled when
@@ -112,16 +113,14 @@ def units_of(machine: MachineSettings) -> list[Unit]:
 
 
 def _gateway(port: int, page: int, host: str) -> Unit:
-    words = ["{folder}/current/bin/kvasir", "--config", "kvasir.toml", "--log-style", "json", "--log-level", "info"]
-    words += ["serve", "--host", host, "--port", str(port), "--state", f"{{folder}}/gateway-{port}"]
+    words = [*_KVASIR, "serve", "--host", host, "--port", str(port), "--state", f"{{folder}}/gateway-{port}"]
     words += ["--metrics-port", str(page), "--metrics-host", host]
     return Unit(f"kvasir-gateway-{port}", f"gateway at port {port}", tuple(words), page, host, role="producer")
 
 
 def _worker(name: str, role: MachineRole, port: int, host: str, hours: str) -> Unit:
-    words = ["{folder}/current/bin/kvasir", "--config", "kvasir.toml", "--log-style", "json", "--log-level", "info"]
     command = "worker" if role.role == "worker" else f"{role.role}-worker"
-    words += [command, "--model", role.model, "--engine", role.engine]
+    words = [*_KVASIR, command, "--model", role.model, "--engine", role.engine]
     words += ["--weights", role.weights] if role.weights else []
     words += ["--slots", str(role.slots)] if role.slots and "decode" in role.stages else []
     words += ["--hours", hours] if hours else []

@@ -17,7 +17,7 @@ from messages.jobs import JobResult, Sampling, TokenEvent
 @click.option("--stream", is_flag=True, help="Print the answer as it is generated.")
 @click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True)
 @click.option("--temperature", type=Number(0), default=0.2, show_default=True)
-@click.option("--answers", type=click.IntRange(1), default=1, help="How many answers, from one prefill.")
+@click.option("--answers", type=click.IntRange(1), default=1, help="How many answers to generate from one prefill.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole result as JSON.")
 @click.pass_obj
 def ask(

@@ -24,7 +24,7 @@ from producers.words import plural
 _ROWS = 100  # of a table; --json has all
 _MESSAGE_CHARS = 100
 
-all_option = click.option("--all", "all_letters", is_flag=True, help="Every letter: needed where nothing else is said.")
+all_option = click.option("--all", "all_letters", is_flag=True, help="Every dead letter; needed if you name no others.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class _Filters:
 # Options that say which letters are meant.
 filter_options = combine_options(
     click.argument("jobs", nargs=-1, metavar="[JOB]..."),
-    click.option("--batch", default="", metavar="B", help="Only this batch's: its id, or its folder."),
+    click.option("--batch", default="", metavar="B", help="Only those of this batch (its id or its folder)."),
     click.option("--model", default="", metavar="M", help="Only this model's."),
-    click.option("--error", default="", metavar="CLASS", help="Only of this error class, such as Poison."),
+    click.option("--error", default="", metavar="CLASS", help="Only those with this error class, such as Poison."),
     group_options(filters=_Filters),
 )
 

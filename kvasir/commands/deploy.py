@@ -55,6 +55,7 @@ class Order:
     ssh_config: Path | None
     wheel: Path | None  # None: built from this checkout
     services: bool  # broker and store, in place of the workers
+    with_weights: bool  # which are copied
     dry_run: bool
 
 
@@ -77,7 +78,8 @@ class Site:
 @click.option(
     "--wheel", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Of Kvasir [default: build one]."
 )
-@click.option("--services", is_flag=True, help="The machines' broker and store instead of their workers.")
+@click.option("--services", is_flag=True, help="Set up the broker and the store instead of the workers.")
+@click.option("--with-weights", is_flag=True, help="Also copy the workers' weights from beside the configuration.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done and written, and contact nobody.")
 @click.pass_obj
 def deploy(
@@ -87,6 +89,7 @@ def deploy(
     ssh_config: Path | None,
     wheel: Path | None,
     services: bool,
+    with_weights: bool,
     dry_run: bool,
 ) -> int:
     """Install and start the workers of each machine in kvasir.toml.
@@ -98,7 +101,9 @@ def deploy(
     """
     settings = global_options.settings()
     machines = _machines_for(settings, names, services)
-    order = Order(verb, machines, _config_file(global_options), settings, ssh_config, wheel, services, dry_run)
+    order = Order(
+        verb, machines, _config_file(global_options), settings, ssh_config, wheel, services, with_weights, dry_run
+    )
     installs = verb in ("install", "upgrade")
     if installs and services:
         _prepare_passwords(order)
@@ -165,6 +170,12 @@ def _steps(order: Order, site: Site) -> Iterator[DeployStep]:
     if order.verb not in ("install", "upgrade"):
         return (yield from steps.switch(place, supervisor, site.units, cast(steps.Switch, order.verb)))
     yield from steps.prepare(place)
+    for path in _weights(order, site.machine):
+        local = order.config.parent / path
+        folder = f"{place.folder}/{path if local.is_dir() else path.parent}"
+        click.echo(f"  copy {local} to {folder}, unless it is there", err=True)
+        if not order.dry_run:
+            site.remote.put_folder(local, folder)
     wheel, requirements = _requirements(order, site)
     release = "VERSION" if order.dry_run else wheelhouse.release_name(wheel, requirements)
     if order.dry_run:
@@ -181,6 +192,18 @@ def _steps(order: Order, site: Site) -> Iterator[DeployStep]:
     yield from steps.register(place, supervisor, site.units)
     yield from steps.switch(place, supervisor, site.units, "restart")
     yield from steps.forget(place, _outdated_secrets(order, site))
+
+
+def _weights(order: Order, machine: MachineSettings) -> list[Path]:
+    """What the machine's workers load from its folder, and the order copies there from beside the configuration."""
+    stated = {
+        role.weights or order.settings.model(role.model).weights.get(role.engine, "")
+        for role in machine.roles
+        if role.stages and order.with_weights and not order.services
+    }
+    beside = order.config.parent.absolute()  # where the settings begin with a relative path
+    paths = {beside / place.partition("?")[0] for place in stated if place}
+    return sorted(path.relative_to(beside) for path in paths if path.is_relative_to(beside) and path.exists())
 
 
 def _service_files(order: Order, site: Site) -> DeployStep:

@@ -65,26 +65,33 @@ class _Drawing:
     "--draw",
     type=_Numbers(int),
     metavar="N[,N…]",
-    help="Draw so many to grade by hand; several numbers plan several looks.",
+    help="How many to draw for grading by hand; several numbers plan several looks.",
 )
-@click.option("--within", type=Number(0), metavar="POINTS", help="Differences up to this don't count [default: 1].")
+@click.option(
+    "--within", type=Number(0), metavar="POINTS", help="Ignore differences of up to this many points [default: 1]."
+)
 @click.option("--at-most", type=Number(), metavar="PERCENT", help="How many unseen grades may differ [default: 20].")
-@click.option("--confidence", type=Number(), metavar="PERCENT", help="How sure the promise is [default: 90].")
 @click.option(
-    "--signal", type=click.Choice(list(SIGNALS)), help="What says how doubtful a grade is [default: reasons]."
+    "--confidence", type=Number(), metavar="PERCENT", help="Confidence of the bound, in percent [default: 90]."
 )
 @click.option(
-    "--thresholds", type=_Numbers(float), metavar="X[,X…]", help="Doubts up to which grades may go unseen; at most 5."
+    "--signal", type=click.Choice(list(SIGNALS)), help="What measures how doubtful a grade is [default: reasons]."
+)
+@click.option(
+    "--thresholds",
+    type=_Numbers(float),
+    metavar="X[,X…]",
+    help="Levels of doubt up to which grades may go unseen; at most 5.",
 )
 @click.option("--strata", type=path, help="CSV (submission, part): a sample and a bound for each part.")
-@click.option("--by", metavar="NAME", help="Who draws [default: who is logged in].")
-@click.option("--more", is_flag=True, help="The next look that was planned: more rows to fill in.")
-@click.option("--sheet", type=path, help=f"The hand grades [default: {SHEET} in the folder BATCH].")
+@click.option("--by", metavar="NAME", help="Who draws the sample [default: the login name].")
+@click.option("--more", is_flag=True, help="Take the next planned look: adds rows to fill in.")
+@click.option("--sheet", type=path, help=f"The sheet with the hand grades [default: {SHEET} in the folder BATCH].")
 @click.option(
-    "--reviews", is_flag=True, help="Take the desk's reviews since the draw for hand grades; they are not blind."
+    "--reviews", is_flag=True, help="Use the desk's reviews since the draw as hand grades; they are not blind."
 )
 @click.option(
-    "--section", "other_classes", type=path, multiple=True, help="Another class's folder: how it differs from this one."
+    "--section", "other_classes", type=path, multiple=True, help="Folder of another class, to compare with this one."
 )
 @json_option
 @group_options(drawing=_Drawing)

@@ -29,16 +29,26 @@ PAGE = "evaluation.html"
 
 @click.command("evaluate")
 @click.argument("folder", type=path)
-@click.option("--grades", type=path, help="Grades by hand, CSV: submission, criterion, points, rater.")
-@click.option("--column", default="", metavar="NAME", help="Of --grades, a gradebook say: the column of totals.")
-@click.option("--reviews", is_flag=True, help="Take the desk's reviews for hand grades; they are not blind.")
-@click.option("--compare", type=path, help="Another batch of the class: how much better FOLDER is.")
+@click.option("--grades", type=path, help="CSV of hand grades: submission, criterion, points, rater.")
 @click.option(
-    "--within", type=Number(0), default=1, metavar="POINTS", help="A grade further off counts as wrong [default: 1]."
+    "--column", default="", metavar="NAME", help="The column of --grades that holds totals, for example in a gradebook."
 )
-@click.option("--watts", type=Number(0), default=0, help="What the machines draw together, for the energy.")
-@click.option("--model", "models", multiple=True, metavar="M", help="Grade the work in FOLDER with it; repeatable.")
-@click.option("--rubric", type=path, help="With --model: the rubric; the other options are those of grade.")
+@click.option("--reviews", is_flag=True, help="Use the desk's reviews as hand grades; they are not blind.")
+@click.option("--compare", type=path, help="Another batch of the same class, to show how much better FOLDER is.")
+@click.option(
+    "--within",
+    type=Number(0),
+    default=1,
+    metavar="POINTS",
+    help="A grade that is off by more points counts as wrong [default: 1].",
+)
+@click.option(
+    "--watts", type=Number(0), default=0, help="Power that all machines draw together, to work out the energy."
+)
+@click.option(
+    "--model", "models", multiple=True, metavar="M", help="Grade the work in FOLDER with this model; may be repeated."
+)
+@click.option("--rubric", type=path, help="The rubric for --model; the other options are those of grade.")
 @click.option("--solution", type=path, help="Reference solution.")
 @examples_option
 @json_option

@@ -51,10 +51,10 @@ def _format_options(function: F) -> F:
     help="What to write.",
 )
 @_format_options
-@click.option("--times", type=path, help="CSV of submission and submitted_at, for a rubric with a rule on lateness.")
-@click.option("--include-unreviewed", is_flag=True, help="Also grades that a person should look at and has not.")
-@click.option("--yes", is_flag=True, help="Answer yes: replace grades, or give out a doubtful class.")
-@click.option("--dry-run", is_flag=True, help="Only say what differs from the last such export; make no file.")
+@click.option("--times", type=path, help="CSV with submission and submitted_at, if the rubric has a late rule.")
+@click.option("--include-unreviewed", is_flag=True, help="Include grades that still need review.")
+@click.option("--yes", is_flag=True, help="Don't ask before replacing grades or giving out a doubtful class.")
+@click.option("--dry-run", is_flag=True, help="Only show what changed since the last export; write no file.")
 @click.option("--to", type=path, help="Where to write it [default: in the folder BATCH].")
 @click.pass_obj
 def export(

@@ -51,11 +51,18 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str) -
 @click.command()
 @click.argument("machines", nargs=-1, metavar="[MACHINE]...")
 @click.option("-n", "--lines", type=click.IntRange(0), default=20, show_default=True, help="Of each role's log.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on, until Ctrl-C.")
-@click.option("--job", "of_job", default="", metavar="ID", help="All lines of this job, in order of time.")
-@click.option("--batch", "of_batch", default="", metavar="ID", help="The same of a batch: its id, or its folder.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 @click.option(
-    "--since", "since_s", default="", metavar="TIME", callback=_seconds, help="The same of the last 90s, 10m, 2h or 1d."
+    "--job", "of_job", default="", metavar="ID", help="Only this job's lines, from all machines, in order of time."
+)
+@click.option("--batch", "of_batch", default="", metavar="ID", help="Only this batch's lines (its id or its folder).")
+@click.option(
+    "--since",
+    "since_s",
+    default="",
+    metavar="TIME",
+    callback=_seconds,
+    help="Only lines of the last 90s, 10m, 2h or 1d.",
 )
 @ssh_config_option
 @click.pass_obj
@@ -97,7 +104,7 @@ def logs(
 
 @click.command()
 @click.argument("job_id", metavar="ID")
-@click.option("--batch", "folder", type=path, help="Its batch's folder [default: those in results/].")
+@click.option("--batch", "folder", type=path, help="Folder of its batch [default: all in results/].")
 @ssh_config_option
 @click.pass_obj
 def job(global_options: Globals, job_id: str, folder: Path | None, ssh_config: Path | None) -> None:

@@ -15,7 +15,7 @@ from kvasir.plan import report, workload
 from kvasir.plan.cluster import fleet_of
 from kvasir.plan.fleet import PlannedJob, models_of
 from kvasir.plan.prediction import predict
-from kvasir.plan.simulate import Stealing, typical
+from kvasir.plan.simulate import typical
 from kvasir.plan.targets import targets
 from messages.errors import UsageError
 
@@ -28,14 +28,20 @@ _ANSWERS = {"code": workload.CODE_ANSWER_TOKENS, "feedback": workload.FEEDBACK_A
 @click.option("--rubric", type=path, help="Rubric, with FOLDER.")
 @class_options
 @click.option(
-    "--code-answer", type=click.IntRange(1, 1_000_000), metavar="TOKENS", help="Mean answer of the code model."
+    "--code-answer",
+    type=click.IntRange(1, 1_000_000),
+    metavar="TOKENS",
+    help="Mean length of the code model's answers.",
 )
 @click.option(
-    "--feedback-answer", type=click.IntRange(1, 1_000_000), metavar="TOKENS", help="Mean answer of the feedback model."
+    "--feedback-answer",
+    type=click.IntRange(1, 1_000_000),
+    metavar="TOKENS",
+    help="Mean length of the feedback model's answers.",
 )
-@click.option("--no-steal", is_flag=True, help="Decode workers serve their own model alone.")
-@click.option("--seed", type=int, default=0, show_default=True, help="For the lengths that are drawn.")
-@click.option("--chart", type=path, metavar="FILE.svg", help="Draw who works when, as an SVG picture.")
+@click.option("--no-steal", is_flag=True, help="Without stealing: decode workers serve only their own model.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed for drawing lengths.")
+@click.option("--chart", type=path, metavar="FILE.svg", help="Write an SVG picture of who works when.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @group_options(models=Models)
 @click.pass_obj
@@ -80,7 +86,7 @@ def plan(
     prediction = predict(settings, fleet, jobs, submissions or len({job.name.split(".")[0] for job in jobs}))
     goals = list(targets(prediction, fleet))
     if chart:
-        report.write_chart(chart, typical(fleet, jobs, Stealing))
+        report.write_chart(chart, typical(fleet, jobs))
     click.echo(json.dumps(report.as_json(prediction, goals))) if as_json else report.print_prediction(prediction, goals)
     return 0
 

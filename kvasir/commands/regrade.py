@@ -21,8 +21,8 @@ _NO_CHANGE_MESSAGE = "the grades stay as they are"
 @click.command()
 @click.argument("batch", type=path)
 @click.option("--criterion", "criteria", multiple=True, metavar="ID", help="Ask about this criterion alone.")
-@click.option("--rubric", type=path, help="Another rubric [default: the batch's, as it is now].")
-@click.option("--yes", is_flag=True, help="Ask nothing: run, and replace the grades.")
+@click.option("--rubric", type=path, help="Use another rubric [default: the batch's, as it is now].")
+@click.option("--yes", is_flag=True, help="Don't ask: run, and replace the grades.")
 @json_option
 @quiet_option
 @wait_option

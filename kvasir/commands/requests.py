@@ -20,11 +20,11 @@ from producers.words import plural
 @click.command()
 @click.argument("batch", type=path)
 @click.option(
-    "--from", "request_file", type=path, help="CSV to read in: submission (or student_id), request, criterion."
+    "--from", "request_file", type=path, help="CSV of requests to read: submission (or student_id), request, criterion."
 )
 @click.option("--answer", "request_id", metavar="ID", help="The request that --reply answers.")
 @click.option("--reply", metavar="TEXT", help="What the student is told.")
-@click.option("--by", metavar="NAME", help="Who enters or answers [default: who is logged in].")
+@click.option("--by", metavar="NAME", help="Who enters or answers the request [default: the login name].")
 @click.option("--to", type=path, help="Write requests, replies, points and evidence to this file (CSV).")
 @json_option
 def requests(

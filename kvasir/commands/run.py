@@ -26,10 +26,10 @@ from producers.words import plural
 
 @click.command()
 @click.argument("prompts", type=path)
-@click.option("--model", metavar="M", default="", help="Model of lines that name none.")
-@click.option("--max-tokens", type=click.IntRange(1), help="For lines that don't say [default: the model's].")
+@click.option("--model", metavar="M", default="", help="Model for lines that name none.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Limit for lines that set none [default: the model's].")
 @click.option("--out", type=path, help="Folder of the batch [default: results/PROMPTS's name].")
-@click.option("--retry-failed", is_flag=True, help="Run once more what failed, expired or was cancelled.")
+@click.option("--retry-failed", is_flag=True, help="Run again what failed, expired or was cancelled.")
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 @quiet_option
 @wait_option

@@ -18,11 +18,6 @@ from kvstore.redis.forget import forget_named
 from messages.errors import ConfigError, KvasirError
 from producers.words import plural
 
-
-def _default_folder() -> Path:
-    return (user_data_dir(os.environ) or Path("results")) / "gateway"
-
-
 _HOST_NAME = "Answer requests under this name too, without keys: host.docker.internal, for containers."
 _OPEN_OBJECTS = "Let answers have keys that a schema doesn't name, where it leaves additionalProperties out."
 
@@ -30,7 +25,7 @@ _state = click.option(
     "--state",
     "folder",
     type=click.Path(path_type=Path),
-    default=_default_folder,
+    default=lambda: (user_data_dir(os.environ) or Path("results")) / "gateway",
     show_default="gateway, in the user's folder for data",
     help="Folder of the gateway: its keys, files and batches.",
 )
@@ -41,7 +36,7 @@ _state = click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Where to listen; beyond loopback a key is needed (kvasir keys).",
+    help="Address to listen on; beyond loopback an API key is needed (kvasir keys).",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option(
@@ -99,7 +94,7 @@ def keys() -> None:
 
 @keys.command("add")
 @click.argument("name")
-@click.option("--model", "models", metavar="M", multiple=True, help="A model that it may use [default: all].")
+@click.option("--model", "models", metavar="M", multiple=True, help="A model that the key may use [default: all].")
 @_state
 @click.pass_obj
 def add(global_options: Globals, name: str, models: tuple[str, ...], folder: Path) -> None:

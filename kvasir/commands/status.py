@@ -13,7 +13,7 @@ from infra.config.settings import Settings
 from kvasir.connect import connect, is_cluster, open_stores
 from kvasir.missing import missing_workers
 from kvasir.options import Globals, json_option
-from kvasir.plan.running_cluster import finish_of_all
+from kvasir.plan.running_cluster import remainder_of
 from kvasir.terminal import print_table, say
 from messages.workers import WorkerInfo
 from prefill_worker.admission import high_water_mark
@@ -30,7 +30,7 @@ def status(global_options: Globals, as_json: bool) -> int:
         say("No broker is configured: kvasir runs everything in its own process, and nothing is running now.")
         return 0
     with connect(settings, (), name="status") as client:
-        finish = finish_of_all(settings, client)
+        finish = remainder_of(settings, client).finish()
         state = cluster_state(settings, client) | {
             "finish": finish and asdict(finish) | {"interval_s": finish.interval_s}
         }
@@ -76,7 +76,7 @@ def queue_depths(broker: Broker, models: list[str]) -> dict[str, int]:
     depths = {}
     for spec in topology.queues(models, broker.is_clustered):
         depth = broker.depth(spec.name)
-        is_always_shown = spec.exchange == topology.WORK and not spec.name.startswith("suspects.")
+        is_always_shown = spec.exchange == topology.WORK and spec.name.endswith((".now", ".bulk"))
         if depth and (depth.ready or is_always_shown):
             depths[spec.name] = depth.ready
     return depths

@@ -1,7 +1,7 @@
 """`kvasir top`: queues, workers, store and batches in a terminal, live."""
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,8 +15,8 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from infra.broker import topology
 from infra.config.settings import Settings
-from infra.config.urls import addresses
 from kvasir.commands.status import cluster_state, remarks, store_line
 from kvasir.commands.top_batches import BatchState, find_batches
 from kvasir.connect import connect, is_cluster
@@ -24,6 +24,7 @@ from kvasir.options import Globals, Number
 from kvasir.plan.running_cluster import expectation
 from kvasir.terminal import make_table, stdout
 from messages.errors import BrokerUnavailable, StoreUnavailable
+from messages.urls import addresses
 from producers.batch.batch import Batch
 from producers.client import Client
 
@@ -136,15 +137,13 @@ def _is_work(queue: str) -> bool:
 
 def _queues(state: State) -> RenderableType:
     """Ready messages: a line for each model, in the order in which a job passes."""
-    ready: dict[str, dict[str, int]] = defaultdict(dict)
+    ready: dict[str, Counter[str]] = defaultdict(Counter)
     for name, count in state["queues"].items():
-        first, _, rest = name.partition(".")
-        if first == "suspects":
-            stage, _, model = rest.partition(".")
-            ready[model][f"{stage} suspects"] = count
-        elif _is_work(name):
-            model, _, lane = rest.rpartition(".")
-            ready[model][f"{first} {lane}"] = count
+        if _is_work(name):
+            stage, model = topology.stage_and_model(name)
+            # `bulk` has a queue for each turn
+            place = "suspects" if topology.is_suspects_queue(name) else name.rpartition(".")[2].partition("-")[0]
+            ready[model][f"{stage} {place}"] += count
     rows = [(model, *(_count(counts.get(place, 0)) for place in _HEADINGS[1:])) for model, counts in ready.items()]
     return make_table(_HEADINGS, rows, right=_HEADINGS[1:])
 

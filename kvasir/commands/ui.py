@@ -26,7 +26,12 @@ _UPLOAD_MB = 1024
     help="Folder of the assignments that the desk creates.",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8501, show_default=True)
-@click.option("--host", default="127.0.0.1", show_default=True, help="There is no login: think before you change this.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on. The desk has no login: think before you change this.",
+)
 @click.pass_obj
 def ui(global_options: Globals, folders: tuple[Path, ...], home: Path, port: int, host: str) -> None:
     """Open the grading desk in a browser. FOLDERS are batches that were graded elsewhere and are shown too.

@@ -36,7 +36,7 @@ _worker_options = combine_options(
         metavar="HH:MM-HH:MM",
         envvar="KVASIR_HOURS",
         callback=_hours,
-        help="Take jobs in these hours only, by this machine's clock; several: with commas [default: always].",
+        help="Take jobs only in these hours of this machine's clock; separate several with commas [default: always].",
     ),
     page_options,
     group_options(choice=EngineChoice, page=PageOptions),
@@ -55,7 +55,7 @@ def _decode_options(kv_cache_help: str) -> Callable[[F], F]:
             metavar="MODEL[,MODEL…]",
             envvar="KVASIR_STEAL",
             callback=lambda _context, _parameter, value: names_in(value),
-            help="Models to help when no job of its own waits and time is saved; 'all': every configured one.",
+            help="Models to help when it has no job of its own and that saves time; 'all' means every configured one.",
         ),
         click.option(
             "--memory",
@@ -64,7 +64,7 @@ def _decode_options(kv_cache_help: str) -> Callable[[F], F]:
             default=0.0,
             metavar="GB",
             envvar="KVASIR_MEMORY_GB",
-            help="For the weights of all models it holds at once [default: 80% of this machine's memory].",
+            help="Memory for the weights of all models held at once [default: 80% of this machine's memory].",
         ),
         group_options(decode=DecodeOptions),
     )
@@ -87,7 +87,7 @@ def _roles(_context: click.Context, _parameter: click.Parameter, value: str) -> 
     show_default=True,
     metavar="ROLE[,ROLE]",
     callback=_roles,
-    help="What to do for the model, with one copy of its weights.",
+    help="Work to do for the model, with one copy of its weights.",
 )
 @_decode_options("KV kept in memory, in GB: what is shared, and what it prefilled itself.")
 @click.pass_obj

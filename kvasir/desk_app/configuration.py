@@ -14,7 +14,6 @@ from infra.config.settings import Settings
 from kvasir import class_run
 from kvasir.connect import connect, is_cluster
 from messages.errors import KvasirError
-from messages.jobs import LANES
 from producers.client import Client
 
 _FRESH_S = 1.5  # several pages that look at once share one look
@@ -58,10 +57,10 @@ class DeskBackend:
 
     def _look(self) -> FleetView:
         names = [
-            topology.work_queue(stage, model, lane)
+            name
             for stage in topology.WORK_STAGES
             for model in self.models
-            for lane in LANES
+            for name in topology.work_queues(stage, model)
         ]
         try:
             self._client = client = self._client or connect(self._settings, (), name="desk")

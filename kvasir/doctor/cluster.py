@@ -20,7 +20,6 @@ from engines.registry import entries
 from infra.broker import topology
 from infra.config.next_command import next_command
 from infra.config.settings import ModelSettings, Settings
-from infra.config.urls import addresses
 from kvasir.connect import is_cluster, open_broker, open_stores
 from kvasir.doctor.findings import Finding, error, ok, warn
 from kvasir.doctor.members import check_members
@@ -44,6 +43,7 @@ from kvstore.redis.client import is_cluster as is_redis_cluster
 from kvstore.redis.client import place
 from messages.codec import VERSION
 from messages.errors import BrokerUnavailable, ConfigError, StoreUnavailable
+from messages.urls import addresses
 from producers.client import version_problems
 from producers.words import plural
 

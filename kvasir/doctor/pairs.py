@@ -256,8 +256,7 @@ def _machines_of(settings: Settings, registration: WorkerInfo) -> list[MachineSe
     """The machine whose name or host was registered; else one that is configured for just this, if all such have a
     GPU: an address in the configuration says nothing of the host's own name."""
     machines = list(settings.machines.values())
-    host = _short(registration.host)
-    named_machines = [machine for machine in machines if host in (_short(machine.name), _short(machine.host))]
+    named_machines = [machine for machine in machines if machine.is_called(registration.host)]
     if named_machines:
         return named_machines
     serves = (registration.role, registration.model)
@@ -267,11 +266,6 @@ def _machines_of(settings: Settings, registration: WorkerInfo) -> list[MachineSe
         if any((stage, role.model) == serves for role in machine.roles for stage in role.stages)
     ]
     return matching_machines if all(machine.platform in _GPU_PLATFORMS for machine in matching_machines) else []
-
-
-def _short(host: str) -> str:
-    """`Spark1.local` as `spark1`; an address stays whole."""
-    return host.lower() if host.replace(".", "").isdigit() else host.lower().partition(".")[0]
 
 
 def _describe(registration: WorkerInfo) -> str:

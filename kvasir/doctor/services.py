@@ -13,6 +13,7 @@ from typing import Any
 
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
+from engines.program import SHARED_MEMORY
 from infra.config.next_command import next_command
 from kvasir.doctor.findings import Finding, error, ok, warn
 from kvstore.redis.client import errors_mapped, is_cluster, open_client, place, product
@@ -34,7 +35,6 @@ _SLOW_FAILOVER_S = 5.0
 
 _JOURNAL_BYTES = 1e9
 _SLOT_BYTES = 4e9
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 def check_broker_itself(server: Mapping[str, Any]) -> Iterator[Finding]:
@@ -255,7 +255,7 @@ def check_journal_disk(results: Path) -> Finding:
 
 def check_slot_disk() -> Finding:
     """Space for llama.cpp's slot files on this machine: in shared memory, or in the folder of temporary files."""
-    folders = [path for path in (_SHARED_MEMORY, Path(tempfile.gettempdir())) if path.is_dir()]
+    folders = [path for path in (SHARED_MEMORY, Path(tempfile.gettempdir())) if path.is_dir()]
     free, folder = max((shutil.disk_usage(path).free, path) for path in folders)
     return disk_finding("slot files of llama.cpp, each as large as a prompt's KV cache", folder, free, _SLOT_BYTES)
 

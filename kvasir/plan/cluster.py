@@ -31,7 +31,9 @@ def fleet_of(settings: Settings, models: Sequence[str], steal: bool) -> Fleet:
         for stage in role.stages
     ]
     prefillers = [
-        _prefiller(machine, role) for machine, role in pairs if role.role == "prefill" and role.model in models
+        Prefiller(machine.name, role.model, _rate(machine, role))
+        for machine, role in pairs
+        if role.role == "prefill" and role.model in models
     ]
     decoders = [
         _decoder(settings, machine, role, models if steal else [role.model])
@@ -50,27 +52,21 @@ def fleet_of(settings: Settings, models: Sequence[str], steal: bool) -> Fleet:
     )
 
 
-def _prefiller(machine: MachineSettings, role: MachineRole) -> Prefiller:
-    rates = machine.rates.get(role.model, Rates())
-    return Prefiller(machine.name, role.model, _rate(machine, role, rates.prefill_curve or rates.prefill))
-
-
 def _decoder(settings: Settings, machine: MachineSettings, role: MachineRole, models: Sequence[str]) -> Decoder:
-    rates = {name: machine.rates.get(name, Rates()) for name in [role.model, *models]}
     home = settings.model(role.model)
-    usable_rates = {
-        name: _rate(machine, replace(role, model=name), entry.decode_curve or entry.decode)
-        for name, entry in rates.items()
-        if name == role.model
-        or ((entry.decode_curve or entry.decode) and _fits_memory(machine, home, settings.model(name)))
-    }
+    guests = [
+        name
+        for name in models
+        if machine.rates.get(name, Rates()).of("decode") and _fits_memory(machine, home, settings.model(name))
+    ]
+    usable_rates = {name: _rate(machine, replace(role, model=name)) for name in [role.model, *guests]}
     load_s = {name: settings.model(name).memory_gb * 1e9 / FIRST_LOAD_BYTES_PER_S for name in usable_rates}
     return Decoder(machine.name, role.model, role.slots or home.slots, usable_rates, load_s)
 
 
-def _rate(machine: MachineSettings, role: MachineRole, rate: Points | float) -> Rate:
+def _rate(machine: MachineSettings, role: MachineRole) -> Rate:
     """What a table of kvasir.toml says. Raises ConfigError if it says nothing."""
-    if not rate:
+    if not (rate := machine.rates.get(role.model, Rates()).of(role.role)):
         raise ConfigError(
             f"the {role.role} rate of {role.model} on {machine.name} is not known: set "
             f'rates."{role.model}".{role.role} (tokens a second) in [machines.{machine.name}]'

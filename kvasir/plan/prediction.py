@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from infra.config.settings import Settings
 from kvasir.plan.bound import lower_bound
 from kvasir.plan.fleet import Fleet, PlannedJob, computed_tokens, models_of, with_another
-from kvasir.plan.simulate import SimulatedRun, Stealing, typical
+from kvasir.plan.simulate import SimulatedRun, typical
 from messages.errors import ConfigError
 
 
@@ -94,7 +94,7 @@ class Prediction:
 
 def predict(settings: Settings, fleet: Fleet, jobs: Sequence[PlannedJob], submissions: int) -> Prediction:
     """Simulate the class. `jobs` must not be empty."""
-    run = typical(fleet, jobs, Stealing)
+    run = typical(fleet, jobs)
     makespan_s = run.makespan_s
     energy_kwh = _energy_kwh(settings, fleet, makespan_s)
     price = settings.costs.price_per_kwh
@@ -105,7 +105,7 @@ def predict(settings: Settings, fleet: Fleet, jobs: Sequence[PlannedJob], submis
         computed_tokens=computed_tokens(jobs),
         answer_tokens=sum(job.answer_tokens for job in jobs),
         makespan_s=makespan_s,
-        without_stealing_s=typical(_at_home(fleet), jobs, Stealing).makespan_s,
+        without_stealing_s=typical(_at_home(fleet), jobs).makespan_s,
         bound_s=_bound_s(fleet, jobs),
         steals=run.steals,
         limit=_limit(fleet, run, jobs),
@@ -182,7 +182,7 @@ def _what_if(fleet: Fleet, jobs: Sequence[PlannedJob], machine: str, makespan_s:
     prefillers, decoders = (
         [worker for worker in workers if worker.machine == machine] for workers in (fleet.prefillers, fleet.decoders)
     )
-    after_s = typical(larger_fleet, jobs, Stealing).makespan_s
+    after_s = typical(larger_fleet, jobs).makespan_s
     stages = [f"prefill of {prefiller.model}" for prefiller in prefillers] + [
         f"decode, {decoder.model} at home" for decoder in decoders
     ]

@@ -6,12 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from operator import itemgetter
 
 from decode_worker.stealing.queue_forecast import FIRST_ANSWER_TOKENS
-from infra.broker.topology import jobs_waiting
+from infra.broker.base import Broker
+from infra.broker.topology import jobs_waiting, lane_queues
 from infra.config.settings import Settings
 from kvasir.plan.cluster import DECODE_OVERHEAD_S, PREFILL_OVERHEAD_S, as_rate
-from kvasir.plan.finish import Finish, Remainder
+from kvasir.plan.finish import Remainder
 from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller, Rate, with_another
 from kvasir.plan.simulate import Backlog
 from messages.errors import BrokerUnavailable
@@ -47,11 +49,6 @@ def expectation(settings: Settings, client: Client, batch: Batch, deadline: floa
     return f"{words}; what would help: {helps}{', --ask together' if batch.request.get('ask') == 'criteria' else ''}"
 
 
-def finish_of_all(settings: Settings, client: Client) -> Finish | None:
-    """When all that waits or is decoded now will be done; None if that is nothing, or nobody can say."""
-    return remainder_of(settings, client).finish()
-
-
 def remainder_of(settings: Settings, client: Client, batch: Batch | None = None) -> Remainder:
     """What is left of the batch, or without one all that waits or is decoded now. Raises BrokerUnavailable."""
     job_ids = [job_id for job_id, state in batch.states.items() if state == "succeeded"] if batch else []
@@ -71,11 +68,18 @@ def remainder_of(settings: Settings, client: Client, batch: Batch | None = None)
         batch_jobs = [
             replace(job, name=f"{model} {number}") for number in range(total if counts is None else counts[model])
         ]
-        # First in, first out: until a batch has answers others' jobs are in front of its own, and then behind them. Of
-        # those behind as many count as can matter.
+        # Batches that take turns have a queue each. In one queue it is first in, first out: until a batch has answers
+        # others' jobs are in front of its own, and then behind them. Of those behind as many count as can matter.
         foreign_count = min(total, 10 * len(batch_jobs) if lengths else total) - len(batch_jobs)
-        foreign_jobs = [replace(job, name=f"other {model} {number}") for number in range(foreign_count)]
-        line = iter([*batch_jobs, *foreign_jobs] if lengths else [*foreign_jobs, *batch_jobs])
+        others = max(0, _turns_taken(client.broker, model) - 1)
+        foreign_jobs = [
+            replace(job, name=f"other {model} {number}", prefix=f"other {number % others}" if others else "")
+            for number in range(foreign_count)
+        ]
+        first_place = 0 if others else len(batch_jobs) if lengths else -foreign_count
+        places = [*range(len(batch_jobs)), *(first_place + number // (others or 1) for number in range(foreign_count))]
+        queued_jobs = sorted(zip(places, [*batch_jobs, *foreign_jobs], strict=True), key=itemgetter(0))
+        line = (job for _, job in queued_jobs)
         remainder.lengths[model] = lengths
         remainder.names.update(job.name for job in batch_jobs)
         for number, count in enumerate(busy_counts):
@@ -83,6 +87,12 @@ def remainder_of(settings: Settings, client: Client, batch: Batch | None = None)
         remainder.backlog.ready_jobs.extend(itertools.islice(line, ready_count))
         remainder.backlog.waiting_jobs.extend(line)
     return remainder
+
+
+def _turns_taken(broker: Broker, model: str) -> int:
+    """How many batches wait there, as far as each has a turn of its own."""
+    depths = [[broker.depth(name) for name in lane_queues(stage, model, "bulk")] for stage in BOTH_ROLES]
+    return max(sum(bool(depth and depth.ready) for depth in stage_depths) for stage_depths in depths)
 
 
 def fleet_of_workers(settings: Settings, workers: Iterable[WorkerInfo]) -> tuple[Fleet, list[WorkerInfo]]:
@@ -108,17 +118,11 @@ def _machine(worker: WorkerInfo) -> str:
 
 def _rates(settings: Settings, worker: WorkerInfo) -> dict[str, Rate]:
     """By model what it has measured, its curves first, else what the configuration says; {}: not even of its own."""
-    host = worker.host.split(".")[0]
     is_prefill = worker.role == "prefill"
     rates: dict[str, Rate] = {}
     for machine in settings.machines.values():
-        if host in (machine.name, machine.host.split(".")[0]) and worker.model in machine.rates:
-            machine_rates = machine.rates[worker.model]
-            prefill, decode = (
-                (machine_rates.prefill_curve or machine_rates.prefill),
-                (machine_rates.decode_curve or machine_rates.decode),
-            )
-            rates[worker.model] = as_rate(worker.model, prefill if is_prefill else decode)
+        if machine.is_called(worker.host) and worker.model in machine.rates:
+            rates[worker.model] = as_rate(worker.model, machine.rates[worker.model].of(worker.role))
     resident = () if is_prefill else worker.resident
     figures = {worker.model: worker.tokens_per_s} | {model: worker.figures_for(model)[0] for model in resident}
     curves = worker.details.prefill_curves if is_prefill else worker.details.decode_curves

@@ -1,15 +1,16 @@
 """The pipeline as a discrete-event simulation: two stages, the policies of the real one, and no waiting for nothing.
 
-A prefill worker takes its model's jobs in order, computes the class-wide part once and then each job's suffix. A decode
-slot that is free takes the job that the policy names; the policy sees what a decode worker sees: how many jobs wait,
-how long those took that are done, and who else is there. A slot fetches the KV cache while the job before it is still
-running, so a transfer costs time only where the job had just arrived.
+A prefill worker takes its model's jobs, computes the class-wide part once and then each job's suffix. In both stages
+classes take turns, as batches do in the cluster (`infra.turns`). A decode slot that is free takes a job of the model
+that the policy names; the policy sees what a decode worker sees: how many jobs wait, how long those took that are done,
+and who else is there. A slot fetches the KV cache while the job before it is still running, so a transfer costs time
+only where the job had just arrived.
 
 A machine has one capacity. It computes one prompt at a time, and decodes nothing meanwhile; else its sequences go on,
 each at the pace that so many of them leave it (`Decoder.paces`). A machine whose workers have both stages chooses
 between them by the watermark (`decode_worker.stealing.watermark`).
 
-A worker that dies loses what it was doing; those jobs go to the front of their queue at once.
+A worker that dies loses what it was doing; those jobs go to the front of their class, whose turn it is, at once.
 """
 
 import heapq
@@ -20,14 +21,17 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Generic, TypeVar
 
 from decode_worker.stealing import policy as stealing
 from decode_worker.stealing import watermark
-from decode_worker.stealing.policy import Offer, Peer, Queue, Steal
+from decode_worker.stealing.policy import Offer, Peer, Queue
 from decode_worker.stealing.queue_forecast import expected_service_s
 from decode_worker.stealing.watermark import ModelWork
 from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller, Rate
 from messages.workers import RateCurve
+
+T = TypeVar("T")
 
 RUNS = 15  # odd, so that there is a middle
 LONG_CLASS_RUNS = 5  # of more than LONG_CLASS jobs: luck counts for less, and each takes longer
@@ -149,23 +153,41 @@ class MachineState:
         return paces
 
 
-class Policy:
-    """What decides which queue a free slot takes from. This one serves its home model and nothing else."""
+class TurnQueue(Generic[T]):
+    """What waits for a stage of a model: the classes that have anything, the one whose turn it is first."""
 
-    def choose(self, state: "SimulationState", decoder: DecoderState) -> str | None:
-        """The model to take a waiting job of, or None to stay idle for now."""
-        return decoder.worker.model if state.backlog(decoder.worker.model) else None
+    def __init__(self) -> None:
+        self._classes: dict[str, deque[T]] = {}
 
-    def choose_prompt(self, state: "SimulationState", machine: MachineState, models: Sequence[str]) -> str | None:
-        """The model to prefill a waiting prompt of, or None to decode."""
-        return max((model for model in models if state.prompts(model)), key=state.prompts, default=None)
+    def __len__(self) -> int:
+        return sum(map(len, self._classes.values()))
 
-    def note_answer(self, state: "SimulationState", decoder: DecoderState, running_job: RunningJob) -> None:
-        """Learn from a job that has ended."""
+    def next(self) -> T:
+        """What `take` would."""
+        return next(iter(self._classes.values()))[0]
+
+    def take(self) -> T:
+        """The next one of the class whose turn it is."""
+        name = next(iter(self._classes))
+        line = self._classes.pop(name)
+        entry = line.popleft()
+        if line:
+            self._classes[name] = line
+        return entry
+
+    def append(self, name: str, entry: T) -> None:
+        """To the end of its class."""
+        self._classes.setdefault(name, deque()).append(entry)
+
+    def put_back(self, name: str, entry: T) -> None:
+        """To the front."""
+        line = self._classes.pop(name, deque())
+        line.appendleft(entry)
+        self._classes = {name: line, **self._classes}
 
 
-class Stealing(Policy):
-    """Home first, unless faster workers end the queue sooner; then whatever pays.
+class Stealing:
+    """Decides which queue a free slot takes from: home first, unless faster workers end it sooner; then whatever pays.
 
     Workers are taken to know their own and each other's rates, and learn how long answers are from those that they
     have seen: the mean so far, and before the first one the declared guess.
@@ -177,7 +199,7 @@ class Stealing(Policy):
         self._tokens = defaultdict(int, {model: sum(tokens) for model, tokens in lengths.items()})
 
     def choose(self, state: "SimulationState", decoder: DecoderState) -> str | None:
-        """See Policy."""
+        """The model to take a waiting job of, or None to stay idle for now."""
         decoding = {running_job.job.model for running_job in decoder.running_jobs}
         if decoder.has_both_roles:
             return watermark.next_answer(self._work(state, decoder), decoding)
@@ -193,17 +215,21 @@ class Stealing(Policy):
             if model != home and (not isinstance(rates[model], RateCurve) or decoding <= {model})
         ]
         decision = stealing.decide([self._offer(state, decoder, model) for model in models])
-        return decision.model if isinstance(decision, Steal) else None
+        return None if decision.reason else decision.model
 
     def choose_prompt(self, state: "SimulationState", machine: MachineState, models: Sequence[str]) -> str | None:
-        """See Policy. Of a model that the machine does not decode its worker only prefills, and never waits."""
+        """The model to prefill a waiting prompt of, or None to decode.
+
+        Of a model that the machine does not decode its worker only prefills, and never waits.
+        """
         work = self._work(state, machine.decoders[0]) if machine.decoders else []
         prompt = watermark.next_prompt([model for model in work if model.queue.model in models])
         decoded = {model.queue.model for model in work}
-        return prompt or super().choose_prompt(state, machine, [model for model in models if model not in decoded])
+        only_prefilled = [model for model in models if model not in decoded and state.prompts(model)]
+        return prompt or max(only_prefilled, key=state.prompts, default=None)
 
     def note_answer(self, state: "SimulationState", decoder: DecoderState, running_job: RunningJob) -> None:
-        """See Policy."""
+        """Learn from a job that has ended."""
         self._answers[running_job.job.model] += 1
         self._tokens[running_job.job.model] += running_job.job.answer_tokens
 
@@ -248,7 +274,7 @@ class Stealing(Policy):
 class SimulationState:
     """What can be seen at a moment, and the machinery that moves it."""
 
-    def __init__(self, fleet: Fleet, policy: Policy) -> None:
+    def __init__(self, fleet: Fleet, policy: Stealing) -> None:
         self.now = 0.0
         self.fleet = fleet
         self.decoders = [DecoderState(worker) for worker in fleet.decoders]
@@ -267,8 +293,8 @@ class SimulationState:
         self._policy = policy
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
-        self._prefill_queues: dict[str, deque[PlannedJob]] = defaultdict(deque)  # for prefill
-        self._decode_queues: dict[str, deque[tuple[PlannedJob, float, str]]] = defaultdict(deque)  # for decode
+        self._prefill_queues: dict[str, TurnQueue[PlannedJob]] = defaultdict(TurnQueue)
+        self._decode_queues: dict[str, TurnQueue[tuple[PlannedJob, float, str]]] = defaultdict(TurnQueue)
         self._shared_at: dict[tuple[str, str], float] = {}
         self._busy: dict[tuple[str, str], float] = defaultdict(float)
         self._timings: list[Timing] = []
@@ -285,7 +311,7 @@ class SimulationState:
     def prompt_s(self, machine: str, model: str) -> float:
         """How long the machine would take for the model's next prompt; 0 if there is none, or it can't."""
         prefiller, queue = self._prefillers.get((machine, model)), self._prefill_queues[model]
-        return queue[0].prompt_tokens / prefiller.rate(queue[0].prompt_tokens) if prefiller and queue else 0.0
+        return (tokens := queue.next().prompt_tokens) / prefiller.rate(tokens) if prefiller and queue else 0.0
 
     def lead_elsewhere(self, machine: str, model: str) -> float:
         """See ModelWork."""
@@ -321,9 +347,9 @@ class SimulationState:
 
     def _begin(self, backlog: Backlog) -> None:
         for job in backlog.waiting_jobs:
-            self._schedule(0.0, self._prefill_queues[job.model].append, job)
+            self._schedule(0.0, self._prefill_queues[job.model].append, job.prefix, job)
         for job in backlog.ready_jobs:
-            self._decode_queues[job.model].append((job, 0.0, ""))
+            self._decode_queues[job.model].append(job.prefix, (job, 0.0, ""))
         for number, job in backlog.running_jobs:
             decoder = self.decoders[number]
             decoder.resident.add(job.model)
@@ -341,7 +367,7 @@ class SimulationState:
                 and (model := self._policy.choose_prompt(self, machine, list(workers)))
             ):
                 machine.is_prefilling = True
-                self._prefill(machine, workers[model], self._prefill_queues[model].popleft())
+                self._prefill(machine, workers[model], self._prefill_queues[model].take())
 
     def _prefill(self, machine: MachineState, worker: Prefiller, job: PlannedJob) -> None:
         """The class-wide part once; a second worker waits until the first one has it."""
@@ -356,7 +382,7 @@ class SimulationState:
 
     def _finish_prefill(self, machine: MachineState, worker: Prefiller, job: PlannedJob) -> None:
         machine.is_prefilling = False
-        self._decode_queues[job.model].append((job, self.now, worker.machine))
+        self._decode_queues[job.model].append(job.prefix, (job, self.now, worker.machine))
 
     def _fill_slots(self) -> None:
         """Workers ask in turn, each for one job at a time, until nobody takes any."""
@@ -368,7 +394,7 @@ class SimulationState:
         model = self._policy.choose(self, decoder)
         if model is None or not self.backlog(model):
             return False
-        job, prefilled_s, machine = self._decode_queues[model].popleft()
+        job, prefilled_s, machine = self._decode_queues[model].take()
         decodes_s = self.now + self._setup_s(decoder, job, prefilled_s, machine)
         decoder.resident.add(model)
         decoder.running_jobs.append(RunningJob(job, prefilled_s, machine, self.now, decodes_s, job.answer_tokens))
@@ -392,9 +418,9 @@ class SimulationState:
 
     def _die(self, decoder: DecoderState) -> None:
         for running_job in reversed(decoder.running_jobs):
-            self._decode_queues[running_job.job.model].appendleft(
-                (running_job.job, running_job.prefilled_s, running_job.prefilled_by)
-            )
+            job = running_job.job
+            entry = job, running_job.prefilled_s, running_job.prefilled_by
+            self._decode_queues[job.model].put_back(job.prefix, entry)
         decoder.running_jobs.clear()
 
     def _all_busy(self) -> dict[tuple[str, str], float]:
@@ -403,13 +429,13 @@ class SimulationState:
         return dict(self._busy)
 
 
-def simulate(fleet: Fleet, jobs: Sequence[PlannedJob] | Backlog, policy: Policy | None = None) -> SimulatedRun:
+def simulate(fleet: Fleet, jobs: Sequence[PlannedJob] | Backlog, policy: Stealing | None = None) -> SimulatedRun:
     """Run the jobs through the fleet; those of a model without workers are never answered."""
     backlog = jobs if isinstance(jobs, Backlog) else Backlog(list(jobs), [], [])
-    return SimulationState(fleet, policy or Policy()).simulate(backlog)
+    return SimulationState(fleet, policy or Stealing()).simulate(backlog)
 
 
-def typical(fleet: Fleet, jobs: Sequence[PlannedJob], policy: Callable[[], Policy] = Policy) -> SimulatedRun:
+def typical(fleet: Fleet, jobs: Sequence[PlannedJob]) -> SimulatedRun:
     """Of several simulations in which each rate is up to HAIR off, the one of median makespan. Always the same one.
 
     Who takes which job hangs on milliseconds, and with it which long job comes last: change the last digit of a rate,
@@ -418,7 +444,7 @@ def typical(fleet: Fleet, jobs: Sequence[PlannedJob], policy: Callable[[], Polic
     source = random.Random(0)
     count = RUNS if len(jobs) <= LONG_CLASS else LONG_CLASS_RUNS
     fleets = [with_rates(fleet, lambda _machine: source.uniform(1 - HAIR, 1 + HAIR)) for _ in range(count)]
-    runs = [simulate(rated_fleet, jobs, policy()) for rated_fleet in fleets]
+    runs = [simulate(rated_fleet, jobs) for rated_fleet in fleets]
     return sorted(runs, key=lambda run: run.makespan_s)[count // 2]
 
 

@@ -144,7 +144,7 @@ def _declared_watts(settings: Settings) -> float:
     name = socket.gethostname()
     machines = [machine for machine in settings.machines.values() if machine.watts]
     for machine in machines:
-        if name.split(".")[0] in (machine.name, machine.host.split(".")[0]) or _is_local(machine.host):
+        if machine.is_called(name) or _is_local(machine.host):
             return machine.watts
     return 0.0
 

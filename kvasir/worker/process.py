@@ -94,8 +94,11 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
         loaded_engine = _check_engine(state, options.model, engine)
         model_settings = settings.models.get(options.model)
         short = model_settings.short_prompt_tokens if model_settings else SHORT_PROMPT_TOKENS
+        free_bytes = int(model_settings.free_memory_gb * 1e9) if model_settings else 0
         make_prefill = partial(
-            PrefillWorker, options.model, loaded_engine, broker, kv, state, observe, short, QuickJobs
+            PrefillWorker,
+            *(options.model, loaded_engine, broker, kv, state, observe, short, QuickJobs),
+            free_bytes=free_bytes,
         )
         worker: Worker
         if stage == "prefill":

@@ -12,16 +12,15 @@ from redis.backoff import ConstantBackoff
 from redis.cluster import ClusterNode
 from redis.retry import Retry
 
-from kvstore.redis.links import GLANCE_S, Links, addresses, connection_class
+from kvstore.redis.links import GLANCE_S, Links, connection_class
 from messages.errors import ConfigError, StoreUnavailable
+from messages.urls import CLUSTER, STORE_SCHEMES, addresses
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 Client = redis.Redis | redis.RedisCluster
 
-CLUSTER = "+cluster"  # ends the scheme of a URL that names nodes of a Redis Cluster
-SCHEMES = ("redis", "rediss", "unix", f"redis{CLUSTER}", f"rediss{CLUSTER}")
 CONNECT_TIMEOUT_S = 5.0
 NODE_TIMEOUT_S = 1.0  # of a cluster
 TIMEOUT_S = 15.0  # without any progress; what is asked for at once takes well under a second
@@ -113,7 +112,7 @@ def place(url: str) -> str:
         raise ConfigError(
             "the store URL can't be read: escape '/', '#', '?' and '@' in the password (%2F, %23, %3F, %40)"
         ) from None
-    if parts.scheme not in SCHEMES:
+    if parts.scheme not in STORE_SCHEMES:
         raise ConfigError(
             f"the store URL begins with {parts.scheme!r}; it must be redis://, rediss://, redis+cluster://, "
             "rediss+cluster://, unix:// or memory://"

@@ -8,7 +8,6 @@ learns from it; so does all of a `renew` that met one.
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 import redis
 from redis import exceptions
@@ -24,6 +23,7 @@ from kvstore.redis.bulk import (
 )
 from kvstore.redis.client import NODE_TIMEOUT_S
 from kvstore.redis.links import Links
+from messages.urls import put_hosts
 
 Node = tuple[str, int]  # host, port
 
@@ -125,9 +125,7 @@ class ClusterBulk:
     def _bulk(self, node: Node) -> Bulk:
         if node not in self._bulks:
             host, port = node
-            scheme, _, rest = self._url.partition("://")
-            userinfo, at, _ = urlsplit(f"//{rest}").netloc.rpartition("@")
-            url = f"{scheme}://{userinfo}{at}{f'[{host}]' if ':' in host else host}:{port}"
+            url = put_hosts(self._url, f"{f'[{host}]' if ':' in host else host}:{port}")
             self._bulks[node] = Bulk(Links(url), NODE_TIMEOUT_S)
         return self._bulks[node]
 

@@ -4,6 +4,7 @@ And of conversations, by their tag. A class's shared blocks hold nobody's work a
 """
 
 from collections.abc import Collection
+from contextlib import closing
 from typing import Any
 
 from kvstore.redis.client import errors_mapped, open_client, place
@@ -22,14 +23,11 @@ def forget_named(url: str, names: Collection[str]) -> int:
     name_set = set(names)
     client: Any = open_client(url)
     count = 0
-    try:
-        with errors_mapped(place(url)):
-            for pattern in _PATTERNS:
-                keys = [key for key in client.scan_iter(match=pattern, count=_AT_ONCE) if _names_in(key) & name_set]
-                for start in range(0, len(keys), _AT_ONCE):
-                    count += client.unlink(*keys[start : start + _AT_ONCE])
-    finally:
-        client.close()
+    with closing(client), errors_mapped(place(url)):
+        for pattern in _PATTERNS:
+            keys = [key for key in client.scan_iter(match=pattern, count=_AT_ONCE) if _names_in(key) & name_set]
+            for start in range(0, len(keys), _AT_ONCE):
+                count += client.unlink(*keys[start : start + _AT_ONCE])
     return count
 
 

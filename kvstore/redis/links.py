@@ -5,7 +5,6 @@ best answers again; idle connections are then given up, and the next ones go the
 """
 
 import logging
-import re
 import socket
 import threading
 from collections.abc import Callable
@@ -18,6 +17,8 @@ from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection
 from redis.retry import Retry
 
+from messages.urls import addresses
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -26,16 +27,6 @@ TIMEOUT_S = 1.0
 GLANCE_S = 0.5
 RETURN_S = 5.0
 _CONNECTION_ERRORS = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
-
-
-def addresses(url: str) -> list[str]:
-    """The URL for each of its hosts: `redis://:password@fast:6379,slow:6379/0`."""
-    scheme, _, rest = url.partition("://")
-    netloc = re.split("[/?#]", rest, maxsplit=1)[0]  # urlsplit refuses an IPv6 address among several hosts
-    userinfo, at, hosts = netloc.rpartition("@")
-    if "," not in hosts:
-        return [url]
-    return [f"{scheme}://{userinfo}{at}{host}{rest[len(netloc) :]}" for host in hosts.split(",")]
 
 
 class Links:

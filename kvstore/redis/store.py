@@ -1,49 +1,27 @@
 """The KV store over Redis: one record, one key, one value, always with a TTL."""
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from itertools import accumulate, islice
 from math import inf
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import redis
 from redis import exceptions
 
-from kvstore.base import TTL_S, KVStore, StoreUsage
+from kvstore.base import TTL_S, KVStore, R, StoreUsage
 from kvstore.blocks import BlockRef, is_shared
-from kvstore.records import decode_block, decode_state, decode_window, encode
+from kvstore.records import DECODERS, encode
 from kvstore.redis.bulk import Bulk, Item, bulk_target
 from kvstore.redis.client import TIMEOUT_S, Client, node_urls, open_client, place, with_errors_mapped
 from kvstore.redis.cluster_bulk import ClusterBulk
 from kvstore.redis.links import Links
 from messages.errors import KVTransferFailed
-from messages.kv import Block, KVLayout, Record, RecurrentState, Window
+from messages.kv import KVLayout, Record
 
 PIPELINE_BYTES = 16 << 20  # redis-py holds a pipeline's bytes twice
 GETS_AT_ONCE = 8
 DELETES_AT_ONCE = 256
-
-R = TypeVar("R", bound=Record)
-Decode = Callable[[bytes | memoryview, str, KVLayout, BlockRef], R]
-
-
-class Transport(Protocol):
-    """Moves values. Raises what redis-py raises, or OSError."""
-
-    def put(self, items: Iterable[Item], ttl_s: int) -> int:
-        """Set each key to the two parts of its value joined, with a TTL; returns the bytes stored."""
-
-    def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
-        """The value of each key, in order, or None; TTLs are renewed."""
-
-    def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
-        """Give each key its TTL anew; whether it was there."""
-
-    def prepare(self) -> None:
-        """Have memory ready for the first `get`. Returns when it is."""
-
-    def close(self) -> None:
-        """Close connections."""
 
 
 class RedisKVStore(KVStore):
@@ -55,7 +33,8 @@ class RedisKVStore(KVStore):
         first_url = node_urls(url)[0]
         self._links = Links(url)
         self._client = open_client(url, timeout_s, self._links)
-        self._transport: Transport
+        # They raise what redis-py raises, or OSError.
+        self._transport: Bulk | ClusterBulk | Pipelines
         if not bulk or not bulk_target(first_url):
             self._transport = Pipelines(self._client)
         elif isinstance(self._client, redis.RedisCluster):
@@ -75,26 +54,14 @@ class RedisKVStore(KVStore):
         items = ((ref.key, *encode(fingerprint, layout, ref, record)) for ref, record in records)
         return self._transport.put(items, TTL_S)
 
-    def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
-        """See KVStore."""
-        return self._decode_values(decode_block, fingerprint, layout, refs)
-
-    def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
-        """See KVStore."""
-        return self._decode_values(decode_window, fingerprint, layout, [ref])[0]
-
-    def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[RecurrentState]:
-        """See KVStore."""
-        return self._decode_values(decode_state, fingerprint, layout, refs)
-
     @with_errors_mapped
-    def _decode_values(
-        self, decode: Decode[R], fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]
-    ) -> list[R]:
+    def read(self, kind: type[R], fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[R]:
+        """See KVStore."""
         keys = [ref.key for ref in refs]
         with closing(self._transport.get(keys, TTL_S)) as values:
             return [
-                decode(_present(value, ref), fingerprint, layout, ref) for ref, value in zip(refs, values, strict=True)
+                DECODERS[kind](_present(value, ref), fingerprint, layout, ref)
+                for ref, value in zip(refs, values, strict=True)
             ]
 
     def prepare(self) -> None:
@@ -195,7 +162,7 @@ class Pipelines:
         self._client = client
 
     def put(self, items: Iterable[Item], ttl_s: int) -> int:
-        """See Transport."""
+        """See Bulk."""
         total = pending_bytes = 0
         with self._client.pipeline(transaction=False) as pipeline:
             for key, prefix, payload in items:
@@ -208,7 +175,7 @@ class Pipelines:
         return total + pending_bytes
 
     def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
-        """See Transport."""
+        """See Bulk."""
         rest = iter(keys)
         while batch := list(islice(rest, GETS_AT_ONCE)):
             with self._client.pipeline(transaction=False) as pipeline:
@@ -217,7 +184,7 @@ class Pipelines:
                 yield from _execute(pipeline)
 
     def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
-        """See Transport."""
+        """See Bulk."""
         with self._client.pipeline(transaction=False) as pipeline:
             for key in keys:
                 pipeline.expire(key, ttl_s)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -99,7 +99,7 @@ class Counts:
         return self.total - self.finished_jobs
 
 
-class Batch:
+class Batch(AbstractContextManager["Batch"]):
     """A batch folder, held by its owner. Use as a context manager: leaving gives the ownership up."""
 
     def __init__(self, folder: Path, is_owner: bool = True) -> None:
@@ -140,9 +140,6 @@ class Batch:
     def __repr__(self) -> str:
         counts = self.counts()
         return f"<Batch {self.batch_id} in {self.folder}: {counts.finished_jobs} of {plural(counts.total, 'job')} done>"
-
-    def __enter__(self) -> "Batch":
-        return self
 
     def __exit__(self, *_exc: object) -> None:
         self.close()

@@ -10,6 +10,7 @@ given): a crash between the confirm and the ack makes a second copy of one run, 
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -97,7 +98,7 @@ class ReplayOutcome:
     refusals: list[tuple[Letter, str]]  # letters that stay, and why
 
 
-class DeadLetters:
+class DeadLetters(AbstractContextManager["DeadLetters"]):
     """All letters that lie there now. Raises BatchError if another process looks, BrokerUnavailable.
 
     Leaving it stops the reading; the letters go back when the broker client is closed.
@@ -111,9 +112,6 @@ class DeadLetters:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> "DeadLetters":
-        return self
 
     def __exit__(self, *_exc: object) -> None:
         self.close()

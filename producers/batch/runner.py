@@ -118,7 +118,7 @@ class Runner:
 
         jobs = (self._addressed(job) for job in self._jobs if job.job_id in job_ids)
         try:
-            return self._client.submit(jobs, on_confirmed)
+            return self._client.submit(jobs, on_confirmed, self._client.turns({job.model for job in batch.entries}))
         finally:
             batch.note_confirmed(confirmed_jobs)
 
@@ -248,11 +248,15 @@ def cancelled_results(batch: Batch) -> list[JobResult]:
 
 
 def _all_empty(client: Client, models: Iterable[str]) -> bool:
-    """Whether no queue holds a job of these models, asked twice: a quorum queue in a hurry answers 0."""
+    """Whether no queue holds a job of these models, asked twice: a quorum queue in a hurry answers 0.
+
+    Queues that some worker does not know don't count: what lies there while all are idle is published again, elsewhere.
+    """
     names = [topology.retry_level(seconds) for seconds in topology.RETRY_LEVELS_S]
     for model in models:
         for stage in topology.WORK_STAGES:
-            names += [topology.work_queue(stage, model, lane) for lane in LANES]
+            turns = range(client.turn_count(model, if_unseen=topology.TURNS))
+            names += [topology.work_queue(stage, model, lane, turn) for lane in LANES for turn in turns]
             names.append(topology.suspects_queue(stage, model))
     return all(_ready(client, name) == 0 for _ in range(2) for name in names)
 

@@ -1,5 +1,6 @@
 """Files that only grow: one JSON object a line, on disk before anybody relies on it."""
 
+import fcntl
 import io
 import itertools
 import json
@@ -32,8 +33,11 @@ class Lines:
     Opening it raises BatchError where that can't be.
     """
 
-    def __init__(self, path: Path, is_owner: bool = True) -> None:
-        """A reader who is not the owner passes over a line that is being written."""
+    def __init__(self, path: Path, is_owner: bool = False) -> None:
+        """The owner is whoever alone may write, by a lock. Anybody else passes over a line that is being written.
+
+        A reader that cut it off would cut off what another process is writing at that moment.
+        """
         self.path = path
         if is_owner:
             self._mend()
@@ -103,6 +107,23 @@ class Lines:
             whole = _end_of_last_line(file, end)
             if whole < end:
                 file.truncate(whole)
+
+
+@contextmanager
+def lock_lines(path: Path, kind: str) -> Iterator[None]:
+    """Nobody else adds to the file in here, in this process or another. Raises BatchError."""
+    try:
+        with open_private(path, "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise BatchError(f"can't write {path}: {error.strerror}; the {kind} is not kept") from None
+
+
+def append_line(path: Path, row: dict[str, Any], kind: str) -> None:
+    """Add one row to a file that several processes write. Raises BatchError."""
+    with lock_lines(path, kind):
+        Lines(path, is_owner=True).append([row])
 
 
 def _end_of_last_line(file: Any, end: int) -> int:

@@ -18,6 +18,7 @@ from infra.broker.rabbitmq import RabbitMQBroker
 from infra.broker.rabbitmq.fast import FastWire
 from infra.broker.rabbitmq.wire import Wire
 from messages.errors import BatchError, BrokerUnavailable, NoQueue
+from tests.support.faults import drop
 from tests.support.other_pika import change_pika
 from tests.support.waiting import wait_until
 
@@ -352,7 +353,7 @@ def test_a_cut_connection_loses_its_deliveries_and_the_consumer_goes_on(site: Si
     acked, held = receive(consumer, 2)
     acked.ack()
     wait_until(lambda: broker.depth(site.work.key) == Depth(0, 1), "the ack has been sent")
-    broker.drop()
+    drop(broker)
     wait_until(lambda: held.is_lost, "the delivery is lost")
     assert not held.ack()
     assert not acked.is_lost
@@ -371,7 +372,7 @@ def test_a_got_message_is_like_any_other_delivery(site: Site, broker: Any) -> No
     first, second = get(broker, site.work.key), get(broker, site.work.key)
     assert first.ack()
     assert broker.get(site.work.key) is None  # its answer comes after the broker has seen the ack
-    broker.drop()
+    drop(broker)
     wait_until(lambda: second.is_lost, "the delivery is lost")
     assert not second.ack()
     again = get(broker, site.work.key)
@@ -412,7 +413,7 @@ def test_an_exclusive_consumer_comes_back_after_pause_and_cut(site: Site, broker
     consumer.resume()
     broker.publish(topology.reply(queue), message(2))
     assert numbers(receive(consumer)) == ["job-2"]
-    broker.drop()
+    drop(broker)
     wait_until(lambda: held.is_lost, "the delivery is lost")
     again = receive(consumer, 3)
     assert numbers(again) == ["job-0", "job-1", "job-2"]
@@ -440,7 +441,7 @@ def test_a_message_returned_too_often_lands_in_deaths_with_its_headers(site: Sit
     for returns in range(topology.BROKER_DELIVERY_LIMIT + 1):
         (delivery,) = receive(consumer)
         assert delivery.returns == returns
-        broker.drop()
+        drop(broker)
     dead = get_own(broker, topology.DEATHS, own)
     assert dead.message.headers["stage"] == "prefill"
     assert dead.message.headers["x-first-death-reason"] == "delivery_limit"
@@ -463,7 +464,7 @@ def test_a_reply_queue_counts_a_return_once_at_most(site: Site, broker: Any) -> 
     consumer = broker.consume(queue, prefetch=1)
     receive(consumer)
     for _ in range(2):
-        broker.drop()
+        drop(broker)
         (delivery,) = receive(consumer)
     assert delivery.returns == 1
 
@@ -487,7 +488,7 @@ def test_a_private_queue_takes_token_events_and_is_there_again_after_a_cut(site:
     speaker.publish_lossy(Address(topology.STREAM, name), message(1))
     assert numbers(receive(consumer)) == ["job-1"]
 
-    broker.drop()
+    drop(broker)
 
     def hears_again() -> bool:
         speaker.publish_lossy(Address(topology.STREAM, name), message(2))

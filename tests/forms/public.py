@@ -27,7 +27,7 @@ FREE_TO_USE = {
 }
 # Came after 0.1.0, each with a default: what was written for it goes on.
 SINCE = {"rosters", "min_points", "function"}
-OPTIONS_SINCE = {"host_names", "of_batch", "of_job", "open_objects", "since_s"}
+OPTIONS_SINCE = {"host_names", "of_batch", "of_job", "open_objects", "since_s", "with_weights"}
 COMMANDS_SINCE = {"job"}
 PUBLIC = {*kvasir.__all__, *kvasir.compat.__all__}
 

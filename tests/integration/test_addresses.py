@@ -12,12 +12,13 @@ from infra.broker.base import Address, Message
 from infra.broker.rabbitmq import RabbitMQBroker
 from infra.broker.rabbitmq import connection as connections
 from infra.config.settings import load_settings
-from infra.config.urls import put_hosts, put_password, take_password
+from infra.config.urls import put_password, take_password
 from kvasir.doctor.cluster import examine
 from kvstore.redis import links as store_links
 from kvstore.redis.cluster_state import RedisClusterState
 from kvstore.redis.store import RedisKVStore
 from messages.errors import BrokerUnavailable, ConfigError, StoreUnavailable
+from messages.urls import put_hosts
 from tests.acceptance.faults.proxy import TcpProxy
 from tests.support.kv_samples import layout, records_of, refs_of, same_bits
 from tests.support.servers import HOST, free_port

@@ -39,7 +39,7 @@ def test_a_cluster_that_fits_together_is_well(broker_url: str, tmp_path: Path, m
         # Then, with both, all is well
         well = found(cluster.run("doctor", "--json"), 0)
         assert "hands its KV cache over" in well["ok", model_name][0]
-        assert any("all 6 work queues" in what for what in well["ok", "broker"])
+        assert any("all 12 work queues" in what for what in well["ok", "broker"])
         assert any("noeviction, no persistence" in what for what in well["ok", "store"])
         # And broker, link, clocks and disk have been looked at, with nothing left behind
         assert any(what.startswith("RabbitMQ ") and "with confirms" in what for what in well["ok", "broker"])

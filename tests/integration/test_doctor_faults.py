@@ -20,7 +20,7 @@ import redis
 from infra.broker import topology
 from infra.broker.base import Message
 from infra.broker.rabbitmq import RabbitMQBroker
-from infra.config.urls import put_hosts
+from messages.urls import put_hosts
 from tests.support import programs
 from tests.support.certificates import make_certificates
 from tests.support.network import GIGABIT, HERE, Link, Network, network, reason_against

@@ -87,7 +87,7 @@ def test_a_worker_that_the_broker_has_forgotten_listens_anew(
         def open_flow() -> Flow:
             if kind is SlotFlow:
                 return SlotFlow(broker, MODEL, settler.hand_back_all)
-            return PrefillFlow(broker.consume, MODEL, settler.hand_back_all)
+            return PrefillFlow(broker, broker.consume, MODEL)
 
         loop, taker = ConsumerLoop(broker, settler, "prefill", MODEL, "me", open_flow), Taker()
         thread = threading.Thread(target=loop.run, args=(taker, taker), daemon=True)

@@ -14,7 +14,7 @@ from engines.registry import EngineOptions, open_engine
 from engines.rope import difference
 from messages.errors import ConfigError, KVTransferFailed
 from messages.kv import Array
-from tests.support.kv_samples import prefilled
+from tests.support.kv_samples import layer_of, prefilled
 from tests.support.rope_folders import configuration
 from tests.support.tiny_gguf import TinyModel, write_gguf
 
@@ -33,7 +33,7 @@ def keys_of(gguf: Path) -> Array:
     """The first layer's keys, (positions, kv_heads, head_dim) as float64."""
     engine = open_engine("llamacpp", EngineOptions(str(gguf), context=512, slots=1, threads=1))
     assert engine.info.ropes == (effective_rope(read_gguf(gguf)),)
-    keys, _ = prefilled(engine, (40,) * POSITIONS).layer(0)
+    keys, _ = layer_of(prefilled(engine, (40,) * POSITIONS), 0)
     engine.close()
     return keys.astype(np.float64)
 

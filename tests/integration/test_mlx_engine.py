@@ -331,6 +331,31 @@ def test_a_model_with_windows_fed_several_tokens_a_call_computes_what_it_does_of
     np.testing.assert_allclose(np.concatenate(parts, axis=1), whole, atol=2e-3 * np.abs(whole).max())
 
 
+@pytest.mark.public_report("ml-explore/mlx-lm 1776")
+def test_a_model_with_windows_and_one_without_in_one_process_answer_from_stored_caches_as_each_alone(
+    tmp_path: Path,
+) -> None:
+    # Given both, as a worker holds them that takes another model's jobs, and for each a prompt past the window of 16
+    engines = [load(tiny(tmp_path / name, name, layers=4)[0]) for name in ("gpt-oss", "qwen3")]
+    prompts = [engine.tokenize(user_prompt(PROSE, ""), 0.0).ids[:90] for engine in engines]
+    cold = [engine.decode(tokens, None, GREEDY).tokens for engine, tokens in zip(engines, prompts, strict=True)]
+    caches = [prefilled(engine, tokens[:-1]) for engine, tokens in zip(engines, prompts, strict=True)]
+
+    def answer(number: int) -> tuple[tuple[int, ...], int]:
+        found = engines[number].decode(prompts[number], caches[number], GREEDY)
+        return found.tokens, found.evaluated_tokens
+
+    # When each cache is used again and again, in turn, and then all at once
+    turns = [0, 1] * 4
+    in_turn = [answer(number) for number in turns]
+    with ThreadPoolExecutor(len(turns)) as threads:
+        together = list(threads.map(answer, turns))
+    # Then no use of one changed the other
+    assert in_turn == together == [(cold[number], 1) for number in turns]
+    for engine in engines:
+        engine.close()
+
+
 def test_the_fingerprint_names_the_weights_and_not_the_folder_or_its_files(folder: Path, tmp_path: Path) -> None:
     # Given a model, a copy of it cut into two files, and one with other numbers
     copy = shutil.copytree(folder, tmp_path / "copy")

@@ -24,6 +24,7 @@ from kvasir.commands.status import queue_depths
 from messages.errors import BrokerUnavailable, ConfigError, InvalidMessage, NoQueue
 from producers.client import Replies
 from tests.acceptance.faults.proxy import TcpProxy
+from tests.support.faults import drop
 from tests.support.other_pika import change_pika
 from tests.support.servers import RabbitMQServer, free_port
 from tests.support.waiting import wait_until
@@ -73,7 +74,7 @@ def test_nothing_is_lost_when_connections_die_while_publishing(broker: RabbitMQB
     def sends() -> Iterator[tuple[Address, Message]]:
         for number, send in enumerate(numbered(topology.reply(queue), count)):
             if number in cut_at:
-                threading.Thread(target=broker.drop).start()
+                threading.Thread(target=drop, args=(broker,)).start()
             yield send
 
     confirmed: list[str] = []
@@ -86,17 +87,17 @@ def test_nothing_is_lost_when_connections_die_while_publishing(broker: RabbitMQB
 
 def test_publishing_waits_for_the_connection_to_come_back(broker: RabbitMQBroker, queue: str) -> None:
     for number in range(5):
-        broker.drop()
+        drop(broker)
         broker.publish(topology.reply(queue), Message(b"", f"job-{number}"))
     assert set(read_ids(broker, queue)) == {f"job-{number}" for number in range(5)}
 
 
 def test_commands_wait_for_the_connection_to_come_back(broker: RabbitMQBroker, queue: str) -> None:
-    broker.drop()
+    drop(broker)
     assert broker.depth(queue) is not None
-    broker.drop()
+    drop(broker)
     assert broker.get(queue) is None
-    broker.drop()
+    drop(broker)
     broker.consume(queue, prefetch=1).close()
     wait_until(lambda: broker.is_connected, "both connections are up")
 
@@ -162,7 +163,7 @@ def test_a_pika_that_has_changed_inside_is_used_as_it_is_and_that_is_said_once(
     change_pika(monkeypatch)
     with closing(RabbitMQBroker(broker_url, make_wire=FastWire)) as broker:
         assert broker.publish_many(numbered(topology.reply(queue), 500)) == 500
-        broker.drop()
+        drop(broker)
         assert set(read_ids(broker, queue)) == {f"job-{number}" for number in range(500)}
     (line,) = [record.message for record in caplog.records if "has no streams" in record.message]
     assert line == f"pika {pika.__version__} has no streams as we know them: it is used without a wire, slower"

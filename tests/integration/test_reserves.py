@@ -12,10 +12,10 @@ from infra.broker.base import Address, Message
 from infra.broker.rabbitmq import RabbitMQBroker
 from infra.broker.rabbitmq import connection as connections
 from infra.config.settings import load_settings
-from infra.config.urls import put_hosts
 from kvasir import connect
 from kvasir.doctor.cluster import examine
 from messages.jobs import PrefillJob, Sampling, user_prompt
+from messages.urls import put_hosts
 from producers.client import Client
 from tests.acceptance.faults.proxy import TcpProxy
 from tests.support.processes import SIMULATED_MODEL, Cluster

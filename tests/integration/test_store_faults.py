@@ -130,8 +130,6 @@ def test_a_rubric_crosses_the_network_once_per_decode_worker(server: RedisServer
         for network in networks:
             assert {network.fetched[ref] for ref in shared} == {1}
         assert {sum(network.fetched[ref] for network in networks) for ref in own} == {1}
-        assert sum(cache.misses for cache in caches) == 2 * len(shared)
-        assert sum(cache.hits for cache in caches) == (len(jobs) - 2) * len(shared)
 
 
 def test_after_a_batch_every_key_has_a_ttl_own_blocks_are_gone_and_shared_ones_live(server: RedisServer) -> None:

@@ -1,15 +1,21 @@
-"""A course whose instructor sits at the desk, in a browser: upload, dry run, and the whole class."""
+"""A course whose instructor sits at the desk, in a browser: upload, dry run, the whole class; in the morning two."""
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 from desk.assignments import grading_work
+from grading.reviews import Override, read_overrides
 from tests.night.courses import Course
 from tests.night.site import Site
 from tests.support.browser import Browser
-from tests.support.desk_page import GRADED_S, UPLOADS, DeskPage
+from tests.support.desk_page import GRADED_S, UPLOADS, DeskPage, type_key
 from tests.support.waiting import wait_until
+
+REVIEWERS = ("Ada", "Bo")
+_IS_DRAWN = "!window.kvasirReview.state().isBlank"
+_IS_KEPT = "window.kvasirReview.acts.length === 0"
 
 
 class Desk:
@@ -46,9 +52,27 @@ class Desk:
             browser.click("Dry run")
             browser.wait_for("tokens are", GRADED_S)
             browser.click("Grade all")
-            owner = DeskOwner(course.out)
-            wait_until(lambda: owner.alive, "the grading has begun", GRADED_S)
-        return owner
+            wait_until((course.out / "batch.json").exists, "the batch is planned", GRADED_S)
+        return DeskOwner(course.out)
+
+    def review(self, course: Course, each: int) -> list[Override]:
+        """Two people, each in a browser, accept so many grades each by keyboard; what stands decided then."""
+        with ExitStack() as stack:
+            browsers = {name: stack.enter_context(Browser(self._folder / name)) for name in REVIEWERS}
+            for name, browser in browsers.items():
+                browser.open(self._page.at(course.out, "Review") + "&show=all")
+                browser.wait_for("Final points")
+                browser.fill("Your name", name)
+            _, second = browsers.values()
+            for _ in range(each):  # past those that the first one will take
+                type_key(second, "j")
+            for _ in range(each):
+                for browser in browsers.values():
+                    wait_until(partial(browser.evaluate, _IS_DRAWN), "the grade is there", GRADED_S)
+                    type_key(browser, "a")
+            for browser in browsers.values():
+                wait_until(partial(browser.evaluate, _IS_KEPT), "each decision is kept", GRADED_S)
+        return read_overrides(course.out)
 
     def kill(self) -> None:
         """SIGKILL of the page's process; what it started goes on, and a new one finds it."""

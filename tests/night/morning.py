@@ -3,14 +3,16 @@
 import csv
 import json
 import time
+from collections import Counter
 from pathlib import Path
 
-from desk.decisions import ReviewError, accept_grade, make_overrides
+from desk.decisions import GradeChange, ReviewError, accept_grade, make_overrides
 from grading.export import final_grades
 from grading.hand_sample import enter_points, load_draw
 from grading.reviews import Override, ReviewConflict, append_override, read_overrides, version_of
 from tests.night.books import every_job, last_states
 from tests.night.courses import ASSIGNMENT, Course
+from tests.night.desk import REVIEWERS, Desk
 from tests.night.record import Record
 from tests.night.site import Site
 
@@ -39,8 +41,8 @@ def review(record: Record, course: Course) -> None:
     first = next(final.grade for final in finals if final.grade.points is not None)
     seen = version_of(())
     append_override(course.out, _versioned(accept_grade(first, "Ada"), seen))
-    feedback = {first.criteria[0].id: "Looked at by two."}
-    changes = make_overrides(first, {}, {}, feedback, first.summary, "a clearer sentence", "Bo")
+    change = GradeChange("a clearer sentence", feedback="Looked at by two.")
+    changes = make_overrides(first, {}, {first.criteria[0].id: change}, "Bo")
     told = False
     try:
         append_override(course.out, *(_versioned(change, seen) for change in changes))
@@ -49,6 +51,17 @@ def review(record: Record, course: Course) -> None:
     if not told or len(read_overrides(course.out)) != 1:
         record.unequal.append(f"{course.title}: the second of two reviews replaced the first unasked")
     record.add(f"{course.title}: two people review one grade", "the second is told of the first's", start)
+
+
+def review_by_keyboard(record: Record, desk: Desk, course: Course, each: int) -> None:
+    """Two people at the desk, at the same time, at different grades: each decision stands, with who made it."""
+    start = time.time()
+    decided = desk.review(course, each)
+    people = Counter(override.reviewer for override in decided)
+    grades = len({override.item_id for override in decided})
+    if people != Counter(dict.fromkeys(REVIEWERS, each)) or grades != each * len(REVIEWERS):
+        record.unequal.append(f"{course.title}: of {each} decisions each by keyboard, {dict(people)} stand")
+    record.add(f"{course.title}: two people review by keyboard", f"{grades} grades are accepted", start)
 
 
 def _versioned(override: Override, version: str) -> Override:

@@ -28,7 +28,6 @@ from tests.support.processes import (
     ModelEntry,
     ProcessRole,
     RunningProcess,
-    Worker,
     config_text,
     gateway_url,
 )
@@ -38,8 +37,9 @@ from tests.upgrade.programs import PREVIOUS
 
 _ACCOUNTS: dict[ProcessRole, AccountRole] = {"prefill": "prefill", "decode": "decode", "both": "worker"}
 BEGINNINGS = ("prefill_started", "decode_started")
-# Of a worker's part in a job: with kv_gone it goes back to prefill.
-ENDINGS = ("passed_on", "replied", "failed", "expired", "cancelled", "kv_gone", "retried", "isolated")
+FINISHES = ("replied", "failed", "expired")  # of a job
+# Of a worker's part in one: with kv_gone it goes back to prefill.
+ENDINGS = (*FINISHES, "passed_on", "cancelled", "kv_gone", "retried", "isolated")
 
 
 class Owner(Protocol):
@@ -64,6 +64,29 @@ class Pace:
     reader_s: float  # for each question
 
 
+class WorkerProcess(Protocol):
+    """What a night asks of a worker's process, whoever has started it."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+
+    def text(self) -> str:
+        """What it has written so far."""
+
+    def events(self, event: str = "") -> list[dict[str, Any]]:
+        """The JSON lines of its log so far; with `event` only those of this step."""
+
+    def kill(self) -> None:
+        """SIGKILL."""
+
+    def wait_until_registered(self) -> None:
+        """Return when it serves."""
+
+    def terminate(self, timeout_s: float) -> int | None:
+        """SIGTERM, and its exit code."""
+
+
 @dataclass(eq=False)
 class Hand:
     """One worker's process, with what is needed to start another in its place."""
@@ -72,7 +95,7 @@ class Hand:
     model: str
     options: tuple[str, ...]
     port: int  # of its page
-    process: Worker
+    process: WorkerProcess
     is_earlier: bool = False  # of the release before
 
     @property
@@ -88,7 +111,9 @@ class Hand:
         """Jobs that it has begun, and neither passed on nor ended."""
         jobs: set[str] = set()
         for line in self.lines():
-            if line["event"] in BEGINNINGS:
+            if line["event"].startswith("metrics, "):  # a new process, in its log's first line
+                jobs.clear()
+            elif line["event"] in BEGINNINGS:
                 jobs.add(line["job"])
             elif line["event"] in ENDINGS:
                 jobs.discard(line["job"])
@@ -104,6 +129,7 @@ class Site:
         self.pace = pace
         self.hands: list[Hand] = []  # that work now
         self.past_hands: list[Hand] = []
+        self.deployed_hands: list[Hand] = []  # that `kvasir deploy` has started; their supervisors keep them
         self.missed_ports: list[int] = []  # of workers that Prometheus still looks for
         self.owners: dict[str, Owner] = {}  # by the course's title
         self.gateway: RunningProcess | None = None
@@ -224,7 +250,7 @@ class Site:
 
     def everyone(self) -> list[Hand]:
         """All workers that there ever were."""
-        return [*self.past_hands, *self.hands]
+        return [*self.past_hands, *self.hands, *self.deployed_hands]
 
     # What is to be seen.
 
@@ -252,6 +278,8 @@ class Site:
         ]
         for log in (*logs, *self.broker.folder.rglob("*.log"), self.store.log):
             yield log.read_bytes()
+        for hand in self.deployed_hands:
+            yield hand.process.text().encode()
 
 
 def earlier_release(folder: Path) -> Path | None:

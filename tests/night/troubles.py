@@ -99,12 +99,15 @@ class Night:
         self.wait(lambda: self.results() > count or not self.open_courses(), "a result comes")
 
     def wait_for_others(self, hand: Hand, jobs: set[str], since: float) -> None:
-        """Until each of these jobs was begun, or ended, by another worker; of no jobs: until a result comes."""
+        """Until each of these jobs was begun, or ended, by another worker; of no jobs: until a result comes.
+
+        What a supervisor has started in its place is another one.
+        """
         if not jobs:
             return self.wait_for_a_result()
 
         def taken_up() -> bool:
-            others = [other for other in self.site.everyone() if other is not hand]
+            others = [other for other in self.site.everyone() if other is not hand or other in self.site.deployed_hands]
             lines = (line for other in others for line in other.lines() if "job" in line)
             return jobs <= {line["job"] for line in lines if seconds_of(line) >= since}
 
@@ -136,6 +139,17 @@ def kill_worker(night: Night, role: ProcessRole, model: str = WRITER) -> str:
     seen = seen_now(night.site)
     night.wait_for_others(hand, jobs, since)
     other.process.wait_until_registered()
+    return seen
+
+
+def kill_deployed_worker(night: Night) -> str:
+    """Of one that `kvasir deploy` has started: its supervisor starts it again."""
+    (hand,) = night.site.deployed_hands
+    hand.process.kill()
+    since, jobs = time.time(), hand.held_jobs()
+    seen = seen_now(night.site)
+    night.wait_for_others(hand, jobs, since)
+    hand.process.wait_until_registered()
     return seen
 
 

@@ -12,9 +12,10 @@ from tests.night import books, evening, morning
 from tests.night.courses import EXAMPLE_MODEL, READER, REAL, WRITER, all_names, exam_course, example_course, made_course
 from tests.night.desk import Desk
 from tests.night.evening import Endpoint
+from tests.night.machine import DeployedMachine
 from tests.night.record import Record, write
 from tests.night.site import Pace, Site, earlier_release, wait_for_workers
-from tests.night.troubles import TROUBLES, Alerts, Night, Trouble, kill_desk, strike
+from tests.night.troubles import TROUBLES, Alerts, Night, Trouble, kill_deployed_worker, kill_desk, strike
 from tests.support import smollm2, smollm2_folders
 from tests.support.processes import ModelEntry
 from tests.support.waiting import wait_until
@@ -37,6 +38,7 @@ class Size:
     rounds: int  # of all troubles
     rest_s: float  # between two of them, at most
     real_exams: int = 0  # graded by SmolLM2, through llama.cpp and MLX
+    has_machine: bool = False  # one that `kvasir deploy` has reached over ssh
     desk_people: int = 0  # of a class whose instructor sits at the desk, in a browser; 0: nobody does
 
     def pace(self, troubles: int) -> Pace:
@@ -50,7 +52,16 @@ class Size:
 
 SHORT = Size(people=120, team_people=16, exams=6, examples=2, lines=120, rounds=1, rest_s=0.0)
 LONG = Size(
-    people=120, team_people=40, exams=20, examples=16, lines=600, rounds=6, rest_s=30.0, real_exams=10, desk_people=30
+    people=120,
+    team_people=40,
+    exams=20,
+    examples=16,
+    lines=600,
+    rounds=6,
+    rest_s=30.0,
+    real_exams=10,
+    desk_people=30,
+    has_machine=True,
 )
 
 
@@ -76,7 +87,11 @@ def whole_night(folder: Path, size: Size, seed: int, to: Path | None = None, onl
     with Site(folder / "site", size.pace(len(troubles)), models) as site:
         endpoint = Endpoint(site, size.lines)
         _prepare(site)
+        record.started = time.time()
         with Alerts(site) as alerts, ExitStack() as at_end:
+            if size.has_machine:
+                at_end.enter_context(DeployedMachine(site))
+                record.add("kvasir deploy install, over ssh", f"took {time.time() - record.started:.0f} s")
             desk = at_end.enter_context(Desk(site, folder / "desk")) if size.desk_people else None
             night = Night(site, courses, endpoint, record, alerts, source, desk)
             _evening(night)
@@ -108,7 +123,6 @@ def _prepare(site: Site) -> None:
 
 def _evening(night: Night) -> None:
     site, record, (canvas, moodle, exam, example) = night.site, night.record, night.courses[:4]
-    record.started = time.time()
     evening.look_before(site, canvas)
     by_folder = [canvas, moodle, example, *(course for course in night.courses[4:] if course.title != "desk")]
     for course in by_folder:
@@ -149,6 +163,8 @@ def _night(night: Night, size: Size, troubles: Sequence[Trouble]) -> None:
             strike(night, trouble)
         if night.desk:
             strike(night, Trouble("SIGKILL of the desk", kill_desk))
+        if night.site.deployed_hands:
+            strike(night, Trouble("SIGKILL of a worker that kvasir deploy started", kill_deployed_worker))
 
 
 def _expect_work(night: Night, trouble: Trouble) -> None:
@@ -181,7 +197,6 @@ def _books(night: Night, folder: Path) -> None:
     record.lost += len(missing)
     for course in night.courses:
         books.compare_counts(site, record, course)
-    time.sleep(2)  # two more looks of Prometheus's
     books.compare_workers(site, record)
     books.compare_journal_and_logs(site, record, night.courses)
     folder.mkdir()
@@ -199,6 +214,8 @@ def _morning(night: Night, folder: Path) -> None:
     books.compare_counts(site, record, exam)
     morning.bound(site, record, canvas, 15)
     morning.review(record, canvas)
+    if night.desk:
+        morning.review_by_keyboard(record, night.desk, night.courses[-1], 2)
     morning.regrade(site, record, canvas)
     morning.request(site, record, moodle)
     for course in [course for course in night.courses if course.truth]:
@@ -213,6 +230,8 @@ def _morning(night: Night, folder: Path) -> None:
     _look_for_names(night, "after all was forgotten")
     for hand in list(site.hands):
         site.dismiss(hand)
+        assert hand.process.terminate(60) == 0, hand.process.text()[-2000:]
+    for hand in site.deployed_hands:
         assert hand.process.terminate(60) == 0, hand.process.text()[-2000:]
     assert site.gateway
     assert site.gateway.terminate() == 0, site.gateway.text()[-2000:]

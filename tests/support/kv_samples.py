@@ -89,3 +89,10 @@ def _random(shape: tuple[int, ...], lay: KVLayout, seed: int) -> Array:
     count = int(np.prod(shape)) * lay.numpy_type.itemsize
     bits = np.random.default_rng(seed).integers(0, 256, count, np.uint8)
     return bits.view(lay.numpy_type).reshape(shape)
+
+
+def layer_of(cache: KVCache, index: int) -> tuple[Array, Array]:
+    """K and V of one full-attention layer, each (tokens, kv_heads, head_dim)."""
+    row = cache.layout.full_layers.index(index)
+    keys, values = (np.concatenate([block.data[row, side] for block in cache.blocks]) for side in (0, 1))
+    return keys, values

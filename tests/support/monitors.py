@@ -81,10 +81,10 @@ class Prometheus(Server):
         """Its API and its page."""
         return f"http://{HOST}:{self.port}"
 
-    def watch(self, ports: Sequence[int]) -> None:
-        """Scrape the workers' pages on these ports, and no others; noticed at once."""
+    def watch(self, ports: Sequence[int], elsewhere: Sequence[str] = ()) -> None:
+        """Scrape the workers' pages on these ports, and on other hosts, and no others; noticed at once."""
         new_file = self._targets_file.with_suffix(".new")
-        new_file.write_text(json.dumps([{"targets": [f"{HOST}:{port}" for port in ports]}]))
+        new_file.write_text(json.dumps([{"targets": [*(f"{HOST}:{port}" for port in ports), *elsewhere]}]))
         new_file.replace(self._targets_file)
 
     def value(self, expression: str) -> float | None:

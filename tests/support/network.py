@@ -5,11 +5,9 @@ it is one of this machine's processors too. Processes of a host start with `Netw
 """
 
 import contextlib
-import hashlib
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,7 +54,7 @@ class Network:
         self._seed = seed
         self._numbers = {host: number for number, host in enumerate(hosts)}
         self._namespaces = {host: f"kvasir-{os.getpid()}-{host}" for host in hosts if host != HERE}
-        router_path = _router()
+        router_path = str(programs.compiled(SOURCE))
         self._router: subprocess.Popen[str] | None = None
         try:
             for namespace in self._namespaces.values():
@@ -137,19 +135,6 @@ def network(hosts: Sequence[str], link: Link | None = None, seed: int = 0) -> It
         yield bench
     finally:
         bench.close()
-
-
-def _router() -> str:
-    """The router, compiled once for this source."""
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"kvasir-router-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    path = folder / digest
-    if not path.exists():
-        unfinished = path.with_suffix(f".{os.getpid()}")
-        subprocess.run([programs.require("gcc"), "-O2", "-o", unfinished, SOURCE], check=True)
-        unfinished.replace(path)
-    return str(path)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,7 @@
 """A pika that has changed inside."""
 
+import threading
+
 import pytest
 from pika.adapters.utils import selector_ioloop_adapter
 
@@ -13,4 +15,4 @@ def change_pika(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.delattr(selector_ioloop_adapter, "SelectorIOServicesAdapter")
     monkeypatch.delattr(pika_inside.GuardedConnection, "_on_connection_workflow_done")
-    pika_inside.report_no_wire.cache_clear()
+    monkeypatch.setattr(pika_inside, "REPORT_ONCE", threading.Lock())

@@ -4,7 +4,8 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from messages.lifecycle import TABLE, Event, Position, Step
+from messages.lifecycle import Event, Step
+from tests.support.lifecycle import TABLE, Position
 
 # After these a message is on its way, and its next holder may be observed before its publisher is.
 _PUBLISHES = frozenset(

@@ -45,6 +45,7 @@ from messages.workers import WorkerStage
 from prefill_worker.worker import PrefillWorker
 from producers.batch.batch import Counts
 from producers.client import Client, Replies
+from tests.support.faults import drop
 from tests.support.path_checker import PathChecker
 from tests.support.waiting import wait_until
 
@@ -236,7 +237,7 @@ class SupervisedWorker:
 
         def effect(tokens_of_call: Sequence[int], _stop: threading.Event | None) -> None:
             if tuple(tokens_of_call) in (tokens, tokens[:-1]):
-                self.broker.drop()
+                drop(self.broker)
                 raise WorkerDied
 
         return effect
@@ -320,11 +321,16 @@ class Pipeline:
     # Workers
 
     def start_prefill(
-        self, engine: WatchedEngine | None = None, why_no_kv: str = "", sketch: Sketch | None = None
+        self,
+        engine: WatchedEngine | None = None,
+        why_no_kv: str = "",
+        sketch: Sketch | None = None,
+        free_bytes: int = 0,
     ) -> SupervisedWorker:
         """A prefill worker, its registration up."""
         loaded_engine = LoadedEngine(engine or WatchedEngine(), why_no_kv, Sketches(sketch, self.cluster_state))
-        return self._start(partial(PrefillWorker, MODEL, loaded_engine, steps=self._steps), loaded_engine.engine)
+        worker = partial(PrefillWorker, MODEL, loaded_engine, steps=self._steps, free_bytes=free_bytes)
+        return self._start(worker, loaded_engine.engine)
 
     def start_decode(
         self,

@@ -31,8 +31,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 from engines.vllm import environment as vllm_environment
 from infra.broker import topology
 from infra.config.settings import load_settings
-from infra.config.urls import addresses
 from kvstore.redis.cluster_state import RedisClusterState
+from messages.urls import addresses
 from messages.workers import WorkerInfo
 from tests.support.servers import Process
 from tests.support.waiting import wait_until
@@ -97,8 +97,7 @@ class RunningProcess:
 
     def events(self, event: str = "") -> list[dict[str, Any]]:
         """The JSON lines of its log so far; with `event` only those of this step."""
-        lines = (json.loads(line) for line in self.text().splitlines(keepends=True) if line.endswith("}\n"))
-        return [line for line in lines if not event or line.get("event") == event]
+        return json_lines(self.text(), event)
 
     def send(self, number: signal.Signals) -> None:
         """A signal to this process alone."""
@@ -121,6 +120,12 @@ class RunningProcess:
     def kill(self) -> None:
         """SIGKILL: gone on return, without a word. Idempotent."""
         self._process.end(signal.SIGKILL, 10.0)
+
+
+def json_lines(log: str, event: str = "") -> list[dict[str, Any]]:
+    """The JSON lines of a log; with `event` only those of this step."""
+    lines = (json.loads(line) for line in log.splitlines(keepends=True) if line.endswith("}\n"))
+    return [line for line in lines if not event or line.get("event") == event]
 
 
 @contextmanager

@@ -5,6 +5,7 @@
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -81,6 +82,19 @@ def require(name: str) -> str:
                 path = find(program.executable)
     if path is None:
         raise ProgramMissing(f"{program.description} is not installed. Install it with:\n\n    {_command(program)}\n")
+    return path
+
+
+def compiled(source: Path, *flags: str) -> Path:
+    """What gcc makes of a C file, made once for this source. Raises ProgramMissing."""
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"kvasir-compiled-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / digest
+    if not path.exists():
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        subprocess.run([require("gcc"), "-O2", *flags, "-o", unfinished, source], check=True)
+        unfinished.replace(path)
     return path
 
 

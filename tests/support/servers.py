@@ -501,7 +501,7 @@ class RabbitMQServer(Server):
         """Where the rabbitmq_prometheus plugin listens."""
         if not self.metrics_port:
             raise ServerFailed("rabbitmq_prometheus is not enabled: RabbitMQServer(plugins=['rabbitmq_prometheus'])")
-        return f"http://{HOST}:{self.metrics_port}"
+        return f"http://{self.machine.address}:{self.metrics_port}"
 
     def start(self) -> None:
         """Start it and wait until it serves clients: about 5 s. Raises ServerFailed, ProgramMissing."""
@@ -563,7 +563,7 @@ class RabbitMQServer(Server):
         if "rabbitmq_management" in plugins:
             lines |= {"management.tcp.ip": HOST, "management.tcp.port": str(self.port + 10_000)}
         if self.metrics_port:
-            lines |= {"prometheus.tcp.ip": HOST, "prometheus.tcp.port": str(self.metrics_port)}
+            lines |= {"prometheus.tcp.ip": self.machine.address, "prometheus.tcp.port": str(self.metrics_port)}
         text = "".join(f"{key} = {value}\n" for key, value in {**lines, **settings}.items())
         (self.folder / "rabbitmq.conf").write_text(text)
         (self.folder / "enabled_plugins").write_text(f"[{','.join(plugins)}].\n")

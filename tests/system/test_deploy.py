@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,8 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "kvasir.toml"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLE, DEMO_MODEL = EXAMPLES / "kvasir.toml", EXAMPLES / "model" / "kvasir-demo.gguf"
 MODEL = "deployed:1b"
 MACHINE = """
 [machines.{name}]
@@ -73,13 +75,13 @@ class Site:
             + MACHINE.format(name="two", port=free_port(), roles=decode)
         )
 
-    def deploy(self, *arguments: str) -> CompletedCommand:
+    def deploy(self, *arguments: str, config: Path | None = None) -> CompletedCommand:
         options = ("--ssh-config", str(self.ssh_config))
-        command = ("--config", str(self.config), "deploy", *arguments, *options)
+        command = ("--config", str(config or self.config), "deploy", *arguments, *options)
         return run(*command, env=self.variables | {"PATH": os.environ["PATH"]}, cwd=self.folder, timeout_s=600)
 
-    def kvasir(self, *arguments: str) -> CompletedCommand:
-        return run("--config", str(self.config), *arguments, env=self.variables, cwd=self.folder)
+    def kvasir(self, *arguments: str, config: Path | None = None) -> CompletedCommand:
+        return run("--config", str(config or self.config), *arguments, env=self.variables, cwd=self.folder)
 
     def pids(self) -> set[int]:
         return {registration.pid for registration in self.cluster_state.registrations() if registration.model == MODEL}
@@ -119,6 +121,44 @@ def test_two_machines_are_installed_used_upgraded_under_load_and_stopped(site: S
     wait_until(lambda: not site.pids(), "no worker's registration is left", 30)
     assert site.deploy("start", "--machine", "two").code == 0
     assert _states(site.deploy("status")) == ["not ready", "not ready", "ready"]
+
+
+def test_one_model_file_is_put_on_both_machines_and_the_cache_is_then_the_decoders_own(site: Site) -> None:
+    # Given weights beside the configuration here, and no machine that has them
+    model = "one-file:1b"
+    (site.folder / "models").mkdir()
+    shutil.copy(DEMO_MODEL, site.folder / "models")
+    config = site.folder / "one-file.toml"
+    prefill, decode = (
+        f'{{ role = "{role}", model = "{model}", engine = "llamacpp" }}' for role in ("prefill", "decode")
+    )
+    config.write_text(
+        site.config.read_text("utf-8").partition("[models")[0]
+        + f'[models."{model}"]\ncontext = 2048\nweights.llamacpp = "models/{DEMO_MODEL.name}"\n'
+        + MACHINE.format(name="one", port=free_port(), roles=prefill)
+        + MACHINE.format(name="two", port=free_port(), roles=decode),
+        "utf-8",
+    )
+    # When they are deployed with them
+    deployed = site.deploy("--with-weights", config=config)
+    try:
+        # Then the same bytes lie on both, and what the two engines compute is equal to the last bit
+        assert deployed.code == 0, deployed.stderr
+        copies = [machine.home / "kvasir" / "models" / DEMO_MODEL.name for machine in site.machines]
+        assert [copy.read_bytes() == DEMO_MODEL.read_bytes() for copy in copies] == [True, True]
+        sketches = [each.sketch for each in site.cluster_state.registrations() if each.model == model]
+        assert len(sketches) == 2
+        assert len({*sketches}) == 1
+        assert sketches[0]
+        long = "Is the next number prime? 7919. " * 40  # a short one is computed sooner than fetched
+        asked = site.kvasir("ask", long, "--model", model, "--json", config=config)
+        assert asked.json()["decode"]["kv_transfer"] == "verified", asked.json()["decode"]
+        # And the next time nothing is copied
+        inodes = [copy.stat().st_ino for copy in copies]
+        assert site.deploy("--with-weights", config=config).code == 0
+        assert [copy.stat().st_ino for copy in copies] == inodes
+    finally:
+        site.deploy("stop", config=config)
 
 
 def test_services_and_workers_are_set_up_with_passwords_that_nobody_has_to_think_of(site: Site) -> None:

@@ -62,24 +62,7 @@ def test_rows_are_made_anew_only_when_a_result_or_a_decision_has_come(tmp_path: 
     assert [row.state for row in graded] == ["waiting", "graded", "waiting"]
 
     append_override(out, accept_grade(view.grades[1]))
-    assert [row.is_reviewed for row in desk.rows(out)[1]] == [False, True, False]
-
-
-def test_rates_are_counted_anew_only_when_a_result_has_come(tmp_path: Path) -> None:
-    from desk.pages.shared import Desk
-
-    out, assignment = plan_tiny_class(tmp_path)
-    backend = SimpleNamespace(home=tmp_path / "home", extra_folders=[out], request_of=request_of)
-    desk = Desk(cast(Backend, backend), FleetWatch(FleetView))
-    assert desk.rates() == []
-
-    answer(out, assignment, [0])
-    counted = desk.rates()
-    assert [(rate.model, rate.answers) for rate in counted] == [("coder", 1), ("writer", 1)]
-    assert desk.rates() is counted
-
-    answer(out, assignment, [1])
-    assert [rate.answers for rate in desk.rates()] == [2, 2]
+    assert [row.final.is_reviewed for row in desk.rows(out)[1]] == [False, True, False]
 
 
 def test_what_is_drawn_is_kept_until_what_it_shows_has_changed_and_only_the_latest() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from desk import assignments
 from desk.assignments import Inputs
-from desk.pages.markup import Markup
 from grading.reviews import Override, append_override, read_overrides
 from infra.config.settings import load_settings
 from kvasir import class_run
@@ -144,6 +143,8 @@ def test_the_start_page_and_the_results_say_how_the_class_stands(
 
 
 def test_differences_are_highlighted_word_by_word_and_nothing_in_them_is_html() -> None:
+    from desk.pages.markup import Markup  # Streamlit, which the default tests' environment does not have
+
     markup = Markup()
     markup.changes("mean = total / <b>", "mean = total / (count - 1)")
     html = markup._repr_html_()

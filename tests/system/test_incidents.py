@@ -1,7 +1,11 @@
-"""Five staged incidents: what is asked after an alert, in at most three commands, names the host that is to blame."""
+"""Five staged incidents: what is asked after an alert, in at most three commands, names the host that is to blame.
+
+Two of them wait for their alert, and for its end, in a Prometheus with the shipped rules, a minute being a second here.
+"""
 
 import json
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -13,9 +17,10 @@ import pytest
 import redis
 
 from infra.config.settings import load_settings
-from infra.config.urls import put_hosts
 from kvasir.connect import connect
 from messages.jobs import Sampling, user_prompt
+from messages.urls import put_hosts
+from tests.support.monitors import Prometheus, RedisExporter
 from tests.support.network import HERE, Link, Network, network, reason_against
 from tests.support.processes import ModelEntry, command, config_text, environment
 from tests.support.servers import Process, RabbitMQServer, RedisServer
@@ -28,6 +33,7 @@ pytestmark = [
 ]
 
 MODEL = "m:1b"
+PAGES = {"decode": 9101, "prefill": 9102}  # each host has ports of its own
 SIMULATED = "sim:scale=1,decode=100,prefill=50000,answer=300,spread=1"
 EXPECTED = f"""
 [machines.{{0}}]
@@ -39,8 +45,11 @@ roles = [{{{{ role = "decode", model = "{MODEL}", engine = "simulated" }}}}]
 class Site:
     """A broker and a store on one machine, workers on two others, and whoever is on call here."""
 
-    def __init__(self, net: Network, broker: RabbitMQServer, store: RedisServer, folder: Path) -> None:
-        self.net, self.broker, self.store, self.folder = net, broker, store, folder
+    def __init__(
+        self, net: Network, broker: RabbitMQServer, store: RedisServer, prometheus: Prometheus, folder: Path
+    ) -> None:
+        self.net, self.broker, self.store, self.prometheus, self.folder = net, broker, store, prometheus, folder
+        self._pages: set[str] = set()
         self.urls = {"KVASIR_BROKER_URL": broker.url, "KVASIR_STORE_URL": store.url}
         self.config = folder / "kvasir.toml"
         self.config.write_text(
@@ -58,7 +67,11 @@ class Site:
         """A worker on a host, until the end of the block; it may not be up yet."""
         folder = self.folder / f"{host}-{role}-{time.monotonic_ns()}"
         folder.mkdir()
-        arguments = ["--config", str(self.config), f"{role}-worker", "--model", MODEL, *words]
+        address, port = self.net.address(host), PAGES[role]
+        page = ("--metrics-host", address, "--metrics-port", str(port))
+        self._pages.add(f"{address}:{port}")
+        self.prometheus.watch([], sorted(self._pages))
+        arguments = ["--config", str(self.config), f"{role}-worker", "--model", MODEL, *page, *words]
         env = environment(folder) | self.urls | variables
         process = Process(self.on(host, *arguments), env, folder, folder / "log")
         try:
@@ -88,13 +101,30 @@ class Site:
         ]
         return errors[0]["cause"], errors[0]["what"]
 
-    def submit(self, count: int) -> None:
-        """Jobs with long answers, which nobody waits for."""
+    def wait_for_alert(self, names: set[str], host: str = "", within_s: float = 60) -> None:
+        """Return once one of these alerts fires, for a host if one is given."""
+        wait_until(lambda: self._firing(names, host), f"one of {sorted(names)} fires", within_s, 1)
+
+    def wait_for_quiet(self, names: set[str], host: str = "", within_s: float = 90) -> None:
+        """Return once none of them fires."""
+        wait_until(lambda: not self._firing(names, host), f"none of {sorted(names)} fires", within_s, 1)
+
+    def _firing(self, names: set[str], host: str) -> bool:
+        firing = self.prometheus.firing()
+        return any(not host or labels["host"] == host for name in names for labels in firing.get(name, ()))
+
+    def wait_until_scraped(self, host: str) -> None:
+        """Return once Prometheus knows the decode worker of this host."""
+        known = f'count(kvasir_worker_info{{stage="decode", host="{host}"}})'
+        wait_until(lambda: self.prometheus.value(known), f"{host} is scraped", 60, 1)
+
+    def submit(self, count: int, tokens: int = 300) -> None:
+        """Jobs with answers of so many tokens, which nobody waits for."""
         with connect(load_settings(config=self.config, environ=self.urls), name="test") as client:
             batch = f"b{time.monotonic_ns()}"
             client.broker.open_reply_queue(batch)
             client.submit(
-                client.new_job(batch, f"i{number}", MODEL, user_prompt("", f"{number} " * 800), Sampling(300))
+                client.new_job(batch, f"i{number}", MODEL, user_prompt("", f"{number} " * 800), Sampling(tokens))
                 for number in range(count)
             )
 
@@ -108,9 +138,12 @@ def site(tmp_path: Path) -> Iterator[Site]:
     with ExitStack() as stack:
         net = stack.enter_context(network([HERE, "services", "mac1", "mac2"]))
         machine = net.machine("services")
-        broker = stack.enter_context(RabbitMQServer(machine=machine))
+        broker = stack.enter_context(RabbitMQServer(plugins=["rabbitmq_prometheus"], machine=machine))
         store = stack.enter_context(RedisServer(max_memory="256mb", machine=machine))
-        site = Site(net, broker, store, tmp_path)
+        exporter = stack.enter_context(RedisExporter(store.url))
+        targets = {"rabbitmq": broker.metrics_url, "redis": exporter.url}
+        prometheus = Prometheus({name: url.removeprefix("http://") for name, url in targets.items()})
+        site = Site(net, broker, store, stack.enter_context(prometheus), tmp_path)
         stack.enter_context(site.worker("mac1"))
         stack.enter_context(site.worker("mac1", role="prefill"))
         wait_until(lambda: "mac1" in site.workers(), "mac1 is up", 60, 1)
@@ -143,23 +176,36 @@ def test_a_host_without_a_name_server(site: Site) -> None:
     resolver.write_text("nameserver 10.77.0.9\n")
     named = {name: put_hosts(url, "services.kvasir.test:" + url.rpartition(":")[2].partition("/")[0])
              for name, url in site.urls.items()}  # fmt: skip
+    # Given a worker that ends in good order, as at a restart of its host
+    with site.worker("mac2") as before:
+        wait_until(lambda: site.workers() == ["mac1", "mac2"], "both are up", 60, 1)
+        site.wait_until_scraped("mac2")
+        before.end(signal.SIGTERM, 30)
     original = site.on
     site.on = lambda host, *words: _without_names(original(host, *words), resolver) if host == "mac2" else original(host, *words)  # type: ignore[method-assign]  # fmt: skip  # noqa: E501
     with site.worker("mac2", **named):
+        site.wait_for_alert({"KvasirWorkerMissing"}, "mac2")
         # 1: status names the host that should be there
         assert "mac2 has no decode worker of m:1b, which kvasir.toml expects there." in site.run("status")
         # 2: doctor on that host names the cause
         assert "no name server answers" in site.run("doctor", host="mac2", **named)
+    site.on = original  # type: ignore[method-assign]
+    with site.worker("mac2"):
+        site.wait_until_scraped("mac2")
+        site.wait_for_quiet({"KvasirWorkerMissing"}, "mac2", within_s=30)
 
 
 def test_a_store_that_is_full(site: Site) -> None:
     with closing(redis.Redis.from_url(site.store.url)) as client:
         client.config_set("maxmemory", "1mb")
         client.config_set("maxmemory", "100kb")
-        # KvasirStorePressure; 1: status says how full it is; 2: doctor that it is the store, and where it is
+        site.wait_for_alert({"KvasirStorePressure"})
+        # 1: status says how full it is; 2: doctor that it is the store, and where it is
         assert "Store: " in site.run("status")
         cause, text = site.error()
-    assert (cause, f"{site.net.address('services')}:{site.store.port}" in text) == ("store_full", True)
+        assert (cause, f"{site.net.address('services')}:{site.store.port}" in text) == ("store_full", True)
+        client.config_set("maxmemory", "256mb")
+    site.wait_for_quiet({"KvasirStorePressure"})
 
 
 def test_a_worker_that_grinds(site: Site) -> None:

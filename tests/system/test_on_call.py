@@ -34,12 +34,12 @@ def client(cluster: Cluster) -> Iterator[Client]:
         yield client
 
 
-def submitted(client: Client, count: int, tokens: int) -> list[PrefillJob]:
+def submitted(client: Client, count: int, tokens: int, first: int = 0) -> list[PrefillJob]:
     made = [
         client.new_job(
             "on-call", f"i{number}", client.models[0], user_prompt("", f"question {number}"), Sampling(tokens)
         )
-        for number in range(count)
+        for number in range(first, first + count)
     ]
     client.broker.open_reply_queue("on-call")
     client.submit(made)
@@ -115,3 +115,26 @@ def test_a_worker_whose_userland_hangs_is_out_within_two_minutes(cluster: Cluste
         assert any("held 2 jobs" in sentence for sentence in status(cluster)["missing"])
     finally:
         frozen.send(signal.SIGCONT)
+
+
+def test_a_worker_whose_machine_is_full_leaves_the_prompts_to_another(cluster: Cluster, client: Client) -> None:
+    # Given a worker that must leave more memory free than its machine has, and alone works all the same
+    small = cluster.config.read_text()
+    cluster.config.write_text(small.replace("slots = 2", "slots = 2\nfree_memory_gb = 900000.0"))
+    full = cluster.worker("prefill", cluster.models[0])
+    cluster.worker("decode", cluster.models[0], "--slots", "4")
+    (result,) = results(client, submitted(client, 1, tokens=5), 60)
+    assert result.prefill.worker_id == full.registration.worker_id
+    # When another one is there, without the setting
+    cluster.config.write_text(small)
+    other = cluster.worker("prefill", cluster.models[0])
+    done = results(client, submitted(client, 12, tokens=5, first=1), 90)
+    # Then that one has them, none is lost or counted as tried again, and status says why
+    assert {(result.state, result.attempts) for result in done} == {("succeeded", 1)}
+    assert {result.prefill.worker_id for result in done} == {other.registration.worker_id}
+    told = " ".join(cluster.run("status").stdout.split())
+    assert f"{full.registration.worker_id} paused itself: a KV cache of" in told
+    # And when it is alone again, it goes on
+    other.kill()
+    (result,) = results(client, submitted(client, 1, tokens=5, first=13), 90)
+    assert (result.state, result.prefill.worker_id) == ("succeeded", full.registration.worker_id)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_figures
+from benchmarks import gpu_figures, gpu_parts
+from tests.support import gpu_wheels
 
 pytestmark = pytest.mark.torch
 
@@ -33,6 +34,20 @@ def test_releases_that_are_too_old_or_absent_are_named(monkeypatch: pytest.Monke
     assert gpu_figures.why_not("cpu") == ""
     monkeypatch.setattr(gpu_figures, "MINIMUM", {"no_such_package": (1, 0)})
     assert gpu_figures.why_not("cpu") == "no no_such_package is installed; 1.0 or later is needed"
+
+
+def test_the_real_shapes_fit_what_the_parts_load(tmp_path: Path) -> None:
+    """Of what only a GPU is given, the prompt that is copied out while it is computed."""
+    bench = gpu_parts.Bench("cuda", 0, tmp_path)
+    assert bench.longest == max(bench.lengths) * 2 == gpu_parts._CONTEXT
+    assert all(shape["max_position_embeddings"] >= max(bench.lengths) for shape in gpu_parts._SHAPES.values())
+
+
+def test_the_wheels_are_for_the_engine_and_leave_out_what_the_machine_has() -> None:
+    wanted = gpu_wheels.wanted()
+    assert any(each.startswith("llguidance") for each in wanted)
+    assert any(each.startswith("pika") for each in wanted)
+    assert not [each for each in wanted if each.startswith(("torch", "transformers", "tokenizers", "numpy"))]
 
 
 def test_every_part_runs_and_one_file_holds_all_of_them(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from engines.llamacpp import slotfile
 from engines.llamacpp.gguf_file import read_gguf
 from engines.llamacpp.model import slot_shape
 from messages.kv import KVCache, cast
+from tests.support.kv_samples import layer_of
 
 pytestmark = pytest.mark.torch
 
@@ -172,7 +173,7 @@ def test_every_key_and_value_in_the_slot_file_is_pytorchs(
     assert saved_cache.num_tokens == len(prompt)
     assert saved_cache.layout.num_layers == len(layers)
     for index, layer in enumerate(layers):
-        keys, values = (cast(array, saved_cache.layout.dtype, "f32") for array in saved_cache.layer(index))
+        keys, values = (cast(array, saved_cache.layout.dtype, "f32") for array in layer_of(saved_cache, index))
         # PyTorch: (1, kv_heads, tokens, head_dim); canonical: (tokens, kv_heads, head_dim).
         np.testing.assert_allclose(keys, layer.keys[0].transpose(0, 1).numpy(), atol=KV_TOLERANCE)
         np.testing.assert_allclose(values, layer.values[0].transpose(0, 1).numpy(), atol=KV_TOLERANCE)
@@ -180,7 +181,7 @@ def test_every_key_and_value_in_the_slot_file_is_pytorchs(
 
 def test_the_comparison_would_notice_heads_or_halves_out_of_place(saved_cache: KVCache) -> None:
     for index in range(saved_cache.layout.num_layers):
-        keys, values = (cast(array, saved_cache.layout.dtype, "f32") for array in saved_cache.layer(index))
+        keys, values = (cast(array, saved_cache.layout.dtype, "f32") for array in layer_of(saved_cache, index))
 
         for other in (keys[:, ::-1], np.roll(keys, 1, axis=0), slotfile.to_interleaved(keys), values):
             assert np.abs(other - keys).max() > 100 * KV_TOLERANCE

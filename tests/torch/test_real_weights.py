@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.matrix_caches import prefilled
 from benchmarks.matrix_forced import Forced, Likeliest, agreement, choices, forced, shifts
-from benchmarks.matrix_models import REAL, weights_for
+from benchmarks.matrix_models import SMOLLM2, weights_for
 from benchmarks.matrix_mutations import MUTATIONS, spoiled
 from benchmarks.matrix_real import AGREEMENT, MARGIN, bound, cold_margin, spread
 from engines.base import Answer
@@ -38,7 +38,7 @@ class Side:
     """One engine, and what is asked of it once: MLX computes ten tokens a second on a CPU."""
 
     def __init__(self, name: str) -> None:
-        self.weights = str(weights_for(name, Path(), REAL))
+        self.weights = str(weights_for(name, Path(), SMOLLM2))
         # One thread: with more, the last digits of a sum depend on how the work was cut. In MLX a batch of five costs
         # little more than one sequence.
         options = EngineOptions(self.weights, context=2048, slots=len(ASKED) if name == "mlx" else 1, threads=1)
@@ -107,7 +107,7 @@ def test_all_engines_read_the_prompts_alike(sides: dict[str, Side]) -> None:
 
 def test_all_engines_go_by_one_family_name(sides: dict[str, Side]) -> None:
     """The folders state their RoPE in the words of transformers 5 only: an engine that missed them had another."""
-    names = {in_family(side.engine, REAL, ENGINES).info.fingerprint for side in sides.values()}
+    names = {in_family(side.engine, SMOLLM2, ENGINES).info.fingerprint for side in sides.values()}
     assert len(names) == 1
     assert {side.engine.info.ropes[0].base for side in sides.values()} == {100_000.0}
 

@@ -13,7 +13,8 @@ from transformers import DynamicCache
 
 from engines.transformers.kv import TORCH_TYPES, Exporter, as_numpy, layout_of, restore
 from messages.errors import KVTransferFailed
-from messages.kv import KVCache, KVLayout, Window, cast
+from messages.kv import KVCache, KVLayout, Window, assemble_cache, cast
+from tests.support.kv_samples import layer_of
 
 pytestmark = pytest.mark.torch
 
@@ -53,7 +54,7 @@ def random_rows(layout: KVLayout, num_tokens: int, seed: int) -> torch.Tensor:
 def export(past: DynamicCache, layout: KVLayout) -> KVCache:
     exporter = Exporter(layout, CPU)
     blocks = exporter.blocks(past, layout.block_spans(past.get_seq_length()))
-    return KVCache(layout, tuple(blocks.wait_for_blocks()), exporter.window(past))
+    return assemble_cache(layout, [*blocks.wait_for_blocks(), *exporter.snapshot(past)])
 
 
 def restored(cache: KVCache, layout: KVLayout) -> DynamicCache:
@@ -96,7 +97,7 @@ def test_blocks_hold_what_the_model_was_fed(layout: KVLayout, steps: list[int], 
     assert (layout_of(past), cache.num_tokens) == (layout, sum(steps))
     expected = as_numpy(rows.transpose(2, 3).contiguous())
     for index in layout.full_layers:
-        np.testing.assert_array_equal(np.stack(cache.layer(index)), expected[index])
+        np.testing.assert_array_equal(np.stack(layer_of(cache, index)), expected[index])
     for row, index in enumerate(layout.window_layers):
         assert cache.window is not None
         kept = min(layout.window - 1, sum(steps))
@@ -135,7 +136,7 @@ def test_a_cache_of_another_dtype_is_cast_once(layout: KVLayout, num_tokens: int
     ours = export(restored(cache, replace(layout, dtype=target)), replace(layout, dtype=target))
 
     for index in layout.full_layers:
-        for theirs, cast_here in zip(cache.layer(index), ours.layer(index), strict=True):
+        for theirs, cast_here in zip(layer_of(cache, index), layer_of(ours, index), strict=True):
             np.testing.assert_array_equal(cast(theirs, layout.dtype, target), cast_here)
 
 

@@ -26,7 +26,7 @@ from messages.kv import Block, KVCache
 from tests.contract import test_engines as contract
 from tests.contract.test_engines import CONTEXT, GREEDY, SHARED, SLOTS, Pair, blocks_of, layout_of
 from tests.support.homework import example_prompt
-from tests.support.kv_samples import prefilled
+from tests.support.kv_samples import layer_of, prefilled
 from tests.support.tiny_gguf import TinyModel, write_gguf
 from tests.support.tiny_hf import write_hf
 
@@ -185,10 +185,10 @@ def test_bfloat16_travels_as_its_bit_pattern() -> None:
 
     assert ours.layout.dtype == "bf16"
     for layer in range(ours.layout.num_layers):
-        patterns = np.stack(ours.layer(layer))
+        patterns = np.stack(layer_of(ours, layer))
         assert patterns.dtype == np.uint16
         floats = (patterns.astype(np.uint32) << 16).view(np.float32)
-        np.testing.assert_allclose(floats, np.stack(exact.layer(layer)), atol=0.3)
+        np.testing.assert_allclose(floats, np.stack(layer_of(exact, layer)), atol=0.3)
     assert prove(engine, engine) == ""
     engine.close()
     precise.close()

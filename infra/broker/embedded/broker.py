@@ -5,11 +5,10 @@ producer, worker = EmbeddedBroker(server), EmbeddedBroker(server)
 """
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from infra.broker import topology
-from infra.broker.base import Address, Broker, Consumer, Delivery, Depth, Message
+from infra.broker.base import Address, Broker, BufferedConsumer, Consumer, Delivery, Depth, Message
 from infra.broker.embedded.server import Copy, EmbeddedQueue, EmbeddedServer
 from messages.errors import BatchError, BrokerUnavailable, NoQueue
 
@@ -45,42 +44,19 @@ class EmbeddedDelivery:
             return not self.is_lost
 
 
-class EmbeddedConsumer(Consumer):
+class EmbeddedConsumer(BufferedConsumer[EmbeddedDelivery]):
     """A `Consumer` on the embedded server."""
 
     def __init__(self, broker: "EmbeddedBroker", queue: str, prefetch: int, exclusive: bool) -> None:
-        self.queue = queue
-        self.exclusive = exclusive
+        super().__init__(queue, prefetch, exclusive, threading.Condition(broker.server.lock))
         self.flowing = True
         self._broker = broker
-        self._prefetch = prefetch
         self._unacked: set[EmbeddedDelivery] = set()
-        self._buffer: deque[EmbeddedDelivery] = deque()
-        self._condition = threading.Condition(broker.server.lock)
-        self._closed = False
-        self._is_nudged = False
 
     @property
     def has_capacity(self) -> bool:
         """Whether it may be handed another message."""
         return self.flowing and len(self._unacked) < self._prefetch
-
-    def receive(self, timeout_s: float) -> Delivery | None:
-        """See `Consumer`."""
-        with self._condition:
-            self._condition.wait_for(
-                lambda: self._buffer or self._is_nudged or self._closed or self._broker.closed, timeout_s
-            )
-            if self._buffer:
-                return self._buffer.popleft()
-            self._is_nudged = False
-            return None
-
-    def nudge(self) -> None:
-        """See `Consumer`."""
-        with self._condition:
-            self._is_nudged = True
-            self._condition.notify_all()
 
     def widen(self, prefetch: int) -> None:
         """See `Consumer`."""
@@ -129,6 +105,9 @@ class EmbeddedConsumer(Consumer):
         self._unacked.clear()
         self._buffer.clear()
         self._condition.notify_all()
+
+    def _is_over(self) -> bool:
+        return self._closed or self._broker.closed
 
 
 class EmbeddedBroker(Broker):
@@ -179,8 +158,6 @@ class EmbeddedBroker(Broker):
 
     def consume(self, queue: str, prefetch: int, exclusive: bool = False) -> Consumer:
         """See `Broker`."""
-        if prefetch < 1:
-            raise ValueError(f"prefetch must be at least 1, not {prefetch}")
         with self.server.lock:
             self._check_open()
             self._check_readable(self.server.queue(queue))
@@ -248,11 +225,6 @@ class EmbeddedBroker(Broker):
                 self.forget(consumer)
             for name in self.server.private_queues(self):
                 self.server.delete_queue(name)
-            self._lose_all()
-
-    def drop(self) -> None:
-        """Do what a network fault does: return everything unacked, then let consumers go on. For tests."""
-        with self.server.lock:
             self._lose_all()
 
     def forget(self, consumer: EmbeddedConsumer) -> None:

@@ -13,11 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from infra.broker import topology
-from infra.broker.base import Address, Depth, Header, Message
+from infra.broker.base import BROKERS_OWN, Address, Depth, Header, Message
 from messages.errors import NoQueue
-
-# What RabbitMQ adds to a message and its publisher may not.
-_BROKERS_OWN = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
 
 
 @dataclass(eq=False, slots=True)
@@ -130,7 +127,7 @@ class EmbeddedServer:
 
     def publish(self, to: Address, message: Message) -> bool:
         """Put a copy into every queue bound for this address; False if there is none."""
-        headers = {name: value for name, value in message.headers.items() if not name.startswith(_BROKERS_OWN)}
+        headers = {name: value for name, value in message.headers.items() if not name.startswith(BROKERS_OWN)}
         copy = replace(message, body=bytes(message.body), headers=headers)
         with self.lock:
             return self._route(to.exchange, to.key, copy)

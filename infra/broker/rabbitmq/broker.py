@@ -179,11 +179,6 @@ class RabbitMQBroker(Broker):
         for consumer in list(self._consumers):
             consumer.nudge()  # it sees that the connection was closed
 
-    def drop(self) -> None:
-        """Cut both connections without a word, as a network fault would; they come back by themselves. For tests."""
-        self._publishing.drop()
-        self._consuming.drop()
-
     def _converse(self, action: str, talk: Callable[[Channel], Any]) -> Any:
         return converse(self._consuming, action, self._command_timeout_s, talk)
 

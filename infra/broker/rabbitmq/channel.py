@@ -6,6 +6,7 @@ The broker answers a refusal (404, 406) by closing the channel, so a channel is 
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
+from contextlib import closing
 from functools import partial
 from typing import Any, TypeVar
 
@@ -107,10 +108,7 @@ def converse(connection: Connection, action: str, timeout_s: float, talk: Callab
     """
 
     def attempt(deadline: float) -> T:
-        channel = Channel(connection, action, deadline)
-        try:
+        with closing(Channel(connection, action, deadline)) as channel:
             return talk(channel)
-        finally:
-            channel.close()
 
     return over_reconnects(connection, timeout_s, attempt)

@@ -28,8 +28,8 @@ from tenacity import RetryCallState, Retrying, wait_exponential, wait_random
 from infra.broker.rabbitmq.errors import describe, is_hopeless, translate
 from infra.broker.rabbitmq.pika_inside import GuardedConnection
 from infra.broker.rabbitmq.wire import Wire
-from infra.config.urls import addresses
 from messages.errors import BrokerUnavailable, ConfigError
+from messages.urls import addresses
 
 log = logging.getLogger(__name__)
 # pika logs each lost connection several times as an error with traceback; we report it once, and raise.
@@ -80,11 +80,7 @@ class DeliveryHolder(Protocol):
 
 def all_parameters(url: str, name: str, ca_file: str = "") -> list[pika.URLParameters]:
     """`parameters` for each address in the URL, by preference."""
-    try:
-        urls = addresses(url)
-    except ValueError:
-        urls = [""]
-    return [parameters(address, name, ca_file) for address in urls]
+    return [parameters(address, name, ca_file) for address in addresses(url)]
 
 
 def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
@@ -257,12 +253,6 @@ class Connection:
         """
         self._acked_at = time.monotonic()
 
-    def drop(self) -> None:
-        """Cut the connection without a word to the broker, as a network fault would. For tests."""
-        cut = threading.Event()
-        self.submit(lambda: self._cut("cut on purpose", cut))
-        cut.wait(CLOSE_S)
-
     def close(self) -> None:
         """Run what was submitted, say goodbye to the broker, end the thread. Idempotent."""
         self.submit(self._begin_close)
@@ -398,10 +388,8 @@ class Connection:
         if self._raw is not None and not self._raw.is_closing and not self._raw.is_closed:
             self._raw.close()
 
-    def _cut(self, reason: str, completion: threading.Event | None = None) -> None:
+    def _cut(self, reason: str) -> None:
         if self._raw is not None and not self._raw.is_closed:
             self._raw.cut(reason)
         elif self._closing:
             self._loop.stop()
-        if completion:
-            completion.set()

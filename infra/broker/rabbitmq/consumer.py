@@ -18,7 +18,7 @@ from typing import Any
 import pika.channel  # type: ignore[import-untyped]
 from pika import spec
 
-from infra.broker.base import Consumer, Delivery, Message
+from infra.broker.base import BufferedConsumer, Delivery, Message
 from infra.broker.rabbitmq.channel import await_result, settle
 from infra.broker.rabbitmq.connection import Backoff, Connection
 from infra.broker.rabbitmq.delivery import Holder, RabbitDelivery
@@ -121,7 +121,7 @@ class Subscription(Holder):
         self._consumer.subscription_gone(self, error)
 
 
-class RabbitConsumer(Consumer):
+class RabbitConsumer(BufferedConsumer[RabbitDelivery]):
     """A `Consumer` on RabbitMQ: subscriptions come and go beneath it.
 
     Usually there is one. After `pause` and `resume` with deliveries still held, a first one takes the free part of
@@ -137,18 +137,10 @@ class RabbitConsumer(Consumer):
         exclusive: bool,
         on_closed: "Callable[[RabbitConsumer], None]",
     ) -> None:
-        if prefetch < 1:
-            raise ValueError(f"prefetch must be at least 1, not {prefetch}")
-        self.queue = queue
-        self.exclusive = exclusive
-        self._prefetch = prefetch
+        super().__init__(queue, prefetch, exclusive, threading.Condition())
         self._connection = connection
         self._on_closed = on_closed
-        self._condition = threading.Condition()  # guards the buffer and the three flags
-        self._buffer: deque[RabbitDelivery] = deque()
-        self._is_paused = False
-        self._closed = False
-        self._is_nudged = False
+        self._is_paused = False  # guarded by the condition, too
         self._subscriptions: set[Subscription] = set()  # IO thread only, like the four below
         self._backoff = Backoff()
         self._backing_off = False  # the broker said no a moment ago
@@ -165,21 +157,6 @@ class RabbitConsumer(Consumer):
         except KvasirError:
             self.close()
             raise
-
-    def receive(self, timeout_s: float) -> Delivery | None:
-        """See `Consumer`."""
-        with self._condition:
-            self._condition.wait_for(lambda: self._buffer or self._is_nudged or self._is_over(), timeout_s)
-            if self._buffer:
-                return self._buffer.popleft()
-            self._is_nudged = False
-            return None
-
-    def nudge(self) -> None:
-        """See `Consumer`."""
-        with self._condition:
-            self._is_nudged = True
-            self._condition.notify_all()
 
     def widen(self, prefetch: int) -> None:
         """See `Consumer`. A subscription's prefetch can't be changed: another subscription takes the difference."""

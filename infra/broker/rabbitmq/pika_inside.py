@@ -11,8 +11,8 @@ for every member, and looks for private ones that are not listed:
 """
 
 import logging
+import threading
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pika.channel  # type: ignore[import-untyped]
@@ -22,6 +22,7 @@ from pika.exceptions import StreamLostError  # type: ignore[import-untyped]
 from infra.broker.rabbitmq.wire import Wire
 
 log = logging.getLogger(__name__)
+REPORT_ONCE = threading.Lock()  # whoever gets it reports, and keeps it
 
 
 class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
@@ -57,10 +58,10 @@ def let_through(channel: pika.channel.Channel, tag: str) -> None:
     getattr(channel, "_cancelled", set()).discard(tag)
 
 
-@cache
 def report_no_wire() -> None:
-    """Once a process."""
-    log.warning("pika %s has no streams as we know them: it is used without a wire, slower", pika.__version__)
+    """Once a process, though two connections may find it out together."""
+    if REPORT_ONCE.acquire(blocking=False):
+        log.warning("pika %s has no streams as we know them: it is used without a wire, slower", pika.__version__)
 
 
 def _wired(loop: IOLoop, wire: Wire) -> Any:

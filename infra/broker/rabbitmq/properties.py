@@ -7,13 +7,11 @@ from typing import Any
 
 from pika import spec  # type: ignore[import-untyped]
 
-from infra.broker.base import Header, Message
+from infra.broker.base import BROKERS_OWN, Header, Message
 
 CONTENT_TYPE = "application/msgpack"
 PERSISTENT, TRANSIENT = 2, 1
 
-# The broker writes these. Sent back to it, RabbitMQ up to 3.13 reads its own x-death and drops "cycles" silently.
-_BROKERS_OWN = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
 # Up to 4.2 a quorum queue counts in x-delivery-count how often it took a message back. Since 4.3 that counts failures
 # alone, and x-acquired-count all of it (rabbitmq.com/docs/quorum-queues, "Poison Message Handling").
 RETURN_COUNTS = ("x-acquired-count", "x-delivery-count")
@@ -72,8 +70,11 @@ def without_headers(header_frame: bytes) -> bytes:
 
 
 def is_brokers(name: str) -> bool:
-    """Whether a header is one that the broker writes."""
-    return name.startswith(_BROKERS_OWN)
+    """Whether a header is one that the broker writes.
+
+    Sent back to it, RabbitMQ up to 3.13 reads its own x-death and drops "cycles" silently.
+    """
+    return name.startswith(BROKERS_OWN)
 
 
 def is_ours(name: str) -> bool:

@@ -4,6 +4,7 @@ A message is followed by its delivery tag, which also travels in the AMQP proper
 unroutable message without saying which confirm belongs to it, and neither message_id nor address is unique.
 """
 
+import itertools
 import logging
 import queue
 import re
@@ -162,14 +163,8 @@ class Publisher:
             self._channel.close()
 
     def _take(self, tag: int, multiple: bool) -> list[Outgoing]:
-        tags = [tag]
-        if multiple:
-            last = tag or self._next_tag  # tag 0: all
-            tags = []
-            for open_tag in self._in_flight:
-                if open_tag > last:
-                    break
-                tags.append(open_tag)
+        last = tag or self._next_tag  # tag 0: all
+        tags = list(itertools.takewhile(last.__ge__, self._in_flight)) if multiple else [tag]
         self._backoff.reset()
         return [self._in_flight.pop(confirmed_tag) for confirmed_tag in tags if confirmed_tag in self._in_flight]
 

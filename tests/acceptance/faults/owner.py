@@ -6,7 +6,7 @@ python -m tests.acceptance.faults.owner --config FILE --out FOLDER --model M --j
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,14 @@ class Insistent:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    def submit(self, jobs: Iterable[PrefillJob], on_confirmed: Callable[[PrefillJob], None]) -> int:
+    def submit(
+        self, jobs: Iterable[PrefillJob], on_confirmed: Callable[[PrefillJob], None], turns: Mapping[str, int]
+    ) -> int:
         """The first jobs again and again, in between the others."""
         wanted = [load.asking(job, self._questions) for job in jobs]
         again = wanted[: self._jobs] * (self._copies - 1)
-        told = self._client.submit(wanted, on_confirmed)
-        self._client.submit(again)
+        told = self._client.submit(wanted, on_confirmed, turns)
+        self._client.submit(again, turns=turns)
         return told
 
 

@@ -30,7 +30,7 @@ KEYS = {
     "overhead": "p50_ms p99_ms jobs_per_s dramatiq_jobs_per_s ratio submit_per_s in_process_jobs_per_s",
     "plan": "rows worst_error",
     "desk": "interactions p95_ms p99_ms growth_mb keys_per_correction paint_ms_p95 next_ms_p95 out_of_view",
-    "finish": "nights coverage median_width longest_wait_ratio",
+    "finish": "nights coverage median_width longest_wait_ratio longest_turn_ratio",
     "doors": "classes wrong_cells leaked_names dropped_files blank_members completed refused_wrongly",
     "faults": "seed rows total_lost",
     "attacks": "flagged false_flags by_language by_family shipped unseen_languages disguised",

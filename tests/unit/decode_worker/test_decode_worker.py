@@ -18,6 +18,7 @@ from messages.errors import EngineUnavailable, StoreUnavailable
 from messages.jobs import DecodeJob, Sampling, user_prompt
 from messages.lifecycle import Step
 from messages.workers import ENGINE_AWAY, SELF_PAUSED
+from tests.support.faults import drop
 from tests.support.pipeline import (
     BATCH,
     INSTANT,
@@ -394,21 +395,12 @@ def test_a_redelivery_of_a_running_job_is_adopted_and_both_deliveries_are_acked(
     job = pipeline.job()
     pipeline.submit(job)
     gate.wait()
-    decode.broker.drop()
+    drop(decode.broker)
 
     # When the job comes back to the same worker
     wait_until(lambda: Step.REDELIVERED in pipeline.steps(job), "it has come back")
-    wait_until(
-        lambda: (
-            [
-                registration.done
-                for registration in pipeline.cluster_state.registrations()
-                if registration.role == "decode"
-            ]
-            == [1]
-        ),
-        "its slot is free",
-    )
+    wait_until(lambda: decode.worker.slots.jobs_done == 1, "its slot is free")
+    assert decode.worker.registration().done == 0
     gate.open()
 
     # Then it is decoded once, answered once, and nothing is left
@@ -574,7 +566,7 @@ def test_a_decode_that_begins_while_its_worker_aborts_is_handed_back_too() -> No
 
         # When it goes on with it, then the job waits for somebody else
         worker.handle(broker.get(work("decode")), lambda: None)
-        assert pipeline.ready(work("decode")) == 1
+        assert pipeline.ready(work("decode", "now")) == 1
         broker.close()
 
 
@@ -653,7 +645,7 @@ def test_a_delivery_whose_slot_died_is_left_to_the_broker() -> None:
         )
 
         # When the channel closes, then the broker hands the job out again
-        decode.broker.drop()
+        drop(decode.broker)
         assert pipeline.result(job).state == "succeeded"
 
 

@@ -21,6 +21,7 @@ from messages.errors import ContextExceeded, EngineUnavailable
 from messages.jobs import PrefillJob
 from messages.lifecycle import Step
 from prefill_worker.worker import PrefillWorker
+from tests.support.faults import drop
 from tests.support.pipeline import MODEL, Gate, Pipeline, WatchedEngine, fails, work
 from tests.support.waiting import wait_until
 
@@ -384,13 +385,13 @@ def test_one_that_came_back_is_done_by_itself(pipeline: Pipeline) -> None:
     pipeline.submit(*(pipeline.job(f"student {number}", shared_text="") for number in range(4)))
     crashing = pipeline.new_broker()
     taken = [crashing.get(work("prefill")) for _ in range(4)]
-    crashing.drop()
+    drop(crashing)
     for delivery in [crashing.get(work("prefill")) for _ in range(4)]:
         assert delivery
         if delivery.message.message_id != taken[1].message.message_id:  # type: ignore[union-attr]
             pipeline.broker.publish(Address(topology.WORK, work("prefill")), delivery.message)
             delivery.ack()
-    crashing.drop()
+    drop(crashing)
     # When all have arrived at a worker whose jobs are quick
     broker = EmbeddedBroker(pipeline.server)
     settler, groups = Settler(broker, [MODEL], pipeline.observe), list[list[Delivery]]()

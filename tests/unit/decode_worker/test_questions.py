@@ -16,6 +16,7 @@ from kvstore.memory import MemoryClusterState
 from messages.errors import EngineUnavailable
 from messages.jobs import JobResult, Part, PrefillJob, Question, Sampling
 from messages.lifecycle import Step
+from tests.support.faults import drop
 from tests.support.pipeline import (
     INSTANT,
     OWN_TEXT,
@@ -190,7 +191,7 @@ def test_a_crash_in_the_middle_redoes_only_what_is_unanswered(pipeline):
 
     def dies(_tokens, _stop):
         if len(decode.engine.decode_calls) == 6:
-            decode.broker.drop()
+            drop(decode.broker)
             raise WorkerDied
 
     decode.engine.before_decode = dies
@@ -268,7 +269,7 @@ def test_of_a_kv_cache_that_is_gone_the_noted_answers_stay(pipeline):
     def dies(_tokens, _stop):
         if len(decode.engine.decode_calls) == 5:
             pipeline.kv.delete([ref for ref in pipeline.kv.stored_refs if not ref.is_shared])
-            decode.broker.drop()
+            drop(decode.broker)
             raise WorkerDied
 
     decode.engine.before_decode = dies

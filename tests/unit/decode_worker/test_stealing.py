@@ -9,8 +9,6 @@ from decode_worker.stealing.policy import (
     Offer,
     Peer,
     Queue,
-    Refusal,
-    Steal,
     decide,
     leave_to_faster,
     plan,
@@ -81,7 +79,6 @@ def test_one_job_more_never_ends_sooner_whatever_the_length_of_the_queue():
 )
 def test_a_steal_that_does_not_pay_is_refused_with_its_reason(asked, reason):
     refusal = decide([asked])
-    assert isinstance(refusal, Refusal)
     assert refusal.reason == reason
 
 
@@ -98,7 +95,7 @@ def test_a_steal_that_does_not_pay_is_refused_with_its_reason(asked, reason):
 )
 def test_a_steal_pays_where_the_wait_exceeds_the_cost_and_the_thief_ends_first(asked):
     steal = decide([asked])
-    assert isinstance(steal, Steal)
+    assert not steal.reason
     assert steal.wait_s > steal.cost_s
     assert steal.end_here_s < steal.end_there_s
     assert steal.saving_s > 0
@@ -110,13 +107,13 @@ def test_the_queue_with_the_longest_wait_comes_first_not_the_one_with_the_most_j
 
     steal = decide([many_short, few_long])
 
-    assert isinstance(steal, Steal)
+    assert not steal.reason
     assert steal.model == "few"
 
 
 def test_the_next_worst_off_is_taken_where_the_worst_off_does_not_pay():
     steal = decide([offer(6, Peer(1, 1, 30), here=500, model="slow here"), offer(9, FOUR_BUSY, model="other")])
-    assert isinstance(steal, Steal)
+    assert not steal.reason
     assert steal.model == "other"
 
 
@@ -124,7 +121,7 @@ def test_savings_of_successive_steals_add_up_to_what_the_queue_gains():
     savings = []
     for ready in range(40, 20, -1):
         steal = decide([offer(ready, FOUR_BUSY)])
-        assert isinstance(steal, Steal)
+        assert not steal.reason
         savings.append(steal.saving_s)
     gained = plan(40, [FOUR_BUSY]).end_s - plan(20, [FOUR_BUSY]).end_s
     assert sum(savings) == pytest.approx(gained)
@@ -132,7 +129,7 @@ def test_savings_of_successive_steals_add_up_to_what_the_queue_gains():
 
 def test_a_sentence_says_why():
     steal = decide([offer(4, FOUR_BUSY, fetch=1)])
-    assert isinstance(steal, Steal)
+    assert not steal.reason
     assert steal.summary == "other: 8.0 s of waiting for 1.0 s of cost; done here in 11.0 s, there in 18.0 s"
 
 

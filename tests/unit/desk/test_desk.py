@@ -2,7 +2,6 @@
 
 import io
 import json
-import time
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,10 +11,10 @@ import pytest
 
 from desk import assignments
 from desk.assignments import InputError, Inputs
-from desk.decisions import Decisions, ReviewError, make_overrides, round_overrides
+from desk.decisions import Decisions, GradeChange, ReviewError, make_overrides, round_overrides
 from desk.differences import differences
-from desk.estimate import duration, finish_words, forecast_s, model_rates, remaining_s
-from desk.progress import Stages
+from desk.estimate import duration, model_rates
+from desk.progress import EXPECTED, Stages
 from desk.rows import QUEUES, Filter, make_rows, open_questions, page_count, page_of, select, standing_words
 from desk.tail import LineTail
 from desk.text import escape_markdown
@@ -145,12 +144,10 @@ def test_a_changed_grade_counts_and_leaves_the_results_as_they_were(tmp_path: Pa
     before = (out / "results.jsonl").read_bytes()
     grade = view.grades[0]
 
-    append_override(
-        out, *make_overrides(grade, {}, {"works": 3}, {"works": "All of it runs."}, grade.summary, "I ran it")
-    )
+    append_override(out, *make_overrides(grade, {}, {"works": GradeChange("I ran it", 3, "All of it runs.")}))
 
     row = make_rows(view, decisions.refresh())[0]
-    assert (row.ai, row.points, row.is_reviewed) == (4, 5, True)
+    assert (row.final.grade.points, row.final.points, row.final.is_reviewed) == (4, 5, True)
     assert row.final.criteria[0].feedback == "All of it runs."
     assert (out / "results.jsonl").read_bytes() == before
 
@@ -158,11 +155,11 @@ def test_a_changed_grade_counts_and_leaves_the_results_as_they_were(tmp_path: Pa
 def test_only_what_differs_from_what_stands_is_a_decision(tmp_path: Path) -> None:
     _, view, decisions = decided_class(tmp_path)
     grade = view.grades[0]
-    append_override(view.folder, *make_overrides(grade, {}, {"works": 3}, {}, grade.summary, "I ran it"))
+    append_override(view.folder, *make_overrides(grade, {}, {"works": GradeChange("I ran it", 3)}))
     decided = decisions.refresh()[grade.item_id]
 
-    assert make_overrides(grade, decided, {"works": 3, "clear": 2}, {}, grade.summary, "") == []
-    assert [each.points for each in make_overrides(grade, decided, {"works": 2}, {}, grade.summary, "back")] == [2]
+    assert make_overrides(grade, decided, {"works": GradeChange(points=3), "clear": GradeChange(points=2)}) == []
+    assert [each.points for each in make_overrides(grade, decided, {"works": GradeChange("back", 2)})] == [2]
 
 
 @pytest.mark.parametrize(("points", "reason", "said"), [(3, " ", "why you change"), (4, "so", "from 0 to 3")])
@@ -172,7 +169,7 @@ def test_a_change_without_a_reason_or_out_of_range_is_refused(
     _, view, _ = decided_class(tmp_path)
 
     with pytest.raises(ReviewError, match=said):
-        make_overrides(view.grades[0], {}, {"works": points}, {}, view.grades[0].summary, reason)
+        make_overrides(view.grades[0], {}, {"works": GradeChange(reason, points)})
 
 
 def test_a_regrade_is_compared_and_its_points_can_be_taken_over(tmp_path: Path) -> None:
@@ -185,7 +182,7 @@ def test_a_regrade_is_compared_and_its_points_can_be_taken_over(tmp_path: Path) 
 
     assert [difference.change for difference in found] == [-2.0] * 3
     assert found[0].criteria == (("works", 2, 1), ("clear", 2, 1))
-    assert [row.points for row in make_rows(old, decisions.refresh())] == [2, 4, 4]
+    assert [row.final.points for row in make_rows(old, decisions.refresh())] == [2, 4, 4]
 
 
 # --- the table
@@ -217,13 +214,13 @@ def test_a_link_instead_of_work_waits_for_a_person_on_the_desk(tmp_path: Path) -
 
     _, row = found = make_rows(BatchView(out, request_of).refresh(), {})
 
-    assert (row.state, row.points) == ("link only", None)
+    assert (row.state, row.final.points) == ("link only", None)
     assert row.needs_review == ("only a link was handed in: https://example.org/hw",)
     assert [select(found, QUEUES[name]) for name in ("needs review", "without points")] == [[row], [row]]
     assert (standing_words(found), open_questions(found)) == ("1 of 2 needs you", "the whole work in 1")
     whole = Override(row.final.grade.item_id, None, 3, None, "seen there")
     [*_, settled] = make_rows(BatchView(out, request_of).refresh(), {whole.item_id: {None: whole}})
-    assert (settled.points, settled.needs_review) == (3, ())
+    assert (settled.final.points, settled.needs_review) == (3, ())
 
 
 def test_how_a_class_stands_is_said_in_words(tmp_path: Path) -> None:
@@ -245,13 +242,6 @@ def test_how_a_class_stands_is_said_in_words(tmp_path: Path) -> None:
         "2 of 5 need you; 1 request waits for a reply; 1 not graded yet",
     )
     assert standing_words(rows[1:2]) == "none of 1 needs you"
-
-
-def test_the_time_when_it_is_done_is_promised_with_its_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.time", lambda: time.mktime((2026, 11, 27, 22, 0, 0, 0, 0, -1)))
-    assert finish_words(70 * 60) == "done by about 23:10 on Friday"
-    assert finish_words(3 * 3600) == "done by about 01:00 on Saturday"
-    assert finish_words(None) == "how long it takes is not known yet"
 
 
 def test_rows_are_filtered_sorted_counted_and_cut_into_pages(tmp_path: Path) -> None:
@@ -286,7 +276,12 @@ def test_stages_follow_the_log_and_begin_again_with_the_next_process(tmp_path: P
     log_lines(log, ("decode_started", "a"), ("journaled", "a"), ("replied", "a"))
     assert stages.refresh()["done"] == 1
 
+    assert stages.finish_words() == "how long it takes is not known yet"
+    log_lines(log, (f"{EXPECTED}about 2 h 05 min left", ""))
+    assert stages.finish_words() == "about 2 h 05 min left"
+
     log_lines(log, ("work_started", ""), ("submitted", "b"))
+    assert stages.finish_words() == "how long it takes is not known yet"
     assert sum(stages.refresh().values()) == 1
 
 
@@ -314,19 +309,16 @@ def test_what_is_in_hand_is_told_with_its_stage_and_since_when(tmp_path: Path) -
     assert [job for job, *_ in Stages(log).in_hand()] == ["b", "a", "d"]
 
 
-def test_rates_and_forecasts_come_from_results(tmp_path: Path) -> None:
+def test_rates_come_from_results(tmp_path: Path) -> None:
     _, view, _ = decided_class(tmp_path)
 
-    (coder, writer) = model_rates(view.results)
+    coder, _writer = model_rates(view.results)
 
     assert (coder.prefill_tokens_per_s, coder.decode_tokens_per_s, coder.transferred_answers) == (500.0, 25.0, 3)
-    assert forecast_s(100_000, 10, 50_000, [coder, writer]) == 100.0
-    assert forecast_s(1, 1, 0, []) is None
 
 
 def test_durations_read_like_a_person_says_them() -> None:
     assert [duration(seconds) for seconds in (0.2, 80, 700, 11_100)] == ["1 s", "80 s", "12 min", "3 h 05 min"]
-    assert remaining_s(3, 0, 9) is None
 
 
 # --- what is given

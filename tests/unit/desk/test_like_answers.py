@@ -55,7 +55,7 @@ def test_a_decision_on_a_group_settles_each_doubt_and_stands_beside_each_student
         (grade.item_id, 3, "it runs", "Ada") for grade in view.grades[:2]
     ]
     rows = make_rows(view, decisions.refresh())
-    assert [row.points for row in rows] == [None, None, 4, 4], "of the other criterion the doubt is still open"
+    assert [row.final.points for row in rows] == [None, None, 4, 4], "of the other criterion the doubt is still open"
     assert not undecided_rows(rows, decisions.refresh(), "works", doubtful_only=True)
     others = undecided_rows(rows, decisions.refresh(), "works", doubtful_only=False)
     assert [row.number for row in others.values()] == [2, 3]

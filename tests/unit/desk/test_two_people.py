@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from desk.decisions import Decisions, accept_grade, make_overrides, round_overrides
+from desk.decisions import WHOLE, Decisions, GradeChange, accept_grade, make_overrides, round_overrides
 from desk.rounds import graded_class_of
 from desk.rows import make_rows, standing_words
 from desk.view import BatchView
@@ -116,13 +116,29 @@ def test_the_desk_reads_a_whole_review_on_one_line_as_exports_do(tmp_path: Path)
     for withdrawn, points in ((False, 5), (True, 4)):
         with (out / "reviews.jsonl").open("a") as file:
             file.write(json.dumps(line | {"withdrawn": withdrawn}) + "\n")
-        assert make_rows(view, decisions.refresh())[0].points == points
+        assert make_rows(view, decisions.refresh())[0].final.points == points
+
+
+def test_whoever_reads_decisions_leaves_one_that_is_being_written(tmp_path: Path) -> None:
+    # A reader that cut the torn line off took along what the other process had written by then.
+    out, view, decisions = graded(tmp_path)
+    append_override(out, Override(view.grades[0].item_id, "works", 3, None, "r", NAME))
+    whole = (out / "reviews.jsonl").read_bytes()
+    (out / "reviews.jsonl").write_bytes(whole + b'{"item_id": "being wri')
+
+    assert len(read_overrides(out)) == 1
+    assert decisions.refresh()
+    assert (out / "reviews.jsonl").read_bytes() == whole + b'{"item_id": "being wri'
+    append_override(out, Override(view.grades[0].item_id, "clear", 1, None, "r", NAME))
+    assert len(read_overrides(out)) == 2, "and what a crash left torn is cut off by whoever writes next"
 
 
 def test_looking_at_a_grade_leaves_the_summary_that_somebody_wrote(tmp_path: Path) -> None:
     _, view, decisions = graded(tmp_path)
     grade = view.grades[0]
-    append_override(view.folder, *make_overrides(grade, {}, {}, {}, "Well done.", "kinder", NAME))
+    append_override(
+        view.folder, *make_overrides(grade, {}, {WHOLE: GradeChange("kinder", feedback="Well done.")}, NAME)
+    )
 
     whole = decisions.refresh()[grade.item_id].get(None)
     append_override(view.folder, accept_grade(grade, NAME, whole))
@@ -136,7 +152,7 @@ def test_feedback_without_points_is_a_change(tmp_path: Path) -> None:
     view = BatchView(out, request_of).refresh()
     grade = view.grades[1]
 
-    made = make_overrides(grade, {}, {}, {"works": "Hand it in again."}, grade.summary, "it was cut off")
+    made = make_overrides(grade, {}, {"works": GradeChange("it was cut off", feedback="Hand it in again.")})
 
     assert [(each.points, each.feedback) for each in made] == [(None, "Hand it in again.")]
 
@@ -146,9 +162,7 @@ def test_a_round_replaces_what_rounds_gave_and_never_what_a_person_decided(tmp_p
     out, assignment = plan_tiny_class(tmp_path / "new")
     answer(out, assignment, [0, 1, 2], points=1)
     new = BatchView(out, request_of).refresh()
-    append_override(
-        old.folder, *make_overrides(old.grades[0], {}, {"works": 3}, {}, old.grades[0].summary, "I ran it", NAME)
-    )
+    append_override(old.folder, *make_overrides(old.grades[0], {}, {"works": GradeChange("I ran it", 3)}, NAME))
     decided = decisions.refresh()
 
     for number in (0, 1):
@@ -157,7 +171,7 @@ def test_a_round_replaces_what_rounds_gave_and_never_what_a_person_decided(tmp_p
             old.folder, *round_overrides(old.grades[number], new.grades[number], "regraded in round 1", NAME, stands)
         )
 
-    assert [row.points for row in make_rows(old, decisions.refresh())] == [5, 2, 4]
+    assert [row.final.points for row in make_rows(old, decisions.refresh())] == [5, 2, 4]
 
 
 def test_a_table_shows_what_waits_for_a_person_and_a_decision_ends_it(tmp_path: Path) -> None:
@@ -166,9 +180,7 @@ def test_a_table_shows_what_waits_for_a_person_and_a_decision_ends_it(tmp_path: 
     assert [bool(row.needs_review) for row in found] == [True, True, False]
     assert standing_words(found) == "2 of 3 need you"
 
-    append_override(
-        view.folder, *make_overrides(view.grades[0], {}, {"works": 1}, {}, view.grades[0].summary, "I ran it")
-    )
+    append_override(view.folder, *make_overrides(view.grades[0], {}, {"works": GradeChange("I ran it", 1)}))
     assert make_rows(view, decisions.refresh())[0].needs_review == ("clear: evidence not found",)
     append_override(view.folder, accept_grade(view.grades[0]))
     assert make_rows(view, decisions.refresh())[0].needs_review == ()
@@ -177,7 +189,8 @@ def test_a_table_shows_what_waits_for_a_person_and_a_decision_ends_it(tmp_path: 
 def test_a_reviewers_name_is_in_the_instructors_table_and_in_nothing_for_a_learning_platform(tmp_path: Path) -> None:
     out, view, _ = graded(tmp_path)
     grade = view.grades[0]
-    append_override(out, *make_overrides(grade, {}, {"works": 1}, {"works": "Half."}, "Half of it.", "I ran it", NAME))
+    changes = {"works": GradeChange("I ran it", 1, "Half."), WHOLE: GradeChange("I ran it", feedback="Half of it.")}
+    append_override(out, *make_overrides(grade, {}, changes, NAME))
     made = graded_class_of(view)
     assert made
     save_graded(out, made)

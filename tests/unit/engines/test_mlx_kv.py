@@ -12,7 +12,7 @@ from mlx_lm.models.cache import RotatingKVCache as RingCache
 
 from engines.mlx import kv as mlx_kv
 from messages.errors import KVTransferFailed
-from messages.kv import Array, Block, DType, KVCache, KVLayout, Window, cast, cut_into_blocks
+from messages.kv import Array, Block, DType, KVCache, KVLayout, Window, assemble_cache, cast, cut_into_blocks
 
 DTYPES = st.sampled_from(["f16", "bf16", "f32"])
 WINDOWS = st.sampled_from([0, 2, 5, 16])
@@ -54,7 +54,7 @@ def as_mlx(rows: Array, layout: KVLayout) -> mx.array:
 def read_back(caches: list[Any], layout: KVLayout) -> KVCache:
     tokens = caches[layout.full_layers[0]].offset
     blocks = mlx_kv.to_blocks(mlx_kv.rows(caches, layout, 0, tokens), layout, 0)
-    return KVCache(layout, tuple(blocks), mlx_kv.window(caches, layout))
+    return assemble_cache(layout, [*blocks, *mlx_kv.snapshot(caches, layout, tokens)])
 
 
 def bits(cache: KVCache) -> list[tuple[int, bytes]]:

@@ -12,9 +12,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from engines.llamacpp.slotfile import SlotFile, SlotShape, build, parse, to_blocks, to_window
+from engines.llamacpp.slotfile import SlotFile, SlotShape, build, parse, snapshot, to_blocks
 from messages.errors import KVTransferFailed
-from messages.kv import KVCache, KVLayout
+from messages.kv import KVCache, KVLayout, assemble_cache
 from tests.support.slot_recordings import MODELS, RELEASES, TOKENS, path_of
 
 FORMS = dict(zip(RELEASES, [(2, False), (2, True), (3, True), (3, True), (4, True)], strict=True))
@@ -30,7 +30,7 @@ def shape_of(model: str, file: SlotFile) -> SlotShape:
 
 
 def cache_in(file: SlotFile, shape: SlotShape) -> KVCache:
-    return KVCache(shape.layout, tuple(to_blocks(file, shape)), to_window(file, shape))
+    return assemble_cache(shape.layout, [*to_blocks(file, shape), *snapshot(file, shape)])
 
 
 @pytest.mark.parametrize(("model", "release"), [*product(MODELS, RELEASES)])

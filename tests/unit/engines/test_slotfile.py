@@ -13,11 +13,10 @@ from engines.llamacpp.slotfile import (
     SlotShape,
     build,
     parse,
+    snapshot,
     to_blocks,
     to_halves,
     to_interleaved,
-    to_states,
-    to_window,
 )
 from messages.errors import KVTransferFailed
 from messages.kv import (
@@ -78,10 +77,12 @@ def test_blocks_written_to_a_slot_file_are_read_back_bit_for_bit(
     # Then nothing changed
     assert (file.tokens, file.streams) == (tokens, streams)
     assert same(tuple(to_blocks(file, shape)), cache.blocks)
-    read = to_window(file, shape)
-    assert (read is None) == (cache.window is None)
-    if read is not None and cache.window is not None:
-        assert (read.position, read.data.tobytes()) == (num_tokens, cache.window.data.tobytes())
+    read = snapshot(file, shape)
+    assert len(read) == (cache.window is not None)
+    for record in read:
+        assert isinstance(record, Window)
+        assert cache.window is not None
+        assert (record.position, record.data.tobytes()) == (num_tokens, cache.window.data.tobytes())
 
 
 @settings(deadline=None)
@@ -257,7 +258,7 @@ def test_states_written_to_a_slot_file_are_read_back_bit_for_bit(
 
     assert file.version == version
     assert same(tuple(to_blocks(file, shape)), cache.blocks)
-    read = to_states(file, shape)
+    read = [one for one in snapshot(file, shape) if isinstance(one, RecurrentState)]
     assert [(one.layer, one.position) for one in read] == [(layer, num_tokens) for layer in (0, 1, 2)]
     assert all(one.data.tobytes() == given.data.tobytes() for one, given in zip(read, cache.states, strict=True))
 

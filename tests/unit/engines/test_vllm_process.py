@@ -71,7 +71,7 @@ def launch(folder: Path, first: str) -> HostLaunch:
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], HostProcess]]:
     monkeypatch.setattr(conversation, "SILENT_S", 1.0)
-    monkeypatch.setattr(process, "_END_S", 0.5)
+    monkeypatch.setattr(process, "END_S", 0.5)
     hosts: list[HostProcess] = []
 
     def start(first: str) -> HostProcess:
@@ -126,7 +126,7 @@ def test_one_that_hangs_while_it_loads_again_is_not_waited_for(
     started: Callable[[str], HostProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = started("load slowly later")
-    monkeypatch.setattr(process, "_LOAD_S", 2.0)
+    monkeypatch.setattr(process, "LOAD_S", 2.0)
     assert evaluated(host) is None
     wait_until(lambda: evaluated(host) == 3, "its third life answers", 30)
 
@@ -134,7 +134,7 @@ def test_one_that_hangs_while_it_loads_again_is_not_waited_for(
 def test_one_that_hangs_while_it_loads_at_first_is_a_model_that_can_not_be_loaded(
     started: Callable[[str], HostProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_LOAD_S", 1.0)
+    monkeypatch.setattr(process, "LOAD_S", 1.0)
     (tmp_path / "lives").write_text("x")
     with pytest.raises(ConfigError, match="vLLM can't load a model"):
         started("load slowly later")

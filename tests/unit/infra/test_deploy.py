@@ -269,6 +269,33 @@ def test_a_dry_run_contacts_nobody_and_shows_no_secret() -> None:
     assert "hunter" not in done.output
 
 
+def test_weights_that_lie_beside_the_configuration_are_copied_where_they_are_asked_for(tmp_path: Path) -> None:
+    config, models = tmp_path / "site" / "kvasir.toml", tmp_path / "site" / "models"
+    (models / "folder").mkdir(parents=True)
+    elsewhere = tmp_path / "elsewhere.gguf"
+    for file in (models / "one.gguf", models / "the-model-s.gguf", elsewhere):
+        file.touch()
+    stated = ["models/one.gguf", "models/folder?dtype=f32", "owner/of-a-hub", str(elsewhere), ""]
+    roles = ", ".join(
+        f'{{ role = "decode", model = "m:1b", engine = "{engine}", weights = "{weights}" }}'
+        for engine, weights in zip(("llamacpp", "transformers", "mlx", "llamacpp", "llamacpp"), stated, strict=True)
+    )
+    model = '[models."m:1b"]\nweights.llamacpp = "models/the-model-s.gguf"\n'
+    config.write_text(f'{model}[machines.one]\nhost = "one"\nroles = [{roles}]\n')
+
+    def shown(*options: str) -> list[str]:
+        command = ["--config", str(config), "deploy", "--dry-run", *options]
+        output = CliRunner().invoke(kvasir, command, catch_exceptions=False).output
+        return [line.split(",")[0] for line in output.splitlines() if line.startswith("  copy ")]
+
+    home = default_facts(load_settings(config=config, environ={}).machines["one"]).home
+    places = (("folder", "/folder"), ("one.gguf", ""), ("the-model-s.gguf", ""))
+    assert shown("--with-weights") == [
+        f"  copy {models / name} to {home}/kvasir/models{folder}" for name, folder in places
+    ]
+    assert shown() == []
+
+
 def test_a_password_in_the_files_urls_goes_to_no_machine_and_is_not_shown(tmp_path: Path) -> None:
     config = tmp_path / "kvasir.toml"
     config.write_text(

@@ -12,12 +12,13 @@ from infra.broker.topology import work
 from messages import codec
 from messages.errors import InvalidMessage
 from messages.jobs import DecodeJob, PrefillJob, Sampling, user_prompt
+from tests.support.faults import drop
 
 MODEL = "tiny:1b"
 JOB = PrefillJob(
     "a-job", "a-batch", "an-item", MODEL, user_prompt("", "hi"), Sampling(8), run=3, lane="now", reply_to="reply.b"
 )
-COUNTED = Envelope("a-job", "a-batch", "an-item", MODEL, "decode", 3, "now", "reply.b", 2, 1, 4)
+COUNTED = Envelope("a-job", "a-batch", "an-item", MODEL, "decode", 3, "now", "reply.b", 2, 1, 4, turn=2)
 
 
 def delivered(message: Message) -> Delivery:
@@ -42,6 +43,7 @@ def test_a_header_that_says_nothing_is_left_out_and_read_as_such() -> None:
         "kvasir-attempts",
         "kvasir-kv-transfers",
         "kvasir-returns",
+        "kvasir-turn",
     }
 
 
@@ -69,7 +71,7 @@ def test_the_brokers_own_count_of_returns_is_added_to_ours() -> None:
         delivery = broker.get("prefill.tiny:1b.bulk")
         assert delivery is not None
         assert open_envelope(delivery, "decode", MODEL).returns == returns
-        broker.drop()
+        drop(broker)
 
 
 @pytest.mark.parametrize("value", [-1, 10**9, 2.5, True, "many", b"\xff", float("nan"), [1]])

@@ -15,6 +15,7 @@ from infra.config.settings import Settings, describe, load_settings, mask
 from infra.config.sources import user_config_dir
 from messages.errors import ConfigError
 from messages.installed import engine_names
+from messages.urls import put_hosts
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "kvasir.toml"
 Load = Callable[..., Settings]
@@ -442,5 +443,5 @@ def test_several_hosts_of_a_service_share_everything_else() -> None:
         f"amqps://u:a,b@{host}/v?heartbeat=5" for host in ("fast:5671", "[::1]:5672", "slow")
     ]
     assert urls.take_password(url) == ("amqps://u@fast:5671,[::1]:5672,slow/v?heartbeat=5", "a,b")
-    assert urls.put_hosts(url, "other:1") == "amqps://u:a,b@other:1/v?heartbeat=5"
+    assert put_hosts(url, "other:1") == "amqps://u:a,b@other:1/v?heartbeat=5"
     assert urls.addresses("unix:///run/a,b.sock") == ["unix:///run/a,b.sock"]

@@ -120,6 +120,41 @@ def test_a_deferred_job_comes_back_ahead_of_the_bulk_and_counts_nothing(broker: 
     assert open_envelope(again, "prefill", MODEL) == attempt.envelope
 
 
+@pytest.mark.parametrize(
+    ("queue", "returns", "keep_turn", "lands_in"),
+    [
+        (BULK, 0, False, BULK),
+        (BULK, 0, True, work("prefill", "now")),  # it was fetched ahead, and for too long
+        (BULK, 1, False, work("prefill", "now")),  # a worker died with it: another class's batch may fill the queue
+        (work("prefill", "now"), 0, True, work("prefill", "now")),
+        (topology.suspects_queue("prefill", MODEL), 3, False, topology.suspects_queue("prefill", MODEL)),
+    ],
+)
+def test_what_has_waited_its_turn_goes_before_the_bulk_when_it_is_handed_back(
+    broker: Refusing, settler: Settler, queue: str, returns: int, keep_turn: bool, lands_in: str
+) -> None:
+    _, message = submit_message(JOB)
+    counters = {"kvasir-returns": returns} if returns else {}
+    broker.publish(Address(topology.WORK, queue), replace(message, headers=message.headers | counters))
+    delivery = broker.get(queue)
+    assert delivery is not None
+
+    settler.hand_back_all([delivery], keep_turn=keep_turn)
+
+    assert (ready(broker, lands_in), broker.unacked) == (1, set())
+    assert settler.jobs_finished == 0
+
+
+def test_a_job_is_finished_when_it_is_answered_and_not_when_it_goes_back(broker: Refusing, settler: Settler) -> None:
+    settler.settle_error(taken(broker), EngineUnavailable("later"))
+    settler.defer(taken(broker))
+    assert settler.jobs_finished == 0
+
+    settler.settle_error(taken(broker), TOO_LONG)
+
+    assert settler.jobs_finished == 1
+
+
 def test_the_last_attempt_fails_the_job(broker: Refusing, settler: Settler) -> None:
     attempt = taken(broker, attempts=MAX_ATTEMPTS - 1)
 

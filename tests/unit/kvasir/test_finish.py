@@ -17,7 +17,7 @@ from infra.config.schema import Rates
 from infra.config.settings import MachineSettings, Settings, load_settings
 from kvasir.plan.finish import MOST_PROMPTS, Finish, Remainder
 from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller
-from kvasir.plan.running_cluster import expectation, finish_of_all, fleet_of_workers, remainder_of
+from kvasir.plan.running_cluster import expectation, fleet_of_workers, remainder_of
 from kvasir.plan.simulate import Backlog, Stealing, simulate
 from kvasir.terminal import TerminalProgress
 from messages.jobs import DecodeReport, JobResult, PrefillReport
@@ -219,6 +219,21 @@ def test_a_batch_without_answers_stands_behind_what_waits_and_then_in_front(batc
     assert {job.own_tokens for job in _jobs_of(after)} == {70}
 
 
+def test_a_batch_that_has_a_turn_stands_among_the_others(batch: Batch) -> None:
+    client = _client(prefill=20, busy=2)
+    cast(Any, client.broker)._ready[work_queue("prefill", MODEL, "bulk", 1)] = 10
+
+    remainder = remainder_of(_settings(), client, batch)
+
+    assert len(_jobs_of(remainder)) == 32
+    assert {job.name for _, job in remainder.backlog.running_jobs} == {f"{MODEL} 0", f"other {MODEL} 0"}
+    in_one_queue = remainder_of(_settings(), _client(prefill=30, busy=2), batch)
+    finish, last = remainder.finish(), in_one_queue.finish()
+    assert finish is not None
+    assert last is not None
+    assert finish.left_s == pytest.approx(20 / 32 * last.left_s, rel=0.15)  # with ten of the others, not after 22
+
+
 def test_of_many_jobs_behind_a_batch_no_more_count_than_can_matter(batch: Batch) -> None:
     batch.journal.record([_result(batch, number, 100) for number in range(5)])
 
@@ -232,7 +247,7 @@ def test_of_many_jobs_behind_a_batch_no_more_count_than_can_matter(batch: Batch)
 
 def test_all_that_waits_is_asked_about_without_a_batch() -> None:
     assert len((remainder_of(_settings(), _client(prefill=4, decode=3, busy=2))).names) == 9
-    assert finish_of_all(_settings(), _client()) is None
+    assert remainder_of(_settings(), _client()).finish() is None
 
 
 def test_a_deadline_has_a_chance_and_what_would_help(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,3 +91,12 @@ def test_a_worker_with_both_roles_is_expected_once(tmp_path: Path) -> None:
     assert missing_workers(expected, Memory(alive, [])) == [
         "mac2 has no worker with both roles of m:7b, which kvasir.toml expects there."
     ]
+
+
+@pytest.mark.parametrize(
+    ("host", "is_it"),
+    [("mac1", True), ("Mac1.local", True), ("10.0.0.7", True), ("10.0.0.8", False), ("10", False), ("mac10", False)],
+)
+def test_a_host_is_a_machine_by_its_name_or_its_whole_address(tmp_path: Path, host: str, is_it: bool) -> None:
+    machine = settings(tmp_path, ("mac1", "10.0.0.7", "decode")).machines["mac1"]
+    assert machine.is_called(host) == is_it

@@ -13,7 +13,7 @@ from infra.config.settings import load_settings
 from kvasir.cli import run_command
 from kvasir.plan.bound import lower_bound
 from kvasir.plan.cluster import fleet_of
-from kvasir.plan.simulate import Stealing, typical
+from kvasir.plan.simulate import typical
 from kvasir.plan.targets import beside_goal
 from kvasir.plan.workload import draw_class
 
@@ -68,7 +68,7 @@ def test_sparks_that_do_both_come_near_the_bound(submissions: int, students_per_
     jobs = draw_class(submissions, code, feedback)
 
     # When the class is planned
-    run = typical(fleet, jobs, Stealing)
+    run = typical(fleet, jobs)
 
     # Then it is near what no schedule can beat, and no machine does more than it can
     assert submissions * 3600 / run.makespan_s >= students_per_hour

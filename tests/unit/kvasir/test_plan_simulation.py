@@ -1,7 +1,8 @@
 """The simulation of the pipeline: cases computed by hand, and what holds for every class and fleet."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,11 +10,21 @@ from hypothesis import strategies as st
 
 from kvasir.plan.bound import lower_bound
 from kvasir.plan.fleet import Decoder, Fleet, PlannedJob, Prefiller
-from kvasir.plan.simulate import Policy, Stealing, simulate, typical
+from kvasir.plan.simulate import DecoderState, MachineState, SimulationState, Stealing, simulate, typical
 from kvasir.plan.workload import CODE, draw_class
 from messages.workers import RateCurve
 
 A, B = "a", "b"
+
+
+class AtHome(Stealing):
+    """Each decoder serves its home model and nothing else."""
+
+    def choose(self, state: SimulationState, decoder: DecoderState) -> str | None:
+        return decoder.worker.model
+
+    def choose_prompt(self, state: SimulationState, machine: MachineState, models: Sequence[str]) -> str | None:
+        return max((model for model in models if state.prompts(model)), key=state.prompts, default=None)
 
 
 def _fleet(*decoders: Decoder, **more: object) -> Fleet:
@@ -28,7 +39,7 @@ def _jobs(count: int, model: str = A, answer: int = 100, shared: int = 0, own: i
 def test_one_job_takes_its_prefill_and_its_decode() -> None:
     fleet, jobs = _fleet(Decoder("mac", A, 1, {A: 10.0})), _jobs(1, shared=50)
 
-    run = simulate(fleet, jobs)
+    run = simulate(fleet, jobs, AtHome())
 
     assert run.makespan_s == 1.5 + 10.0 == lower_bound(fleet, jobs)
     assert run.busy_s == {("prefill", "spark-a"): 1.5, ("decode", "mac"): 10.0}
@@ -37,7 +48,7 @@ def test_one_job_takes_its_prefill_and_its_decode() -> None:
 def test_the_class_wide_part_is_computed_once_and_stages_overlap() -> None:
     fleet, jobs = _fleet(Decoder("mac", A, 1, {A: 100.0})), _jobs(3, shared=400, own=200)
 
-    run = simulate(fleet, jobs)
+    run = simulate(fleet, jobs, AtHome())
 
     # Prefill ends after 6, 8 and 10 s; each decode takes 1 s and waits for nothing.
     assert [timing.ended_s for timing in run.timings] == [7.0, 9.0, 11.0]
@@ -45,7 +56,7 @@ def test_the_class_wide_part_is_computed_once_and_stages_overlap() -> None:
 
 
 def test_two_slots_share_four_jobs() -> None:
-    run = simulate(_fleet(Decoder("mac", A, 2, {A: 10.0})), _jobs(4, own=0))
+    run = simulate(_fleet(Decoder("mac", A, 2, {A: 10.0})), _jobs(4, own=0), AtHome())
 
     assert run.makespan_s == 20.0
     assert run.busy_s["decode", "mac"] == 20.0
@@ -55,7 +66,7 @@ def test_a_second_prefill_worker_waits_for_the_class_wide_part_and_then_helps() 
     prefillers = (Prefiller("one", A, 100.0), Prefiller("two", A, 100.0))
     fleet = Fleet(prefillers, (Decoder("mac", A, 9, {A: 100.0}),))
 
-    run = simulate(fleet, _jobs(4, shared=500, own=100))
+    run = simulate(fleet, _jobs(4, shared=500, own=100), AtHome())
 
     assert run.makespan_s == 5.0 + 2 * 1.0 + 1.0
 
@@ -63,7 +74,7 @@ def test_a_second_prefill_worker_waits_for_the_class_wide_part_and_then_helps() 
 def test_a_transfer_costs_time_only_where_the_job_had_just_arrived() -> None:
     fleet = _fleet(Decoder("mac", A, 1, {A: 10.0}), kv_transfer_s={A: 0.02}, decode_overhead_s=0.5)
 
-    run = simulate(fleet, _jobs(2))
+    run = simulate(fleet, _jobs(2), AtHome())
 
     # 1 s of prefill, 2 s of transfer; the second job has waited longer than its transfer takes.
     assert [timing.ended_s for timing in run.timings] == [1 + 2 + 0.5 + 10, 13.5 + 0.5 + 10]
@@ -72,7 +83,7 @@ def test_a_transfer_costs_time_only_where_the_job_had_just_arrived() -> None:
 def test_a_thief_with_nothing_to_do_takes_half_of_the_others_work() -> None:
     fleet = _fleet(Decoder("mac1", A, 1, {A: 10.0, B: 10.0}), Decoder("mac2", B, 1, {A: 10.0, B: 10.0}))
 
-    alone, helped = simulate(fleet, _jobs(10)), simulate(fleet, _jobs(10), Stealing())
+    alone, helped = simulate(fleet, _jobs(10), AtHome()), simulate(fleet, _jobs(10), Stealing())
 
     assert alone.steals == 0
     assert alone.makespan_s == 101.0
@@ -91,7 +102,7 @@ def test_a_steal_that_needs_a_long_load_is_not_made() -> None:
 def test_what_a_dead_worker_was_doing_is_done_again() -> None:
     fleet = _fleet(Decoder("mac1", A, 1, {A: 10.0}), Decoder("mac2", A, 1, {A: 10.0}, dies_s=5.0))
 
-    run = simulate(fleet, _jobs(2, own=0))
+    run = simulate(fleet, _jobs(2, own=0), AtHome())
 
     assert [(timing.machine, timing.ended_s) for timing in run.timings] == [("mac1", 10.0), ("mac1", 20.0)]
     assert run.busy_s["decode", "mac2"] == 5.0
@@ -101,7 +112,7 @@ def test_what_a_dead_worker_was_doing_is_done_again() -> None:
 def test_a_worker_that_joins_late_takes_nothing_before() -> None:
     fleet = _fleet(Decoder("mac1", A, 1, {A: 10.0}), Decoder("mac2", A, 1, {A: 10.0}, joins_s=15.0))
 
-    run = simulate(fleet, _jobs(3, own=0))
+    run = simulate(fleet, _jobs(3, own=0), AtHome())
 
     assert [(timing.machine, timing.ended_s) for timing in run.timings][-1] == ("mac2", 25.0)
 
@@ -109,14 +120,25 @@ def test_a_worker_that_joins_late_takes_nothing_before() -> None:
 def test_jobs_of_a_model_that_nobody_serves_stay_and_have_no_bound() -> None:
     fleet, jobs = _fleet(Decoder("mac", A, 1, {A: 10.0})), _jobs(1, B)
 
-    assert simulate(fleet, jobs).timings == ()
+    assert simulate(fleet, jobs, AtHome()).timings == ()
     assert lower_bound(fleet, jobs) == float("inf")
+
+
+def test_classes_take_turns_in_both_stages_and_what_comes_back_is_first() -> None:
+    large, small = ([replace(job, name=f"{name}{job.name}", prefix=name) for job in _jobs(4)] for name in ("x", "y"))
+    fleet = _fleet(Decoder("dies", A, 1, {A: 10.0}, dies_s=5.0), Decoder("mac", A, 1, {A: 10.0}))
+
+    run = simulate(fleet, [*large, *small[:2]])
+
+    assert [timing.job.name for timing in run.prefills] == ["xa0", "ya0", "xa1", "ya1", "xa2", "xa3"]
+    # The first one is begun twice: once where the worker dies after 5 s, and then before everything else
+    assert [timing.job.name for timing in run.timings] == ["ya0", "xa0", "ya1", "xa1", "xa2", "xa3"]
 
 
 def test_no_jobs_take_no_time() -> None:
     fleet = _fleet(Decoder("mac", A, 1, {A: 10.0}))
 
-    assert simulate(fleet, []).makespan_s == lower_bound(fleet, []) == 0.0
+    assert simulate(fleet, [], AtHome()).makespan_s == lower_bound(fleet, []) == 0.0
 
 
 def test_slots_of_different_speeds_are_bounded_by_what_each_does_best() -> None:
@@ -130,7 +152,7 @@ def test_slots_of_different_speeds_are_bounded_by_what_each_does_best() -> None:
 
 def test_sequences_of_one_model_share_its_curve() -> None:
     curve = RateCurve(A, (1.0, 2.0), (10.0, 16.0))
-    run = simulate(_fleet(Decoder("mac", A, 2, {A: curve})), _jobs(2, own=0))
+    run = simulate(_fleet(Decoder("mac", A, 2, {A: curve})), _jobs(2, own=0), AtHome())
 
     # Two of 100 tokens at 8 tokens a second each
     assert [timing.ended_s for timing in run.timings] == pytest.approx([12.5, 12.5])
@@ -215,13 +237,13 @@ classes = st.lists(
     ),
     max_size=40,
 )
-policies = st.sampled_from([Policy, Stealing])
+policies = st.sampled_from([AtHome, Stealing])
 
 
 @given(st.lists(decoders, max_size=3), classes, policies)
 @settings(max_examples=150, deadline=None)
 def test_every_job_ends_once_and_never_sooner_than_the_bound(
-    others: list[Decoder], jobs: list[PlannedJob], policy: type[Policy]
+    others: list[Decoder], jobs: list[PlannedJob], policy: type[Stealing]
 ) -> None:
     constant = [Decoder("home-a", A, 2, {A: 20.0, B: 5.0}), Decoder("home-b", B, 2, {A: 5.0, B: 20.0})]
     fleet = _fleet(*constant, *others)
@@ -248,7 +270,7 @@ def test_with_the_teams_rates_stealing_stays_within_a_tenth_of_the_bound(seed: i
     run = simulate(fleet, jobs, Stealing())
 
     assert run.makespan_s <= 1.10 * lower_bound(fleet, jobs)
-    assert run.makespan_s < simulate(fleet, jobs).makespan_s
+    assert run.makespan_s < simulate(fleet, jobs, AtHome()).makespan_s
 
 
 def test_drawn_lengths_follow_the_workload_table() -> None:
@@ -265,11 +287,11 @@ def test_the_typical_run_is_the_middle_of_many_and_always_the_same() -> None:
     fleet = _fleet(Decoder("mac1", A, 2, {A: 10.0}), Decoder("mac2", A, 2, {A: 9.0}))
     jobs = [*_jobs(40, own=10), *_jobs(1, answer=900, own=10)]
     # When it is simulated as the plan does
-    run = typical(fleet, jobs, Stealing)
+    run = typical(fleet, jobs)
     # Then all jobs are in it, it is near the exact one, and asked again it is the same
     assert len(run.timings) == len(jobs)
     assert run.makespan_s == pytest.approx(simulate(fleet, jobs, Stealing()).makespan_s, rel=0.1)
-    assert run == typical(fleet, jobs, Stealing)
+    assert run == typical(fleet, jobs)
 
 
 def test_the_typical_run_does_not_jump_with_the_last_digit_of_a_rate() -> None:
@@ -282,5 +304,5 @@ def test_the_typical_run_does_not_jump_with_the_last_digit_of_a_rate() -> None:
         return max(found) - min(found)
 
     one = spread(lambda fleet, jobs: simulate(fleet, jobs, Stealing()).makespan_s)
-    middle = spread(lambda fleet, jobs: typical(fleet, jobs, Stealing).makespan_s)
+    middle = spread(lambda fleet, jobs: typical(fleet, jobs).makespan_s)
     assert middle < one

@@ -22,7 +22,8 @@ WORKER = {
 STATE: dict[str, Any] = {
     "workers": [WORKER],
     "queues": {
-        "prefill.qwen3-coder:30b.bulk": 17,
+        "prefill.qwen3-coder:30b.bulk": 14,
+        "prefill.qwen3-coder:30b.bulk-1": 3,
         "decode.qwen3-coder:30b.now": 2,
         "suspects.decode.qwen3-coder:30b": 1,
         "dead-letters": 5,

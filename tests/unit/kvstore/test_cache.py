@@ -44,14 +44,12 @@ def test_a_mix_of_held_and_fetched_blocks_comes_in_order() -> None:
     assert all(same_bits(block.data, put.data) for block, put in zip(got, wanted, strict=True))
 
 
-def test_hits_and_misses_count_shared_blocks_only() -> None:
+def test_shared_blocks_are_held_once_however_often_they_are_read() -> None:
     _, cache = _stores()
 
-    cache.get(FINGERPRINT, LAYOUT, REFS)
-    assert (cache.hits, cache.misses, cache.held_bytes) == (0, 4, 4 * BLOCK_BYTES)
-
-    cache.get(FINGERPRINT, LAYOUT, REFS)
-    assert (cache.hits, cache.misses, cache.held_bytes) == (4, 4, 4 * BLOCK_BYTES)
+    for _ in range(2):
+        cache.get(FINGERPRINT, LAYOUT, REFS)
+        assert cache.held_bytes == 4 * BLOCK_BYTES
 
 
 def test_a_hit_renews_the_ttl_in_the_store() -> None:
@@ -136,7 +134,6 @@ def test_threads_share_the_cache_and_its_bound_holds() -> None:
         assert all(threads.map(read, range(200)))
 
     assert cache.held_bytes <= 3 * BLOCK_BYTES
-    assert cache.hits + cache.misses == sum(4 - number % 4 for number in range(200))
 
 
 def test_what_was_put_is_kept_until_it_is_deleted_and_only_once_the_store_has_it() -> None:

@@ -26,7 +26,7 @@ from messages.kv import (
     cut_into_blocks,
     is_finite,
 )
-from tests.support.kv_samples import hybrid, layout
+from tests.support.kv_samples import hybrid, layer_of, layout
 
 dtypes: st.SearchStrategy[DType] = st.sampled_from(["f16", "bf16", "f32"])
 small_layouts = st.builds(KVLayout, st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), dtypes)
@@ -94,7 +94,7 @@ def test_a_cut_cache_gives_its_layers_back(lay: KVLayout, num_tokens: int) -> No
 
     assert cache.num_tokens == num_tokens
     for index, (keys, values) in enumerate(layers):
-        got_keys, got_values = cache.layer(index)
+        got_keys, got_values = layer_of(cache, index)
         np.testing.assert_array_equal(got_keys, keys)
         np.testing.assert_array_equal(got_values, values)
 
@@ -106,9 +106,9 @@ def test_layers_are_asked_for_by_their_number_in_the_model() -> None:
 
     cache = KVCache(lay, tuple(cut_into_blocks(lay, layers)), state)
 
-    np.testing.assert_array_equal(cache.layer(2)[0], layers[1][0])
+    np.testing.assert_array_equal(layer_of(cache, 2)[0], layers[1][0])
     with pytest.raises(ValueError, match="not in"):
-        cache.layer(1)
+        layer_of(cache, 1)
 
 
 @given(st.integers(1, 100), st.integers(0, 120))

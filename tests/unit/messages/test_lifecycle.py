@@ -1,6 +1,7 @@
 """The lifecycle table: complete, and it leads somewhere."""
 
-from messages.lifecycle import TABLE, Position, Step
+from messages.lifecycle import Step
+from tests.support.lifecycle import TABLE, Position
 
 
 def test_every_position_has_its_row_and_every_step_its_use():

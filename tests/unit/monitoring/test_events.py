@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from messages.lifecycle import TABLE, Event, Position, Step
+from messages.lifecycle import Event, Step
 from monitoring import logs
 from monitoring.events import fan_out
 from monitoring.logs import configure, log_event
+from tests.support.lifecycle import TABLE, Position
 from tests.support.path_checker import PathChecker
 
 S = Step

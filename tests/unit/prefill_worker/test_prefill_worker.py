@@ -20,6 +20,7 @@ from messages.jobs import Sampling
 from messages.lifecycle import Event, Step
 from prefill_worker.flow import PrefillFlow
 from prefill_worker.worker import PrefillWorker
+from tests.support.faults import drop
 from tests.support.pipeline import (
     BATCH,
     MODEL,
@@ -296,7 +297,7 @@ def test_a_prefill_that_begins_while_its_worker_aborts_is_handed_back_too() -> N
         worker.handle(delivery, lambda: None)
 
         # Then the job waits for somebody else
-        assert (pipeline.ready(work("prefill")), pipeline.ready(work("decode"))) == (1, 0)
+        assert (pipeline.ready(work("prefill", "now")), pipeline.ready(work("decode"))) == (1, 0)
         broker.close()
 
 
@@ -331,7 +332,7 @@ def test_a_prefill_that_lost_its_channel_passes_on_all_the_same_and_the_copy_is_
     gate.wait()
 
     # When it goes on, and the job comes back meanwhile
-    prefill.broker.drop()
+    drop(prefill.broker)
     gate.open()
 
     # Then whatever becomes of the copy, the job is decoded once and answered alike
@@ -401,7 +402,7 @@ def test_many_quick_jobs_are_held_at_once_until_a_large_one_comes(pipeline: Pipe
         delivery.ack()
 
     quick_jobs = QuickJobs[None](broker, settler, SlotPool(1, inline=True), handle, lambda _: None)
-    flow = PrefillFlow(quick_jobs.consume, MODEL)
+    flow = PrefillFlow(broker, quick_jobs.consume, MODEL)
 
     # When all up to the large one are done, and however many go together
     while jobs[200].job_id not in held:

@@ -19,6 +19,7 @@ from kvstore.memory import MemoryClusterState
 from messages.errors import Cancelled, EngineUnavailable, KVTransferFailed
 from messages.jobs import DecodeJob, PrefillJob, Sampling, user_prompt
 from messages.kv import KVCache
+from prefill_worker.free_memory import FreeMemory
 from prefill_worker.kv_transfer import KVWriter, PrefixLeases, Refusals
 from tests.support.kv_samples import raised_by
 from tests.support.pipeline import INSTANT, Gate, WatchedEngine, WatchedStore
@@ -41,7 +42,16 @@ class Class:
 
     def worker(self, name: str = "worker-1", engine: PrefillEngine | None = None) -> KVWriter:
         refusals = Refusals(self.cluster_state, "m", "")
-        return KVWriter(LoadedEngine(engine or self.engine), self.kv, self.cluster_state, name, lambda: False, refusals)
+        free_memory = FreeMemory(0, lambda: False)
+        return KVWriter(
+            LoadedEngine(engine or self.engine),
+            self.kv,
+            self.cluster_state,
+            name,
+            lambda: False,
+            refusals,
+            free_memory,
+        )
 
     def job(self, own: str, shared: str = RUBRIC) -> PrefillJob:
         prompt = self.engine.tokenize(user_prompt(shared, own), 0.0)

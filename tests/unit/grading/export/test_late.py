@@ -260,6 +260,6 @@ def test_the_desk_and_the_report_show_it(tmp_path: Path) -> None:
     (row,) = make_rows(view, {})
     assert row.final.penalty
     assert row.final.penalty.words.startswith("late, 1 day begun: 10 % of")
-    assert row.ai == view.grades[0].points == row.final.earned_points
+    assert row.final.grade.points == view.grades[0].points == row.final.earned_points
     page = render_page(view.grades, assignment.rubric, (), late={name: row.final.penalty.words})
     assert f"Taken off: {row.final.penalty.words}" in page

@@ -15,7 +15,8 @@ from grading.points import Grade, grade_submission
 from grading.prompts.answers import ParsedAnswer, criterion_grade
 from grading.report.grades import FIXED_COLUMNS, LAST_COLUMNS, count_states, summary_rows, write_grades_csv
 from grading.report.page import render_page
-from grading.rubric.rubric import RESERVED_IDS, Criterion, Rubric
+from grading.rubric.formats import RESERVED_IDS
+from grading.rubric.rubric import Criterion, Rubric
 from grading.submissions.reading import Submission, SubmissionPart
 from grading.submissions.truncation import Cut
 from monitoring.logs import ROOMS

@@ -79,6 +79,12 @@ def test_its_short_form_is_read(tmp_path: Path) -> None:
     ]
 
 
+def test_a_title_that_names_something_else_in_the_results_gives_an_id_with_a_number(tmp_path: Path) -> None:
+    rubric = load(tmp_path, {"Submission": {"points": 1}, "Max points": {"points": 2}, "State": {"points": 3}})
+
+    assert [item.id for item in rubric.criteria] == ["submission_1", "max_points_2", "state_3"]
+
+
 def test_canvass_rubric_is_read_with_its_ratings(tmp_path: Path) -> None:
     rubric = load(tmp_path, CANVAS, "rubric.csv")
 

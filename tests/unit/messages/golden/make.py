@@ -120,6 +120,7 @@ MESSAGES = {
     ),
     "details-paused": WorkerDetails(("decode",), paused_because="the broker is connected, and has not confirmed"),
     "details-with-a-template": WorkerDetails(("decode",), template="7e3f"),
+    "details-with-turns": WorkerDetails(("decode",), turns=4),
 }
 
 

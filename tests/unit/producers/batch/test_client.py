@@ -13,6 +13,7 @@ from messages.errors import BatchError, EngineUnavailable, InvalidMessage, NoQue
 from messages.jobs import JobResult, Part, PrefillJob, Sampling, TokenEvent, user_prompt
 from messages.kv import MAX_BLOCK_TOKENS
 from messages.lifecycle import Step
+from messages.workers import WorkerDetails, WorkerInfo
 from producers.client import Replies
 from tests.support.pipeline import (
     MODEL,
@@ -38,6 +39,45 @@ def pipeline() -> Iterator[Pipeline]:
 
 def parked(pipeline: Pipeline) -> int:
     return pipeline.ready(topology.RESULTS_PARKED)
+
+
+# Turns
+
+
+def registered(pipeline: Pipeline, worker_id: str, turns: int) -> None:
+    details = WorkerDetails(turns=turns)
+    worker = WorkerInfo(worker_id, "decode", MODEL, "sim", "cpu", "", "", 4096, 1, "h", 1, 0.0, details=details)
+    pipeline.cluster_state.register(worker, ttl_s=60)
+
+
+def test_a_batch_takes_the_turn_for_which_the_fewest_jobs_wait(pipeline: Pipeline) -> None:
+    registered(pipeline, "d1", topology.TURNS)
+    taken = []
+    for number, size in enumerate((5, 3, 4, 1, 1, 1)):
+        turns = pipeline.client.turns([MODEL])
+        jobs = [pipeline.job(f"{number} {place}", batch=f"batch-{number}") for place in range(size)]
+        pipeline.client.submit(jobs, turns=turns)
+        taken.append(turns[MODEL])
+    assert taken == [0, 1, 2, 3, 3, 3]
+    depths = [pipeline.ready(name) for name in topology.lane_queues("prefill", MODEL, "bulk")]
+    assert depths == [5, 3, 4, 3]
+
+
+def test_while_a_worker_knows_no_turns_or_none_is_seen_everybody_takes_the_first(pipeline: Pipeline) -> None:
+    """The release before this one consumes `prefill.MODEL.bulk` and `decode.MODEL.bulk`, and no more."""
+    pipeline.client.submit([pipeline.job("waits")])
+    assert pipeline.client.turns([MODEL]) == {MODEL: 0}
+
+    registered(pipeline, "d1", topology.TURNS)
+    assert pipeline.client.turns([MODEL]) == {MODEL: 1}
+
+    registered(pipeline, "d0", 0)
+    assert pipeline.client.turns([MODEL]) == {MODEL: 0}
+
+
+def test_urgent_jobs_have_no_turn(pipeline: Pipeline) -> None:
+    pipeline.client.submit([pipeline.job("now!", lane="now")], turns={MODEL: 2})
+    assert pipeline.ready(work("prefill", "now")) == 1
 
 
 # ask and stream

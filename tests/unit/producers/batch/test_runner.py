@@ -3,16 +3,18 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from infra.broker import topology
 from infra.broker.base import Address, Message
+from infra.broker.topology import work_queue
 from messages import codec
 from messages.jobs import JobResult, PrefillJob, Sampling, user_prompt
 from messages.lifecycle import Event, Step
-from messages.workers import WorkerInfo
+from messages.workers import NO_DETAILS, WorkerDetails, WorkerInfo
 from producers.batch.batch import Batch, BatchEntry, Counts
 from producers.batch.runner import Runner
 from tests.support.pipeline import (
@@ -468,6 +470,31 @@ def test_a_reply_queue_that_somebody_deletes_is_opened_again_and_what_was_parked
 
         # Then all of them reach the journal, without anybody starting the owner again
         assert counts.result(HURRY_S).succeeded == 4
+
+
+def test_what_waits_for_a_turn_that_no_worker_knows_is_published_again_where_they_look(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a batch that took the second turn, when all workers are replaced by those of a release that knows the first
+    knows_turns = WorkerDetails(turns=topology.TURNS)
+    worker = WorkerInfo("d1", "decode", MODEL, "sim", "cpu", "", "", 4096, 1, "h", 1, 0.0, details=knows_turns)
+    pipeline.cluster_state.register(worker, ttl_s=60)
+    pipeline.client.submit([pipeline.job("of another batch")])
+    with Class(tmp_path, 2).own(pipeline) as owner:
+        owner.run(max_wait_s=0.1)
+        second, first = (work_queue("prefill", MODEL, "bulk", turn) for turn in (1, 0))
+        assert (pipeline.ready(second), pipeline.ready(first)) == (2, 1)
+        delivery = pipeline.broker.get(first)
+        assert delivery
+        assert delivery.ack()
+        pipeline.cluster_state.register(replace(worker, details=NO_DETAILS), ttl_s=60)
+
+        # When the owner goes on
+        monkeypatch.setattr("producers.batch.runner._LOOK_AROUND_S", 0.05)
+        owner.run(max_wait_s=3)
+
+        # Then its jobs are in the queue that everybody knows
+        assert pipeline.ready(first) == 2
 
 
 def test_a_person_is_told_of_a_model_that_nobody_serves(pipeline: Pipeline, tmp_path: Path) -> None:

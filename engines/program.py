@@ -1,0 +1,43 @@
+"""A program that an engine starts: how long it may take, what it prints, and that it ends with us."""
+
+import logging
+import subprocess
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+LOAD_S = 1800.0  # 60 GB from a slow disk, and CUDA graphs
+END_S = 10.0
+LAST_WORDS = 40  # lines
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before it is started, or looked for, again
+STEADY_S = 60.0  # who ran this long did not die of starting
+
+
+@contextmanager
+def ends_with_us(pid: int, end: str) -> Iterator[None]:
+    """Within it, a process has a shell run `end`, in which "$1" is `pid`, should we die, even by SIGKILL.
+
+    It waits for a line (all is well) or for the end of its input: we are gone.
+    """
+    with subprocess.Popen(
+        ["/bin/sh", "-c", f"read -r _ || {end}", "sh", str(pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as watchdog:
+        yield
+        assert watchdog.stdin is not None
+        with suppress(BrokenPipeError):
+            watchdog.stdin.write(b"\n")
+
+
+def read_output(process: subprocess.Popen[str], last_words: deque[str], log: logging.Logger, name: str) -> None:
+    """Take down what the program prints, until its output ends."""
+    assert process.stdout is not None
+    with process.stdout:
+        for line in process.stdout:
+            last_words.append(line.rstrip())
+            log.debug("%s: %s", name, line.rstrip())

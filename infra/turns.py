@@ -1,0 +1,47 @@
+"""A worker's next job of lane `bulk`: batches take turns, since each has a queue to itself while there are enough."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from infra.broker import topology
+from infra.broker.base import Broker, Delivery
+from messages.workers import WorkerStage
+
+_LOOK_S = 0.25
+
+
+class Turns:
+    """The queues of lane `bulk` of one stage of a model. Used from one thread.
+
+    The first one is the flow's own affair, which may have its jobs pushed. The others are pulled, and one that was
+    empty is left alone for a while: so they cost the broker nothing while a single batch is under way.
+    """
+
+    def __init__(self, broker: Broker, stage: WorkerStage, model: str) -> None:
+        self._broker = broker
+        self._line = deque(topology.lane_queues(stage, model, "bulk"))
+        self._next_looks = dict.fromkeys(self._line, 0.0)
+        self.first = self._line[0]
+
+    def take(self, take_first: Callable[[], Delivery | None]) -> Delivery | None:
+        """A job of the queue whose turn it is, or of the next one that has any; None: nothing waits.
+
+        `take_first` takes one of the first queue. Raises BrokerUnavailable, NoQueue.
+        """
+        for queue in list(self._line):
+            self._line.rotate(-1)
+            if queue == self.first:
+                delivery = take_first()
+            elif time.monotonic() < self._next_looks[queue]:
+                continue
+            else:
+                delivery = self._broker.get(queue)
+                self._next_looks[queue] = 0.0 if delivery else time.monotonic() + _LOOK_S
+            if delivery:
+                return delivery
+        return None
+
+    def pull(self) -> Delivery | None:
+        """As `take`, with every queue pulled."""
+        return self.take(lambda: self._broker.get(self.first))
