@@ -1,6 +1,7 @@
 """The review: the screen in the browser, and what the desk does with each of its messages."""
 
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -34,6 +35,7 @@ _SCREEN = st.components.v2.component(
 )
 _MOST_NEAR = 16  # submissions whose grades are sent before they are looked at
 _MOST_WORK = 4  # of these, the first, with their work
+_SENT_S = 0.05  # in which what was drawn is on its way to the browser
 _REFRESH_S = 5.0  # in which the screen hears what others have open, and have decided
 
 
@@ -58,6 +60,9 @@ class _Message:
 def show_review_page(desk: Desk, folder: Path) -> None:
     """Draw it; a message of the screen draws it alone, without the page around it."""
     draw_live(lambda: _draw_screen(desk, folder), _REFRESH_S)
+    # Where the next run waits for this one's end already, Streamlit drops what it has not sent yet, and the screen with
+    # it, but still says that this run is complete: then the page would be without its screen until that run is done.
+    time.sleep(_SENT_S)
 
 
 def _draw_screen(desk: Desk, folder: Path) -> None:
