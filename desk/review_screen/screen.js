@@ -1090,7 +1090,7 @@ class Screen {
     for (let points = min; points <= max && values.length < 12; points += step) values.push(Number(points.toFixed(6)));
     const chips = values.length < 12 ? values.map((points) =>
       make("button", { type: "button", "aria-pressed": String(points === criterion.points), "aria-label": `${points} points for ${id}`, onclick: () => give(points) }, String(points))) : [];
-    const bump = (by) => make("button", { type: "button", "aria-label": `${by < 0 ? "Fewer" : "More"} points for ${id}`,
+    const bump = (by) => chips.length ? "" : make("button", { type: "button", "aria-label": `${by < 0 ? "Fewer" : "More"} points for ${id}`,
       onclick: () => { this.give(id, Math.min(max, Math.max(min, (this.current()?.points ?? 0) + by))); this.render(); } }, by < 0 ? "−" : "+");
     const field = make("input", { "aria-label": `Points for ${id}`, inputmode: "decimal", autocomplete: "off", "data-key": "points",
       oninput: ({ target }) => this.typePoints(id, target) });

@@ -251,10 +251,13 @@ def test_a_row_of_the_table_is_opened_by_a_click_and_by_enter(browser: Browser, 
     browser.wait_for("student1_101_1_homework.py")
     browser.press("css", ".kv-class tbody tr:nth-child(2) td:nth-child(4)")
     browser.wait_for("(len(values) + 1)")
+    wait_until(lambda: "submission=" in browser.evaluate("location.search"), "the address says whose", PATIENCE_S)
     browser.go_back()
     browser.wait_for("Name contains")
     browser.press("css", ".kv-class tbody tr:nth-child(1) input")
-    browser.wait_for("Regrade selected")
+    can_regrade = "[...document.querySelectorAll('button')].some((e) => e.innerText === 'Regrade selected' && !e.disabled)"
+    wait_until(lambda: browser.evaluate(can_regrade), "what is chosen can be graded again", PATIENCE_S)
+    assert browser.evaluate("document.activeElement.dataset.key").startswith("box "), "it is left where it was"
     browser.evaluate("document.querySelector('.kv-class tbody tr:nth-child(2) button').focus()")
     press(browser, "ArrowDown")
     browser.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", text="\r", windowsVirtualKeyCode=13)
