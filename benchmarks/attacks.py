@@ -2,7 +2,7 @@
 
 All texts are made up (`examples/attacks`). Each stands in a small ordinary homework; what is counted is submissions.
 
-`flagged`, `false_flags`, `by_language`, `by_family`: families left out. The scorer is trained anew without some
+`flagged`, `false_flags`, `by_language`, `by_family`: families left out. The scorer is trained again without some
 families, and then reads all attacks of these. The harmless texts, and a part of the attacks, come from `held_out`: they
 were written before there was a scorer, and no training has ever seen them. `languages_left_out`, `kinds_left_out`: the
 same with languages, and with kinds of harmless text. The scorer's list of words stays as it is: it has words of the

@@ -7,7 +7,7 @@ of the batch, waits until nothing moves any more, starts the owner again once if
     confirmed           of these, confirmed by the broker as far as the owner knows
     succeeded, failed   jobs by their typed result
     lost                jobs without a typed result, after the owner was started again once
-    lost_before_rerun   confirmed jobs that the owner, started again, found nowhere and published anew
+    lost_before_rerun   confirmed jobs that the owner, started again, found nowhere and published again
     unexpected          results of jobs that are not of the batch, or with another text than an undisturbed engine's
     executed_twice      jobs whose decode was begun more than once, by the workers' logs
     journal_duplicates  lines of the journal beyond the first of a job's run

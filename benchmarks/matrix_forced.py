@@ -5,7 +5,7 @@ they can be compared at all of its positions; and what the receiver's own run sa
 rounding alone explains it: how far its choice lay ahead of the other run's (`lead`).
 
 No protocol of `engines.base` gives logits, so this reaches into the engines. llama.cpp evaluates the forced tokens one
-by one, as it decodes; vLLM is asked anew at each. MLX and PyTorch take them at once: in float32 that moves a logit by
+by one, as it decodes; vLLM is asked again at each. MLX and PyTorch take them at once: in float32 that moves a logit by
 a hundred-thousandth.
 """
 

@@ -26,7 +26,7 @@ tokens and a model of 12 million random weights (--quick: of one million), in th
 this one, which is what to read on a machine that others use. `hidden`: 1 - waited_seconds / upload_seconds, where
 waited_seconds is what the prefills' threads waited for a put or a full queue, by the Uploader's own clock: a difference
 of two runs would say more about the neighbours. Interval: the least and the most of the rounds. Both sides are started
-anew after 3 rounds: two processes of one program differ by up to a tenth for as long as they live.
+again after 3 rounds: two processes of one program differ by up to a tenth for as long as they live.
 
 What the figures do not show: a wire slower than the prefill (786 MB in 4 s are 1.6 Gbit/s), where the queue fills and
 prefill waits; an engine that transfers KV only at its end (llama.cpp), where nothing hides; the cost of copying blocks

@@ -21,7 +21,7 @@ from messages.workers import ENGINE_AWAY, SELF_PAUSED
 
 log = logging.getLogger(__name__)
 
-# A prefill worker that is started again, or deployed anew, is back by then.
+# A prefill worker that is started again, or deployed again, is back by then.
 ALONE_FOR_SURE_S = 10.0
 REASON = "no prefill worker serves this model"
 

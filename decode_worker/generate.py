@@ -77,7 +77,7 @@ class DecodeAttempt(Attempt[DecodeJob]):
     ahead: Future[FetchedCache | None] | None = None  # its KV cache, if that was fetched while another job had the slot
     began: float = 0.0  # monotonic clock
     queue_s: float = 0.0  # from submission to its slot
-    before_s: float = 0.0  # from submission to where its first answer is begun
+    before_s: float = 0.0  # seconds from submission until its first answer is begun
     is_rounded: bool = False  # its KV cache was computed with another rounding
     result: JobResult = field(init=False)
     body: bytes = b""  # the result as it is stored and sent; b"": there is none yet, and it needs its slot

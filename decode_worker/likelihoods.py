@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 _PASSES = 8  # for one value: a number may be several tokens, and each way of writing it is looked at by itself
 _NEGLIGIBLE = math.log(1e-3)  # ways that are less likely are not followed
-_MIN_TOTAL = 0.01  # of all probability; where the values have less together, the model expected something else there
+_MIN_TOTAL = 0.01  # share of all probability; if the values have less together, the model expected something else there
 _DIGITS = 4
 
 

@@ -100,7 +100,7 @@ def _check_inputs(inputs: Inputs, path: Path) -> Inputs:
     wrong = [name for name, value in texts.items() if not isinstance(value, str)]
     wrong += [name for name, value in texts.items() if name != "title" and str(value).startswith("-")]
     if wrong:
-        raise BatchError(f"{path}: {wrong[0]} can't be {texts[wrong[0]]!r:.60}; mend it, or remove the folder")
+        raise BatchError(f"{path}: {wrong[0]} can't be {texts[wrong[0]]!r:.60}; fix it, or remove the folder")
     return inputs
 
 
@@ -171,7 +171,7 @@ def save_file(folder: Path, name: str, data: bytes) -> Path:
 def _plain(name: str) -> str:
     plain = _UNSAFE.sub("_", PurePosixPath(name.replace("\\", "/")).name).strip(". ")
     if not plain:
-        raise InputError(f"{name!r:.60} is no name for a file; rename it")
+        raise InputError(f"{name!r:.60} can't be the name of a file; rename it")
     return plain
 
 

@@ -14,7 +14,7 @@ from grading.reviews import FILE, ROUND_REASON, Override, decisions_in, version_
 from grading.rubric.rubric import Points
 from messages.errors import UsageError
 
-Overrides = Mapping[str | None, Override]  # of one submission, by criterion; None: the whole submission
+Overrides = Mapping[str | None, Override]  # decisions on one submission, by criterion; None: on all of it
 
 ACCEPTED_REASON = "looked at, and left as it is"
 TOGETHER_REASON = "decided together with the answers that are like it"

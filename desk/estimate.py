@@ -12,8 +12,8 @@ class ModelRate:
 
     model: str
     answers: int
-    prefill_tokens_per_s: float  # of computed tokens, in the engine
-    decode_tokens_per_s: float  # of one sequence; slots beside each other add up
+    prefill_tokens_per_s: float  # counts computed tokens, inside the engine
+    decode_tokens_per_s: float  # for one sequence; parallel slots add up
     transferred_answers: int  # answers decoded from a KV cache that another engine computed
 
 

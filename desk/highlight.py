@@ -11,7 +11,7 @@ from pygments.token import Comment, Keyword, Number, Operator, String, _TokenTyp
 _LEXERS = {"Python": "python", "R": "r", "SQL": "sql", "Julia": "julia", "Bash": "bash", "JavaScript": "javascript"}
 _KINDS = ((Comment, "c"), (String, "s"), (Number, "n"), (Keyword, "k"), (Operator.Word, "k"))
 _MAX_LINE = 1_000  # characters; a longer one is data, and takes a lexer time by its square
-_MOST_S = 0.2  # of this thread: a busy machine must not change what is shown
+_MOST_S = 0.2  # this thread's own time: a busy machine must not change what is shown
 
 Pieces = tuple[tuple[str, str], ...]  # (kind, text) of one line: c, s, n, k, or "" for the rest
 

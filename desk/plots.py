@@ -1,4 +1,4 @@
-"""Students' pictures, decoded and drawn anew by Pillow: a browser gets a file of our own, with their pixels alone.
+"""Students' pictures, decoded and drawn again by Pillow: a browser gets a file of our own, with their pixels alone.
 
 A file may be made to take gigabytes, or minutes, to decode: its size in pixels is looked at before, and all pictures of
 a submission share one allowance.
@@ -14,10 +14,10 @@ from PIL import Image
 
 from grading.submissions.figures import Figure, Place
 
-MAX_PIXELS = 12_000_000  # of one picture: 10 by 8 inches at 300 dots an inch are 7 million
+MAX_PIXELS = 12_000_000  # in one picture: 10 by 8 inches at 300 dots an inch are 7 million
 ALL_PIXELS = 48_000_000  # of one submission's
-_MAX_SIDE = 900  # of what is shown; half a page is narrower
-_MAX_SCANS = 64  # of a progressive JPEG, each of which is a walk over all of it; ordinary ones have about ten
+_MAX_SIDE = 900  # of the picture as shown; half a page is narrower
+_MAX_SCANS = 64  # in a progressive JPEG; each scan goes over the whole picture, and ordinary ones have about ten
 _SCAN = b"\xff\xda"
 
 

@@ -27,7 +27,7 @@ _STAGE_AFTER: dict[str, str] = {
 }
 
 
-EXPECTED = "expected: "  # what a run logs of how long it will take begins so
+EXPECTED = "expected: "  # prefix of the log line in which a run says how long it will take
 
 
 class Stages:

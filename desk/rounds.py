@@ -119,7 +119,7 @@ def record_change(folder: Path, place: Path, author: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A line of changes.jsonl. `criteria`: how those that were asked about anew have read since."""
+    """A line of changes.jsonl. `criteria`: how those that were asked about again have read since."""
 
     at: float  # seconds since the epoch
     who: str

@@ -25,10 +25,10 @@ class Row:
     """One submission as the table shows it."""
 
     number: int  # index in the batch
-    name: str  # whose it is, as people are shown
+    name: str  # the person's name, as it is displayed
     state: str  # one of OUTCOMES
     final: FinalGrade  # with what a person decided
-    requests: tuple[Request, ...] = ()  # of the student, for another look
+    requests: tuple[Request, ...] = ()  # the student's requests for another look
 
     @property
     def needs_review(self) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ class LineTail:
         whole = data[: data.rfind(b"\n") + 1]  # the last line may be half written
         lines = whole.split(b"\n")[:-1]
         rows = [self._row(line, number) for number, line in enumerate(lines, self._lines + 1)]
-        # Only now: what can't be read is said again, until it is mended.
+        # Only now: what can't be read is said again, until it is fixed.
         self._offset, self._lines = self._offset + len(whole), self._lines + len(lines)
         return [row for row in rows if row is not None], is_replaced
 

@@ -32,7 +32,7 @@ RequestOf = Callable[[Mapping[str, Any]], GradeRequest]
 class BatchView:
     """Reads, never writes. One instance serves all pages of a process, from any thread.
 
-    `refresh` reads the class's work once, and after that only new results; only grades that they touch are made anew.
+    `refresh` reads the class's work once, and after that only new results; only grades that they touch are made again.
     """
 
     def __init__(self, folder: Path, request_of: RequestOf) -> None:

@@ -5,7 +5,7 @@ ended, and `lock` is held by the process as long as it lives: it inherits the lo
 number. A shell around the command writes `exit`, whether or not a desk is there to see it.
 
 Folders come from anywhere, so nothing in one is run: what was started is kept as fields, from which whoever takes it up
-makes the command anew. A process is signalled only if it is the one that was started: by number, start and user.
+makes the command again. A process is signalled only if it is the one that was started: by number, start and user.
 """
 
 import json
@@ -53,9 +53,9 @@ class Record:
     pid: int
     started_at: float  # seconds since the epoch
     process: str = ""  # when the system says that the process began
-    stopped: bool = False  # by a person: not to be taken up again by itself
+    stopped: bool = False  # a person stopped it: it must not resume by itself
     kind: str = "grade"  # or "retry"
-    limit: int = 0  # what a grading was limited to; 0 and (): the whole class
+    limit: int = 0  # limits of this run; 0 and (): the whole class
     only: tuple[str, ...] = ()
     command: tuple[str, ...] = ()  # for people who look here: it is never run again
 
@@ -96,7 +96,7 @@ class Work:
             except OSError as error:
                 raise BatchError(f"can't start {command[0]}: {error.strerror}") from None
             finally:
-                os.close(lock)  # from here on the process alone holds it
+                os.close(lock)  # from here on only the process holds it
             _children[self.folder] = process
             request_fields = {"kind": kind, "limit": limit, "only": tuple(names), "command": tuple(command)}
             self._save(Record(process.pid, time.time(), _process_start(process.pid), **request_fields))  # type: ignore[arg-type]

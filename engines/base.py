@@ -50,16 +50,16 @@ class EngineInfo:
     device: str  # "cpu", "cuda", "metal", "simulated"
     context: int  # tokens, prompt and answer together
     slots: int  # sequences decoded at once
-    fingerprint: str  # of the KV family: shapes, RoPE, tokenizer, weights; "" if nothing is transferred
+    fingerprint: str  # identifies the KV family (shapes, RoPE, tokenizer, weights); "" if nothing is transferred
     tokenizer: str  # hash of the vocabulary
     layout: KVLayout | None  # None: no KV cache goes in or out
     capabilities: Capabilities
     chars_per_token: float = 0.0  # on a sample of code and prose
-    ropes: tuple[Rope, ...] = ()  # of full-attention layers, then of those with a window; none: not known
+    ropes: tuple[Rope, ...] = ()  # for full-attention layers, then for windowed ones; empty: not known
     vocabulary: int = 0  # ids that the tokenizer has; 0: not known, and no sketch is made
-    rounding: str = "f32"  # of the weights: f32, f16, bf16, q8 or q4 (anything coarser than 8 bits)
+    rounding: str = "f32"  # precision of the weights: f32, f16, bf16, q8 or q4 (anything coarser than 8 bits)
     build: str = ""  # of the program that computes
-    slot_file_version: str = ""  # of the files that it takes and gives KV caches as; "": it does so otherwise
+    slot_file_version: str = ""  # format of its KV cache files; "": it does not use files
     outside: str = ""  # host outside private networks that prompts go to; "": they stay inside
     prefill_slots: int = 1  # prompts computed at once
     weights: str = ""  # fingerprint of the very files where `fingerprint` is a family's; "": that is the same
@@ -86,7 +86,7 @@ class Answer:
     """A finished decode."""
 
     text: str
-    tokens: tuple[int, ...]  # as sampled, end-of-sequence token left out; () if the engine doesn't tell
+    tokens: tuple[int, ...]  # as sampled, without the end-of-sequence token; () if the engine doesn't tell
     completion_tokens: int
     finish_reason: str  # "stop" or "length"
     evaluated_tokens: int  # prompt tokens that the engine evaluated, by its own counter

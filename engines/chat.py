@@ -125,7 +125,7 @@ class ChatPrompt(ABC):
             return TokenizedPrompt(tuple(self.raw_ids(messages[0].text)), 0)
         frame = self._frame_of(messages, clock)
         ids = self._ids(frame, [message.text for message in messages])
-        common = []  # of each message as far as it may be the class's, the one in which others differ last
+        common = []  # the messages shared by the class; the one in which students differ comes last
         for message in messages:
             common.append(message.text[: message.common])
             if message.common < len(message.text):

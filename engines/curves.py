@@ -5,7 +5,7 @@ from collections import defaultdict
 
 from messages.workers import MAX_POINTS, RateCurve
 
-_WEIGHT = 0.1  # of the newest in a moving average, which is the plain mean of the first ten
+_WEIGHT = 0.1  # weight of the newest value in a moving average; the first ten are a plain mean
 
 
 class MeasuredCurves:
@@ -16,7 +16,7 @@ class MeasuredCurves:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._points: dict[str, dict[int, tuple[int, float]]] = defaultdict(dict)  # by number: how often, and mean
+        self._points: dict[str, dict[int, tuple[int, float]]] = defaultdict(dict)  # by number: count and mean
 
     def note(self, model: str, at: int, tokens_per_s: float) -> None:
         """One more was measured."""

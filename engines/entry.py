@@ -34,7 +34,7 @@ class EngineOptions:
     slots: int = 4  # sequences decoded at once
     threads: int = 0  # CPU threads; 0: the engine's choice
     allow_external: bool = False  # a server outside private networks may get prompts
-    api_key: str = field(default="", repr=False)  # of a server that wants one
+    api_key: str = field(default="", repr=False)  # for a server that wants one
     prefill_slots: int = 1  # prompts computed at once, by an engine that batches them
 
 
@@ -52,7 +52,7 @@ class EngineEntry:
     weights_text: str = ""  # the setting in docs/reference/configuration.md; "": its forms
     takes_api_key: bool = False
     packages: tuple[str, ...] = ()  # that it imports
-    extra: str = ""  # of Kvasir's distribution, which brings them
+    extra: str = ""  # the extra of Kvasir's distribution that installs them
     family: str = ""  # engines of one family read each other's KV caches, where the weights are the same
     note: str = ""  # in `kvasir engines`
     has_slot_files: bool = False  # needs room for them in shared memory

@@ -12,7 +12,7 @@ LOAD_S = 1800.0  # 60 GB from a slow disk, and CUDA graphs
 END_S = 10.0
 LAST_WORDS = 40  # lines
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before it is started, or looked for, again
-STEADY_S = 60.0  # who ran this long did not die of starting
+STEADY_S = 60.0  # a process that ran this long did not fail at startup
 
 
 @contextmanager

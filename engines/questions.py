@@ -7,7 +7,7 @@ from engines.chat import common_prefix
 from messages.change import replace_fields
 from messages.jobs import PrefillJob
 
-# Takes the place of an only question, to see where the prompt before it ends.
+# Stands in for the question where there is only one, to see where the prompt before it ends.
 _PLACEHOLDER_QUESTION = "?"
 
 

@@ -48,7 +48,7 @@ IDLE_S = 1.0
 _LOST_AT_ONCE_S = 1.0
 _MOST_SENT = 4  # times: the next connection that idles may have been closed as well
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0  # before a server that is away is looked for again
-FINISH_REASONS = ("stop", "length")  # of an answer that is whole
+FINISH_REASONS = ("stop", "length")  # how a complete answer ends
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp, which may be behind a server, draws a seed of its own for this one
 LETTERS_PER_TOKEN = 3.0  # until the server has counted the sample
 # No prompt has this much more text to a token than its neighbours, or the sample: one that was counted lower was cut.
@@ -56,8 +56,8 @@ _CUT = 0.6
 # Ollama cuts a prompt to half the context and a few tokens of its beginning: at just this count a prompt is whole only
 # where that is expected, by so much.
 _KEPT, _CUT_TO_HALF = 8, 0.85
-_TEMPLATE_BYTES = 1024  # that a template may add to a prompt
-_RUN = re.compile(r"(.)\1{3,}", re.DOTALL)  # of one character, which is a token or two however long it is
+_TEMPLATE_BYTES = 1024  # most bytes that a template may add to a prompt
+_RUN = re.compile(r"(.)\1{3,}", re.DOTALL)  # runs of one character: a token or two, however long they are
 _NEIGHBOUR_TOKENS = 256  # a shorter prompt is in great part template
 _KNOWN_MARK = re.compile(
     r"<(?=[|｜][^<>\n]{1,64}[|｜]>|<SYS>>|\|?turn\|?>|/?(?:s|bos|eos|pad|unk|think|(?:start|end)_of_(?:turn|text|image)"
@@ -115,7 +115,7 @@ class RemoteServer(ABC):
     Once nobody is there, it is probed again and again, and is away until it answers.
     """
 
-    disconnect_errors: tuple[type[BaseException], ...]  # of the client, for a connection that the server closed
+    disconnect_errors: tuple[type[BaseException], ...]  # raised by the client if the server hung up
 
     def __init__(self, name: str) -> None:
         self.outage = ""  # why nobody answers there now: see engines.base.outage_of
@@ -257,7 +257,7 @@ class TextOnly(Generic[S]):
         self._server_name = server_name
         self._context = context
         self._letters_per_token = LETTERS_PER_TOKEN
-        self._neighbours_bytes_per_token = 0.0  # of the prompts answered lately; 0: of none
+        self._neighbours_bytes_per_token = 0.0  # mean over the prompts answered lately; 0: none yet
 
     @property
     def outage(self) -> str:

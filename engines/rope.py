@@ -18,8 +18,8 @@ class Rope:
     """What one kind of layer does to its keys: pair i is turned by `frequencies[i]` radians at each position."""
 
     frequencies: tuple[float, ...]
-    scale: float = 1.0  # of the rotated numbers: YaRN's attention factor (mscale)
-    base: float = 0.0  # as stated, to say what differs; 0: measured, not stated
+    scale: float = 1.0  # factor on the rotated numbers: YaRN's attention factor (mscale)
+    base: float = 0.0  # as the model states it, to say what differs; 0: measured, not stated
 
     def __str__(self) -> str:
         pairs = len(self.frequencies)

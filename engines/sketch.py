@@ -61,10 +61,10 @@ class Sketch:
     """
 
     engine: str
-    rounding: str  # of the weights, a key of TOLERANCES
+    rounding: str  # precision of the weights, a key of TOLERANCES
     weights: str  # fingerprint of the very files
     tokenizer: str
-    tokens: int  # whose KV cache it is of
+    tokens: int  # length of the prompt whose KV cache was sketched
     layout: KVLayout
     ropes: tuple[Rope, ...]
     numbers: Array = field(repr=False)

@@ -16,8 +16,8 @@ from typing import Any
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-_LONGEST = 1 << 20  # characters around messages that have next to none
-# Templates refuse some of these; each that they print is printed within the limits.
+_LONGEST = 1 << 20  # characters that a template may put around nearly empty messages
+# Templates refuse some of these; what they do print stays within the limits.
 _CONVERSATIONS = (
     ("user",),
     ("system", "user"),
@@ -61,7 +61,7 @@ def require_bounded(text: str, tokens: tuple[tuple[str, str], ...], name: str) -
     except subprocess.SubprocessError as error:
         raise ConfigError(
             f"the chat template of {name} takes more than {TEMPLATE_S} s or {MAX_TEMPLATE_MEMORY_BYTES >> 20} MiB to "
-            f"print a conversation ({error}): use another model's, or mend it"
+            f"print a conversation ({error}): use another model's, or fix it"
         ) from None
 
 

@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 WINDOW_S = 24 * 3600.0
 _LATE_S = 30.0  # the workers' word that a job has expired comes first, if one holds it
 _RETRY_S = 10.0
-_PROBLEMS = 20  # of a file without a line that can be used
-_TURN_S = 0.005  # of reading lines: then it is the next batch's turn
+_PROBLEMS = 20  # problems shown for a file without a usable line
+_TURN_S = 0.005  # spent on reading lines before the next batch gets its turn
 _reader = ThreadPoolExecutor(1, "lines")  # many threads at once would keep the event loop waiting for the interpreter
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]

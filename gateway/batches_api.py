@@ -27,7 +27,7 @@ from producers.batch.prompt_lines import BadLine
 router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=RESPONSES, route_class=BoundedRoute)
 
 _Text = Annotated[str, Field(max_length=512)]
-_keeper = ThreadPoolExecutor(2, "files")  # who sends large ones takes no thread that others' answers need
+_keeper = ThreadPoolExecutor(2, "files")  # large uploads must not take threads that others' answers need
 
 
 def check_body(body: dict[str, Any], url: str) -> None:

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_WAITING = 1000  # jobs in a model's queue beyond which no more are taken
-STOP_S = 10.0  # that streams have to end when the gateway is told to stop
+STOP_S = 10.0  # time that streams have to end after the gateway was told to stop
 DEADLINE_S: Mapping[Lane, float] = {"now": 600.0, "bulk": 3600.0}
 _BEYOND_DEADLINE_S = 5.0  # the worker's word that it has passed comes first, if one holds the job
 _FRESH_S = 1.0

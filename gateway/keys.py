@@ -71,7 +71,7 @@ def read_keys(path: Path) -> list[Key] | None:
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror or error}") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidMessage):
-        raise ConfigError(f"{path} is no file of keys of this version; move it away and add them again") from None
+        raise ConfigError(f"{path} is not a file of keys of this version; move it away and add them again") from None
 
 
 def add_key(path: Path, name: str, models: Sequence[str]) -> str:
@@ -119,7 +119,7 @@ class KeyRing:
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file is there and can't be used."""
         keys = read_keys(path)
-        self.is_required = keys is not None  # as long as this gateway runs: a deleted file opens nothing
+        self.is_required = keys is not None  # fixed while this gateway runs: deleting the file opens nothing
         self._path = path
         self._keys = keys or []
         self._file_state: Any = self._state()

@@ -33,8 +33,8 @@ from producers.client import Client
 
 log = logging.getLogger(__name__)
 
-HEADERS_S = 30.0  # that a client may take to send a request's headers
-TAKE_S = 60.0  # that it may take to receive what was written
+HEADERS_S = 30.0  # time that a client has to send a request's headers
+TAKE_S = 60.0  # time that it has to receive what was written
 _IDLE_S = 30
 
 

@@ -22,7 +22,7 @@ CONFIDENCE = 0.9
 SIZES = (15, 30, 60)
 MAX_THRESHOLDS = 5
 SIGNIFICANCE_LEVEL = 0.01  # two groups with a smaller p-value are not called alike
-_ROUNDING = 1e-9  # of a probability: where it decides, the bound is the looser one
+_ROUNDING = 1e-9  # tolerance on a probability: where it decides, the looser bound counts
 
 
 class BoundError(UsageError):
@@ -107,7 +107,7 @@ class Release:
     threshold: float
     released: int  # grades, those graded by hand among them
     sampled: int  # of these, graded by hand
-    off: int  # of these, further away than promised
+    off: int  # how many of these are further off than promised
     at_most: float  # share of the unseen that are off, with the confidence asked for; 0 to 1
 
     @property
@@ -212,7 +212,7 @@ class PointComparison:
     same: int
     kappa: float | None  # quadratic weights; None where both gave everybody the same, or nobody was compared
     bias: float  # person minus model, points
-    interval: tuple[float, float] | None  # of the bias, by Student's t; None where the differences don't vary
+    interval: tuple[float, float] | None  # interval of the bias, by Student's t; None if the differences don't vary
     largest: float  # difference, without its sign
 
 

@@ -31,7 +31,7 @@ from producers.storage.shapes import from_json, parse_as
 
 FOLDER = "inputs"
 EXAMPLES_OF_A_CRITERION = 4
-_CONTEXT_SHARE = 0.25  # of the smallest context, for all examples together
+_CONTEXT_SHARE = 0.25  # share of the smallest context for all examples together
 _Graded = Mapping[str, Mapping[str, Points]]  # by submission and criterion
 _READERS: dict[str, Callable[[Path], Any]] = {
     "rubric": load_rubric,

@@ -38,7 +38,7 @@ from producers.words import join_with_and, plural
 # Several answers at temperature 0 would be one answer several times.
 SAMPLES_TEMPERATURE = 0.3
 _KEY_DIGITS = 12
-_HEADING_TOKENS = 36  # of a part, with its code
+_HEADING_TOKENS = 36  # tokens of a part's heading, its code included
 _ROOM_STEP = 1_024  # tokens
 
 
@@ -90,11 +90,11 @@ class Assignment:
     items: tuple[Item, ...]
     solution: Submission | None = None
     template: Submission | None = None
-    given_passages: tuple[str, ...] = ()  # that the class was given to work in
+    given_passages: tuple[str, ...] = ()  # passages that the class was given to work in
     selected_ids: frozenset[str] = frozenset()  # item ids of the submissions that are graded now
     input_data: Mapping[str, bytes] = field(default_factory=dict)  # the files of rubric, solution, template
-    changed_files: tuple[Path, ...] = ()  # of these, those named whose batch keeps another
-    work_digests: Mapping[str, str] = field(default_factory=dict)  # of all submissions, as they are in their files
+    changed_files: tuple[Path, ...] = ()  # named files that differ from the batch's own copy
+    work_digests: Mapping[str, str] = field(default_factory=dict)  # digests of all submissions, as their files are
     examples: ExampleSet | None = None
 
     @property
@@ -293,7 +293,7 @@ class PromptMaker:
             # Prompts of earlier releases did not say which cells were given.
             parts = tuple(replace(part, is_given_cell=False) for part in submission.parts)
             return truncate(replace(submission, parts=parts), self._earlier_limits(), count)
-        # In steps: else one more sentence in the rubric would cut a long submission elsewhere, and ask all of it anew.
+        # In steps: else one more sentence in the rubric would cut a long submission elsewhere, and ask all of it again.
         room = self._space - self._space % _ROOM_STEP if self._space > 4 * _ROOM_STEP else self._space
         # Headings are part of the prompt too; of thousands of parts most are left out, and theirs with them.
         space = max(room - _HEADING_TOKENS * len(submission.parts), room // 2)
@@ -353,7 +353,7 @@ class PromptMaker:
 class Cost:
     """What a regrade asks. Tokens are estimates: of prompts, and of answers as long as they may become."""
 
-    asked: tuple[str, ...]  # criteria, and what else is asked about anew; all in one answer if there are no questions
+    asked: tuple[str, ...]  # criteria, and what else is asked about again; all in one answer if there are no questions
     removed: tuple[str, ...]  # criteria
     submissions: int
     jobs: int

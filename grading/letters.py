@@ -44,7 +44,7 @@ CJK = re.compile(rf"{_CJK_LETTER}(?:[ \u00a0\u3000·・]?{_CJK_LETTER})+")
 _LIKE = str.maketrans(
     {"ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "đ": "d", "Đ": "D", "ð": "d", "Ð": "D", "þ": "th", "Þ": "Th"}
     | {"æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ı": "i", "ħ": "h", "ə": "e"}
-)  # what has no accent that could be taken off
+)  # letters that don't decompose into a base and an accent
 _DIGRAPH = re.compile("(?<=[aou])e")
 PARTICLES = frozenset("al bin da das de del den der di dos du e el ibn la le ter van von y zu".split())  # noqa: SIM905
 

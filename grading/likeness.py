@@ -25,7 +25,7 @@ from grading.submissions.submission import Submission
 # At 0.375 deciding by one answer of each group adds at most 2 % of full points on either language of SAF; a step less.
 MAX_DISTANCE = 0.35
 _LENGTH_WEIGHT = 0.2  # an answer that says more may be right where its beginning alone is not
-_CONTEXT_LINES = 12  # that are shown before and after the quote
+_CONTEXT_LINES = 12  # lines shown before and after the quote
 _MOST_CHARS = 4_000  # of a passage
 _MOST_TEXTS = 2_000  # their distances are 32 MB
 
@@ -68,7 +68,7 @@ def group_answers(answers: Sequence[CriterionAnswer], max_distance: float = 0.0)
     """
     times = Counter(answer.text for answer in answers)
     by_evidence: dict[tuple[Points | None, str], list[CriterionAnswer]] = {}
-    for answer in sorted(answers, key=lambda answer: -times[answer.text]):  # what most of a group say comes first
+    for answer in sorted(answers, key=lambda answer: -times[answer.text]):  # the most frequent comes first
         evidence = " ".join((answer.quote or answer.text).split())  # case stays: in code it is another name
         by_evidence.setdefault((answer.points, evidence), []).append(answer)
     groups = list(by_evidence.values())

@@ -19,11 +19,11 @@ MOST_OF_ITS_OWN, MOST_OF_THEIRS = 0.75, 0.9
 # A line of the grading notes has no reason to be in a submission: one counts as this many lines of code.
 NOTE_COUNTS = 3
 _NOTE_CHARS = 25
-_A_FEW = 3  # of a small class that may be most
+_A_FEW = 3  # in a small class, this many may be most of it
 _LINE_CHARS = 4  # shorter ones (`end`, `)`) are nobody's
 
-# A cell's mark of the teacher's is the student's file's word: it counts for the class where several students have it,
-# and this part of those who have such cells at all.
+# Only the student's own file says that a cell came from the teacher. It is believed for the class if at least so many
+# students have the cell, and this share of those who have such cells at all.
 _MIN_STUDENTS, _PART_OF_THEM = 2, 0.1
 
 # A line that says whose work it is: in prose or a comment, or a constant as nbgrader's.

@@ -61,8 +61,8 @@ class Grade:
     reason: str = ""  # why there is no total, or why it is 0 without a look
     item_id: str = ""  # pseudonym: what reviews and queues call the submission
     doubts: tuple[Doubt, ...] = ()  # none of them is among the remarks
-    versions: Mapping[str, str] = field(default_factory=dict)  # of what graded it; empty if that is not known
-    person: str = ""  # whose it is, where anything says so
+    versions: Mapping[str, str] = field(default_factory=dict)  # versions of what graded it; empty if not known
+    person: str = ""  # the person it belongs to, if known
 
     @property
     def display_name(self) -> str:

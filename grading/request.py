@@ -72,10 +72,10 @@ class GradeRequest:
     ask: AskForm = "together"
     # Of a submission; 0: as many as the models have room for; None: planned with the limits of earlier releases.
     max_submission_tokens: int | None = 0
-    rosters: tuple[Path, ...] = ()  # who is in the class, for `read_rosters`
+    rosters: tuple[Path, ...] = ()  # files that say who is in the class, for `read_rosters`
     copies: Mapping[str, Path] = field(default_factory=dict)  # the batch's own, of rubric, solution, template, examples
     examples: Path | None = None  # hand grades, some of whose work is shown to the models
-    sampled_names: frozenset[str] = frozenset()  # of a bound's sample: no examples
+    sampled_names: frozenset[str] = frozenset()  # submissions in the bound's sample, which are never examples
 
     @property
     def excluded_paths(self) -> dict[str, str]:

@@ -43,7 +43,7 @@ class Override:
     reason: str
     reviewer: str = ""
     time: float = field(default_factory=time.time)  # seconds since the epoch
-    version: str | None = None  # `version_of` what stood when it was made; None: it replaces whatever stands
+    version: str | None = None  # `version_of` the decisions it was based on; None: it replaces any
 
     def __post_init__(self) -> None:
         texts = (self.feedback or "", self.reason, self.reviewer)
@@ -65,7 +65,7 @@ class ReviewConflict(BatchError):
 
 
 def version_of(standing: Iterable[Override]) -> str:
-    """Names what stands about one submission: another name as soon as anybody has decided anew."""
+    """Names what stands about one submission: another name as soon as anybody has decided again."""
     lines = sorted(json.dumps(asdict(override)) for override in standing)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 

@@ -60,7 +60,7 @@ class Owner:
     people: tuple[Person, ...] = ()
     group: str = ""
     display_name: str = ""  # for people; "" if nobody is known
-    question: str = ""  # what a person has to answer before its grade goes to anybody
+    question: str = ""  # a person must answer this before the grade goes to anybody
     is_explained: bool = True  # whether some rule explains the submission's name
     claim: Claim | None = None
 
@@ -82,7 +82,7 @@ UNKNOWN_OWNER = Owner()
 class Roster:
     """The people of a class, and what was answered about submissions. Empty where nobody gave one."""
 
-    product: str = ""  # whose it is: canvas, moodle or classroom
+    product: str = ""  # where it comes from: canvas, moodle or classroom
     people: tuple[Person, ...] = ()
     answers: Mapping[str, str] = field(default_factory=dict)  # by submission: a person's number, or a group
 
@@ -363,7 +363,7 @@ def number_in(text: str) -> str:
     number = Decimal(text.strip().replace(",", "."))
     exponent = number.as_tuple().exponent
     if number != int(number) or not isinstance(exponent, int) or exponent > 0:
-        raise ExportError(f"a spreadsheet has shortened the ID {text}, and digits are lost: export the file anew")
+        raise ExportError(f"a spreadsheet has shortened the ID {text}, and digits are lost: export the file again")
     return f"{number:.0f}"
 
 

@@ -49,7 +49,7 @@ def read_sheet(data: bytes, label: str) -> Sheet:
     try:
         rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
     except csv.Error as error:
-        raise ExportError(f"the {label} is no CSV that can be read: {error}; save or download it anew") from None
+        raise ExportError(f"the {label} can't be read as CSV: {error}; save or download it again") from None
     if not rows or not rows[0]:
         raise ExportError(f"the {label} is empty; is it the right file?")
     _refuse_longer(rows, delimiter, label)

@@ -15,7 +15,7 @@ from messages import codec
 from messages.errors import Poison, Stopped
 from messages.jobs import DecodeJob, PrefillJob
 
-SUSPECT_AFTER_CRASHES = 3  # of workers that held the job
+SUSPECT_AFTER_CRASHES = 3  # crashes of workers that held the job
 POISON_AFTER_CRASHES = SUSPECT_AFTER_CRASHES + 2
 
 

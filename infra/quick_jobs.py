@@ -197,7 +197,7 @@ class QuickJobs(OneByOne[T]):
                 # The first is handled in any case; those behind it may turn out slower than was thought.
                 while left and (left is group or time.monotonic() - start <= GROUP_PATIENCE_S):
                     delivery, *left = left
-                    if ready and self._is_large(delivery):  # what is ready does not wait for this one
+                    if ready and self._is_large(delivery):  # jobs that are ready must not wait for this one
                         self._group_commit.add(*ready)
                         ready.clear()
                     self._handle(delivery, _stay)

@@ -44,7 +44,7 @@ _DEATHS_EVERY_S = 5.0  # between looks for deaths, for deleted queues, and for j
 _FORGOTTEN_S = 10.0  # nothing came for so long, though jobs wait: the broker has lost our subscription
 _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
-_LATE_S = 20.0  # as long as the broker's heartbeats: a restart or a lost connection takes less
+_LATE_S = 20.0  # the broker's heartbeat interval: a restart or a lost connection takes less
 LISTEN_S = 0.02  # how long to listen for bulk alone; waking up costs the broker nothing
 
 
@@ -167,7 +167,7 @@ class ConsumerLoop:
         self._hours = ALL_HOURS  # in which to take jobs
         self._bulk = topology.work_queue(stage, model, "bulk")
         self._listening_since = math.inf  # monotonic clock; nothing has come since then
-        self._subscription_lost = False  # by the broker, which has jobs and brings none
+        self._subscription_lost = False  # the broker has jobs and delivers none
         self._pause_reason = ""
         self._jobs: OneByOne[Any] | None = None
         self._may_hold_bulk = True
@@ -272,7 +272,7 @@ class ConsumerLoop:
             self._alone.release()
 
     def _look_at_queues(self) -> None:
-        """Declare what somebody deleted, and listen anew where jobs wait and none has come for a while.
+        """Declare what somebody deleted, and listen again where jobs wait and none has come for a while.
 
         The jobs in a deleted queue were lost with it: their batch's owner publishes them again. A quorum queue can lose
         a subscription in a partition that heals (rabbitmq-server #15473): its channel stays open, and nothing comes.
@@ -285,7 +285,7 @@ class ConsumerLoop:
             self._broker.declare([self._model])
         bulk = depths[self._bulk]
         if bulk and bulk.ready and time.monotonic() - self._listening_since > _FORGOTTEN_S:
-            log.info("jobs wait in %s, and none has come for %.0f s: listening anew", self._bulk, _FORGOTTEN_S)
+            log.info("jobs wait in %s, and none has come for %.0f s: listening again", self._bulk, _FORGOTTEN_S)
             self._subscription_lost = True
 
     def _pause(self, worker: str, is_paused: bool) -> None:
@@ -324,7 +324,7 @@ class ConsumerLoop:
                 handler.tick()
                 notify("WATCHDOG=1")
                 next_tick = time.monotonic() + _TICK_S
-        notify("STOPPING=1\nWATCHDOG_USEC=0")  # what is in hand may take longer
+        notify("STOPPING=1\nWATCHDOG_USEC=0")  # jobs in hand may take longer
         if control:
             control.close()
 

@@ -63,7 +63,7 @@ class Outcome:
     worked: bool  # False: everything had been graded before, no engine was called
     alarms: tuple[str, ...] = ()  # about the class as a whole
     note: str = ""  # why it is not as new as it could be
-    go_on: str = ""  # what to do about jobs that are still open
+    go_on: str = ""  # how to continue jobs that are still open
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -229,7 +229,7 @@ def open_class(
                 if sentence := ignored_files_sentence(item.submission for item in assignment.items):
                     say(sentence)
                 if changed_kinds := join_with_and(changed_inputs(batch.request, assignment.input_data)):
-                    say(f"Changed since the class was planned: the {changed_kinds}. What that touches is graded anew.")
+                    say(f"Changed since the class was planned: the {changed_kinds}. What that touches is graded again.")
                 planning.plan(batch, assignment)
                 for name, question in planning.questions(assignment).items():
                     say(one_line(f"{name}: {question}"))
@@ -276,7 +276,7 @@ def _move_aside(place: Path) -> Path:
 
 
 def look(settings: Settings, folder: Path) -> Outcome:
-    """What the batch has so far, with the report written anew where that can be: the class's work must be there.
+    """What the batch has so far, with the report written again where that can be: the class's work must be there.
 
     Another process may be at work on it. Raises UsageError where there is nothing to show.
     """

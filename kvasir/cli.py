@@ -121,7 +121,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has left: `kvasir results … | head`
         sys.stderr.close()
         return EXIT_FAILURE
-    except OSError as error:  # of a file whose reader had nothing better to say
+    except OSError as error:  # raised for a file whose reader had nothing better to say
         say(f"kvasir: {error.filename or 'a file'} can't be used: {error.strerror or error}", stderr)
         return EXIT_USAGE
     return code if isinstance(code, int) else 0

@@ -37,7 +37,7 @@ def show_dry_run(settings: Settings, request: GradeRequest, as_json: bool) -> in
     assignment = planning.prepare(request, _BATCH_ID, _SECRET)
     with ExitStack() as stack:
         client: Client | None = None
-        with suppress(ConfigError, Retry):  # who knows the workers is not there, or can't be reached
+        with suppress(ConfigError, Retry):  # the store that knows the workers is away or can't be reached
             client = stack.enter_context(connect(settings, _models(assignment), name="dry run"))
         summary = describe(assignment, *_counter(assignment, client))
         summary["outside"] = _outside(settings, assignment, client)
@@ -246,7 +246,7 @@ def _limit_sentence(items: Sequence[Item]) -> str:
     return ""
 
 
-_COLUMNS = ("submission", "language", "prompt tokens", "needs review", "remarks")  # of the last two: how many
+_COLUMNS = ("submission", "language", "prompt tokens", "needs review", "remarks")  # the last two are counts
 
 
 def _name(item: dict[str, Any]) -> str:

@@ -112,7 +112,7 @@ class Regrade:
 
     @property
     def decided(self) -> int:
-        """Points of what is asked about anew that a person has decided: these stay."""
+        """Points of what is asked about again that a person has decided: these stay."""
         decisions = {
             (override.item_id, override.criterion_id)
             for override in read_overrides(self.folder)

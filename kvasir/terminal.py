@@ -37,7 +37,7 @@ _GAP = 2  # between two columns
 _WHOLE_BLANK = "\N{NO-BREAK SPACE}"  # within a name, while lines are made of it
 _COMMAND = re.compile(r"(?<=[^r]:) (?=kvasir [^;:,]*\Z)")  # to be typed; `kvasir: ` begins an error
 _FIGURES = re.compile(r"\d[\d,.]*")
-_MAX_LINES, _MAX_NAMES = 11, 12  # of what is said below a table: lines, and people in each
+_MAX_LINES, _MAX_NAMES = 11, 12  # limits of the text below a table: lines, and people in each
 
 _PLAIN_EVERY_S = 5.0
 _EXPECT_EVERY_S, _ASK_EVERY_S = 30.0, 2.0  # how long it will take: once that is known, and until then

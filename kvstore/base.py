@@ -16,7 +16,7 @@ from messages.errors import InvalidMessage, NewerMessage
 from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
 from messages.workers import NO_DETAILS, WorkerDetails, WorkerInfo
 
-# A leak guard, longer than any deadline or queue. Every put and every use sets it anew.
+# A leak guard, longer than any deadline or queue. Every put and every use sets it again.
 TTL_S = 24 * 3600
 
 # So long it is known which workers registered no more, and did not say that they leave.

@@ -65,7 +65,7 @@ class Expiring(Generic[V]):
             return entry[0] if entry and self._clock() < entry[1] else None
 
     def renew(self, keys: Iterable[str], ttl_s: float) -> list[V | None]:
-        """The value of each key, its TTL set anew, or None."""
+        """The value of each key, its TTL set again, or None."""
         with self._lock:
             now = self._clock()
             values: list[V | None] = []

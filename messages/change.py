@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def replace_fields(whole: T, **changes: Any) -> T:
-    """The same dataclass with some fields changed; it checks itself anew. Raises what it raises, TypeError included."""
+    """The same dataclass with some fields changed; it checks itself. Raises what it raises, TypeError included."""
     kind: Any = type(whole)
     copy: T = kind(**(values_of(whole) | changes))
     return copy

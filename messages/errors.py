@@ -17,7 +17,7 @@
     ├── Stopped               not an error of the job: the attempt says why, and so whether it ends or goes back
     │   ├── Cancelled         by the engine: it was told to stop
     │   └── NoCapacity        (`prefill_worker.admission`) the store has no space for it now
-    └── UsageError            a person can mend it: exit code 2
+    └── UsageError            a person can fix it: exit code 2
         ├── ConfigError
         ├── RubricError
         ├── SubmissionError

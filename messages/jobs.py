@@ -29,8 +29,8 @@ SHORT_PROMPT_TOKENS = 320
 KV_CHECK_EVERY = 200
 MAX_STOP_STRINGS = 16
 MAX_ANSWERS = 32
-MAX_QUESTION_ANSWERS = 64  # of all questions of a job, several to one of them included
-MAX_SECONDS = 1e9  # of any duration in a report
+MAX_QUESTION_ANSWERS = 64  # over all questions of a job, several answers to one included
+MAX_SECONDS = 1e9  # upper bound of any duration in a report
 FAR_FUTURE_S = 1e11
 
 Lane = Literal["now", "bulk"]
@@ -185,7 +185,7 @@ class PrefillJob:
     tokens: tuple[int, ...] = ()
     shared_tokens: int = 0  # how many of `tokens` are the whole class's: up to the last part of scope `class`
     questions: tuple[Question, ...] = ()
-    tag: str = ""  # whose conversation its prompt is: its KV cache is kept for the next turn; "": it is not
+    tag: str = ""  # the conversation it belongs to, whose KV cache is kept for the next turn; "": not kept
 
     def __post_init__(self) -> None:
         if self.tag != "":
@@ -242,7 +242,7 @@ class PrefillJob:
         return asks
 
 
-Ask = PrefillJob  # that wants one answer: the whole prompt, its ids, and how to sample it
+Ask = PrefillJob  # a job that wants one answer: the whole prompt, its ids, and how to sample it
 
 
 def answer_tokens(job: PrefillJob) -> int:

@@ -54,10 +54,10 @@ class KVLayout:
     dtype: DType
     window: int = 0
     window_layers: tuple[int, ...] = ()
-    v_head_dim: int | None = None  # of V; None: as K's, 0: K alone is kept
+    v_head_dim: int | None = None  # V's head size; None: the same as K's; 0: only K is kept
     recurrent_layers: tuple[int, ...] = ()
     both_layers: tuple[int, ...] = ()
-    conv_shape: tuple[int, ...] = ()  # of a recurrent state: channels, columns; (): not known
+    conv_shape: tuple[int, ...] = ()  # shape of a recurrent state: channels, columns; (): not known
     matrix_shape: tuple[int, ...] = ()  # heads, key size, value size; (): the state is its convolution's
 
     def __post_init__(self) -> None:

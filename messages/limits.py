@@ -9,7 +9,7 @@ _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 # A job.
 MAX_PROMPT_BYTES = 1 * _MIB
 MAX_ANSWER_BYTES = 4 * _MIB
-MAX_PARTS = 256  # of a prompt and of the questions after it
+MAX_PARTS = 256  # parts of a prompt and of the questions after it
 
 # JSON before it is parsed. Its texts, lists, objects and commas; a schema of the greatest size has about 60,000.
 MAX_JSON_PIECES = 100_000
@@ -23,8 +23,8 @@ MAX_REFERENCE_LEVELS = 2_000  # how deep it nests, times the number of parts tha
 MAX_ITEMS = 50_000  # minItems and maxItems of all arrays together
 MAX_LENGTHS = 10_000_000  # minLength and maxLength of all texts together
 MAX_PATTERN_BYTES = 4 * _KIB
-MAX_REPETITIONS = 100_000  # of all repetitions in a pattern, multiplied
-MAX_DIVISOR_DIGITS = 5  # of multipleOf, from its first one on
+MAX_REPETITIONS = 100_000  # product of all repetitions in a pattern
+MAX_DIVISOR_DIGITS = 5  # significant digits of multipleOf
 MAX_JOINED_PATTERNS = 8  # in a schema that has several conditions for one value
 
 # Requests to the gateway.
@@ -36,14 +36,14 @@ MAX_CONNECTIONS = 512
 MAX_GUESTS = 256  # connections without a request that was let in: beyond that the oldest is cut
 MAX_OPEN = 256  # requests under way, streams among them
 MAX_OPEN_PER_KEY = 128
-MAX_ENTRIES = MAX_PARTS  # of a list or an object of a request, but for a schema's
+MAX_ENTRIES = MAX_PARTS  # entries of a list or an object in a request; schemas have their own limit
 
 # Files and batches.
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 8 * _MIB
 MAX_FILE_BYTES = 200 * _MIB
-MAX_UPLOAD_BYTES = MAX_FILE_BYTES + 64 * _KIB  # what is around the file in its form
-MAX_UPLOADS_BYTES = 4 * _GIB  # of all files that are being sent
+MAX_UPLOAD_BYTES = MAX_FILE_BYTES + 64 * _KIB  # plus the form around the file
+MAX_UPLOADS_BYTES = 4 * _GIB  # for all uploads under way
 MAX_UPLOADS_BYTES_PER_KEY = 1 * _GIB
 MAX_FILES_BYTES_PER_KEY = 20 * _GIB
 MAX_BATCHES = 256  # under way
@@ -52,7 +52,7 @@ MAX_BATCHES_PER_KEY = 32
 # What another server answers.
 MAX_REPLY_BYTES = 4 * _MIB  # a list of models, an error, a line of a stream, of the engines `openai` and `ollama`
 MAX_STREAM_BYTES = 64 * _MIB  # a whole stream: two hundred thousand tokens, each in an event of its own
-MAX_WAITING_EVENTS = 1_000  # that have been received and not been read
+MAX_WAITING_EVENTS = 1_000  # events received and not yet read
 MAX_SERVER_REPLY_BYTES = 8 * _MIB  # llama-server's or vLLM's: it lists a prompt's tokens
 
 # A chat template. It is rendered once in a separate process before it is used.

@@ -59,7 +59,7 @@ class RateCurve:
 
     model: str
     at: tuple[float, ...]  # prompt tokens, or sequences decoded at once; ascending
-    tokens_per_s: tuple[float, ...]  # of that prompt, or of all those sequences together
+    tokens_per_s: tuple[float, ...]  # for that prompt, or for all those sequences together
 
     def __post_init__(self) -> None:
         checks.model_name("model", self.model)
@@ -97,13 +97,13 @@ class WorkerDetails:
     Every field may be left out, and says nothing then.
     """
 
-    roles: tuple[WorkerStage, ...] = ()  # of its process, which has a registration for each
-    prefill_curves: tuple[RateCurve, ...] = ()  # by the length of a prompt, one for each model
-    decode_curves: tuple[RateCurve, ...] = ()  # by sequences at once, one for each model
+    roles: tuple[WorkerStage, ...] = ()  # all roles of its process, each of which has a registration
+    prefill_curves: tuple[RateCurve, ...] = ()  # rates by prompt length, one curve for each model
+    decode_curves: tuple[RateCurve, ...] = ()  # rates by parallel sequences, one curve for each model
     links: tuple[Link, ...] = ()
     clock_s: float = 0.0  # its machine's clock less the store's
     engine_build: str = ""
-    slot_file_version: str = ""  # of the KV caches that its engine reads and writes as files
+    slot_file_version: str = ""  # version of the KV cache files that its engine reads and writes
     paused_because: str = ""  # why it paused itself, in a sentence; "": it didn't
     template: str = ""  # hash of what its chat template makes of fixed conversations
     turns: int = 0  # queues of lane `bulk` that it takes from in turn; 0: from the first one only
@@ -149,7 +149,7 @@ class WorkerInfo:
     model: str  # the queue it serves
     engine: str
     device: str  # "cpu", "cuda", "metal", "simulated"
-    fingerprint: str  # of the KV family; "" if it can't transfer KV
+    fingerprint: str  # identifies the KV family; "" if it can't transfer KV
     tokenizer: str  # hash of the tokenizer; the producers count tokens with `chars_per_token` where they lack it
     context: int  # tokens
     slots: int
@@ -159,7 +159,7 @@ class WorkerInfo:
     chars_per_token: float = 0.0  # measured on a sample; 0: unknown
     busy: int = 0  # slots in use
     done: int = 0  # jobs finished since start
-    tokens_per_s: float = 0.0  # of its stage, moving average; 0: nothing measured yet
+    tokens_per_s: float = 0.0  # moving average for its stage; 0: nothing measured yet
     transfers_kv: bool = False  # proved at start
     off: str = ""  # why it takes no jobs now: paused, outside its hours, SELF_PAUSED, ENGINE_AWAY
     notes: str = ""  # what an operator should know, in one sentence
@@ -171,9 +171,9 @@ class WorkerInfo:
     stolen: int = 0  # jobs of other models taken since start
     not_stolen: int = 0  # times that taking one did not pay
     left: int = 0  # times that it left its own model's work to a faster worker
-    layout: str = ""  # of its KV cache, as `layout_text` gives it; "": none goes in or out, or an older worker
+    layout: str = ""  # layout of its KV cache, as `layout_text` writes it; "": no transfer, or an older worker
     sketch: str = ""  # hexadecimal hash of what its engine computes; "": it makes none, or an older worker
-    refuses: tuple[str, ...] = ()  # of a decode worker: sketches whose producers' KV caches it does not use
+    refuses: tuple[str, ...] = ()  # for a decode worker: sketches of engines whose KV caches it refuses
     refuses_because: tuple[str, ...] = ()  # a sentence for each
     details: WorkerDetails = NO_DETAILS  # travels by itself (`kvstore.base.encoded`)
 

@@ -103,7 +103,7 @@ def as_console_line(line: str, left_out: Collection[str] = ()) -> str:
 
     Any other line as it is.
     """
-    with suppress(ValueError, TypeError, KeyError):  # of another program, or still being written
+    with suppress(ValueError, TypeError, KeyError):  # written by another program, or not finished yet
         fields = json.loads(line)
         written_at = datetime.fromisoformat(fields["time"]).astimezone()
         line = f"{written_at:%H:%M:%S} {fields['level'].upper():<7} {fields['event']}"
@@ -175,7 +175,7 @@ class _Background(_Stderr):
                 sys.stderr.write("".join(line for line in lines if isinstance(line, str)))
                 sys.stderr.flush()
             for line in lines:
-                if isinstance(line, threading.Event):  # of a flush: all before it is written
+                if isinstance(line, threading.Event):  # a flush: everything before it has been written
                     line.set()
 
 

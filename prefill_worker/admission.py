@@ -78,7 +78,7 @@ class Admission:
         self._asked_at = -math.inf
         self._granted_bytes = 0  # bytes since then
         self._lock = threading.Lock()
-        self._numbers = count()  # of reservations: several of a worker's jobs may hold one
+        self._numbers = count()  # numbers of reservations: several of a worker's jobs may hold one
 
     def is_open(self) -> bool:
         """Whether to take a job now. Looks at the store at most twice a second, and makes room where it may."""

@@ -36,8 +36,8 @@ class FreeMemory:
         self._least_bytes = least_bytes
         self._others_serve = others_serve
         self._available = available or available_bytes
-        self._refused_bytes = 0  # of the KV cache of the last job that did not fit; 0: this worker takes jobs
-        self._reserved_bytes = 0  # of prompts under way, whether the engine has allocated them yet or not
+        self._refused_bytes = 0  # KV bytes of the last job that did not fit; 0: this worker takes jobs
+        self._reserved_bytes = 0  # KV bytes of prompts under way, allocated by the engine or not
         self._lock = threading.Lock()
 
     @contextmanager

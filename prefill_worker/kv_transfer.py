@@ -35,7 +35,7 @@ REFUSALS_EVERY_S = 3.0
 
 # Less is stored sooner than a thread begins to store it behind the engine's back.
 _BEHIND_BYTES = 1 << 20
-_HEADER_BYTES = 512  # of a record, and its key
+_HEADER_BYTES = 512  # overhead of a record and its key
 
 _Records = list[tuple[type[Record], BlockRef]]
 
@@ -139,7 +139,7 @@ class _Transfer:
         self._store = owner.store
         self._job = job
         self._stop = stop
-        num_tokens = job.kv_tokens  # what is left is the decoder's
+        num_tokens = job.kv_tokens  # the decoder computes the rest
         shared_tokens = shared_boundary(layout, min(job.shared_tokens, num_tokens))
         fingerprint = self._engine.info.fingerprint
         # Its sketch is part of their names: what is resumed from was computed by an engine that computes just this.
@@ -156,7 +156,7 @@ class _Transfer:
         self._turn_end = last_boundary if last_boundary >= max(MIN_RESUME_TOKENS, shared_tokens + 1) else 0
         # What was absent a moment ago; None as soon as somebody else may have stored some of it.
         self.known_absent: _Records | None = None
-        self._has_repaired = False  # a stored start was damaged: once, it is computed anew
+        self._has_repaired = False  # a stored start was damaged: once, it is computed again
 
     def bytes_to_store(self) -> int:
         """About what its absent records will take in the store."""

@@ -38,7 +38,7 @@ from prefill_worker.kv_transfer import KVWriter, Refusals
 
 log = logging.getLogger(__name__)
 
-_FACTS = ("prefill_s", "put_s", "put_bytes", "computed_tokens", "restored_tokens")  # of the report, for the event
+_FACTS = ("prefill_s", "put_s", "put_bytes", "computed_tokens", "restored_tokens")  # report fields that the event gets
 _EARLIER_VERSION = "the job's version of messages can't say who made a KV cache"
 
 

@@ -149,7 +149,7 @@ class Client(AbstractContextManager["Client"]):
         self.cluster_state = cluster_state
         self.models = tuple(models)
         self.observe = observe
-        self.count_tokens = count_tokens  # of a text, by the model's own tokenizer; None if that isn't at hand
+        self.count_tokens = count_tokens  # counts a text with the model's tokenizer; None: not at hand
         self._on_close = on_close
         for remark in broker.declare(self.models):
             log.warning(remark)

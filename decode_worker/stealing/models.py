@@ -86,7 +86,7 @@ class ModelCache:
     def __init__(self, home: CachedModel, stealable_models: Sequence[Stealable] = (), memory_bytes: int = 0) -> None:
         self.home = home
         self._stealable = {stealable.model: stealable for stealable in stealable_models}
-        self.models = (home.model, *self._stealable)  # that may ever be in memory
+        self.models = (home.model, *self._stealable)  # all models that may ever be in memory
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
         self._cached = {home.model: home}

@@ -89,7 +89,7 @@ class Thief:
 
     def _fetch_job(self, steal: Verdict) -> Delivery | None:
         now, *bulk = work_queues("decode", steal.model)
-        for queue in (now, *random.sample(bulk, len(bulk))):  # of each batch in turn, on average
+        for queue in (now, *random.sample(bulk, len(bulk))):  # so that on average each batch gets its turn
             try:
                 delivery = self._broker.get(queue)
             except NoQueue:

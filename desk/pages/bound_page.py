@@ -270,7 +270,7 @@ def _points(folder: Path, criteria: Sequence[Criterion], item: Item, cells: Mapp
         state["hand criterion"] = next((id for id in ids if not cells[id]), "done")
     for criterion, next_id in zip(drawn_criteria, [*ids[1:], "done"], strict=True):
         field = f"hand {item.item_id} {criterion.id}"
-        # What the sheet says counts, unless this is what was just typed and not accepted.
+        # The sheet's value counts, unless it was just typed and refused.
         if state.get("hand seen", {}).get(field) != cells[criterion.id] or field not in state:
             state.setdefault("hand seen", {})[field] = cells[criterion.id]
             state[field] = float(cells[criterion.id].replace(",", ".")) if cells[criterion.id] else None

@@ -27,7 +27,7 @@ def show_fleet_page(desk: Desk, folder: Path) -> None:
 
 
 def _show_run(desk: Desk, folder: Path) -> None:
-    """Not in the part that draws itself anew: of a large class this is a lot to send."""
+    """Not in the part that draws itself again: of a large class this is a lot to send."""
     view = desk.view(folder)
     html = pictures(desk, ("run", folder), view.version, lambda: runs.pictures(view.results))
     if html:

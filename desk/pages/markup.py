@@ -98,7 +98,7 @@ class Markup:
         self._pieces.append(f"{head}<table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>")
 
     def plot(self, plot: Plot, label: str) -> None:
-        """A picture that was drawn anew."""
+        """A picture that was drawn again."""
         size = f'width="{plot.width}" height="{plot.height}"'
         self._pieces.append(f'<img class="work-plot" src="{plot.source}" alt="{escape(label)}" {size}>')
 
@@ -108,7 +108,7 @@ class Markup:
             st.html(self)
 
     def _repr_html_(self) -> str:
-        """Streamlit takes this as it is; a string it would try as a path first, and mend its indentation."""
+        """Streamlit takes this as it is; a string it would try as a path first, and fix its indentation."""
         return "".join(self._pieces)
 
     def _lines(self, look: str, lines: Iterable[str], marks: Mapping[int, str]) -> None:

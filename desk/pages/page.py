@@ -118,7 +118,7 @@ def _choose_assignment(desk: Desk) -> Path | None:
 
 
 def _section(desk: Desk, folder: Path) -> str:
-    """The section of the side bar, each with what waits there; a page that changes that draws the side bar anew."""
+    """The section of the side bar, each with what waits there; a page that changes that draws the side bar again."""
     waits: dict[str, str] = {}
     with suppress(KvasirError):  # said where the class itself is shown
         waits = _waits(desk.rows(folder)[1])

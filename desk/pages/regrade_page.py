@@ -237,7 +237,7 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, work: Wor
     old_grades = {grade.submission: grade for grade in view.grades}
     new_grades = [grade for grade in round_view.grades if outcome_of(grade) != "waiting"]
     _show_differences(differences(old_grades, new_grades), view)
-    if counts.open or is_running:  # a click on what is about to be drawn anew would be lost
+    if counts.open or is_running:  # a click on what is about to be drawn again would be lost
         return
     left, right, _ = st.columns([2, 2, 4])
 

@@ -34,9 +34,9 @@ _SCREEN = st.components.v2.component(
     isolate_styles=False,  # the page's own styles of a student's work hold here as well
 )
 _MOST_NEAR = 16  # submissions whose grades are sent before they are looked at
-_MOST_WORK = 4  # of these, the first, with their work
-_SENT_S = 0.05  # in which what was drawn is on its way to the browser
-_REFRESH_S = 5.0  # in which the screen hears what others have open, and have decided
+_MOST_WORK = 4  # how many of these come with their work
+_SENT_S = 0.05  # how long what was drawn takes to be on its way to the browser
+_REFRESH_S = 5.0  # how often the screen hears what others have open and have decided
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
     by_id = {row.final.grade.item_id: row for row in rows}
     elsewhere = desk.open_elsewhere(folder, state["browser"])
     _choose(rows, by_id, elsewhere)
-    if state.get("opened") != (folder, state["submission"]):  # who only leaves the page open does not hold it for ever
+    if state.get("opened") != (folder, state["submission"]):  # a page left open must not hold it for ever
         state["opened"] = folder, state["submission"]
         desk.note_open(folder, state["submission"], state["browser"])
     write_address()
@@ -161,7 +161,7 @@ def _hear(desk: Desk, folder: Path, key: str) -> None:
         _, rows, overrides_by_item = desk.rows(folder)
         return {row.final.grade.item_id: row for row in rows}, overrides_by_item
 
-    # Only here: after the desk was started anew, Streamlit shows it a message of before, and calls nothing.
+    # Only here: after the desk was started again, Streamlit shows it a message of before, and calls nothing.
     state["heard"], state["has heard"] = [message.sender, message.number], True
     state["answers"] = desk.acts(folder).apply(rows_of, acts)
     state["me"] = " ".join(message.name.split())[:80]

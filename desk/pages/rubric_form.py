@@ -33,7 +33,7 @@ _numbers = count(1)
 class RubricDraft:
     """The unsaved edits. In the form its fields count, and its text where the file itself is shown."""
 
-    name: str  # of the file that it began with
+    name: str  # name of the file that it began with
     saved_text: str  # its text
     form: RubricFields
     text: str

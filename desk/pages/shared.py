@@ -38,7 +38,7 @@ REFRESH_S = 2.0
 CACHE_SIZE = 12  # drawn submissions and pictures that are kept for the next click on them
 HELD_S = 600.0  # how long a submission counts as open with whoever looked at it last
 _MOST_BUTTONS = 9  # points of a criterion: as many as there are keys
-COOKIE = "kvasir_desk"  # what this browser is called, and its person
+COOKIE = "kvasir_desk"  # this browser's id and its person's name
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Desk:
         return find_folders(self.backend.home, self.backend.extra_folders)
 
     def title(self, folder: Path) -> str:
-        """What the assignment is called; read anew only when its files have changed."""
+        """What the assignment is called; read again only when its files have changed."""
         stamp = tuple(_mtime_ns(folder / name) for name in (FILE, "batch.json"))
         return self._latest(self._facts, ("title", folder), stamp, lambda: read_inputs(folder).title)
 
@@ -112,12 +112,12 @@ class Desk:
             decisions.version,
             _mtime_ns(folder / TIMES),
             _mtime_ns(folder / REQUESTS),
-        )  # before the rows: what comes in between makes them anew next time
+        )  # before the rows: what comes in between makes them again next time
         rows = self._latest(self._facts, ("rows", folder), stamp, lambda: make_rows(view, overrides_by_item))
         return view, list(rows), overrides_by_item
 
     def cost(self, folder: Path, rubric: Rubric, names: Sequence[str] = ()) -> str:
-        """What regrading these submissions with this rubric would ask, in words; counted anew when either changes."""
+        """What regrading these submissions with this rubric would ask, in words; counted again when either changes."""
         view = self.view(folder)
         stamp = (view.version, rubric.digest, tuple(names))
         cost = self._latest(self._facts, ("cost", folder), stamp, lambda: view.cost(rubric, names))
@@ -144,7 +144,7 @@ class Desk:
     def _latest(
         self, entries: dict[Hashable, tuple[Any, Any]], key: Hashable, stamp: Hashable, make: Callable[[], T]
     ) -> T:
-        """What `make` made for this key, made anew only with another stamp: the version of what it is made of."""
+        """What `make` made for this key, made again only with another stamp: the version of what it is made of."""
         with self._lock:
             entry = entries.get(key)
         if entry is None or entry[0] != stamp:
@@ -179,9 +179,9 @@ def get_desk(_open_backend: Callable[[], Backend]) -> Desk:
 
 
 def draw_live(draw: Callable[[], None], every_s: float | None = None, work: Work | None = None) -> None:
-    """Draw a part of the page that draws itself anew without the rest: every so often, or after a click in it.
+    """Draw a part of the page that draws itself again without the rest: every so often, or after a click in it.
 
-    With `work` only as long as that runs; when it has ended, the whole page is drawn anew. An error in the part is
+    With `work` only as long as that runs; when it has ended, the whole page is drawn again. An error in the part is
     shown in its place.
     """
     is_running = work is not None and work.is_alive
@@ -228,7 +228,7 @@ def action_button(
 
 
 def wait_for(work: Work, message: str) -> None:
-    """Say so until it has ended; then the page is drawn anew."""
+    """Say so until it has ended; then the page is drawn again."""
 
     def wait() -> None:
         st.info(message)
@@ -269,7 +269,7 @@ def decider() -> str:
 def pictures(desk: Desk, key: Hashable, stamp: Hashable, draw: Callable[[], Iterable[Picture]]) -> str:
     """Pictures below each other, beside each other where there is space; light or dark as the page is. "" for none.
 
-    Drawn anew only when their `stamp` has changed.
+    Drawn again only when their `stamp` has changed.
     """
     dark = st.context.theme.type == "dark"
     grid = "display: grid; grid-template-columns: repeat(auto-fill, minmax(min(320px, 100%), 1fr)); gap: 24px"

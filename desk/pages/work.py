@@ -12,7 +12,7 @@ from grading.submissions.figures import figures_of, place_of
 from grading.submissions.reading import Submission, SubmissionPart
 from producers.words import plural
 
-MOST_CHARS = 60_000  # of a submission, until everything is asked for
+MOST_CHARS = 60_000  # shown of a submission, until everything is asked for
 _MOST_PART_CHARS = 20_000  # a browser chokes on an output of half a million characters
 
 

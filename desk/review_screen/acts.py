@@ -33,12 +33,12 @@ class Act:
     number: int  # from 1, in the order in which they were done there
     kind: Literal["decide", "accept", "undo", "reply", "ask"]
     item_id: str
-    version: str = ""  # of what stood when it was done
+    version: str = ""  # the version that stood when the act was done
     by: str = ""
     changes: Mapping[str, GradeChange] = field(default_factory=dict)  # by criterion, or WHOLE
     undoes: str = ""  # the id of an act
     request_id: str = ""
-    seen_reply: str | None = None  # what had been replied when it was done
+    seen_reply: str | None = None  # the reply that stood when the act was done
     criterion_id: str | None = None
     text: str = ""  # a reply; a student's words
 
@@ -53,7 +53,7 @@ class ActAnswer:
     """What came of an act: nothing of it is written unless it is `kept`. Only what `failed` is tried again."""
 
     state: Literal["kept", "conflict", "refused", "failed"]
-    version: str = ""  # of what stands now, where it is known
+    version: str = ""  # the version that stands now, if known
     why: str = ""
 
 
@@ -120,7 +120,7 @@ class Acts:
         except BatchError as error:  # a text that is too long, say
             raise ReviewError(str(error)) from None
         if all(_is_same(decision, standing.get(decision.criterion_id)) for decision in decisions):
-            return  # it stands already: say, this act was done before the desk was started anew
+            return  # it stands already: say, this act was done before the desk was started again
         own = self._own.get((act.sender, act.item_id))
         version = own.last if own and act.version in own.versions else act.version
         if version != version_of(standing.values()):
@@ -134,7 +134,7 @@ class Acts:
         if not item_id and act.undoes in self._answers:
             return  # it had changed nothing
         if item_id != act.item_id:
-            raise ReviewError("This can't be undone any more: the desk was started anew since. Decide once more.")
+            raise ReviewError("This can't be undone any more: the desk was started again since. Decide once more.")
         undo_override(self._folder, item_id, version, last_overrides, reviewer)
         del self._undoable[act.undoes]
         self._note(act, version, _version(rows_of, act))

@@ -39,7 +39,7 @@ class WorkBlocks:
         self._lines("table", table.rows, row_marks)
 
     def plot(self, plot: Plot, label: str) -> None:
-        """A picture that was drawn anew."""
+        """A picture that was drawn again."""
         size = {"width": plot.width, "height": plot.height}
         self.blocks.append({"kind": "plot", "source": plot.source, "text": label, **size})
 

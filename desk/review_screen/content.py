@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from desk.decisions import ACCEPTED_REASON, TOGETHER_REASON, Overrides
@@ -18,9 +18,10 @@ from grading.rubric.rubric import Rubric
 _REASONS = {
     "raised": "the work shows more than the model saw",
     "lowered": "the work shows less than the model saw",
-    "reworded": "worded anew for the student",
+    "reworded": "reworded for the student",
 }
-_MOST_PHRASES = 9  # of a criterion: as many as there are keys
+_MOST_PHRASES = 9  # per criterion: as many as there are digit keys
+_USES_OF_A_HABIT = 3  # of a reason before it is filled in unasked: a sentence about one student may be wrong of another
 
 
 def class_content(
@@ -168,13 +169,13 @@ def phrases_of(rows: Iterable[Row], overrides_by_item: Mapping[str, Overrides]) 
         criterion_ids |= given_points.keys()
         for id, override in overrides_by_item.get(row.final.grade.item_id, {}).items():
             if override.reason != ACCEPTED_REASON and not override.reason.startswith(ROUND_REASON):
-                if override.reason != TOGETHER_REASON:  # true of many, and of none by itself
+                if override.reason != TOGETHER_REASON:  # this reason is given to many at once, so it explains none
                     reasons[id or "", _direction(given_points.get(id or ""), override)][override.reason] += 1
                 if override.feedback and override.feedback != _text_of(row, id):
                     comments[id or ""][override.feedback] += 1
     return {
         "reasons": {
-            id: {kind: _by_use(reasons[id, kind], [default]) for kind, default in _REASONS.items()}
+            id: {kind: _by_use(reasons[id, kind], default) for kind, default in _REASONS.items()}
             for id in criterion_ids
         },
         "comments": {id: counter.most_common(_MOST_PHRASES) for id, counter in comments.items()},
@@ -212,6 +213,8 @@ def _text_of(row: Row, criterion_id: str | None) -> str:
     return next((item.feedback for item in row.final.grade.criteria if item.id == criterion_id), "")
 
 
-def _by_use(counter: Counter[str], defaults: Collection[str]) -> list[str]:
-    used_reasons = [reason for reason, _ in counter.most_common(_MOST_PHRASES)]
-    return list(dict.fromkeys([*used_reasons, *defaults]))[:_MOST_PHRASES]
+def _by_use(counter: Counter[str], default: str) -> list[str]:
+    """Those used most first, but the first one, which is filled in unasked, is `default` or a habit."""
+    uses = counter.most_common(_MOST_PHRASES)
+    habits = [reason for reason, count in uses if count >= _USES_OF_A_HABIT]
+    return list(dict.fromkeys([*habits, default, *(reason for reason, _ in uses)]))[:_MOST_PHRASES]

@@ -1,6 +1,6 @@
 // The review screen. What is done here is shown at once, kept in this browser, and sent until the desk has answered it.
 //
-// Streamlit calls the function at the end of this file whenever the desk has drawn the page anew, with what the desk
+// Streamlit calls the function at the end of this file whenever the desk has drawn the page again, with what the desk
 // says now; between two calls it passes on the last message alone. So every message holds all acts that are unanswered,
 // and everything that a person wrote reaches the page as text, never as HTML.
 
@@ -61,7 +61,7 @@ class Screen {
     addEventListener("resize", () => this.fit());
     addEventListener("online", () => this.send());
     addEventListener("click", (event) => this.onClick(event), true);
-    // A press is a click only if its element is still there at its end: until then nothing is drawn anew.
+    // A press is a click only if its element is still there at its end: until then nothing is drawn again.
     addEventListener("pointerdown", () => {
       this.isByPointer = this.isRoaming = true;
       this.pressedAt = performance.now();
@@ -495,10 +495,13 @@ class Screen {
       const from = id === SUMMARY ? before.summary : before.feedback[id];
       if (feedback && from && feedback !== from) this.same = { id, from, to: feedback, reason, item: this.shown };
     }
+    const doubtful = this.data.people[this.shown]?.criteria || [];
+    const open = SUMMARY in changes ? [] : this.state().criteria.filter(({ id }) => doubtful.includes(id) && !changes[id]);
     const act = this.act("decide", { item_id: this.shown, version: draft.version, seen: draft.seen, changes });
     this.remember(act, before);
     this.setDraft(this.shown, undefined);
-    this.leave(`Saved: ${this.name(act.item_id)}.`);
+    const left = open.length ? ` Still open there: ${open.map(({ title }) => title).join(", ")}; a on it leaves the rest as it is.` : "";
+    this.leave(`Saved: ${this.name(act.item_id)}.${left}`);
   }
 
   accept() {
@@ -536,7 +539,7 @@ class Screen {
     if (!last) return this.say("Nothing was saved on this page that could be undone.");
     sessionStorage.setItem(this.prefix + "undo", JSON.stringify(this.undoable));
     this.act("undo", { item_id: last.item, undoes: last.id, before: last.before });
-    this.go(last.item, "What you saved last no longer counts.");
+    this.go(last.item, `What you saved last no longer counts. It was about ${this.name(last.item)}.`);
   }
 
   resolve(isMine) {

@@ -44,7 +44,7 @@ class AnswerRequest:
 class _StreamResult(StreamedText):
     """The part of a stream that has arrived."""
 
-    count = 0  # of sampled tokens; ids may be missing, see `consume_event`
+    count = 0  # number of sampled tokens; ids may be missing, see `consume_event`
     evaluated_tokens = 0
     finish = ""
 
@@ -196,7 +196,7 @@ def _request(request: AnswerRequest) -> dict[str, Any]:
         "samplers": _SAMPLERS,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        # Temperature 0 means the likeliest token, and one candidate is found faster than a whole vocabulary is weighed.
+        # Temperature 0 takes the likeliest token: finding one candidate is faster than weighing the whole vocabulary.
         "top_k": sampling.top_k if sampling.temperature else 1,
         "seed": sampling.seed % RANDOM_SEED,
         "stop": [word for word in sampling.stop if word],

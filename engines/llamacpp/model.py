@@ -30,7 +30,7 @@ _HALVES |= _GATED_DELTA
 _RECURRENT = ("ssm.conv_kernel", "shortconv.l_cache", "wkv.head_size")
 # All layers but every n-th attend to a window only, unless the file says otherwise.
 _WINDOW_PATTERNS = {"gpt-oss": 2, "gemma3": 6}
-_GEMMA3_WINDOW_BASE = 10_000.0  # of RoPE in those layers, unless the file says otherwise
+_GEMMA3_WINDOW_BASE = 10_000.0  # RoPE base in those layers, unless the file says otherwise
 
 
 @dataclass(frozen=True, slots=True)

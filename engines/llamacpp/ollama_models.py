@@ -43,7 +43,7 @@ def parse_name(text: str) -> ModelName:
     path, _, tag = text.rpartition(":") if ":" in text.rpartition("/")[2] else (text, "", _TAG)
     parts = path.split("/")
     if len(parts) > 3 or not all(_is_plain(part) for part in (*parts, tag)):
-        raise ConfigError(f"{text!r:.120} is no name of an Ollama model; one looks like 'qwen3-coder:30b'")
+        raise ConfigError(f"{text!r:.120} is not the name of an Ollama model; one looks like 'qwen3-coder:30b'")
     registry, namespace, name = [_REGISTRY, _NAMESPACE][: 3 - len(parts)] + parts
     return ModelName(registry, namespace, name, tag)
 

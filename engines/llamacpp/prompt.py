@@ -12,7 +12,7 @@ from engines.llamacpp.http import LlamaServer, ServerRefused
 from messages.errors import InvalidPrompt
 
 _MARK = r"<\|[^<>|\s]{1,40}\|>"
-_TEMPLATE_FAILED = (400, 500)  # what a server answers whose template raises
+_TEMPLATE_FAILED = (400, 500)  # the statuses that a server answers with if its template raises
 _DATE_CALL = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 
 

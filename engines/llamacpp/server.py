@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 PROGRAM = "llama-server"
 _SOCKET = "server.sock"
-_MAX_SOCKET_BYTES = 100  # of its path: macOS takes 103, Linux 107
+_MAX_SOCKET_BYTES = 100  # length of a socket's path: macOS takes 103, Linux 107
 _ASK_S = 60.0  # a CUDA build takes seconds to say which devices it has
 # What a server of ours is told: as words, given where the release knows the first, and as a parameter of xllamacpp's.
 SETTINGS: tuple[tuple[tuple[str, ...], str, object], ...] = (
@@ -148,7 +148,7 @@ class LlamaServerProcess:
         with self._lock:
             if self._closing.is_set():
                 return False
-            self._socket.unlink(missing_ok=True)  # of one that was killed: nobody can listen there a second time
+            self._socket.unlink(missing_ok=True)  # from a killed server: nobody can listen there twice
             self.process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -190,7 +190,7 @@ class LlamaServerProcess:
                 self._thread.join(POLL_S)
                 continue
             self._is_loaded.set()
-            if self._thread.is_alive():  # who died before this line is not started again
+            if self._thread.is_alive():  # a server that died before this line is not started again
                 return
         raise ConfigError(f"{PROGRAM} can't load {launch.model}: {self._error_lines() or 'it said nothing'}")
 

@@ -66,7 +66,7 @@ class SlotForm:
     """What a file's reader must know of the model, since the file doesn't say it."""
 
     mrope: bool = False  # cells have three words more
-    layers: int = 0  # of a model with recurrent ones: all
+    layers: int = 0  # all layers of a model that has recurrent ones
     recurrent: int = 0
 
 
@@ -97,7 +97,7 @@ class SlotShape:
     interleaved: bool
     form: SlotForm = SlotForm()
     key_heads: int = 0
-    version: int = _VERSIONS[-1]  # of the files that the server writes, and reads
+    version: int = _VERSIONS[-1]  # version of the files that the server writes and reads
     packs_tokens: bool = True
 
     @property

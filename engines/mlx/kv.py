@@ -22,7 +22,7 @@ from messages.kv import Array, Block, DType, KVCache, KVLayout, Record, Recurren
 
 _TYPES: dict[DType, mx.Dtype] = {"f16": mx.float16, "bf16": mx.bfloat16, "f32": mx.float32}
 
-CacheState = tuple[mx.array, mx.array, int, int]  # of one layer: keys, values, offset, a ring's next row; or a state
+CacheState = tuple[mx.array, mx.array, int, int]  # one layer: keys, values, offset, a ring's next row; or a state
 Rows = mx.array  # (layers, 2, tokens, kv_heads, head_dim)
 
 

@@ -21,7 +21,7 @@ from messages.kv import KVCache, KVLayout, Record
 _POLL_S = 0.2  # how long a cancelled caller may wait; every look takes processor time from the model
 _TOKENS_PER_PUT = 16
 _begin_computing: Any = mx.async_eval
-# Releases before 0.32 lose track of which sequence has which processors once one without any has left the batch.
+# Before 0.32, sequences get each other's processors once a sequence without any has left the batch.
 _PROCESS_ALL = not hasattr(mlx_generate, "StopSequences")
 
 Token = tuple[int, str]  # id, and why the answer ends with it: "stop" (not part of the answer), "length" or ""

@@ -79,8 +79,8 @@ def startup_error(error: EngineUnavailable, with_key: bool) -> ConfigError:
     if isinstance(error, Outside):
         return ConfigError(f"{error} in the model's table")
     if isinstance(error, RequestRefused) and error.status in _KEY_REFUSED:
-        mend = "it does not take this API key" if with_key else f"it wants an API key: {_KEY}"
-        return ConfigError(f"{error}; {mend}")
+        fix = "it does not take this API key" if with_key else f"it wants an API key: {_KEY}"
+        return ConfigError(f"{error}; {fix}")
     if isinstance(error, RequestRefused):
         return ConfigError(str(error))
     return ConfigError(f"{error}; is it running there?" if "does not answer" in str(error) else str(error))

@@ -103,7 +103,7 @@ class OpenAIServer(RemoteServer):
         except (ValueError, RecursionError, KeyError, TypeError):
             entries = None
         if not isinstance(entries, list):
-            raise NoModelList(f"{self.host}/models is no list of models: is this the address of OpenAI's API?")
+            raise NoModelList(f"{self.host}/models is not a list of models: is this the address of OpenAI's API?")
         return entries
 
     async def _events_with_retry(self, body: dict[str, Any]) -> AsyncIterator[Any]:
@@ -171,7 +171,7 @@ class OpenAIServer(RemoteServer):
         except (ValueError, RecursionError):
             raise EngineUnavailable(f"the server at {self.host} sent an event that is not JSON: {beginning}") from None
         if not isinstance(event, dict):
-            raise EngineUnavailable(f"the server at {self.host} sent an event that is no object: {beginning}")
+            raise EngineUnavailable(f"the server at {self.host} sent an event that is not an object: {beginning}")
         if event.get("error"):
             raise self._refusal(500, event)
         return event

@@ -250,7 +250,7 @@ class SimulatedEngine:
 
     def _answer(self, tokens: Sequence[int], sampling: Sampling) -> tuple[str, str]:
         """Text and finish reason; a text under a schema always closes, whatever max_tokens says."""
-        source = random.Random(hash((sampling.seed, *tokens)))  # of whole numbers: the same in every process
+        source = random.Random(hash((sampling.seed, *tokens)))  # hash() of integers is the same in every process
         if sampling.json_schema:
             try:
                 schema = json.loads(sampling.json_schema)

@@ -148,7 +148,7 @@ class TorchModel:
     def _require_cache(self, folder: HFFolder) -> None:
         """Raises ConfigError if the model does not keep a sequence in the kind of cache that it is given here.
 
-        Some bring a cache of their own; some take this one, and begin anew with each call.
+        Some bring a cache of their own; some take this one, and begin again with each call.
         """
         run = self.new_run()
         try:

@@ -107,7 +107,7 @@ class AttachedServer(Conversation):
 
     def _abort(self, key: str) -> None:
         if stop := self._stops.get(key):
-            stop.set()  # which closes the connection, and so tells the server
+            stop.set()  # closes the connection, which tells the server
 
     def _give_up(self, reason: str) -> None:
         """Look for it again, and tell all who wait."""
@@ -155,7 +155,7 @@ class AttachedServer(Conversation):
         if request["logprobs"]:
             body |= {"logprobs": request["logprobs"], "return_tokens_as_token_ids": True}
         for event in self._server.stream(_COMPLETIONS, body | {"stream": True}, self._stops[key]):
-            self._drain()  # what the connector said before this
+            self._drain()  # drop what the connector sent before this
             for choice in event["choices"]:
                 yield {
                     "op": "tokens",

@@ -42,9 +42,9 @@ from messages.kv import Block, KVCache, KVLayout, Record, Window, cast
 
 _log = logging.getLogger(__name__)
 _INTERVAL_TOKENS = 16  # come at once where nobody reads along: each message wakes three threads
-_PAGE_TOKENS = 32  # what vLLM's CPU back end wants a multiple of
+_PAGE_TOKENS = 32  # vLLM's CPU back end wants a multiple of this
 _CPU_CHUNK_TOKENS = 512
-_LONGEST_CHUNK_TOKENS = 16_384  # that vLLM chooses for a GPU
+_LONGEST_CHUNK_TOKENS = 16_384  # the chunk that vLLM chooses for a GPU
 _GREEDY = Sampling(max_tokens=1, temperature=0)
 
 
@@ -191,7 +191,7 @@ class VLLMEngine(FolderEngine):
         start = time.monotonic()
         self._check_call(tokens, cache, sampling.max_tokens)
         if sampling.json_schema:
-            self._constrainer.start(sampling.json_schema)  # which says what is wrong with it
+            self._constrainer.start(sampling.json_schema)  # raises with what is wrong with the schema
         interval = 1 if on_text or sampling.stop else _INTERVAL_TOKENS
         with (
             self._injected(cache) as inject,

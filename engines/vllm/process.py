@@ -71,7 +71,7 @@ class HostProcess(Conversation):
         self._up = threading.Event()
         self._first_start_ended = threading.Event()  # the first start came to its end
         self._connection: socket.socket | None = None
-        self.process: subprocess.Popen[str] | None = None  # that runs now, or ran last
+        self.process: subprocess.Popen[str] | None = None  # the process that runs now, or ran last
         self._listener = self._listening()
         atexit.register(self.close)
         self._thread = threading.Thread(target=self._supervise, name="vllm-host", daemon=True)

@@ -18,13 +18,13 @@ from grading.prompts.prompt import has_control_tokens
 from grading.submissions.reading import Submission
 
 MAX_FLAGS = 3
-MAX_CHARS = 150_000  # of a submission, at both ends: a runaway output is no letter to anybody
+MAX_CHARS = 150_000  # read at both ends of a submission: a runaway output is no letter to anybody
 MAX_SENTENCES = 6_000
 MAX_SHOWN = 120
 _RUN, _RUN_CHARS = 3, 420  # sentences that are read as one: a phrase may go on in the next line
 _LINES, _LINES_CHARS = 6, 120  # or in several, if they are short
 _USUAL, _CAUTION = 20, 1.1  # sentences; more of them give chance more chances, so each has to be clearer
-_NEW_WORDS = 2  # that a decoded reading has to make out of what was none
+_NEW_WORDS = 2  # words that decoding must produce where there were none
 
 _END = re.compile(
     r"""\n+|(?<=[!?…])\s+|(?<=[\w)\]"'”»’`*>][.])\s+|(?<=[。।؟\uff01\uff1b\uff1f])"""

@@ -17,7 +17,7 @@ FULL = "\ue000"  # stands for 10/10, 10 of 10 and 100 %, whatever the numbers
 _MAX_PAYLOADS = 50
 _MAX_PAYLOAD = 4096
 _MAX_TIMES = 3  # that something is encoded
-_LETTERS_OF_LANGUAGE = 0.85  # of its characters, with the spaces between its words
+_LETTERS_OF_LANGUAGE = 0.85  # share of letters in its characters, spaces between words included
 
 _INLINE_TAG = re.compile(
     r"</?(?:a|b|big|code|em|font|i|ins|mark|s|small|span|strong|sub|sup|u|wbr)(?:\s[^<>]{0,300})?>", re.I

@@ -25,7 +25,7 @@ _ODD = tuple(map(np.uint64, (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xC2B2AE3D2
 WEIGHTS = "attacks.weights"
 GRAMS = (3, 4)
 WORD_WEIGHT = 4.0
-SHORT = 800.0  # what a word or two say is not held for certain
+SHORT = 800.0  # limits how certain a word or two can be
 PAIR_WEIGHT, FEW_PAIRS = 0.5, 10.0  # pairs of meanings: beside the n-grams, and when there are few of them
 NEAR = (0, 1, 2, 3)  # a word, and the pairs that it makes with the words that follow
 _CJK = "\u3040-\u30ff\u3400-\u9fff"
@@ -120,7 +120,7 @@ def scores(text: str, passages: Sequence[tuple[int, int]], scorer_weights: Score
 
 def _meaning_presence(stems: npt.NDArray[np.uint64], first: Integers, last: Integers) -> Floats:
     """For each passage, given by its first word and the one after its last, 1 for each meaning in it, else 0."""
-    sets = np.zeros((-(-meaning_count() // 64), len(stems) + 1), np.uint64)  # of 64 meanings each, a bit for each
+    sets = np.zeros((-(-meaning_count() // 64), len(stems) + 1), np.uint64)  # 64 meanings in each number, one bit each
     positions = np.flatnonzero(stems < meaning_count())
     sets[stems[positions] >> np.uint64(6), positions] = np.uint64(1) << (stems[positions] & np.uint64(63))
     ends = np.column_stack((first, last)).ravel()

@@ -29,7 +29,7 @@ CONFIDENCE = 0.95
 MIN_UNITS = 10  # submissions; of fewer no interval is said
 RESAMPLES = 1_999
 _BATCH = 200  # bootstrap samples in memory at once
-MIN_FLOOR_GRADES = 9  # of one criterion: a line is fitted on a third of them
+MIN_FLOOR_GRADES = 9  # per criterion: the floor's line is fitted on a third of them
 
 _WORD = re.compile(r"\w\w")  # the least that the vectorizer counts
 _Floats = NDArray[np.float64]

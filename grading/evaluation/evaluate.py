@@ -21,7 +21,7 @@ from grading.points import EXAMPLE_REMARK, Doubt, Grade
 from grading.report.grades import GradedClass
 from grading.rubric.rubric import Points, exact, plain
 
-BANDS = ("none", "partial", "full")  # of a criterion's points, as the person gave them
+BANDS = ("none", "partial", "full")  # bands of a criterion's points, as the person gave them
 WHOLE, EVERY_CRITERION = "the total", "all criteria"  # no criterion can be called so
 _LIKELIHOOD_BINS = 10
 

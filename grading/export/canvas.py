@@ -159,7 +159,7 @@ def _read(data: bytes, assignment: str, title: str) -> _Gradebook:
     id_column, last_fact = _facts(sheet)
     possible = next((i for i, row in enumerate(sheet.rows) if cell(row, 0).strip().casefold() == _POINTS_POSSIBLE), 0)
     if not possible:
-        raise ExportError("the gradebook has no row 'Points Possible'; export it from Canvas anew")
+        raise ExportError("the gradebook has no row 'Points Possible'; export it from Canvas again")
     assignment_column = _find_assignment_column(sheet.rows[0], last_fact, assignment, title)
     name = sheet.rows[0][assignment_column].strip()
     if _IGNORED_TITLE.search(name):
@@ -184,7 +184,7 @@ def _facts(sheet: Sheet) -> tuple[int, int]:
         if "section" in name.casefold() and not _ASSIGNMENT_COLUMN.match(name)
     ]
     if column(header, "Student", "LastName", "Last Name") < 0 or id_column < 0 or not sections:
-        raise ExportError("the gradebook lacks a column Student, ID or Section; export it from Canvas anew")
+        raise ExportError("the gradebook lacks a column Student, ID or Section; export it from Canvas again")
     return id_column, sections[0]
 
 

@@ -53,7 +53,7 @@ class FinalGrade:
     why_blank: str
     is_reviewed: bool
     open_doubts: tuple[str, ...] = ()  # why it needs review: what no decision has settled
-    reviewers: tuple[str, ...] = ()  # who decided: for files that stay with the instructor, as the submission's name
+    reviewers: tuple[str, ...] = ()  # who decided; only for files that stay with the instructor
     penalty: Penalty | None = None  # for lateness
 
     @property
@@ -140,8 +140,8 @@ class FilledIn:
     owners: Mapping[str, Owner]  # by submission
     grades: Sequence[FinalGrade]
     rows: list[list[str]] = field(default_factory=list)
-    listed_numbers: set[str] = field(default_factory=set)  # of the class's people, those whom the file lists
-    held_ids: set[str] = field(default_factory=set)  # of their grades, blank ones too, where the cell is ours
+    listed_numbers: set[str] = field(default_factory=set)  # people of the class who are listed in the file
+    held_ids: set[str] = field(default_factory=set)  # grades, blank ones too, whose cell in the file is ours to write
     kept_count: int = 0
     replacements: list[tuple[str, str, str]] = field(default_factory=list)  # student, old, new
 
@@ -194,7 +194,7 @@ def fill_in(
             filled.listed_numbers.add(number)
             if is_kept(before, row):
                 filled.kept_count += 1
-            elif final.points is not None or before in ("", "-"):  # what we have nothing in place of stays
+            elif final.points is not None or before in ("", "-"):  # it stays if we have nothing in its place
                 row = with_grade(row, final) if final.points is not None else row
                 after = cell(row, grade_column)
                 filled.held_ids.add(final.grade.id)

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol
 
 from grading.export.final import ExportFile
 
-Choices = Mapping[str, Any]  # what was chosen for a format, by the names of its options
+Choices = Mapping[str, Any]  # the options chosen for a format, by name
 
 
 class Form(Protocol):
@@ -53,7 +53,7 @@ class ExportFormat:
     was not given is left out, a file is its bytes.
     """
 
-    name: str  # of `kvasir export --format`, and in exports.jsonl
+    name: str  # the name in `kvasir export --format` and in exports.jsonl
     title: str  # on the desk
     purpose: str  # a sentence
     file_names: tuple[str, ...]

@@ -138,5 +138,5 @@ def _time(sheet: Sheet, number: int, time_column: int) -> datetime | None:
         return datetime.fromisoformat(text) if text else None
     except ValueError:
         raise ExportError(
-            f"times, row {number + 1}: {one_line(text)[:40]!r} is no time as in 2026-11-04T08:30+01:00"
+            f"times, row {number + 1}: {one_line(text)[:40]!r} is not a time such as 2026-11-04T08:30+01:00"
         ) from None

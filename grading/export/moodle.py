@@ -74,7 +74,9 @@ def _read(worksheet: bytes) -> Sheet:
     sheet = read_sheet(worksheet, "worksheet")
     missing_columns = [name for name in _REQUIRED_COLUMNS if column(sheet.rows[0], name) < 0]
     if missing_columns:
-        raise ExportError(f"the worksheet lacks the column {missing_columns[0]!r}; download the grading worksheet anew")
+        raise ExportError(
+            f"the worksheet lacks the column {missing_columns[0]!r}; download the grading worksheet again"
+        )
     return sheet
 
 

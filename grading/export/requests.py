@@ -54,7 +54,7 @@ class RequestReply:
 class Request:
     """What a student asked, as somebody entered it."""
 
-    id: str  # of submission, criterion and text: the same file read twice asks nothing twice
+    id: str  # hash of submission, criterion and text, so that reading a file twice adds nothing
     item_id: str  # `Grade.item_id`
     criterion_id: str | None  # None: the whole grade
     text: str
@@ -174,7 +174,7 @@ def _criterion(final: FinalGrade, text: str, row: int) -> str | None:
         if sought_name in (criterion.id.casefold(), criterion.title.casefold()):
             return criterion.id
     raise ExportError(
-        f"requests, row {row + 1}: {one_line(text)[:60]!r} is no criterion; there are "
+        f"requests, row {row + 1}: {one_line(text)[:60]!r} is not a criterion; there are "
         + ", ".join(criterion.id for criterion in final.criteria)
     )
 

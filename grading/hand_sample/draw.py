@@ -71,7 +71,7 @@ class Draw:
 
     by: str
     at: float  # seconds since the epoch
-    seed: str  # of these grades: another draw of the same grades is the same sample
+    seed: str  # made from these grades: drawing from the same grades again gives the same sample
     plan: SamplePlan
     strata: tuple[Stratum, ...]
     reviewed_before: int = 0  # grades that somebody had decided on: not drawn from
@@ -306,7 +306,7 @@ def _lock_sheet(folder: Path) -> Iterator[None]:
         try:
             with open_private(folder / FILE, "r+b") as record:
                 fcntl.flock(record, fcntl.LOCK_EX)
-                if os.fstat(record.fileno()).st_ino == (folder / FILE).stat().st_ino:  # else it was written anew
+                if os.fstat(record.fileno()).st_ino == (folder / FILE).stat().st_ino:  # else it was written again
                     yield
                     return
         except FileNotFoundError:
@@ -404,7 +404,7 @@ def enter_points(folder: Path, item_id: str, criterion: str, points: str, seen_t
         member, limits_by_id = draw.sampled_members().get(item_id), limits(graded_class)
         stands = entered_points(folder / SHEET, draw, graded_class).get(item_id, {}).get(criterion)
         if member is None or stands is None:
-            raise BoundError("this was not drawn, or the rubric is another one by now; load the page anew")
+            raise BoundError("this was not drawn, or the rubric is another one by now; load the page again")
         text = (
             str(points_in(f"{member.submission!r}, {criterion}", points, limits_by_id[criterion]))
             if points.strip()
@@ -472,7 +472,7 @@ def points_in(place: str, text: str, bounds: tuple[Points, Points]) -> Points:
     try:
         value = Decimal(text.replace(",", "."))
     except InvalidOperation:
-        raise BoundError(f"{place}: {text!r} is no number of points") from None
+        raise BoundError(f"{place}: {text!r} is not a number of points") from None
     if not (value.is_finite() and exact(bounds[0]) <= value <= exact(bounds[1])):
         raise BoundError(f"{place}: points go from {bounds[0]} to {bounds[1]}, not {text}")
     return plain(value)

@@ -24,7 +24,7 @@ from grading.names.common_words import COMMON_WORDS
 from grading.submissions.reading import Submission
 from producers.batch.forms import ANY_SPELLING, PROMPT_FORM
 
-MIN_LETTERS = 5  # of a whole name: a shorter one is taken for a name only where it looks like one
+MIN_LETTERS = 5  # letters in a whole name: a shorter one counts only where it looks like a name
 MAX_WORDS = 6
 _MAX_LETTERS = 60  # letters of a name; a longer one is looked for only as a whole
 _MAX_WORD = 200
@@ -92,7 +92,7 @@ class _Form:
 
     kind: _Kind
     student: Student
-    initial: str = ""  # of a part: that of the other one
+    initial: str = ""  # the other part's initial
     sure: bool = True
 
 
@@ -177,7 +177,7 @@ class Names:
 
     def replace_names(self, text: str, author: Student | None, present: set[Student]) -> str:
         """The text with all names replaced."""
-        longest: dict[int, _Span] = {}  # by where they begin; of two of one length, the first
+        longest: dict[int, _Span] = {}  # by start; of two of the same length, the first
         for span in self._find_spans(text if self._old else without_markup(text), author, present):
             longest_span = longest.setdefault(span[0], span)
             if span[1] > longest_span[1]:

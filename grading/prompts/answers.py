@@ -43,9 +43,9 @@ class CriterionGrade:
     evidence_state: Evidence = "none given"
     feedback: str = ""
     reason: str = ""
-    sampled: tuple[Points, ...] = ()  # what each of several answers awarded, the one that counts first
+    sampled: tuple[Points, ...] = ()  # points of each of several answers; the first one counts
     leaks: bool = False  # the feedback repeats the grading notes, the solution or the prompt: no student may see it
-    likelihoods: Mapping[str, float] = field(default_factory=dict)  # of each step, by the model's own probabilities
+    likelihoods: Mapping[str, float] = field(default_factory=dict)  # by step, from the model's own probabilities
     min_points: Points = 0  # below 0 where points can be lost
 
     @property

@@ -70,7 +70,7 @@ class ExampleSet:
     """The graded examples in a batch's prompts: classmates' work, and what a person gave for each criterion."""
 
     source: str  # digest of the hand grades that they were chosen from
-    fence: str  # as the submissions have one each
+    fence: str  # the fence around it, as each submission has its own
     works: tuple[Submission, ...]
     points: Mapping[str, Mapping[str, Points]]  # by submission and criterion
 
@@ -141,7 +141,7 @@ def neutralise(text: str) -> str:
     """The text with control tokens in other brackets (‹|im_end|›, ⟦INST⟧), and valid Unicode without NUL."""
     text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").replace("\0", "�")
     while (neutral_text := _CONTROL.sub(lambda match: match.group().translate(_OTHER_BRACKETS), text)) != text:
-        text = neutral_text  # what stood inside another token may only now have become one
+        text = neutral_text  # removing a token may have put another together
     return text
 
 

@@ -6,11 +6,11 @@ Lists, tables, dashes, code and a word said three times are none: what repeats m
 import re
 import unicodedata
 
-_LEAST_CHARS = 16  # of a text that can be judged
+_LEAST_CHARS = 16  # shortest text that can be judged
 _LOOP_CHARS = 12  # a shorter loop is "very, very, very"
 _MOST_CHARS = 4_000
 _WINDOW, _STEP = 80, 20
-_DIFFERENT = 0.2  # of a text's runs of four letters: a list with numbers in it has more
+_DIFFERENT = 0.2  # share of distinct four-letter runs: a numbered list has more
 
 _ONE_CHARACTER = re.compile(r"([^\W\d_])\1{19,}|(\S)\2{99,}")
 _WORD = re.compile(r"[^\W_]+")

@@ -69,7 +69,7 @@ def load_graded(folder: Path) -> GradedClass:
         if isinstance(fields, dict) and fields.get("version") != _VERSION:
             raise BatchError(
                 f"{path} was written by another version of kvasir; upgrade this one ({UPGRADE_COMMAND}), "
-                f"or write it anew {command_hint}"
+                f"or write it again {command_hint}"
             )
         graded_class: GradedClass = parse_as(GradedClass, _as_now(fields), "the class")
         if not graded_class.total > 0:
@@ -80,7 +80,7 @@ def load_graded(folder: Path) -> GradedClass:
             raise BatchError(f"{folder} holds no batch; name the folder given to --out") from None
         raise BatchError(f"{folder} has no {FILE} yet; write it {command_hint}") from None
     except (OSError, ValueError) as error:
-        raise BatchError(f"{path} can't be read ({error}); write it anew {command_hint}") from None
+        raise BatchError(f"{path} can't be read ({error}); write it again {command_hint}") from None
 
 
 def _as_now(fields: Any) -> Any:

@@ -35,7 +35,7 @@ _ENOUGH_DIGITS = 3  # shorter figures are everywhere
 _MOST_FIGURES = 200
 _CLOSE = 1e-3  # relative: outputs are rounded to different lengths
 _MATCHING_SHARE = 0.8  # of the solution's figures
-_CELL = re.compile(r"(?:^|, )cell \d")  # as a part of a notebook says where it is
+_CELL = re.compile(r"(?:^|, )cell \d")  # how a part of a notebook names its place
 _PROSE = re.compile(r"(?:^|, )text\Z")  # Markdown, plain text, what was typed into the LMS
 _QUERY = re.compile(r"\bselect\s+[^\s(].{0,2000}?\bfrom\b", re.IGNORECASE | re.DOTALL)  # also in a Python string
 _SQL_FUNCTION = re.compile(
@@ -93,7 +93,7 @@ def _check(at: str, check_data: Any, criteria: set[str]) -> Check:
         raise RubricError(f"{at} must have one of {', '.join(KINDS)}, and may have 'criterion'; nothing else")
     criterion, kind = check_data.get("criterion", ""), kinds[0]
     if criterion != "" and not (isinstance(criterion, str) and criterion in criteria):
-        raise RubricError(f"{at}: {criterion!r:.60} is no criterion's id")
+        raise RubricError(f"{at}: {criterion!r:.60} is not the id of a criterion")
     if kind == "output":
         if check_data[kind] not in (PRESENT, AS_SOLUTION):
             raise RubricError(f"{at}: 'output' must be '{PRESENT}' or '{AS_SOLUTION}', not {check_data[kind]!r:.60}")
@@ -106,7 +106,7 @@ def _check(at: str, check_data: Any, criteria: set[str]) -> Check:
         if not isinstance(name, str) or not all(
             name_pattern.match(alternative.strip()) for alternative in name.split("|")
         ):
-            raise RubricError(f"{at}: {name!r:.60} is no name; alternatives are written a|b")
+            raise RubricError(f"{at}: {name!r:.60} is not a name; alternatives are written a|b")
     return Check(kind, tuple(names), criterion)
 
 

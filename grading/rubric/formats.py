@@ -105,7 +105,7 @@ def from_canvas(file: str, text: str) -> dict[str, Any]:
     header = [name.strip() for name in rows[0]] if rows else []
     missing_columns = [name for name in _CANVAS if name not in header]
     if missing_columns:
-        raise RubricError(f"{file}: a rubric of Canvas's has the column {missing_columns[0]!r}; export it there anew")
+        raise RubricError(f"{file}: a rubric of Canvas's has the column {missing_columns[0]!r}; export it there again")
     at = {name: header.index(name) for name in _CANVAS}
     titles = {_cell(row, at["Rubric Name"]) for row in rows[1:]} - {""}
     if len(titles) != 1:
@@ -124,7 +124,7 @@ def _canvas_criterion(
     points = []
     for label, _, value in ratings:
         if (worth := _parse_number(value)) is None or worth < 0:
-            raise RubricError(f"{file}: criterion {number} ({name!r:.60}): {value!r:.20} is no number of points")
+            raise RubricError(f"{file}: criterion {number} ({name!r:.60}): {value!r:.20} is not a number of points")
         points.append((worth, label))
     lines = [_cell(row, at["Criteria Description"])]
     lines += [

@@ -48,16 +48,16 @@ Points = int | float
 
 MAX_FILE_BYTES = 1 << 20
 MAX_ALIASES = 10  # each may double what came before: enough for one shared text, too few for a bomb
-MAX_DEPTH = 10  # of lists and keys within each other
-MAX_PARTS = 10_000  # of a YAML file; the largest rubric has some 4,000, and PyYAML is slow
-MAX_DIGITS = 40  # of a number; 1:1:1:… is one too
+MAX_DEPTH = 10  # nesting of lists and keys
+MAX_PARTS = 10_000  # nodes in a YAML file; the largest rubric has about 4,000, and PyYAML is slow
+MAX_DIGITS = 40  # digits of a number; YAML takes 1:1:1:… for one, too
 MAX_CRITERIA = 60
 MAX_POINTS = 10_000
 MAX_STEPS = 201  # values of one criterion, 0 included
 MIN_STEP = Decimal("0.001")
 MAX_TITLE = 200  # characters
 MAX_GUIDANCE = 8_000
-MAX_RULINGS, MAX_RULING = 20, 400  # of a criterion; characters of each
+MAX_RULINGS, MAX_RULING = 20, 400  # rulings of a criterion; characters in each
 MAX_INSTRUCTIONS = 50_000
 
 _TOO_DEEP = f"lists and keys within each other, more than {MAX_DEPTH} deep; is this the rubric?"

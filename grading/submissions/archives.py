@@ -22,7 +22,7 @@ from messages.errors import SubmissionError
 
 MIB = 1 << 20
 MAX_FILE_BYTES = 64 * MIB
-MAX_SUBMISSION_BYTES = 2 * MAX_FILE_BYTES  # of one student's files that are read
+MAX_SUBMISSION_BYTES = 2 * MAX_FILE_BYTES  # of all of one student's files that are read
 MAX_ZIP_BYTES = 4096 * MIB  # uncompressed, all members that are read: a class of students who each reach their limit
 MAX_MEMBERS = 2_000  # of one student
 MAX_ZIP_MEMBERS = 20_000  # of a class
@@ -66,8 +66,8 @@ _GUESSED_ENCODINGS = [
     "cp1255",
     "cp1256",
 ]
-_OLD_WESTERN_ENCODINGS = ("cp850", "mac_roman")  # of DOS and of the Mac, which differ from Windows' in all accents
-_PIECE_BYTES, _MAX_PIECES = 4_000, 100  # what an encoding is guessed from
+_OLD_WESTERN_ENCODINGS = ("cp850", "mac_roman")  # DOS and Mac; they differ from Windows in every accent
+_PIECE_BYTES, _MAX_PIECES = 4_000, 100  # pieces of text from which an encoding is guessed
 _CONTROLS = re.compile(r"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 _ENCRYPTED_FLAG = 0x1
 _UTF8_NAME = 0x800
@@ -202,9 +202,9 @@ def _guess_doubt(text: str) -> str:
 
 def _check_text(text: str) -> str:
     if "\0" in text:
-        raise Unreadable("it holds NUL bytes, so it is no text file")
+        raise Unreadable("it holds NUL bytes, so it is not a text file")
     if text.count("\ufffd") + len(_CONTROLS.findall(text)) > _BINARY_SHARE * len(text):
-        raise Unreadable("it is no text file, or damaged")
+        raise Unreadable("it is not a text file, or damaged")
     return text
 
 

@@ -20,9 +20,9 @@ from grading.submissions.notebooks import clean_source, html_to_text
 from grading.submissions.submission import Submission, SubmissionPart
 from producers.words import plural
 
-_MAX_EXPANDED, _MAX_FILES = 64 * MIB, 2_000  # of a Word document, which is a zip
-_MAX_XML, _MAX_TAGS = 16 * MIB, 400_000  # of each of its files that are read
-_MAX_PAGES, _MAX_PAGE_BYTES, _MAX_OPERATORS = 300, 16 * MIB, 1_000_000  # of a PDF; operators on all pages together
+_MAX_EXPANDED, _MAX_FILES = 64 * MIB, 2_000  # for a Word document, which is a zip
+_MAX_XML, _MAX_TAGS = 16 * MIB, 400_000  # for each file inside it that is read
+_MAX_PAGES, _MAX_PAGE_BYTES, _MAX_OPERATORS = 300, 16 * MIB, 1_000_000  # for a PDF; operators on all pages together
 _MAX_DRAWINGS = 5_000  # forms and pictures, wherever they are drawn
 # A run of a Word document, and what makes it hidden, white on no ground of its own, or as small as a point.
 _RUN = re.compile(rb"<w:r(?:\s[^<>]*)?>(?:(?!</?w:r[\s>]).)*</w:r>", re.DOTALL)
@@ -118,7 +118,7 @@ def read_pdf(data: bytes, _suffix: str = "") -> Submission:
         "xform_maximum_invocations_per_extraction": 2 * _MAX_DRAWINGS,  # past them pypdf would leave text out
         "jbig2dec_binary": None,  # no program is started
     }
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what it says of a file is the student's text
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # its messages about a file quote the student's text
     try:
         with pypdf.apply_configuration(**bounds):
             return _pdf(pypdf.PdfReader(io.BytesIO(data)))

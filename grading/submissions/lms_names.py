@@ -32,7 +32,7 @@ class Claim:
     """The claim of a name, as the LMS wrote it."""
 
     product: Literal["canvas", "moodle"]
-    name: str  # of a person or a group; "" where it is hidden
+    name: str  # name of a person or a group; "" if hidden
     number: str  # Canvas's user id, Moodle's participant number or group id; "" of Moodle's default team
     is_late: bool = False
     attachment: int = 0  # Canvas's id of the file, which grows with time

@@ -50,7 +50,7 @@ _V3_MIME = {
 _V3_OUTPUT = {"pyout": "execute_result", "pyerr": "error"}
 _PICTURES = ("image/", "application/pdf", "application/vnd.plotly", "application/vnd.vega")
 _WIDGET = "application/vnd.jupyter.widget"
-_OBJECT = re.compile(r"<[^<>\n]{1,200}>")  # what Python prints where only the HTML says something
+_OBJECT = re.compile(r"<[^<>\n]{1,200}>")  # what Python prints if only the HTML version says something
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,1000}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _DATA_URI = re.compile(r"data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,[A-Za-z0-9+/=%]*")
@@ -238,11 +238,11 @@ class _NotebookReader:
     counts_runs: bool = False  # whether any cell has a number that its run got
     failed_cells: int = 0
     unknown_cells: int = 0
-    language: str = ""  # of the first code cell that names one (nbformat 3)
+    language: str = ""  # language of the first code cell that names one (nbformat 3)
     markup: int = _MAX_MARKUP  # characters of HTML that may still be read
     scanned_chars: Counter[PartKind] = field(default_factory=Counter)
     hidden_tests: list[str] = field(default_factory=list)  # where they were left out
-    doubtful: list[str] = field(default_factory=list)  # of these, where it is not nbgrader that says so
+    doubtful: list[str] = field(default_factory=list)  # those of them that nbgrader did not mark
 
     def submission(self, notebook: Mapping[str, Any]) -> Submission:
         metadata = as_dict(notebook.get("metadata"))

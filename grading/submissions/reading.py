@@ -61,8 +61,8 @@ _CHUNK_END = re.compile(r"[\t >]*`{3,}\s*$")
 _MAX_CHARS: dict[PartKind, int] = {"code": 150_000, "text": 150_000, "output": 720_000}
 _MAX_PARTS = 10_000
 _VERY_LONG = "very long"
-_MAX_TEXT_BYTES = MIB // 2  # of one file that is no notebook
-MAX_FOLDER_BYTES = 4 * MIB  # of such files of one student; notebooks count a quarter, documents a sixteenth
+_MAX_TEXT_BYTES = MIB // 2  # in one file that is not a notebook
+MAX_FOLDER_BYTES = 4 * MIB  # in all of a student's such files; notebooks count a quarter, documents a sixteenth
 _DATA_URI = re.compile(rb"(data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,)[A-Za-z0-9+/=%]*")
 # The first line of each version of the specification (git-lfs/git-lfs, docs/spec.md).
 _LFS_POINTER = (b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/")
@@ -80,7 +80,7 @@ _NO_ANSWER = frozenset(
     {".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".ico", ".css", ".rproj"}
     | {".lock", ".toml", ".yml", ".yaml", ".cfg", ".ini", ".bib", ".log", "license", "makefile", "dockerfile"}
 )
-_TINY_BYTES = 100  # that two files of fewer are equal says nothing
+_TINY_BYTES = 100  # equal files smaller than this mean nothing
 _MOODLE_FOLDER = "_assignsubmission_"  # in the name of each student's folder
 
 

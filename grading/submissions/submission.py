@@ -44,12 +44,12 @@ class Submission:
     images_left_out: int = 0
     notes: tuple[str, ...] = ()  # what an instructor should know
     problem: str = ""
-    doubtful_notes: tuple[str, ...] = ()  # of the notes those that a person must look at: work left out, or guessed
+    doubtful_notes: tuple[str, ...] = ()  # notes that a person must look at: work left out, or guessed
     only_template: bool = False  # nothing was added to what the students were given
-    superseded_names: tuple[str, ...] = ()  # of earlier copies of the same student's files: left out
+    superseded_names: tuple[str, ...] = ()  # earlier copies of the same student's files, which are left out
     link: str = ""
     ignored_kinds: tuple[str, ...] = ()  # kinds of files in it that are nobody's work, as `venv`: not read
-    file_digests: tuple[str, ...] = ()  # of its files that aren't tiny, to find equal ones
+    file_digests: tuple[str, ...] = ()  # digests of its files that aren't tiny, to find equal ones
 
     @property
     def empty(self) -> bool:

@@ -9,7 +9,7 @@ import re
 
 _PIECES = re.compile(r"[^\W\d_]+|\d|[^\w\s]|_|\n+|[ \t]{2,}")
 
-# Byte-pair vocabularies take 4 to 5 letters of English a token and 3 to 4 of code; 3 leaves room.
+# With byte-pair vocabularies a token has 4 to 5 letters of English, or 3 to 4 of code; 3 leaves room.
 LETTERS_PER_TOKEN = 3.0
 
 

@@ -17,8 +17,8 @@ from grading.submissions.submission import PartKind, SubmissionPart
 Count = Callable[[str], int]
 
 _KINDS: tuple[PartKind, ...] = ("output", "text", "code")  # the order in which cuts are made and reported
-_HEAD_SHARE = 0.6  # of what a cut part keeps, its beginning: that is where it says what it is
-_GOOD_FIT = 0.85  # of the allowance used: not worth another try
+_HEAD_SHARE = 0.6  # share of the kept text taken from the beginning, which says what the part is
+_GOOD_FIT = 0.85  # share of the allowance used from which another try isn't worth it
 _TRIES = 5
 _LINE_SHARE = 0.2  # a cut moves to the end of a line if that costs no more than this
 

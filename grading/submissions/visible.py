@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 SEEN, UNSEEN, HIDDEN = range(3)
-MAX_PASSAGES = 10  # of a submission that a person is shown
+MAX_PASSAGES = 10  # passages of a submission shown to a person
 _FEW_WORDS, _MAX_SHOWN = 3, 80
 _MAX_MARKUP = 5_000  # pieces of it in one text: what comes after them is taken for unseen
 
@@ -157,7 +157,7 @@ def _hidden_elements(text: str, tags: Iterable[tuple[re.Match[str], int]]) -> It
     """Where the outermost elements that hide what they hold begin and end."""
     hidden_from, hidden_depth = 0, 0
     open_elements: list[str] = []
-    has_ground = [False]  # of each of them, after the page's own, whether it stands on a colour
+    has_ground = [False]  # whether each element, after the page itself, has a background colour
     for tag, end in tags:
         name, attributes = tag["name"].lower(), tag["attributes"] or ""
         if tag["slash"] and name in open_elements:

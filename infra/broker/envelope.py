@@ -1,7 +1,7 @@
 """A job's identity and its counters, in AMQP properties and headers; and a worker's attempt at a job.
 
 They are kept outside the body so that even a message nobody can read gets its failed result, and so that counters
-outlive re-publishing. At each change of stage they start anew.
+outlive re-publishing. At each change of stage they start again.
 """
 
 import threading
@@ -39,7 +39,7 @@ class Envelope:
     kv_transfers: int = 0  # KV transfers that failed so far
     returns: int = 0  # times the broker took it back at this stage, over all copies of this run
     traceparent: str = ""  # passed on unchanged; "": none
-    version: int = codec.VERSION  # of the message it came with, and so of what answers it
+    version: int = codec.VERSION  # version of the message that brought it, and so of its answer
     turn: int = 0  # which of the lane's queues its batch has
 
     def seal(self, body: bytes) -> Message:
@@ -74,7 +74,7 @@ class Envelope:
         return Event(step, self.job_id, self.model, {**identity, **context, "item_id": self.item_id, **facts})
 
     def for_stage(self, stage: WorkerStage) -> "Envelope":
-        """The same job at another stage: counters start anew, except that of the failed KV transfers."""
+        """The same job at another stage: counters start again, except that of the failed KV transfers."""
         return replace_fields(self, stage=stage, attempts=0, returns=0)
 
 
@@ -133,7 +133,7 @@ class Attempt(Generic[J]):
     job: J = field(init=False)  # once its message has been read
     stop: threading.Event = field(default_factory=threading.Event)
     why_stopped: StopReason = ""
-    is_outcome_confirmed: bool = False  # what it came to is confirmed: what is adopted after that can be acked
+    is_outcome_confirmed: bool = False  # its outcome is confirmed: a delivery that joins later can be acked
     has_ended_unanswered: bool = False  # the job ended with it, unanswered: nobody will need its own blocks again
 
     @property

@@ -27,7 +27,7 @@ GATEWAY = (
     *("gateway.copied", "gateway.described", "gateway.created", "gateway.planned", "gateway.advanced"),
     *("gateway.written", "gateway.over"),
 )
-CHANGE = ("bulk.held",)  # of a worker with both roles, when it takes from the other role's queue only
+CHANGE = ("bulk.held",)  # in a worker with both roles that now takes from the other role's queue only
 PER_ANSWER = ("decode.answered",)  # once for each answer of a job with several, between loaded and generated
 
 

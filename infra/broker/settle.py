@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 A = TypeVar("A", bound=Attempt[Any])
 
 MAX_ATTEMPTS = 6
-MAX_KV_TRANSFERS = 2  # that fail; then the decoder does the prompt itself
+MAX_KV_TRANSFERS = 2  # failed transfers after which the decoder computes the prompt itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +312,7 @@ def _dead_letter(delivery: Delivery, envelope: Envelope, problem: JobError) -> M
 
 def _sentence(error: BaseException) -> str:
     text = str(error) if isinstance(error, KvasirError) else f"bug: {type(error).__name__}: {error}"
-    # A library's text may hold half a character, which no message could carry.
+    # A library's text may hold a lone surrogate, which can't be encoded in a message.
     return text.encode(errors="replace")[: MAX_ERROR_BYTES - 8].decode(errors="ignore") or type(error).__name__
 
 

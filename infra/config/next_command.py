@@ -3,9 +3,9 @@
 import shlex
 from pathlib import Path
 
-UPGRADE_COMMAND = "python -m pip install --upgrade kvasir-inference"  # of the program that says it
+UPGRADE_COMMAND = "python -m pip install --upgrade kvasir-inference"  # upgrades the program that prints it
 
-_config_option: list[str] = []  # what stands before a command's name
+_config_option: list[str] = []  # options before a command's name
 
 
 def keep(config: Path | None) -> None:

@@ -11,7 +11,7 @@ def is_foreign(path: Path) -> bool:
 
 
 def why_not_ours(path: Path) -> str:
-    """Why others than this user and root may have written a file or a folder, with what mends it; "": they can't have.
+    """Why others than this user and root may have written a file or a folder, with what fixes it; "": they can't have.
 
     Raises OSError if nothing is there.
     """

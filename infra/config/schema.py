@@ -194,7 +194,7 @@ class Grading:
     max_tokens: Tokens = 3000  # these three as the team's grader had them
     temperature: Temperature = 0.2
     top_p: Share = 0.9
-    max_submission_tokens: TokensOrNone = 0  # of a student's work in a prompt; 0: as many as the model has room for
+    max_submission_tokens: TokensOrNone = 0  # tokens of a student's work in a prompt; 0: as many as fit the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class Costs:
 
     price_per_kwh: Amount = 0.0  # 0: unknown
     years: Annotated[float, _number(0.1, 100)] = 4.0  # that a machine is used
-    hours_per_week: Annotated[float, _number(0.1, 168)] = 40.0  # that it is used for something
+    hours_per_week: Annotated[float, _number(0.1, 168)] = 40.0  # hours a week that the machine is used
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,18 +217,18 @@ class ModelTable:
     engine: EngineOrNone = ""  # for the local pipeline; "": the only one with weights
     slots: Slots = 4
     prefill_slots: Slots = 8
-    threads: Annotated[int, _whole(0, 1024)] = 0  # of the CPU; 0: the engine's choice
+    threads: Annotated[int, _whole(0, 1024)] = 0  # CPU threads; 0: the engine's choice
     short_prompt_tokens: TokensOrNone = SHORT_PROMPT_TOKENS  # up to so many go to decode without a KV cache
     kv_check_every: Annotated[int, _whole(0, 1_000_000)] = KV_CHECK_EVERY  # jobs prefilled at decode too; 0: none is
-    free_memory_gb: Amount = 0.0  # that a prefill leaves free on its machine; 0: not looked at
+    free_memory_gb: Amount = 0.0  # memory that a prefill leaves free on its machine; 0: not checked
     copies: Annotated[int, _whole(1, 2)] = 1  # in the local pipeline: 2 so that prefill and decode never share a batch
     tokenizer: Annotated[str, TextCheck(_line)] = ""
     same_weights: tuple[Engine, ...] = ()  # engines whose weights are conversions of the same: they may share KV caches
-    kv_bytes_per_token: Annotated[int, _whole(0, 1 << 40)] = 0  # of its KV cache, for planning; 0: unknown
-    kv_state_bytes: Annotated[int, _whole(0, 1 << 40)] = 0  # of its recurrent layers' state, for planning
-    memory_gb: Amount = 0.0  # of its weights, for planning; 0: unknown
+    kv_bytes_per_token: Annotated[int, _whole(0, 1 << 40)] = 0  # size of its KV cache, for planning; 0: unknown
+    kv_state_bytes: Annotated[int, _whole(0, 1 << 40)] = 0  # size of its recurrent layers' state, for planning
+    memory_gb: Amount = 0.0  # size of its weights, for planning; 0: unknown
     allow_external: bool = False  # a server outside private networks may get its prompts
-    api_key_file: Place = ""  # of the server behind the openai or vllm engine; "": none, or in KVASIR_API_KEY
+    api_key_file: Place = ""  # for the server behind the openai or vllm engine; "": none, or in KVASIR_API_KEY
     weights: Mapping[Engine, Place] = field(default_factory=dict)
 
 
@@ -239,9 +239,9 @@ class MachineRole:
     role: Annotated[str, _one_of(*ROLES)]
     model: ModelOrNone = ""
     engine: EngineOrNone = ""
-    weights: Place = ""  # as that machine sees it; "": the model's own for this engine
+    weights: Place = ""  # path on that machine; "": the model's own for this engine
     slots: Slots = 0  # 0: the model's
-    memory_gb: Amount = 0.0  # what a store may use; 0: no limit of ours
+    memory_gb: Amount = 0.0  # memory that a store may use; 0: Kvasir sets no limit
     port: Annotated[int, _whole(1, 65535)] = 8000  # of a gateway
 
     def __post_init__(self) -> None:
@@ -267,7 +267,7 @@ class Rates:
     """Tokens a second of one model on one machine, for planning; 0: unknown. A curve counts before a single rate."""
 
     prefill: Rate = 0.0
-    decode: Rate = 0.0  # of one sequence, with all other slots busy
+    decode: Rate = 0.0  # rate of one sequence while all other slots are busy
     prefill_curve: Curve = ()
     decode_curve: Curve = ()
 
@@ -286,10 +286,10 @@ class MachineTable:
     platform: Annotated[str, _one_of(*PLATFORMS)] = "linux"
     folder: Folder = "kvasir"  # where `kvasir deploy` puts everything: absolute, or from the user's home on
     supervisor: Annotated[str, _one_of("", *SUPERVISORS)] = ""  # "": the platform's own
-    metrics_port: Annotated[int, _whole(1, 65535)] = 9101  # of its first worker's page; the others' follow
-    broker_hosts: Hosts = ""  # by preference, in place of those in the broker's URL
+    metrics_port: Annotated[int, _whole(1, 65535)] = 9101  # port of its first worker's page; the others follow
+    broker_hosts: Hosts = ""  # in order of preference, in place of those in the broker's URL
     store_hosts: Hosts = ""
-    hours: Annotated[str, TextCheck(_hours)] = ""  # in which its workers take jobs, such as 18:00-08:00; "": always
+    hours: Annotated[str, TextCheck(_hours)] = ""  # when its workers take jobs, such as 18:00-08:00; "": always
     memory_gb: Amount = 0.0
     link_gbps: Annotated[float, _number(0, 1e5)] = 0.0  # to the store's machine, gigabits a second
     watts: Annotated[float, _number(0, 1e5)] = 0.0  # under load

@@ -45,7 +45,7 @@ VARIABLES: Mapping[Keys, str] = {
 }
 # Only from the environment: there is no key for a password in the file, and no flag.
 PASSWORDS = {"broker": "KVASIR_BROKER_PASSWORD", "store": "KVASIR_STORE_PASSWORD"}
-API_KEY = "KVASIR_API_KEY"  # of the server behind the openai engine
+API_KEY = "KVASIR_API_KEY"  # key for the server behind the openai engine
 VLLM_PYTHON = "KVASIR_VLLM_PYTHON"  # read by the vllm engine
 _SHORT: Mapping[str, Keys] = {key: (table, key) for table in ("services", "grading") for key in keys_of(table)}
 # Set for other purposes: the tests' services, and what container platforms put there for a service named kvasir-….
@@ -299,7 +299,7 @@ def _explicit_file(config: Path | None, environ: Mapping[str, str], cwd: Path) -
 
 def _file_layer(path: Path) -> Layer:
     if not path.is_file():  # a pipe would keep us waiting
-        raise ConfigError(f"{path}: is no ordinary file")
+        raise ConfigError(f"{path}: is not an ordinary file")
     try:
         text = path.read_text("utf-8-sig")
         tree = tomllib.loads(text)

@@ -75,7 +75,7 @@ def _problem(url: str, schemes: Sequence[str]) -> str:
 def _problem_of_path(scheme: str, path: str) -> str:
     if scheme == "unix":
         return "" if path not in ("", "/") else "it names no socket"
-    is_store = scheme in STORE_SCHEMES  # of another word redis-py would make database 0
+    is_store = scheme in STORE_SCHEMES  # redis-py would read any other word as database 0
     return "its database, after the '/', must be a number" if is_store and not re.fullmatch(r"/?[0-9]*/?", path) else ""
 
 
@@ -129,7 +129,7 @@ class Secret:
         return self.file
 
     def reveal(self) -> str:
-        """The password. A file is read anew each time, without its last line break; ConfigError if it can't be."""
+        """The password. A file is read again each time, without its last line break; ConfigError if it can't be."""
         if self.file is None:
             return self._value
         try:

@@ -129,7 +129,7 @@ class SupervisedCommand:
         except OSError as error:
             os.write(2, f"supervise: {error}\n".encode())
             return None
-        if self._leaving:  # asked just now, with no child to tell
+        if self._leaving:  # told to stop just now, while no child ran
             self._child.terminate()
         return self._child.wait()
 

@@ -24,7 +24,7 @@ _TAGS = {
     ("macos", "arm64"): ["macosx_15_0_arm64", "macosx_14_0_arm64", "macosx_13_0_arm64", "macosx_12_0_arm64",
                          "macosx_11_0_arm64", "macosx_11_0_universal2", "macosx_10_9_universal2"],
 }  # fmt: skip
-_NO_SOURCES = shutil.ignore_patterns(".*", "tests", "docs", "examples", "build")  # what a wheel is not built from
+_NO_SOURCES = shutil.ignore_patterns(".*", "tests", "docs", "examples", "build")  # not part of a wheel
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def requirements_of(machine: MachineSettings, wheel: Path) -> list[str]:
 def build_wheel(checkout: Path, into: Path) -> Path:
     """This project's own wheel. Raises DeployFailed where it does not run from a checkout."""
     if not (checkout / "pyproject.toml").is_file():
-        raise DeployFailed(f"{checkout} is no checkout of Kvasir to build a wheel from: give --wheel FILE")
+        raise DeployFailed(f"{checkout} is not a checkout of Kvasir to build a wheel from: give --wheel FILE")
     into.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kvasir-wheel-") as folder:  # a build leaves products beside its sources
         copy = shutil.copytree(checkout, Path(folder) / "kvasir", ignore=_NO_SOURCES)

@@ -126,7 +126,7 @@ def watch(global_options: Globals, batch: Path, as_json: bool, quiet: bool, max_
 @json_option
 @click.pass_obj
 def results(global_options: Globals, batch: Path, as_json: bool) -> int:
-    """Show what the batch in folder BATCH has so far, and write its report anew. Connects to nothing."""
+    """Show what the batch in folder BATCH has so far, and write its report again. Connects to nothing."""
     settings = global_options.settings()
     _check_exists(batch)
     return show_outcome(class_run.look(settings, batch), as_json)

@@ -21,7 +21,7 @@ from producers.batch.dead_letters import DeadLetters, Letter, LetterFilter, read
 from producers.client import Client
 from producers.words import plural
 
-_ROWS = 100  # of a table; --json has all
+_ROWS = 100  # rows of a table; --json has all
 _MESSAGE_CHARS = 100
 
 all_option = click.option("--all", "all_letters", is_flag=True, help="Every dead letter; needed if you name no others.")

@@ -1,4 +1,4 @@
-"""`kvasir migrate`: a batch that an earlier version planned and never sent, planned anew."""
+"""`kvasir migrate`: a batch that an earlier version planned and never sent, planned again."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +23,7 @@ from producers.words import plural
 @click.argument("batch", type=path)
 @click.pass_obj
 def migrate(global_options: Globals, batch: Path) -> int:
-    """Have the batch in folder BATCH, planned by an earlier version and never sent, planned anew from its input.
+    """Have the batch in folder BATCH, planned by an earlier version and never sent, planned again from its input.
 
     Says what has changed in the input since. Sends nothing: the command that it ends with does.
     """

@@ -18,7 +18,7 @@ class BatchState:
     batch_id: str
     total: int
     result_count: int
-    failure_count: int  # of those done: everything but succeeded
+    failure_count: int  # jobs that are done but did not succeed
     finish_words: str = field(default="", compare=False)
     name: str = field(default="", compare=False)
 
@@ -43,7 +43,7 @@ class BatchWatch:
     def look(self) -> BatchState:
         """How far it is now. Raises BatchError if the folder has gone."""
         self._read_manifest()
-        rows, was_replaced = self._tail.read()  # what was added since the last look
+        rows, was_replaced = self._tail.read()  # rows added since the last look
         if was_replaced:
             self._standings = Standings()
         for job_id, run, state in rows:

@@ -38,7 +38,7 @@ def ui(global_options: Globals, folders: tuple[Path, ...], home: Path, port: int
 
     Ctrl-C closes the desk; a grading that runs goes on without it.
     """
-    settings = global_options.settings()  # what is wrong with the configuration is said here, not in the browser
+    settings = global_options.settings()  # report configuration errors here, not in the browser
     if importlib.util.find_spec("streamlit") is None:
         raise ConfigError("kvasir ui needs Streamlit: install it with pip install 'kvasir-inference[ui]', or make ui")
     shown_folders = find_folders(home, folders)

@@ -27,7 +27,7 @@ from kvasir.connect import connect
 from messages.errors import ConfigError, KvasirError
 from messages.jobs import JobResult
 
-STRENGTH = 0.75  # of a criterion's points: what was done well
+STRENGTH = 0.75  # share of a criterion's points from which it counts as done well
 MAX_ENTRIES = 10  # entries of a list, as before
 _COMPONENTS = {
     "business": ("business", "recommend", "decision", "application"),

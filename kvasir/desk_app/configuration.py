@@ -30,7 +30,7 @@ class DeskBackend:
         self.is_cluster = is_cluster(settings)
         self._settings = settings
         self._config = config
-        # One connection for all pages, opened when somebody looks, and anew after it failed.
+        # One connection for all pages, opened when somebody looks, and again after it failed.
         self._client: Client | None = None
         self._view = FleetView()
         self._viewed_at = -_FRESH_S

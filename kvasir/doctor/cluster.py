@@ -65,7 +65,7 @@ def examine(load: Callable[[], Settings]) -> Iterator[Finding]:
         settings = load()
         cluster = is_cluster(settings)
     except ConfigError as wrong:
-        yield error("configuration", str(wrong), "mend the setting that it names")
+        yield error("configuration", str(wrong), "fix the setting that it names")
         return
     yield from _check_configuration(settings)
     yield from _check_password_files(settings)
@@ -114,7 +114,7 @@ def _check_local_model(model: ModelSettings) -> Finding:
             return error(model.name, f"the {engine} engine is not installed", command)
         message, todo = entry.check(engine_options(model, engine, weights, model.context, model.slots))
     except ConfigError as wrong:
-        return error(model.name, str(wrong), "mend its weights in kvasir.toml")
+        return error(model.name, str(wrong), "fix its weights in kvasir.toml")
     return warn(model.name, message, todo) if todo else ok(model.name, message)
 
 

@@ -20,7 +20,7 @@ class Finding:
     # Of a service that was tried step by step: seconds of each step that was done, and the step at which it stopped.
     steps: dict[str, float] = field(default_factory=dict)
     stopped_at: str = ""
-    server: str = ""  # by which it knows itself, if it was reached
+    server: str = ""  # the name it knows itself by, if it was reached
 
 
 def ok(subject: str, message: str) -> Finding:

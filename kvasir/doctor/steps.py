@@ -27,7 +27,7 @@ _SIZES = {"8 KB": 8_192, "1 MB": 1_000_000}
 _CONNECT_S = 3.5  # two lost SYNs are sent again within 3 s; so long the kernel looks for a machine
 _OTHER_PORTS = (22, 80, 1)  # a machine that is there accepts or refuses at one of them, unless all is dropped
 _OTHER_PORT_S = 0.6
-_SILENT_S = 3.0  # of a broker that let us in; what is left of the time takes the queue away again
+_SILENT_S = 3.0  # silence of a broker that let us in; the rest of the time is for removing the queue
 _SLOW_NAME_S = 1.0
 _FAR_S = 0.15  # a round trip; within a building it is a hundredth of that
 _VALUE_BYTES, _KEY_TTL_S = 4_096, 60
@@ -38,9 +38,9 @@ _CAUSES: dict[str, tuple[Level, str, str]] = {
     "dns": (
         "error",
         "no name server answers: {host} can't be resolved",
-        "resolvectl status (macOS: scutil --dns); until that is mended an address in the URL does it",
+        "resolvectl status (macOS: scutil --dns); until that is fixed an address in the URL does it",
     ),
-    "unknown_name": ("error", "no name server knows {host}", "mend the name in the URL, or add it to /etc/hosts"),
+    "unknown_name": ("error", "no name server knows {host}", "fix the name in the URL, or add it to /etc/hosts"),
     "dns_slow": (
         "error",
         "resolving {host} took {resolve_s:.1f} s, and each new connection waits so long",
@@ -49,12 +49,12 @@ _CAUSES: dict[str, tuple[Level, str, str]] = {
     "host_down": (
         "error",
         "the network finds no machine at {host}: it is off, or in another network",
-        "switch it on, or mend the address; ping {host}",
+        "switch it on, or fix the address; ping {host}",
     ),
     "refused": (
         "error",
         "the machine is there, and nobody listens at port {port}",
-        "start the {service} there, or mend the port; on that machine: ss -ltn (macOS: netstat -an)",
+        "start the {service} there, or fix the port; on that machine: ss -ltn (macOS: netstat -an)",
     ),
     "firewall": (
         "error",
@@ -89,9 +89,9 @@ _CAUSES: dict[str, tuple[Level, str, str]] = {
     "tls": (
         "error",
         "no secure connection: {problem}",
-        "mend the URL's protocol (a final s is TLS) or the ca_file; are both right? ping -M do -s 1472 {host}",
+        "fix the URL's protocol (a final s is TLS) or the ca_file; are both right? ping -M do -s 1472 {host}",
     ),
-    "login": ("error", "user or password is refused", "mend user and password in the URL or its file (kvasir config)"),
+    "login": ("error", "user or password is refused", "fix user and password in the URL or its file (kvasir config)"),
     "undeclared": (
         "warn",
         "nothing of Kvasir's is declared there yet",
@@ -157,13 +157,13 @@ class ServiceCheck:
 
     service: Literal["broker", "store"]
     url: str = field(repr=False)  # with its password
-    seconds: dict[str, float] = field(default_factory=dict)  # of each step that was done
+    seconds: dict[str, float] = field(default_factory=dict)  # seconds of each step that was done
     stopped_at: str = ""  # the step that was begun and not done; "" at the end
     failure: Exception | None = None  # None where there was no answer
     broker: Any = None  # while it is open
     alarm: str = ""  # why the broker takes nothing, in its words
     is_there: bool = False  # the machine answers at another port
-    server: str = ""  # by which the service knows itself
+    server: str = ""  # the name the service knows itself by
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:

@@ -46,7 +46,7 @@ class Trial:
     found: str  # why there was no KV transfer, or what is wrong; "" if all is well
     prompt_tokens: int
     transferred_tokens: int
-    evaluated_tokens: int  # of the prompt, by the decoder's own counter
+    evaluated_tokens: int  # prompt tokens computed, by the decoder's own counter
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
     kv_bytes: int

@@ -7,7 +7,7 @@ It is the larger of
   thing is none for another;
 - the longest single way: a job's own prefill and decode where each is fastest.
 
-Workers that join or die cut time into intervals, in each of which the machines divide their time anew.
+Workers that join or die cut time into intervals, in each of which the machines divide their time again.
 """
 
 import itertools

@@ -17,13 +17,13 @@ from kvasir.plan.fleet import Fleet, PlannedJob
 from kvasir.plan.simulate import Backlog, Stealing, simulate, with_rates
 
 DRAWS = 6
-RATE_SPREAD = 0.03  # of a machine's true rates around those measured, as a standard deviation of logarithms
+RATE_SPREAD = 0.03  # spread of a machine's true rates around the measured ones: standard deviation of logarithms
 YOUNG = 1.3  # answers that run are more often young than old: they stand still while their machine prefills
-CLASS_SPREAD = 0.1  # of a class's mean answer around that of the classes before it
-UNKNOWN_SPREAD = 0.07  # of the time itself, by what no draw knows: fitted on nights 7000 to 7243 of `benchmarks.finish`
+CLASS_SPREAD = 0.1  # spread of a class's mean answer around earlier classes
+UNKNOWN_SPREAD = 0.07  # spread of the time by what no draw knows, fitted on nights 7000 to 7243 of `benchmarks.finish`
 ENOUGH_ANSWERS = 8  # to draw from: with fewer, lengths are possible_backlog around a mean
-MOST_PROMPTS = 400  # that are simulated: a night's queue of thousands would take as many seconds
-SHARE = 0.9  # of the intervals are to hold the truth
+MOST_PROMPTS = 400  # prompts that are simulated: thousands would take as many seconds
+SHARE = 0.9  # share of the intervals that should hold the truth
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from messages.workers import BOTH_ROLES, WorkerInfo
 from producers.batch.batch import Batch
 from producers.client import Client
 
-FIRST_PROMPT_TOKENS = 4000  # of a prompt, beside what its class shares, until one was measured
+FIRST_PROMPT_TOKENS = 4000  # assumed for a prompt, beside the class's shared part, until one was measured
 LIKELY = 0.9  # to make a deadline: below it is said what would help
-LAST_RESULTS = 200  # of a batch, that say how long its answers are
+LAST_RESULTS = 200  # latest results of a batch, which say how long its answers are
 
 
 def expectation(settings: Settings, client: Client, batch: Batch, deadline: float = 0.0) -> str:

@@ -34,7 +34,7 @@ from messages.workers import RateCurve
 T = TypeVar("T")
 
 RUNS = 15  # odd, so that there is a middle
-LONG_CLASS_RUNS = 5  # of more than LONG_CLASS jobs: luck counts for less, and each takes longer
+LONG_CLASS_RUNS = 5  # for more than LONG_CLASS jobs: luck counts for less, and each run takes longer
 LONG_CLASS = 600
 HAIR = 0.01  # no machine keeps its rate more exactly than that
 
@@ -283,7 +283,7 @@ class SimulationState:
             for name in fleet.machines()
         }
         self._prefillers = {(prefiller.machine, prefiller.model): prefiller for prefiller in fleet.prefillers}
-        self._advantages: dict[tuple[str, str], float] = {}  # prefilled tokens in the time of a decoded one
+        self._advantages: dict[tuple[str, str], float] = {}  # tokens that are prefilled in the time of one decoded
         for (name, model), prefiller in self._prefillers.items():
             decoders = self.machines[name].decoders
             for decoder in decoders:
@@ -449,7 +449,7 @@ def typical(fleet: Fleet, jobs: Sequence[PlannedJob]) -> SimulatedRun:
 
 
 def with_rates(fleet: Fleet, factor_of: Callable[[str], float]) -> Fleet:
-    """The same fleet with each rate multiplied by a factor of its machine, which is asked for anew each time."""
+    """The same fleet with each rate multiplied by a factor of its machine, which is asked for again each time."""
 
     def off(rate: Rate, machine: str) -> Rate:
         factor = factor_of(machine)

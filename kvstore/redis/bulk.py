@@ -117,7 +117,7 @@ class Bulk:
                 yield value
 
     def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
-        """Give each key its TTL anew; whether it was there."""
+        """Give each key its TTL again; whether it was there."""
         flags: list[bool] = []
         with self.connection() as connection:
             pipeline = Pipeline(connection, deque(keys))

@@ -89,7 +89,7 @@ def _open_cluster(url: str, address: str) -> redis.RedisCluster:
             socket_timeout=NODE_TIMEOUT_S,
             socket_connect_timeout=GLANCE_S,
             protocol=2,
-            # The map of slots is asked for anew before the second try.
+            # The map of slots is asked for again before the second try.
             retry=Retry(ConstantBackoff(0.1), 1),
             # The slots of a lost node without a replica are nobody's; the others' are as good as before.
             require_full_coverage=False,

@@ -81,7 +81,7 @@ class ClusterBulk:
                 yield value
 
     def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
-        """Give each key its TTL anew; whether it was there."""
+        """Give each key its TTL again; whether it was there."""
         is_stored: dict[str, bool] = {}
         try:
             with self._open_links() as links:

@@ -10,7 +10,7 @@
 
 A cluster keeps keys with equal text in braces in one slot, so that one script may use them. The slot of `cards` has the
 registrations, and its primary's clock is the store's. When that primary is lost without a replica, workers register
-anew within a second once the slot is served again; reservations that were lost let more be put than there is room for,
+again within a second once the slot is served again; reservations that were lost let more be put than there is room for,
 which putting shows.
 
 All writes are scripts with `allow-oom`: a store full of KV caches must not keep a worker from renewing its registration

@@ -76,7 +76,7 @@ class RedisKVStore(KVStore):
 
     @with_errors_mapped
     def free_shared(self, size_bytes: int) -> int:
-        """See KVStore. The time to live that is left says how recently a record was used: every use sets it anew.
+        """See KVStore. The time to live that is left says how recently a record was used: every use sets it again.
 
         On a cluster an equal share on each primary, since each of them fills by itself.
         """
@@ -201,7 +201,7 @@ def _execute(pipeline: Any) -> list[Any]:
     # With raise_on_error redis-py would put the command, payload and all, into the error's text.
     try:
         replies: list[Any] = pipeline.execute(raise_on_error=False)
-    except exceptions.SlotNotCoveredError:  # of a single command redis-py asks anew whose the slots are; not here
+    except exceptions.SlotNotCoveredError:  # of a single command redis-py asks again whose the slots are; not here
         pipeline.nodes_manager.initialize()
         raise
     for reply in replies:

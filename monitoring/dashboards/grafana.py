@@ -1,6 +1,6 @@
 """The panels as the JSON that Grafana is provisioned with.
 
-`python -m monitoring.dashboards.grafana` writes it anew; a test compares the file with this.
+`python -m monitoring.dashboards.grafana` writes it again; a test compares the file with this.
 """
 
 import json

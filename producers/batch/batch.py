@@ -86,7 +86,7 @@ class Counts:
     failed: int
     cancelled: int
     expired: int
-    unreadable: int = 0  # of those failed: submissions that no job could be made of
+    unreadable: int = 0  # failed because no job could be made of the submission
 
     @property
     def finished_jobs(self) -> int:
@@ -255,7 +255,7 @@ class Batch(AbstractContextManager["Batch"]):
             self._look_at(job_id)
 
     def _look_at(self, job_id: str) -> None:
-        """A line was added: a batch of 50,000 jobs can't be counted anew for each."""
+        """A line was added: a batch of 50,000 jobs can't be counted again for each."""
         line = self.journal.line_of(job_id, self.runs.get(job_id, 1))
         if line is None or job_id not in self.states:
             return
@@ -394,7 +394,7 @@ def _entry_or_dict(fields_read: dict[str, Any]) -> Any:
         return fields_read
     asked_keys = parse_as(tuple[str, ...], fields_read.get("asked", []), "asked")
     if any(not _KEY.match(key) for key in asked_keys):
-        raise ValueError("asked holds what is no question's key")
+        raise ValueError("asked holds a key that no question has")
     for name in ("job_id", "item_id"):
         checks.identifier(name, fields_read[name])
     checks.model_name("model", fields_read["model"])

@@ -10,7 +10,7 @@ from messages.jobs import JobResult, Message, Part, Sampling
 from messages.strict_schema import Objects, strict_schema
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_LEFT_TO_SERVER = -1  # what some clients send for a value that they leave to the server, as llama.cpp reads it
+_LEFT_TO_SERVER = -1  # some clients send this for a value that they leave to the server; llama.cpp reads it so, too
 
 
 @dataclass(frozen=True, slots=True)

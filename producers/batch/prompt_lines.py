@@ -233,7 +233,7 @@ def _body(fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if method != "POST":
         raise BadLine(f"its method is {method!r:.60}; only POST is served")
     if not isinstance(fields["body"], dict):
-        raise BadLine("its body is no object")
+        raise BadLine("its body is not an object")
     return url, fields["body"]
 
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _LOOK_AROUND_S = 2.0
 _CONFIRMS_A_WRITE = 500
 _RESULTS_A_WRITE = 500
-_STEPS = 20  # of the progress bar at least
+_STEPS = 20  # steps that the progress bar has at least
 _BACKLOG_WAIT_S = 5.0
 _QUIET_LOOKS = 3  # without a result, until jobs are counted that the broker no longer has, and results that don't come
 _LOOKS_BEFORE_GIVING_UP = 2  # a result may be between its queue and us
@@ -42,7 +42,7 @@ class Progress(Protocol):
 
 
 class ReadAgain:
-    """Jobs that are made anew each time somebody goes through them: so many prompts needn't be kept."""
+    """Jobs that are made again each time somebody goes through them: so many prompts needn't be kept."""
 
     def __init__(self, jobs: Callable[[], Iterable[PrefillJob]]) -> None:
         self._jobs = jobs
@@ -191,7 +191,7 @@ class Runner:
             log.error("somebody deleted the reply queue of batch %s: opened it again", self._batch.batch_id)
             self._record_parked(replies)
         if self._quiet_looks >= _QUIET_LOOKS and _ready(self._client, self._reply_queue):
-            log.info("results wait for batch %s, and none has come for a while: listening anew", self._batch.batch_id)
+            log.info("results wait for batch %s, and none has come for a while: listening again", self._batch.batch_id)
             self._record(replies.listen_anew())
             self._quiet_looks = 0
         if self._client.cluster_state.is_cancelled(self._batch.batch_id):

@@ -58,7 +58,7 @@ _KEPT_PATTERNS = (
     "batch.json",
     "batch.lock",
 )
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")  # what a crash in the middle of write_atomically leaves
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")  # left by a crash in the middle of write_atomically
 _FILE, _FOLDER, _OTHERS_MODE = 0o600, 0o700, 0o077
 
 
@@ -124,7 +124,7 @@ def _open(extra_flags: int, name: str, flags: int) -> int:
     is_ordinary = stat.S_ISREG(os.fstat(descriptor).st_mode)
     if extra_flags and not is_ordinary:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no ordinary file")
+        raise OSError(errno.EINVAL, "it is not an ordinary file")
     if is_ordinary and flags & (os.O_WRONLY | os.O_RDWR):
         with contextlib.suppress(PermissionError):  # somebody else's stays as it is
             os.fchmod(descriptor, _FILE)

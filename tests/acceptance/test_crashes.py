@@ -113,7 +113,7 @@ class _Pieces:
 
 
 class _Tokens:
-    """Listens to the tokens of a batch that lies in the prefill queue: each job is published anew, with a stream."""
+    """Listens to the tokens of a batch that lies in the prefill queue: each job is published again, with a stream."""
 
     def __init__(self, cluster: Cluster, jobs: int) -> None:
         self._broker = RabbitMQBroker(cluster.broker_url, name="tokens")

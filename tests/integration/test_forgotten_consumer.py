@@ -102,7 +102,7 @@ def test_a_worker_that_the_broker_has_forgotten_listens_anew(
             assert forget_consumers(server, BULK) == 1
             others.publish(Address(topology.WORK, BULK), Message(b"", "second"))
             # Then it takes them all the same, and goes on being sent what comes
-            wait_until(lambda: taker.taken == ["first", "second"], "it listens anew", 30)
+            wait_until(lambda: taker.taken == ["first", "second"], "it listens again", 30)
             others.publish(Address(topology.WORK, BULK), Message(b"", "third"))
             wait_until(lambda: taker.taken == ["first", "second", "third"], "it is sent jobs", 30)
         finally:

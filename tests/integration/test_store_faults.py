@@ -38,7 +38,7 @@ def fill(_server: RedisServer, pipeline: RedisPipeline) -> None:
     pipeline.redis.config_set("maxmemory", 1)
 
 
-def mend(server: RedisServer, pipeline: RedisPipeline) -> None:
+def fix(server: RedisServer, pipeline: RedisPipeline) -> None:
     """All is well with the store again."""
     if not server.alive:
         server.start()
@@ -69,7 +69,7 @@ def test_a_store_that_fails_in_the_middle_costs_no_answer(
         assert (result.state, result.text) == ("succeeded", pipeline.undisturbed_text(job))
 
         # and once the store is well again, so is the KV transfer
-        mend(server, pipeline)
+        fix(server, pipeline)
         assert_transferred(pipeline, pipeline.job("the next one wrote " * 20))
 
 

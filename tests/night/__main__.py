@@ -2,7 +2,7 @@
 
 Three courses (a Canvas class, a Moodle class with teams, an exam), a batch through the gateway and a question in
 between; then everything that dies in a night dies, in an order by seed, while Prometheus looks; in the morning what
-expired is retried, two people review, a sample is graded by hand, one criterion is graded anew, and the LMSs'
+expired is retried, two people review, a sample is graded by hand, one criterion is graded again, and the LMSs'
 importers read the grades. Services have a user for each role. The writer is simulated, and the reader adds up what each
 work says, so that the grade in each cell is known.
 

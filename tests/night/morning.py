@@ -98,7 +98,7 @@ def regrade(site: Site, record: Record, course: Course) -> None:
     cost = again.json()["cost"]
     if set(cost["asked"]) != {"clear"} or _points(course, "parts") != before:
         record.unequal.append(f"{course.title}: a regrade of one criterion touched others: {cost}")
-    record.add(f"{course.title}: one criterion graded anew", f"{cost['jobs']} jobs", start)
+    record.add(f"{course.title}: one criterion graded again", f"{cost['jobs']} jobs", start)
 
 
 def _points(course: Course, criterion_id: str) -> dict[str, object]:

@@ -72,7 +72,7 @@ class Night:
     alerts: Alerts
     random: random.Random
     desk: Desk | None = None
-    mended: float = 0.0  # when what lasts as long as the harness wants was over, since the epoch
+    fixed: float = 0.0  # when what lasts as long as the harness wants was over, since the epoch
 
     def results(self) -> int:
         """Lines in all journals."""
@@ -203,7 +203,7 @@ def close_laptop(night: Night) -> str:
     owner.send(signal.SIGSTOP)
     time.sleep(_ASLEEP_S)
     seen = seen_now(night.site)
-    night.mended = time.time()
+    night.fixed = time.time()
     _owner_is_back(night, course, lambda: owner.send(signal.SIGCONT))
     return f"{course.title}: {seen}"
 
@@ -222,7 +222,7 @@ def slow_link(night: Night) -> str:
     time.sleep(_AWAY_S)
     for proxy in night.site.proxies.values():
         proxy.heal()
-    night.mended = time.time()
+    night.fixed = time.time()
     night.wait_for_a_result()
     return seen
 
@@ -234,7 +234,7 @@ def fill_disk(night: Night) -> str:
     seen = seen_now(night.site)
     time.sleep(_AWAY_S)
     night.site.broker.control(*off)
-    night.mended = time.time()
+    night.fixed = time.time()
     night.wait_for_a_result()
     return seen
 
@@ -304,7 +304,7 @@ def strike(night: Night, trouble: Trouble) -> None:
     except AssertionError as error:  # the night goes on, and the books will tell
         seen = str(error).splitlines()[0]
         night.record.unequal.append(f"{trouble.event}: {seen}")
-    went_on_s = time.time() - max(start, night.mended)
+    went_on_s = time.time() - max(start, night.fixed)
     alerts = night.alerts.since(start)
     night.site.miss_nobody()
     night.record.add(trouble.event, "; ".join([seen, *alerts]), start, went_on_s)

@@ -83,7 +83,7 @@ def problems_of(report: Mapping[str, Any], exceptions: Mapping[str, AdvisoryExce
             reported_ids |= ids
             if ids.isdisjoint(exceptions):
                 fixed_versions = ", ".join(vulnerability.get("fix_versions", ())) or "no version yet"
-                yield f"{package['name']} {package['version']}: {vulnerability['id']}; mended in {fixed_versions}"
+                yield f"{package['name']} {package['version']}: {vulnerability['id']}; fixed in {fixed_versions}"
     for advisory_id in sorted(exceptions.keys() - reported_ids) if not skipped_packages else ():
         yield f"the exception {advisory_id} is not reported any more: take it out of {Path(__file__).name}"
 

@@ -162,7 +162,7 @@ class Browser:
         self.call("Page.navigate", url=url)
 
     def reload(self) -> None:
-        """Load the page anew, as F5 does, once it has come to rest: until then its address may be that of before."""
+        """Load the page again, as F5 does, once it has come to rest: until then its address may be that of before."""
         # What was typed last is on its way for a moment before the page is seen to run.
         rest_script = f"new Promise((done) => setTimeout(() => done({AT_REST}), 300))"
         self._until(lambda: self.evaluate(rest_script), "the page has come to rest", PATIENCE_S)
@@ -175,7 +175,7 @@ class Browser:
             except BrowserFailed:  # between the two
                 return False
 
-        self._until(is_loaded, "the page is loaded anew", PATIENCE_S)
+        self._until(is_loaded, "the page is loaded again", PATIENCE_S)
 
     def go_back(self, steps: int = 1) -> None:
         """As the browser's own button does; fewer than 0 steps go forward."""

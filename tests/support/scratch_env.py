@@ -51,7 +51,7 @@ def folder(release: str) -> Path:
                 "--disable-pip-version-check",
             ]
             _run(release, [*pip, *arguments])
-        marker.touch()  # an environment that is half done is made anew
+        marker.touch()  # an environment that is half done is made again
     return environment
 
 

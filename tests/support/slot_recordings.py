@@ -1,6 +1,6 @@
 """Slot files as releases of llama.cpp write them, recorded for tests/unit/engines/test_slot_releases.py.
 
-`python -m tests.support.slot_recordings` records them anew: each release's wheel, in an environment of its own, loads a
+`python -m tests.support.slot_recordings` records them again: each release's wheel, in its own environment, loads a
 tiny random model, evaluates TOKENS in the first of two slots, and saves it.
 """
 

@@ -171,7 +171,7 @@ def test_a_later_look_is_graded_blind_too_and_a_changed_rubric_ends_the_bound(br
     browser.wait_for("are different", GRADED_S)
     browser.click("Use this rubric for the class")
     browser.wait_for("Changed once", GRADED_S)
-    browser.click("Bound")  # perhaps while the class is still graded anew: then the page waits for its end
+    browser.click("Bound")  # perhaps while the class is still graded again: then the page waits for its end
     browser.wait_for("changed since the sample was drawn, say by a regrade: it says nothing of them any more", GRADED_S)
     assert "With 90% confidence" not in browser.text()
     kept = sheet(folder)
@@ -222,7 +222,7 @@ def test_a_rubric_is_edited_as_a_form_and_as_yaml_and_keeps_what_was_typed(brows
     assert [each.id for each in made.criteria] == ["works", "criterion_1", "clear"]
     assert made.criteria[2].rulings == ("Half if it fails on an empty list.",)
 
-    # A YAML that is no rubric stays, and says why; what is mended is in the form, also after a reload
+    # A YAML that is no rubric stays, and says why; what is fixed is in the form, also after a reload
     browser.fill("Rubric", typed.replace("points: 3", "points: three"))
     browser.click("Form")
     browser.wait_for("'points' must be a number, not 'three'")

@@ -66,7 +66,7 @@ def graded_and_reviewed(browser: Browser, desk: DeskPage, work: Path) -> Path:
 
 
 def choose(browser: Browser, option: str, nth: int = 0) -> None:
-    """Take an option of a select box of the page. A page that is drawn anew meanwhile closes the box: open it again."""
+    """Take an option of a select box of the page. A page drawn again meanwhile closes the box: open it again."""
     boxes = "[data-testid=stMain] [data-testid=stSelectbox] input"
     holds = f"document.querySelectorAll({json.dumps(boxes)})[{nth}]?.value === {json.dumps(option)}"
 
@@ -139,7 +139,7 @@ def test_no_column_is_chosen_by_its_place_and_none_that_holds_grades_is_filled_u
     browser.click("I have read this, and this is the file that I want")
     browser.wait_for("Download canvas-gradebook.csv")
 
-    # What was confirmed is that file: for another column nothing is, and back again it has to be made anew.
+    # What was confirmed is that file: for another column nothing is, and back again it has to be made again.
     choose(browser, "Homework 6 (702)", nth=1)
     wait_until_chosen(browser, "Homework 6 (702)")
     browser.wait_gone("Download canvas-gradebook.csv")

@@ -1,4 +1,4 @@
-"""A student's work as the review shows it: pictures drawn anew, evidence marked, and nothing of theirs run."""
+"""A student's work as the review shows it: pictures drawn again, evidence marked, and nothing of theirs run."""
 
 import base64
 import io

@@ -166,7 +166,7 @@ def test_a_link_that_loses_large_packets(site: Site) -> None:
         wait_until(lambda: any("mac2" in sentence for sentence in _remarks(site.state())), "status names mac2", 90, 1)
         # 2: doctor on that host names the cause
         assert "small packets pass and large ones vanish" in site.run("doctor", host="mac2"), text
-        # And when the link is mended the worker is back by itself
+        # And when the link is fixed the worker is back by itself
         site.net.set_link(Link(), "mac2", "services")
         wait_until(lambda: not _remarks(site.state()), "all is well again", 120, 1)
 

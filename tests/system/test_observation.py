@@ -95,7 +95,7 @@ def test_every_alert_fires_with_its_fault_and_clears_after_it(world: ObservedClu
             fed=(LOSING, SLOWING),
         )
 
-    # And of none when all is mended
+    # And of none when all is fixed
     world.forget(lame, gone, slow)
     world.pair(UNSERVED, FAST, FAST)
     for model in (STUCK, SLOWING):

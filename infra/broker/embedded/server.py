@@ -76,7 +76,7 @@ class EmbeddedServer:
         self.lock = threading.RLock()
         self._exchanges: dict[str, _Exchange] = {}
         self._queues: dict[str, EmbeddedQueue] = {}
-        self._readers: dict[str, deque[QueueReader]] = {}  # by queue name; they outlive a deleted queue
+        self._readers: dict[str, deque[QueueReader]] = {}  # readers by queue name; they outlive a deleted queue
         self._order = itertools.count()
         self._expiries: list[tuple[float, int, EmbeddedQueue]] = []  # a heap: when, tie-break, whose head to look at
         self._clock = threading.Condition(self.lock)

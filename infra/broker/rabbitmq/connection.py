@@ -45,7 +45,7 @@ BLOCKED_S = 300
 CONNECT_S = 5
 # Where there is another address to go to: so long for the first look at each. It asks for patience only after that.
 GLANCE_S = 0.8
-RETURN_S = 10.0  # between two looks for a better address
+RETURN_S = 10.0  # pause between two checks for a better address
 _BATCH_TASKS = 200
 CLOSE_S = 5
 SETTLE_S = 0.1  # between the last ack and closing, see `Connection.acked`

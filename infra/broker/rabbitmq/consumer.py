@@ -181,7 +181,7 @@ class RabbitConsumer(BufferedConsumer[RabbitDelivery]):
 
     def resume(self) -> None:
         """See `Consumer`."""
-        if not self._is_paused:  # asked with every delivery: nothing for the IO thread to wake up for
+        if not self._is_paused:  # called for every delivery: don't wake the IO thread for nothing
             return
         with self._condition:
             self._is_paused = False

@@ -31,7 +31,7 @@ BY_CLASS: dict[type[Exception], type[KvasirError]] = {
     pika_errors.AMQPHeartbeatTimeout: BrokerUnavailable,
     pika_errors.NoFreeChannels: BrokerUnavailable,
     pika_errors.IncompatibleProtocolError: BrokerUnavailable,  # also what a half-started broker looks like
-    # A person has to mend the URL.
+    # A person has to fix the URL.
     pika_errors.AuthenticationError: ConfigError,
     pika_errors.ProbableAuthenticationError: ConfigError,
     pika_errors.ProbableAccessDeniedError: ConfigError,
@@ -112,7 +112,7 @@ def describe(error: BaseException) -> str:
     timeouts = workflow.AMQPConnectorStackTimeout | socket.timeout | asyncio.TimeoutError
     if isinstance(root, timeouts | pika_errors.ConnectionOpenAborted):  # the latter where it was at least accepted
         return "no answer in time"
-    if isinstance(root, pika_errors.IncompatibleProtocolError):  # what a proxy in front of a dead broker looks like
+    if isinstance(root, pika_errors.IncompatibleProtocolError):  # a proxy in front of a dead broker looks so
         return "it takes the connection and hangs up: RabbitMQ does not run behind it, or has not started yet"
     if isinstance(root, ssl.SSLCertVerificationError):
         problem = root.verify_message or str(root)

@@ -1,7 +1,7 @@
 """The layer between pika and the socket.
 
 pika writes to a transport, and hears as a protocol of what came (`pika.adapters.utils.nbio_interface`). A `Wire` is the
-transport to pika and the protocol to the socket's side, all on the IO thread. It mends what would cost deliveries:
+transport to pika and the protocol to the socket's side, all on the IO thread. It fixes what would cost deliveries:
 
 - A headers table that pika can't decode ends its connection, and so for ever, since the broker then delivers the
   message again. Such a table is left out.

@@ -338,7 +338,7 @@ _MOVE_LEADERS = (
 # --- one node of a Redis Cluster ---
 
 
-def harm_store_node(stage: Stage, harm: Callable[[RedisServer], None], mend: Callable[[RedisServer], None]) -> None:
+def harm_store_node(stage: Stage, harm: Callable[[RedisServer], None], fix: Callable[[RedisServer], None]) -> None:
     """First the primary with the registrations, then a random one. Recovery counts from the fault on."""
     redis_cluster = stage.services.redis_cluster
     assert redis_cluster
@@ -348,7 +348,7 @@ def harm_store_node(stage: Stage, harm: Callable[[RedisServer], None], mend: Cal
         harm(node)
         stage.over(in_hand_s=IN_HAND_S)
         time.sleep(stage.random.uniform(4, 8))
-        mend(node)
+        fix(node)
         redis_cluster.wait_until_whole()
 
 
@@ -630,9 +630,9 @@ def _thaw(server: Server) -> None:
     os.kill(server.pid, signal.SIGCONT)
 
 
-_kill_store_node = partial(harm_store_node, harm=RedisServer.kill, mend=RedisServer.start)
-_stop_store_node = partial(harm_store_node, harm=RedisServer.stop, mend=RedisServer.start)
-_freeze_store_node = partial(harm_store_node, harm=_freeze, mend=_thaw)
+_kill_store_node = partial(harm_store_node, harm=RedisServer.kill, fix=RedisServer.start)
+_stop_store_node = partial(harm_store_node, harm=RedisServer.stop, fix=RedisServer.start)
+_freeze_store_node = partial(harm_store_node, harm=_freeze, fix=_thaw)
 _FORKED = "jobs of 8 answers, forked from one KV cache"
 _HYBRID = "a model with a recurrent layer"
 _BATCHED = "four prompts at once in each"

@@ -110,7 +110,7 @@ class Services:
         """Past the proxy."""
         return self.redis_cluster.url if self.redis_cluster else self.store.url
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         """Whatever the last row did to them, they serve."""
         self.to_broker.heal()
         self.to_store.heal()
@@ -207,9 +207,9 @@ class NetworkServices(Services):
         self._stack.callback(self.network.close)
         self.network.set_link(self.link)
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         self.network.set_link(self.link)
-        super().mend()
+        super().fix()
 
 
 def queues_of(model: str) -> list[str]:

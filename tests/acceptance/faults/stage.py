@@ -149,7 +149,7 @@ class Stage:
             program.kill()
         self.at_end.close()
         self._cluster_state.close()
-        self.services.mend()
+        self.services.fix()
         with self.services.connect() as connection:
             for queue in [spec.name for spec in topology.queues([self.model]) if spec.exchange == topology.WORK]:
                 connection.channel().queue_delete(queue)

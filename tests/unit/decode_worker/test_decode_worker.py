@@ -228,7 +228,7 @@ def test_a_damaged_record_is_never_used_and_is_computed_again(pipeline, which):
     pipeline.start_decode()
     result = pipeline.result(job)
 
-    # Then the text is right, and the KV cache was made anew
+    # Then the text is right, and the KV cache was made again
     assert result.text == pipeline.undisturbed_text(job)
     assert (result.decode.kv_transfer, result.decode.evaluated_tokens) == ("verified", 1)
     assert pipeline.steps(job).count(Step.KV_GONE) == 1

@@ -296,7 +296,7 @@ def test_a_large_job_that_comes_alone_lets_go_of_those_behind_it(pipeline: Pipel
     settler = Settler(broker, [MODEL], pipeline.observe)
     jobs = QuickJobs[None](broker, settler, SlotPool(1, inline=True), handle, lambda _: None)
     consumer = jobs.consume(work("prefill"), 1)
-    # When it is begun, then those behind it are anybody's, but for the one that is pushed anew
+    # When it is begun, then those behind it are anybody's, but for the one that is pushed again
     while len(held) < 16:
         delivery = consumer.receive(1)
         assert delivery
@@ -343,7 +343,7 @@ def test_what_lies_behind_a_slow_job_for_a_second_goes_back(pipeline: Pipeline, 
     clock.now += 0.9
     assert not jobs.wait(0)
     assert (consumer.at_once, pipeline.ready(work("prefill"))) == (HELD_IF_QUICK, 0)
-    # When it takes longer, all but the one that is pushed anew go back
+    # When it takes longer, all but the one that is pushed again go back
     clock.now += 0.2
     assert not jobs.wait(0)
     assert (consumer.at_once, pipeline.ready(work("prefill"))) == (1, 2)

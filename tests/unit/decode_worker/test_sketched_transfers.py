@@ -148,7 +148,7 @@ def test_a_prefill_worker_goes_on_from_a_class_part_of_those_alone_who_compute_j
     pipeline.submit(other)
     pipeline.start_decode(sketch=OURS)
 
-    # Then it computes the part anew unless its sketch is the same to the bit, and both are decoded from KV caches
+    # Then it computes the part again unless its sketch is the same to the bit, and both are decoded from KV caches
     report = pipeline.result(other).prefill
     assert (report.restored_tokens > 200) == resumes
     assert pipeline.result(other).decode.kv_transfer == ("verified" if resumes else "verified-rounded")

@@ -85,7 +85,7 @@ def test_a_group_is_undone_as_one_and_what_came_later_or_elsewhere_stays(tmp_pat
     append_override(out, later)
     (group,) = [made for made in decided_together(decisions.refresh(), "works") if len(made) > 1]
 
-    # Of the three, one was decided on anew: it is no part of what can be undone
+    # Of the three, one was decided on again: it is no part of what can be undone
     assert [decision.item_id for decision in group] == [ids[0], ids[2]]
     line_count = len((out / "reviews.jsonl").read_text("utf-8").splitlines())
     standing = decisions.refresh()

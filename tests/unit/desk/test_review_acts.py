@@ -12,7 +12,7 @@ import pytest
 from desk.decisions import Decisions, Overrides
 from desk.review_screen import acts as acts_module
 from desk.review_screen.acts import ActAnswer, Acts
-from desk.review_screen.content import phrases_of
+from desk.review_screen.content import _by_use, phrases_of
 from desk.rows import Row, make_rows
 from desk.view import BatchView
 from grading.export import Request, add_requests, read_requests
@@ -83,7 +83,7 @@ def test_an_answer_that_is_lost_with_its_desk_changes_nothing(reviewed: ClassUnd
     done = act(item, 1, version, **points(3))
     accepted = act(reviewed.items[1], 2, version, "accept")
     reviewed.send(done, accepted)
-    reviewed.acts = Acts(reviewed.folder)  # started anew, and the page sends what it has heard nothing of
+    reviewed.acts = Acts(reviewed.folder)  # started again, and the page sends what it has heard nothing of
 
     assert [each.state for each in reviewed.send(done, accepted)] == ["kept", "kept"]
     assert reviewed.lines() == 2
@@ -238,8 +238,10 @@ def test_reasons_and_comments_come_by_use_and_by_direction(reviewed: ClassUnderR
     rows, overrides_by_item = reviewed.rows()
     phrases = phrases_of(rows.values(), overrides_by_item)
 
-    assert phrases["reasons"]["works"]["raised"][0] == "I ran it"
-    assert phrases["reasons"]["works"]["lowered"][0] == "It stops"
+    # The first is filled in unasked: no sentence that was written about one student or two.
+    assert phrases["reasons"]["works"]["raised"] == ["the work shows more than the model saw", "I ran it"]
+    assert phrases["reasons"]["works"]["lowered"][1] == "It stops"
+    assert _by_use(Counter({"I ran it": 3, "Seen": 2}), "default") == ["I ran it", "default", "Seen"]
     assert phrases["comments"] == {"works": [("All of it runs.", 2)]}
     assert all(lists[kind] for lists in phrases["reasons"].values() for kind in lists), "each change has a first reason"
 

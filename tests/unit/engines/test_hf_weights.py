@@ -155,7 +155,7 @@ def test_the_digest_of_changed_weights_is_not_the_remembered_one(tmp_path: Path)
     first = weights_digest(folder)
     assert weights_digest(folder) == first
     assert [note.read_text() for note in (tmp_path / "cache" / "kvasir" / "weights").iterdir()] == [first]
-    # When the weights are written anew, as many bytes, and their time is set back
+    # When the weights are written again, as many bytes, and their time is set back
     file = tmp_path / "model" / "model.safetensors"
     time = file.stat().st_mtime_ns
     again = open_folder(str(write_folder(tmp_path / "model", seed=1)))

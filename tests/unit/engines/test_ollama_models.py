@@ -66,7 +66,7 @@ def test_the_folders_are_those_of_the_variable_the_user_and_the_service(
 
 @pytest.mark.parametrize("name", ["", "a/b/c/d", "../../etc/passwd", "m:..", "a b", "m:", "/m"])
 def test_what_is_no_name_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="no name of an Ollama model"):
+    with pytest.raises(ConfigError, match="the name of an Ollama model"):
         parse_name(name)
 
 

@@ -68,7 +68,7 @@ def test_no_link_and_no_pipe_is_opened_and_no_link_to_a_folder(tmp_path: Path, f
     (tmp_path / "ours" / "link.kv").symlink_to(tmp_path / "secret")
     os.mkfifo(tmp_path / "ours" / "pipe.kv")
     for name, flags in (("link.kv", os.O_RDONLY), ("link.kv", os.O_WRONLY), ("pipe.kv", os.O_RDONLY)):
-        with pytest.raises(OSError, match=r"link\.kv|pipe\.kv is no file"):
+        with pytest.raises(OSError, match=r"link\.kv|pipe\.kv is not a file"):
             open_file(folder, name, flags)
     with pytest.raises(FileExistsError):
         open_file(folder, "link.kv", MADE)

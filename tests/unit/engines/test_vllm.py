@@ -133,7 +133,7 @@ def test_a_missing_environment_is_named_with_its_command(tmp_path: Path, monkeyp
     monkeypatch.setenv(environment.VARIABLE, sys.executable)
     with pytest.raises(ConfigError, match="has no vLLM: kvasir engines install vllm"):
         environment.find()
-    assert cli.run_command(["engines", "install", "vllm"]) == 2  # somebody named it, so it is not ours to mend
+    assert cli.run_command(["engines", "install", "vllm"]) == 2  # somebody named it, so it is not ours to fix
 
 
 def test_another_release_than_the_tested_one_is_said(a_release: Path, capsys: pytest.CaptureFixture[str]) -> None:

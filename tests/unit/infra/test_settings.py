@@ -198,7 +198,10 @@ def test_weights_for_asks_for_an_engine_where_it_is_not_settled(load: Load) -> N
 # Refusals
 
 REFUSED = [
-    ("[grading]\ncode_modle = 'm'\n", "line 2: grading.code_modle is no setting of Kvasir; did you mean 'code_model'"),
+    (
+        "[grading]\ncode_modle = 'm'\n",
+        "line 2: grading.code_modle is no setting of Kvasir; did you mean 'code_model'",
+    ),
     ("[servces]\n", "line 1: servces is no setting.*did you mean 'services'"),
     ("\n[models.m]\ncontxt = 1\n", "line 3: models.m.contxt .*'context'"),
     ("[models.m]\nweights.llamacp = 'x'\n", "line 2: .*did you mean 'llamacpp'"),

@@ -364,7 +364,7 @@ def test_where_jobs_wait_and_none_comes_for_long_it_listens_anew(site: Site, mon
     assert site.flow.pauses == pauses
     # When it has, then what it listens to is left and begun again
     monkeypatch.setattr("infra.worker_loop._FORGOTTEN_S", 0.0)
-    wait_until(lambda: site.flow.pauses > pauses, "it listens anew")
+    wait_until(lambda: site.flow.pauses > pauses, "it listens again")
     site.flow.next = receive  # type: ignore[method-assign]
     site.took("bulk")
 

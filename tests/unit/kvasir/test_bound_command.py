@@ -173,7 +173,7 @@ def spoil(what: str) -> None:
     [
         ("half", "is half filled in: no points for clear"),
         ("too much", "points go from 0 to 3, not 9"),
-        ("no number", "'good' is no number of points"),
+        ("no number", "'good' is not a number of points"),
         ("twice", "has two rows; keep one"),
         ("gone", "rows were taken out"),
         ("stranger", "nobody in this class is called 'mallory.py'"),

@@ -85,7 +85,7 @@ Spoil = Callable[[str, bytes | None], None]
 
 @pytest.fixture
 def spoil(graded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spoil:
-    """Stands in a folder like `graded`, and makes its batch anew with one file that holds something else."""
+    """Stands in a folder like `graded`, and makes its batch again with one file that holds something else."""
     for name in ("class", "prompts.jsonl", "kvasir.toml"):
         (tmp_path / name).symlink_to(graded / name)
     monkeypatch.chdir(tmp_path)

@@ -203,7 +203,7 @@ def test_system_messages_are_the_shared_part_and_options_become_sampling(folder:
         (openai("a", max_tokens=0), "max_tokens"),
         (openai("a", stop=3), "stop"),
         ({**openai("a"), "url": "/v1/embeddings"}, "only /v1/chat/completions"),
-        ({**openai("a"), "body": []}, "body is no object"),
+        ({**openai("a"), "body": []}, "body is not an object"),
         (openai("a\ud800"), "custom_id holds half a character"),
         ({"id": "a\ud800", "prompt": "x"}, "custom_id holds half a character"),
         ({"id": "a", "prompt": "x\ud800y"}, "it holds half a character"),

@@ -26,7 +26,7 @@ UNSEEN = {"name": "rich", "skip_reason": "Dependency not found on PyPI and could
     ("packages", "exceptions", "problems"),
     [
         ([OURS, CLEAN], {}, []),
-        ([OURS, CLEAN, BAD], {}, ["click 8.1: PYSEC-1; mended in 8.2"]),
+        ([OURS, CLEAN, BAD], {}, ["click 8.1: PYSEC-1; fixed in 8.2"]),
         ([CLEAN, BAD], {"CVE-1": ASIDE}, []),
         ([CLEAN], {"CVE-1": ASIDE}, ["the exception CVE-1 is not reported any more"]),
         (

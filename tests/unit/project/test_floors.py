@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.processes import ROOT
 
-# The first release that no advisory reaches which is mended later, by November 2026; `make audit` looks up new ones.
+# The first release that no advisory reaches which is fixed later, by November 2026; `make audit` looks up new ones.
 FIRST_SOUND = {
     "aiohttp": "3.14.3",  # request smuggling by a WebSocket upgrade, CVE-2026-69243
     "certifi": "2024.7.4",  # roots of an authority that is trusted no more

@@ -33,7 +33,7 @@ from .shared_folder import open_file, open_folder, send
 
 SAMPLER = f"{__package__}.sampling:KvasirSampler"
 _SHARED_MEMORY = "/dev/shm"
-_WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")  # of a path: one that leads nowhere else
+_WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")  # a path component that can't lead elsewhere
 _SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _NUMPY_TYPES = {"f32": "<f4", "f16": "<f2", "bf16": "<u2"}
 _PATIENCE_S = 10.0  # for a host that is slow to read; one that is gone is noticed at once

@@ -99,8 +99,8 @@ class Host:
         except EngineDeadError:
             self._queue_message(op="failed", id=key, kind="engine", why="vLLM's engine died")
             self._send()
-            self._writer.close()  # which ends this process: Kvasir starts another
-        except ValueError as error:  # what vLLM refuses in a request
+            self._writer.close()  # ends this process; Kvasir starts another
+        except ValueError as error:  # vLLM refused the request
             self._queue_message(
                 op="failed", id=key, kind="schema" if request["constraint"] else "engine", why=f"{error}"[:500]
             )
@@ -114,7 +114,7 @@ class Host:
     async def _answer(self, key: str, request: wire.Message) -> None:
         prompt = {"prompt_token_ids": request["tokens"]}
         async for output in self._engine.generate(prompt, self._parameters(request), key):
-            self._drain()  # what the connector said before this
+            self._drain()  # drop what the connector sent before this
             if key in self._failed_keys:
                 await self._engine.abort(key)  # a model of several groups it would answer from what is not there
                 return

@@ -1,6 +1,6 @@
 """A folder where others may write beside it, as in /dev/shm: reached by a handle, which nobody can point elsewhere.
 
-A path is looked up anew each time it is used, and what it leads to may have been exchanged in between. No link is
+A path is looked up again each time it is used, and what it leads to may have been exchanged in between. No link is
 followed, and nothing is opened that is not what it should be. Both ends import this module, and it nothing of ours.
 """
 
@@ -21,7 +21,7 @@ def open_file(folder: int, name: str, flags: int) -> int:
     descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe would keep us waiting
-            raise FileNotFoundError(f"{name} is no file")
+            raise FileNotFoundError(f"{name} is not a file")
         owner = os.fstat(folder)
         if flags & os.O_CREAT and owner.st_uid != os.geteuid():  # root in a container
             os.fchown(descriptor, owner.st_uid, owner.st_gid)

@@ -192,7 +192,7 @@ def test_without_a_gradebook_nothing_says_whose_a_grade_is(canvas: Path) -> None
         (GRADEBOOK, "702", "no assignment"),
         (GRADEBOOK, "Current Score", "no assignment"),
         (b"Student,ID\xff\n", "701", "not UTF-8"),
-        (b'Student,"ID\n', "701", "no CSV"),
+        (b'Student,"ID\n', "701", "read as CSV"),
     ],
 )
 def test_a_file_that_is_no_gradebook_is_refused(canvas: Path, gradebook: bytes, assignment: str, why: str) -> None:

@@ -87,7 +87,7 @@ def test_of_many_who_write_at_once_none_loses_anything(folder: Path) -> None:
     ("criterion", "points", "said"),
     [
         ("works", "4", "points go from 0 to 3"),
-        ("works", "two", "no number of points"),
+        ("works", "two", "not a number of points"),
         ("gone", "1", "the rubric is another one"),
     ],
 )

@@ -136,7 +136,7 @@ def test_marked_encodings_are_read_without_a_note_and_windows_text_with_one(tmp_
 def test_binary_content_is_a_problem(tmp_path, content):
     submission = read_one(tmp_path, "a.R", content)
 
-    assert "no text file" in submission.problem
+    assert "not a text file" in submission.problem
     assert submission.parts == ()
     assert not submission.empty
 

@@ -1,7 +1,7 @@
 """Writes the golden messages that are not there yet: `python -m tests.unit.messages.golden.make`.
 
 NAME.msgpack is a message as it was sent when the file was made, NAME.json all its fields as it was meant, defaults
-too. Neither is ever made anew: whoever changes a contract so that one of them fails breaks messages under way.
+too. Neither is ever made again: whoever changes a contract so that one of them fails breaks messages under way.
 """
 
 import json

@@ -262,7 +262,7 @@ def test_a_job_that_died_succeeds_when_it_is_replayed_to_a_mended_worker(pipelin
     assert pipeline.run(job).state == "failed"
     wait_until(lambda: pipeline.ready(topology.DEAD_LETTERS) == 1, "it is buried")
 
-    # When the engine is mended and the letter replayed
+    # When the engine is fixed and the letter replayed
     prefill.engine.before_prefill = lambda _tokens, _stop: None
     done = replay(pipeline)
 

@@ -439,7 +439,7 @@ def test_a_failed_job_is_run_again_as_run_2_and_the_others_are_left_alone(tmp_pa
         counts = owner.run()
         assert (counts.succeeded, counts.failed) == (2, 1)
 
-        # When the bug is mended and the job is wanted again
+        # When the bug is fixed and the job is wanted again
         decode.engine.before_decode = lambda _tokens, _stop: None
         owner.batch.run_again([culprit.job_id])
         counts = owner.run()
