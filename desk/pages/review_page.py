@@ -82,7 +82,6 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
     message, stamp, rubric = _message(key)[0], desk.version(folder), view.rubric
     near_ids = [id for id in message.near if id in by_id][:_MOST_NEAR]
 
-
     def make_parts() -> dict[str, tuple[str, Any]]:
         parts = class_content(rubric, rows, overrides_by_item, _sections(folder, rows))
         return {name: (digest_of(part), part) for name, part in parts.items()}
@@ -93,9 +92,7 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
         key=key,
         data={
             "digests": {name: digest for name, (digest, _) in class_parts.items()},
-            "parts": {
-                name: part for name, (digest, part) in class_parts.items() if message.parts.get(name) != digest
-            },
+            "parts": {name: part for name, (digest, part) in class_parts.items() if message.parts.get(name) != digest},
             "batch": hashlib.sha256(str(folder).encode()).hexdigest()[:16],
             "browser": state["browser"],
             "name": state["me"],

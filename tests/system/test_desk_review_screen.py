@@ -255,7 +255,9 @@ def test_a_row_of_the_table_is_opened_by_a_click_and_by_enter(browser: Browser, 
     browser.go_back()
     browser.wait_for("Name contains")
     browser.press("css", ".kv-class tbody tr:nth-child(1) input")
-    can_regrade = "[...document.querySelectorAll('button')].some((e) => e.innerText === 'Regrade selected' && !e.disabled)"
+    can_regrade = (
+        "[...document.querySelectorAll('button')].some((e) => e.innerText === 'Regrade selected' && !e.disabled)"
+    )
     wait_until(lambda: browser.evaluate(can_regrade), "what is chosen can be graded again", PATIENCE_S)
     assert browser.evaluate("document.activeElement.dataset.key").startswith("box "), "it is left where it was"
     browser.evaluate("document.querySelector('.kv-class tbody tr:nth-child(2) button').focus()")
