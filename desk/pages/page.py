@@ -89,7 +89,8 @@ def show_desk_page(open_backend: Callable[[], Backend]) -> None:
         if desk.backend.notice:
             st.warning(escape_markdown(desk.backend.notice))
         folder = _choose_assignment(desk)
-        section = _section(desk, folder) if folder else ""
+        with st.spinner("Reading the class …"):  # which takes a minute for a thousand works, once after each start
+            section = _section(desk, folder) if folder else ""
         if folder is None:
             home_page.show_home_page(desk)
         else:

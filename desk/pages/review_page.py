@@ -1,6 +1,7 @@
 """The review: the screen in the browser, and what the desk does with each of its messages."""
 
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -15,7 +16,7 @@ from desk.pages.shared import Desk, decider, draw_live, show_problem
 from desk.pages.work import MOST_CHARS, draw_work
 from desk.review_screen.acts import ActAnswer
 from desk.review_screen.blocks import WorkBlocks
-from desk.review_screen.content import class_content, same_comments, submission_content
+from desk.review_screen.content import class_content, digest_of, same_comments, submission_content
 from desk.rows import QUEUES, Row, select
 from desk.view import BatchView
 from grading.jobs import Item
@@ -34,6 +35,7 @@ _SCREEN = st.components.v2.component(
 )
 _MOST_NEAR = 16  # submissions whose grades are sent before they are looked at
 _MOST_WORK = 4  # how many of these come with their work
+_SENT_S = 0.05  # how long what was drawn takes to be on its way to the browser
 _REFRESH_S = 5.0  # how often the screen hears what others have open and have decided
 
 
@@ -52,11 +54,15 @@ class _Message:
     whole: str = ""  # the submission of which every character is wanted
     prompts: str = ""  # the submission of which prompts and answers are wanted
     same: tuple[str, ...] = ()  # a criterion and a comment: where else does it stand?
+    parts: Mapping[str, str] = field(default_factory=dict)  # of the class, that it has: their digests
 
 
 def show_review_page(desk: Desk, folder: Path) -> None:
     """Draw it; a message of the screen draws it alone, without the page around it."""
     draw_live(lambda: _draw_screen(desk, folder), _REFRESH_S)
+    # Where the next run waits for this one's end already, Streamlit drops what it has not sent yet, and the screen with
+    # it, but still says that this run is complete: then the page would be without its screen until that run is done.
+    time.sleep(_SENT_S)
 
 
 def _draw_screen(desk: Desk, folder: Path) -> None:
@@ -75,16 +81,18 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
     write_address()
     message, stamp, rubric = _message(key)[0], desk.version(folder), view.rubric
     near_ids = [id for id in message.near if id in by_id][:_MOST_NEAR]
-    content = desk.get_or_make(
-        ("review", folder),
-        stamp,
-        lambda: class_content(rubric, rows, overrides_by_item, _sections(folder, rows)),
-    )
+
+    def make_parts() -> dict[str, tuple[str, Any]]:
+        parts = class_content(rubric, rows, overrides_by_item, _sections(folder, rows))
+        return {name: (digest_of(part), part) for name, part in parts.items()}
+
+    class_parts = desk.get_or_make(("review", folder), stamp, make_parts)
     answers: Mapping[str, ActAnswer] = state.get("answers", {})
     _SCREEN(
         key=key,
-        data=content
-        | {
+        data={
+            "digests": {name: digest for name, (digest, _) in class_parts.items()},
+            "parts": {name: part for name, (digest, part) in class_parts.items() if message.parts.get(name) != digest},
             "batch": hashlib.sha256(str(folder).encode()).hexdigest()[:16],
             "browser": state["browser"],
             "name": state["me"],

@@ -1,11 +1,13 @@
 """What the review screen is given to show, as JSON: the class, and the submissions that are near."""
 
+import hashlib
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from desk.decisions import ACCEPTED_REASON, TOGETHER_REASON, Overrides
-from desk.rows import QUEUES, Row, select
+from desk.rows import QUEUES, Filter, Row, select
 from grading.export import Request
 from grading.points import CriterionGrade
 from grading.report.grades import show_distribution, show_points
@@ -25,7 +27,10 @@ _USES_OF_A_HABIT = 3  # of a reason before it is filled in unasked: a sentence a
 def class_content(
     rubric: Rubric, rows: Sequence[Row], overrides_by_item: Mapping[str, Overrides], sections: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The criteria, everybody's place in each queue, and who has decided how much; `sections` by submission."""
+    """The criteria, everybody, who is in each queue, and who has decided how much; `sections` by submission.
+
+    Apart from each other what changes with a decision, and what does not: the screen is sent what it does not have.
+    """
     reviewers = Counter(
         reviewer
         for overrides in overrides_by_item.values()
@@ -44,25 +49,29 @@ def class_content(
             for criterion in rubric.criteria
         ],
         "queues": {
-            name: [row.final.grade.item_id for row in select(rows, row_filter)] for name, row_filter in QUEUES.items()
+            name: [row.final.grade.item_id for row in select(rows, row_filter)]
+            for name, row_filter in QUEUES.items()
+            if row_filter != Filter()
         },
-        "people": {
-            row.final.grade.item_id: _person(row) | {"section": sections.get(row.final.submission, "")} for row in rows
-        },
+        "people": [
+            [row.final.grade.item_id, row.name, sections.get(row.final.submission, ""), len(row.final.grade.doubts)]
+            for row in rows
+        ],
+        "open": {row.final.grade.item_id: open_ids for row in rows if (open_ids := _open_ids(row))},
         "phrases": phrases_of(rows, overrides_by_item),
         "reviewers": dict(reviewers.most_common()),
     }
 
 
-def _person(row: Row) -> dict[str, Any]:
+def _open_ids(row: Row) -> list[str]:
+    """The criteria on which a person has yet to decide."""
     open_ids = {doubt.criterion_id for doubt in row.final.grade.doubts if doubt.why in row.final.open_doubts}
-    return {
-        "name": row.name,
-        "needs": len(row.needs_review),
-        "doubts": len(row.final.grade.doubts),
-        "criteria": sorted(open_ids - {""}),
-        "reviewed": row.final.is_reviewed,
-    }
+    return sorted(open_ids - {""})
+
+
+def digest_of(part: object) -> str:
+    """What a part of a class is known by to a screen that has it."""
+    return hashlib.sha256(json.dumps(part).encode()).hexdigest()[:16]
 
 
 def submission_content(row: Row, standing: Overrides) -> dict[str, Any]:

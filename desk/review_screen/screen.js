@@ -4,6 +4,7 @@
 // says now; between two calls it passes on the last message alone. So every message holds all acts that are unanswered,
 // and everything that a person wrote reaches the page as text, never as HTML.
 
+const ON_ITS_WAY = "The grade is on its way.";
 const SUMMARY = "";
 const REQUESTS = " requests";
 const MORE = " more";
@@ -15,7 +16,7 @@ const MOST_KEPT = 40; // submissions whose work is kept for a way back
 const SHARES = 6;
 
 const KEYS = [
-  ["0 to 9", "points for the open criterion; two quick digits are one number, . adds a half, - takes off"],
+  ["0 to 9", "points for the open criterion; two quick digits are one number, . adds a half, - goes before points that are taken off"],
   ["↑ ↓", "the criterion above, or below"],
   ["Enter", "save the change, and on to the next submission"],
   ["a", "leave it as it is, and on to the next"],
@@ -26,7 +27,9 @@ const KEYS = [
   ["g", "the next submission that needs a person"],
   ["j k", "the next, or the previous, submission"],
   ["/", "find a submission"],
+  ["Space", "scroll the work; with Shift, back"],
   ["Esc", "leave the field, or close the list"],
+  ["Ctrl Enter", "save and go on, from a field as well"],
   ["?", "this list"],
 ];
 
@@ -53,16 +56,19 @@ class Screen {
     this.sent = 0; // the number of the last message, and of the last one that was answered
     this.heard = 0;
     this.tries = 0;
+    this.classes = {}; // by batch
     addEventListener("keydown", (event) => this.onKey(event), true);
     addEventListener("resize", () => this.fit());
     addEventListener("online", () => this.send());
     addEventListener("click", (event) => this.onClick(event), true);
     // A press is a click only if its element is still there at its end: until then nothing is drawn again.
     addEventListener("pointerdown", () => {
-      this.isByPointer = true;
+      this.isByPointer = this.isRoaming = true;
       this.pressedAt = performance.now();
     }, true);
     for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => this.endPress(), true);
+    // Who scrolls is not led back, until they press a key or open something.
+    for (const roam of ["wheel", "touchmove"]) addEventListener(roam, () => { this.isRoaming = true; }, { capture: true, passive: true });
     setInterval(() => this.retry(), 500);
   }
 
@@ -71,7 +77,7 @@ class Screen {
   receive(data, setStateValue, parent) {
     this.setStateValue = setStateValue;
     if (this.batch !== data.batch) this.begin(data);
-    this.data = data;
+    this.data = { ...data, ...this.classOf(data) };
     for (const [id, content] of Object.entries(data.submissions)) this.cache.set(id, { ...this.cache.get(id), ...content });
     const [sender, number] = data.heard;
     if (sender === this.sender) {
@@ -93,6 +99,20 @@ class Screen {
     this.extendQueue();
     this.render();
     this.whenNeeded();
+  }
+
+  /** The class: what the desk has sent now of it, and the rest as it was sent before. */
+  classOf({ batch, parts, digests }) {
+    const known = (this.classes[batch] ??= { parts: {}, digests: {} });
+    Object.assign(known.parts, parts);
+    known.digests = Object.fromEntries(Object.keys(known.parts).map((name) => [name, digests[name]]));
+    if (parts.people || parts.open || parts.queues) {
+      const { people, open, queues } = known.parts;
+      known.people = Object.fromEntries(people.map(([id, name, section, doubts]) => [id, { name, section, doubts, criteria: open[id] || [] }]));
+      known.queues = { ...queues, all: people.map(([id]) => id) };
+    }
+    const { criteria, phrases, reviewers } = known.parts;
+    return { criteria, phrases, reviewers, people: known.people, queues: known.queues };
   }
 
   begin(data) {
@@ -245,6 +265,7 @@ class Screen {
       name: this.yourName,
       near: this.near(),
       have,
+      parts: this.classes[this.batch].digests,
       whole: this.whole,
       prompts: this.prompts,
       same: this.same ? [this.same.id, this.same.from] : [],
@@ -360,6 +381,7 @@ class Screen {
     this.endEntry();
     this.shown = id;
     this.active = null;
+    this.isRoaming = false;
     this.whole = this.prompts = "";
     this.status = "";
     this.extendQueue();
@@ -486,7 +508,7 @@ class Screen {
     this.endEntry();
     if (this.isConflict(this.shown)) return this.say("Choose first which decision counts.");
     if (this.drafts[this.shown]) return this.say("There are unsaved changes: Enter saves them, z discards them.");
-    if (!this.cache.get(this.shown)?.criteria) return;
+    if (!this.cache.get(this.shown)?.criteria) return this.say(ON_ITS_WAY);
     const before = this.state().saved;
     const act = this.act("accept", { item_id: this.shown });
     this.remember(act, before);
@@ -540,7 +562,7 @@ class Screen {
   give(id, points) {
     const state = this.state();
     const criterion = state.criteria.find((each) => each.id === id);
-    if (state.isBlank) this.say("The grade is on its way.");
+    if (state.isBlank) this.say(ON_ITS_WAY);
     if (!criterion || state.isBlank) return false;
     if (!(points >= criterion.min && points <= criterion.max)) {
       this.say(`Points go from ${criterion.min} to ${criterion.max}.`);
@@ -555,7 +577,7 @@ class Screen {
     if (entry && !entry.isComplete && this.extendEntry(entry, entry.text + digit)) return;
     this.endEntry();
     const criterion = this.current();
-    if (!criterion) return;
+    if (!criterion) return this.sayNoPoints();
     entry = { id: criterion.id, text: "", isNegative: criterion.max <= 0 || this.isNegative };
     this.isNegative = false;
     this.extendEntry(entry, digit);
@@ -583,7 +605,7 @@ class Screen {
     const entry = this.entry;
     const id = entry ? entry.id : this.active;
     const criterion = this.state().criteria.find((each) => each.id === id);
-    if (!criterion) return;
+    if (!criterion) return this.sayNoPoints();
     const number = entry ? Number(entry.text) + 0.5 : Math.floor(Math.abs(criterion.points ?? 0)) + 0.5;
     const isNegative = entry ? entry.isNegative : criterion.points < 0 || criterion.max <= 0;
     if (!this.give(id, isNegative ? -number : number)) return;
@@ -593,6 +615,17 @@ class Screen {
       this.endEntry();
     }
     this.render();
+  }
+
+  typeMinus() {
+    const criterion = this.current();
+    if (!criterion) return this.sayNoPoints();
+    this.isNegative = criterion.min < 0;
+    this.say(this.isNegative ? "−" : `Points go from ${criterion.min} to ${criterion.max}.`);
+  }
+
+  sayNoPoints() {
+    this.say("Points belong to a criterion: ↑ and ↓ lead to one.");
   }
 
   /** The number is complete; the criterion after it is open from now on. */
@@ -616,11 +649,13 @@ class Screen {
     const rows = this.rowsOf(this.state());
     const at = rows.indexOf(this.active) + direction;
     if (rows[at] !== undefined) this.open(rows[at]);
+    else this.say(direction > 0 ? "This is the last row." : "This is the first row.");
   }
 
   open(id) {
     this.endEntry();
     this.active = id;
+    this.isRoaming = false;
     this.render();
   }
 
@@ -642,7 +677,7 @@ class Screen {
 
   onKey(event) {
     if (!this.root?.isConnected || !this.data) return;
-    this.isByPointer = false;
+    this.isByPointer = this.isRoaming = false;
     this.pressedAt = undefined;
     const { target } = event;
     const isHere = this.root.contains(target);
@@ -660,6 +695,7 @@ class Screen {
     else if (target.type === "radio" && event.key.startsWith("Arrow")) return;
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
     if (/^[0-9]$/.test(key)) this.typeDigit(key);
+    else if (key === " " && event.shiftKey) this.scrollWork(-1);
     else if (this.keys()[key]) this.keys()[key]();
     else return;
     event.preventDefault();
@@ -670,7 +706,8 @@ class Screen {
     return {
       ".": () => this.typeHalf(),
       ",": () => this.typeHalf(),
-      "-": () => { this.isNegative = true; },
+      "-": () => this.typeMinus(),
+      " ": () => this.scrollWork(1),
       ArrowUp: () => this.step(-1),
       ArrowDown: () => this.step(1),
       Enter: () => this.save(),
@@ -678,13 +715,23 @@ class Screen {
       g: () => this.goToWaiting(),
       r: () => this.listReasons(),
       c: () => this.listComments(),
-      e: () => this.grade.querySelector(".kv-active textarea")?.focus(),
+      e: () => this.write(),
       z: () => this.undo(),
       j: () => this.move(1),
       k: () => this.move(-1),
       "/": () => this.find(),
       "?": () => this.help(),
     };
+  }
+
+  write() {
+    const area = this.grade.querySelector(".kv-active textarea");
+    if (area) area.focus();
+    else this.say("There is nothing to write here.");
+  }
+
+  scrollWork(direction) {
+    this.work.scrollTop += direction * 0.8 * this.work.clientHeight;
   }
 
   goToWaiting() {
@@ -790,7 +837,7 @@ class Screen {
   mount(root) {
     this.root = root;
     const find = (name) => root.querySelector(`.kv-${name}`);
-    for (const name of ["who", "place", "alert", "work", "grade", "over"]) this[name] = find(name);
+    for (const name of ["who", "place", "alert", "work", "grade", "spoken", "over"]) this[name] = find(name);
     this.workKey = this.drawn = "";
     this.yourName = this.data.name;
     const actions = { save: "save", accept: "accept", undo: "undo", find: "find", help: "help", needs: "goToWaiting" };
@@ -985,6 +1032,8 @@ class Screen {
       criteria, phrases.comments, people[this.shown]]);
     if (drawn === this.drawn && this.grade.childElementCount) return;
     this.drawn = drawn;
+    const criterion = state.criteria.find(({ id }) => id === this.active);
+    this.spoken.textContent = criterion ? `${criterion.title}: ${show(criterion.points)} of ${criterion.max}. ${criterion.doubts.join("; ")}` : "";
     const focused = this.grade.contains(document.activeElement) ? document.activeElement : null;
     const { scrollTop } = this.grade;
     const focus = focused && { key: keyOf(focused), at: [focused.selectionStart, focused.selectionEnd] };
@@ -1034,12 +1083,17 @@ class Screen {
     const { id, min, max } = criterion;
     const { guidance, step } = this.data.criteria.find((each) => each.id === id) || { guidance: "", step: 1 };
     const model = `model: ${criterion.model === null ? "no points" : criterion.model} of ${max}`;
-    const give = (points) => { this.endEntry(); if (this.give(id, points)) this.advance(id); this.render(); };
+    const give = (points) => {
+      this.endEntry();
+      this.isRoaming = false;
+      if (this.give(id, points)) this.advance(id);
+      this.render();
+    };
     const values = [];
     for (let points = min; points <= max && values.length < 12; points += step) values.push(Number(points.toFixed(6)));
     const chips = values.length < 12 ? values.map((points) =>
       make("button", { type: "button", "aria-pressed": String(points === criterion.points), "aria-label": `${points} points for ${id}`, onclick: () => give(points) }, String(points))) : [];
-    const bump = (by) => make("button", { type: "button", "aria-label": `${by < 0 ? "Fewer" : "More"} points for ${id}`,
+    const bump = (by) => chips.length ? "" : make("button", { type: "button", "aria-label": `${by < 0 ? "Fewer" : "More"} points for ${id}`,
       onclick: () => { this.give(id, Math.min(max, Math.max(min, (this.current()?.points ?? 0) + by))); this.render(); } }, by < 0 ? "−" : "+");
     const field = make("input", { "aria-label": `Points for ${id}`, inputmode: "decimal", autocomplete: "off", "data-key": "points",
       oninput: ({ target }) => this.typePoints(id, target) });
@@ -1144,12 +1198,12 @@ class Screen {
 
   keepInView() {
     const row = this.grade.querySelector(".kv-active");
-    if (!row) return;
+    if (!row || this.isRoaming) return;
     const [outer, inner] = [this.grade.getBoundingClientRect(), row.getBoundingClientRect()];
     if (this.grade.scrollHeight > this.grade.clientHeight + 1 && getComputedStyle(this.grade).overflowY !== "visible") {
       if (inner.top < outer.top || inner.height > outer.height) this.grade.scrollTop += inner.top - outer.top - 6;
       else if (inner.bottom > outer.bottom) this.grade.scrollTop += inner.bottom - outer.bottom + 6;
-    }
+    } else if (this.isByPointer === false) row.scrollIntoView({ block: "nearest" }); // the page scrolls, and keys are pressed
   }
 }
 

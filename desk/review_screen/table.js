@@ -18,6 +18,7 @@ function draw({ data, setStateValue, setTriggerValue }, root) {
     box.type = "checkbox";
     box.checked = chosen.has(id);
     box.setAttribute("aria-label", `Choose ${name}`);
+    box.dataset.key = `box ${id}`;
     box.addEventListener("change", () => {
       if (box.checked) chosen.add(id);
       else chosen.delete(id);
@@ -25,6 +26,7 @@ function draw({ data, setStateValue, setTriggerValue }, root) {
     });
     const open = cell("button", name);
     open.type = "button";
+    open.dataset.key = `open ${id}`;
     const line = cell("tr", cell("td", box), cell("td", open), ...others.map((text) => cell("td", text)));
     line.children[2].replaceChildren(Object.assign(cell("span", others[0]), { className: `state state-${state}` }));
     line.addEventListener("click", ({ target }) => {
@@ -34,7 +36,9 @@ function draw({ data, setStateValue, setTriggerValue }, root) {
     });
     return line;
   });
+  const focused = root.contains(document.activeElement) && document.activeElement.dataset.key;
   root.replaceChildren(cell("table", cell("thead", head), cell("tbody", ...rows)));
+  if (focused) root.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
   const names = [...root.querySelectorAll("button")];
   root.onkeydown = (event) => {
     const at = names.indexOf(document.activeElement);
@@ -48,8 +52,8 @@ function draw({ data, setStateValue, setTriggerValue }, root) {
 export default function (component) {
   const { parentElement, data } = component;
   const root = parentElement.querySelector(".kv-class");
-  const drawn = JSON.stringify(data);
-  if (root.dataset.drawn === drawn) return; // what is focused stays focused
+  const drawn = JSON.stringify([data.columns, data.rows]); // what is chosen, its boxes show already
+  if (root.dataset.drawn === drawn) return;
   root.dataset.drawn = drawn;
   draw(component, root);
 }

@@ -72,7 +72,8 @@ _IN_STRING = rb'[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _PICTURE = re.compile(rb'("(?:image/[a-z.+-]{1,40}|application/pdf|png|jpeg)"\s{0,9}:\s{0,9}")' + _IN_STRING)
 _STRING = re.compile(b'"' + _IN_STRING)
 _LEFT_OUT = b'"[a very long text is left out here]"'
-_PICTURE_TAG, _DRAWING = (re.compile(rf"<(?:{names})\b", re.IGNORECASE) for names in ("img|canvas", "svg"))
+_PICTURE_TAG = re.compile(r"""<(img|canvas)\b(?:[^<>"']|"[^"<]*+"|'[^'<]*+')*+>""", re.IGNORECASE)
+_DRAWING = re.compile(r"<svg\b", re.IGNORECASE)
 
 
 def read_notebook(text: str) -> Submission:
@@ -379,6 +380,7 @@ def as_list(value: Any) -> list[Any]:
 
 def html_to_text(markup: str) -> tuple[str, int]:
     """The text of HTML that a browser shows, one line per table row or block, and the number of pictures in it."""
+    markup = _PICTURE_TAG.sub(r"<\1>", markup)  # its alternative text hides words, and not the picture
     shown = visible_text(markup, "html").shown(markup, with_markup=True)
     text = _ANY_TAG.sub("", _BREAK.sub("\n", _CELL_END.sub(" | ", _SPACE.sub(" ", shown))))
     lines = html.unescape(_LONG_REFERENCE.sub("\ufffd", text)).split("\n")

@@ -146,10 +146,10 @@ def new_assignment(desk: DeskPage, title: str, work: Path, rubric: str) -> Path:
     return folder
 
 
-def graded_assignment(desk: DeskPage, size: int, doubtful: Sequence[int] = ()) -> Path:
-    """A class of `tiny_class` with four points for everybody, and no process for it; `doubtful` ones need review."""
+def graded_assignment(desk: DeskPage, size: int, doubtful: Sequence[int] = (), rubric_text: str = RUBRIC) -> Path:
+    """A class of `tiny_class`, two points for each criterion, and no process for it; `doubtful` ones need review."""
     work = tiny_class(Path(tempfile.mkdtemp(dir=desk.home.parent)) / "class", size)
-    folder = new_assignment(desk, "Means", work / "submissions", RUBRIC)
+    folder = new_assignment(desk, "Means", work / "submissions", rubric_text)
     rubric = Path(assignments.read_inputs(folder).rubric)
     assignment = plan(folder, request_from(load_settings(config=desk.config), work / "submissions", rubric))
     answer(folder, assignment, [number for number in range(size) if number not in doubtful])

@@ -14,7 +14,15 @@ from infra.config.settings import load_settings
 from kvasir.class_run import request_from
 from tests.support.browser import PATIENCE_S, Browser
 from tests.support.desk import answer, plan
-from tests.support.desk_page import DeskPage, graded_assignment, new_assignment, quick_model, wait_until_holds
+from tests.support.desk_page import (
+    ON_A_PHONE,
+    DeskPage,
+    axe_finds,
+    graded_assignment,
+    new_assignment,
+    quick_model,
+    wait_until_holds,
+)
 from tests.support.homework import tiny_class
 from tests.support.waiting import wait_until
 
@@ -38,6 +46,11 @@ IN_VIEW = """
   return parts.every((each) => !each || inside(each.getBoundingClientRect()));
 })()
 """
+RUBRIC_OF_FOUR = "title: Means\ncriteria:\n" + "".join(
+    f"  - {{id: {id}, title: What {id} asks for, points: {most}, step: 0.5, model: {model},"
+    " guidance: One point for each step that is there; half of one where it does not run.}\n"
+    for id, most, model in (("works", 3, "code"), ("fast", 10, "code"), ("safe", 4, "code"), ("clear", 5, "feedback"))
+)
 PAGE_SCROLLS = (
     "(({scrollHeight, clientHeight}) => scrollHeight > clientHeight)(document.querySelector('[data-testid=stMain]'))"
 )
@@ -115,7 +128,8 @@ def test_the_open_criterion_stays_in_sight_and_the_page_never_scrolls(
         assert wide.evaluate(IN_VIEW), f"after {number} keys, and then {key}"
     assert not wide.evaluate(PAGE_SCROLLS)
     wide.press("css", '[data-row="part9"] > button')
-    assert wide.evaluate("document.querySelector('.kv-active .kv-text').textContent") == GUIDANCE
+    guidance = "document.querySelector('.kv-active .kv-text')?.textContent"
+    wait_until(lambda: wide.evaluate(guidance) == GUIDANCE, "its guidance can be read", PATIENCE_S)
 
 
 def test_the_work_jumps_to_the_quote_of_the_open_criterion(browser: Browser, desk: DeskPage) -> None:
@@ -179,7 +193,8 @@ def test_two_tabs_send_what_is_unanswered_and_it_is_done_once(browser: Browser, 
     press(browser, "0", "Enter", "z")
 
     def lines() -> list[object]:
-        text = (folder / "reviews.jsonl").read_text("utf-8")
+        path = folder / "reviews.jsonl"
+        text = path.read_text("utf-8") if path.exists() else ""
         return [json.loads(line).get("points", "undone") for line in text.splitlines()]
 
     wait_until(lambda: len(lines()) == 3, "all three are done", PATIENCE_S)
@@ -236,12 +251,113 @@ def test_a_row_of_the_table_is_opened_by_a_click_and_by_enter(browser: Browser, 
     browser.wait_for("student1_101_1_homework.py")
     browser.press("css", ".kv-class tbody tr:nth-child(2) td:nth-child(4)")
     browser.wait_for("(len(values) + 1)")
+    wait_until(lambda: "submission=" in browser.evaluate("location.search"), "the address says whose", PATIENCE_S)
     browser.go_back()
     browser.wait_for("Name contains")
     browser.press("css", ".kv-class tbody tr:nth-child(1) input")
-    browser.wait_for("Regrade selected")
+    can_regrade = (
+        "[...document.querySelectorAll('button')].some((e) => e.innerText === 'Regrade selected' && !e.disabled)"
+    )
+    wait_until(lambda: browser.evaluate(can_regrade), "what is chosen can be graded again", PATIENCE_S)
+    assert browser.evaluate("document.activeElement.dataset.key").startswith("box "), "it is left where it was"
     browser.evaluate("document.querySelector('.kv-class tbody tr:nth-child(2) button').focus()")
     press(browser, "ArrowDown")
     browser.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", text="\r", windowsVirtualKeyCode=13)
     browser.wait_for("(len(values) + 2)")
     wait_until_holds(browser, "Points for works", "2")
+
+
+# --- small, dark, large letters, no eyes, no network
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_four_criteria_fit_a_phone_with_a_change_in_hand(desk: DeskPage, tmp_path: Path, scheme: str) -> None:
+    folder = graded_assignment(desk, 4, doubtful=[0], rubric_text=RUBRIC_OF_FOUR)
+    with Browser(tmp_path / "phone", 390, 844) as phone:
+        phone.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        open_review(phone, desk, folder)
+        for criterion in ("works", "fast", "safe", "clear"):
+            phone.press("css", f'[data-row="{criterion}"] > button')
+            phone.fill(f"Points for {criterion}", "1")
+            wait_until_holds(phone, "Reason for the change", "the work shows less than the model saw")
+            height = phone.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
+            assert height <= 1_200, f"{height} px with {criterion} open"
+            assert phone.evaluate(ON_A_PHONE) == [0, []], criterion
+        assert axe_finds(phone) == []
+
+
+def test_at_twice_the_size_nothing_scrolls_sideways_and_keys_keep_the_open_criterion_in_sight(
+    desk: DeskPage, tmp_path: Path
+) -> None:
+    # 1440 by 900 at 200 %: half as many of the units that a page is laid out in (WCAG 2.2, 1.4.4 and 1.4.10).
+    folder = graded_assignment(desk, 4, doubtful=[0], rubric_text=RUBRIC_OF_FOUR)
+    head = "document.querySelector('.kv-active > button').getBoundingClientRect()"
+    with Browser(tmp_path / "large", 720, 450) as large:
+        open_review(large, desk, folder)
+        for key in ["ArrowDown"] * 4 + ["ArrowUp"] * 4 + ["1", "2"]:
+            press(large, key)
+            assert large.evaluate(f"{head}.top >= 0 && {head}.bottom <= innerHeight"), key
+        assert large.evaluate(ON_A_PHONE) == [0, []]
+        assert axe_finds(large) == []
+
+
+def test_a_screen_reader_is_told_which_criterion_is_open_with_which_points(browser: Browser, desk: DeskPage) -> None:
+    # What is said of a change elsewhere on the page is a live region's (WAI-ARIA 1.2, status).
+    folder = graded_assignment(desk, 2, doubtful=[0], rubric_text=RUBRIC_OF_FOUR)
+    open_review(browser, desk, folder)
+    spoken = "document.querySelector('.kv-spoken[role=status]').textContent"
+    press(browser, "ArrowDown")
+    assert browser.evaluate(spoken).startswith("What fast asks for: 2 of 10.")
+    press(browser, "1", "0")
+    assert browser.evaluate(spoken).startswith("What safe asks for: 2 of 4.")
+    press(browser, "ArrowUp")
+    assert browser.evaluate(spoken).startswith("What fast asks for: 10 of 10.")
+    unnamed = [
+        node["role"]["value"]
+        for node in browser.call("Accessibility.getFullAXTree")["nodes"]
+        if node.get("role", {}).get("value") in ("button", "textbox", "combobox", "checkbox", "spinbutton")
+        and not node.get("ignored")
+        and not node.get("name", {}).get("value")
+    ]
+    assert unnamed == []
+
+
+def test_nothing_is_loaded_from_elsewhere(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 2, doubtful=[0], rubric_text=RUBRIC_OF_FOUR)
+    open_review(browser, desk, folder)
+    press(browser, "1", "Enter")
+    wait_until_kept(browser, folder, 1)
+    addresses = browser.evaluate("performance.getEntriesByType('resource').map((entry) => entry.name)")
+    assert addresses
+    assert [each for each in addresses if not each.startswith((desk.url, "data:", "blob:"))] == []
+
+
+def test_every_key_of_the_list_does_something_or_says_why_not(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 1, rubric_text=RUBRIC_OF_FOUR)
+    open_review(browser, desk, folder)
+    said = "document.querySelector('.kv-status').textContent"
+    for key in ("-", "z", "r", "c", "g", "j", "k", "ArrowUp"):
+        browser.evaluate("window.kvasirReview.say(''); 0")
+        press(browser, key)
+        assert browser.evaluate(said), key
+    press(browser, *["ArrowDown"] * 5)
+    for key in ("ArrowDown", "1", ".", "-"):
+        browser.evaluate("window.kvasirReview.say(''); 0")
+        press(browser, key)
+        assert browser.evaluate(said), key
+    press(browser, "?")
+    browser.wait_for("leave it as it is, and on to the next")
+
+
+def test_whoever_scrolls_the_criteria_is_not_led_back_until_they_press_a_key(
+    wide: Browser, desk: DeskPage, long_class: Path
+) -> None:
+    open_review(wide, desk, long_class)
+    press(wide, "ArrowDown")
+    wide.call("Input.dispatchMouseEvent", type="mouseWheel", x=1200, y=500, deltaX=0, deltaY=600)
+    scrolled = "document.querySelector('.kv-grade').scrollTop"
+    wait_until(lambda: wide.evaluate(scrolled) > 100, "the criteria are scrolled", PATIENCE_S)
+    time.sleep(6)  # in which the desk draws the screen again
+    assert wide.evaluate(scrolled) > 100
+    press(wide, "ArrowDown")
+    assert wide.evaluate(IN_VIEW)

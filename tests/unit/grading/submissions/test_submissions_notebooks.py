@@ -198,6 +198,8 @@ def test_html_is_reduced_to_text(markup, expected):
 
 def test_pictures_in_html_are_counted():
     assert html_to_text("<img src='x'><div><svg><text>axis</text></svg></div>done") == ("done", 2)
+    assert html_to_text("<img src='x.png' alt='a > b, as a plot'>done") == ("done", 1)
+    assert html_to_text("<!-- <img src='x.png'> -->done") == ("done", 0)
 
 
 @pytest.mark.parametrize("piece", ["<!--", "<", "<a", "<script", "<script>", "</td", "&#", "<svg><"])
