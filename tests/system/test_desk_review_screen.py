@@ -245,6 +245,20 @@ def test_one_criterion_is_gone_through_without_names_and_in_shares(browser: Brow
     assert [(each.criterion_id, each.points) for each in decided] == [("clear", 1)] * 2
 
 
+def test_what_the_screen_has_of_a_class_is_not_sent_to_it_again(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 4, doubtful=[0, 1])
+    open_review(browser, desk, folder)
+    press(browser, "1", "Enter")
+    wait_until_kept(browser, folder, 1)
+    assert browser.evaluate("'people' in window.kvasirReview.data.parts") is False
+    assert browser.evaluate("Object.keys(window.kvasirReview.data.people).length") == 4
+    browser.click("Results")
+    browser.wait_for("Name contains")
+    browser.click("Review")
+    browser.wait_for("Final points")
+    assert browser.evaluate("window.kvasirReview.data.queues.all.length") == 4
+
+
 def test_a_row_of_the_table_is_opened_by_a_click_and_by_enter(browser: Browser, desk: DeskPage) -> None:
     folder = graded_assignment(desk, 3)
     browser.open(desk.at(folder, "Results"))
