@@ -15,9 +15,10 @@ const LONGEST_PRESS_MS = 1500;
 const MOST_KEPT = 40; // submissions whose work is kept for a way back
 const SHARES = 6;
 
+const RULE = "Keys act on the open criterion, and it stays open: only ↑, ↓ or a click opens another one.";
 const KEYS = [
-  ["0 to 9", "points for the open criterion; two quick digits are one number, . adds a half, - goes before points that are taken off"],
-  ["↑ ↓", "the criterion above, or below"],
+  ["0 to 9", "points; two quick digits are one number, . adds a half, - goes before points that are taken off"],
+  ["↑ ↓", "open the criterion above, or below"],
   ["Enter", "save the change, and on to the next submission"],
   ["a", "leave it as it is, and on to the next"],
   ["r", "another reason for the change, from the list"],
@@ -435,7 +436,6 @@ class Screen {
   change(id, fields) {
     const state = this.state();
     if (state.isBlank) return;
-    this.lastChanged = id;
     const base = this.cache.get(this.shown);
     const draft = this.drafts[this.shown] || { version: base.version, seen: base.decisions, changes: {} };
     const change = { ...draft.changes[id], ...fields };
@@ -573,53 +573,42 @@ class Screen {
   }
 
   typeDigit(digit) {
-    let entry = this.entry;
-    if (entry && !entry.isComplete && this.extendEntry(entry, entry.text + digit)) return;
-    this.endEntry();
+    const { entry } = this;
+    if (entry?.isHalf && digit === "5") return; // 2.5, typed in full
+    if (entry?.isHalf) return this.say("Keys give halves: write other points into the field.");
     const criterion = this.current();
     if (!criterion) return this.sayNoPoints();
-    entry = { id: criterion.id, text: "", isNegative: criterion.max <= 0 || this.isNegative };
-    this.isNegative = false;
-    this.extendEntry(entry, digit);
-  }
-
-  /** Whether the number with this digit is one that may be given; then it stands there at once. */
-  extendEntry(entry, text) {
-    const criterion = this.state().criteria.find(({ id }) => id === entry.id);
-    const largest = entry.isNegative ? -criterion.min : criterion.max;
-    if (Number(text) > largest) {
-      if (!entry.text) this.say(`Points go from ${criterion.min} to ${criterion.max}.`);
-      return false;
-    }
-    if (!this.give(entry.id, (entry.isNegative ? -1 : 1) * Number(text) || 0)) return false;
-    clearTimeout(entry.timer);
-    const isComplete = Number(text) === 0 || Number(text) * 10 > largest;
-    this.entry = { ...entry, text, isComplete, timer: setTimeout(() => this.endEntry(true), PAUSE_MS) };
-    if (isComplete) this.advance(entry.id);
-    this.status = "";
-    this.render();
-    return true;
+    const isNegative = entry ? entry.isNegative : criterion.max <= 0 || this.isNegative;
+    const largest = isNegative ? -criterion.min : criterion.max;
+    // Where no number has two digits, the second one corrects the first.
+    const text = (largest < 10 ? "" : entry?.text || "") + digit;
+    if (Number(text) > largest) return this.say(`Points go from ${criterion.min} to ${criterion.max}.`);
+    if (!this.give(criterion.id, (isNegative ? -1 : 1) * Number(text) || 0)) return;
+    this.beginEntry({ text, isNegative });
   }
 
   typeHalf() {
-    const entry = this.entry;
-    const id = entry ? entry.id : this.active;
-    const criterion = this.state().criteria.find((each) => each.id === id);
+    const { entry } = this;
+    const criterion = this.current();
     if (!criterion) return this.sayNoPoints();
-    const number = entry ? Number(entry.text) + 0.5 : Math.floor(Math.abs(criterion.points ?? 0)) + 0.5;
+    if (entry?.isHalf) return;
+    const number = Math.floor(Math.abs(criterion.points ?? 0)) + 0.5;
     const isNegative = entry ? entry.isNegative : criterion.points < 0 || criterion.max <= 0;
-    if (!this.give(id, isNegative ? -number : number)) return;
-    if (entry) {
-      this.entry = { ...entry, isComplete: true };
-      if (!entry.isComplete) this.advance(id);
-      this.endEntry();
-    }
+    if (this.give(criterion.id, isNegative ? -number : number)) this.beginEntry({ isHalf: true });
+  }
+
+  /** A number that stands there already, and may grow until a pause. */
+  beginEntry(entry) {
+    this.endEntry();
+    this.entry = { ...entry, timer: setTimeout(() => this.endEntry(), PAUSE_MS) };
+    this.status = "";
     this.render();
   }
 
   typeMinus() {
     const criterion = this.current();
     if (!criterion) return this.sayNoPoints();
+    this.endEntry();
     this.isNegative = criterion.min < 0;
     this.say(this.isNegative ? "−" : `Points go from ${criterion.min} to ${criterion.max}.`);
   }
@@ -628,20 +617,10 @@ class Screen {
     this.say("Points belong to a criterion: ↑ and ↓ lead to one.");
   }
 
-  /** The number is complete; the criterion after it is open from now on. */
-  endEntry(isPause = false) {
-    const entry = this.entry;
-    if (!entry) return;
-    clearTimeout(entry.timer);
+  endEntry() {
+    clearTimeout(this.entry?.timer);
     this.entry = null;
-    if (!entry.isComplete) this.advance(entry.id);
-    if (isPause) this.render();
-  }
-
-  advance(id) {
-    const ids = this.state().criteria.map((criterion) => criterion.id) || [];
-    const at = ids.indexOf(id);
-    if (this.active === id && !this.settings.order && at + 1 < ids.length) this.active = ids[at + 1];
+    this.isNegative = false;
   }
 
   step(direction) {
@@ -742,10 +721,8 @@ class Screen {
 
   listReasons() {
     this.endEntry();
-    const changes = this.drafts[this.shown]?.changes || {};
-    const id = changes[this.active] ? this.active : this.lastChanged; // points lead on to the next criterion
-    if (!changes[id]) return this.say("A reason belongs to a change: nothing is changed here.");
-    this.active = id;
+    const id = this.active;
+    if (!this.drafts[this.shown]?.changes[id]) return this.say("A reason belongs to a change: nothing is changed here.");
     const own = () => this.grade.querySelector("[data-key=reason]")?.select();
     this.list("Reason for the change", this.reasons(id), (reason) => this.change(id, { reason }), ["In other words …", own]);
   }
@@ -809,7 +786,7 @@ class Screen {
 
   help() {
     const reviewers = Object.entries(this.data.reviewers).map(([name, count]) => `${name} ${count}`).join(", ");
-    this.overlay("Keys", make("dl", { class: "kv-keys" }, ...KEYS.flatMap(([key, words]) => [make("dt", {}, key), make("dd", {}, words)])),
+    this.overlay("Keys", make("p", {}, RULE), make("dl", { class: "kv-keys" }, ...KEYS.flatMap(([key, words]) => [make("dt", {}, key), make("dd", {}, words)])),
       reviewers ? make("p", { class: "kv-faint" }, `Submissions decided on: ${reviewers}.`) : "");
   }
 
@@ -889,6 +866,7 @@ class Screen {
     if (this.isByPointer) document.activeElement?.blur(); // keys are the screen's again
     Object.assign(this.settings, settings);
     this.store("settings", this.settings);
+    this.endEntry();
     this.queue = [];
     const ids = this.data.queues[queue].filter((id) => this.belongs(id));
     this.active = null;
@@ -1086,7 +1064,7 @@ class Screen {
     const give = (points) => {
       this.endEntry();
       this.isRoaming = false;
-      if (this.give(id, points)) this.advance(id);
+      this.give(id, points);
       this.render();
     };
     const values = [];
