@@ -11,6 +11,7 @@ const MORE = " more";
 const PAUSE_MS = 600; // after which a number is complete
 const SEND_MS = 25; // several keys in one message
 const RETRY_MS = [3000, 6000, 12000];
+const GLANCE_MS = 400; // in which nobody reads a submission: a key pressed twice decides on nothing
 const LONGEST_PRESS_MS = 1500;
 const MOST_KEPT = 40; // submissions whose work is kept for a way back
 const SHARES = 6;
@@ -19,7 +20,7 @@ const RULE = "Keys act on the open criterion, and it stays open: only ↑, ↓ o
 const KEYS = [
   ["0 to 9", "points; two quick digits are one number, . adds a half, - goes before points that are taken off"],
   ["↑ ↓", "open the criterion above, or below"],
-  ["Enter", "save the change, and on to the next submission"],
+  ["Enter", "save the change, and on to the next submission; with nothing changed, the same as a"],
   ["a", "leave it as it is, and on to the next"],
   ["r", "another reason for the change, from the list"],
   ["c", "a comment that was used before, from the list"],
@@ -381,6 +382,7 @@ class Screen {
   enter(id) {
     this.endEntry();
     this.shown = id;
+    this.enteredAt = performance.now();
     this.active = null;
     this.isRoaming = false;
     this.whole = this.prompts = "";
@@ -487,7 +489,9 @@ class Screen {
       this.setDraft(this.shown, undefined);
       return this.accept();
     }
-    if (!draft) return this.leave("Nothing was changed.");
+    if (!draft && performance.now() - this.enteredAt < GLANCE_MS)
+      return this.say("Nothing is changed here: Enter once more leaves it as it is.");
+    if (!draft) return this.accept();
     const changes = {};
     for (const [id, change] of Object.entries(draft.changes)) changes[id] = { ...change, reason: this.reason(id) };
     const before = this.state().saved;
@@ -509,6 +513,7 @@ class Screen {
     if (this.isConflict(this.shown)) return this.say("Choose first which decision counts.");
     if (this.drafts[this.shown]) return this.say("There are unsaved changes: Enter saves them, z discards them.");
     if (!this.cache.get(this.shown)?.criteria) return this.say(ON_ITS_WAY);
+    if (this.state().kind === "waiting") return this.say("This one is not graded yet: j goes to the next.");
     const before = this.state().saved;
     const act = this.act("accept", { item_id: this.shown });
     this.remember(act, before);
@@ -673,7 +678,8 @@ class Screen {
     } else if (target.closest?.("button, a, summary, [role=button]") && (event.key === "Enter" || event.key === " ")) return;
     else if (target.type === "radio" && event.key.startsWith("Arrow")) return;
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
-    if (/^[0-9]$/.test(key)) this.typeDigit(key);
+    if (event.repeat && (key === "Enter" || key === "a")) event.preventDefault(); // a key that is held decides once
+    else if (/^[0-9]$/.test(key)) this.typeDigit(key);
     else if (key === " " && event.shiftKey) this.scrollWork(-1);
     else if (this.keys()[key]) this.keys()[key]();
     else return;

@@ -135,6 +135,22 @@ def test_what_points_were_given_to_stays_open_for_its_reason_and_its_comment(bro
     browser.wait_for("Keys act on the open criterion, and it stays open")
 
 
+def test_enter_with_nothing_changed_leaves_the_grade_as_it_is_but_pressed_twice_decides_once(
+    browser: Browser, desk: DeskPage
+) -> None:
+    folder = graded_assignment(desk, 3, doubtful=[0, 1, 2])
+    open_review(browser, desk, folder)
+    wait_until(lambda: not browser.evaluate("window.kvasirReview.state().isBlank"), "the grade is there", PATIENCE_S)
+    time.sleep(0.5)  # in which it is read
+    press(browser, "Enter", "Enter")
+    browser.wait_for("Enter once more leaves it as it is")
+    [accepted] = wait_until_kept(browser, folder, 1)
+    assert (accepted.criterion_id, accepted.reason) == (None, "looked at, and left as it is")
+    assert browser.evaluate("window.kvasirReview.queue.indexOf(window.kvasirReview.shown)") == 1
+    press(browser, "Enter")
+    wait_until_kept(browser, folder, 2)
+
+
 def test_the_open_criterion_stays_in_sight_and_the_page_never_scrolls(
     wide: Browser, desk: DeskPage, long_class: Path
 ) -> None:
