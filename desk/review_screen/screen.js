@@ -24,7 +24,7 @@ const KEYS = [
   ["a", "leave it as it is, and on to the next"],
   ["r", "another reason for the change, from the list"],
   ["c", "a comment that was used before, from the list"],
-  ["e", "write the comment"],
+  ["e", "write the comment: what is typed replaces it, an arrow key first goes into it; Enter ends it, Shift Enter is a new line"],
   ["z", "discard what is not saved, or undo the last save"],
   ["g", "the next submission that needs a person"],
   ["j k", "the next, or the previous, submission"],
@@ -489,6 +489,7 @@ class Screen {
       this.setDraft(this.shown, undefined);
       return this.accept();
     }
+    if (this.grade.querySelector('[aria-invalid="true"]')) return this.say("These points can't be given: nothing is saved.");
     if (!draft && performance.now() - this.enteredAt < GLANCE_MS)
       return this.say("Nothing is changed here: Enter once more leaves it as it is.");
     if (!draft) return this.accept();
@@ -671,7 +672,12 @@ class Screen {
     else if (event.ctrlKey || event.altKey || event.metaKey) return;
     else if (isText(target)) {
       if (!isHere) return;
-      if (event.key === "Escape") return target.blur();
+      const endsComment = event.key === "Enter" && !event.shiftKey && target.dataset.key === "comment";
+      if (event.key === "Escape" || endsComment) {
+        this.root.focus({ preventScroll: true });
+        if (endsComment) event.preventDefault();
+        return;
+      }
       if (event.key !== "Enter" || target.tagName !== "INPUT") return;
       target.blur();
       if (!this.grade.contains(target)) return;
@@ -711,7 +717,7 @@ class Screen {
 
   write() {
     const area = this.grade.querySelector(".kv-active textarea");
-    if (area) area.focus();
+    if (area) area.select(); // what is typed replaces it
     else this.say("There is nothing to write here.");
   }
 
@@ -1101,7 +1107,7 @@ class Screen {
     const area = make("textarea", { "aria-label": label, rows: "2", "data-key": "comment", oninput: ({ target }) => { this.change(id, { feedback: target.value }); this.renderFoot(); } });
     area.value = text;
     const used = (this.data.phrases.comments[id] || []).length;
-    const fields = [make("span", { class: "kv-label" }, label, used ? make("button", { type: "button", class: "kv-used", onclick: () => this.listComments() }, make("span", {}, "Used before"), " ", make("kbd", {}, "C")) : ""), area];
+    const fields = [make("span", { class: "kv-label" }, label, make("span", { class: "kv-hint" }, "Enter: done. Shift Enter: a new line."), used ? make("button", { type: "button", class: "kv-used", onclick: () => this.listComments() }, make("span", {}, "Used before"), " ", make("kbd", {}, "C")) : ""), area];
     if (!this.drafts[this.shown]?.changes[id]) return fields;
     const reason = make("input", { "aria-label": "Reason for the change", autocomplete: "off", "data-key": "reason", oninput: ({ target }) => this.change(id, { reason: target.value.trim() || undefined }) });
     reason.value = this.reason(id);

@@ -151,6 +151,34 @@ def test_enter_with_nothing_changed_leaves_the_grade_as_it_is_but_pressed_twice_
     wait_until_kept(browser, folder, 2)
 
 
+def test_a_comment_is_replaced_by_what_is_typed_and_ended_by_enter(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 2)
+    open_review(browser, desk, folder)
+    wait_until_holds(browser, "Feedback on works", "Fine.")
+    press(browser, "e")
+    browser.call("Input.insertText", text="It runs.")
+    browser.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", text="\r", windowsVirtualKeyCode=13, modifiers=8)
+    browser.call("Input.insertText", text="Nearly.")
+    press(browser, "Enter")
+    assert browser.evaluate("window.kvasirReview.state().criteria[0].feedback") == "It runs.\nNearly."
+    assert browser.evaluate("document.activeElement.className") == "kv", "keys are the screen's again"
+    press(browser, "Enter")
+    [decided] = wait_until_kept(browser, folder, 1)
+    assert decided.feedback == "It runs.\nNearly."
+
+
+def test_points_that_cannot_be_given_are_not_taken_for_no_change(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 2)
+    open_review(browser, desk, folder)
+    wait_until_holds(browser, "Points for works", "2")
+    browser.press("field", "Points for works")
+    browser.evaluate("document.activeElement.select()")
+    browser.call("Input.insertText", text="9")
+    press(browser, "Enter")
+    browser.wait_for("These points can't be given: nothing is saved.")
+    assert read_overrides(folder) == []
+
+
 def test_the_open_criterion_stays_in_sight_and_the_page_never_scrolls(
     wide: Browser, desk: DeskPage, long_class: Path
 ) -> None:
