@@ -53,12 +53,13 @@ class Filter:
     awaits_reply: bool = False
 
 
-# What a reviewer goes through: those that wait for a decision come first, and by themselves.
+# What a reviewer goes through: those that wait for a decision come first, and by themselves. Where nobody has chosen,
+# the first that holds any is shown.
 QUEUES = {
     "needs review": Filter(needs_review=True, order="needs review first"),
     "asked for another look": Filter(awaits_reply=True),
-    "without points": Filter(states=("link only", "unreadable", "unassigned", "incomplete", "failed")),
     "all": Filter(),
+    "without points": Filter(states=("link only", "unreadable", "unassigned", "incomplete", "failed")),
 }
 
 

@@ -97,10 +97,22 @@ class Screen {
       this.queue = [];
     }
     if (mayFollow && data.current !== this.shown) this.enter(data.current);
+    if (isNew) this.showSomething();
     this.takeSame(...data.same);
     this.extendQueue();
     this.render();
     this.whenNeeded();
+  }
+
+  /** Who comes to a queue that is empty by now is shown another one, and told so. */
+  showSomething() {
+    const isEmpty = (name) => !this.data.queues[name].some((id) => this.belongs(id));
+    const full = ["needs review", "asked for another look", "all"].find((name) => !isEmpty(name));
+    if (!isEmpty(this.show) || !full) return;
+    this.status = `Nobody is left in “${this.show}”: “${full}” is shown.`;
+    this.show = full;
+    this.queue = [];
+    this.later();
   }
 
   /** The class: what the desk has sent now of it, and the rest as it was sent before. */
@@ -681,7 +693,8 @@ class Screen {
       if (event.key !== "Enter" || target.tagName !== "INPUT") return;
       target.blur();
       if (!this.grade.contains(target)) return;
-    } else if (target.closest?.("button, a, summary, [role=button]") && (event.key === "Enter" || event.key === " ")) return;
+    } else if (target.type === "checkbox" && event.key === " ") return;
+    else if (target.closest?.("button, a, summary, [role=button]") && (event.key === "Enter" || event.key === " ")) return;
     else if (target.type === "radio" && event.key.startsWith("Arrow")) return;
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
     if (event.repeat && (key === "Enter" || key === "a")) event.preventDefault(); // a key that is held decides once
@@ -717,8 +730,9 @@ class Screen {
 
   write() {
     const area = this.grade.querySelector(".kv-active textarea");
-    if (area) area.select(); // what is typed replaces it
-    else this.say("There is nothing to write here.");
+    if (!area) return this.say("There is nothing to write here.");
+    area.focus();
+    area.select(); // what is typed replaces it
   }
 
   scrollWork(direction) {
@@ -875,7 +889,7 @@ class Screen {
 
   choose(settings, queue = this.show) {
     this.show = queue;
-    if (this.isByPointer) document.activeElement?.blur(); // keys are the screen's again
+    if (this.root.contains(document.activeElement)) this.root.focus({ preventScroll: true }); // keys are the screen's again
     Object.assign(this.settings, settings);
     this.store("settings", this.settings);
     this.endEntry();
@@ -919,7 +933,8 @@ class Screen {
     if (queues["without points"].length) counts.push(`${queues["without points"].length} without points`);
     const share = queues["needs review"].filter((id) => this.isMine(id)).length;
     if (this.settings.share) counts.push(`${share} of them in this share`);
-    this.place.textContent = `${this.queue.indexOf(this.shown) + 1} of ${this.queue.length} · ${counts.join(" · ")}`;
+    const shown = [this.show, this.settings.order && `only ${this.settings.order}`].filter(Boolean).join(", ");
+    this.place.textContent = `${this.queue.indexOf(this.shown) + 1} of ${this.queue.length} shown (${shown}) · in the class ${counts.join(" · ")}`;
     this.fields.show.value = this.show;
     this.fields.order.value = this.settings.order;
     this.fields.share.value = this.settings.share;

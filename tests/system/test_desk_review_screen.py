@@ -167,6 +167,29 @@ def test_a_comment_is_replaced_by_what_is_typed_and_ended_by_enter(browser: Brow
     assert decided.feedback == "It runs.\nNearly."
 
 
+def test_a_filter_that_shows_nobody_any_more_is_left_and_a_choice_gives_the_keys_back(
+    browser: Browser, desk: DeskPage
+) -> None:
+    folder = graded_assignment(desk, 3, doubtful=[0])
+    open_review(browser, desk, folder)
+    browser.wait_for("1 of 1 shown (needs review) · in the class 1 of 3 need review")
+    wait_until(lambda: not browser.evaluate("window.kvasirReview.state().isBlank"), "the grade is there", PATIENCE_S)
+    press(browser, "a")
+    wait_until_kept(browser, folder, 1)
+    browser.click("Results")
+    browser.wait_for("Name contains")
+    browser.click("Review")
+    browser.wait_for("Nobody is left in “needs review”: “all” is shown.")
+    browser.wait_for("1 of 3 shown (all)")
+    browser.evaluate("document.querySelector('.kv-show').focus()")
+    press(browser, "w")  # the letter of "without points", which the select box takes
+    browser.evaluate("window.kvasirReview.fields.show.value = 'all'; 0")
+    browser.evaluate("window.kvasirReview.fields.show.dispatchEvent(new Event('change')); 0")
+    assert browser.evaluate("document.activeElement.className") == "kv"
+    press(browser, "j")
+    browser.wait_for("2 of 3 shown (all)")
+
+
 def test_points_that_cannot_be_given_are_not_taken_for_no_change(browser: Browser, desk: DeskPage) -> None:
     folder = graded_assignment(desk, 2)
     open_review(browser, desk, folder)
