@@ -25,6 +25,7 @@ const KEYS = [
   ["r", "another reason for the change, from the list"],
   ["c", "a comment that was used before, from the list"],
   ["e", "write the comment: what is typed replaces it, an arrow key first goes into it; Enter ends it, Shift Enter is a new line"],
+  ["y n", "where a changed comment is on other submissions too: change it there, or leave it"],
   ["z", "discard what is not saved, or undo the last save"],
   ["g", "the next submission that needs a person"],
   ["j k", "the next, or the previous, submission"],
@@ -213,15 +214,23 @@ class Screen {
   }
 
   changeSame() {
-    const { id, to, reason, places } = this.same;
-    for (const [item, version, who] of places) {
-      if (who) continue;
+    const free = this.same?.places?.filter(([, , who]) => !who) || [];
+    if (!free.length) return this.say("There is no comment to change on other submissions.");
+    const { id, to, reason } = this.same;
+    for (const [item, version] of free) {
       const changes = { [id]: { feedback: to, reason } };
       this.remember(this.act("decide", { item_id: item, version, seen: [], changes }), null);
     }
     this.same = null;
+    this.status = `The comment is changed on ${free.length} more.`;
     this.render();
     this.later();
+  }
+
+  leaveSame() {
+    if (!this.same?.places) return this.say("There is no comment to leave on other submissions.");
+    this.same = null;
+    this.renderAlert();
   }
 
   giveBack(act, answer) {
@@ -720,6 +729,8 @@ class Screen {
       r: () => this.listReasons(),
       c: () => this.listComments(),
       e: () => this.write(),
+      y: () => this.changeSame(),
+      n: () => this.leaveSame(),
       z: () => this.undo(),
       j: () => this.move(1),
       k: () => this.move(-1),
@@ -968,11 +979,14 @@ class Screen {
     const { from, places } = this.same;
     const free = places.filter(([, , who]) => !who);
     const theirs = places.filter(([, , who]) => who).map(([item, , who]) => `${this.name(item)} (${who})`);
-    const button = (words, action) => make("button", { type: "button", onclick: action }, words);
-    return make("div", {}, `“${from.length > 80 ? `${from.slice(0, 80)}…` : from}” stands on ${places.length} more. `,
-      ...(free.length ? [button(`Change ${free.length} that ${free.length === 1 ? "is" : "are"} yours or undecided`, () => this.changeSame()), " "] : []),
-      button("Leave them", () => { this.same = null; this.renderAlert(); }),
-      theirs.length ? ` Decided by others: ${theirs.slice(0, 9).join(", ")}${theirs.length > 9 ? ", …" : ""}.` : "");
+    const button = (words, key, action) =>
+      make("button", { type: "button", onclick: action }, make("span", {}, words), " ", make("kbd", {}, key));
+    const others = places.length === 1 ? "1 other submission has" : `${places.length} other submissions have`;
+    const where = theirs.length ? `${free.length} of them` : places.length === 1 ? "it" : `all ${places.length}`;
+    return make("div", {}, `You changed a comment that ${others} as well: “${from.length > 80 ? `${from.slice(0, 80)}…` : from}”. `,
+      ...(free.length ? [button(`Change it on ${where}`, "Y", () => this.changeSame()), " "] : []),
+      button("Leave it there", "N", () => this.leaveSame()),
+      theirs.length ? ` Decided by others, and not changed: ${theirs.slice(0, 9).join(", ")}${theirs.length > 9 ? ", …" : ""}.` : "");
   }
 
   conflict() {

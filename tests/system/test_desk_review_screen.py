@@ -307,9 +307,11 @@ def test_a_comment_is_reused_and_changed_wherever_it_is_ones_own(browser: Browse
     press(browser, "k", "k")
     browser.fill("Feedback on works", "It runs, and it is short.")
     browser.click("Save and next")
-    browser.wait_for("“It runs.” stands on 2 more.")
-    browser.wait_for("Decided by others: student3_103_1_homework.py (Bob)")
-    browser.click("Change 1 that is yours or undecided")
+    browser.wait_for("You changed a comment that 2 other submissions have as well: “It runs.”.")
+    browser.wait_for("Decided by others, and not changed: student3_103_1_homework.py (Bob)")
+    browser.wait_for("Change it on 1 of them")
+    press(browser, "y")
+    browser.wait_for("The comment is changed on 1 more.")
     wait_until_kept(browser, folder, 5)
     standing = {each.item_id: each.feedback for each in read_overrides(folder)}
     assert [standing[item] for item in (items[0], items[1], items[3])] == ["It runs, and it is short."] * 2 + [
@@ -435,7 +437,7 @@ def test_every_key_of_the_list_does_something_or_says_why_not(browser: Browser, 
     folder = graded_assignment(desk, 1, rubric_text=RUBRIC_OF_FOUR)
     open_review(browser, desk, folder)
     said = "document.querySelector('.kv-status').textContent"
-    for key in ("-", "z", "r", "c", "g", "j", "k", "ArrowUp"):
+    for key in ("-", "z", "r", "c", "y", "n", "g", "j", "k", "ArrowUp"):
         browser.evaluate("window.kvasirReview.say(''); 0")
         press(browser, key)
         assert browser.evaluate(said), key
