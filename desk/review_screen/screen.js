@@ -17,6 +17,10 @@ const MOST_KEPT = 40; // submissions whose work is kept for a way back
 const SHARES = 6;
 
 const RULE = "Keys act on the open criterion, and it stays open: only ↑, ↓ or a click opens another one.";
+const MISQUOTED = {
+  "not found": "The model quoted this; it is not in the work:",
+  "not their own": "The model quoted this; it is only in what the students were given:",
+};
 const KEYS = [
   ["0 to 9", "points; two quick digits are one number, . adds a half, - goes before points that are taken off"],
   ["↑ ↓", "open the criterion above, or below"],
@@ -1101,6 +1105,8 @@ class Screen {
   criterionBody(criterion) {
     const { id, min, max } = criterion;
     const { guidance, step } = this.data.criteria.find((each) => each.id === id) || { guidance: "", step: 1 };
+    const isOpen = this.data.people[this.shown]?.criteria.includes(id);
+    const misquoted = criterion.evidence && MISQUOTED[criterion.found];
     const model = `model: ${criterion.model === null ? "no points" : criterion.model} of ${max}`;
     const give = (points) => {
       this.endEntry();
@@ -1118,11 +1124,12 @@ class Screen {
       oninput: ({ target }) => this.typePoints(id, target) });
     field.value = criterion.points ?? "";
     return [
-      ...criterion.doubts.map((doubt) => make("p", { class: "kv-flag" }, `⚑ ${doubt}`)),
+      ...criterion.doubts.map((doubt) => make("p", { class: isOpen ? "kv-flag" : "kv-faint" }, isOpen ? `⚑ ${doubt}` : `settled: ${doubt}`)),
       ...(guidance ? [make("pre", { class: "kv-text", "aria-label": "Guidance", tabindex: "0" }, guidance)] : []),
       make("p", { class: "kv-faint" }, criterion.model === null ? criterion.reason || model : `${model}; evidence ${criterion.found}`,
         criterion.likelihoods ? ` · ${criterion.likelihoods}` : ""),
-      ...(criterion.evidence ? [make("pre", { class: "kv-text kv-quote", title: "Show it in the work", tabindex: "0", onclick: () => this.jump() }, criterion.evidence)] : []),
+      ...(misquoted ? [make("span", { class: "kv-label" }, misquoted), make("pre", { class: "kv-text kv-misquote", tabindex: "0" }, criterion.evidence)]
+        : criterion.evidence ? [make("pre", { class: "kv-text kv-quote", title: "Show it in the work", tabindex: "0", onclick: () => this.jump() }, criterion.evidence)] : []),
       make("div", { class: "kv-give" }, ...chips, bump(-step), field, bump(step)),
       ...this.commentFields(id, `Feedback on ${id}`, criterion.feedback),
     ];

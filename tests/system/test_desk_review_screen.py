@@ -190,6 +190,19 @@ def test_a_filter_that_shows_nobody_any_more_is_left_and_a_choice_gives_the_keys
     browser.wait_for("2 of 3 shown (all)")
 
 
+def test_a_quote_that_is_not_in_the_work_is_said_to_be_the_models_and_settled_by_a_decision(
+    browser: Browser, desk: DeskPage
+) -> None:
+    folder = graded_assignment(desk, 1, doubtful=[0])
+    open_review(browser, desk, folder)
+    browser.wait_for("The model quoted this; it is not in the work:\nnowhere to be found")
+    assert browser.evaluate("document.querySelectorAll('.kv-quote').length") == 0
+    assert browser.evaluate("document.querySelector('p.kv-flag').textContent") == "⚑ evidence not found"
+    press(browser, "1", "…", "Enter")
+    wait_until_kept(browser, folder, 1)
+    browser.wait_for("settled: evidence not found")
+
+
 def test_points_that_cannot_be_given_are_not_taken_for_no_change(browser: Browser, desk: DeskPage) -> None:
     folder = graded_assignment(desk, 2)
     open_review(browser, desk, folder)
