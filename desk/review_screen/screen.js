@@ -30,6 +30,7 @@ const KEYS = [
   ["c", "a comment that was used before, from the list"],
   ["e", "write the comment: what is typed replaces it, an arrow key first goes into it; Enter ends it, Shift Enter is a new line"],
   ["y n", "where a changed comment is on other submissions too: change it there, or leave it"],
+  ["x", "leave the feedback out"],
   ["z", "discard what is not saved, or undo the last save"],
   ["g", "the next submission that needs a person"],
   ["j k", "the next, or the previous, submission"],
@@ -441,7 +442,7 @@ class Screen {
 
   /** Until the desk has sent a grade: the criteria as they are for all, and no points. */
   blankState() {
-    const blank = { points: null, model: null, evidence: "", feedback: "", likelihoods: "", reason: "…", doubts: [] };
+    const blank = { points: null, model: null, evidence: "", feedback: "", written: "", likelihoods: "", reason: "…", doubts: [] };
     const none = { requests: [], decisions: [], remarks: [], summary: "", points: "", max: "…", kind: "waiting", state: "…" };
     return { ...none, isBlank: true, criteria: this.data.criteria.map((criterion) => ({ ...criterion, ...blank })) };
   }
@@ -526,12 +527,15 @@ class Screen {
       if (feedback && from && feedback !== from) this.same = { id, from, to: feedback, reason, item: this.shown };
     }
     const doubtful = this.data.people[this.shown]?.criteria || [];
-    const open = SUMMARY in changes ? [] : this.state().criteria.filter(({ id }) => doubtful.includes(id) && !changes[id]);
+    const { criteria } = this.state();
+    const open = SUMMARY in changes ? [] : criteria.filter(({ id }) => doubtful.includes(id) && !changes[id]);
+    const misfits = criteria.filter((criterion) => changes[criterion.id] && isMisfit(criterion));
     const act = this.act("decide", { item_id: this.shown, version: draft.version, seen: draft.seen, changes });
     this.remember(act, before);
     this.setDraft(this.shown, undefined);
     const left = open.length ? ` Still open there: ${open.map(({ title }) => title).join(", ")}; a on it leaves the rest as it is.` : "";
-    this.leave(`Saved: ${this.name(act.item_id)}.${left}`);
+    const old = misfits.length ? ` Its feedback on ${misfits.map(({ title }) => title).join(", ")} was written for other points.` : "";
+    this.leave(`Saved: ${this.name(act.item_id)}.${left}${old}`);
   }
 
   accept() {
@@ -733,6 +737,7 @@ class Screen {
       r: () => this.listReasons(),
       c: () => this.listComments(),
       e: () => this.write(),
+      x: () => this.leaveOut(),
       y: () => this.changeSame(),
       n: () => this.leaveSame(),
       z: () => this.undo(),
@@ -748,6 +753,14 @@ class Screen {
     if (!area) return this.say("There is nothing to write here.");
     area.focus();
     area.select(); // what is typed replaces it
+  }
+
+  leaveOut() {
+    const state = this.state();
+    const text = this.active === SUMMARY ? state.summary : this.current()?.feedback;
+    if (!text) return this.say("There is no feedback to leave out here.");
+    this.change(this.active, { feedback: "" });
+    this.render();
   }
 
   scrollWork(direction) {
@@ -1131,7 +1144,7 @@ class Screen {
       ...(misquoted ? [make("span", { class: "kv-label" }, misquoted), make("pre", { class: "kv-text kv-misquote", tabindex: "0" }, criterion.evidence)]
         : criterion.evidence ? [make("pre", { class: "kv-text kv-quote", title: "Show it in the work", tabindex: "0", onclick: () => this.jump() }, criterion.evidence)] : []),
       make("div", { class: "kv-give" }, ...chips, bump(-step), field, bump(step)),
-      ...this.commentFields(id, `Feedback on ${id}`, criterion.feedback),
+      ...this.commentFields(id, `Feedback on ${id}`, criterion.feedback, isMisfit(criterion) ? [this.misfit(criterion)] : []),
     ];
   }
 
@@ -1139,11 +1152,20 @@ class Screen {
     return this.commentFields(SUMMARY, "Summary", state.summary);
   }
 
-  commentFields(id, label, text) {
-    const area = make("textarea", { "aria-label": label, rows: "2", "data-key": "comment", oninput: ({ target }) => { this.change(id, { feedback: target.value }); this.renderFoot(); } });
+  misfit({ id, points, model, max }) {
+    const isGiven = this.drafts[this.shown]?.changes[id]?.points !== undefined;
+    const put = (feedback) => { this.change(id, { feedback }); this.render(); };
+    return make("div", { class: "kv-misfit" },
+      make("span", {}, `This feedback was written for ${model} of ${max}; ${isGiven ? "you gave" : "it is now"} ${points}. Edit it, or leave it out.`),
+      make("button", { type: "button", onclick: () => put("") }, make("span", {}, "Leave it out"), " ", make("kbd", {}, "X")),
+      ...(isGiven ? [make("button", { type: "button", onclick: () => put(this.reason(id)) }, make("span", {}, "Put the reason there"))] : []));
+  }
+
+  commentFields(id, label, text, notes = []) {
+    const area = make("textarea", { "aria-label": label, rows: "2", "data-key": "comment", placeholder: "Nothing is said here.", oninput: ({ target }) => { this.change(id, { feedback: target.value }); this.renderFoot(); } });
     area.value = text;
     const used = (this.data.phrases.comments[id] || []).length;
-    const fields = [make("span", { class: "kv-label" }, label, make("span", { class: "kv-hint" }, "Enter: done. Shift Enter: a new line."), used ? make("button", { type: "button", class: "kv-used", onclick: () => this.listComments() }, make("span", {}, "Used before"), " ", make("kbd", {}, "C")) : ""), area];
+    const fields = [make("span", { class: "kv-label" }, label, make("span", { class: "kv-hint" }, "Enter: done. Shift Enter: a new line."), used ? make("button", { type: "button", class: "kv-used", onclick: () => this.listComments() }, make("span", {}, "Used before"), " ", make("kbd", {}, "C")) : ""), ...notes, area];
     if (!this.drafts[this.shown]?.changes[id]) return fields;
     const reason = make("input", { "aria-label": "Reason for the change", autocomplete: "off", "data-key": "reason", oninput: ({ target }) => this.change(id, { reason: target.value.trim() || undefined }) });
     reason.value = this.reason(id);
@@ -1235,6 +1257,10 @@ class Screen {
 
 /** What an element is called, in this drawing and the next. */
 const keyOf = (element) => element.dataset.key || element.getAttribute("aria-label") || element.textContent;
+
+/** Whether the model's words go out with points that they were not written for. */
+const isMisfit = ({ points, model, feedback, written }) =>
+  points !== null && model !== null && points !== model && !!written.trim() && feedback.trim() === written.trim();
 
 const idOf = (act) => `${act.sender} ${act.number}`;
 

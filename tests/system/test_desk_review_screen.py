@@ -108,7 +108,7 @@ def test_more_than_nine_points_are_given_by_keys(wide: Browser, desk: DeskPage, 
     down = "ArrowDown"
     press(wide, "1", "2", down, "7", down, "2", "…", "5", down, "3", ".", "5", down, "2", "…", ".")
     assert list(points_of(wide).values())[:6] == [12, 7, 5, 3.5, 2.5, 0]
-    press(wide, "7", "2")
+    press(wide, "…", "7", "2")
     wide.wait_for("Points go from 0 to 20.")
     assert points_of(wide)["part4"] == 7, "what may not be given changes nothing"
     press(wide, *[down] * 8, "3")
@@ -147,6 +147,7 @@ def test_enter_with_nothing_changed_leaves_the_grade_as_it_is_but_pressed_twice_
     [accepted] = wait_until_kept(browser, folder, 1)
     assert (accepted.criterion_id, accepted.reason) == (None, "looked at, and left as it is")
     assert browser.evaluate("window.kvasirReview.queue.indexOf(window.kvasirReview.shown)") == 1
+    time.sleep(0.5)
     press(browser, "Enter")
     wait_until_kept(browser, folder, 2)
 
@@ -201,6 +202,26 @@ def test_a_quote_that_is_not_in_the_work_is_said_to_be_the_models_and_settled_by
     press(browser, "1", "…", "Enter")
     wait_until_kept(browser, folder, 1)
     browser.wait_for("settled: evidence not found")
+
+
+def test_feedback_that_was_written_for_other_points_is_said_to_be_and_left_out_by_a_key(
+    browser: Browser, desk: DeskPage
+) -> None:
+    folder = graded_assignment(desk, 2)
+    open_review(browser, desk, folder)
+    wait_until_holds(browser, "Feedback on works", "Fine.")
+    said = "This feedback was written for 2 of 3; you gave 1. Edit it, or leave it out."
+    press(browser, "1")
+    browser.wait_for(said)
+    press(browser, "x")
+    browser.wait_gone(said)
+    press(browser, "Enter")
+    [decided] = wait_until_kept(browser, folder, 1)
+    assert (decided.points, decided.feedback) == (1, "")
+    press(browser, "3", "…", "Enter")
+    browser.wait_for("Its feedback on It runs was written for other points.")
+    assert wait_until_kept(browser, folder, 2)[1].feedback == "Fine."
+    browser.wait_for("This feedback was written for 2 of 3; it is now 3.")
 
 
 def test_points_that_cannot_be_given_are_not_taken_for_no_change(browser: Browser, desk: DeskPage) -> None:
