@@ -25,7 +25,7 @@ from desk.pages.shared import (
     show_table,
     wait_for,
 )
-from desk.pages.work import MOST_CHARS, draw_work
+from desk.pages.work import char_count, draw_work, is_cut
 from desk.text import escape_markdown
 from desk.view import BatchView
 from grading import hand_sample as bounds
@@ -190,17 +190,16 @@ def _show_work(desk: Desk, view: BatchView, item: Item) -> None:
     submission = item.submission
     if submission.problem:
         st.error(escape_markdown(submission.problem))
-    char_count = sum(len(part.text) for part in submission.parts)
-    shows_all = char_count <= MOST_CHARS or st.toggle(f"Show all {char_count:,} characters", key=f"all {item.item_id}")
+    is_whole = is_cut(submission) and st.toggle(f"Show all {char_count(submission):,} characters", key=f"all {item.item_id}")
     assert view.assignment
-    folder, most_chars = view.assignment.request.folder, char_count if shows_all else MOST_CHARS
+    folder = view.assignment.request.folder
 
     def draw() -> Markup:
         markup = Markup()
-        draw_work(markup, folder, submission, {}, most_chars)
+        draw_work(markup, folder, submission, {}, is_whole)
         return markup
 
-    desk.get_or_make(("work by hand", view.folder, item.item_id), (submission, most_chars), draw).draw()
+    desk.get_or_make(("work by hand", view.folder, item.item_id), (submission, is_whole), draw).draw()
 
 
 def _draw_summary(folder: Path, draw: Draw, graded_class: GradedClass, sheet: _Sheet) -> None:

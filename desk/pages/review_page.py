@@ -13,7 +13,7 @@ import streamlit as st
 from desk import review_screen
 from desk.pages.address import write_address
 from desk.pages.shared import Desk, decider, draw_live, show_problem
-from desk.pages.work import MOST_CHARS, draw_work
+from desk.pages.work import char_count, draw_work, is_cut
 from desk.review_screen.acts import ActAnswer
 from desk.review_screen.blocks import WorkBlocks
 from desk.review_screen.content import class_content, digest_of, same_comments, submission_content
@@ -176,11 +176,10 @@ def _work(desk: Desk, view: BatchView, item: Item, row: Row, message: _Message) 
         for criterion in row.final.grade.criteria
         if criterion.evidence_state == "found"
     }
-    chars = sum(len(part.text) for part in submission.parts)
     is_whole = item.item_id == message.whole
-    most_chars, work_version = chars if is_whole else MOST_CHARS, view.version * 2 + is_whole
-    content: dict[str, Any] = {"workVersion": work_version, "problem": submission.problem, "chars": chars}
-    content["cut"] = chars > most_chars
+    work_version = view.version * 2 + is_whole
+    content: dict[str, Any] = {"workVersion": work_version, "problem": submission.problem}
+    content |= {"chars": char_count(submission), "cut": is_cut(submission) and not is_whole}
     if item.item_id == message.prompts:
         content["prompts"] = _prompts(view, item)
     if message.have.get(item.item_id) != work_version:
@@ -189,10 +188,10 @@ def _work(desk: Desk, view: BatchView, item: Item, row: Row, message: _Message) 
 
         def draw() -> list[dict[str, Any]]:
             work = WorkBlocks()
-            draw_work(work, folder, submission, quotes, most_chars)
+            draw_work(work, folder, submission, quotes, is_whole)
             return work.blocks
 
-        key, stamp = ("work", view.folder, item.item_id), (submission, most_chars, *quotes.items())
+        key, stamp = ("work", view.folder, item.item_id), (submission, is_whole, *quotes.items())
         content["work"] = desk.get_or_make(key, stamp, draw)
     return content
 

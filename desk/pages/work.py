@@ -12,27 +12,27 @@ from grading.submissions.figures import figures_of, place_of
 from grading.submissions.reading import Submission, SubmissionPart
 from producers.words import plural
 
-MOST_CHARS = 60_000  # shown of a submission, until everything is asked for
-_MOST_PART_CHARS = 20_000  # a browser chokes on an output of half a million characters
+_MOST_CHARS = 60_000  # shown of a submission, until all of it is asked for
+_MOST_PART_CHARS = 20_000  # of one cell or output, until then
 
 
 def draw_work(
-    markup: Markup | WorkBlocks, folder: Path, submission: Submission, quotes: Mapping[str, str], most_chars: int
+    markup: Markup | WorkBlocks, folder: Path, submission: Submission, quotes: Mapping[str, str], is_whole: bool = False
 ) -> None:
-    """At most so many characters of the submission in `folder`, with its pictures, which are read now.
+    """The submission in `folder`, of a long one the beginning unless `is_whole`, with its pictures, which are read now.
 
     Lines that are quoted as evidence are highlighted, each with the ids of its criteria: `quotes` has theirs.
     """
     pictures = plots(figures_of(folder, submission.name)) if submission.images_left_out else []
     pending_plots = sorted(pictures, key=lambda plot: plot.place)
-    chars_left = most_chars
+    chars_left, most_part = (char_count(submission),) * 2 if is_whole else (_MOST_CHARS, _MOST_PART_CHARS)
     for part in submission.parts:
         place = place_of(part.location)
         while pending_plots and place and pending_plots[0].place < place:
             _picture(markup, pending_plots.pop(0))
         if chars_left <= 0:
             break
-        chars_left -= _part(markup, part, submission.language, quotes, chars_left)
+        chars_left -= _part(markup, part, submission.language, quotes, min(chars_left, most_part))
     else:
         for plot in pending_plots:
             _picture(markup, plot)
@@ -40,6 +40,16 @@ def draw_work(
         hidden_count = submission.images_left_out - len(pictures)
         hidden_text = f"; {hidden_count} of them can't be shown here" if hidden_count > 0 else ""
         markup.caption(f"{plural(submission.images_left_out, 'picture')}, seen by no model{hidden_text}.")
+
+
+def char_count(submission: Submission) -> int:
+    """How long all of its parts are together."""
+    return sum(len(part.text) for part in submission.parts)
+
+
+def is_cut(submission: Submission) -> bool:
+    """Whether less than the whole is shown until all of it is asked for."""
+    return char_count(submission) > _MOST_CHARS or any(len(part.text) > _MOST_PART_CHARS for part in submission.parts)
 
 
 def _picture(markup: Markup | WorkBlocks, plot: Plot) -> None:
@@ -51,7 +61,7 @@ def _part(
     markup: Markup | WorkBlocks, part: SubmissionPart, language: str, quotes: Mapping[str, str], most_chars: int
 ) -> int:
     """Draw it; how many characters that were."""
-    body = part.text[: min(most_chars, _MOST_PART_CHARS)]
+    body = part.text[:most_chars]
     marks = _marks(body, quotes)
     markup.caption(
         part.location if place_of(part.location) and part.kind == "output" else f"{part.kind}, {part.location}"
@@ -61,7 +71,7 @@ def _part(
     else:
         _lines(markup, body.split("\n"), marks, part.kind == "output")
     if left_out := len(part.text) - len(body):
-        markup.caption(f"{plural(left_out, 'character')} more")
+        markup.caption(f"{plural(left_out, 'character')} more, not shown")
     return len(body)
 
 

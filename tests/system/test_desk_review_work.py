@@ -160,7 +160,7 @@ def test_pictures_stand_below_their_output_and_evidence_is_marked_in_code_and_ta
     quotes = {"works": "return sum(values) / len(values)", "clear": "Old Town 3.25"}
 
     markup = Markup()
-    draw_work(markup, tmp_path, submission, quotes, 60_000)
+    draw_work(markup, tmp_path, submission, quotes)
     drawn = markup._repr_html_()
 
     assert SCRIPT not in drawn
@@ -180,6 +180,26 @@ def test_pictures_stand_below_their_output_and_evidence_is_marked_in_code_and_ta
         )
     ]
     assert places == sorted(places)
+
+
+def test_all_of_a_long_output_is_shown_when_all_is_asked_for(tmp_path: Path) -> None:
+    from desk.pages.work import draw_work, is_cut
+    from desk.review_screen.blocks import WorkBlocks
+
+    rows = [f"row {number} of what a program printed" for number in range(4_000)]
+    output = {"output_type": "stream", "name": "stdout", "text": "\n".join(rows)}
+    cell = {"cell_type": "code", "metadata": {}, "execution_count": 1, "source": "many()", "outputs": [output]}
+    (tmp_path / "a.ipynb").write_text(notebook(cell), "utf-8")
+    [submission] = read_submissions(tmp_path)
+    assert is_cut(submission)
+
+    def lines(is_whole: bool) -> list[str]:
+        work = WorkBlocks()
+        draw_work(work, tmp_path, submission, {}, is_whole)
+        return [line for block in work.blocks if block["kind"] == "output" for line in block["lines"]]
+
+    assert lines(is_whole=True)[-1] == rows[-1] == "row 3999 of what a program printed"
+    assert len(lines(is_whole=False)) < len(rows) // 4
 
 
 # --- in a browser
