@@ -83,7 +83,7 @@ def without_points(class_rows: Iterable[Row]) -> list[Row]:
 
 
 def standing_words(class_rows: Sequence[Row], total: int = 0, finish: str = "") -> str:
-    """`38 of 200 need you; 12 being graded, done by about 23:10`: how a class stands.
+    """`38 of 200 wait for your review; 12 being graded, done by about 23:10`: how a class stands.
 
     Args:
         total: how many submissions there are, if that is known to be more: a trial plans a few.
@@ -93,13 +93,13 @@ def standing_words(class_rows: Sequence[Row], total: int = 0, finish: str = "") 
     doubtful, asked = sum(bool(row.needs_review) for row in class_rows), sum(row.awaits_reply for row in class_rows)
     blank, waiting = len(without_points(class_rows)), total - sum(row.state != "waiting" for row in class_rows)
     facts = {
-        f"{doubtful} of {total} need{'s' * (doubtful == 1)} you": doubtful,
+        f"{doubtful} of {total} wait{'s' * (doubtful == 1)} for your review": doubtful,
         f"{plural(asked, 'request', 'waits', 'wait')} for a reply": asked,
-        f"{blank} without points": blank,
+        f"{blank} {'have' if blank > 1 else 'has'} no points, and nothing to review": blank,
         f"{waiting} being graded, {finish}" if finish else f"{waiting} not graded yet": waiting,
     }
     return "; ".join(words for words, count in facts.items() if count) or (
-        f"none of {total} needs you" if total else "nothing is graded yet"
+        f"none of {total} waits for your review" if total else "nothing is graded yet"
     )
 
 

@@ -190,7 +190,9 @@ def _show_work(desk: Desk, view: BatchView, item: Item) -> None:
     submission = item.submission
     if submission.problem:
         st.error(escape_markdown(submission.problem))
-    is_whole = is_cut(submission) and st.toggle(f"Show all {char_count(submission):,} characters", key=f"all {item.item_id}")
+    is_whole = is_cut(submission) and st.toggle(
+        f"Show all {char_count(submission):,} characters", key=f"all {item.item_id}"
+    )
     assert view.assignment
     folder = view.assignment.request.folder
 

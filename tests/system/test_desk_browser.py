@@ -382,7 +382,7 @@ def test_of_a_class_the_few_that_need_review_are_shown_and_the_last_decision_mak
     students = sorted(range(45), key=lambda number: f"{number}_")  # as their files are
     folder = graded_assignment(desk, 45, doubtful=range(10, 18))
     browser.open(desk.at(folder, "Results"))
-    browser.wait_for("8 of 45 need you")
+    browser.wait_for("8 of 45 wait for your review")
     browser.click("Review")
     wait_until_shown(browser, students[10])
     wait_until_holds(browser, "Show", "needs review")

@@ -158,7 +158,9 @@ def test_a_comment_is_replaced_by_what_is_typed_and_ended_by_enter(browser: Brow
     wait_until_holds(browser, "Feedback on works", "Fine.")
     press(browser, "e")
     browser.call("Input.insertText", text="It runs.")
-    browser.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", text="\r", windowsVirtualKeyCode=13, modifiers=8)
+    browser.call(
+        "Input.dispatchKeyEvent", type="keyDown", key="Enter", text="\r", windowsVirtualKeyCode=13, modifiers=8
+    )
     browser.call("Input.insertText", text="Nearly.")
     press(browser, "Enter")
     assert browser.evaluate("window.kvasirReview.state().criteria[0].feedback") == "It runs.\nNearly."
@@ -198,10 +200,10 @@ def test_a_quote_that_is_not_in_the_work_is_said_to_be_the_models_and_settled_by
     open_review(browser, desk, folder)
     browser.wait_for("The model quoted this; it is not in the work:\nnowhere to be found")
     assert browser.evaluate("document.querySelectorAll('.kv-quote').length") == 0
-    assert browser.evaluate("document.querySelector('p.kv-flag').textContent") == "⚑ evidence not found"
+    assert browser.evaluate("document.querySelector('p.kv-flag').textContent") == "⚑ works: evidence not found"
     press(browser, "1", "…", "Enter")
     wait_until_kept(browser, folder, 1)
-    browser.wait_for("settled: evidence not found")
+    browser.wait_for("settled: works: evidence not found")
 
 
 def test_feedback_that_was_written_for_other_points_is_said_to_be_and_left_out_by_a_key(
