@@ -134,7 +134,7 @@ def _show_decisions(
         last, points = decisions[0], show_points(decisions[0].points) or "points unchanged"
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown(
-                escape_markdown(f"{plural(len(decisions), 'answer')}: {points} — {last.reason} ({last.reviewer})")
+                escape_markdown(f"{plural(len(decisions), 'answer')}: {points} — {last.reason}; by {last.reviewer}")
             )
             undo = partial(
                 _act,

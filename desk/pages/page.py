@@ -20,7 +20,7 @@ from desk.pages import (
 )
 from desk.pages.address import SECTIONS, follow_address, write_address
 from desk.pages.shared import Desk, get_desk, identify_browser, show_errors
-from desk.rows import Row
+from desk.rows import Row, without_points
 from desk.text import escape_markdown
 from messages.errors import KvasirError
 
@@ -34,6 +34,7 @@ _PAGES: dict[str, Callable[[Desk, Path], None]] = {
     "Export": export_page.show_export_page,
     "Fleet": fleet_page.show_fleet_page,
 }
+_MEANINGS = {"Bound": "how many grades may be wrong", "Fleet": "which machines work on what"}
 
 
 # Streamlit's own grey is fainter than 4.5:1, which small text needs to be read.
@@ -123,18 +124,19 @@ def _section(desk: Desk, folder: Path) -> str:
     with suppress(KvasirError):  # said where the class itself is shown
         waits = _waits(desk.rows(folder)[1])
         st.session_state["counted"] = desk.by_people(folder)
-    return str(
-        st.sidebar.radio("Section", SECTIONS, captions=[waits.get(name, "") for name in SECTIONS], key="section")
-    )
+    captions = [waits.get(name, _MEANINGS.get(name, "")) for name in SECTIONS]
+    return str(st.sidebar.radio("Section", SECTIONS, captions=captions, key="section"))
 
 
 def _waits(rows: Sequence[Row]) -> dict[str, str]:
     """What waits in each section, in words and a colour; a section in which nothing waits is left out."""
+    doubtful, pointless = sum(bool(row.needs_review) for row in rows), len(without_points(rows))
+    blank_words = f"left blank: {doubtful} to review, {pointless} without points"
     counts = [
         ("Grade", ":gray[●]", sum(row.state == "waiting" for row in rows), "not graded yet"),
-        ("Review", ":orange[●]", sum(bool(row.needs_review) for row in rows), "to review"),
+        ("Review", ":orange[●]", doubtful, "to review"),
         ("Review", ":orange[●]", sum(row.awaits_reply for row in rows), "to reply to"),
-        ("Export", ":red[●]", sum(bool(row.final.why_blank) and row.state != "waiting" for row in rows), "left blank"),
+        ("Export", ":red[●]", doubtful + pointless, blank_words),
     ]
     captions: dict[str, list[str]] = {}
     for section, dot, count, words in counts:

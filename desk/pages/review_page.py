@@ -11,6 +11,7 @@ from typing import Any
 import streamlit as st
 
 from desk import review_screen
+from desk.decisions import account
 from desk.pages.address import write_address
 from desk.pages.shared import Desk, decider, draw_live, show_problem
 from desk.pages.work import char_count, draw_work, is_cut
@@ -96,6 +97,7 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
             "batch": hashlib.sha256(str(folder).encode()).hexdigest()[:16],
             "browser": state["browser"],
             "name": state["me"],
+            "account": account(),
             "heard": state.get("heard", ["", 0]),
             "current": state["submission"],
             "show": state["show"],

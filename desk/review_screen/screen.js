@@ -882,9 +882,9 @@ class Screen {
     const option = (value, words) => make("option", { value }, words);
     this.fields.show.append(...Object.keys(this.data.queues).map((name) => option(name, name)));
     this.fields.order.append(option("", "student by student"), ...this.data.criteria.map(({ id }) => option(id, `only ${id}`)));
-    this.fields.share.append(option("", "all"));
+    this.fields.share.append(option("", "the whole class"));
     for (let total = 2; total <= SHARES; total++)
-      for (let number = 1; number <= total; number++) this.fields.share.append(option(`${number}/${total}`, `${number} of ${total}`));
+      for (let number = 1; number <= total; number++) this.fields.share.append(option(`${number}/${total}`, `part ${number} of ${total}`));
     const sections = new Set(Object.values(this.data.people).map(({ section }) => section).filter(Boolean));
     for (const section of [...sections].sort()) this.fields.share.append(option(`section ${section}`, `section ${section}`));
     this.fields.show.addEventListener("change", () => this.choose({}, this.fields.show.value));
@@ -892,6 +892,7 @@ class Screen {
     this.fields.share.addEventListener("change", () => this.choose({ share: this.fields.share.value }));
     this.fields.blind.addEventListener("change", () => this.choose({ blind: this.fields.blind.checked }));
     this.fields.name.value = this.yourName;
+    this.fields.name.placeholder = this.data.account;
     this.fields.name.addEventListener("input", () => this.takeName());
     this.keepName();
     if (document.activeElement?.type === "radio") document.activeElement.blur();
@@ -960,7 +961,7 @@ class Screen {
     if (queues["asked for another look"].length) counts.push(`${queues["asked for another look"].length} asked for another look`);
     if (queues["without points"].length) counts.push(`${queues["without points"].length} without points`);
     const share = queues["needs review"].filter((id) => this.isMine(id)).length;
-    if (this.settings.share) counts.push(`${share} of them in this share`);
+    if (this.settings.share) counts.push(`${share} of them in my part`);
     const shown = [this.show, this.settings.order && `only ${this.settings.order}`].filter(Boolean).join(", ");
     this.place.textContent = `${this.queue.indexOf(this.shown) + 1} of ${this.queue.length} shown (${shown}) · in the class ${counts.join(" · ")}`;
     this.fields.show.value = this.show;
@@ -1009,7 +1010,7 @@ class Screen {
   conflict() {
     const draft = this.drafts[this.shown];
     const decisions = this.cache.get(this.shown).decisions;
-    const line = ({ label, points, reason, by }) => make("div", {}, `${label}: ${points || "points unchanged"} — ${reason}${by ? ` (${by})` : ""}`);
+    const line = ({ label, points, reason, by }) => make("div", {}, `${label}: ${points || "points unchanged"} — ${reason}${by ? `; by ${by}` : ""}`);
     const before = new Set(draft.seen.map((decision) => JSON.stringify(decision)));
     const labels = new Set(decisions.map(({ label }) => label));
     const undone = draft.seen.filter(({ label }) => !labels.has(label));
@@ -1221,7 +1222,7 @@ class Screen {
     const texts = this.cache.get(this.shown)?.prompts;
     return [
       ...state.decisions.flatMap(({ label, points, reason, by, feedback }) => [
-        make("p", { class: "kv-faint" }, `${label}: ${points || "points unchanged"} — ${reason}${by ? ` (${by})` : ""}`),
+        make("p", { class: "kv-faint" }, `${label}: ${points || "points unchanged"} — ${reason}${by ? `; by ${by}` : ""}`),
         ...(feedback ? [make("pre", { class: "kv-text", tabindex: "0" }, feedback)] : [])]),
       make("span", { class: "kv-label" }, "Enter a request of this student"), about, words,
       make("p", { class: "kv-line" }, make("button", { type: "button", onclick: enter }, "Enter it")),
