@@ -18,6 +18,7 @@ from grading.reviews import decide_together, decided_together, undo_together
 from grading.rubric.rubric import Criterion, exact, plain
 from producers.words import join_with_and, plural
 
+_MOST_NAMED = 3  # students of a group in its name
 _MOST_SHOWN = 40  # answers that are decided on at once, and decisions that can be undone here
 
 
@@ -40,6 +41,7 @@ def _show_groups(desk: Desk, folder: Path) -> None:
             help="Also answers worded alike, with equal points. A decision that is right for one may be wrong "
             "for another: read the highlighted differences, and tick those you mean.",
         )
+        is_blind = st.toggle("Without names", bool(st.session_state.get("blind")), key="like blind")
     answers = desk.get_or_make(
         ("answers", folder, criterion.id),
         view.version,
@@ -64,15 +66,21 @@ def _show_groups(desk: Desk, folder: Path) -> None:
     )
     if message := st.session_state.pop("said of group", ""):
         st.info(escape_markdown(message))
-    names = {row.final.grade.item_id: row.name for row in rows}
+    names = {row.final.grade.item_id: row.final.grade.item_id[:8] if is_blind else row.name for row in rows}
     if groups:
         number = st.selectbox(
             "Group",
             range(len(groups)),
-            format_func=lambda at: f"{len(groups[at])} answers: “{(groups[at][0].quote or groups[at][0].text):.60}”",
+            format_func=lambda at: _group_words(groups[at], names),
         )
         _show_group(folder, criterion, groups[number], names, standing)
     _show_decisions(folder, criterion.id, names, standing)
+
+
+def _group_words(group: Sequence[CriterionAnswer], names: Mapping[str, str]) -> str:
+    people = [names[answer.item_id] for answer in group[:_MOST_NAMED]]
+    others = [f"{len(group) - _MOST_NAMED} more"] if len(group) > _MOST_NAMED else []
+    return f"{len(group)} answers, by {join_with_and([*people, *others])}: “{(group[0].quote or group[0].text):.60}”"
 
 
 def _show_group(

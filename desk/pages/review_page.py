@@ -49,6 +49,7 @@ class _Message:
     submission: str = ""
     show: str = ""
     name: str = ""
+    blind: bool = False
     near: tuple[str, ...] = ()
     # The submissions whose work it has, each with the version that it is of.
     have: Mapping[str, int] = field(default_factory=dict)
@@ -163,7 +164,7 @@ def _hear(desk: Desk, folder: Path, key: str) -> None:
     # Only here: after the desk was started again, Streamlit shows it a message of before, and calls nothing.
     state["heard"], state["has heard"] = [message.sender, message.number], True
     state["answers"] = desk.acts(folder).apply(rows_of, acts)
-    state["me"] = " ".join(message.name.split())[:80]
+    state["me"], state["blind"] = " ".join(message.name.split())[:80], message.blind
     if message.show in QUEUES:
         state["show"] = message.show
     state["submission"] = message.submission

@@ -291,6 +291,7 @@ class Screen {
       submission: this.shown,
       show: this.show,
       name: this.yourName,
+      blind: !!this.settings.blind,
       near: this.near(),
       have,
       parts: this.classes[this.batch].digests,
