@@ -12,6 +12,7 @@ from grading.export.final import apply_decisions
 from grading.export.late import late_of
 from grading.export.requests import Request, read_requests
 from grading.points import criterion_points
+from grading.reviews import ROUND_REASON
 from grading.report.grades import outcome_of
 from producers.words import plural
 
@@ -101,6 +102,26 @@ def standing_words(class_rows: Sequence[Row], total: int = 0, finish: str = "") 
     return "; ".join(words for words, count in facts.items() if count) or (
         f"none of {total} waits for your review" if total else "nothing is graded yet"
     )
+
+
+def what_goes_out(finals: Iterable[FinalGrade], overrides_by_item: Mapping[str, Overrides]) -> list[str]:
+    """Of the grades that are given out, in sentences: who has decided on them, and which feedback fits other points."""
+    given = [final for final in finals if final.points is not None]
+    overrides = [overrides_by_item.get(final.grade.item_id, {}).values() for final in given]
+    decided = sum(any(not each.reason.startswith(ROUND_REASON) for each in standing) for standing in overrides)
+    misfits = sum(
+        None not in (item.points, original.points)
+        and item.points != original.points
+        and item.feedback.strip() == original.feedback.strip() != ""
+        for final in given
+        for item, original in zip(final.criteria, final.grade.criteria, strict=True)
+    )
+    points = f"{decided} that a person has decided on, {len(given) - decided} on the model's points alone"
+    texts = plural(misfits, "feedback text was", "feedback texts were")
+    return [
+        f"{plural(len(given), 'grade')} in this file: {points}.",
+        *([f"{texts} written for other points than those given now. Review shows which."] if misfits else []),
+    ]
 
 
 def open_questions(class_rows: Iterable[Row]) -> str:

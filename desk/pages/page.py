@@ -57,6 +57,8 @@ button:enabled kbd { color: inherit; opacity: 1; }
 .rows td.number { text-align: right; }
 .keys { font-size: 0.875rem; margin-top: 0.5rem; }
 .keys summary { cursor: pointer; }
+.unsaved:empty { display: none; }
+.unsaved { border: 1px solid light-dark(#a04f00, #e69f00); border-radius: 6px; padding: 0.5rem 0.8rem; }
 /* A submission's work. Streamlit says by color-scheme whether the page is dark. */
 .work-code, .work-prose, .work-output, .work-table { font-size: 0.875rem; line-height: 1.5; margin: 0 0 0.5rem; }
 pre[class^="work-"] { white-space: pre-wrap; overflow-wrap: anywhere; padding: 0.5rem 0.75rem; background: none; }

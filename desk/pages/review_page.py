@@ -1,6 +1,5 @@
 """The review: the screen in the browser, and what the desk does with each of its messages."""
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ import streamlit as st
 from desk import review_screen
 from desk.decisions import account
 from desk.pages.address import write_address
-from desk.pages.shared import Desk, decider, draw_live, show_problem
+from desk.pages.shared import Desk, browser_key, decider, draw_live, show_problem
 from desk.pages.work import char_count, draw_work, is_cut
 from desk.review_screen.acts import ActAnswer
 from desk.review_screen.blocks import WorkBlocks
@@ -95,7 +94,7 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
         data={
             "digests": {name: digest for name, (digest, _) in class_parts.items()},
             "parts": {name: part for name, (digest, part) in class_parts.items() if message.parts.get(name) != digest},
-            "batch": hashlib.sha256(str(folder).encode()).hexdigest()[:16],
+            "batch": browser_key(folder),
             "browser": state["browser"],
             "name": state["me"],
             "account": account(),

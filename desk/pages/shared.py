@@ -1,6 +1,7 @@
 """What every page uses: the process's one desk, moving about, and showing other people's text safely."""
 
 import gc
+import hashlib
 import importlib
 import threading
 import time
@@ -259,6 +260,11 @@ def identify_browser() -> None:
     if "browser" not in state:
         browser, _, state["me"] = unquote(st.context.cookies.get(COOKIE, "")).partition(" ")
         state["browser"] = browser or uuid4().hex
+
+
+def browser_key(folder: Path) -> str:
+    """What an assignment is called in what a browser keeps of it."""
+    return hashlib.sha256(str(folder).encode()).hexdigest()[:16]
 
 
 def decider() -> str:

@@ -101,6 +101,8 @@ def test_canvas_takes_back_the_gradebook_that_the_browser_downloads(
     wait_until_chosen(browser, "means (701)")
     browser.click("Make the file")
     browser.wait_for("This would be the first export of this kind.")
+    browser.wait_for("1 grade in this file: 1 that a person has decided on, 0 on the model's points alone.")
+    browser.wait_for("2 feedback texts were written for other points")
     data = made(browser, "canvas-gradebook.csv")
     browser.wait_for("Nothing would differ from the last export of this kind")
 

@@ -15,7 +15,7 @@ from desk.decisions import Decisions, GradeChange, ReviewError, make_overrides, 
 from desk.differences import differences
 from desk.estimate import duration, model_rates
 from desk.progress import EXPECTED, Stages
-from desk.rows import QUEUES, Filter, make_rows, open_questions, page_count, page_of, select, standing_words
+from desk.rows import QUEUES, Filter, make_rows, open_questions, page_count, page_of, select, standing_words, what_goes_out
 from desk.tail import LineTail
 from desk.text import escape_markdown
 from desk.view import BatchView
@@ -221,6 +221,24 @@ def test_a_link_instead_of_work_waits_for_a_person_on_the_desk(tmp_path: Path) -
     whole = Override(row.final.grade.item_id, None, 3, None, "seen there")
     [*_, settled] = make_rows(BatchView(out, request_of).refresh(), {whole.item_id: {None: whole}})
     assert (settled.final.points, settled.needs_review) == (3, ())
+
+
+def test_an_export_says_who_has_decided_and_which_feedback_was_written_for_other_points(tmp_path: Path) -> None:
+    out, assignment = plan_tiny_class(tmp_path, 4)
+    answer(out, assignment, [0, 1, 2])
+    answer(out, assignment, [3], evidence="nowhere to be found")
+    view, decisions = BatchView(out, request_of).refresh(), Decisions(out)
+    first, second, third, _ = [grade.item_id for grade in view.grades]
+    append_override(out, Override(first, "works", 1, None, "less is there"))
+    append_override(out, Override(second, "works", 1, "Half of it.", "less is there"))
+    append_override(out, Override(third, "works", 3, "All of it.", "regraded in round 1"))
+    standing = decisions.refresh()
+
+    assert what_goes_out([row.final for row in make_rows(view, standing)], standing) == [
+        "3 grades in this file: 2 that a person has decided on, 1 on the model's points alone.",
+        "1 feedback text was written for other points than those given now. Review shows which.",
+    ]
+    assert what_goes_out([], {}) == ["0 grades in this file: 0 that a person has decided on, 0 on the model's points alone."]
 
 
 def test_how_a_class_stands_is_said_in_words(tmp_path: Path) -> None:
