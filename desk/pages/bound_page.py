@@ -37,11 +37,6 @@ from grading.rubric.rubric import Criterion, exact, plain
 from messages.errors import KvasirError
 from producers.words import join_with_and, plural
 
-_KEYS = {
-    "j, k": "the next, or the previous, submission",
-    "0 to 9": "so many points for the criterion marked ▸, which then moves on to the next",
-    "?": "this list",
-}
 _GRADING = "The class is still being graded: a sample is drawn from grades that stand."
 _Sheet = Mapping[str, Mapping[str, str]]  # what the sheet holds, by item id and criterion
 
@@ -252,7 +247,6 @@ def _pick(draw: Draw, graded_class: GradedClass, sheet: _Sheet, open_ids: Sequen
         ask_name()
     markup = Markup()
     markup.caption(f"{len(ids) - len(open_ids)} of {len(ids)} graded by hand. Each entry is saved at once, in {SHEET}.")
-    markup.keys(_KEYS)
     markup.draw()
     return item_id
 

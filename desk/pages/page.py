@@ -19,6 +19,7 @@ from desk.pages import (
     review_page,
 )
 from desk.pages.address import SECTIONS, follow_address, write_address
+from desk.pages.markup import Markup
 from desk.pages.shared import Desk, get_desk, identify_browser, show_errors
 from desk.rows import Row, without_points
 from desk.text import escape_markdown
@@ -34,6 +35,29 @@ _PAGES: dict[str, Callable[[Desk, Path], None]] = {
     "Export": export_page.show_export_page,
     "Fleet": fleet_page.show_fleet_page,
 }
+# On every page, and those of a section; the review screen has a list of its own.
+_KEYS = {
+    "": {
+        "Tab": "the next field or button; with Shift the one before",
+        "Enter, Space": "press the button, or tick the box",
+        "?": "this list",
+    },
+    "Results": {"↑, ↓": "the name in the next row, or the one before; Enter opens it"},
+    "Review": {"?": "all keys of the review"},
+    "Bound": {
+        "j, k": "the next, or the previous, submission",
+        "0 to 9": "so many points for the criterion marked ▸, which then moves on to the next",
+    },
+}
+_OPEN_KEYS = """<script>
+if (!window.kvasirKeys) {
+  window.kvasirKeys = true;
+  addEventListener("keydown", ({key, target}) => {
+    if (key !== "?" || target.matches("input:not([type=radio], [type=checkbox]), textarea, [contenteditable]")) return;
+    document.querySelector(".keys summary")?.click();
+  });
+}
+</script>"""
 _MEANINGS = {"Bound": "how many grades may be wrong", "Fleet": "which machines work on what"}
 
 
@@ -94,6 +118,11 @@ def show_desk_page(open_backend: Callable[[], Backend]) -> None:
         folder = _choose_assignment(desk)
         with st.spinner("Reading the class …"):  # which takes a minute for a thousand works, once after each start
             section = _section(desk, folder) if folder else ""
+        with st.sidebar:
+            markup = Markup()
+            markup.keys(_KEYS[""] | _KEYS.get(section, {}))
+            markup.draw()
+            st.html(_OPEN_KEYS, unsafe_allow_javascript=True)
         if folder is None:
             home_page.show_home_page(desk)
         else:

@@ -203,6 +203,20 @@ def test_an_address_opens_only_what_the_desk_knows(browser: Browser, desk: DeskP
     assert "Traceback" not in desk.text()
 
 
+def test_every_page_lists_its_keys(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 2)
+    pages = {desk.url: "the next field or button", desk.at(folder, "Export"): "the next field or button"}
+    pages |= {desk.at(folder, "Results"): "the name in the next row", desk.at(folder, "Bound"): "so many points"}
+    for address, words in pages.items():
+        browser.open(address)
+        browser.wait_for("Keys")
+        assert words not in browser.text()
+        type_key(browser, "?")
+        browser.wait_for(words)
+        type_key(browser, "?")
+        browser.wait_gone(words)
+
+
 # --- several windows
 
 
