@@ -15,7 +15,17 @@ from desk.decisions import Decisions, GradeChange, ReviewError, make_overrides, 
 from desk.differences import differences
 from desk.estimate import duration, model_rates
 from desk.progress import EXPECTED, Stages
-from desk.rows import QUEUES, Filter, make_rows, open_questions, page_count, page_of, select, standing_words, what_goes_out
+from desk.rows import (
+    QUEUES,
+    Filter,
+    make_rows,
+    open_questions,
+    page_count,
+    page_of,
+    select,
+    standing_words,
+    what_goes_out,
+)
 from desk.tail import LineTail
 from desk.text import escape_markdown
 from desk.view import BatchView
@@ -238,7 +248,9 @@ def test_an_export_says_who_has_decided_and_which_feedback_was_written_for_other
         "3 grades in this file: 2 that a person has decided on, 1 on the model's points alone.",
         "1 feedback text was written for other points than those given now. Review shows which.",
     ]
-    assert what_goes_out([], {}) == ["0 grades in this file: 0 that a person has decided on, 0 on the model's points alone."]
+    assert what_goes_out([], {}) == [
+        "0 grades in this file: 0 that a person has decided on, 0 on the model's points alone."
+    ]
 
 
 def test_how_a_class_stands_is_said_in_words(tmp_path: Path) -> None:
