@@ -12,8 +12,8 @@ from grading.export.final import apply_decisions
 from grading.export.late import late_of
 from grading.export.requests import Request, read_requests
 from grading.points import criterion_points
-from grading.reviews import ROUND_REASON
 from grading.report.grades import outcome_of
+from grading.reviews import ROUND_REASON
 from producers.words import plural
 
 Order = Literal["name", "points, lowest first", "points, highest first", "needs review first"]

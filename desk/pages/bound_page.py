@@ -25,7 +25,8 @@ from desk.pages.shared import (
     show_table,
     wait_for,
 )
-from desk.pages.work import char_count, draw_work, is_cut
+from desk.pages.work import BLOCKS, char_count, draw_work, is_cut
+from desk.review_screen.blocks import WorkBlocks
 from desk.text import escape_markdown
 from desk.view import BatchView
 from grading import hand_sample as bounds
@@ -191,12 +192,13 @@ def _show_work(desk: Desk, view: BatchView, item: Item) -> None:
     assert view.assignment
     folder = view.assignment.request.folder
 
-    def draw() -> Markup:
-        markup = Markup()
-        draw_work(markup, folder, submission, {}, is_whole)
-        return markup
+    def draw() -> list[dict[str, Any]]:
+        work = WorkBlocks()
+        draw_work(work, folder, submission, {}, is_whole)
+        return work.blocks
 
-    desk.get_or_make(("work by hand", view.folder, item.item_id), (submission, is_whole), draw).draw()
+    blocks = desk.get_or_make(("work by hand", view.folder, item.item_id), (submission, is_whole), draw)
+    BLOCKS(key=f"work of {item.item_id}", data={"blocks": blocks})
 
 
 def _draw_summary(folder: Path, draw: Draw, graded_class: GradedClass, sheet: _Sheet) -> None:

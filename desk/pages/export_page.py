@@ -21,11 +21,12 @@ _MAX_LINES = 50
 # Only the browser knows of them.
 _UNSAVED = """<p class="unsaved" role="status"></p><script>
 (() => {
-  const count = (kind) => Object.keys(localStorage).filter((key) => key.startsWith("kvasir BATCH " + kind + " ")).length;
-  const words = [[count("draft"), "with a change that is not saved"], [count("act"), "with a decision that the desk has not confirmed"]]
-    .filter(([number]) => number).map(([number, what]) => `${number} ${number === 1 ? "submission" : "submissions"} ${what}`);
+  const count = (kind) => Object.keys(localStorage).filter((key) => key.startsWith(`kvasir BATCH ${kind} `)).length;
+  const words = [[count("draft"), "not saved"], [count("act"), "not confirmed yet"]]
+    .filter(([number]) => number)
+    .map(([number, state]) => `${number} ${number === 1 ? "change is" : "changes are"} ${state}`);
   const place = document.querySelector(".unsaved");
-  if (words.length) place.textContent = `In this browser: ${words.join(", ")}. That does not go out: go to Review first.`;
+  if (words.length) place.textContent = `In this browser ${words.join(", ")}, and will not go out: see Review first.`;
 })();
 </script>"""
 

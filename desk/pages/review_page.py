@@ -13,7 +13,7 @@ from desk import review_screen
 from desk.decisions import account
 from desk.pages.address import write_address
 from desk.pages.shared import Desk, browser_key, decider, draw_live, show_problem
-from desk.pages.work import char_count, draw_work, is_cut
+from desk.pages.work import SCRIPT, char_count, draw_work, is_cut
 from desk.review_screen.acts import ActAnswer
 from desk.review_screen.blocks import WorkBlocks
 from desk.review_screen.content import class_content, digest_of, same_comments, submission_content
@@ -30,7 +30,7 @@ _SCREEN = st.components.v2.component(
     "kvasir_review",
     html=(_FOLDER / "screen.html").read_text("utf-8"),
     css=(_FOLDER / "screen.css").read_text("utf-8"),
-    js=(_FOLDER / "screen.js").read_text("utf-8"),
+    js=SCRIPT + (_FOLDER / "screen.js").read_text("utf-8"),
     isolate_styles=False,  # the page's own styles of a student's work hold here as well
 )
 _MOST_NEAR = 16  # submissions whose grades are sent before they are looked at
