@@ -406,6 +406,19 @@ def test_a_row_of_the_table_is_opened_by_a_click_and_by_enter(browser: Browser, 
     wait_until_holds(browser, "Points for works", "2")
 
 
+def test_the_table_of_a_class_is_whole_on_a_wide_screen(wide: Browser, desk: DeskPage) -> None:
+    criteria = [f"n_share_of_orders_churned_{number}" for number in range(8)]
+    rubric = "title: Means\ncriteria:\n" + "".join(
+        f"  - {{id: {id}, title: {id}, points: 3, model: code, guidance: One for each step.}}\n" for id in criteria
+    )
+    folder = graded_assignment(desk, 3, doubtful=[0, 1], rubric_text=rubric)
+    wide.open(desk.at(folder, "Results"))
+    wide.wait_for("student0_100_1_homework.py")
+    widths = "((table) => [table.scrollWidth, table.clientWidth])(document.querySelector('.kv-class'))"
+    scrolled, seen = wide.evaluate(widths)
+    assert scrolled <= seen
+
+
 # --- small, dark, large letters, no eyes, no network
 
 
