@@ -28,7 +28,7 @@ const KEYS = [
   ["a", "leave it as it is, and on to the next"],
   ["r", "another reason for the change, from the list"],
   ["c", "a comment that was used before, from the list"],
-  ["e", "write the comment: what is typed replaces it, an arrow key first goes into it; Enter ends it, Shift Enter is a new line"],
+  ["e", "write the comment: typing replaces the old one; Enter ends it, Shift Enter is a new line"],
   ["y n", "where a changed comment is on other submissions too: change it there, or leave it"],
   ["x", "leave the feedback out"],
   ["z", "discard what is not saved, or undo the last save"],
