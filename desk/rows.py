@@ -106,20 +106,23 @@ def standing_words(class_rows: Sequence[Row], total: int = 0, finish: str = "") 
 
 def what_goes_out(finals: Iterable[FinalGrade], overrides_by_item: Mapping[str, Overrides]) -> list[str]:
     """Of the grades that are given out, in sentences: who has decided on them, and which feedback fits other points."""
-    given = [final for final in finals if final.points is not None]
-    overrides = [overrides_by_item.get(final.grade.item_id, {}).values() for final in given]
-    decided = sum(any(not each.reason.startswith(ROUND_REASON) for each in standing) for standing in overrides)
+    given_grades = [final for final in finals if final.points is not None]
+    overrides = [overrides_by_item.get(final.grade.item_id, {}).values() for final in given_grades]
+    decided_count = sum(
+        any(not override.reason.startswith(ROUND_REASON) for override in standing) for standing in overrides
+    )
     misfits = sum(
         None not in (item.points, original.points)
         and item.points != original.points
         and item.feedback.strip() == original.feedback.strip() != ""
-        for final in given
+        for final in given_grades
         for item, original in zip(final.criteria, final.grade.criteria, strict=True)
     )
-    points = f"{decided} that a person has decided on, {len(given) - decided} on the model's points alone"
-    texts = plural(misfits, "feedback text was", "feedback texts were")
+    alone_count = len(given_grades) - decided_count
+    points = f"{decided_count} that a person has decided on, {alone_count} on the model's points alone"
+    texts = plural(misfits, "feedback text", "was", "were")
     return [
-        f"{plural(len(given), 'grade')} in this file: {points}.",
+        f"{plural(len(given_grades), 'grade')} in this file: {points}.",
         *([f"{texts} written for other points than those given now. Review shows which."] if misfits else []),
     ]
 

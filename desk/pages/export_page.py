@@ -19,7 +19,7 @@ from producers.words import plural
 
 _MAX_LINES = 50
 # Only the browser knows of them.
-_UNSAVED = """<p class="unsaved" role="status"></p><script>
+_UNSAVED_HTML = """<p class="unsaved" role="status"></p><script>
 (() => {
   const count = (kind) => Object.keys(localStorage).filter((key) => key.startsWith(`kvasir BATCH ${kind} `)).length;
   const words = [[count("draft"), "not saved"], [count("act"), "not confirmed yet"]]
@@ -50,7 +50,7 @@ def show_export_page(desk: Desk, folder: Path) -> None:
             _PageForm(), (desk.title(folder), view.rubric.title if view.rubric else "")
         )
     asked = (folder, export_format.name, include_unreviewed, choices)
-    st.html(_UNSAVED.replace("BATCH", browser_key(folder)), unsafe_allow_javascript=True)
+    st.html(_UNSAVED_HTML.replace("BATCH", browser_key(folder)), unsafe_allow_javascript=True)
     # Not before the upload is there: who is quicker than it would be told that nothing was uploaded.
     if st.button("Make the file", type="primary", disabled=choices is None) and choices is not None:
         with show_errors():
@@ -73,8 +73,8 @@ def show_export_page(desk: Desk, folder: Path) -> None:
                 if len(since.differences) > _MAX_LINES:
                     st.caption(f"The first {_MAX_LINES} of {len(since.differences)}.")
             held_ids = export_file.held_ids
-            held = [final for final in grades if held_ids is None or final.grade.id in held_ids]
-            for sentence in what_goes_out(held, desk.rows(folder)[2]):
+            held_grades = [final for final in grades if held_ids is None or final.grade.id in held_ids]
+            for sentence in what_goes_out(held_grades, desk.rows(folder)[2]):
                 st.write(sentence)
         _offer(folder, export_file, since)
 

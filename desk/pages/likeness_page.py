@@ -79,8 +79,10 @@ def _show_groups(desk: Desk, folder: Path) -> None:
 
 def _group_words(group: Sequence[CriterionAnswer], names: Mapping[str, str]) -> str:
     people = [names[answer.item_id] for answer in group[:_MOST_NAMED]]
-    others = [f"{len(group) - _MOST_NAMED} more"] if len(group) > _MOST_NAMED else []
-    return f"{len(group)} answers, by {join_with_and([*people, *others])}: “{(group[0].quote or group[0].text):.60}”"
+    more_words = [f"{len(group) - _MOST_NAMED} more"] if len(group) > _MOST_NAMED else []
+    return (
+        f"{len(group)} answers, by {join_with_and([*people, *more_words])}: “{(group[0].quote or group[0].text):.60}”"
+    )
 
 
 def _show_group(
