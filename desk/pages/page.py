@@ -162,12 +162,13 @@ def _section(desk: Desk, folder: Path) -> str:
 def _waits(rows: Sequence[Row]) -> dict[str, str]:
     """What waits in each section, in words and a colour; a section in which nothing waits is left out."""
     doubtful, pointless = sum(bool(row.needs_review) for row in rows), len(without_points(rows))
-    blank_words = f"left blank: {doubtful} to review, {pointless} without points"
+    blanks = [(doubtful, "to review"), (pointless, "without points")]
+    blank_words = ", ".join(f"{count} {words}" for count, words in blanks if count)
     counts = [
         ("Grade", ":gray[●]", sum(row.state == "waiting" for row in rows), "not graded yet"),
         ("Review", ":orange[●]", doubtful, "to review"),
         ("Review", ":orange[●]", sum(row.awaits_reply for row in rows), "to reply to"),
-        ("Export", ":red[●]", doubtful + pointless, blank_words),
+        ("Export", ":red[●]", doubtful + pointless, f"left blank: {blank_words}"),
     ]
     captions: dict[str, list[str]] = {}
     for section, dot, count, words in counts:
