@@ -16,9 +16,8 @@ from grading.quotes import quoted_lines
 from grading.report.grades import show_points
 from grading.reviews import decide_together, decided_together, undo_together
 from grading.rubric.rubric import Criterion, exact, plain
-from producers.words import join_with_and, plural
+from producers.words import join_with_and, plural, shorten_names
 
-_MOST_NAMED = 3  # students of a group in its name
 _MOST_SHOWN = 40  # answers that are decided on at once, and decisions that can be undone here
 
 
@@ -78,11 +77,8 @@ def _show_groups(desk: Desk, folder: Path) -> None:
 
 
 def _group_words(group: Sequence[CriterionAnswer], names: Mapping[str, str]) -> str:
-    people = [names[answer.item_id] for answer in group[:_MOST_NAMED]]
-    more_words = [f"{len(group) - _MOST_NAMED} more"] if len(group) > _MOST_NAMED else []
-    return (
-        f"{len(group)} answers, by {join_with_and([*people, *more_words])}: “{(group[0].quote or group[0].text):.60}”"
-    )
+    people = shorten_names([names[answer.item_id] for answer in group])
+    return f"{len(group)} answers, by {people}: “{(group[0].quote or group[0].text):.60}”"
 
 
 def _show_group(

@@ -74,7 +74,7 @@ def test_a_group_is_decided_on_at_once_and_undone_as_one(browser: Browser, desk:
     folder = class_with_duplicates(desk, tmp_path)
     open_all_answers(browser, desk, folder)
     three = "student0_100_1_homework.py, student1_101_1_homework.py, student2_102_1_homework.py"
-    wait_until_chosen(browser, f"6 answers, by {three} and 3 more: “return sum(values) / len(values)”")
+    wait_until_chosen(browser, f"6 answers, by {three} and 3 others: “return sum(values) / len(values)”")
     browser.click("Without names")
     browser.wait_gone("student0")
     browser.click("Without names")
