@@ -22,11 +22,11 @@ _MAX_LINES = 50
 _UNSAVED_HTML = """<p class="unsaved" role="status"></p><script>
 (() => {
   const count = (kind) => Object.keys(localStorage).filter((key) => key.startsWith(`kvasir BATCH ${kind} `)).length;
-  const words = [[count("draft"), "not saved"], [count("act"), "not confirmed yet"]]
+  const words = [[count("draft"), "not saved and will not go out"], [count("act"), "perhaps not at the desk yet"]]
     .filter(([number]) => number)
     .map(([number, state]) => `${number} ${number === 1 ? "change is" : "changes are"} ${state}`);
   const place = document.querySelector(".unsaved");
-  if (words.length) place.textContent = `In this browser ${words.join(", ")}, and will not go out: see Review first.`;
+  if (words.length) place.textContent = `In this browser ${words.join(", ")}: open Review first.`;
 })();
 </script>"""
 

@@ -109,7 +109,7 @@ def test_canvas_takes_back_the_gradebook_that_the_browser_downloads(
     browser.click("Make the file")
     browser.wait_for("This would be the first export of this kind.")
     browser.wait_for("1 grade in this file: 1 that a person has decided on, 0 on the model's points alone.")
-    browser.wait_for("2 feedback texts were written for other points")
+    browser.wait_for("1 feedback text was written for other points")
     data = made(browser, "canvas-gradebook.csv")
     browser.wait_for("Nothing would differ from the last export of this kind")
 
@@ -127,7 +127,7 @@ def test_what_is_not_saved_is_said_where_grades_leave(browser: Browser, desk: De
     browser.fill("Feedback on works", "Half of it.")
     browser.wait_for("There are unsaved changes")
     browser.click("Export")
-    browser.wait_for("In this browser 1 change is not saved, and will not go out: see Review first.")
+    browser.wait_for("In this browser 1 change is not saved and will not go out: open Review first.")
     browser.click("Review")
     browser.click("Save and next")
     browser.wait_for("Saved: student0")
