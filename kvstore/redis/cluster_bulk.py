@@ -1,8 +1,8 @@
 """Values to and from all nodes of a Redis Cluster at once: one plain socket to each, pipelined.
 
-Where a key lies is known from redis-py's map of slots. A key that has moved since then, or is being moved (MOVED and
-ASK of redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec), goes through redis-py, which follows it and
-learns from it; so does all of a `renew` that met one.
+redis-py's map of slots tells which node has a key. If a key has moved since, or is being moved (MOVED and ASK of
+redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec), its request goes through redis-py, which follows the
+redirection and updates the map. A `renew` that meets a redirection goes through redis-py as a whole.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -27,7 +27,7 @@ from messages.urls import put_hosts
 
 Node = tuple[str, int]  # host, port
 
-# The second of a slot that the map gives to nobody; it is no RedisError.
+# RedisClusterException is not a RedisError. redis-py raises it, for example, for a slot that no node has.
 _STORE_ERRORS = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
 
 
@@ -35,7 +35,7 @@ class ClusterBulk:
     """A `kvstore.redis.store.Transport` over plain sockets to every primary."""
 
     def __init__(self, client: redis.RedisCluster, url: str) -> None:
-        """`url`: plain, of any node."""
+        """`url`: the plain URL of any node."""
         self._client: Any = client
         self._url = url
         self._bulks: dict[Node, Bulk] = {}
@@ -81,7 +81,7 @@ class ClusterBulk:
                 yield value
 
     def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
-        """Give each key its TTL again; whether it was there."""
+        """Renew each key's TTL. Returns whether each key existed."""
         is_stored: dict[str, bool] = {}
         try:
             with self._open_links() as links:
@@ -99,7 +99,7 @@ class ClusterBulk:
         return [is_stored[key] for key in keys]
 
     def prepare(self) -> None:
-        """See Bulk."""
+        """See Bulk.prepare."""
         self._arena.fill()
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class ClusterBulk:
 
     @contextmanager
     def _open_links(self) -> "Iterator[_Links]":
-        """Links to nodes, opened as they are asked for. After a failure the map of slots is asked for again."""
+        """Connections to nodes, opened when first needed. After a failure the map of slots is requested again."""
         try:
             with ExitStack() as stack:
                 yield _Links(lambda node: stack.enter_context(self._bulk(node).connection()))
@@ -131,7 +131,7 @@ class ClusterBulk:
 
 
 class _Links(dict[Node, Pipeline]):
-    """Each node's connection during one call, opened when it is first asked for."""
+    """Each node's connection during one call, opened when it is first needed."""
 
     def __init__(self, connect: Callable[[Node], BulkConnection]) -> None:
         super().__init__()

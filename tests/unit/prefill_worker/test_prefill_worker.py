@@ -57,7 +57,7 @@ def test_a_store_that_takes_nothing_costs_the_kv_transfer_and_not_the_job(pipeli
     result = pipeline.run(job)
 
     assert (result.state, result.attempts, result.decode.kv_transfer) == ("succeeded", 1, "none")
-    assert "the store did not take it" in result.decode.why_none
+    assert "the store did not accept it" in result.decode.why_none
     assert result.text == pipeline.undisturbed_text(job)
     assert Step.KV_STORED not in pipeline.steps(job)
 
@@ -99,7 +99,7 @@ def test_an_engine_that_cannot_give_its_kv_cache_out_costs_the_kv_transfer_and_n
     result = pipeline.run(job)
 
     assert (result.state, result.decode.kv_transfer) == ("succeeded", "none")
-    assert result.decode.why_none == "the engine did not give it out: the disk of the slot files is full"
+    assert result.decode.why_none == "the engine did not export it: the disk of the slot files is full"
     assert result.text == pipeline.undisturbed_text(job)
 
 
@@ -121,7 +121,7 @@ def test_a_layout_that_is_not_supported_yet_is_not_stored_and_the_result_says_wh
     result = pipeline.run(job)
 
     assert (result.state, result.decode.kv_transfer) == ("succeeded", "none")
-    assert result.decode.why_none == "the model has layers with a recurrent state of an unknown size"
+    assert result.decode.why_none == "the size of the model's recurrent states is unknown"
     assert result.text == pipeline.undisturbed_text(job)
     assert started.engine.prefill_calls == []
     assert prove(started.engine, started.engine) == result.decode.why_none
