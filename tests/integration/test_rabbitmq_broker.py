@@ -234,7 +234,7 @@ def test_a_queue_with_other_arguments_is_used_as_it_is_and_reported(
         person.channel().queue_declare(work.key, durable=True, arguments={"x-queue-type": "classic"})
         with closing(connect(broker_url)) as broker:
             (remark,) = broker.declare([model_name])
-            assert remark.startswith(f"queue {work.key} exists with other properties than ours")
+            assert remark.startswith(f"queue {work.key} already exists with different properties")
             broker.publish(work, Message(b"job"))
             assert broker.get(work.key) is not None
         for spec in topology.queues([model_name]):
