@@ -212,7 +212,7 @@ class Generator:
         """Why other workers, which can fetch KV caches, should take the jobs, in a sentence; "": this worker can fetch
         them, or no worker can."""
         return (
-            f"the store answers, but the last {_FAILURES} KV caches could not be fetched from it"
+            f"the store answers, but {_FAILURES} KV caches in a row did not come from it"
             if self._failed_fetches >= _FAILURES and self._cluster_state.answers
             else ""
         )
