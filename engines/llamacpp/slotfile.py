@@ -298,7 +298,7 @@ def _parse_stream(reader: _SlotFileReader, cells: int, num_tokens: int, form: Sl
         raise KVTransferFailed("slot file: a cell that not exactly one sequence owns")
     order = np.argsort(meta[:, 0], kind="stable")
     if not np.array_equal(meta[order, 0], np.arange(num_tokens - cells, num_tokens)):
-        raise KVTransferFailed("slot file: its positions do not run to the last token without a gap")
+        raise KVTransferFailed("slot file: its positions have a gap, or do not end at the last token")
     v_trans, count = reader.u32("v_trans"), reader.u32("layers")
     rotations = reader.u64("rotations") if reader.version >= _ROTATIONS else 0
     if v_trans:

@@ -116,7 +116,7 @@ class _NeverCut(httpx.AsyncHTTPTransport):
         request.headers["accept-encoding"] = "identity"
         response = await super().handle_async_request(request)
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise EngineUnavailable("Ollama answers in another form than was asked for: compressed")
+            raise EngineUnavailable("Ollama sent a compressed answer, which was not asked for")
         by_lines = "ndjson" in response.headers.get("content-type", "")
         response.stream = _Bounded(response.stream, by_lines)
         return response

@@ -68,7 +68,9 @@ def restore(past: DynamicCache, cache: KVCache, layout: KVLayout, device: torch.
         if layer.is_sliding:
             layer.cumulative_length = cache.num_tokens
     if not bool(torch.stack(finite).all()):
-        raise KVTransferFailed(f"the KV cache holds inf or nan as {layout.dtype} (it came as {cache.layout.dtype})")
+        raise KVTransferFailed(
+            f"the KV cache holds inf or nan after the cast from {cache.layout.dtype} to {layout.dtype}"
+        )
 
 
 def fork_layers(past: DynamicCache) -> list[Any]:
