@@ -292,7 +292,7 @@ def test_one_that_hangs_up_at_once_is_told_as_what_it_is(connect: Connect) -> No
     """A proxy, or a port that Docker publishes, in front of a broker that is down."""
     with (
         TcpProxy(free_port()) as proxy,
-        pytest.raises(BrokerUnavailable, match=rf"127\.0\.0\.1:{proxy.port}: it takes the connection and hangs up"),
+        pytest.raises(BrokerUnavailable, match=rf"127\.0\.0\.1:{proxy.port}: it accepts the connection and hangs up"),
     ):
         connect(f"amqp://guest:guest@127.0.0.1:{proxy.port}/", connect_timeout_s=1)
 
