@@ -202,9 +202,7 @@ async def version() -> dict[str, str]:
 @router.api_route("/{rest:path}", methods=_ALL_METHODS, include_in_schema=False)
 async def nothing_else(rest: str, request: Request) -> Response:
     """Refuse all other routes: kvasir.toml sets the models, and embeddings are not served."""
-    raise ApiError(
-        501, f"{request.method} /api/{rest:.80} is not served by Kvasir: models come from its kvasir.toml"
-    )
+    raise ApiError(501, f"{request.method} /api/{rest:.80} is not served by Kvasir: models come from its kvasir.toml")
 
 
 async def _respond(
