@@ -123,10 +123,8 @@ def _days(rule: LateRule, submitted_at: datetime) -> int:
         return rule.days(submitted_at)
     except TypeError:
         raise ExportError(
-
-                "the due time and the times of submission can't be compared: write an offset (+01:00) in both, or in "
-                "neither"
-
+            "the due time and the times of submission can't be compared: write an offset (+01:00) in both, or in "
+            "neither"
         ) from None
 
 

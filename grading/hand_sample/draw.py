@@ -117,10 +117,8 @@ def draw_sample(folder: Path, plan: SamplePlan, by: str, strata: Mapping[str, st
     members = undecided_members(folder, graded_class, plan.signal)
     if not members:
         raise BoundError(
-
-                "there is nothing to draw from: every grade from a model has a person's decision, or there is none "
-                "yet; grade the class first"
-
+            "there is nothing to draw from: every grade from a model has a person's decision, or there is none "
+            "yet; grade the class first"
         )
     parts, seed = _parts(members, strata), _seed(graded_class.batch_id, members)
     record = Draw(

@@ -198,7 +198,7 @@ def test_a_mistake_in_the_whole_is_named(tmp_path: Path, data: Any, expected: st
             "line 1, column 8: not YAML: could not determine",
         ),
         ("title: a\ntitle: b", "line 1: the key 'title' is there twice"),
-        ("title: !!timestamp never", "not YAML that can be read"),
+        ("title: !!timestamp never", "this is YAML that can't be read"),
         ("? [a]\n: b", "line 1, column 3: not YAML"),
         ("", "must be keys and values (title, instructions, criteria, total, checks, feedback, late), not nothing"),
         ("a: &a [x]\nb: [" + "*a, " * 11 + "]", "11 YAML aliases (*name); at most 10 are read"),
