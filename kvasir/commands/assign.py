@@ -1,4 +1,4 @@
-"""`kvasir assign`: whose a submission is, where its name doesn't say, or says what the roster doesn't."""
+"""`kvasir assign`: says whose a submission is, if its name does not say so or contradicts the roster."""
 
 from pathlib import Path
 
