@@ -28,7 +28,7 @@ class Places:
         self._on_change = on_change
         self._requests: Counter[str] = Counter()
         self._body_bytes: Counter[str] = Counter()
-        self._file_bytes: Counter[str] = Counter()  # of uploads that are under way
+        self._file_bytes: Counter[str] = Counter()  # bytes of the uploads under way
 
     @contextmanager
     def one(self, key: str, is_upload: bool) -> Iterator[Take]:

@@ -374,7 +374,7 @@ class Cost:
     questions: int
     prompt_tokens: int
     answer_tokens: int
-    all_answer_tokens: int  # as if every question about the whole class were asked
+    all_answer_tokens: int  # tokens if every question about the whole class were asked
     answered: int = 0  # further jobs that an unfinished round has already answered
 
     @property

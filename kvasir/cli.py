@@ -70,7 +70,11 @@ RESUMABLE_COMMANDS = ("demo", "grade", "submit", "watch", "retry", "regrade", "r
     help="Set how much to log to stderr.",
 )
 @click.option(
-    "--log-style", type=click.Choice(["console", "json"]), default="console", show_default=True, help="Log format."
+    "--log-style",
+    type=click.Choice(["console", "json"]),
+    default="console",
+    show_default=True,
+    help="Choose the log format.",
 )
 @click.pass_context
 def kvasir(context: click.Context, config_file: Path | None, log_level: str, log_style: Style) -> None:

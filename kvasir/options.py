@@ -65,8 +65,8 @@ class Number(click.FloatRange):
 
 
 path = click.Path(path_type=Path)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-quiet_option = click.option("--quiet", is_flag=True, help="No progress.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+quiet_option = click.option("--quiet", is_flag=True, help="Show no progress.")
 ssh_config_option = click.option(
     "--ssh-config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Pass this file to ssh as -F."
 )
@@ -109,10 +109,14 @@ page_options = combine_options(
         "--metrics-port",
         type=click.IntRange(0, 65535),
         envvar="KVASIR_METRICS_PORT",
-        help="Port for /metrics, /health, /ready and /status; 0 picks a free one [default: none].",
+        help="Serve /metrics, /health, /ready and /status on this port; 0 picks a free one [default: none].",
     ),
     click.option(
-        "--metrics-host", default=LOOPBACK, show_default=True, metavar="ADDRESS", help="Address of --metrics-port."
+        "--metrics-host",
+        default=LOOPBACK,
+        show_default=True,
+        metavar="ADDRESS",
+        help="Listen on this address for --metrics-port.",
     ),
 )
 
@@ -138,7 +142,7 @@ def _not_zero(context: click.Context, parameter: click.Parameter, number: int) -
 
 # Options for the class's files and models, shared by the commands that grade and that plan.
 class_options = combine_options(
-    click.option("--solution", type=path, help="Reference solution."),
+    click.option("--solution", type=path, help="Show the models this reference solution."),
     click.option("--template", type=path, help="Use this template that students started from."),
     click.option("--code-model", metavar="M", help="Grade code with this model [default: from the configuration]."),
     click.option("--feedback-model", metavar="M", help="Grade text and write feedback with this model."),
@@ -150,8 +154,7 @@ examples_option = click.option(
     help="Read a CSV of hand grades, as for evaluate; some of that work becomes examples for the models.",
 )
 
-# Options of `grade` and `submit`. Without those for `Models` and `BatchPlace`, they are the arguments of
-# `request_from`.
+# Options of `grade` and `submit`. Except for those of `Models` and `BatchPlace`, they are arguments of `request_from`.
 grading_options = combine_options(
     click.argument("folder", type=path),
     click.option("--rubric", type=path, required=True, help="Grade by this rubric (YAML or JSON)."),
@@ -168,7 +171,7 @@ grading_options = combine_options(
     click.option(
         "--limit", type=click.IntRange(0), default=0, callback=_not_zero, help="Grade only the first N submissions."
     ),
-    only_option("Only these: names or LMS ids, comma-separated; a name with a comma in double quotes."),
+    only_option("Grade only these names or LMS ids, separated by commas; put a name with a comma in double quotes."),
     click.option(
         "--samples",
         type=click.IntRange(1, 15),

@@ -41,7 +41,7 @@ class Evaluation:
     agreements: Mapping[str, Sequence[Agreement]]
     # numbers of submissions, by kind of doubt: flagged, flagged_wrong, unflagged, unflagged_wrong
     doubts: Sequence[Mapping[str, Any]]
-    # pairs: share of points that a person gave too, and mean likelihood of the model's points
+    # pairs (share of the model's points that a person gave too, mean likelihood of these points)
     reliability: Sequence[Sequence[float]]
     pairs: Sequence[GradePair]  # model and person
 

@@ -280,8 +280,8 @@ FORMAT = ExportFormat(
     (_FILE,),
     export_canvas,
     (
-        ExportOption("--gradebook", "file", "canvas: the gradebook that you exported there."),
-        ExportOption("--assignment", "text", "canvas: the assignment's id, or 'Title (id)'.", metavar="A"),
+        ExportOption("--gradebook", "file", "canvas: fill in this gradebook, which you exported there."),
+        ExportOption("--assignment", "text", "canvas: use the assignment with this id, or 'Title (id)'.", metavar="A"),
         ExportOption("--all-columns", "flag", "canvas: keep the other assignments' columns."),
         ExportOption("--scale", "flag", "canvas: scale to the points possible there."),
     ),

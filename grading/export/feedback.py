@@ -139,6 +139,6 @@ FORMAT = ExportFormat(
     "Points, feedback and evidence, one file for each student.",
     ("feedback-md.zip", "feedback-html.zip"),
     export_feedback,
-    (ExportOption("--as", "choice", "feedback: Markdown or HTML.", "kind", choices=("md", "html")),),
+    (ExportOption("--as", "choice", "feedback: write Markdown or HTML.", "kind", choices=("md", "html")),),
     fields=lambda form, _names: {"kind": form.one_of("Files", ("html", "md"))},
 )

@@ -127,6 +127,6 @@ FORMAT = ExportFormat(
     "Moodle's offline grading worksheet, filled in, for its Upload grading worksheet.",
     (_FILE,),
     export_moodle,
-    (ExportOption("--worksheet", "file", "moodle: the grading worksheet that you downloaded there."),),
+    (ExportOption("--worksheet", "file", "moodle: fill in this grading worksheet, which you downloaded there."),),
     fields=_fields,
 )

@@ -159,7 +159,7 @@ def _seed(batch_id: str, members: Iterable[SampleMember]) -> str:
 
 def _complete_plan(plan: SamplePlan, graded_class: GradedClass) -> SamplePlan:
     if plan.signal not in SIGNALS:
-        raise BoundError(f"there is no signal {plan.signal!r}; there are {', '.join(SIGNALS)}")
+        raise BoundError(f"there is no signal {plan.signal!r}; the signals are {', '.join(SIGNALS)}")
     thresholds = plan.thresholds or SIGNALS[plan.signal].thresholds
     check_plan(thresholds, plan.sizes, plan.at_most, plan.confidence)
     if not 0 <= plan.tolerance < graded_class.total:
@@ -328,7 +328,7 @@ def _lock_sheet(folder: Path) -> Iterator[None]:
         except FileNotFoundError:
             raise _not_drawn(folder) from None
         except OSError as error:
-            raise BatchError(f"can't write {folder / SHEET}: {error.strerror}; nothing is kept") from None
+            raise BatchError(f"can't write {folder / SHEET}: {error.strerror}; nothing was kept") from None
 
 
 def _not_drawn(folder: Path) -> BoundError:
@@ -393,7 +393,7 @@ def read_sheet_of(folder: Path, draw: Draw, graded_class: GradedClass, place: Pa
     if empty:
         raise BoundError(
             f"{place}: {len(empty)} of {len(names)} submissions have no points yet ({shorten_names(empty)}). "
-            "Fill them in first: whoever is graded first is no random sample, so nothing could be promised"
+            "Fill them in first: the submissions graded so far are not a random sample, so they can't promise anything"
         )
     return {id: _grade(place, names[id], cells, limits(graded_class)) for id, cells in cells_by_id.items()}
 

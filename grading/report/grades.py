@@ -77,7 +77,7 @@ def load_graded(folder: Path) -> GradedClass:
         return graded_class
     except FileNotFoundError:
         if not (folder / "batch.json").is_file():
-            raise BatchError(f"{folder} holds no batch; name the folder given to --out") from None
+            raise BatchError(f"{folder} holds no batch; name the folder that was given to --out") from None
         raise BatchError(f"{folder} has no {FILE} yet; write the file {command_hint}") from None
     except (OSError, ValueError) as error:
         raise BatchError(f"{path} can't be read ({error}); write the file again {command_hint}") from None

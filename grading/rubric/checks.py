@@ -45,7 +45,7 @@ _SQL_FUNCTION = re.compile(
     re.IGNORECASE,
 )
 _STRING = r"""(\"{3}.*?\"{3}|'{3}.*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
-# By whether the language is SQL. A "#" in a string begins no comment; in SQL it is part of a name.
+# The keys say whether the language is SQL. A "#" in a string begins no comment; in SQL it is part of a name.
 _COMMENTS = {
     False: re.compile(rf"(?s:{_STRING})|(?:#|--(?= )).*"),
     True: re.compile(rf"(?s:{_STRING})|--.*|(?s:/\*.*?\*/)"),

@@ -111,7 +111,7 @@ def from_canvas(file: str, text: str) -> dict[str, Any]:
     at = {name: header.index(name) for name in _CANVAS}
     titles = {_cell(row, at["Rubric Name"]) for row in rows[1:]} - {""}
     if len(titles) != 1:
-        raise RubricError(f"{file}: it holds {len(titles)} rubrics; keep the rows of one")
+        raise RubricError(f"{file}: it holds {len(titles)} rubrics; keep only the rows of one")
     criteria = [_canvas_criterion(file, number, row, at, header) for number, row in enumerate(rows[1:], 1)]
     return {"title": titles.pop()[:200], "criteria": _with_ids(criteria)}
 

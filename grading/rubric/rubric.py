@@ -364,7 +364,7 @@ def _text(at: str, key: str, value: Any, longest: int, line: bool = False) -> st
     if len(text) > longest:
         raise RubricError(f"{at}: '{key}' is {len(text):,} characters long; at most {longest:,} are read: shorten it")
     if any(0xD800 <= ord(char) < 0xE000 or (char < " " and char not in "\t\n\r") for char in text):
-        raise RubricError(f"{at}: '{key}' holds a control character; write it without")
+        raise RubricError(f"{at}: '{key}' holds a control character; remove it")
     if line and (not text or "\n" in text or "\r" in text):
         raise RubricError(f"{at}: '{key}' must be one line of text, not {_quote(value)}")
     return text

@@ -25,7 +25,7 @@ _CANVAS = re.compile(
     re.DOTALL,
 )
 _MOODLE = re.compile(r"(?P<name>.*?)(?:_(?P<number>\d+))?_assignsubmission_[a-z]+(?:_.*)?\Z", re.DOTALL)
-_COPY = re.compile(r"(?P<stem>.+?) ?\((?P<number>\d{1,3})\)\Z")  # browsers name a second download like this
+_COPY = re.compile(r"(?P<stem>.+?) ?\((?P<number>\d{1,3})\)\Z")  # browsers name a second download `hw (1).R`
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,9 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,1000}(?:\x07|\
 _DATA_URI = re.compile(r"data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,[A-Za-z0-9+/=%]*")
 _ANY_TAG = re.compile(r"<[!?/]?[A-Za-z][^<>]*>|<!?--|<[!/A-Za-z][^<>]*\Z")
 _SPACE = re.compile(r"\s+")
-_LONG_REFERENCE = re.compile(r"&#[0-9]{9,};?")  # not a valid character, and Python can't convert very long numbers
+_LONG_REFERENCE = re.compile(
+    r"&#[0-9]{9,};?"
+)  # too long for a valid character, and Python refuses to convert very long numbers
 _CELL_END = re.compile(r"</t[dh]\b[^<>]*>", re.IGNORECASE)
 _BREAK = re.compile(
     r"</?(?:br|p|div|tr|table|thead|tbody|ul|ol|li|dl|dt|dd|pre|h[1-6]|hr|caption)\b[^<>]*>", re.IGNORECASE

@@ -13,7 +13,7 @@ from messages.jobs import JobResult, Sampling, TokenEvent
 
 @click.command()
 @click.argument("prompt")
-@click.option("--model", metavar="M", required=True, help="Model to ask.")
+@click.option("--model", metavar="M", required=True, help="Ask this model.")
 @click.option("--stream", is_flag=True, help="Print the answer as it is generated.")
 @click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True)
 @click.option("--temperature", type=Number(0), default=0.2, show_default=True)

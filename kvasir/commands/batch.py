@@ -134,7 +134,7 @@ def results(global_options: Globals, batch: Path, as_json: bool) -> int:
 
 @click.command()
 @click.argument("batch", type=path)
-@only_option("Only these submissions, even if they succeeded.")
+@only_option("Run only these submissions again, even if they succeeded.")
 @json_option
 @quiet_option
 @wait_option

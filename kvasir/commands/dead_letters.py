@@ -53,7 +53,7 @@ class _Filters:
 filter_options = combine_options(
     click.argument("jobs", nargs=-1, metavar="[JOB]..."),
     click.option("--batch", default="", metavar="B", help="Select letters of this batch (its id or its folder)."),
-    click.option("--model", default="", metavar="M", help="Only this model's."),
+    click.option("--model", default="", metavar="M", help="Select letters of this model."),
     click.option("--error", default="", metavar="CLASS", help="Select letters with this error class, such as Poison."),
     group_options(filters=_Filters),
 )

@@ -51,7 +51,7 @@ PAGE = "evaluation.html"
     "--model", "models", multiple=True, metavar="M", help="Grade the work in FOLDER with this model; may be repeated."
 )
 @click.option("--rubric", type=path, help="Use this rubric with --model; the other options are those of grade.")
-@click.option("--solution", type=path, help="Reference solution.")
+@click.option("--solution", type=path, help="Show the models this reference solution.")
 @examples_option
 @json_option
 @click.pass_obj

@@ -48,7 +48,7 @@ def _format_options(function: F) -> F:
     "format_name",
     type=click.Choice([export_format.name for export_format in out.FORMATS]),
     required=True,
-    help="What to write.",
+    help="Choose what to write.",
 )
 @_format_options
 @click.option("--times", type=path, help="Read a CSV with submission and submitted_at, if the rubric has a late rule.")

@@ -25,7 +25,7 @@ _ANSWERS = {"code": workload.CODE_ANSWER_TOKENS, "feedback": workload.FEEDBACK_A
 @click.command()
 @click.argument("folder", type=path, required=False)
 @click.option("--submissions", type=click.IntRange(1, 100_000), metavar="N", help="Plan for N made-up submissions.")
-@click.option("--rubric", type=path, help="Rubric, with FOLDER.")
+@click.option("--rubric", type=path, help="Use this rubric with FOLDER.")
 @class_options
 @click.option(
     "--code-answer",

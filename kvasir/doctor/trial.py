@@ -50,7 +50,7 @@ class Trial:
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
     kv_bytes: int
-    put_bytes_per_s: float  # a lower bound, because saving, splitting, and the decoder's start are included
+    put_bytes_per_s: float  # a lower bound, because saving, splitting, and the wait for a decoder are included
     get_bytes_per_s: float
     total_s: float  # from submission to the finished answer
     todo: str = ""
