@@ -355,7 +355,7 @@ def submit(
         client.broker.open_reply_queue(batch.batch_id)
         count = Runner(batch, assignment.jobs, client, progress, deadline_s).submit()
         words = expectation(settings, client, batch, deadline_s and time.time() + deadline_s)
-        progress.say(words or "how long it takes is known when workers have measured how fast they are")
+        progress.say(words or "how long it takes will be known once the workers have measured their speed")
         return count
 
 

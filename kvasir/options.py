@@ -61,7 +61,7 @@ class Number(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """See click.ParamType."""
         number = float(super().convert(value, param, ctx))
-        return number if math.isfinite(number) else self.fail(f"{value!r} is no finite number.", param, ctx)
+        return number if math.isfinite(number) else self.fail(f"{value!r} is not a finite number.", param, ctx)
 
 
 path = click.Path(path_type=Path)

@@ -30,7 +30,7 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
         try:
             return tuple(self._kind(part) for part in str(value).split(","))
         except ValueError:
-            self.fail(f"{value!r} is no list of numbers such as 30,60", param, ctx)
+            self.fail(f"{value!r} is not a list of numbers such as 30,60", param, ctx)
 
 
 @dataclass(frozen=True, slots=True)

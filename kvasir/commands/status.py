@@ -36,7 +36,7 @@ def status(global_options: Globals, as_json: bool) -> int:
         }
     click.echo(json.dumps(state)) if as_json else _print(state)
     if finish and not as_json:
-        say(f"All that waits: {finish.words()}")
+        say(f"Everything that waits: {finish.words()}")
     return 0
 
 

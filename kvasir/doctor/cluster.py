@@ -104,7 +104,7 @@ def _check_password_files(settings: Settings) -> Iterator[Finding]:
     for secret in (settings.services.broker_secret, settings.services.store_secret):
         path = secret.file if secret else None
         if path and path.is_file() and path.stat().st_mode & _OTHER_USERS:
-            yield warn("configuration", f"others than you may read the password in {path}", f"chmod 600 {path}")
+            yield warn("configuration", f"other users may read the password in {path}", f"chmod 600 {path}")
 
 
 def _check_local_model(model: ModelSettings) -> Finding:
@@ -143,7 +143,7 @@ def side_by_side(looks: Mapping[str, Look], within_s: float) -> Iterator[Finding
         is_done = subject in finished
         yield from list(findings[subject])
         if not is_done:
-            yield warn(subject, f"not all was looked at within {within_s:g} s", "try again when less is going on")
+            yield warn(subject, f"the checks did not finish within {within_s:g} s", "try again when less is going on")
 
 
 def _check_service(service: Literal["broker", "store"], settings: Settings) -> Iterator[Finding]:

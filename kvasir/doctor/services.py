@@ -167,7 +167,7 @@ def _check_redis_cluster(client: Any) -> Iterator[Finding]:
     if _setting(client, "cluster-require-full-coverage", **node_options) == "yes":
         yield warn(
             "store",
-            "cluster-require-full-coverage is yes: with one primary all of the cluster is away",
+            "cluster-require-full-coverage is yes: if one primary fails, the whole cluster is down",
             "on each node: redis-cli CONFIG SET cluster-require-full-coverage no, and the same in redis.conf",
         )
     timeout_s = int(_setting(client, "cluster-node-timeout", **node_options) or 0) / 1000

@@ -222,7 +222,7 @@ def _try_pairs(
     not_met = [
         warn(
             model,
-            f"no job went from {prefill} to {decode}: others were quicker to take them",
+            f"no job went from {prefill} to {decode}: other workers took them first",
             "try again, or kvasir pause one of the others meanwhile",
         )
         for prefill, decode in sorted(unmet_pairs)
