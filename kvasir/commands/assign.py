@@ -35,7 +35,5 @@ def assign(batch: Path, submission: str, person: str) -> int:
     owner = roster.find(person)
     keep_answer(batch, matching_names[0], owner, account())
     people = roster.display_name(owner)
-    say(
-        f"{one_line(matching_names[0])} is {people}'s; send what was held back for this with: {next_command('watch', batch)}"
-    )
+    say(f"{one_line(matching_names[0])} is {people}'s; send what was held back: {next_command('watch', batch)}")
     return 0
