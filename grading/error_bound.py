@@ -221,8 +221,8 @@ class PointComparison:
     compared: int
     same: int
     kappa: float | None  # with quadratic weights; None if both gave everybody the same points, or nobody was compared
-    bias: float  # the person's points minus the model's, on average
-    # confidence interval of the bias (Student's t); None if the differences don't vary
+    bias: float  # The person's points minus the model's, on average.
+    # Confidence interval of the bias (Student's t); None if the differences don't vary.
     interval: tuple[float, float] | None
     largest: float  # largest absolute difference
 

@@ -88,8 +88,7 @@ def _as_before(
 
     `unchanged_remark` is used if its versions are the current ones.
     """
-    # Before grades had versions, only the class had them. Such a grade has the class's versions, unless a remark says
-    # that it was graded with others.
+    # An older grade records no versions. It was graded with those of its class, unless a remark says otherwise.
     versions = old.versions or ({} if EARLIER_REMARK in old.remarks else of_class)
     remark = unchanged_remark if versions == now else EARLIER_REMARK
     other_remarks = [old_remark for old_remark in old.remarks if old_remark not in (KEPT_REMARK, EARLIER_REMARK)]

@@ -23,8 +23,8 @@ from grading.quotes import quoted_lines
 from grading.rubric.rubric import Points
 from grading.submissions.submission import Submission
 
-# Up to 0.375, deciding by one answer of each group adds an error of at most 2 % of full points in both languages of
-# SAF. This value is one step less.
+# Up to 0.375, deciding on each group by one of its answers changes points by at most 2 % of full points in both
+# languages of SAF. This value is one step lower.
 MAX_DISTANCE = 0.35
 _LENGTH_WEIGHT = 0.2  # a longer answer may be right where its beginning without the rest is not, so lengths count too
 _CONTEXT_LINES = 12  # lines shown before and after the quote
@@ -70,8 +70,8 @@ def group_answers(answers: Sequence[CriterionAnswer], max_distance: float = 0.0)
     """
     times = Counter(answer.text for answer in answers)
     by_evidence: dict[tuple[Points | None, str], list[CriterionAnswer]] = {}
-    for answer in sorted(answers, key=lambda answer: -times[answer.text]):  # the most frequent text comes first
-        # case is kept, because in code it makes another name
+    for answer in sorted(answers, key=lambda answer: -times[answer.text]):  # The most frequent text comes first.
+        # Case is kept, because in code it makes another name.
         evidence = " ".join((answer.quote or answer.text).split())
         by_evidence.setdefault((answer.points, evidence), []).append(answer)
     groups = list(by_evidence.values())

@@ -28,7 +28,7 @@ from grading.submissions.visible import MAX_PASSAGES
 from producers.words import plural
 
 GradeState = Literal["graded", "incomplete", "failed", "empty", "link only", "waiting"]
-NO_RESULT_YET = "no result yet"  # used where an answer has not come yet
+NO_RESULT_YET = "no result yet"  # Used where an answer has not come yet.
 # Remarks on a grade that a later run has kept.
 KEPT_REMARK = "as it was graded before: the work, a model or a setting has changed since"
 EXAMPLE_REMARK = "graded by hand: the others were graded with it as an example"
@@ -63,8 +63,8 @@ class Grade:
     cuts: tuple[Cut, ...] = ()
     reason: str = ""  # why there is no total, or why an empty submission has 0 points
     item_id: str = ""  # pseudonym of the submission in reviews and queues
-    doubts: tuple[Doubt, ...] = ()  # reasons for review; they are not repeated in the remarks
-    # versions of the rubric, solution and so on that graded it; empty if not known
+    doubts: tuple[Doubt, ...] = ()  # Reasons for review; they are not repeated in the remarks.
+    # Versions of the rubric, solution and so on that graded it; empty if not known.
     versions: Mapping[str, str] = field(default_factory=dict)
     person: str = ""  # the person whose work it is, if known
 

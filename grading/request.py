@@ -75,8 +75,8 @@ class GradeRequest:
     ask: AskForm = "together"
     # 0: as many as the models have room for; None: the batch was planned with the limits of earlier releases
     max_submission_tokens: int | None = 0
-    rosters: tuple[Path, ...] = ()  # files that say who is in the class, for `read_rosters`
-    # the batch's copies of rubric, solution, template and examples
+    rosters: tuple[Path, ...] = ()  # Files that say who is in the class, for `read_rosters`.
+    # The batch's copies of rubric, solution, template and examples.
     copies: Mapping[str, Path] = field(default_factory=dict)
     examples: Path | None = None  # hand grades; some of the graded work becomes examples for the models
     sampled_names: frozenset[str] = frozenset()  # submissions in the bound's sample, which are never examples

@@ -32,7 +32,7 @@ from producers.words import join_with_and
 
 FILE = "roster.json"
 ANSWERS = "assigned.jsonl"
-TEST_STUDENT = "Student, Test"  # Canvas's own
+TEST_STUDENT = "Student, Test"  # Canvas's own.
 # The names that Moodle shows instead of a hidden name, in its most common languages.
 HIDDEN_NAMES = frozenset({"", "anon", "participant", "teilnehmer", "teilnehmerin", "participante", "student"})
 _SAY = "say whose with kvasir assign"

@@ -34,11 +34,11 @@ stdout = Console(width=None if sys.stdout and sys.stdout.isatty() else _PIPED_WI
 stderr = Console(stderr=True, width=None if sys.stderr and sys.stderr.isatty() else _PIPED_WIDTH)
 
 _GAP = 2  # between two columns
-_WHOLE_BLANK = "\N{NO-BREAK SPACE}"  # stands for a blank inside a name while lines are wrapped
-# a command to type, at the end of a line; the colon in `kvasir: ` begins an error instead
+_WHOLE_BLANK = "\N{NO-BREAK SPACE}"  # Stands for a blank inside a name while lines are wrapped.
+# A command to type, at the end of a line; the colon in `kvasir: ` begins an error instead.
 _COMMAND = re.compile(r"(?<=[^r]:) (?=kvasir [^;:,]*\Z)")
 _FIGURES = re.compile(r"\d[\d,.]*")
-_MAX_LINES, _MAX_NAMES = 11, 12  # most lines below a table, and most people named in each
+_MAX_LINES, _MAX_NAMES = 11, 12  # limits on the lines below a table, and on the people named in each
 
 _PLAIN_EVERY_S = 5.0
 _EXPECT_EVERY_S, _ASK_EVERY_S = 30.0, 2.0  # seconds between predictions, after the first one is known and before

@@ -29,7 +29,7 @@ from grading.roster import keep_answer, kept_files, read_rosters
 from producers.batch import batch as batches
 from producers.words import plural
 
-_MAX_ROWS = 50  # most rows in the dry run's table
+_MAX_ROWS = 50  # limit for the rows in the dry run's table
 
 
 def show_grade_page(desk: Desk, folder: Path) -> None:

@@ -18,7 +18,7 @@ from grading.reviews import decide_together, decided_together, undo_together
 from grading.rubric.rubric import Criterion, exact, plain
 from producers.words import join_with_and, plural
 
-_MOST_SHOWN = 40  # most answers that are decided on at once, and most decisions that can be undone here
+_MOST_SHOWN = 40  # limit for the answers decided on at once, and for the decisions that can be undone here
 
 
 def show_likeness_page(desk: Desk, folder: Path) -> None:

@@ -31,7 +31,7 @@ _SCREEN = st.components.v2.component(
     html=(_FOLDER / "screen.html").read_text("utf-8"),
     css=(_FOLDER / "screen.css").read_text("utf-8"),
     js=(_FOLDER / "screen.js").read_text("utf-8"),
-    isolate_styles=False,  # the page's own styles for a student's work must apply inside as well
+    isolate_styles=False,  # not isolated, because the page's styles for a student's work must apply here too
 )
 _MOST_NEAR = 16  # number of submissions whose grades are sent before they are looked at
 _MOST_WORK = 4  # how many of these are sent with their work

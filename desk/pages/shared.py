@@ -37,7 +37,7 @@ T = TypeVar("T")
 REFRESH_S = 2.0
 CACHE_SIZE = 12  # number of drawn submissions and pictures that are kept for the next click
 HELD_S = 600.0  # a submission counts as open this long after its page was last drawn
-_MOST_BUTTONS = 9  # most points of a criterion that get buttons, because there are only this many keys
+_MOST_BUTTONS = 9  # criteria with more points than this get no buttons, because there are only this many keys
 COOKIE = "kvasir_desk"  # holds this browser's id and the person's name
 
 
@@ -54,8 +54,8 @@ class Desk:
     _decisions: dict[Path, Decisions] = field(default_factory=dict)
     _acts: dict[Path, Acts] = field(default_factory=dict)
     _stages: dict[Path, Stages] = field(default_factory=dict)
-    _facts: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)  # by key, with the stamp of the sources
-    # like `_facts`; the most recently used entries are at the end
+    _facts: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)  # By key, with the stamp of the sources.
+    # Like `_facts`; the most recently used entries are at the end.
     _drawn: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

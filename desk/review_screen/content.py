@@ -20,9 +20,9 @@ _REASONS = {
     "lowered": "the work shows less than the model saw",
     "reworded": "reworded for the student",
 }
-_MOST_PHRASES = 9  # for each criterion; there are only this many digit keys
-# a reason is filled in by default only after this many uses, because a sentence about one student may be wrong for
-# another
+_MOST_PHRASES = 9  # For each criterion; there are only this many digit keys.
+# A reason is filled in by default only after this many uses, because a sentence about one student may be wrong for
+# another.
 _USES_OF_A_HABIT = 3
 
 

@@ -25,8 +25,8 @@ _ODD = tuple(map(np.uint64, (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xC2B2AE3D2
 WEIGHTS = "attacks.weights"
 GRAMS = (3, 4)
 WORD_WEIGHT = 4.0
-SHORT = 800.0  # keeps the score of one or two words from being too certain
-# weight of pairs of meanings relative to n-grams, and a constant that damps it when pairs are few
+SHORT = 800.0  # Keeps the score of one or two words from being too certain.
+# Weight of pairs of meanings relative to n-grams, and a constant that damps it when pairs are few.
 PAIR_WEIGHT, FEW_PAIRS = 0.5, 10.0
 NEAR = (0, 1, 2, 3)  # distances between the two words of a pair; 0 is the word by itself
 _CJK = "\u3040-\u30ff\u3400-\u9fff"

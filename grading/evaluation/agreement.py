@@ -154,7 +154,7 @@ def estimates(sums: Sequence[_Floats], seed: int = 0, resamples: int = RESAMPLES
     values, bounds = statistic(np.arange(unit_count)), np.full((2, len(MEASURES)), math.nan)
     if unit_count >= MIN_UNITS and resamples:
         with warnings.catch_warnings():
-            # without variation SciPy warns and gives no interval, and the result then says so
+            # if nothing varies SciPy warns, and the result then has no interval
             warnings.simplefilter("ignore")
             bounds = np.stack(
                 extra("scipy.stats")

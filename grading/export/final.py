@@ -140,8 +140,8 @@ class FilledIn:
     owners: Mapping[str, Owner]  # by submission
     grades: Sequence[FinalGrade]
     rows: list[list[str]] = field(default_factory=list)
-    listed_numbers: set[str] = field(default_factory=set)  # numbers of the people who are in the file
-    # ids of the grades, including blank ones, whose cell in the file may be changed
+    listed_numbers: set[str] = field(default_factory=set)  # Numbers of the people who are in the file.
+    # Ids of the grades, including blank ones, whose cell in the file may be changed.
     held_ids: set[str] = field(default_factory=set)
     kept_count: int = 0
     replacements: list[tuple[str, str, str]] = field(default_factory=list)  # student, old, new

@@ -62,7 +62,7 @@ class ExportFormat:
     file_names: tuple[str, ...]
     make: Callable[..., ExportFile]
     options: tuple[ExportOption, ...] = ()
-    is_compared: bool = True  # whether it is compared with the last export of its kind, and recorded
+    is_compared: bool = True  # Whether it is compared with the last export of its kind, and recorded.
     # Shows the desk's form, given the names of the class's assignment, and returns the choices, or None while one is
     # missing. A format without this function shows a field for each option.
     fields: Callable[[Form, Sequence[str]], Choices | None] | None = None

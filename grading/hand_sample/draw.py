@@ -291,7 +291,7 @@ def _check(record: Draw) -> None:
         or record.plan.signal not in SIGNALS
         or not 1 <= record.looks <= len(record.plan.sizes)
     ):
-        raise ValueError("another version of kvasir wrote it: upgrade this one")
+        raise ValueError("another version of kvasir wrote it: upgrade kvasir here")
     check_plan(record.plan.thresholds, record.plan.sizes, record.plan.at_most, record.plan.confidence)
     for stratum in record.strata:
         ids = [member.item_id for member in stratum.members]

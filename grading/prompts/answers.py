@@ -43,8 +43,8 @@ class CriterionGrade:
     evidence_state: Evidence = "none given"
     feedback: str = ""
     reason: str = ""
-    sampled: tuple[Points, ...] = ()  # the points in each of several answers to the same prompt
-    # whether the feedback repeats the grading notes, the solution or the prompt; then no student may see it
+    sampled: tuple[Points, ...] = ()  # The points in each of several answers to the same prompt.
+    # Whether the feedback repeats the grading notes, the solution or the prompt; then no student may see it.
     leaks: bool = False
     # likelihood of each step, from the model's own probabilities
     likelihoods: Mapping[str, float] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class ParsedAnswer:
 
     criteria: Mapping[str, CriterionGrade]
     summary: str = ""
-    no_summary: str = ""  # why there is no summary
+    no_summary: str = ""  # Why there is no summary.
     # A quote that addresses the grader, according to the model, and the likelihood of its "yes" if that is known.
     passage: tuple[str, float | None] | None = None
 

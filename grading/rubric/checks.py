@@ -36,8 +36,8 @@ _MOST_FIGURES = 200
 _CLOSE = 1e-3  # relative tolerance, because outputs are rounded differently
 _MATCHING_SHARE = 0.8  # share of the solution's numbers that must be found
 _CELL = re.compile(r"(?:^|, )cell \d")  # location of a part from a notebook
-_PROSE = re.compile(r"(?:^|, )text\Z")  # location of Markdown, plain text, or text typed into the LMS
-# a query, also inside a Python string
+_PROSE = re.compile(r"(?:^|, )text\Z")  # Location of Markdown, plain text, or text typed into the LMS.
+# A query, also inside a Python string.
 _QUERY = re.compile(r"\bselect\s+[^\s(].{0,2000}?\bfrom\b", re.IGNORECASE | re.DOTALL)
 _SQL_FUNCTION = re.compile(
     "abs|avg|cast|ceil|coalesce|concat|count|date|dense_rank|extract|floor|ifnull|lag|lead|length|lower|max|min|ntile"

@@ -179,7 +179,7 @@ def _digest(
 
 def _read_text(path: Path) -> str:
     if path.suffix.lower() not in {f".{kind}" for kind in KINDS}:
-        raise RubricError(f"{path}: a rubric's file name ends in .yaml, .yml, .json or .csv (Canvas)")
+        raise RubricError(f"{path}: a rubric's file name must end in .yaml, .yml, .json or .csv (Canvas)")
     try:
         with open_ordinary(path) as file:
             data = file.read(MAX_FILE_BYTES + 1)

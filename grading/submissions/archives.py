@@ -22,8 +22,8 @@ from messages.errors import SubmissionError
 
 MIB = 1 << 20
 MAX_FILE_BYTES = 64 * MIB
-MAX_SUBMISSION_BYTES = 2 * MAX_FILE_BYTES  # limit for all files of one student that are read
-# limit for all members that are read, uncompressed; a class of students who each reach their limit has less
+MAX_SUBMISSION_BYTES = 2 * MAX_FILE_BYTES  # Limit for all files of one student that are read.
+# Limit for all members that are read, uncompressed: as much as 32 students who each reach their limit.
 MAX_ZIP_BYTES = 4096 * MIB
 MAX_MEMBERS = 2_000  # of one student
 MAX_ZIP_MEMBERS = 20_000  # of a class

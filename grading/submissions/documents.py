@@ -21,10 +21,10 @@ from grading.submissions.submission import Submission, SubmissionPart
 from producers.words import plural
 
 _MAX_EXPANDED, _MAX_FILES = 64 * MIB, 2_000  # limits for a Word document, which is a zip
-_MAX_XML, _MAX_TAGS = 16 * MIB, 400_000  # limits for each XML file in it that is read
-# limits for a PDF; the operators of all pages count together
+_MAX_XML, _MAX_TAGS = 16 * MIB, 400_000  # Limits for each XML file in it that is read.
+# Limits for a PDF; the operators of all pages count together.
 _MAX_PAGES, _MAX_PAGE_BYTES, _MAX_OPERATORS = 300, 16 * MIB, 1_000_000
-_MAX_DRAWINGS = 5_000  # number of times that forms and pictures are drawn, on all pages together
+_MAX_DRAWINGS = 5_000  # Number of times that forms and pictures are drawn, on all pages together.
 # A run of text in a Word document, and what makes it invisible: it is hidden, white without a background, or at most 1
 # point high.
 _RUN = re.compile(rb"<w:r(?:\s[^<>]*)?>(?:(?!</?w:r[\s>]).)*</w:r>", re.DOTALL)
@@ -35,11 +35,11 @@ _SHOWN_PART = re.compile(r"word/(?:document|footnotes|endnotes)\d*\.xml")  # Wor
 _RUN_TEXT = re.compile(rb"<w:t(?:\s[^<>]*)?>([^<>]*)</w:t>")
 _THIN_CHARS = 80  # average on a page; with fewer characters, the pages are probably scans or drawings
 _EXPORTS = ("(.pdf)", "(.docx)")  # label endings of files that may be exports of another file
-_MAX_COMPARED = 1_000_000  # characters of source files; longer ones are not compared with exports
+_MAX_COMPARED = 1_000_000  # Characters of source files; longer ones are not compared with exports.
 # What printed notebooks add to the text: cell numbers, and a mark where a long line continues.
 _PRINTED = re.compile(r"(?:\b(?:in|out) ?)?\[[\d ]*\]:|↪\s*→?")
 _TYPESET = str.maketrans({**dict.fromkeys("‐‑‒–—―−", "-"), **dict.fromkeys("\"'`‘’“”„«»•", " "), "ˆ": "^", "∗": "*"})
-_MARKUP = re.compile(r"[*_#~|$\\\[\]()<>]+")  # Markdown signs that a rendered page does not show
+_MARKUP = re.compile(r"[*_#~|$\\\[\]()<>]+")  # Markdown signs that a rendered page does not show.
 # Word writes UTF-8. Another encoding could hide the declarations that are refused.
 _OTHER_ENCODING = re.compile(rb"<\?xml[^>]{0,200}encoding\s*=\s*[\"'](?!utf-8[\"']|us-ascii[\"'])", re.IGNORECASE)
 _COMMAND = "pip install 'kvasir-inference[documents]'"

@@ -66,9 +66,10 @@ _BREAK = re.compile(
 # Limits on what is read of one notebook. Prompts hold far less, and every later step goes through all of it.
 _MAX_BYTES = 16 * MIB  # without pictures
 _MAX_STRINGS, _MAX_VALUES, _MAX_NESTS = 600_000, 600_000, 200_000
-_MAX_SCANNED, _MAX_PART = 4 * MIB, 720_000  # most characters of each kind, and of one part, before cleaning
+_MAX_SCANNED, _MAX_PART = 4 * MIB, 720_000  # limits on the characters of each kind, and of one part, before cleaning
 _MAX_MARKUP = MIB // 2
-_MAX_MARKS = 30  # most marks on one letter (Unicode's own limit); the time to sort a long run grows with its square
+# Limit for marks on one letter (Unicode's own limit), because the time to sort a long run grows with its square.
+_MAX_MARKS = 30
 # Possessive quantifiers, so that a string of 60 MiB does not store a backtracking point for each escape.
 _IN_STRING = rb'[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _PICTURE = re.compile(rb'("(?:image/[a-z.+-]{1,40}|application/pdf|png|jpeg)"\s{0,9}:\s{0,9}")' + _IN_STRING)
@@ -248,7 +249,7 @@ class _NotebookReader:
     markup: int = _MAX_MARKUP  # characters of HTML that may still be read
     scanned_chars: Counter[PartKind] = field(default_factory=Counter)
     hidden_tests: list[str] = field(default_factory=list)  # locations of hidden tests that were left out
-    doubtful: list[str] = field(default_factory=list)  # those of them that nbgrader did not mark
+    doubtful: list[str] = field(default_factory=list)  # locations of hidden tests that nbgrader did not mark
 
     def submission(self, notebook: Mapping[str, Any]) -> Submission:
         metadata = as_dict(notebook.get("metadata"))

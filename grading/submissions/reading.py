@@ -58,12 +58,12 @@ __all__ = [
 
 _CHUNK_START = re.compile(r"[\t >]*`{3,}\s*\{([A-Za-z]\w*).*\}\s*$")
 _CHUNK_END = re.compile(r"[\t >]*`{3,}\s*$")
-# Most characters that are kept of one submission. No prompt needs more, and every later step goes through all of them.
+# Limits on the characters kept of one submission. No prompt needs more, and every later step goes through all of them.
 _MAX_CHARS: dict[PartKind, int] = {"code": 150_000, "text": 150_000, "output": 720_000}
 _MAX_PARTS = 10_000
 _VERY_LONG = "very long"
-_MAX_TEXT_BYTES = MIB // 2  # limit for one file that is not a notebook
-# limit for all of a student's files together; notebooks count a quarter, documents a sixteenth
+_MAX_TEXT_BYTES = MIB // 2  # Limit for one file that is not a notebook.
+# Limit for all of a student's files together; notebooks count a quarter, documents a sixteenth.
 MAX_FOLDER_BYTES = 4 * MIB
 _DATA_URI = re.compile(rb"(data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,)[A-Za-z0-9+/=%]*")
 # The first line in each version of the specification (git-lfs/git-lfs, docs/spec.md).

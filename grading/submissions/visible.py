@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 SEEN, UNSEEN, HIDDEN = range(3)
-MAX_PASSAGES = 10  # most passages of a submission that are shown to a person
+MAX_PASSAGES = 10  # maximum number of passages of a submission shown to a person
 _FEW_WORDS, _MAX_SHOWN = 3, 80
-_MAX_MARKUP = 5_000  # most pieces of markup in one text; everything after them counts as not seen
+_MAX_MARKUP = 5_000  # limit for pieces of markup in one text; everything after them counts as not seen
 
 # Zero-width characters, direction marks, and invisible copies of ASCII. No reader sees them, so quotes may leave them
 # out.

@@ -38,7 +38,9 @@ _HEADINGS = ("model", *(f"{stage} {place}" for stage in ("prefill", "decode") fo
 @click.command()
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--once", is_flag=True, help="Print one frame and exit.")
-@click.option("--every", type=Number(0.2), default=2.0, show_default=True, help="Draw a frame every so many seconds.")
+@click.option(
+    "--every", type=Number(0.2), default=2.0, show_default=True, help="Draw a new frame after this many seconds."
+)
 @click.pass_obj
 def top(global_options: Globals, folders: tuple[Path, ...], once: bool, every: float) -> int:
     """Watch queues, workers, store, and the batches in FOLDERS [default: those in results/]. Ctrl-C leaves.

@@ -28,7 +28,7 @@ from messages.errors import ConfigError, KvasirError
 from messages.jobs import JobResult
 
 STRENGTH = 0.75  # a criterion counts as a strength from this share of its points
-MAX_ENTRIES = 10  # most entries of a list, as in the earlier grader
+MAX_ENTRIES = 10  # limit for the entries of a list, as in the earlier grader
 _COMPONENTS = {
     "business": ("business", "recommend", "decision", "application"),
     "communication": ("communicat", "clarity", "present", "writing", "reflect"),

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
 _OTHER_USERS = stat.S_IRWXG | stat.S_IRWXO
 _FIRST_STEP = "see that it runs, and that its URL, user and password are right (kvasir config)"
-_WITHIN_S = 7.0  # time limit for all checks over the network
-# causes with which a service still works well enough for further checks
+_WITHIN_S = 7.0  # Time limit for all checks over the network.
+# Causes with which a service still works well enough for further checks.
 _USABLE = ("", "latency", "rights", "undeclared")
 # limit for 16 MB there and back; if 1 MB predicts a longer time, it alone is used to judge the link
 _LINK_WITHIN_S = 3.0

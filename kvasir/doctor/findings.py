@@ -17,7 +17,7 @@ class Finding:
     # For a pair of workers, for each layer: the difference of keys and of values, and that due to rounding, as shares
     # of their norms.
     layers: tuple[dict[str, float], ...] = ()
-    cause: str = ""  # a fixed word for programs, such as dns, mtu, login, store_full
+    cause: str = ""  # A fixed word for programs, such as dns, mtu, login, store_full.
     # For a service that was tried step by step: the time of each completed step in seconds, and the step at which it
     # stopped.
     steps: dict[str, float] = field(default_factory=dict)

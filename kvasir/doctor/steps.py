@@ -24,8 +24,8 @@ from messages.errors import BrokerUnavailable, ConfigError, KvasirError
 STEPS = ("resolve", "connect", "TLS", "log in", "8 KB", "1 MB", "confirm")
 WITHIN_S = 5.8  # longer than the 5 s after which a dead name server is skipped for the next one
 _SIZES = {"8 KB": 8_192, "1 MB": 1_000_000}
-_CONNECT_S = 3.5  # within 3 s two lost SYNs are sent again, and the kernel gives up looking for the machine's address
-# a live machine accepts or refuses a connection at one of these, unless a firewall drops everything
+_CONNECT_S = 3.5  # Within 3 s two lost SYNs are sent again, and the kernel gives up looking for the machine's address.
+# A live machine accepts or refuses a connection at one of these, unless a firewall drops everything.
 _OTHER_PORTS = (22, 80, 1)
 _OTHER_PORT_S = 0.6
 # after this silence a broker that accepted the login counts as stuck; the rest of the time is for deleting the queue

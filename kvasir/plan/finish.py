@@ -22,7 +22,7 @@ YOUNG = 1.3  # running answers are more often young than old, because they stand
 CLASS_SPREAD = 0.1  # spread of a class's mean answer around that of earlier classes
 UNKNOWN_SPREAD = 0.07  # spread of the time due to unknowns, fitted on nights 7000 to 7243 of `benchmarks.finish`
 ENOUGH_ANSWERS = 8  # with fewer answers than this, lengths are drawn around a mean
-MOST_PROMPTS = 400  # most prompts that are simulated, because thousands would take that many seconds
+MOST_PROMPTS = 400  # no more prompts than this are simulated, because thousands would take thousands of seconds
 SHARE = 0.9  # share of the intervals that should contain the true time
 
 

@@ -112,8 +112,8 @@ class Fleet:
     # time per prompt token from store to decoder, by model
     kv_transfer_s: Mapping[str, float] = field(default_factory=dict)
     prefill_overhead_s: float = 0.0  # time per job on the prefill worker
-    decode_overhead_s: float = 0.0  # time per job in its slot
-    # time per prompt for a hybrid model's recurrent state
+    decode_overhead_s: float = 0.0  # Time per job in its slot.
+    # Time per prompt for a hybrid model's recurrent state.
     kv_state_s: Mapping[str, float] = field(default_factory=dict)
 
     def kv_s(self, model: str, tokens: float, prompts: int = 1) -> float:

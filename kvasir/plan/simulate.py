@@ -44,8 +44,8 @@ class Backlog:
     """The jobs in the order in which they are taken, and how far each of them is when the simulation begins."""
 
     waiting_jobs: list[PlannedJob]
-    ready_jobs: list[PlannedJob]  # prefilled
-    # with the decoder's index in the fleet; the answer is the part that is left
+    ready_jobs: list[PlannedJob]  # Prefilled.
+    # With the decoder's index in the fleet; the answer is the part that is left.
     running_jobs: list[tuple[int, PlannedJob]]
 
 

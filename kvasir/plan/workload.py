@@ -27,7 +27,7 @@ CODE_ANSWER_TOKENS = 485
 FEEDBACK_ANSWER_TOKENS = 1_342
 ANSWER_SPREAD = 3.0  # the longest answer is this many times as long as the shortest
 
-# The most tokens that `grading.submissions.truncation` keeps of a submission.
+# Limits on the tokens that `grading.submissions.truncation` keeps of a submission.
 _CODE_LIMIT, _OUTPUT_LIMIT = 12_000, 4_000
 
 

@@ -209,7 +209,7 @@ def test_yaml_that_is_broken_or_dangerous_is_refused(tmp_path: Path, text: str, 
 
 
 def test_a_file_that_is_missing_or_of_another_kind_is_named(tmp_path: Path) -> None:
-    assert "ends in .yaml, .yml, .json or .csv" in refusal(tmp_path, "x", "rubric.txt")
+    assert "must end in .yaml, .yml, .json or .csv" in refusal(tmp_path, "x", "rubric.txt")
     with pytest.raises(RubricError, match=r"none\.yaml: the rubric can't be read: No such file"):
         load_rubric(tmp_path / "none.yaml")
 
