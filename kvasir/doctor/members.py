@@ -75,7 +75,7 @@ def _names(names: list[str]) -> str:
 def _query_management(url: str, query: str) -> list[dict[str, Any]] | None:
     """Return the answer of the first node that answers, or None.
 
-    A URL with amqps is never asked, because this API has no TLS.
+    With an amqps URL it is not asked, because this request would send the password without TLS.
 
     `query`: queues or nodes, and which of their fields.
     """
