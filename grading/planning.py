@@ -149,9 +149,8 @@ def is_same(batch: Batch, assignment: Assignment) -> bool:
     It is the same class if some job is identical, or if all of this holds:
 
     - the work is where it was, or at the same place relative to the batch's folder (a course folder that was copied);
-      or at least half of its names are known, and either the old place is gone or the names are from an LMS, which no
-      two
-      assignments share
+      or at least half of its names are known, and either the old place is gone or the names are from an LMS, whose
+      names are never the same in two assignments
     - the rubric is where it was, or has the same title, or is a version that the batch's folder keeps
     - some name is known, and the titles contain the same numbers: Homework 4 is not Homework 5
     """

@@ -1,6 +1,6 @@
 """The `kvasir` command: its root, and the only place that turns errors into exit codes.
 
-Exit codes: 0 all succeeded, 1 some jobs failed or it is open whose a grade is, 2 bad usage or input, 3 the cluster
+Exit codes: 0 all succeeded, 1 some jobs failed or nobody has said whose a grade is, 2 bad usage or input, 3 the cluster
 can't be reached, 130 interrupted.
 """
 

@@ -35,8 +35,7 @@ class Regrade:
         """Read the batch and its class.
 
         Args:
-            criteria: the criteria that were changed, to make sure that nothing else is asked about; (): whatever has
-            changed.
+            criteria: the criteria that were changed, so that nothing else is asked about; (): whatever has changed.
             rubric: another file; None: the batch's rubric in its current state.
 
         Raises BatchError if there are no grades yet, or if `criteria` are not those that changed; else as `read_class`.

@@ -5,9 +5,9 @@
     bias         mean of the first grader's points minus the second's: above 0 the first is lenient
     exact        share of equal points; `within_step`: of those at most one step apart
 
-What is drawn again is a submission, with all of its criteria and raters: these are no independent grades. Everything is
-a ratio of sums over submissions, so that thousands of bootstrap samples are sums of one array. SciPy and scikit-learn,
-which the extra `evaluate` brings, are imported where they are needed.
+The bootstrap draws whole submissions, with all of their criteria and raters, because grades of one submission are not
+independent. Every measure is a ratio of sums over submissions, so thousands of bootstrap samples are sums of one array.
+SciPy and scikit-learn (extra `evaluate`) are imported only where they are needed.
 """
 
 import importlib

@@ -99,8 +99,7 @@ def build_prompt(
         fence: from `fence_for`, made from this submission's text.
         cuts: what was cut from the submission.
         findings: results of the deterministic checks, without words of the student.
-        asks_together: whether it asks for all criteria in one answer. If not, questions from `prompts.questions`
-        follow.
+        asks_together: whether it asks for all criteria in one answer. If not, `prompts.questions` follow.
         examples: graded work, the same for the class.
 
     Raises:

@@ -57,8 +57,7 @@ class Remainder:
     """What is left of a batch, or of all batches, and what is known about it.
 
     Attributes:
-        backlog: all jobs that wait or are being decoded. Their `answer_tokens` are means, used if few answers are
-        known.
+        backlog: all jobs that wait or are decoded now. Their `answer_tokens` are means, used if few answers are known.
             Nobody knows how far a running answer is, so its tokens are those of the whole answer.
         lengths: tokens of the batch's answers so far, by model.
         names: names of the batch's jobs; the rest of the backlog belongs to others.
