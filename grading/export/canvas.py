@@ -1,9 +1,9 @@
 """Fills in Canvas's gradebook: the file that an instructor exports from Canvas, and imports again.
 
-Canvas expects a header with `Student`, `ID`, and a last column of facts about the student that contains "Section". Each
-assignment has a column named `Title (assignment id)`; a title without a known id would create a new assignment. Above the
-students stands a row `    Points Possible`. Canvas matches students by ID. A blank leaves a grade as it is, `EX` excuses,
-and columns with `(read only)` are ignored.
+Canvas expects a header with `Student`, `ID`, and a last column of facts about the student that contains "Section".
+Each assignment has a column named `Title (assignment id)`; a title without a known id would create a new assignment.
+Above the students stands a row `    Points Possible`. Canvas matches students by ID. A blank leaves a grade as it is,
+`EX` excuses, and columns with `(read only)` are ignored.
 """
 
 import re
