@@ -47,6 +47,7 @@ SIZE = 200
 LEVELS = 5  # 0 to 4 points
 ANSWERS = 300  # of a set
 CONTEXT = 4096
+MAX_TOKENS = 500  # of an answer: small models repeat themselves, and feedback is not measured
 # How often a grader who sees a row's points gives each column's, and how often there are such.
 CONFUSION = np.array(
     [
@@ -178,7 +179,8 @@ def write_config(place: Path, model: str, weights: Path) -> Path:
     config = place / "kvasir.toml"
     config.write_text(
         f'[grading]\ncode_model = "{model}"\nfeedback_model = "{model}"\ntemperature = 0.0\n'
-        f'[models."{model}"]\nengine = "llamacpp"\ncontext = {CONTEXT}\nslots = 1\nthreads = 2\n'
+        f"max_tokens = {MAX_TOKENS}\n"
+        f'[models."{model}"]\nengine = "llamacpp"\ncontext = {CONTEXT}\nslots = 4\nthreads = 1\n'
         f'weights = {{ llamacpp = "{weights}" }}\n',
         "utf-8",
     )
