@@ -13,7 +13,7 @@ import struct
 import threading
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,7 @@ RENEWALS_AHEAD = 256
 GETS_AHEAD = 2  # at least this many GETs: server and network keep working while a value is checked
 
 Item = tuple[str, bytes, memoryview]  # key, and the two parts of its value
+Node = tuple[str, int]  # host and port of a server in a cluster
 
 _YES, _NO = b":1\r\n", b":0\r\n"
 
@@ -84,51 +85,99 @@ def bulk_target(url: str) -> BulkTarget | None:
 
 
 class Bulk:
-    """A `redis_store.Transport` over plain sockets. It keeps idle connections, which any thread may use."""
+    """A `kvstore.redis.store.Transport` over plain sockets to one Redis. ClusterBulk adapts it to a cluster."""
+
+    _client: Any = None  # in a cluster: a client that follows a key to its new node
+
+    def __init__(self, links: Links, timeout_s: float) -> None:
+        self._pool = ConnectionPool(links, timeout_s)
+        self._arena = Arena()
+
+    def put(self, items: Iterable[Item], ttl_s: int) -> int:
+        """Set each key to the two parts of its value joined, with a TTL; returns the bytes stored."""
+        total = 0
+        with self._open_pipelines() as pipelines:
+            for item in items:
+                pipeline = pipelines[self._node(item[0])]
+                total += pipeline.send_set(item, ttl_s)
+                while pipeline.is_full:
+                    self._end_set(pipeline, ttl_s)
+            for pipeline in pipelines.values():
+                while pipeline.pending_items:
+                    self._end_set(pipeline, ttl_s)
+        return total
+
+    def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
+        """The value of each key, in order, or None; TTLs are renewed."""
+        values = Values(self._arena)
+        with self._open_pipelines() as pipelines:
+            by_key = [pipelines[self._node(key)] for key in keys]
+            for key, pipeline in zip(keys, by_key, strict=True):
+                pipeline.keys.append(key)
+            for pipeline in pipelines.values():
+                pipeline.ask(ttl_s)
+            for index, (key, pipeline) in enumerate(zip(keys, by_key, strict=True)):
+                value: bytes | memoryview | None
+                try:
+                    value = pipeline.read_value(values, len(keys) - index)
+                except RedirectError:
+                    if self._client is None:
+                        raise
+                    value = self._client.getex(key, ex=ttl_s)
+                pipeline.ask(ttl_s)
+                yield value
+
+    def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
+        """Give each key its TTL again; whether it was there."""
+        is_stored: dict[str, bool] = {}
+        with self._open_pipelines() as pipelines:
+            for key in keys:
+                pipelines[self._node(key)].keys.append(key)
+            while any(pipeline.keys for pipeline in pipelines.values()):
+                requests = [(pipeline, pipeline.ask_to_renew(ttl_s)) for pipeline in pipelines.values()]
+                for pipeline, asked_keys in requests:
+                    is_stored.update(zip(asked_keys, pipeline.connection.read_flags(len(asked_keys)), strict=True))
+        return [is_stored[key] for key in keys]
+
+    def prepare(self) -> None:
+        """Prepare IDLE_CHUNKS chunks of memory for the first `get`. Returns when they are ready."""
+        self._arena.fill()
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._pool.close()
+
+    def _node(self, key: str) -> Node:
+        """The server that holds `key`. Here there is only one."""
+        return "", 0
+
+    def _pool_of(self, node: Node) -> "ConnectionPool":
+        return self._pool
+
+    @contextlib.contextmanager
+    def _open_pipelines(self) -> "Iterator[Pipelines]":
+        """The pipelines of one call. Each node's pipeline is opened when it is first needed."""
+        with contextlib.ExitStack() as stack:
+            yield Pipelines(lambda node: stack.enter_context(self._pool_of(node).connection()))
+
+    def _end_set(self, pipeline: "Pipeline", ttl_s: int) -> None:
+        key, prefix, payload = pipeline.pending_items[0]
+        try:
+            pipeline.end_set()
+        except RedirectError:
+            if self._client is None:
+                raise
+            self._client.set(key, b"".join((prefix, payload)), ex=ttl_s)
+
+
+class ConnectionPool:
+    """Connections to one Redis. It keeps idle connections, which any thread may use."""
 
     def __init__(self, links: Links, timeout_s: float) -> None:
         self._links = links
         self._timeout_s = links.timeout_s(timeout_s)
         self._lock = threading.Lock()
         self._idle: list[BulkConnection] = []
-        self._arena = Arena()
-
-    def put(self, items: Iterable[Item], ttl_s: int) -> int:
-        """Set each key to the two parts of its value joined, with a TTL; returns the bytes stored."""
-        total = 0
-        with self.connection() as connection:
-            pipeline = Pipeline(connection)
-            for item in items:
-                total += pipeline.send_set(item, ttl_s)
-                while pipeline.is_full:
-                    pipeline.end_set()
-            while pipeline.pending_items:
-                pipeline.end_set()
-        return total
-
-    def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
-        """The value of each key, in order, or None; TTLs are renewed."""
-        with self.connection() as connection:
-            pipeline = Pipeline(connection, deque(keys))
-            pipeline.ask(ttl_s)
-            values = Values(self._arena)
-            for index in range(len(keys)):
-                value = pipeline.read_value(values, len(keys) - index)
-                pipeline.ask(ttl_s)
-                yield value
-
-    def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
-        """Renew each key's TTL. Returns whether each key existed."""
-        flags: list[bool] = []
-        with self.connection() as connection:
-            pipeline = Pipeline(connection, deque(keys))
-            while pipeline.keys:
-                flags += connection.read_flags(len(pipeline.ask_to_renew(ttl_s)))
-        return flags
-
-    def prepare(self) -> None:
-        """Prepare IDLE_CHUNKS chunks of memory for the first `get`. Returns when they are ready."""
-        self._arena.fill()
 
     def close(self) -> None:
         """Close idle connections."""
@@ -332,6 +381,18 @@ class Pipeline:
     def _values_ahead(self, at_least: int) -> int:
         fitting = IN_FLIGHT_BYTES // self._largest_bytes if self._largest_bytes else 0
         return max(at_least, min(fitting, MAX_AHEAD))
+
+
+class Pipelines(dict[Node, Pipeline]):
+    """The pipelines of one call, by node. A node's pipeline is opened when it is first needed."""
+
+    def __init__(self, connect: Callable[[Node], BulkConnection]) -> None:
+        super().__init__()
+        self._connect = connect
+
+    def __missing__(self, node: Node) -> Pipeline:
+        self[node] = Pipeline(self._connect(node))
+        return self[node]
 
 
 class Arena:

@@ -313,10 +313,10 @@ def test_a_worker_renews_its_leases_with_its_heartbeat(monkeypatch: pytest.Monke
 def test_an_urgent_job_rings_at_each_stage_and_waits_for_no_look(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given workers that look for urgent jobs when they are rung, and hardly ever else
-    monkeypatch.setattr("infra.worker_loop._LOOK_AT_NOW_S", 60.0)
+    # Given workers that listen already, and look for urgent jobs when they are rung and hardly ever else
     pipeline.start()
-    pipeline.run(pipeline.job("the first finds them before their first look", lane="now"))
+    pipeline.run(pipeline.job("the first may come before they listen", lane="now"))
+    monkeypatch.setattr("infra.worker_loop._LOOK_AT_NOW_S", 60.0)
 
     # When more come, then they are answered soon
     for text in ("the second", "the third"):
