@@ -17,6 +17,7 @@ from engines.sketch import Sketches
 from messages.errors import ContextExceeded
 from messages.jobs import Part, PrefillReport, Sampling
 from messages.kv import KVCache, KVLayout, Record
+from messages.workers import Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +243,7 @@ class LoadedEngine(Generic[E]):
     why_no_kv: str = ""
     sketches: Sketches = field(default_factory=Sketches)  # whose KV caches it takes
     template: str = ""  # as `engines.worker_info.template_name` names it
+    links: tuple[Link, ...] = ()  # of its machine, as far as they were measured
 
 
 @runtime_checkable

@@ -1,5 +1,6 @@
 """What a worker registers of itself in the store, renewed by heartbeat. No registration, no worker."""
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -44,6 +45,12 @@ def layout_text(layout: KVLayout | None) -> str:
     return f"{shape[: MAX_LAYOUT_BYTES - 16]}; {layout.dtype}"
 
 
+def layout_token_bytes(text: str) -> int:
+    """Bytes of a token's KV at most, by what `layout_text` says; 0: it says nothing. Windows make it less."""
+    sizes = [int(word) for word in text.partition(";")[0].partition(",")[0].split() if word.isdigit()]
+    return 2 * math.prod(sizes) * (4 if "; f32" in text else 2) if sizes else 0
+
+
 def _ranges(numbers: tuple[int, ...]) -> str:
     """`0-34 step 2` for an even sequence, else every number."""
     ascending = sorted(numbers)
@@ -82,12 +89,34 @@ class Link:
 
     peer: str  # its host
     rtt_ms: float = 0.0
-    mb_per_s: float = 0.0  # 0: not measured
+    mb_per_s: float = 0.0  # what comes from there on one connection; 0: not measured, here and below
+    put_mb_per_s: float = 0.0  # what goes there on one
+    parallel_mb_per_s: float = 0.0  # what comes on several at once, together
+    card_mb_per_s: float = 0.0  # what the fastest network card here negotiated
+    stalls_at: int = 0  # bytes of the smallest message tried that did not pass; 0: all passed
+    rmem_max: int = 0  # bytes: the largest receive buffer that a program here may ask the kernel for
 
     def __post_init__(self) -> None:
         checks.text("peer", self.peer, 255)
-        checks.number("rtt_ms", self.rtt_ms, 0, _MAX_RATE)
-        checks.number("mb_per_s", self.mb_per_s, 0, _MAX_RATE)
+        for name in ("rtt_ms", "mb_per_s", "put_mb_per_s", "parallel_mb_per_s", "card_mb_per_s"):
+            checks.number(name, getattr(self, name), 0, _MAX_RATE)
+        for name in ("stalls_at", "rmem_max"):
+            checks.whole(name, getattr(self, name), 0, 1 << 40)
+
+    @property
+    def summary(self) -> str:
+        """Its figures in words."""
+        return (
+            f"{self.peer}: round trip {self.rtt_ms:g} ms"
+            + (f", messages of {self.stalls_at:,} bytes do not pass" if self.stalls_at else "")
+            + (
+                f", get {self.mb_per_s:,.0f} MB/s ({self.parallel_mb_per_s:,.0f} on several connections), put "
+                f"{self.put_mb_per_s:,.0f}"
+                if self.mb_per_s
+                else ""
+            )
+            + (f", the network card negotiated {self.card_mb_per_s:,.0f}" if self.card_mb_per_s else "")
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,12 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from timeit import repeat
 from typing import Any
 
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
@@ -16,7 +18,9 @@ from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 from engines.program import SHARED_MEMORY
 from infra.config.next_command import next_command
 from kvasir.doctor.findings import Finding, error, ok, warn
+from kvstore.blocks import BlockRef
 from kvstore.redis.client import errors_mapped, is_cluster, open_client, place, product
+from kvstore.redis.store import RedisKVStore
 from messages.errors import StoreUnavailable
 from producers.words import plural
 
@@ -25,8 +29,8 @@ _REQUIRED_CAPABILITIES = ("publisher_confirms", "consumer_cancel_notify", "conne
 
 CLOCKS_DIFFER_S = 2.0
 
-LINK_BYTES = 16_000_000
-_LINK_VALUES = 4  # values of 4 MB in one pipeline, as blocks travel
+CONNECTIONS = 4
+_VALUE_BYTES = 1_000_000
 _LINK_KEY_TTL_S = 60
 _SLOW_LINK_BYTES_PER_S = 100e6
 
@@ -194,10 +198,8 @@ def _setting(client: Any, name: str, **node_options: Any) -> str:
 
 def check_link(url: str) -> Finding:
     """Put random bytes into the store, get them back, delete them. Raises StoreUnavailable."""
-    client: Any = open_client(url)
     try:
-        with closing(client), errors_mapped(place(url)):
-            put_s, get_s = _time_link(client)
+        rates = link_rates(url)
     except StoreUnavailable as refusal:
         if "is full" in str(refusal):
             return error(
@@ -207,31 +209,35 @@ def check_link(url: str) -> Finding:
                 "store_full",
             )
         if "refused a command" in str(refusal):
-            todo = "try it as a user that may SET, GET and UNLINK doctor:*"
+            todo = "try it as a user that may SET, GETEX and UNLINK doctor:*"
             return warn("store", f"its link was not timed: {refusal}", todo)
         raise
-    return link_finding(LINK_BYTES / put_s, LINK_BYTES / get_s)
+    return link_finding(rates["put_mb_per_s"] * 1e6, rates["mb_per_s"] * 1e6)
 
 
-def _time_link(client: Any) -> tuple[float, float]:
-    """Seconds to put and to get LINK_BYTES. The keys have a TTL, so that a cut connection leaves none for long."""
-    data = os.urandom(LINK_BYTES // _LINK_VALUES)
-    keys = [f"doctor:{secrets.token_hex(8)}:{number}" for number in range(_LINK_VALUES)]
-    client.exists(*keys)  # connecting and logging in, of a cluster to each node, are not what is measured
-    try:
-        put, get = client.pipeline(transaction=False), client.pipeline(transaction=False)
-        for key in keys:
-            put.set(key, data, ex=_LINK_KEY_TTL_S)
-            get.get(key)
-        return _seconds(put), _seconds(get)
-    finally:
-        client.unlink(*keys)
+def link_rates(url: str, megabytes: int = CONNECTIONS) -> dict[str, float]:
+    """MB/s to and from a store by the names of a Link's fields, with the code that moves a worker's KV caches.
 
-
-def _seconds(pipeline: Any) -> float:
-    start = time.monotonic()
-    pipeline.execute()
-    return max(1e-6, time.monotonic() - start)
+    So many megabytes go six times: each way on one connection, and back on several, twice. The better round counts,
+    since connections are opened in the first. The keys have a TTL, so that a cut connection leaves none for long.
+    Raises StoreUnavailable.
+    """
+    value = memoryview(os.urandom(_VALUE_BYTES))
+    keys = [f"doctor:{secrets.token_hex(8)}:{number}" for number in range(megabytes)]
+    shares = [keys[start::CONNECTIONS] for start in range(CONNECTIONS)]
+    with closing(RedisKVStore(url)) as kv, ThreadPoolExecutor(CONNECTIONS) as pool, errors_mapped(place(url)):
+        moves: dict[str, Callable[[], object]] = {
+            "put_mb_per_s": lambda: kv.transport.put([(key, b"", value) for key in keys], _LINK_KEY_TTL_S),
+            "mb_per_s": lambda: list(kv.transport.get(keys, _LINK_KEY_TTL_S)),
+            "parallel_mb_per_s": lambda: list(
+                pool.map(lambda share: list(kv.transport.get(share, _LINK_KEY_TTL_S)), shares)
+            ),
+        }
+        try:
+            best_s = {name: min(repeat(move, number=1, repeat=2)) for name, move in moves.items()}
+        finally:
+            kv.delete([BlockRef(key, "", 0, 0, False) for key in keys])
+    return {name: round(megabytes / seconds, 1) for name, seconds in best_s.items()}
 
 
 def link_finding(put_bytes_per_s: float, get_bytes_per_s: float) -> Finding:

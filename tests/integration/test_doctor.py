@@ -94,7 +94,7 @@ def test_a_store_that_evicts_and_a_broker_that_is_away_are_errors(tmp_path: Path
 
 def test_a_full_store_and_a_user_with_few_rights_are_told_apart() -> None:
     few = "user reader on >secret ~* &* +@read +@connection"
-    with RedisServer(max_memory="8mb", options=["maxmemory-policy noeviction", few]) as store:
+    with RedisServer(max_memory="3mb", options=["maxmemory-policy noeviction", few]) as store:
         assert "is full" in check_link(store.url).what
         with redis.Redis.from_url(store.url) as client:
             assert list(client.scan_iter("doctor:*")) == []

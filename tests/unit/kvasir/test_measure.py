@@ -3,14 +3,19 @@
 import json
 import time
 import tomllib
+from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+import redis
 
 from engines.registry import EngineOptions, open_engine
+from infra.config.settings import load_settings
 from kvasir import measure
 from kvasir.cli import run_command
 from messages.errors import UsageError
+from tests.support.servers import free_port
 
 WEIGHTS = "sim:prefill=20000,decode=2000,scale=1,layers=1,kv_heads=1,head_dim=8,answer=200,spread=1,context=4096"
 
@@ -52,13 +57,13 @@ def test_the_block_is_read_by_the_plan_and_the_file_keeps_what_was_measured(
 
 def test_other_models_measured_earlier_are_kept_and_a_damaged_file_is_said(tmp_path: Path) -> None:
     file = tmp_path / "rates.json"
-    measure.keep(file, {"one": {"decode_curve": [[1, 5.0]]}})
-    measure.keep(file, {"two": {}})
+    measure.keep(file, "models", {"one": {"decode_curve": [[1, 5.0]]}})
+    measure.keep(file, "models", {"two": {}})
 
     assert set(json.loads(file.read_text("utf-8"))["models"]) == {"one", "two"}
     file.write_text("[", "utf-8")
     with pytest.raises(UsageError, match=r"can't be kept in .*rates\.json"):
-        measure.keep(file, {})
+        measure.keep(file, "models", {})
 
 
 def test_without_a_model_the_command_says_what_to_configure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,3 +72,32 @@ def test_without_a_model_the_command_says_what_to_configure(tmp_path: Path, caps
 
     assert run_command(["--config", str(bare), "measure"]) == 2
     assert "[models.NAME]" in capsys.readouterr().err
+
+
+def test_links_are_measured_kept_and_read_again_and_what_can_not_be_read_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broker_url: str, store_url: str
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    urls = {"KVASIR_BROKER_URL": broker_url, "KVASIR_STORE_URL": store_url}
+    (tmp_path / "kvasir.toml").write_text("")
+
+    assert measure.kept_links() == ()
+    assert measure.measure_links(load_settings(config=tmp_path / "kvasir.toml", environ=urls)) == 0
+
+    [link] = measure.kept_links()
+    assert (link.peer, link.stalls_at) == (urlsplit(store_url).hostname, 0)
+    assert min(link.rtt_ms, link.mb_per_s, link.put_mb_per_s, link.parallel_mb_per_s) > 0
+    with closing(redis.Redis.from_url(store_url)) as client:
+        assert list(client.scan_iter("doctor:*")) == []
+    for damaged in ("[", "{}", '{"links": {"a": {"later": 1}}}', '{"links": {"a": {"peer": 1}}}', '{"links": []}'):
+        (tmp_path / "kvasir" / measure.LINKS_FILE_NAME).write_text(damaged)
+        assert measure.kept_links() == ()
+
+
+def test_what_stands_in_the_way_of_a_service_is_said_and_nothing_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "kvasir.toml").write_text("")
+    nobody = f"localhost:{free_port()}"
+    urls = {"KVASIR_BROKER_URL": f"amqp://{nobody}/", "KVASIR_STORE_URL": f"redis://{nobody}/0"}
+
+    with pytest.raises(UsageError, match="nobody listens"):
+        measure.measure_links(load_settings(config=tmp_path / "kvasir.toml", environ=urls))
