@@ -22,28 +22,22 @@ import click
 
 from engines.base import EngineInfo
 from engines.registry import Engine, entries, open_engine
-from infra.config.settings import Settings
 from infra.config.sources import user_data_dir
 from kvasir.connect import require_cluster
-from kvasir.doctor.findings import Finding
-from kvasir.doctor.services import CONNECTIONS, link_rates
-from kvasir.doctor.steps import SIZES, host_and_port, try_service
+from kvasir.doctor.cluster import measured_links
+from kvasir.doctor.services import link_text
 from kvasir.engine_options import engine_options
 from kvasir.options import Globals, Number
 from kvasir.terminal import say
 from messages.errors import KvasirError, UsageError
 from messages.jobs import Sampling, user_prompt
 from messages.kv import KVCache, Record, assemble_cache
-from messages.urls import addresses
 from messages.workers import MAX_LINKS, Link
 
 CONTEXT_TOKENS = 2048
 ANSWER_TOKENS = 128
 ROUNDS = 3  # the median counts; fewer where time runs out, but one of each
-FILE_NAME = "rates.json"  # in the user's data folder: what was measured last, by model
-
-LINKS_FILE_NAME = "links.json"  # beside it, by the other machine
-_MEGABYTES, _LINK_S = 64, 30.0  # less where they would take longer
+FILE_NAME = "rates.json"  # in the user's data folder: what was measured last, by model, and by the other machine
 
 Points = list[tuple[int, float]]
 
@@ -77,7 +71,11 @@ def measure(
     """
     settings = global_options.settings()
     if only_links:
-        return measure_links(settings)
+        require_cluster(settings, "measure --links")
+        links = {link.peer: link for link in measured_links(settings)}  # of one machine with both, what the store tells
+        say("\n".join(map(link_text, links.values())))
+        keep(_file(), "links", {peer: asdict(link) for peer, link in links.items()})
+        return 0
     models = [settings.model(name) for name in names or settings.models]
     if not models:
         raise UsageError("no model is configured: add [models.NAME] with weights to kvasir.toml")
@@ -97,7 +95,7 @@ def measure(
         say(f'[machines.{machine or socket.gethostname()}.rates."{model.name}"]')
         say(f"prefill_curve = {json.dumps(prefill)}")
         say(f"decode_curve = {json.dumps(decode)}")
-    keep(_kept(FILE_NAME), "models", rates)
+    keep(_file(), "models", rates)
     return 0
 
 
@@ -115,67 +113,26 @@ def decode_points(engine: Engine, slots: int, ends_at: float) -> Points:
     return _medians(counts, lambda count: _decode(engine, prompts[:count]), ends_at)
 
 
-def measure_links(settings: Settings) -> int:
-    """Measure each address of the broker and the store; print and keep it. Raises KvasirError."""
-    require_cluster(settings, "measure --links")
-    brokers = [
-        _link(try_service("broker", url, settings.broker_ca_file()), url)
-        for url in addresses(settings.broker_url_with_secret())
-    ]
-    stores = [_link(try_service("store", url), url) for url in addresses(settings.store_url_with_secret())]
-    links = {link.peer: link for link in [*brokers, *stores]}  # where both are one machine, what its store tells
-    say("\n".join(link.summary for link in links.values()))
-    keep(_kept(LINKS_FILE_NAME), "links", {peer: asdict(link) for peer, link in links.items()})
-    return 0
-
-
 def kept_links() -> tuple[Link, ...]:
     """What was measured last of this machine's links; () where nothing was, or it can't be read."""
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, KvasirError):
-        links = json.loads(_kept(LINKS_FILE_NAME).read_text("utf-8"))["links"]
-        return tuple(Link(**fields) for fields in links.values())[-MAX_LINKS:]
+        return tuple(Link(**link) for link in json.loads(_file().read_text("utf-8"))["links"].values())[-MAX_LINKS:]
     return ()
 
 
-def _link(finding: Finding, url: str) -> Link:
-    """What doctor's steps found on the way to an address; of a store, if all passed, its rates too.
-
-    Raises StoreUnavailable, and UsageError where a step failed for another reason than a message's size.
-    """
-    stalls_at = SIZES.get(finding.stopped_at, 0) if finding.cause in ("mtu", "slow_link") else 0
-    if finding.stopped_at and not stalls_at:
-        raise UsageError(f"{finding.what}: {finding.todo}")
-    megabyte_s = finding.steps.get("1 MB", 0.0) / 2  # it went there and back
-    megabytes = max(CONNECTIONS, min(_MEGABYTES, round(_LINK_S / 6 / max(1e-6, megabyte_s))))
-    rates = link_rates(url, megabytes) if finding.subject == "store" and not stalls_at else {}
-    return Link(
-        host_and_port(url)[0],
-        round(1000 * finding.steps.get("connect", 0.0), 2),
-        card_mb_per_s=max(0, *map(_number_in, Path("/sys/class/net").glob("*/speed")), 0) / 8,
-        stalls_at=stalls_at,
-        rmem_max=_number_in(Path("/proc/sys/net/core/rmem_max")),
-        **rates,
-    )
-
-
-def _number_in(path: Path) -> int:
-    """What a file of the kernel holds; 0 where there is none, as on macOS, or it has no value: a card without cable."""
-    with suppress(OSError, ValueError):
-        return int(path.read_text())
-    return 0
-
-
-def _kept(name: str) -> Path:
-    return (user_data_dir(os.environ) or Path()) / name
+def _file() -> Path:
+    return (user_data_dir(os.environ) or Path()) / FILE_NAME
 
 
 def keep(path: Path, key: str, measured: Mapping[str, object]) -> None:
-    """Write the file, with what was measured earlier of others. Raises UsageError."""
+    """Write the file, with what was measured earlier of others and under the other key. Raises UsageError."""
     try:
-        earlier = json.loads(path.read_text("utf-8"))[key] if path.exists() else {}
+        earlier = json.loads(path.read_text("utf-8")) if path.exists() else {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"version": 1, key: earlier | dict(measured)}, indent=2) + "\n", "utf-8")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        path.write_text(
+            json.dumps({"version": 1, **earlier, key: earlier.get(key, {}) | dict(measured)}, indent=2) + "\n", "utf-8"
+        )
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"what was measured can't be kept in {path}: {error}") from None
 
 

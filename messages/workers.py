@@ -1,7 +1,7 @@
 """What a worker registers of itself in the store, renewed by heartbeat. No registration, no worker."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Literal
 
@@ -98,25 +98,8 @@ class Link:
 
     def __post_init__(self) -> None:
         checks.text("peer", self.peer, 255)
-        for name in ("rtt_ms", "mb_per_s", "put_mb_per_s", "parallel_mb_per_s", "card_mb_per_s"):
-            checks.number(name, getattr(self, name), 0, _MAX_RATE)
-        for name in ("stalls_at", "rmem_max"):
-            checks.whole(name, getattr(self, name), 0, 1 << 40)
-
-    @property
-    def summary(self) -> str:
-        """Its figures in words."""
-        return (
-            f"{self.peer}: round trip {self.rtt_ms:g} ms"
-            + (f", messages of {self.stalls_at:,} bytes do not pass" if self.stalls_at else "")
-            + (
-                f", get {self.mb_per_s:,.0f} MB/s ({self.parallel_mb_per_s:,.0f} on several connections), put "
-                f"{self.put_mb_per_s:,.0f}"
-                if self.mb_per_s
-                else ""
-            )
-            + (f", the network card negotiated {self.card_mb_per_s:,.0f}" if self.card_mb_per_s else "")
-        )
+        for figure in fields(self)[1:]:
+            checks.number(figure.name, getattr(self, figure.name), 0, _MAX_RATE)
 
 
 @dataclass(frozen=True, slots=True)

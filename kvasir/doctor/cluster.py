@@ -1,6 +1,6 @@
 """Looks a cluster over before work starts: configuration, broker, store, disks, and the workers' registrations.
 
-Leaves everything as it was: some messages and 10 MB of random bytes go out, and 20 MB come back. Broker and store are
+Leaves everything as it was: some messages and 34 MB of random bytes go out, and 66 MB come back. Broker and store are
 looked at side by side, and what has not answered when the time is up is named instead of waited for.
 """
 
@@ -25,7 +25,6 @@ from kvasir.doctor.findings import Finding, error, ok, warn
 from kvasir.doctor.members import check_members
 from kvasir.doctor.pairs import check_workers
 from kvasir.doctor.services import (
-    CONNECTIONS,
     check_broker_itself,
     check_clock,
     check_journal_disk,
@@ -34,16 +33,16 @@ from kvasir.doctor.services import (
     check_slot_disk,
     check_store_servers,
     clock_difference_s,
-    link_finding,
+    measured_link,
 )
 from kvasir.doctor.steps import try_service
 from kvasir.engine_options import engine_options
 from kvstore.connect import Stores
 from kvstore.redis.client import is_cluster as is_redis_cluster
-from kvstore.redis.client import place
 from messages.codec import VERSION
-from messages.errors import BrokerUnavailable, ConfigError, StoreUnavailable
+from messages.errors import BrokerUnavailable, ConfigError, StoreUnavailable, UsageError
 from messages.urls import addresses
+from messages.workers import Link
 from producers.client import version_problems
 from producers.words import plural
 
@@ -54,7 +53,6 @@ _OTHER_USERS = stat.S_IRWXG | stat.S_IRWXO
 _FIRST_STEP = "see that it runs, and that its URL, user and password are right (kvasir config)"
 _WITHIN_S = 7.0  # everything that goes over the network
 _USABLE = ("", "latency", "rights", "undeclared")  # causes with which a service can be looked at further
-_LINK_WITHIN_S = 3.0  # 4 MB six times; where 1 MB says that it takes longer, that is enough to judge the link
 
 Look = Callable[[], Iterable[Finding]]
 
@@ -147,9 +145,7 @@ def side_by_side(looks: Mapping[str, Look], within_s: float) -> Iterator[Finding
 def _check_service(service: Literal["broker", "store"], settings: Settings) -> Iterator[Finding]:
     """Each address step by step, and what is there if one of them can be used."""
     try:
-        url = settings.broker_url_with_secret() if service == "broker" else settings.store_url_with_secret()
-        ca_file = settings.broker_ca_file() if service == "broker" else ""  # the store's URL names its own
-        tries = _try_addresses(service, addresses(url), ca_file)
+        tries = _try_addresses(service, settings)
         yield from tries.values()
         usable = {
             address: service_finding for address, service_finding in tries.items() if service_finding.cause in _USABLE
@@ -158,7 +154,7 @@ def _check_service(service: Literal["broker", "store"], settings: Settings) -> I
             with closing(open_broker(settings, "doctor")) as broker:
                 yield from _check_broker(broker, list(settings.models))
                 if broker.is_clustered:
-                    yield from check_members(url, settings.services.broker_nodes)
+                    yield from check_members(settings.broker_url_with_secret(), settings.services.broker_nodes)
         elif usable:
             with closing(open_stores(settings)) as stores:
                 yield from _check_stores(settings, stores, usable)
@@ -174,8 +170,22 @@ def _check_service(service: Literal["broker", "store"], settings: Settings) -> I
         yield warn("store", f"its addresses lead to {len(servers)} Redis servers or clusters", todo)
 
 
-def _try_addresses(service: Literal["broker", "store"], urls: list[str], ca_file: str) -> dict[str, Finding]:
+def measured_links(settings: Settings) -> Iterator[Link]:
+    """The way from this machine to each address of the broker and the store.
+
+    Raises ConfigError, StoreUnavailable, and UsageError where something else than a message's size stands in the way.
+    """
+    for service in ("broker", "store"):
+        for url, steps in _try_addresses(service, settings).items():
+            if steps.stopped_at and steps.cause not in ("mtu", "slow_link"):
+                raise UsageError(f"{steps.what}: {steps.todo}")
+            yield measured_link(url, steps, most_mb=64, within_s=30.0)
+
+
+def _try_addresses(service: Literal["broker", "store"], settings: Settings) -> dict[str, Finding]:
     """A finding for each; what is wrong with one of them is a warning while another one can be used."""
+    urls = addresses(settings.broker_url_with_secret() if service == "broker" else settings.store_url_with_secret())
+    ca_file = settings.broker_ca_file() if service == "broker" else ""  # the store's URL names its own
     with ThreadPoolExecutor(len(urls)) as pool:  # each ends in time
         tries = list(pool.map(lambda url: try_service(service, url, ca_file), urls))
     if len(urls) == 1:
@@ -215,13 +225,9 @@ def _check_stores(settings: Settings, stores: Stores, tries: Mapping[str, Findin
     """`tries`: what was found of each address that can be used."""
     url = settings.store_url_with_secret()
     yield from check_store_servers(url)
-    links = {url: next(iter(tries.values()))} if is_redis_cluster(url) else tries
-    for address, service_finding in links.items():
-        if service_finding.cause != "rights":
-            megabyte_s = service_finding.steps["1 MB"] / 2  # it went there and back
-            is_slow = 6 * CONNECTIONS * megabyte_s > _LINK_WITHIN_S
-            link = link_finding(1e6 / megabyte_s, 1e6 / megabyte_s) if is_slow else check_link(address)
-            yield link if len(links) == 1 else replace(link, what=f"{place(address)}: {link.what}")
+    for address, steps in list(tries.items())[: 1 if is_redis_cluster(url) else None]:
+        if steps.cause != "rights":
+            yield check_link(address, steps)
     registrations = stores.cluster_state.registrations()
     yield check_clock(clock_difference_s(stores.cluster_state.now))
     if registrations:

@@ -11,7 +11,7 @@ class Finding:
     """One line of `kvasir doctor`."""
 
     level: Level
-    subject: str  # configuration, broker, store, versions, or a model's name
+    subject: str  # configuration, broker, store, links, versions, or a model's name
     what: str
     todo: str = ""
     # Of a pair of workers, for each layer: how far K and V are apart and what rounding makes, as shares of their norms.

@@ -10,7 +10,8 @@ from engines.sketch import SketchAgreement, compare, read_sketch
 from engines.worker_info import MEND_ROPE, different_rope, different_template, ignored_window
 from infra.config.next_command import next_command
 from infra.config.settings import MachineSettings, ModelSettings, Settings
-from kvasir.doctor.findings import Finding, Level, error, ok, warn
+from kvasir.doctor.findings import Finding, error, ok, warn
+from kvasir.doctor.services import link_finding
 from messages.errors import KVTransferFailed
 from messages.workers import WorkerInfo, layout_token_bytes
 
@@ -18,8 +19,6 @@ _GPU_PLATFORMS = {"linux-cuda": "cuda", "macos": "metal"}
 _MEND_SKETCH = "give both workers conversions of one model and one configuration, or run one engine at both ends"
 # A class by which a refusal is made a figure.
 _CLASS, _CLASS_PROMPT_TOKENS = 100, 4000
-_GIGABIT_MB = 125  # a second
-_MEND_LINK = "see that one MTU holds all the way, what else uses it, and that the URL names the fastest address; iperf3"
 _OBSERVED_PREFIX = "observed-"  # a tokenizer known only by what it makes of a sample
 
 
@@ -46,25 +45,20 @@ def check_workers(
 
 
 def check_links(registrations: Sequence[WorkerInfo]) -> Iterator[Finding]:
-    """What each machine has measured of its links, and what each costs a class of a model that it decodes or prefills.
+    """What each machine has measured of its links, and what each means for a class that it decodes, or only prefills.
 
-    A message that does not pass is an error, less than half of what the network card negotiated a warning.
+    The size is an upper bound: sliding windows make it less.
     """
     decoders_last = sorted(registrations, key=lambda registration: registration.role == "decode")
     by_link = {(each.host, link): each for each in decoders_last for link in each.details.links}
     for (host, link), worker in by_link.items():
-        rate = max(link.mb_per_s, link.parallel_mb_per_s) if worker.role == "decode" else link.put_mb_per_s
-        size_mb = _CLASS * _CLASS_PROMPT_TOKENS * layout_token_bytes(worker.layout) / 1e6
-        cost = (
-            f"; the KV caches of a class of {_CLASS} with prompts of {_CLASS_PROMPT_TOKENS:,} tokens, "
-            f"up to {size_mb / 1e3:,.1f} GB, take {size_mb / rate / 60:,.1f} minutes; at 1 Gb/s "
-            f"{size_mb / _GIGABIT_MB / 60:,.1f}"
-            if rate and size_mb
-            else ""
+        yield link_finding(
+            host,
+            link,
+            link.parallel_mb_per_s if worker.role == "decode" else link.put_mb_per_s,
+            _CLASS * _CLASS_PROMPT_TOKENS * layout_token_bytes(worker.layout) / 1e6,
+            f"the KV of a class of {_CLASS} with prompts of {_CLASS_PROMPT_TOKENS:,} tokens",
         )
-        level: Level = "error" if link.stalls_at else "warn" if 0 < rate < link.card_mb_per_s / 2 else "ok"
-        todo, cause = ("", "") if level == "ok" else (_MEND_LINK, "mtu" if link.stalls_at else "slow_link")
-        yield Finding(level, "store", f"link of {host} to {link.summary}{cost}", todo, cause=cause)
 
 
 def _check_model(

@@ -1,11 +1,12 @@
 """What doctor finds at the broker, at the store, and on this machine's disks; and how fast the link to the store is."""
 
+import math
 import os
 import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -16,12 +17,13 @@ from typing import Any
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from engines.program import SHARED_MEMORY
-from infra.config.next_command import next_command
 from kvasir.doctor.findings import Finding, error, ok, warn
+from kvasir.doctor.steps import CAUSES, SIZES, ServiceCheck, diagnose, host_and_port
 from kvstore.blocks import BlockRef
 from kvstore.redis.client import errors_mapped, is_cluster, open_client, place, product
 from kvstore.redis.store import RedisKVStore
 from messages.errors import StoreUnavailable
+from messages.workers import Link
 from producers.words import plural
 
 OLDEST_RABBITMQ = (3, 10)
@@ -29,10 +31,11 @@ _REQUIRED_CAPABILITIES = ("publisher_confirms", "consumer_cancel_notify", "conne
 
 CLOCKS_DIFFER_S = 2.0
 
-CONNECTIONS = 4
-_VALUE_BYTES = 1_000_000
+_CONNECTIONS = 4
 _LINK_KEY_TTL_S = 60
-_SLOW_LINK_BYTES_PER_S = 100e6
+_RATES = ("put_mb_per_s", "mb_per_s", "parallel_mb_per_s")  # of a Link, in the order in which they are measured
+_SLOW_LINK_MB_PER_S, _GIGABIT_MB_PER_S, _LONG_PROMPT_MB = 100, 125, 2_000
+_CARDS = Path("/sys/class/net")
 
 _SLOTS = 16384
 _SLOW_FAILOVER_S = 5.0
@@ -196,61 +199,101 @@ def _setting(client: Any, name: str, **node_options: Any) -> str:
     return ""
 
 
-def check_link(url: str) -> Finding:
-    """Put random bytes into the store, get them back, delete them. Raises StoreUnavailable."""
+def check_link(url: str, steps: Finding) -> Finding:
+    """How fast the link to a store is. `steps`: what was found of it; all of them were done."""
     try:
-        rates = link_rates(url)
+        link = measured_link(url, steps, most_mb=16, within_s=3.0)
     except StoreUnavailable as refusal:
-        if "is full" in str(refusal):
-            return error(
-                "store",
-                str(refusal),
-                f"{next_command('status')} says what is in it; redis-cli CONFIG SET maxmemory",
-                "store_full",
-            )
-        if "refused a command" in str(refusal):
-            todo = "try it as a user that may SET, GETEX and UNLINK doctor:*"
-            return warn("store", f"its link was not timed: {refusal}", todo)
-        raise
-    return link_finding(rates["put_mb_per_s"] * 1e6, rates["mb_per_s"] * 1e6)
+        return diagnose(ServiceCheck("store", url, stopped_at="1 MB", failure=refusal))
+    slower_way = min(link.put_mb_per_s, link.mb_per_s)
+    return link_finding("this machine", link, slower_way, _LONG_PROMPT_MB, "the KV cache of a long prompt")
 
 
-def link_rates(url: str, megabytes: int = CONNECTIONS) -> dict[str, float]:
-    """MB/s to and from a store by the names of a Link's fields, with the code that moves a worker's KV caches.
+def measured_link(url: str, steps: Finding, most_mb: int, within_s: float) -> Link:
+    """What the steps tell of the way to an address, and of a store its rates too, unless a message did not pass.
 
-    So many megabytes go six times: each way on one connection, and back on several, twice. The better round counts,
-    since connections are opened in the first. The keys have a TTL, so that a cut connection leaves none for long.
-    Raises StoreUnavailable.
+    They are measured with as many megabytes, up to `most_mb`, as the 1 MB of the steps says that the time allows; where
+    that is next to nothing, the step's own rate is taken. Raises StoreUnavailable.
     """
-    value = memoryview(os.urandom(_VALUE_BYTES))
-    keys = [f"doctor:{secrets.token_hex(8)}:{number}" for number in range(megabytes)]
-    shares = [keys[start::CONNECTIONS] for start in range(CONNECTIONS)]
-    with closing(RedisKVStore(url)) as kv, ThreadPoolExecutor(CONNECTIONS) as pool, errors_mapped(place(url)):
-        moves: dict[str, Callable[[], object]] = {
-            "put_mb_per_s": lambda: kv.transport.put([(key, b"", value) for key in keys], _LINK_KEY_TTL_S),
-            "mb_per_s": lambda: list(kv.transport.get(keys, _LINK_KEY_TTL_S)),
-            "parallel_mb_per_s": lambda: list(
-                pool.map(lambda share: list(kv.transport.get(share, _LINK_KEY_TTL_S)), shares)
-            ),
-        }
-        try:
-            best_s = {name: min(repeat(move, number=1, repeat=2)) for name, move in moves.items()}
-        finally:
-            kv.delete([BlockRef(key, "", 0, 0, False) for key in keys])
-    return {name: round(megabytes / seconds, 1) for name, seconds in best_s.items()}
-
-
-def link_finding(put_bytes_per_s: float, get_bytes_per_s: float) -> Finding:
-    """What a link of this speed means for a KV transfer."""
-    message = f"link from this machine: put {put_bytes_per_s / 1e6:,.0f} MB/s, get {get_bytes_per_s / 1e6:,.0f} MB/s"
-    slower = min(put_bytes_per_s, get_bytes_per_s)
-    if slower >= _SLOW_LINK_BYTES_PER_S:
-        return ok("store", message)
-    return warn(
-        "store",
-        f"{message}: the KV cache of a long prompt (2 GB) needs {2e9 / slower:,.0f} s each way",
-        "try again when nothing else uses the link; see that the URL names the fastest address; iperf3 between both",
+    megabyte_s = steps.steps.get("1 MB", math.inf) / 2 if steps.subject == "store" else math.inf  # there and back
+    megabytes = min(most_mb, int(within_s / (2 * len(_RATES)) / max(1e-6, megabyte_s)))
+    return Link(
+        host_and_port(url)[0],
+        rtt_ms=round(1000 * steps.steps.get("connect", 0.0), 2),
+        card_mb_per_s=max([0, *(_number_in(card.with_name("speed")) for card in _CARDS.glob("*/device"))]) / 8,
+        stalls_at=SIZES.get(steps.stopped_at, 0),
+        rmem_max=_number_in(Path("/proc/sys/net/core/rmem_max")),
+        **_rates(url, megabytes) if megabytes >= _CONNECTIONS else dict.fromkeys(_RATES, round(1 / megabyte_s, 2)),
     )
+
+
+def _rates(url: str, megabytes: int) -> dict[str, float]:
+    """MB/s to and from a store, with the code that moves a worker's KV caches.
+
+    Each way on one connection, and back on several. The better of two rounds counts, since connections are opened in
+    the first. The keys have a TTL, so that a cut connection leaves none for long. Raises StoreUnavailable.
+    """
+    megabyte = memoryview(os.urandom(1_000_000))
+    keys = [f"doctor:{secrets.token_hex(8)}:{number}" for number in range(megabytes)]
+    with closing(RedisKVStore(url)) as kv, ThreadPoolExecutor(_CONNECTIONS) as pool, errors_mapped(place(url)):
+        moves: Sequence[Callable[[], object]] = (
+            lambda: kv.transport.put([(key, b"", megabyte) for key in keys], _LINK_KEY_TTL_S),
+            lambda: list(kv.transport.get(keys, _LINK_KEY_TTL_S)),
+            lambda: list(
+                pool.map(
+                    lambda first: list(kv.transport.get(keys[first::_CONNECTIONS], _LINK_KEY_TTL_S)),
+                    range(_CONNECTIONS),
+                )
+            ),
+        )
+        try:
+            best_s = [min(repeat(move, number=1, repeat=2)) for move in moves]
+        finally:
+            kv.delete([BlockRef(key, "", 0, 0, is_shared=False) for key in keys])
+    return {name: round(megabytes / seconds, 1) for name, seconds in zip(_RATES, best_s, strict=True)}
+
+
+def link_text(link: Link) -> str:
+    """A link's other end and its figures, in words."""
+    facts = (
+        (f"{link.peer}: round trip {link.rtt_ms:g} ms", True),
+        (f"messages of {link.stalls_at:,} bytes do not pass", link.stalls_at),
+        (f"put {link.put_mb_per_s:,.0f} MB/s, get {link.mb_per_s:,.0f}", link.mb_per_s),
+        (f"get {link.parallel_mb_per_s:,.0f} on {_CONNECTIONS} connections", link.parallel_mb_per_s),
+        (f"the fastest network card has {link.card_mb_per_s:,.0f}", link.card_mb_per_s),
+    )
+    return ", ".join(fact for fact, is_known in facts if is_known)
+
+
+def _number_in(path: Path) -> int:
+    """What a file of the kernel holds; 0 where there is none, as on macOS, or it has no value: a card without cable."""
+    with suppress(OSError, ValueError):
+        return int(path.read_text())
+    return 0
+
+
+def link_finding(host: str, link: Link, mb_per_s: float, size_mb: float, what_is_sent: str) -> Finding:
+    """What a link of `host` is, and how long it needs at `mb_per_s` (0: not known) for so much.
+
+    An error if a message does not pass; a warning below 100 MB/s, or half of what the network card negotiated.
+    """
+    message = f"link of {host} to {link_text(link)}" + (
+        f": {what_is_sent}, {size_mb / 1e3:,.1f} GB, takes {size_mb / mb_per_s / 60:,.1f} minutes; at 1 Gb/s "
+        f"{size_mb / _GIGABIT_MB_PER_S / 60:,.1f}"
+        if mb_per_s and size_mb
+        else ""
+    )
+    if link.stalls_at:
+        cause = "mtu" if link.stalls_at < SIZES["1 MB"] else "slow_link"
+        return error("links", message, CAUSES[cause][2].format(host=link.peer), cause)
+    if 0 < mb_per_s < max(_SLOW_LINK_MB_PER_S, link.card_mb_per_s / 2):
+        return warn(
+            "links",
+            message,
+            "see that nothing else uses the link, and that the URL names the fastest address; iperf3 between both",
+            "slow_link",
+        )
+    return ok("links", message)
 
 
 def check_journal_disk(results: Path) -> Finding:

@@ -34,7 +34,7 @@ _FAR_S = 0.15  # a round trip; within a building it is a hundredth of that
 _VALUE_BYTES, _KEY_TTL_S = 4_096, 60
 
 # cause: (level, what was found, what to do)
-_CAUSES: dict[str, tuple[Level, str, str]] = {
+CAUSES: dict[str, tuple[Level, str, str]] = {
     "": ("ok", "each step works", ""),
     "dns": (
         "error",
@@ -129,7 +129,7 @@ _SILENCE = {
     "connect": "cut",
     "TLS": "tls",  # Redis without TLS says nothing to who begins with it
     "log in": "hangs",
-    **dict.fromkeys(("500 B", "1,000 B", "1,300 B", "1,400 B", "8 KB"), "mtu"),
+    **dict.fromkeys(SIZES, "mtu"),
     "1 MB": "slow_link",
     "confirm": "no_confirm",
 }
@@ -265,7 +265,7 @@ def diagnose(check: ServiceCheck) -> Finding:
         "problem": check.failure or "no answer in time",
     }
     cause = _cause(check)
-    level, sentence, todo = _CAUSES[cause]
+    level, sentence, todo = CAUSES[cause]
     return Finding(
         level,
         check.service,
@@ -279,7 +279,7 @@ def diagnose(check: ServiceCheck) -> Finding:
 
 
 def _cause(check: ServiceCheck) -> str:
-    """A key of _CAUSES; "" if nothing is wrong."""
+    """A key of CAUSES; "" if nothing is wrong."""
     if check.alarm:
         return "disk_alarm" if "disk" in check.alarm else "memory_alarm"
     if check.seconds.get("resolve", 0.0) >= _SLOW_NAME_S:

@@ -3,19 +3,16 @@
 import json
 import time
 import tomllib
-from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
-import redis
 
 from engines.registry import EngineOptions, open_engine
-from infra.config.settings import load_settings
 from kvasir import measure
 from kvasir.cli import run_command
 from messages.errors import UsageError
-from tests.support.servers import free_port
+from messages.workers import Link
 
 WEIGHTS = "sim:prefill=20000,decode=2000,scale=1,layers=1,kv_heads=1,head_dim=8,answer=200,spread=1,context=4096"
 
@@ -66,38 +63,33 @@ def test_other_models_measured_earlier_are_kept_and_a_damaged_file_is_said(tmp_p
         measure.keep(file, "models", {})
 
 
+def test_models_and_links_keep_each_other_and_links_that_can_not_be_read_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    file, link = tmp_path / "kvasir" / measure.FILE_NAME, Link("spark", 0.3, mb_per_s=110.0, rmem_max=212_992)
+    assert measure.kept_links() == ()
+
+    measure.keep(file, "links", {"spark": asdict(link)})
+    measure.keep(file, "models", {"one": {}})
+
+    assert measure.kept_links() == (link,)
+    assert set(json.loads(file.read_text("utf-8"))["models"]) == {"one"}
+    for damaged in (
+        "[",
+        "[]",
+        "{}",
+        '{"links": []}',
+        '{"links": {"a": {"later": 1}}}',
+        '{"links": {"a": {"peer": 1}}}',
+    ):
+        file.write_text(damaged, "utf-8")
+        assert measure.kept_links() == ()
+
+
 def test_without_a_model_the_command_says_what_to_configure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bare = tmp_path / "kvasir.toml"
     bare.write_text("", "utf-8")
 
     assert run_command(["--config", str(bare), "measure"]) == 2
     assert "[models.NAME]" in capsys.readouterr().err
-
-
-def test_links_are_measured_kept_and_read_again_and_what_can_not_be_read_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broker_url: str, store_url: str
-) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    urls = {"KVASIR_BROKER_URL": broker_url, "KVASIR_STORE_URL": store_url}
-    (tmp_path / "kvasir.toml").write_text("")
-
-    assert measure.kept_links() == ()
-    assert measure.measure_links(load_settings(config=tmp_path / "kvasir.toml", environ=urls)) == 0
-
-    [link] = measure.kept_links()
-    assert (link.peer, link.stalls_at) == (urlsplit(store_url).hostname, 0)
-    assert min(link.rtt_ms, link.mb_per_s, link.put_mb_per_s, link.parallel_mb_per_s) > 0
-    with closing(redis.Redis.from_url(store_url)) as client:
-        assert list(client.scan_iter("doctor:*")) == []
-    for damaged in ("[", "{}", '{"links": {"a": {"later": 1}}}', '{"links": {"a": {"peer": 1}}}', '{"links": []}'):
-        (tmp_path / "kvasir" / measure.LINKS_FILE_NAME).write_text(damaged)
-        assert measure.kept_links() == ()
-
-
-def test_what_stands_in_the_way_of_a_service_is_said_and_nothing_is_measured(tmp_path: Path) -> None:
-    (tmp_path / "kvasir.toml").write_text("")
-    nobody = f"localhost:{free_port()}"
-    urls = {"KVASIR_BROKER_URL": f"amqp://{nobody}/", "KVASIR_STORE_URL": f"redis://{nobody}/0"}
-
-    with pytest.raises(UsageError, match="nobody listens"):
-        measure.measure_links(load_settings(config=tmp_path / "kvasir.toml", environ=urls))
