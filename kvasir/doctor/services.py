@@ -291,7 +291,6 @@ def link_finding(host: str, link: Link, mb_per_s: float, size_mb: float, what_is
             "links",
             message,
             "see that nothing else uses the link, and that the URL names the fastest address; iperf3 between both",
-            "slow_link",
         )
     return ok("links", message)
 
