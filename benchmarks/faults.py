@@ -18,7 +18,7 @@ of the batch, waits until nothing moves any more, starts the owner again once if
 Rows of nodes have three brokers, or three primaries of a Redis Cluster, or both. Rows of the network have both services
 on a machine of their own, behind a link of 20 ms, 1 Gb/s and 0.1% loss (tests/support/network.py: Linux, root); with
 --network all rows of one broker and one Redis do. Rows of names have them behind a name that a name server of the
-harness resolves (unshare of util-linux); the clocks of `clocks-apart` are libfaketime's, which leave the monotonic clock
+harness resolves (unshare of util-linux). The clocks of `clocks-apart` are libfaketime's; the monotonic one is left
 alone.
 
 What the figures do not show: several machines, power cuts of the disk (a SIGKILL loses no page

@@ -177,7 +177,7 @@ def measured_links(settings: Settings) -> Iterator[Link]:
     """
     for service in ("broker", "store"):
         for url, steps in _try_addresses(service, settings).items():
-            if steps.stopped_at and steps.cause not in ("mtu", "slow_link"):
+            if steps.stopped_at and steps.cause not in (*_USABLE, "mtu", "slow_link"):
                 raise UsageError(f"{steps.what}: {steps.todo}")
             yield measured_link(url, steps, most_mb=64, within_s=30.0)
 

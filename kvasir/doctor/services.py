@@ -221,7 +221,7 @@ def measured_link(url: str, steps: Finding, most_mb: int, within_s: float) -> Li
         host_and_port(url)[0],
         rtt_ms=round(1000 * steps.steps.get("connect", 0.0), 2),
         card_mb_per_s=max([0, *(_number_in(card.with_name("speed")) for card in _CARDS.glob("*/device"))]) / 8,
-        stalls_at=SIZES.get(steps.stopped_at, 0),
+        stalls_at=SIZES.get(steps.stopped_at, 0) if steps.cause in ("mtu", "slow_link") else 0,
         rmem_max=_number_in(Path("/proc/sys/net/core/rmem_max")),
         **_rates(url, megabytes) if megabytes >= _CONNECTIONS else dict.fromkeys(_RATES, round(1 / megabyte_s, 2)),
     )

@@ -100,8 +100,9 @@ def test_only_as_much_is_sent_as_the_time_allows_and_a_brokers_rates_are_not_mea
         measured_link(NOBODY, steps(**{"1 MB": megabyte_s}), most_mb=64, within_s=6.0)
     assert asked == [64, 40, 10, 6]
     broker = measured_link("amqp://spark/", replace(steps(**{"1 MB": 0.01}), subject="broker"), 64, 6.0)
-    stalled = measured_link(NOBODY, replace(steps(connect=0.02), stopped_at="1,300 B"), 64, 6.0)
-    assert len(asked) == 4
+    stalled = measured_link(NOBODY, replace(steps(connect=0.02), stopped_at="1,300 B", cause="mtu"), 64, 6.0)
+    undeclared = measured_link(NOBODY, replace(steps(), stopped_at="8 KB", cause="undeclared"), 64, 6.0)
+    assert (len(asked), undeclared.stalls_at) == (4, 0)
     assert (broker.peer, broker.mb_per_s) == ("spark", 0.0)
     assert (stalled.stalls_at, stalled.rtt_ms, stalled.mb_per_s) == (1300, 20.0, 0.0)
 
