@@ -31,6 +31,7 @@ import argparse
 import json
 import os
 import secrets
+import signal
 import statistics
 import subprocess
 import sys
@@ -121,6 +122,7 @@ def main() -> None:
     if reason := reason_against():
         print(f"no figures: {reason}", file=sys.stderr)
         sys.exit(2)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the kernel's setting is put back
     print(f"{harness.machine()}; rmem_max {STOCK_RMEM_MAX}")
     pairs = 1 if parsed.quick else parsed.pairs
     with ExitStack() as stack:

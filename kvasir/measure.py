@@ -66,8 +66,8 @@ def measure(
 
     Decode by the number of sequences, prefill by the prompt's length. Stop this machine's workers first.
 
-    With --links: how far the broker and the store are, which messages pass, and how fast KV caches come and go. Workers
-    that start afterwards register it, and kvasir doctor says what it costs a class.
+    With --links: how far away the broker and the store are, whether large messages pass, and how fast KV caches come
+    and go. Workers that start afterwards register it, and kvasir doctor says how long a class takes at that rate.
     """
     settings = global_options.settings()
     if only_links:

@@ -261,6 +261,7 @@ def link_text(link: Link) -> str:
         (f"put {link.put_mb_per_s:,.0f} MB/s, get {link.mb_per_s:,.0f}", link.mb_per_s),
         (f"get {link.parallel_mb_per_s:,.0f} on {_CONNECTIONS} connections", link.parallel_mb_per_s),
         (f"the fastest network card has {link.card_mb_per_s:,.0f}", link.card_mb_per_s),
+        (f"rmem_max {link.rmem_max:,}", link.rmem_max),
     )
     return ", ".join(fact for fact, is_known in facts if is_known)
 
