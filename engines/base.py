@@ -17,6 +17,7 @@ from engines.sketch import Sketches
 from messages.errors import ContextExceeded
 from messages.jobs import Part, PrefillReport, Sampling
 from messages.kv import KVCache, KVLayout, Record
+from messages.workers import Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +245,7 @@ class LoadedEngine(Generic[E]):
     why_no_kv: str = ""
     sketches: Sketches = field(default_factory=Sketches)  # which producers' KV caches it accepts
     template: str = ""  # from `engines.worker_info.template_name`
+    links: tuple[Link, ...] = ()  # the last measured links of its machine
 
 
 @runtime_checkable

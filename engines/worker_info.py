@@ -59,6 +59,7 @@ def engine_registration(
         sketch=loaded_model.sketches.name,
         details=WorkerDetails(
             roles,
+            links=loaded_model.links,
             engine_build=info.build[:_BUILD_CHARS],
             slot_file_version=info.slot_file_version,
             template=loaded_model.template,

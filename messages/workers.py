@@ -1,7 +1,8 @@
 """What a worker registers about itself in the store, and renews by heartbeat. A worker without a registration counts as
 gone."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Literal
 
@@ -47,6 +48,12 @@ def layout_text(layout: KVLayout | None) -> str:
     return f"{shape[: MAX_LAYOUT_BYTES - 16]}; {layout.dtype}"
 
 
+def layout_token_bytes(text: str) -> int:
+    """Bytes of a token's KV at most, by what `layout_text` says; 0: it says nothing. Windows make it less."""
+    sizes = [int(word) for word in text.partition(";")[0].partition(",")[0].split() if word.isdigit()]
+    return 2 * math.prod(sizes) * (4 if "; f32" in text else 2) if sizes else 0
+
+
 def _ranges(numbers: tuple[int, ...]) -> str:
     """`0-34 step 2` for an evenly spaced sequence, otherwise every number."""
     ascending = sorted(numbers)
@@ -87,12 +94,17 @@ class Link:
 
     peer: str  # its host
     rtt_ms: float = 0.0
-    mb_per_s: float = 0.0  # 0: not measured
+    mb_per_s: float = 0.0  # what comes from there on one connection; 0: not measured, here and below
+    put_mb_per_s: float = 0.0  # what goes there on one
+    parallel_mb_per_s: float = 0.0  # what comes on several at once, together
+    card_mb_per_s: float = 0.0  # what the fastest network card here negotiated
+    stalls_at: int = 0  # bytes of the smallest message tried that did not pass; 0: all passed
+    rmem_max: int = 0  # bytes: the largest receive buffer that a program here may ask the kernel for
 
     def __post_init__(self) -> None:
         checks.text("peer", self.peer, 255)
-        checks.number("rtt_ms", self.rtt_ms, 0, _MAX_RATE)
-        checks.number("mb_per_s", self.mb_per_s, 0, _MAX_RATE)
+        for figure in fields(self)[1:]:
+            checks.number(figure.name, getattr(self, figure.name), 0, _MAX_RATE)
 
 
 @dataclass(frozen=True, slots=True)

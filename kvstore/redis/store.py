@@ -35,31 +35,31 @@ class RedisKVStore(KVStore):
         self._links = Links(url)
         self._client = open_client(url, timeout_s, self._links)
         # All transports raise the exceptions that redis-py raises, or OSError.
-        self._transport: Bulk | ClusterBulk | Pipelines
+        self.transport: Bulk | ClusterBulk | Pipelines
         if not bulk or not bulk_target(first_url):
-            self._transport = Pipelines(self._client)
+            self.transport = Pipelines(self._client)
         elif isinstance(self._client, redis.RedisCluster):
-            self._transport = ClusterBulk(self._client, first_url)
+            self.transport = ClusterBulk(self._client, first_url)
         else:
-            self._transport = Bulk(self._links, timeout_s)
+            self.transport = Bulk(self._links, timeout_s)
 
     @with_errors_mapped
     def find_missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
         """See KVStore."""
-        flags = self._transport.renew([ref.key for ref in refs], TTL_S)
+        flags = self.transport.renew([ref.key for ref in refs], TTL_S)
         return [ref for ref, is_stored in zip(refs, flags, strict=True) if not is_stored]
 
     @with_errors_mapped
     def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
         """See KVStore."""
         items = ((ref.key, *encode(fingerprint, layout, ref, record)) for ref, record in records)
-        return self._transport.put(items, TTL_S)
+        return self.transport.put(items, TTL_S)
 
     @with_errors_mapped
     def read(self, kind: type[R], fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[R]:
         """See KVStore."""
         keys = [ref.key for ref in refs]
-        with closing(self._transport.get(keys, TTL_S)) as values:
+        with closing(self.transport.get(keys, TTL_S)) as values:
             return [
                 DECODERS[kind](_present(value, ref), fingerprint, layout, ref)
                 for ref, value in zip(refs, values, strict=True)
@@ -67,7 +67,7 @@ class RedisKVStore(KVStore):
 
     def prepare(self) -> None:
         """See KVStore."""
-        self._transport.prepare()
+        self.transport.prepare()
 
     @with_errors_mapped
     def delete(self, refs: Sequence[BlockRef]) -> None:
@@ -146,7 +146,7 @@ class RedisKVStore(KVStore):
     def close(self) -> None:
         """See KVStore."""
         self._links.close()
-        self._transport.close()
+        self.transport.close()
         self._client.close()
 
 
