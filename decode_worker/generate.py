@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 
 _FAILURES = 3  # in a row, of fetches that the store does not answer
 _PROBE = bytes(1 << 16)  # as large as a small KV cache
+_PROBE_EVERY_S = 60.0
 # A prompt this short is prefilled here sooner than it is sent back and fetched again.
 LOCAL_PREFILL_TOKENS = 256
 # In nats. Rounding makes up to 0.11 (SmolLM2 as Q4_1, float32, bfloat16 between llama.cpp and MLX), another prompt's
@@ -156,7 +157,8 @@ class Generator:
         self._worker_id = worker_id
         self._observe = observe
         self.checks = KVChecks(kv_check_every)
-        self._failed_fetches = 0  # since one succeeded
+        self._failed_fetches = 0  # and failed probes, since one succeeded
+        self._next_probe = 0.0  # monotonic clock
 
     def result(self, attempt: DecodeAttempt) -> JobResult:
         """Decode a job from its KV cache; where that is of no use, the engine does the prompt.
@@ -210,18 +212,22 @@ class Generator:
         )
 
     def probe_store(self, model: str) -> None:
-        """Where fetches failed: see whether as much as a small KV cache comes back now, or nobody else serves `model`.
+        """See whether as much as a small KV cache comes back: now and then, for an idle worker, and after a failure.
 
-        Either way this worker goes on: jobs that all would leave to each other are better done without their KV caches.
+        Where nobody else serves `model` this worker goes on whatever it finds: jobs that all would leave to each other
+        are better done without their KV caches.
         """
-        if self.why_cut_off():
-            self._cluster_state.put_sketch(f"probe-{self._worker_id}", _PROBE, ttl_s=60.0)
+        is_due = self._failed_fetches or time.monotonic() >= self._next_probe
+        if is_due and self._cluster_state.answers:
+            self._cluster_state.put_sketch(f"probe-{self._worker_id}", _PROBE, ttl_s=_PROBE_EVERY_S / 2)
             comes_back = self._cluster_state.get_sketch(f"probe-{self._worker_id}") == _PROBE
             if comes_back or not any(
                 (other.role, other.model, other.off) == ("decode", model, "") and other.worker_id != self._worker_id
                 for other in self._cluster_state.registrations()
             ):
-                self._failed_fetches = 0
+                self._failed_fetches, self._next_probe = 0, time.monotonic() + _PROBE_EVERY_S
+            else:
+                self._failed_fetches += 1
 
     def _generate(self, attempt: DecodeAttempt, fetched_cache: FetchedCache | None, why_none: str) -> JobResult:
         """All answers that the job asks for, from the same cache; only the first is streamed.
