@@ -287,10 +287,12 @@ def _widths(columns: Sequence[str], rows: Sequence[Sequence[Text]], unbroken: Se
 
 
 def _paragraph(columns: Sequence[str], row: Sequence[Text]) -> Text:
-    """A row as its first cell and, below that, the others with their headings."""
-    facts = [f"{column}: {cell.plain}" for column, cell in zip(columns[1:], row[1:], strict=True) if cell.plain]
+    """A row as its first cell and, below that, the others with their headings: no line ends between those two."""
+    facts = [
+        f"{head}:{_WHOLE_BLANK}{cell.plain}" for head, cell in zip(columns[1:], row[1:], strict=True) if cell.plain
+    ]
     lines = [row[0].plain, *wrap(f"  {'; '.join(facts)}", stdout.width)]
-    return Text("\n".join(lines), no_wrap=True, overflow="ignore")
+    return Text("\n".join(lines).replace(_WHOLE_BLANK, " "), no_wrap=True, overflow="ignore")
 
 
 def say_json(value: Any) -> None:
