@@ -217,8 +217,7 @@ class Generator:
         Where nobody else serves `model` this worker goes on whatever it finds: jobs that all would leave to each other
         are better done without their KV caches.
         """
-        is_due = self._failed_fetches or time.monotonic() >= self._next_probe
-        if is_due and self._cluster_state.answers:
+        if (self._failed_fetches or time.monotonic() >= self._next_probe) and self._cluster_state.answers:
             self._cluster_state.put_sketch(f"probe-{self._worker_id}", _PROBE, ttl_s=_PROBE_EVERY_S / 2)
             comes_back = self._cluster_state.get_sketch(f"probe-{self._worker_id}") == _PROBE
             if comes_back or not any(
