@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 _FAILURES = 3  # in a row, of fetches that the store does not answer
 _PROBE = bytes(1 << 16)  # as large as a small KV cache
-_PROBE_EVERY_S = 60.0
+_PROBE_EVERY_S = 30.0
 # A prompt this short is prefilled here sooner than it is sent back and fetched again.
 LOCAL_PREFILL_TOKENS = 256
 # In nats. Rounding makes up to 0.11 (SmolLM2 as Q4_1, float32, bfloat16 between llama.cpp and MLX), another prompt's
