@@ -55,6 +55,7 @@ log = logging.getLogger(__name__)
 
 _FAILURES = 3  # failed fetches in a row until the worker counts as cut off from the store's KV caches
 _PROBE = bytes(1 << 16)  # as large as a small KV cache
+_PROBE_EVERY_S = 30.0
 # Prefilling a prompt this short here is faster than sending the job back and fetching its KV cache again.
 LOCAL_PREFILL_TOKENS = 256
 # In nats. Rounding causes gaps of up to 0.11 (SmolLM2 as Q4_1, float32 and bfloat16, between llama.cpp and MLX).
@@ -161,7 +162,8 @@ class Generator:
         self._worker_id = worker_id
         self._observe = observe
         self.checks = KVChecks(kv_check_every)
-        self._failed_fetches = 0  # since a fetch last succeeded
+        self._failed_fetches = 0  # fetches and probes that failed since one succeeded
+        self._next_probe = 0.0  # monotonic clock
 
     def result(self, attempt: DecodeAttempt) -> JobResult:
         """Decode a job from its KV cache. If the cache can't be used, the engine computes the prompt.
@@ -218,20 +220,21 @@ class Generator:
         )
 
     def probe_store(self, model: str) -> None:
-        """After failed fetches: test whether a value as large as a small KV cache can be read back, and whether any
-        other worker serves `model`.
+        """Test whether a value as large as a small KV cache comes back: every 30 s, and at every call after a failure.
 
-        If the test succeeds, or if there is no other worker, this worker takes jobs again. Without another worker, it
-        is better to decode without KV caches than not at all.
+        Without another worker for `model`, this worker goes on even if the test fails. It is better to decode without
+        KV caches than not at all.
         """
-        if self.why_cut_off():
-            self._cluster_state.put_sketch(f"probe-{self._worker_id}", _PROBE, ttl_s=60.0)
+        if (self._failed_fetches or time.monotonic() >= self._next_probe) and self._cluster_state.answers:
+            self._cluster_state.put_sketch(f"probe-{self._worker_id}", _PROBE, ttl_s=_PROBE_EVERY_S / 2)
             comes_back = self._cluster_state.get_sketch(f"probe-{self._worker_id}") == _PROBE
             if comes_back or not any(
                 (other.role, other.model, other.off) == ("decode", model, "") and other.worker_id != self._worker_id
                 for other in self._cluster_state.registrations()
             ):
-                self._failed_fetches = 0
+                self._failed_fetches, self._next_probe = 0, time.monotonic() + _PROBE_EVERY_S
+            else:
+                self._failed_fetches += 1
 
     def _generate(self, attempt: DecodeAttempt, fetched_cache: FetchedCache | None, why_none: str) -> JobResult:
         """All answers that the job asks for, from the same cache; only the first is streamed.
