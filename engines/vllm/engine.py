@@ -134,7 +134,7 @@ class VLLMEngine(FolderEngine):
             ropes=_ropes(folder),
             capabilities=Capabilities.local(transfers_kv=True, blocks_while_computing=True),
             chars_per_token=prompt.chars_per_token,
-            vocabulary=min(len(prompt.token_texts()), num_logits),
+            vocabulary=min(len(self._token_bytes), num_logits),
             rounding=rounding(folder, layout.dtype),
             # Whoever starts a server may give it other weights: then nothing that was seen of it before counts.
             build=" ".join(filter(None, ("vllm", host.served_model["vllm"], host.served_model.get("instance")))),
