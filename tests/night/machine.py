@@ -20,7 +20,7 @@ from tests.support.sshd import Sshd
 from tests.support.waiting import wait_until
 
 _NAME = "far"
-_INSTALL_S = 600.0
+_INSTALL_S = 1800.0
 _SERVES = re.compile(r"worker \S+?\.(\d+)\.\w+ serves")
 
 

@@ -106,7 +106,8 @@ def _for_a_page(site: Site, record: Record, troubles: Sequence[Span], ended: flo
     depths = depth_steps(site, record.started, ended, "model")
     second = lines("Jobs that waited", "jobs", {name: _thinned(steps, length_s) for name, steps in depths.items()})
     height = first.height + _BETWEEN + second.height
-    body = f'<svg>{first.body}</svg><svg y="{first.height + _BETWEEN}">{second.body}</svg>'
+    # The lines begin at 8 percent, beside their scale: so both have one axis of time.
+    body = f'<svg x="8%" width="92%">{first.body}</svg><svg y="{first.height + _BETWEEN}">{second.body}</svg>'
     picture = Picture("A night", f"{first.words}; {second.words}", height, body).file()
     return picture.replace('width="100%"', f'width="{_WIDTH}" viewBox="0 0 {_WIDTH} {height}"', 1)
 
@@ -118,9 +119,9 @@ def _at_work(hand: Hand, start: float, end: float, gap_s: float) -> Iterable[Spa
     jobs = sorted(worked(hand, start, end), key=lambda span: span.start_s)
     for span in jobs:
         if shown and span.start_s - shown[-1].end_s <= gap_s:
-            shown[-1] = Span(row, "at work", shown[-1].start_s, max(shown[-1].end_s, span.end_s))
+            shown[-1] = Span(row, "at work", shown[-1].start_s, min(max(shown[-1].end_s, span.end_s), end - start))
         elif span.start_s < end - start:
-            shown.append(Span(row, "at work", span.start_s, span.end_s))
+            shown.append(Span(row, "at work", span.start_s, min(span.end_s, end - start)))
     yield from shown
     if shown and any(span.kind == "cut off" for span in jobs):
         yield Span(row, "killed", shown[-1].end_s, shown[-1].end_s + 2 * gap_s)
@@ -136,7 +137,7 @@ def _thinned(steps: Sequence[tuple[float, float]], length_s: float) -> Sequence[
     for part, value in largest.items():
         if not thinned or value != thinned[-1][1]:
             thinned.append((part * length_s / _PARTS, value))
-    return thinned
+    return [*thinned, (length_s, thinned[-1][1])]
 
 
 def worked(hand: Hand, start: float, end: float) -> Iterable[Span]:

@@ -1,5 +1,6 @@
 """One night from the first upload to the last file that is forgotten, by size and by seed."""
 
+import math
 import random
 import shutil
 import time
@@ -53,6 +54,11 @@ class Size:
     has_machine: bool = False  # one that `kvasir deploy` has reached over ssh
     desk_people: int = 0  # of a class whose instructor sits at the desk, in a browser; 0: nobody does
     has_clusters: bool = False  # of brokers, and of Redis
+
+    def scaled(self, share: float) -> "Size":
+        """With so large classes, and as many troubles."""
+        names = ("people", "team_people", "exams", "examples", "lines", "real_exams", "desk_people")
+        return replace(self, **{name: math.ceil(getattr(self, name) * share) for name in names})
 
     def pace(self, troubles: int) -> Pace:
         """With which the work lasts as long as `rounds` of so many troubles."""
