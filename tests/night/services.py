@@ -75,7 +75,7 @@ def clusters(folder: Path) -> Iterator[Services]:
     operator = accounts(settings, "broker")[0]
     for broker in brokers.nodes:
         broker.user, broker.password = operator.user, operator.password
-    with brokers, stores, ExitStack() as stack:
+    with stores, brokers, ExitStack() as stack:
         proxies = [stack.enter_context(TcpProxy(node.port)) for node in brokers.nodes]
         deployed = Deployed(settings, brokers.nodes[0], stores.nodes[0])
         deployed.urls = {"broker": brokers.url, "store": stores.url}
