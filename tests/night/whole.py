@@ -35,7 +35,8 @@ _WRITER_SLOTS, _READER_SLOTS = 6, 4  # of all workers
 _ANSWER_TOKENS = 25  # of the writer, about
 _OTHER = 1000  # added to the seed for another class of the same kind
 _TROUBLE_S = 18.0  # each takes with its recovery, at most as a rule
-_READER_S = 60.0  # at most for a question: events wait for a result
+_EVENING_S = 600.0  # the reader takes for a question while classes are still submitted
+_READER_S = 120.0  # at most, for a question of the night: events wait for a result
 _FEW_LINES = 60  # of the gateway's batches: when fewer are open, so many more come
 
 
@@ -113,6 +114,7 @@ def whole_night(folder: Path, size: Size, seed: int, to: Path | None = None, onl
                 record.add("kvasir deploy install, over ssh", f"took {time.time() - record.started:.0f} s")
             desk = at_end.enter_context(Desk(site, folder / "desk")) if size.desk_people else None
             night = Night(site, courses, endpoint, record, alerts, source, desk)
+            site.reader.seconds = _EVENING_S
             _evening(night, size.lines)
             with endpoint.watched():
                 _night(night, size, wanted)
@@ -197,7 +199,7 @@ def _night(night: Night, size: Size, wanted: Sequence[Trouble]) -> None:
     for number, trouble in enumerate(coming):
         time.sleep(night.random.uniform(0, size.rest_s))
         each_s = (time.time() - start) / number if number else _TROUBLE_S + size.rest_s / 2
-        _keep_busy(night, (len(coming) - number) * each_s)
+        _keep_busy(night, (len(coming) - number + 1) * each_s)
         strike(night, trouble)
 
 
