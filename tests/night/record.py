@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,12 +98,17 @@ def draw(folder: Path, record: Record, site: Site, ended: float) -> None:
 
 
 def _for_a_page(site: Site, record: Record, troubles: Sequence[Span], ended: float) -> str:
-    """Both pictures in one, without details: one lane for each worker at work, and one line for each model's jobs."""
     length_s = ended - record.started
     hands = sorted(site.everyone(), key=lambda hand: seconds_of(hand.lines()[0]) if hand.lines() else ended)
-    work = [span for hand in hands for span in _at_work(hand, record.started, ended, length_s / _PARTS)]
-    first = spans("Who worked when", [*troubles, *work])
-    depths = depth_steps(site, record.started, ended, "model")
+    work: list[Span] = []
+    for hand in hands:
+        work += at_work(hand.name.replace("worker", "workers", 1), worked(hand, record.started, ended), length_s)
+    return on_one_page([*troubles, *work], depth_steps(site, record.started, ended, "model"), length_s)
+
+
+def on_one_page(work: Iterable[Span], depths: Mapping[str, Sequence[tuple[float, float]]], length_s: float) -> str:
+    """Both pictures in one, without details: one lane for each worker at work, and one line for each model's jobs."""
+    first = spans("Who worked when", work)
     second = lines("Jobs that waited", "jobs", {name: _thinned(steps, length_s) for name, steps in depths.items()})
     height = first.height + _BETWEEN + second.height
     # The lines begin at 8 percent, beside their scale: so both have one axis of time.
@@ -112,19 +117,20 @@ def _for_a_page(site: Site, record: Record, troubles: Sequence[Span], ended: flo
     return picture.replace('width="100%"', f'width="{_WIDTH}" viewBox="0 0 {_WIDTH} {height}"', 1)
 
 
-def _at_work(hand: Hand, start: float, end: float, gap_s: float) -> Iterable[Span]:
-    """When it had anything in hand, gaps shorter than `gap_s` apart; and where a SIGKILL cut it off."""
-    row = hand.name.replace("worker", "workers", 1)
+def at_work(row: str, jobs: Iterable[Span], length_s: float) -> list[Span]:
+    """When a process had any of its jobs in hand, and where a SIGKILL cut it off."""
+    gap_s = length_s / _PARTS
     shown: list[Span] = []
-    jobs = sorted(worked(hand, start, end), key=lambda span: span.start_s)
-    for span in jobs:
-        if shown and span.start_s - shown[-1].end_s <= gap_s:
-            shown[-1] = Span(row, "at work", shown[-1].start_s, min(max(shown[-1].end_s, span.end_s), end - start))
-        elif span.start_s < end - start:
-            shown.append(Span(row, "at work", span.start_s, min(span.end_s, end - start)))
-    yield from shown
-    if shown and any(span.kind == "cut off" for span in jobs):
-        yield Span(row, "killed", shown[-1].end_s, shown[-1].end_s + 2 * gap_s)
+    ordered = sorted((job for job in jobs if job.start_s < length_s), key=lambda job: job.start_s)
+    for job in ordered:
+        end_s = min(job.end_s, length_s)
+        if shown and job.start_s - shown[-1].end_s <= gap_s:
+            shown[-1] = Span(row, "at work", shown[-1].start_s, max(shown[-1].end_s, end_s))
+        else:
+            shown.append(Span(row, "at work", job.start_s, end_s))
+    if any(job.kind == "cut off" for job in ordered):
+        shown.append(Span(row, "killed", shown[-1].end_s, shown[-1].end_s + gap_s))
+    return shown
 
 
 def _thinned(steps: Sequence[tuple[float, float]], length_s: float) -> Sequence[tuple[float, float]]:
