@@ -142,8 +142,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         broker = stack.enter_context(RabbitMQServer(plugins=["rabbitmq_prometheus"], machine=machine))
         store = stack.enter_context(RedisServer(max_memory="256mb", machine=machine))
         exporter = stack.enter_context(RedisExporter(store.url))
-        targets = {"rabbitmq": broker.metrics_url, "redis": exporter.url}
-        prometheus = Prometheus({name: url.removeprefix("http://") for name, url in targets.items()})
+        prometheus = Prometheus({"rabbitmq": [broker.metrics_url], "redis": [exporter.url]})
         site = Site(net, broker, store, stack.enter_context(prometheus), tmp_path)
         stack.enter_context(site.worker("mac1"))
         stack.enter_context(site.worker("mac1", role="prefill"))
