@@ -1,4 +1,4 @@
-"""What `--help` shows beside each command's own words: an example of every command, and whole summaries."""
+"""Additions to `--help`: an example for every command, and summaries that are not cut off."""
 
 import click
 
@@ -71,7 +71,7 @@ EXAMPLES = {
 
 
 def complete(group: click.Group, prefix: str = "") -> None:
-    """Give every command of a group its example, and a summary that is not cut."""
+    """Give every command of a group its example and its full summary."""
     for name, command in group.commands.items():
         lines = EXAMPLES.get(f"{prefix}{name}", ())
         command.epilog = "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)

@@ -1,7 +1,7 @@
-"""`kvasir measure`: what this machine does with its models, as curves for kvasir.toml.
+"""`kvasir measure`: measures this machine's speed with its models, as curves for kvasir.toml.
 
-Decode is measured with so many sequences at once, each behind a prompt of CONTEXT_TOKENS; prefill with one prompt at a
-time. Prompts are random words, so that nothing that was computed before helps.
+Decode is measured with several sequences at once, each with a prompt of CONTEXT_TOKENS; prefill with one prompt at a
+time. Prompts are random words, so that nothing computed earlier can be reused.
 """
 
 import json
@@ -36,21 +36,29 @@ from messages.workers import MAX_LINKS, Link
 
 CONTEXT_TOKENS = 2048
 ANSWER_TOKENS = 128
-ROUNDS = 3  # the median counts; fewer where time runs out, but one of each
-FILE_NAME = "rates.json"  # in the user's data folder: what was measured last, by model, and by the other machine
+ROUNDS = 3  # the median counts; if time runs out there are fewer rounds, but at least one
+FILE_NAME = "rates.json"  # file in the user's data folder with the last measurement of each model and of each link
 
 Points = list[tuple[int, float]]
 
 
 @click.command()
-@click.option("--model", "names", multiple=True, help="A model to measure; may be repeated [default: all].")
-@click.option("--engine", default="", help="Engine [default: the model's].")
+@click.option("--model", "names", multiple=True, help="Measure this model; may be repeated [default: all].")
+@click.option("--engine", default="", help="Use this engine [default: the model's].")
 @click.option(
-    "--slots", type=click.IntRange(1, 1024), default=16, show_default=True, help="Sequences at once, at most."
+    "--slots",
+    type=click.IntRange(1, 1024),
+    default=16,
+    show_default=True,
+    help="Measure up to this many sequences at once.",
 )
-@click.option("--machine", default="", help="This machine's name in kvasir.toml [default: the host name].")
-@click.option("--minutes", type=Number(0), default=5.0, show_default=True, help="For all models together.")
-@click.option("--links", "only_links", is_flag=True, help="Its links to the broker and the store, and no model.")
+@click.option("--machine", default="", help="Print the block for this machine of kvasir.toml [default: the host name].")
+@click.option(
+    "--minutes", type=Number(0), default=5.0, show_default=True, help="Limit the time for all models together."
+)
+@click.option(
+    "--links", "only_links", is_flag=True, help="Measure the links to the broker and the store, and no model."
+)
 @click.pass_obj
 def measure(
     global_options: Globals,
@@ -100,13 +108,16 @@ def measure(
 
 
 def prefill_points(engine: Engine, ends_at: float) -> Points:
-    """Tokens a second of prompts of several lengths. `ends_at`, monotonic: from then on each length has one round."""
+    """Return tokens per second for prompts of several lengths.
+
+    After `ends_at` (monotonic time), each length gets only one round.
+    """
     lengths = [length for length in (512, 2048, 8192, 32_768) if length < engine.info.context]
     return _medians(lengths or [engine.info.context // 2], lambda length: _prefill(engine, length)[2], ends_at)
 
 
 def decode_points(engine: Engine, slots: int, ends_at: float) -> Points:
-    """Tokens a second of 1, 2, 4, … sequences together, up to all slots. `ends_at`: as above."""
+    """Return tokens per second of 1, 2, 4, … sequences together, up to all slots. `ends_at`: see `prefill_points`."""
     counts = sorted({*(1 << power for power in range(slots.bit_length())), slots})
     length = min(CONTEXT_TOKENS, engine.info.context // 2)
     prompts = [_prefill(engine, length)[:2] for _ in range(slots)]
@@ -114,7 +125,7 @@ def decode_points(engine: Engine, slots: int, ends_at: float) -> Points:
 
 
 def kept_links() -> tuple[Link, ...]:
-    """What was measured last of this machine's links; () where nothing was, or it can't be read."""
+    """Return the last measurement of this machine's links, or () if there is none or it can't be read."""
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, KvasirError):
         return tuple(Link(**link) for link in json.loads(_file().read_text("utf-8"))["links"].values())[-MAX_LINKS:]
     return ()
@@ -125,7 +136,7 @@ def _file() -> Path:
 
 
 def keep(path: Path, key: str, measured: Mapping[str, object]) -> None:
-    """Write the file, with what was measured earlier of others and under the other key. Raises UsageError."""
+    """Write the file. Earlier measurements of other models and links are kept. Raises UsageError."""
     try:
         earlier = json.loads(path.read_text("utf-8")) if path.exists() else {}
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +157,10 @@ def _medians(sizes: Sequence[int], measure_once: Callable[[int], float], ends_at
 
 
 def _prefill(engine: Engine, length: int) -> tuple[tuple[int, ...], KVCache | None, float]:
-    """The tokens of a prompt, its KV cache less the last token's if the engine gives any, and tokens a second."""
+    """Return a prompt's tokens, its KV cache and the tokens per second.
+
+    The KV cache lacks the last token. It is None if the engine exports none.
+    """
     words = " ".join(random.choices(("river", "ferry", "market", "garden", "school", "harbour"), k=2 * length))
     tokens = engine.tokenize(user_prompt("", f"{random.random()} {words}"), time.time()).ids[:length]
     records: list[Record] = []
@@ -158,7 +172,10 @@ def _prefill(engine: Engine, length: int) -> tuple[tuple[int, ...], KVCache | No
 
 
 def _decode(engine: Engine, prompts: Sequence[tuple[tuple[int, ...], KVCache | None]]) -> float:
-    """All of them at once; of each what follows its first token counts, so that no import of a cache does."""
+    """Decode all prompts at once.
+
+    Each counts only after its first token, so that importing the cache is not measured.
+    """
     with ThreadPoolExecutor(len(prompts)) as pool:
         sampling = Sampling(max_tokens=ANSWER_TOKENS, seed=1)
         answers = list(pool.map(lambda prompt: engine.decode(prompt[0], prompt[1], sampling), prompts))
@@ -170,7 +187,7 @@ def _decode(engine: Engine, prompts: Sequence[tuple[tuple[int, ...], KVCache | N
 
 
 def _build(info: EngineInfo) -> str:
-    """The engine, the versions of its packages that are installed, and the device."""
+    """Return the engine, the installed versions of its packages, and the device."""
     names = packages_distributions()
     packages = [names[module][0] for module in entries()[info.engine].packages if module in names]
     return f"{', '.join([info.engine, *(f'{name} {version(name)}' for name in packages)])} on {info.device}"

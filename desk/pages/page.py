@@ -1,4 +1,4 @@
-"""The desk's frame: which assignment, which section."""
+"""The desk's frame: the choice of assignment and section."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -36,7 +36,7 @@ _PAGES: dict[str, Callable[[Desk, Path], None]] = {
 }
 
 
-# Streamlit's own grey is fainter than 4.5:1, which small text needs to be read.
+# Streamlit's grey has a contrast below 4.5:1, which is too faint for small text.
 _STYLE = """<style>
 [data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] p { color: inherit; opacity: 0.9; }
 button:enabled kbd { color: inherit; opacity: 1; }
@@ -78,7 +78,7 @@ mark [class^="work-"] { color: inherit; }  /* on what is highlighted, only ink c
 
 
 def show_desk_page(open_backend: Callable[[], Backend]) -> None:
-    """Draw the page that the reader is on."""
+    """Draw the page that the reader has chosen."""
     st.set_page_config(page_title="Kvasir grading desk", layout="wide")
     st.html(_STYLE)
     with show_errors():
@@ -89,7 +89,8 @@ def show_desk_page(open_backend: Callable[[], Backend]) -> None:
         if desk.backend.notice:
             st.warning(escape_markdown(desk.backend.notice))
         folder = _choose_assignment(desk)
-        with st.spinner("Reading the class …"):  # which takes a minute for a thousand works, once after each start
+        # after each start this is read once, which takes a minute for a thousand works
+        with st.spinner("Reading the class …"):
             section = _section(desk, folder) if folder else ""
         if folder is None:
             home_page.show_home_page(desk)
@@ -100,7 +101,7 @@ def show_desk_page(open_backend: Callable[[], Backend]) -> None:
 
 
 def _choose_assignment(desk: Desk) -> Path | None:
-    """The assignment of the side bar; None for all. Of an address only folders that the desk knows are opened."""
+    """Return the assignment chosen in the side bar, or None for all. Only folders that the desk knows are opened."""
     names = {str(folder): folder for folder in desk.folders()}
     assignment_name = st.session_state.get("assignment", "")
     if assignment_name not in names:
@@ -118,9 +119,12 @@ def _choose_assignment(desk: Desk) -> Path | None:
 
 
 def _section(desk: Desk, folder: Path) -> str:
-    """The section of the side bar, each with what waits there; a page that changes that draws the side bar again."""
+    """Return the section chosen in the side bar, which shows what waits in each.
+
+    A page that changes this redraws the side bar.
+    """
     waits: dict[str, str] = {}
-    with suppress(KvasirError):  # said where the class itself is shown
+    with suppress(KvasirError):  # the class's own pages report the error
         waits = _waits(desk.rows(folder)[1])
         st.session_state["counted"] = desk.by_people(folder)
     return str(
@@ -129,7 +133,7 @@ def _section(desk: Desk, folder: Path) -> str:
 
 
 def _waits(rows: Sequence[Row]) -> dict[str, str]:
-    """What waits in each section, in words and a colour; a section in which nothing waits is left out."""
+    """Return what waits in each section, in words and a colour. Sections in which nothing waits are left out."""
     counts = [
         ("Grade", ":gray[●]", sum(row.state == "waiting" for row in rows), "not graded yet"),
         ("Review", ":orange[●]", sum(bool(row.needs_review) for row in rows), "to review"),
@@ -148,5 +152,5 @@ def _title(desk: Desk, folder: str) -> str:
         return "All assignments"
     try:
         return f"{desk.title(Path(folder))} ({Path(folder).name})"
-    except KvasirError:  # said where the assignment itself is shown; the others stay in reach
+    except KvasirError:  # the assignment's own page reports the error, and the others stay usable
         return Path(folder).name

@@ -1,7 +1,7 @@
-"""Looks a cluster over before work starts: configuration, broker, store, disks, and the workers' registrations.
+"""Checks a cluster before work starts: configuration, broker, store, disks, and the workers' registrations.
 
-Leaves everything as it was: some messages and 34 MB of random bytes go out, and 66 MB come back. Broker and store are
-looked at side by side, and what has not answered when the time is up is named instead of waited for.
+It leaves no traces: a few messages and up to 34 MB of random bytes are sent and removed again. Broker and store are
+checked in parallel. A check that has not finished in time is named instead of waited for.
 """
 
 import socket
@@ -51,14 +51,15 @@ if TYPE_CHECKING:
 
 _OTHER_USERS = stat.S_IRWXG | stat.S_IRWXO
 _FIRST_STEP = "see that it runs, and that its URL, user and password are right (kvasir config)"
-_WITHIN_S = 7.0  # everything that goes over the network
-_USABLE = ("", "latency", "rights", "undeclared")  # causes with which a service can be looked at further
+_WITHIN_S = 7.0  # Time limit for all checks over the network.
+# Causes with which a service still works well enough for further checks.
+_USABLE = ("", "latency", "rights", "undeclared")
 
 Look = Callable[[], Iterable[Finding]]
 
 
 def examine(load: Callable[[], Settings]) -> Iterator[Finding]:
-    """Every finding. `load` reads the settings; nothing is raised for what is found to be wrong."""
+    """Yield all findings. `load` reads the settings. Problems become findings and are not raised."""
     try:
         settings = load()
         cluster = is_cluster(settings)
@@ -100,11 +101,11 @@ def _check_password_files(settings: Settings) -> Iterator[Finding]:
     for secret in (settings.services.broker_secret, settings.services.store_secret):
         path = secret.file if secret else None
         if path and path.is_file() and path.stat().st_mode & _OTHER_USERS:
-            yield warn("configuration", f"others than you may read the password in {path}", f"chmod 600 {path}")
+            yield warn("configuration", f"other users may read the password in {path}", f"chmod 600 {path}")
 
 
 def _check_local_model(model: ModelSettings) -> Finding:
-    """Whether this machine can load it."""
+    """Check whether this machine can load the model."""
     try:
         engine, weights = model.weights_for()
         entry = entries()[engine]
@@ -122,7 +123,7 @@ def _has_slot_files(engine: str) -> bool:
 
 
 def side_by_side(looks: Mapping[str, Look], within_s: float) -> Iterator[Finding]:
-    """What each look found within that time, in their order. One that takes longer is left behind, and named."""
+    """Run checks in parallel and yield their findings in order. A check that takes longer is abandoned and named."""
     findings: dict[str, list[Finding]] = {subject: [] for subject in looks}
     finished: set[str] = set()
 
@@ -139,11 +140,11 @@ def side_by_side(looks: Mapping[str, Look], within_s: float) -> Iterator[Finding
         is_done = subject in finished
         yield from list(findings[subject])
         if not is_done:
-            yield warn(subject, f"not all was looked at within {within_s:g} s", "try again when less is going on")
+            yield warn(subject, f"the checks did not finish within {within_s:g} s", "try again when less is going on")
 
 
 def _check_service(service: Literal["broker", "store"], settings: Settings) -> Iterator[Finding]:
-    """Each address step by step, and what is there if one of them can be used."""
+    """Try each address step by step. If one of them works, check the service behind it."""
     try:
         tries = _try_addresses(service, settings)
         yield from tries.values()
@@ -171,9 +172,9 @@ def _check_service(service: Literal["broker", "store"], settings: Settings) -> I
 
 
 def measured_links(settings: Settings) -> Iterator[Link]:
-    """The way from this machine to each address of the broker and the store.
+    """Measure the link from this machine to each address of the broker and the store.
 
-    Raises ConfigError, StoreUnavailable, and UsageError where something else than a message's size stands in the way.
+    Raises ConfigError, StoreUnavailable, and UsageError if a step fails for another reason than a message's size.
     """
     for service in ("broker", "store"):
         for url, steps in _try_addresses(service, settings).items():
@@ -183,10 +184,11 @@ def measured_links(settings: Settings) -> Iterator[Link]:
 
 
 def _try_addresses(service: Literal["broker", "store"], settings: Settings) -> dict[str, Finding]:
-    """A finding for each; what is wrong with one of them is a warning while another one can be used."""
+    """Return a finding for each address. As long as another address works, errors become warnings."""
     urls = addresses(settings.broker_url_with_secret() if service == "broker" else settings.store_url_with_secret())
-    ca_file = settings.broker_ca_file() if service == "broker" else ""  # the store's URL names its own
-    with ThreadPoolExecutor(len(urls)) as pool:  # each ends in time
+    # the store's certificate file is named in its URL
+    ca_file = settings.broker_ca_file() if service == "broker" else ""
+    with ThreadPoolExecutor(len(urls)) as pool:  # each try has a time limit
         tries = list(pool.map(lambda url: try_service(service, url, ca_file), urls))
     if len(urls) == 1:
         return {urls[0]: tries[0]}
@@ -222,7 +224,7 @@ def _check_broker(broker: "RabbitMQBroker", models: list[str]) -> Iterator[Findi
 
 
 def _check_stores(settings: Settings, stores: Stores, tries: Mapping[str, Finding]) -> Iterator[Finding]:
-    """`tries`: what was found of each address that can be used."""
+    """Check the store. `tries` are the findings about the addresses that work."""
     url = settings.store_url_with_secret()
     yield from check_store_servers(url)
     for address, steps in list(tries.items())[: 1 if is_redis_cluster(url) else None]:

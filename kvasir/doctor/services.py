@@ -1,4 +1,4 @@
-"""What doctor finds at the broker, at the store, and on this machine's disks; and how fast the link to the store is."""
+"""Checks the broker, the store, this machine's disks, and the speed of the link to the store."""
 
 import math
 import os
@@ -45,7 +45,7 @@ _SLOT_BYTES = 4e9
 
 
 def check_broker_itself(server: Mapping[str, Any]) -> Iterator[Finding]:
-    """What the properties of a connection tell of a RabbitMQ."""
+    """Check a RabbitMQ by the properties that it sends when a connection opens."""
     product, version = str(server.get("product", "an unknown broker")), str(server.get("version", "?"))
     can = server.get("capabilities") or {}
     absent = [name for name in _REQUIRED_CAPABILITIES if not can.get(name)]
@@ -65,13 +65,13 @@ def check_broker_itself(server: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """`3.10.8-rc.1` as (3, 10, 8); () for what is no version, which counts as too old."""
+    """Convert `3.10.8-rc.1` to (3, 10, 8). Anything else gives (), which counts as too old."""
     parts = version.partition("-")[0].split(".")
     return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
 
 
 def check_clock(difference_s: float) -> Finding:
-    """The store's clock minus this machine's."""
+    """Judge the difference between the store's clock and this machine's."""
     if abs(difference_s) < CLOCKS_DIFFER_S:
         return ok("clocks", f"the store's is this machine's ({difference_s:+.1f} s)")
     return warn(
@@ -83,7 +83,7 @@ def check_clock(difference_s: float) -> Finding:
 
 
 def check_other_clocks() -> Finding:
-    """What can't be known from here."""
+    """Say which clocks can't be checked from here."""
     return Finding(
         "ok",
         "clocks",
@@ -94,14 +94,14 @@ def check_other_clocks() -> Finding:
 
 
 def clock_difference_s(store_now: Any) -> float:
-    """`store_now()` minus this machine's clock in the middle of the call, of the shortest of three."""
+    """Return `store_now()` minus this machine's clock at the middle of the call. The shortest of three calls counts."""
     calls = [(time.time(), float(store_now()), time.time()) for _ in range(3)]
     before, store_time, after = min(calls, key=lambda call: call[2] - call[0])
     return store_time - (before + after) / 2
 
 
 def check_redis(info: Mapping[str, Any], saves: str) -> Iterator[Finding]:
-    """What `INFO` and the setting `save` say of how Redis treats a full memory, and whether it writes to disk."""
+    """Check how Redis treats a full memory, and whether it writes to disk, by `INFO` and the setting `save`."""
     limit, policy = int(info.get("maxmemory", 0)), str(info.get("maxmemory_policy", ""))
     if not limit:
         yield warn("store", "maxmemory is not set: prefill can't tell when it is full", "redis: maxmemory 128gb, or so")
@@ -125,7 +125,10 @@ def check_redis(info: Mapping[str, Any], saves: str) -> Iterator[Finding]:
 
 
 def check_store_servers(url: str) -> Iterator[Finding]:
-    """The Redis at `url`, or each primary of a Redis Cluster and what they make together. Raises StoreUnavailable."""
+    """Check the Redis at `url`, or each primary of a Redis Cluster and the cluster as a whole.
+
+    Raises StoreUnavailable.
+    """
     client: Any = open_client(url)
     with closing(client), errors_mapped(place(url)):
         if is_cluster(url):
@@ -143,7 +146,8 @@ def _check_redis_cluster(client: Any) -> Iterator[Finding]:
     for primary in client.get_primaries():
         try:
             infos[primary] = {} if primary.name in unreachable_nodes else client.info(target_nodes=primary)
-        except (ConnectionError, TimeoutError):  # the others will know in a moment, or it is a matter of the network
+        # either the node has just failed and the others don't know yet, or the network is the problem
+        except (ConnectionError, TimeoutError):
             unreachable_nodes[primary.name] = "this machine"
     infos = {primary: info for primary, info in infos.items() if info}
     have_replicas = {
@@ -155,7 +159,8 @@ def _check_redis_cluster(client: Any) -> Iterator[Finding]:
     for primary, info in infos.items():
         for finding in check_redis(info, _setting(client, "save", target_nodes=primary)):
             yield replace(finding, what=f"{primary.name}: {finding.what}")
-    node_options = {"target_nodes": next(iter(infos))} if infos else {}  # one that answers, now
+    # the other questions go to one node that is known to answer
+    node_options = {"target_nodes": next(iter(infos))} if infos else {}
     yield from _check_slots(int(client.cluster_info(**node_options)["cluster_slots_ok"]), unreachable_nodes)
     if single_nodes := sorted(
         name for name, node in nodes.items() if node["slots"] and node["node_id"] not in have_replicas
@@ -169,7 +174,7 @@ def _check_redis_cluster(client: Any) -> Iterator[Finding]:
     if _setting(client, "cluster-require-full-coverage", **node_options) == "yes":
         yield warn(
             "store",
-            "cluster-require-full-coverage is yes: with one primary all of the cluster is away",
+            "cluster-require-full-coverage is yes: if one primary fails, the whole cluster is down",
             "on each node: redis-cli CONFIG SET cluster-require-full-coverage no, and the same in redis.conf",
         )
     timeout_s = int(_setting(client, "cluster-node-timeout", **node_options) or 0) / 1000
@@ -182,7 +187,7 @@ def _check_redis_cluster(client: Any) -> Iterator[Finding]:
 
 
 def _check_slots(served_slots: int, unreachable_nodes: Mapping[str, str]) -> Iterator[Finding]:
-    """`unreachable_nodes`: nodes by name, and whom they don't answer."""
+    """Check that all slots are served. `unreachable_nodes` maps a node's name to who can't reach it."""
     if served_slots < _SLOTS:
         message = f"{_SLOTS - served_slots:,} of {_SLOTS:,} slots are served by no node: jobs go without KV transfer"
         yield error("store", message, "start the node that had them, or: redis-cli --cluster fix HOST:PORT")
@@ -193,14 +198,14 @@ def _check_slots(served_slots: int, unreachable_nodes: Mapping[str, str]) -> Ite
 
 
 def _setting(client: Any, name: str, **node_options: Any) -> str:
-    """A setting, of a cluster's node; "" where reading it is forbidden, as managed services do."""
+    """Return a setting of a Redis node, or "" if reading it is forbidden, as with managed services."""
     with suppress(ResponseError):
         return str(client.config_get(name, **node_options).get(name, ""))
     return ""
 
 
 def check_link(url: str, steps: Finding) -> Finding:
-    """How fast the link to a store is. `steps`: what was found of it; all of them were done."""
+    """Measure the link to a store. `steps` is the finding of its steps, all of which were done."""
     try:
         link = measured_link(url, steps, most_mb=16, within_s=3.0)
     except StoreUnavailable as refusal:
@@ -210,12 +215,13 @@ def check_link(url: str, steps: Finding) -> Finding:
 
 
 def measured_link(url: str, steps: Finding, most_mb: int, within_s: float) -> Link:
-    """What the steps tell of the way to an address, and of a store its rates too, unless a message did not pass.
+    """Return what the steps tell of the link to an address. For a store its rates are measured too.
 
-    They are measured with as many megabytes, up to `most_mb`, as the 1 MB of the steps says that the time allows; where
-    that is next to nothing, the step's own rate is taken. Raises StoreUnavailable.
+    The rates are not measured if a message did not pass. The 1 MB step predicts how many megabytes the time allows, up
+    to `most_mb`. If they are too few, the rate of that step is returned. Raises StoreUnavailable.
     """
-    megabyte_s = steps.steps.get("1 MB", math.inf) / 2 if steps.subject == "store" else math.inf  # there and back
+    # seconds for 1 MB one way: the step covers both directions
+    megabyte_s = steps.steps.get("1 MB", math.inf) / 2 if steps.subject == "store" else math.inf
     megabytes = min(most_mb, int(within_s / (2 * len(_RATES)) / max(1e-6, megabyte_s)))
     return Link(
         host_and_port(url)[0],
@@ -297,20 +303,20 @@ def link_finding(host: str, link: Link, mb_per_s: float, size_mb: float, what_is
 
 
 def check_journal_disk(results: Path) -> Finding:
-    """Space for journals and reports in `results`; the nearest folder above it that exists counts."""
+    """Check the space for journals and reports in `results`, or in its nearest parent folder that exists."""
     folder = next(path for path in (results.absolute(), *results.absolute().parents) if path.exists())
     return disk_finding("journals and reports", folder, shutil.disk_usage(folder).free, _JOURNAL_BYTES)
 
 
 def check_slot_disk() -> Finding:
-    """Space for llama.cpp's slot files on this machine: in shared memory, or in the folder of temporary files."""
+    """Check the space for llama.cpp's slot files on this machine, in shared memory or in the temporary folder."""
     folders = [path for path in (SHARED_MEMORY, Path(tempfile.gettempdir())) if path.is_dir()]
     free, folder = max((shutil.disk_usage(path).free, path) for path in folders)
     return disk_finding("slot files of llama.cpp, each as large as a prompt's KV cache", folder, free, _SLOT_BYTES)
 
 
 def disk_finding(use: str, folder: Path, free_bytes: float, wanted_bytes: float) -> Finding:
-    """Whether that is enough: an error where it is less than a tenth of it."""
+    """Judge the free space. Less than a tenth of the wanted space is an error."""
     message = f"{free_bytes / 1e9:,.1f} GB free in {folder} for {use}"
     if free_bytes >= wanted_bytes:
         return ok("disk", message)

@@ -1,4 +1,4 @@
-"""The KV store over Redis: one record, one key, one value, always with a TTL."""
+"""The KV store in Redis. Each record is one key with one value, always with a TTL."""
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -19,21 +19,22 @@ from kvstore.redis.links import Links
 from messages.errors import KVTransferFailed
 from messages.kv import KVLayout, Record
 
-PIPELINE_BYTES = 16 << 20  # redis-py holds a pipeline's bytes twice
+PIPELINE_BYTES = 16 << 20  # redis-py holds a pipeline's bytes in memory twice
 GETS_AT_ONCE = 8
 DELETES_AT_ONCE = 256
 
 
 class RedisKVStore(KVStore):
-    """Blocks as Redis strings. Payloads go over a socket of our own where that is possible, else through redis-py."""
+    """Stores blocks as Redis strings. Payloads use Kvasir's own sockets where that is possible, and redis-py
+    otherwise."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S, bulk: bool = True) -> None:
-        """Of a cluster it asks where the slots are: raises StoreUnavailable then."""
+        """Asks a cluster for its map of slots, which may raise StoreUnavailable."""
         self._place = place(url)
         first_url = node_urls(url)[0]
         self._links = Links(url)
         self._client = open_client(url, timeout_s, self._links)
-        # They raise what redis-py raises, or OSError.
+        # All transports raise the exceptions that redis-py raises, or OSError.
         self.transport: Bulk | ClusterBulk | Pipelines
         if not bulk or not bulk_target(first_url):
             self.transport = Pipelines(self._client)
@@ -76,9 +77,9 @@ class RedisKVStore(KVStore):
 
     @with_errors_mapped
     def free_shared(self, size_bytes: int) -> int:
-        """See KVStore. The time to live that is left says how recently a record was used: every use sets it again.
+        """See KVStore. A record's remaining TTL tells how recently it was used, because every use renews it.
 
-        On a cluster an equal share on each primary, since each of them fills by itself.
+        On a cluster each primary frees an equal share, because each fills separately.
         """
         primaries = self._primaries()
         return sum(self._free_shared(target_options, -(-size_bytes // len(primaries))) for target_options in primaries)
@@ -113,12 +114,12 @@ class RedisKVStore(KVStore):
         return int(sums[count - 1])
 
     def _unlink(self, keys: Sequence[str | bytes]) -> None:
-        """Delete; the memory is freed off the server's main thread."""
+        """Delete keys. Redis frees their memory outside its main thread."""
         client: Any = self._client
         if isinstance(client, redis.Redis):
             client.unlink(*keys)
             return
-        # redis-py makes of one command for many keys one for each slot, one after the other.
+        # For one command with many keys, redis-py would send one command per slot, one after the other.
         with client.pipeline(transaction=False) as pipeline:
             for key in keys:
                 pipeline.unlink(key)
@@ -126,9 +127,9 @@ class RedisKVStore(KVStore):
 
     @with_errors_mapped
     def usage(self) -> StoreUsage:
-        """See KVStore. Of a cluster that of the fullest primary, times their number.
+        """See KVStore. For a cluster: the usage of the fullest primary, times the number of primaries.
 
-        Records spread evenly over slots, and the primary that is full first refuses first.
+        Records spread evenly over slots, and the primary that fills first is the first to refuse writes.
         """
         memory_infos: list[Any] = [
             self._client.info("memory", **target_options) for target_options in self._primaries()
@@ -138,7 +139,7 @@ class RedisKVStore(KVStore):
         return StoreUsage(len(usages) * fullest.used_bytes, len(usages) * fullest.max_bytes)
 
     def _primaries(self) -> list[dict[str, Any]]:
-        """What redis-py takes to ask every primary, one after the other."""
+        """The arguments with which redis-py asks each primary in turn."""
         client: Any = self._client
         return [{}] if isinstance(client, redis.Redis) else [{"target_nodes": node} for node in client.get_primaries()]
 
@@ -156,7 +157,7 @@ def _present(value: bytes | memoryview | None, ref: BlockRef) -> bytes | memoryv
 
 
 class Pipelines:
-    """Values through redis-py: works with every URL that it takes, TLS included."""
+    """Values through redis-py. This works with every URL that redis-py supports, including TLS."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -191,17 +192,18 @@ class Pipelines:
             return [bool(reply) for reply in _execute(pipeline)]
 
     def prepare(self) -> None:
-        """redis-py makes each value's memory."""
+        """Nothing to prepare, because redis-py allocates each value's memory."""
 
     def close(self) -> None:
-        """The client belongs to the store."""
+        """Nothing to close, because the client belongs to the store."""
 
 
 def _execute(pipeline: Any) -> list[Any]:
-    # With raise_on_error redis-py would put the command, payload and all, into the error's text.
+    # With raise_on_error, redis-py would put the whole command, including the payload, into the error's text.
     try:
         replies: list[Any] = pipeline.execute(raise_on_error=False)
-    except exceptions.SlotNotCoveredError:  # of a single command redis-py asks again whose the slots are; not here
+    except exceptions.SlotNotCoveredError:
+        # redis-py renews the map of slots when a single command meets this error, but not for a pipeline.
         pipeline.nodes_manager.initialize()
         raise
     for reply in replies:

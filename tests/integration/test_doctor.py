@@ -72,7 +72,7 @@ def test_a_password_that_others_may_read_is_a_warning(tmp_path: Path) -> None:
     for mode, warned in ((0o640, True), (0o600, False)):
         password.chmod(mode)
         said = run("--config", str(config), "doctor", "--json", env=environment(tmp_path), cwd=tmp_path).stdout
-        assert (f"others than you may read the password in {password}" in said) == warned
+        assert (f"other users may read the password in {password}" in said) == warned
         assert "hunter2" not in said
 
 

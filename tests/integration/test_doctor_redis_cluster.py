@@ -33,7 +33,7 @@ def test_a_cluster_is_looked_over_node_by_node_and_as_a_whole() -> None:
             cluster.configure(node, "cluster-require-full-coverage", "yes")
             cluster.configure(node, "cluster-node-timeout", "15000")
         said = _said(cluster)
-        assert any("with one primary all of the cluster is away" in what for what in said["warn"])
+        assert any("if one primary fails, the whole cluster is down" in what for what in said["warn"])
         assert any("given up after 15 s" in what for what in said["warn"])
 
         # With a primary lost, before the other nodes know it and after that

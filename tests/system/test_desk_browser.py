@@ -528,7 +528,7 @@ def test_of_two_who_reply_to_one_request_the_second_is_shown_the_first_ones_repl
         browser.wait_for("Replied (Ada)")
 
         other.click("Reply")
-        other.wait_for("somebody has replied meanwhile (Ada)")
+        other.wait_for("somebody else has replied in the meantime (Ada)")
         other.wait_for("It runs.")
         wait_until_holds(other, "Reply, which the student gets", "It stands.")
         assert [(request.answer.by, request.answer.reply) for request in read_requests(folder) if request.answer] == [
