@@ -1,10 +1,9 @@
-"""Token ids to text, piece by piece: whole characters only, stop words found, a hidden preamble left out. Pure."""
+"""Turns token ids into text, piece by piece. Emits only whole characters, detects stop words, and leaves out a hidden
+preamble. Pure."""
 
 import codecs
-import json
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 from engines.harmony import FinalChannel
 from engines.huggingface.prompt import HFPrompt
@@ -15,8 +14,8 @@ _SENTENCEPIECE_SPACE = "\u2581"
 class TextStream:
     """The text of one answer, as its tokens come.
 
-    Stop words end it and are left out; what may be the beginning of one is held back. An answer that never opens its
-    final channel is given out whole at the end, so that a reader sees what went on.
+    Stop words end it and are left out. Text that may be the start of a stop word is held back. An answer that never
+    opens its final channel is returned whole at the end, so that a reader sees what happened.
     """
 
     def __init__(
@@ -28,10 +27,10 @@ class TextStream:
         self._hidden: list[int] = []
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._buffer = ""
-        self.has_stopped = False  # a stop word was met
+        self.has_stopped = False  # whether a stop word was found
 
     def push(self, token: int) -> str:
-        """The text that this token completes; "" while a character or a stop word may still be under way."""
+        """The text that this token completes; "" while a character or a stop word may be incomplete."""
         if self._channel is not None and not self._channel.is_open:
             self._channel.observe(token)
             self._hidden.append(token)
@@ -39,7 +38,7 @@ class TextStream:
         return self._release(self._decode(token))
 
     def finish(self) -> str:
-        """The text held back, once no token follows. A character with missing bytes is left out."""
+        """The text that was held back, when no more tokens follow. An incomplete character is left out."""
         hidden = "" if self._channel is None or self._channel.is_open else "".join(map(self._decode, self._hidden))
         piece = self._release(hidden)
         if self.has_stopped:
@@ -62,25 +61,18 @@ class TextStream:
         return text[:cut]
 
     def _partial_stop_length(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop word."""
+        """The length of the longest suffix of `text` that begins a stop word."""
         beginnings = (word[:size] for word in self._stop for size in range(1, len(word)))
         return max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
 
 
 def token_bytes(prompt: HFPrompt) -> list[bytes]:
     """The bytes that each id stands for; none for control tokens. Byte-level and SentencePiece tokenizers."""
-    definition = json.loads(prompt.tokenizer_json)
-    added_tokens = {entry["id"]: entry["content"] for entry in definition.get("added_tokens") or ()}
-    to_bytes = _from_byte_level if "ByteLevel" in _decoder_types(definition) else _from_sentencepiece
+    to_bytes = _from_byte_level if "ByteLevel" in prompt.decoder_types else _from_sentencepiece
     result = [to_bytes(text) for text in prompt.token_texts()]
-    for number, text in added_tokens.items():
+    for number, text in prompt.added_tokens.items():
         result[number] = b"" if number in prompt.control_ids else text.encode()
     return result
-
-
-def _decoder_types(definition: dict[str, Any]) -> set[str]:
-    decoder = definition.get("decoder") or {}
-    return {part.get("type", "") for part in (decoder, *decoder.get("decoders", ()))}
 
 
 def _from_byte_level(text: str) -> bytes:

@@ -107,17 +107,20 @@ class LossyClusterState(MemoryClusterState):
         return super().get_sketch(name)
 
 
-def test_a_worker_that_can_fetch_no_kv_cache_leaves_the_jobs_to_others_until_a_probe_comes_through(pipeline):
+def test_a_worker_that_can_fetch_no_kv_cache_leaves_the_jobs_to_others_until_a_probe_comes_through(
+    pipeline, monkeypatch
+):
+    monkeypatch.setattr("decode_worker.generate._PROBE_EVERY_S", 0.0)
     cluster_state = pipeline.cluster_state = LossyClusterState()
     jobs = [pipeline.job(f"{number}") for number in range(3)]
     prefilled(pipeline, *jobs)
     # Given a worker whose fetches fail while the store answers
     cluster_state.loses_large = True
     pipeline.kv.failing_calls = {"get"}
-    register_another(pipeline, off="")
     decode = pipeline.start_decode(WatchedEngine(slots=1))
-    # Then these jobs go on without their caches, and then it takes no more
+    # Then alone it goes on without them, and takes no more once there is another one
     assert all(pipeline.result(job).decode.why_none.startswith("the store is away") for job in jobs)
+    register_another(pipeline, off="")
     wait_until(lambda: decode.worker.registration().off == SELF_PAUSED, "it has paused itself")
     assert "3 KV caches in a row" in decode.worker.registration().details.paused_because
     later = pipeline.job("later")
@@ -134,6 +137,17 @@ def test_a_worker_that_can_fetch_no_kv_cache_leaves_the_jobs_to_others_until_a_p
     # Then it goes on by itself, with KV caches
     wait_until(lambda: decode.worker.registration().off == "", "it takes jobs")
     assert pipeline.run(pipeline.job("last")).decode.kv_transfer == "verified"
+
+
+def test_a_worker_without_jobs_finds_out_that_it_can_fetch_no_kv_cache(pipeline):
+    cluster_state = pipeline.cluster_state = LossyClusterState()
+    pipeline.start_prefill()
+    register_another(pipeline, off="")
+    cluster_state.loses_large = True
+    decode = pipeline.start_decode()
+    wait_until(lambda: decode.worker.registration().off == SELF_PAUSED, "it has paused itself")
+    cluster_state.loses_large = False
+    wait_until(lambda: decode.worker.registration().off == "", "it takes jobs")
 
 
 def register_another(pipeline, off):
@@ -247,7 +261,7 @@ def test_a_kv_cache_of_another_model_is_decoded_alone_and_not_prefilled_again(pi
 
     result = pipeline.result(job)
     assert result.decode.kv_transfer == "none"
-    assert "this worker's model is" in result.decode.why_none
+    assert "this worker's model" in result.decode.why_none
     assert result.text == pipeline.undisturbed_text(job)
     assert len(prefill.engine.prefill_calls) == 1
 
@@ -267,7 +281,7 @@ def test_a_kv_cache_of_a_layout_that_is_not_supported_yet_is_not_used(pipeline):
 
     result = pipeline.result(job)
     assert (result.state, result.decode.kv_transfer) == ("succeeded", "none")
-    assert result.decode.why_none == "K is 16 and V 8 wide, and unequal widths are not transferred yet"
+    assert result.decode.why_none == "K is 16 wide and V 8; unequal widths can't be transferred yet"
     assert result.text == pipeline.undisturbed_text(job)
 
 
