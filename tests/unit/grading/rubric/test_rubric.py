@@ -143,7 +143,7 @@ def test_points_add_up_without_binary_rounding() -> None:
         ({"step": 0.01}, f"0 to 6 in steps of 0.01 is more than {MAX_STEPS} values"),
         ({"id": "two words"}, "'id' must be a letter and up to 39"),
         ({"id": 7}, "'id' must be text, not 7"),
-        ({"id": "Summary"}, "the id 'Summary' names something else in the results"),
+        ({"id": "Summary"}, "the id 'Summary' has another meaning in the results"),
         ({"id": "WORDS"}, "criteria 1 and 2 have the id 'words'; rename one"),
         ({"title": " "}, "'title' must be one line of text"),
         ({"title": ["x"]}, "'title' must be text, not a list"),
