@@ -1,1 +1,1 @@
-"""Decode: from KV cache to answer. Generating, claiming jobs, and stealing other models' work."""
+"""The decode stage: from a KV cache to an answer. It generates, claims jobs, and steals other models' work."""

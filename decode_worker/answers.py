@@ -1,7 +1,7 @@
-"""Several answers of one job: given together where slots idle, and noted one by one.
+"""Several answers to one job, generated in parallel if slots are idle, and noted one by one.
 
-Each is noted in the cluster state as soon as it is complete. Whoever is given the job after a crash takes over what is
-noted, and gives the rest.
+Each answer is noted in the cluster state as soon as it is complete. After a crash, the next worker takes over the noted
+answers and generates the rest.
 """
 
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Answers:
-    """The `total` answers of a job. `give(n)` makes the n-th; it is called from several threads at once."""
+    """The `total` answers to a job. `give(n)` generates the n-th answer; several threads may call it at once."""
 
     def __init__(
         self,
@@ -41,9 +41,10 @@ class Answers:
         self._errors: list[BaseException] = []
 
     def collect(self) -> list[Answer]:
-        """In order. The first of those left is given in the calling thread, whose slot nobody else is lent.
+        """All answers, in order. The calling thread generates at least one of the missing answers itself, in the job's
+        own slot.
 
-        Raises the first error that comes up, once those that had begun are through; what they noted stays.
+        Raises the first error, after all answers that had begun have ended. Answers that were noted stay noted.
         """
         if self._answers:
             log.info(
@@ -51,14 +52,14 @@ class Answers:
             )
         while self._next():
             pass
-        for helper in self._helpers:  # may become more until the last has ended
+        for helper in self._helpers:  # the list may grow until the last helper has ended
             helper.join()
         if self._errors:
             raise self._errors[0]
         return [answer for _, answer in sorted(self._answers.items())]
 
     def _next(self) -> bool:
-        """Give one more; whether there was one."""
+        """Generate one more answer. Returns whether one was missing."""
         try:
             number = self._open_numbers.popleft()
         except IndexError:
@@ -70,7 +71,7 @@ class Answers:
             self._cluster_state.note_answer(self._job.job_id, self._job.run, number, _encode(self._job, answer))
             log.debug("job %s: answer %d is noted", self._job.job_id, number)
             failpoint("decode.answered", self._job.job_id)
-        except BaseException as error:  # noqa: BLE001  raised in the job's own thread
+        except BaseException as error:  # noqa: BLE001  raised again in the job's own thread
             self._errors.append(error)
             self._open_numbers.clear()
         return True
@@ -82,13 +83,13 @@ class Answers:
             try:
                 if number < total:
                     answers[number] = _decode(body)
-            except (InvalidMessage, NewerMessage) as error:  # it is given again
+            except (InvalidMessage, NewerMessage) as error:  # it is generated again
                 log.info("job %s: a noted answer can't be read: %s", self._job.job_id, error)
         return answers
 
 
 def _encode(job: PrefillJob, answer: Answer) -> bytes:
-    """A result with this answer alone."""
+    """A result that holds only this answer."""
     report = DecodeReport(
         evaluated_tokens=answer.evaluated_tokens,
         completion_tokens=answer.completion_tokens,

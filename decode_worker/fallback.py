@@ -1,7 +1,7 @@
-"""While no prefill worker serves a model, its decode workers take the prompts as they are and do them themselves.
+"""While no prefill worker serves a model, its decode workers compute the prompts themselves.
 
-Slower, but a night with one dead machine still ends with results. Jobs are passed on a few at a time, so that a
-prefill worker that comes back finds the rest.
+This is slower, but a night with one dead machine still ends with results. Jobs are passed on a few at a time, so that
+most of them still wait when a prefill worker comes back.
 """
 
 import logging
@@ -21,13 +21,13 @@ from messages.workers import ENGINE_AWAY, SELF_PAUSED
 
 log = logging.getLogger(__name__)
 
-# A prefill worker that is started again, or deployed again, is back by then.
+# How long a model must be without a prefill worker. A prefill worker that restarts or is redeployed is back sooner.
 ALONE_FOR_SURE_S = 10.0
 REASON = "no prefill worker serves this model"
 
 
 class Fallback:
-    """Call `look` about twice a second, from one thread."""
+    """Passes jobs on without prefill. Call `look` about twice a second, from one thread."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Fallback:
         self._turns = Turns(broker, "prefill", model)
 
     def look(self) -> None:
-        """Pass on what waits for prefill, if nobody will do it. Never raises."""
+        """Pass on the jobs that wait for prefill, if no worker will prefill them. Never raises."""
         if not self._is_needed():
             return
         try:
@@ -57,12 +57,13 @@ class Fallback:
             while capacity > 0 and (delivery := self._pull_job()):
                 self._pass_on(delivery)
                 capacity -= 1
-        except (BrokerUnavailable, NoQueue) as error:  # it reconnects, and declares, by itself
+        except (BrokerUnavailable, NoQueue) as error:  # the broker object reconnects and declares its queues by itself
             log.info("could not look for jobs without a prefill worker: %s", error)
 
     def _is_needed(self) -> bool:
         registrations = self._cluster_state.registrations()
-        # Without our own registration the cluster state is away, and says nothing about anybody.
+        # If our own registration is missing, the cluster state is away, and its answer says nothing about other
+        # workers.
         if not any(registration.worker_id == self._worker_id for registration in registrations):
             return False
         if any(

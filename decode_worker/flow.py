@@ -1,9 +1,11 @@
-"""Where a decode worker's next job comes from once nothing urgent waits: its own bulk, then other models'.
+"""Where a decode worker's next job comes from when nothing urgent waits: its own model's `bulk`, then other models'
+queues.
 
-Short jobs are pushed by the broker, one a slot. Long ones are pulled, one for each slot that is free, because a pushed
-one can't be left to a faster worker: while all slots are busy nothing flows, and when one is free a `get` finds the
-next job; only a worker that finds none listens. At most one job more is held, and not for long: when a slot is about to
-free, so that its KV cache comes while the slot is still busy.
+The broker pushes short jobs, one for each slot. Long jobs are pulled, one for each free slot, because a pushed job
+can't be left to a faster worker. While all slots are busy, no job arrives. When a slot is free, a `get` fetches the
+next job, and the worker subscribes to the queue only if there is none. When a slot is about to become free, the worker
+also fetches one job ahead, so that its KV cache arrives while the slot is still busy. It holds this job only for a
+short time.
 """
 
 import time
@@ -21,9 +23,11 @@ from infra.worker_loop import OneByOne
 from kvstore.base import KVStore
 from messages.errors import BrokerUnavailable, NoQueue
 
-# A slot is about to free if its job has that long to go, or twice the time that a KV cache takes.
+# A slot counts as about to become free if its job will end within this time, or within twice the time that fetching a
+# KV cache takes.
 _SOON_S = 0.5
-# A job fetched ahead goes back after that long, or a quarter of a job's mean time: the estimate was wrong.
+# A job that was fetched ahead goes back after this time or a quarter of a job's mean time, whichever is longer: the
+# estimate was wrong.
 _HOLD_S = 2.0
 
 
@@ -51,7 +55,7 @@ class DecodeFlow:
         self._kv = kv
         self._hand_back = hand_back
         self._is_pushed = True
-        self._credit = self._slots.count  # how many more the flow may bring; of long jobs, at least
+        self._credit = self._slots.count  # how many more jobs may be pushed; for long jobs a lower bound
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="fetch ahead")
         self._ahead: Delivery | None = None
         self._ahead_since = 0.0
@@ -68,13 +72,13 @@ class DecodeFlow:
         if time.monotonic() < self._tail.next_look:
             time.sleep(timeout_s)
         else:
-            if not self._is_pushed and self._are_short():  # they were not known to be, before the first was done
+            if not self._is_pushed and self._are_short():  # only after the first job is it known that they are short
                 self._start_flow()
             home = self._receive_pushed(timeout_s) if self._is_pushed else self._pull()
         return home or self._thief.steal()
 
     def throttle(self, urgent: Callable[[], Delivery | None]) -> None:
-        """No slot is free: let nothing flow that would only lie here; fetch the next job's KV cache in time."""
+        """No slot is free. Stop pushed jobs that would only wait here, and fetch the next job's KV cache in time."""
         if self._are_short():
             return
         with suppress(BrokerUnavailable, NoQueue):
@@ -82,14 +86,14 @@ class DecodeFlow:
             self._look_ahead(urgent)
 
     def pop_fetch(self, delivery: Delivery) -> Future[FetchedCache | None] | None:
-        """The KV cache that was fetched ahead for a delivery that now begins, or None.
+        """The KV cache that was fetched ahead for a delivery that now starts, or None.
 
-        Its `result` raises as `fetch_ahead`: problems wait until the job is decoded.
+        Errors of `fetch_ahead` are raised by the future's `result`, when the job is decoded.
         """
         return self._fetches.pop(id(delivery), None)
 
     def pause(self) -> list[Delivery]:
-        """See Flow. What flows and when is decided with each job: nothing has to begin again."""
+        """See Flow. Nothing has to be restarted afterwards, because each job decides again what flows and when."""
         return self._drop_ahead() + self._stop_flow()
 
     def nudge(self) -> None:
@@ -117,7 +121,7 @@ class DecodeFlow:
 
     def _receive_pushed(self, timeout_s: float) -> Delivery | None:
         if self._slots.free > self._credit and not self._are_short():
-            self._hand_back(self._stop_flow(), keep_turn=True)  # it does not know of a slot that is free again
+            self._hand_back(self._stop_flow(), keep_turn=True)  # the subscription does not know about the freed slot
             return self._pull()
         delivery = self._turns.take(lambda: self._consumer.receive(0)) or self._consumer.receive(timeout_s)
         if delivery is None:
@@ -135,7 +139,7 @@ class DecodeFlow:
         self._is_pushed = True
 
     def _stop_flow(self) -> list[Delivery]:
-        """Let nothing come any more; returns what has come and nobody received."""
+        """Stop the pushed jobs. Returns those that arrived and were not received."""
         if not self._is_pushed:
             return []
         self._is_pushed = False
@@ -149,7 +153,7 @@ class DecodeFlow:
         if self._ahead:
             if now - self._ahead_since > max(_HOLD_S, decode_s / 4):
                 self._hand_back(self._drop_ahead(), keep_turn=True)
-                self._ahead_wanted = False  # until a slot has freed
+                self._ahead_wanted = False  # until a slot becomes free
             return
         soon_s = max(_SOON_S, 2 * self._throughput.fetch_s(self._model))
         if not self._ahead_wanted or self._running_jobs.next_end_s(self._throughput.expected_s) > soon_s:
@@ -158,7 +162,7 @@ class DecodeFlow:
             self._keep_ahead(delivery)
 
     def _home_ahead(self, decode_s: float) -> Delivery | None:
-        """A job of the home model, unless it is among the last: another worker might be free for it first."""
+        """A job of the home model, unless it is among the last ones, for which another worker might be free earlier."""
         if self._choice.outlook.has_peers:
             queue = self._choice.forecast.queue(self._model)
             in_s = self._running_jobs.next_end_s(self._throughput.expected_s) + decode_s

@@ -1,8 +1,9 @@
-"""A decode worker's attempts, each from its job to the text: load the KV cache, check it, prove its reuse, stream.
+"""How a decode worker turns a job into text: it loads the KV cache, checks it, proves that it was reused, and streams
+the answer.
 
-The counter of evaluated tokens shows that a cache was used, and sketches compare engines once, on a prompt of their
-own. Neither sees what a real prompt's cache does to its answer. So a decoder now and then prefills a job itself, too,
-and compares what the model expects as the answer's first token (`KVChecks`).
+The counter of evaluated tokens shows that a cache was used. Sketches compare two engines once, on a fixed prompt.
+Neither shows what a real prompt's cache does to its answer. So now and then a decoder also prefills a job itself, and
+compares which first tokens the model expects with each cache (`KVChecks`).
 """
 
 import logging
@@ -52,18 +53,18 @@ from messages.lifecycle import Event, Step
 
 log = logging.getLogger(__name__)
 
-_FAILURES = 3  # in a row, of fetches that the store does not answer
+_FAILURES = 3  # failed fetches in a row until the worker counts as cut off from the store's KV caches
 _PROBE = bytes(1 << 16)  # as large as a small KV cache
-# A prompt this short is prefilled here sooner than it is sent back and fetched again.
+# Prefilling a prompt this short here is faster than sending the job back and fetching its KV cache again.
 LOCAL_PREFILL_TOKENS = 256
-# In nats. Rounding makes up to 0.11 (SmolLM2 as Q4_1, float32, bfloat16 between llama.cpp and MLX), another prompt's
-# cache 0.6 to 3.4 with tiny models of random weights, which expect next to nothing.
+# In nats. Rounding causes gaps of up to 0.11 (SmolLM2 as Q4_1, float32 and bfloat16, between llama.cpp and MLX).
+# Another prompt's cache causes 0.6 to 3.4, with tiny models of random weights, whose predictions are almost uniform.
 MAX_GAP = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedCache:
-    """A KV cache in memory, and how long it took to come."""
+    """A KV cache in memory, and how many seconds it took to fetch."""
 
     cache: KVCache
     seconds: float
@@ -73,30 +74,32 @@ class FetchedCache:
 class DecodeAttempt(Attempt[DecodeJob]):
     """One job on its way through a decode worker."""
 
-    loaded_model: LoadedModel = field(init=False)  # the model that it is decoded with
-    ahead: Future[FetchedCache | None] | None = None  # its KV cache, if that was fetched while another job had the slot
+    loaded_model: LoadedModel = field(init=False)  # the model that decodes the job
+    # The job's KV cache, if it was fetched ahead while another job held the slot.
+    ahead: Future[FetchedCache | None] | None = None
     began: float = 0.0  # monotonic clock
-    queue_s: float = 0.0  # from submission to its slot
-    before_s: float = 0.0  # seconds from submission until its first answer is begun
-    is_rounded: bool = False  # its KV cache was computed with another rounding
+    queue_s: float = 0.0  # seconds from submission until the job got a slot
+    before_s: float = 0.0  # seconds from submission until its first answer starts
+    is_rounded: bool = False  # whether the KV cache's producer rounds differently
     result: JobResult = field(init=False)
-    body: bytes = b""  # the result as it is stored and sent; b"": there is none yet, and it needs its slot
+    body: bytes = b""  # the encoded result; b"": there is none yet, and the attempt still needs its slot
 
     @property
     def key(self) -> Run:
-        """What claims and results go by."""
+        """The run: claims and results are stored under it."""
         return self.job.job.job_id, self.job.job.run
 
 
 class RunningJobs:
-    """The attempts at jobs that run now. A redelivery of such a job is adopted by its attempt, not decoded twice."""
+    """The attempts that run now. If a running job is delivered again, its attempt adopts the delivery, so that it is
+    not decoded twice."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._attempts: dict[Run, DecodeAttempt] = {}
 
     def start(self, attempt: DecodeAttempt) -> bool:
-        """Whether it runs from now on; if its job runs already, that attempt has taken over the deliveries."""
+        """Start an attempt. Returns False if its job already runs; that attempt has then taken over the deliveries."""
         with self._lock:
             running_attempt = self._attempts.get(attempt.key)
             if running_attempt:
@@ -107,9 +110,11 @@ class RunningJobs:
             return True
 
     def end(self, attempt: DecodeAttempt) -> None:
-        """Take it out. If it was settled, what was adopted since then is acked; if not, all of it is still to settle.
+        """Remove an attempt. If it was settled, deliveries that it adopted since then are acked. If not, they are
+        settled with it.
 
-        Harmless for one that has ended: its job may have come back, and run in another attempt.
+        Calling this for an attempt that has already ended does no harm, even if its job has come back and runs in
+        another attempt.
         """
         with self._lock:
             if self._attempts.get(attempt.key) is attempt:
@@ -119,14 +124,14 @@ class RunningJobs:
             delivery.ack()
 
     def snapshot(self) -> list[DecodeAttempt]:
-        """A snapshot."""
+        """A snapshot of the running attempts."""
         with self._lock:
             return list(self._attempts.values())
 
     def next_end_s(self, expected_s: Callable[[DecodeJob], float]) -> float:
-        """Seconds until the next slot is expected to free; 0 if that is overdue, infinite if nothing runs.
+        """Seconds until the next slot is expected to become free; 0 if that is overdue, infinite if nothing runs.
 
-        `expected_s`: how long a job is expected to take.
+        `expected_s` returns how many seconds a job is expected to take.
         """
         ends = [attempt.began + expected_s(attempt.job) for attempt in self.snapshot() if not attempt.body]
         return max(0.0, min(ends) - time.monotonic()) if ends else math.inf
@@ -137,7 +142,7 @@ class RunningJobs:
 
 
 class Generator:
-    """Makes the answers of one decode worker."""
+    """Generates the answers of one decode worker."""
 
     def __init__(
         self,
@@ -156,16 +161,17 @@ class Generator:
         self._worker_id = worker_id
         self._observe = observe
         self.checks = KVChecks(kv_check_every)
-        self._failed_fetches = 0  # since one succeeded
+        self._failed_fetches = 0  # since a fetch last succeeded
 
     def result(self, attempt: DecodeAttempt) -> JobResult:
-        """Decode a job from its KV cache; where that is of no use, the engine does the prompt.
+        """Decode a job from its KV cache. If the cache can't be used, the engine computes the prompt.
 
-        Raises what the engine raises, and KVTransferFailed if the job is better prefilled again.
+        Raises the engine's errors, and KVTransferFailed if the job should be prefilled again.
         """
         job = attempt.job
         attempt.queue_s = job.job.waited_s(self._cluster_state.now())
-        prefill_report = job.prefill  # `queue_s` counts from submission, the wait from the end of prefill
+        # Its `queue_s` runs from submission, but the wait here runs from the end of prefill.
+        prefill_report = job.prefill
         waited_s = max(0.0, attempt.queue_s - prefill_report.queue_s - prefill_report.prefill_s - prefill_report.put_s)
         self._observe(attempt.envelope.event(Step.DECODE_STARTED, queue_s=attempt.queue_s, waited_s=waited_s))
         try:
@@ -178,7 +184,8 @@ class Generator:
             return self._generate(attempt, None, str(error))
 
     def load_kv(self, attempt: DecodeAttempt) -> tuple[FetchedCache | None, str]:
-        """The job's KV cache, or why none is used; neither where it never had one. Raises KVTransferFailed."""
+        """The job's KV cache, or the reason why none is used; (None, "") if the job never had one. Raises
+        KVTransferFailed."""
         job, stored_kv, loaded_model = attempt.job, attempt.job.kv, attempt.loaded_model
         if stored_kv is None or loaded_model.why_no_kv:
             return None, loaded_model.why_no_kv or job.why_no_kv
@@ -202,17 +209,20 @@ class Generator:
         return fetched_cache, ""
 
     def why_cut_off(self) -> str:
-        """Why jobs are better with workers that can fetch KV caches, in a sentence; "": this one can, or nobody can."""
+        """Why other workers, which can fetch KV caches, should take the jobs, in a sentence; "": this worker can fetch
+        them, or no worker can."""
         return (
-            f"the store answers, and {_FAILURES} KV caches in a row did not come from it"
+            f"the store answers, but {_FAILURES} KV caches in a row did not come from it"
             if self._failed_fetches >= _FAILURES and self._cluster_state.answers
             else ""
         )
 
     def probe_store(self, model: str) -> None:
-        """Where fetches failed: see whether as much as a small KV cache comes back now, or nobody else serves `model`.
+        """After failed fetches: test whether a value as large as a small KV cache can be read back, and whether any
+        other worker serves `model`.
 
-        Either way this worker goes on: jobs that all would leave to each other are better done without their KV caches.
+        If the test succeeds, or if there is no other worker, this worker takes jobs again. Without another worker, it
+        is better to decode without KV caches than not at all.
         """
         if self.why_cut_off():
             self._cluster_state.put_sketch(f"probe-{self._worker_id}", _PROBE, ttl_s=60.0)
@@ -226,8 +236,8 @@ class Generator:
     def _generate(self, attempt: DecodeAttempt, fetched_cache: FetchedCache | None, why_none: str) -> JobResult:
         """All answers that the job asks for, from the same cache; only the first is streamed.
 
-        Without a cache the prompts are done here, and `why_none` goes into the result. A job that no prefill worker
-        tokenized is tokenized here.
+        Without a cache the prompts are computed here, and `why_none` goes into the result. A job that no prefill worker
+        has tokenized is tokenized here.
         """
         job = attempt.job.job if attempt.job.job.tokens else tokenize_job(attempt.loaded_model.engine, attempt.job.job)
         asks, cache = job.asks(), fetched_cache.cache if fetched_cache else None
@@ -258,13 +268,14 @@ class Generator:
         )
 
     def _answer_all(self, attempt: DecodeAttempt, asks: list[Ask], cache: KVCache | None) -> list[Answer]:
-        """All of them, those left by a crash, in this slot and in those that idle."""
+        """All answers, including those that were noted before a crash. They use this job's slot and idle ones."""
         job, engine = attempt.job.job, attempt.loaded_model.engine
 
         def give(number: int) -> Answer:
             ask = asks[number]
             answer = self._answer(attempt, ask, cache, is_first=number == 0)
-            if not job.questions or (number and ask.prompt is asks[number - 1].prompt):  # not the first to its question
+            if not job.questions or (number and ask.prompt is asks[number - 1].prompt):
+                # Not the first answer to its question.
                 return answer
             likelihoods = value_likelihoods(engine, ask, cache, answer.text, answer.tokens, attempt.stop)
             return replace(answer, likelihoods=likelihoods)
@@ -274,11 +285,11 @@ class Generator:
             return answers.collect()
 
     def _answer(self, attempt: DecodeAttempt, ask: Ask, cache: KVCache | None, is_first: bool = True) -> Answer:
-        """The engine's answer. The job's first is streamed to whoever reads along."""
+        """The engine's answer. The job's first answer is streamed to the client that reads along."""
         engine, job = attempt.loaded_model.engine, attempt.job.job
         stream = _Stream(self._broker, job, attempt.envelope.version) if job.stream_to and is_first else None
         on_text = stream.send if stream else None
-        if hasattr(engine, "decode_text"):  # isinstance would ask just this, and not quickly
+        if hasattr(engine, "decode_text"):  # isinstance with a protocol would check the same, but slowly
             answer = cast(DecodesText, engine).decode_text(ask.prompt, ask.sampling, on_text, attempt.stop)
         else:
             answer = engine.decode(ask.tokens, cache, ask.sampling, on_text, attempt.stop)
@@ -296,10 +307,10 @@ class Generator:
         fetched_cache: FetchedCache | None,
         why_none: str,
     ) -> DecodeReport:
-        """With the proof: after a KV transfer every answer must have evaluated just the tokens that were left of its
-        prompt.
+        """The report, with the proof: after a KV transfer, each answer must have evaluated exactly the tokens of its
+        prompt that the cache did not cover.
 
-        The text is right all the same; but a KV transfer that saved nothing must not be reported as one.
+        The text is correct in any case, but a KV transfer that saved nothing must not be reported as one.
         """
         transferred_tokens = fetched_cache.cache.num_tokens if fetched_cache else 0
         evaluated_tokens = max(answer.evaluated_tokens for answer in answers)
@@ -307,7 +318,7 @@ class Generator:
             num_evaluated, num_left = answer.evaluated_tokens, len(ask.tokens) - transferred_tokens
             if num_evaluated != num_left:
                 why_none = (
-                    why_none or f"the engine evaluated {num_evaluated:,} prompt tokens where {num_left:,} were left"
+                    why_none or f"the engine evaluated {num_evaluated:,} prompt tokens, but only {num_left:,} were left"
                 )
         transfer: KVTransfer = "verified-rounded" if attempt.is_rounded else "verified"
         return DecodeReport(
@@ -336,10 +347,10 @@ class Generator:
         )
 
     def _drop_damaged(self, job: DecodeJob) -> None:
-        """Delete those of the job's records that can't be used.
+        """Delete the job's records that can't be used.
 
-        Prefill stores what is missing and nothing over what is there: left in place, a damaged shared block would
-        spoil every KV transfer of the class.
+        Prefill stores missing records and never overwrites existing ones. So a damaged shared block, if it stayed,
+        would spoil every KV transfer of the class.
         """
         stored_kv = job.kv
         if stored_kv is None:
@@ -362,7 +373,7 @@ def _question_answer(answer: Answer) -> QuestionAnswer:
 
 
 class _Stream:
-    """TokenEvents to whoever asked for them. Lossy: the result never depends on it."""
+    """Sends TokenEvents to the client that asked for them. Events may be lost, but the result never depends on them."""
 
     def __init__(self, broker: Broker, job: PrefillJob, version: int) -> None:
         self._broker = broker
@@ -372,7 +383,7 @@ class _Stream:
         self._index = 0
 
     def send(self, text: str, last: bool = False) -> None:
-        """Send one piece; the `last` says that no more come."""
+        """Send one piece. `last` says that no more will come."""
         event = TokenEvent(self._job.job_id, self._job.run, self._delivery, self._index, text, last)
         self._index += 1
         message = Message(codec.encode(event, self._version), self._job.job_id, self._job.batch_id, persistent=False)
@@ -395,13 +406,14 @@ def stored_refs(job: DecodeJob, kv: StoredKV) -> list[BlockRef]:
 
 
 def agreement(stored_kv: StoredKV, loaded_engine: LoadedEngine[DecodeEngine]) -> SketchAgreement:
-    """Whether an engine takes this KV cache: its producer computes what it would compute itself, as was measured."""
+    """Whether this engine can use this KV cache, judged by its producer's sketch: how close the two engines'
+    computations were measured to be."""
     info = loaded_engine.engine.info
     if not info.capabilities.imports_kv or info.layout is None:
-        return SketchAgreement(f"engine {info.engine} takes no KV cache")
+        return SketchAgreement(f"engine {info.engine} can't load KV caches")
     if stored_kv.fingerprint != info.fingerprint:
         return SketchAgreement(
-            f"the KV cache is of {stored_kv.fingerprint:.12}, this worker's model is {info.fingerprint:.12}"
+            f"the KV cache has fingerprint {stored_kv.fingerprint:.12}, this worker's model {info.fingerprint:.12}"
         )
     if reason := stored_kv.layout.why_unsupported:
         return SketchAgreement(reason)
@@ -418,15 +430,16 @@ def fetch(kv: KVStore, job: DecodeJob, stored_kv: StoredKV) -> FetchedCache:
 
 
 def check_finite(record: Record, layout: KVLayout) -> None:
-    """Raises KVTransferFailed for inf or nan, whoever computed it: every answer from it would be nonsense."""
+    """Raises KVTransferFailed if the record holds inf or nan, whoever computed it. Every answer from it would be
+    nonsense."""
     if not is_finite(record.data, "f32" if isinstance(record, RecurrentState) else layout.dtype):
         raise KVTransferFailed("the stored KV cache holds inf or nan")
 
 
 def fetch_ahead(kv: KVStore, delivery: Delivery, loaded_engine: LoadedEngine[DecodeEngine]) -> FetchedCache | None:
-    """The KV cache of a delivery that has no slot yet; None if the job has none that this engine takes.
+    """The KV cache of a delivery that has no slot yet; None if the job has none, or none that this engine can use.
 
-    Raises as `fetch`, and InvalidMessage.
+    Raises the errors of `fetch`, and InvalidMessage.
     """
     job = codec.decode(delivery.message.body, DecodeJob)
     if job.kv is None or agreement(job.kv, loaded_engine).problem:
@@ -436,18 +449,18 @@ def fetch_ahead(kv: KVStore, delivery: Delivery, loaded_engine: LoadedEngine[Dec
 
 @dataclass
 class Producer:
-    """Who prefilled, for one model here: what was found of its KV caches."""
+    """The producer of KV caches for one model, and what this worker's checks of its KV caches found."""
 
     jobs_since_check: int = 0
     has_passed: bool = False
-    why_ended: str = ""  # why its KV caches are not used any more; "": they are
+    why_ended: str = ""  # why its KV caches are no longer used; "": they are used
 
 
 class KVChecks:
     """The checks of one decode worker. Callable from any thread.
 
-    `check_every`: the first job of each producer is checked, and then one in so many; 0: none is. Until one has
-    passed, each is checked: jobs that come together must not go ahead of the verdict.
+    `check_every`: the first job of each producer is checked, and then one in this many; 0: no job is checked. Until one
+    check has passed, every job is checked, so that no job uses an unchecked producer's KV cache.
     """
 
     def __init__(self, check_every: int = KV_CHECK_EVERY) -> None:
@@ -456,7 +469,7 @@ class KVChecks:
         self._lock = threading.RLock()
 
     def is_due(self, job: DecodeJob) -> bool:
-        """Whether this job's KV cache is to be checked before it is used. Counts the job."""
+        """Whether this job's KV cache must be checked before it is used. Each call counts the job."""
         with self._lock:
             producer = self.producer(job)
             producer.jobs_since_check += 1
@@ -465,20 +478,21 @@ class KVChecks:
             )
 
     def producer(self, job: DecodeJob) -> Producer:
-        """What is known of whoever prefilled this job."""
+        """The producer that prefilled this job, and what is known about it."""
         assert job.kv is not None
         with self._lock:
             return self._producers[job.job.model, job.prefill.engine, job.kv.fingerprint, job.kv.sketch]
 
     def endings(self) -> dict[str, str]:
-        """A sentence for each producer whose KV caches are not used any more, by the name of its sketch."""
+        """One sentence for each producer whose KV caches are no longer used, by the name of its sketch."""
         with self._lock:
             return {name[-1]: producer.why_ended for name, producer in self._producers.items() if producer.why_ended}
 
     def check(self, job: DecodeJob, cache: KVCache, engine: DecodeEngine, stop: threading.Event) -> float:
-        """Prefill the job here, too; seconds that it took. Afterwards its producer has the verdict.
+        """Also prefill the job here, compare, and record the verdict on its producer. Returns the seconds that this
+        took.
 
-        Raises what `engine.top_logprobs` raises.
+        Raises the errors of `engine.top_logprobs`.
         """
         start = time.monotonic()
         tokens = job.job.asks()[0].tokens
@@ -488,9 +502,9 @@ class KVChecks:
             producer.jobs_since_check, producer.has_passed = 0, gap <= MAX_GAP
             if gap > MAX_GAP:
                 producer.why_ended = (
-                    f"after a KV cache of {job.prefill.engine or 'another engine'} the model expects other tokens than "
-                    f"after one of {engine.info.engine}: {gap:.2f} nats apart on average, rounding makes less than "
-                    f"{MAX_GAP}"
+                    f"with a KV cache from {job.prefill.engine or 'another engine'} the model expects other tokens "
+                    f"than with one from {engine.info.engine}: {gap:.2f} nats apart on average, more than "
+                    f"the {MAX_GAP} that rounding may cause"
                 )
                 log.error("job %s: %s; none of its KV caches is used any more", job.job.job_id, producer.why_ended)
         return time.monotonic() - start

@@ -1,7 +1,7 @@
-"""What happens to one decode delivery: `DecodeWorker.handle` tells it, from its arrival to its ack.
+"""How a decode delivery is handled, from its arrival to its ack: see `DecodeWorker.handle`.
 
-The order is the safety. The result is stored before it is published, so that a redelivery is answered and not
-decoded again; it is confirmed before the delivery is acked; and only then are the job's own blocks deleted.
+The order makes it safe. The result is stored before it is published, so that a redelivery is answered and not decoded
+again. The result is confirmed before the delivery is acked. Only then are the job's own blocks deleted.
 """
 
 import logging
@@ -44,7 +44,7 @@ from messages.workers import MAX_CURVES, MAX_REFUSALS, WorkerInfo, WorkerStage
 
 log = logging.getLogger(__name__)
 
-# Of the report, for the event.
+# Fields of the report that the event includes.
 _FACTS = (
     *("prompt_tokens", "transferred_tokens", "evaluated_tokens", "completion_tokens"),
     *("get_s", "ttft_s", "decode_s", "total_s"),
@@ -52,11 +52,11 @@ _FACTS = (
 
 
 class DecodeWorker:
-    """Serves the decode queue of one model, the home of `model_cache`, with as many jobs at once as its engine has
-    slots.
+    """Serves the decode queue of one model, the home model of `model_cache`. It decodes as many jobs at once as its
+    engine has slots.
 
-    It also takes jobs of the other models that may be in memory where that pays (`decode_worker.stealing.policy`), in
-    the same slots. `run` blocks until `stop`; everything else may be called from other threads.
+    If it pays (`decode_worker.stealing.policy`), it also takes jobs of other models that it may load, in the same
+    slots. `run` blocks until `stop`; all other methods may be called from other threads.
     """
 
     def __init__(
@@ -102,20 +102,21 @@ class DecodeWorker:
         self._jobs = steps(broker, self._settler, self.slots, self.handle, self.commit, group_help)
         self._aborting = False
         self._started_at = self._cluster_state.now()
-        # Settled apart from our own jobs: it decodes none of what it passes on.
+        # Jobs that the fallback passes on are settled separately, because this worker does not decode them.
         passing_on = Settler(broker, model_cache.models, observe)
         self._fallback = Fallback(broker, self._cluster_state, passing_on, self.worker_id, model, self.slots.count)
 
     def handle(self, delivery: Delivery, leave_slot: Callable[[], None]) -> None:
-        """One delivery, from its arrival to its ack. Each step is through before the next begins."""
+        """Handle one delivery, from its arrival to its ack. Each step ends before the next begins."""
         ahead = self._flow.pop_fetch(delivery) if self._flow else None
-        if self._aborting or self._find_outage() or self._generator.why_cut_off():  # better with somebody else
+        if self._aborting or self._find_outage() or self._generator.why_cut_off():  # another worker should take it
             return self._settler.hand_back_all([delivery])
         attempt = self._settler.begin(DecodeAttempt, delivery)
         attempt.ahead = ahead
         with self._settler.settling_errors(attempt), self._model_cache.job(attempt.envelope.model) as loaded_model:
             attempt.loaded_model = loaded_model
-            # Cancelled? expired? how many workers died with it? Then: answered already, or somebody else's?
+            # Is the job cancelled or expired? Did too many workers die with it? Then: is it already answered, or
+            # claimed by another worker?
             with self._checks.passed(attempt), self._claimed(attempt) as is_ours:
                 if is_ours:
                     failpoint("decode.claimed", attempt.envelope.job_id)
@@ -132,13 +133,14 @@ class DecodeWorker:
             self._delete_own_blocks([attempt.job])
 
     def commit(self, answers: list[DecodeAttempt]) -> None:
-        """Results stored, published and confirmed, deliveries acked, the jobs' own blocks deleted. Never raises.
+        """Store, publish and confirm the results, ack the deliveries, and delete the jobs' own blocks. Never raises.
 
-        Done for all answers that are ready at once, each step for all of them before the next: one round trip to the
-        store and one to the broker serve many short jobs, while their slots decode the next ones.
+        Each step is done for all ready answers before the next step begins. So one round trip to the store and one to
+        the broker serve many short jobs, while their slots already decode the next ones.
         """
         try:
-            # Stored first, so that a redelivery is answered and not decoded again. Claims are of no use from then on.
+            # Results are stored first, so that a redelivery is answered and not decoded again. From then on claims are
+            # not needed.
             self._cluster_state.finish(self.worker_id, [(*attempt.key, attempt.body) for attempt in answers])
             ready = []
             for attempt in answers:
@@ -155,7 +157,7 @@ class DecodeWorker:
             self._delete_own_blocks(attempt.job for attempt in answers)
             for attempt in answers:
                 failpoint("decode.deleted", attempt.envelope.job_id)
-        except BrokerUnavailable:  # only if our broker object was closed: the broker hands the jobs out again
+        except BrokerUnavailable:  # only if this broker object was closed; the broker delivers the jobs again
             log.warning("%d jobs: left unacked, the broker connection is closed", len(answers))
         finally:
             for attempt in answers:
@@ -163,9 +165,10 @@ class DecodeWorker:
 
     @contextmanager
     def _claimed(self, attempt: DecodeAttempt) -> Iterator[bool]:
-        """Whether the job is ours to decode; if not, it is answered, adopted, or somebody else's: deferred.
+        """Whether this attempt may decode the job. If not, the job is answered, adopted by its running attempt, or
+        deferred because another worker has claimed it.
 
-        If the block ends without a result, it runs no more.
+        If the block ends without a result, the attempt is removed from the running jobs.
         """
         body, has_claim = self._claims.take_up(attempt.key)
         if body and (stored_result := _result_in(body)):
@@ -174,30 +177,31 @@ class DecodeWorker:
             yield False
         elif not self._running_jobs.start(attempt):
             yield False
-        elif not (has_claim or body):  # with an unreadable result nobody else is on it
+        elif not (has_claim or body):  # a job with an unreadable result is not being decoded elsewhere
             self._running_jobs.end(attempt)
             self._settler.defer(attempt)
             yield False
         else:
-            if self._aborting:  # it was told to leave since the delivery came, and has not seen this one
+            if self._aborting:  # the worker was stopped after the delivery arrived, and did not stop this attempt yet
                 attempt.stop_for("not now")
             try:
                 yield True
             finally:
-                if not attempt.body:  # first: a copy that goes back may come here at once, and is another attempt
+                if not attempt.body:
+                    # Before the job is handed back: the copy may come straight back here, as a new attempt.
                     self._running_jobs.end(attempt)
                     self._claims.release(attempt.key)
 
     def run(self, hours: Hours = ALL_HOURS) -> None:
-        """Serve until stopped. Outside of `hours` no jobs are taken; what has begun goes on."""
+        """Serve until stopped. Outside `hours` no new jobs are taken, but jobs that have begun are finished."""
         self._renew()
         with closing(Heartbeat(self._cluster_state, self.registration, self._renew)), closing(self._model_cache):
             self.loop.run(self._jobs, self, hours)
 
     def stop(self, abort: bool = False) -> None:
-        """Leave after the jobs in the slots; with `abort` hand those back too."""
+        """Stop after the jobs in the slots; with `abort` hand those back too."""
         self.loop.stop()
-        self._aborting = abort or self._aborting  # set first: a job may be beginning just now
+        self._aborting = abort or self._aborting  # set first, because a job may be starting right now
         if abort:
             self._end_all("not now")
 
@@ -207,16 +211,16 @@ class DecodeWorker:
         return self._flow
 
     def _renew(self) -> None:
-        """Our sketch, and all claims in one round trip.
+        """Renew this worker's sketch, and all claims in one round trip.
 
-        Those that have their results need no claim any more: a result that can't leave must not keep its job from
-        others.
+        Jobs that already have results need no claim: if this worker can't send such a result, other workers must be
+        able to take the job.
         """
         self._model_cache.home.loaded_model.sketches.publish()
         self._claims.renew([attempt.key for attempt in self._running_jobs.snapshot() if not attempt.body])
 
     def _delete_own_blocks(self, jobs: Iterable[DecodeJob]) -> None:
-        """Delete what these jobs alone used: nobody will need it again."""
+        """Delete the blocks that only these jobs used, because nobody will need them again."""
         refs: list[BlockRef] = []
         for job in jobs:
             if job.kv and (own_refs := [ref for ref in stored_refs(job, job.kv) if not ref.is_shared]):
@@ -225,7 +229,7 @@ class DecodeWorker:
                 self._cluster_state.forget_answers(job.job.job_id, job.job.run)
         try:
             self._kv.delete(refs)
-        except StoreUnavailable as error:  # their TTL ends them
+        except StoreUnavailable as error:  # they expire by their TTL
             log.info("%d blocks stay until their TTL: %s", len(refs), error)
 
     def _end_all(self, reason: StopReason, batch_id: str = "") -> None:
@@ -233,19 +237,20 @@ class DecodeWorker:
             if batch_id in ("", attempt.job.job.batch_id):
                 attempt.stop_for(reason)
 
-    # What the consumer loop asks.
+    # Called by the consumer loop.
 
     def has_room(self) -> bool:
-        """What a result takes is next to nothing."""
+        """Always true, because a result takes almost no space."""
         return True
 
     def on_cancel(self, batch_id: str) -> None:
-        """Stop what runs of this batch."""
+        """Stop this batch's running jobs."""
         self._tombstones.note_cancel(batch_id)
         self._end_all("cancelled", batch_id)
 
     def tick(self) -> None:
-        """Choose what to pull, stop what ran past its deadline, and see to jobs that no prefill worker is there for."""
+        """Choose what to pull, stop jobs that ran past their deadlines, and pass on jobs that have no prefill
+        worker."""
         self.choice.look()
         self._generator.probe_store(self._model_cache.home.model)
         now = self._cluster_state.now()
@@ -256,7 +261,7 @@ class DecodeWorker:
             self._fallback.look()
 
     def registration(self) -> WorkerInfo:
-        """What this worker says of itself, now."""
+        """What this worker currently says about itself."""
         home, throughput = self._model_cache.home, self.choice.throughput
         job_ids = tuple(attempt.key[0] for attempt in self._running_jobs.snapshot())
         resident = tuple(self._model_cache.resident())
@@ -270,7 +275,7 @@ class DecodeWorker:
         return replace(
             engine,
             slots=self.slots.count,
-            busy=min(len(job_ids), self.slots.count),  # one that is being settled is in no slot any more
+            busy=min(len(job_ids), self.slots.count),  # a job that is being settled is no longer in a slot
             done=self._settler.jobs_finished,
             tokens_per_s=throughput.of(home.model).tokens_per_s,
             off=self.loop.idle_reason,
@@ -294,7 +299,7 @@ class DecodeWorker:
 
 
 def _result_in(body: bytes) -> JobResult | None:
-    """A stored result, unless it is of no use to us."""
+    """The stored result, or None if it can't be read."""
     try:
         return codec.decode(body, JobResult)
     except (InvalidMessage, NewerMessage):

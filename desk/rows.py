@@ -13,6 +13,7 @@ from grading.export.late import late_of
 from grading.export.requests import Request, read_requests
 from grading.points import criterion_points
 from grading.report.grades import outcome_of
+from grading.reviews import ROUND_REASON
 from producers.words import plural
 
 Order = Literal["name", "points, lowest first", "points, highest first", "needs review first"]
@@ -53,12 +54,13 @@ class Filter:
     awaits_reply: bool = False
 
 
-# What a reviewer goes through: those that wait for a decision come first, and by themselves.
+# What a reviewer goes through: those that wait for a decision come first, and by themselves. Where nobody has chosen,
+# the first that holds any is shown.
 QUEUES = {
     "needs review": Filter(needs_review=True, order="needs review first"),
     "asked for another look": Filter(awaits_reply=True),
-    "without points": Filter(states=("link only", "unreadable", "unassigned", "incomplete", "failed")),
     "all": Filter(),
+    "without points": Filter(states=("link only", "unreadable", "unassigned", "incomplete", "failed")),
 }
 
 
@@ -82,7 +84,7 @@ def without_points(class_rows: Iterable[Row]) -> list[Row]:
 
 
 def standing_words(class_rows: Sequence[Row], total: int = 0, finish: str = "") -> str:
-    """`38 of 200 need you; 12 being graded, done by about 23:10`: how a class stands.
+    """`38 of 200 wait for your review; 12 being graded, done by about 23:10`: how a class stands.
 
     Args:
         total: how many submissions there are, if that is known to be more: a trial plans a few.
@@ -92,14 +94,37 @@ def standing_words(class_rows: Sequence[Row], total: int = 0, finish: str = "") 
     doubtful, asked = sum(bool(row.needs_review) for row in class_rows), sum(row.awaits_reply for row in class_rows)
     blank, waiting = len(without_points(class_rows)), total - sum(row.state != "waiting" for row in class_rows)
     facts = {
-        f"{doubtful} of {total} need{'s' * (doubtful == 1)} you": doubtful,
+        f"{doubtful} of {total} wait{'s' * (doubtful == 1)} for your review": doubtful,
         f"{plural(asked, 'request', 'waits', 'wait')} for a reply": asked,
-        f"{blank} without points": blank,
+        f"{blank} {'have' if blank > 1 else 'has'} no points, and nothing to review": blank,
         f"{waiting} being graded, {finish}" if finish else f"{waiting} not graded yet": waiting,
     }
     return "; ".join(words for words, count in facts.items() if count) or (
-        f"none of {total} needs you" if total else "nothing is graded yet"
+        f"none of {total} waits for your review" if total else "nothing is graded yet"
     )
+
+
+def what_goes_out(finals: Iterable[FinalGrade], overrides_by_item: Mapping[str, Overrides]) -> list[str]:
+    """Of the grades that are given out, in sentences: who has decided on them, and which feedback fits other points."""
+    given_grades = [final for final in finals if final.points is not None]
+    overrides = [overrides_by_item.get(final.grade.item_id, {}).values() for final in given_grades]
+    decided_count = sum(
+        any(not override.reason.startswith(ROUND_REASON) for override in standing) for standing in overrides
+    )
+    misfits = sum(
+        None not in (item.points, original.points)
+        and item.points != original.points
+        and item.feedback.strip() == original.feedback.strip() != ""
+        for final in given_grades
+        for item, original in zip(final.criteria, final.grade.criteria, strict=True)
+    )
+    alone_count = len(given_grades) - decided_count
+    points = f"{decided_count} that a person has decided on, {alone_count} on the model's points alone"
+    texts = plural(misfits, "feedback text", "was", "were")
+    return [
+        f"{plural(len(given_grades), 'grade')} in this file: {points}.",
+        *([f"{texts} written for other points than those given now. Review shows which."] if misfits else []),
+    ]
 
 
 def open_questions(class_rows: Iterable[Row]) -> str:

@@ -1,6 +1,6 @@
-"""What both workers decide about a delivery before anything is done for it: small steps, in their order.
+"""What both workers check before they start work on a delivery: small steps, in a fixed order.
 
-A step that finds something raises; how that settles the delivery is said in `infra.broker.settle`.
+A step that objects raises an error, and `infra.broker.settle` decides how that settles the delivery.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from messages import codec
 from messages.errors import Poison, Stopped
 from messages.jobs import DecodeJob, PrefillJob
 
-SUSPECT_AFTER_CRASHES = 3  # crashes of workers that held the job
+SUSPECT_AFTER_CRASHES = 3  # crashes of workers while they held the job
 POISON_AFTER_CRASHES = SUSPECT_AFTER_CRASHES + 2
 
 
@@ -24,33 +24,33 @@ class Standing:
     """Everything known about a job besides its message."""
 
     job: PrefillJob
-    is_cancelled: bool  # its batch is
+    is_cancelled: bool  # its batch is cancelled
     now: float  # the store's clock
     crashes: int  # how many workers died while holding it
 
 
 def stop_cancelled(attempt: Attempt[Any], standing: Standing) -> None:
-    """Its batch was cancelled."""
+    """Stop if the job's batch was cancelled."""
     if standing.is_cancelled:
         _stop(attempt, "cancelled")
 
 
 def stop_expired(attempt: Attempt[Any], standing: Standing) -> None:
-    """Its deadline has passed."""
+    """Stop if the job's deadline has passed."""
     if standing.job.deadline and standing.now > standing.job.deadline:
         _stop(attempt, "expired")
 
 
 def bury_poison(_attempt: Attempt[Any], standing: Standing) -> None:
-    """It killed its workers even where it ran alone."""
+    """Give up a job that killed its workers even when it ran alone."""
     if standing.crashes >= POISON_AFTER_CRASHES:
         raise Poison(
-            f"{standing.crashes} workers died while holding it, the last ones while it ran alone: it kills its worker"
+            f"{standing.crashes} workers died with the job in hand, the last while it ran alone: it kills its worker"
         )
 
 
 def isolate_suspect(attempt: Attempt[Any], standing: Standing) -> None:
-    """Too many workers died while holding it: from now on it runs alone."""
+    """If too many workers died while holding the job, let it run alone from now on."""
     if standing.crashes >= SUSPECT_AFTER_CRASHES and not is_suspects_queue(attempt.deliveries[0].queue):
         _stop(attempt, "suspect")
 
@@ -64,10 +64,11 @@ def _stop(attempt: Attempt[Any], reason: StopReason) -> None:
 
 
 class Checks:
-    """The steps, and where they look.
+    """Runs the steps, and knows where they get their facts.
 
     Args:
-        count_crashes: a block in which a job is worked on, by stage, job id, run and returns; gives earlier crashes.
+        count_crashes: a context in which a job is worked on; takes stage, job id, run and returns, and yields the
+            earlier crashes.
     """
 
     def __init__(
@@ -82,9 +83,9 @@ class Checks:
 
     @contextmanager
     def passed(self, attempt: Attempt[Any]) -> Iterator[Standing]:
-        """Read the message, take all steps, and count a crash should the worker die within the block.
+        """Read the message and take all steps. If the worker dies within the block, that counts as a crash.
 
-        Raises Stopped and Poison, and what reading raises.
+        Raises Stopped, Poison, and the errors of reading.
         """
         envelope = attempt.envelope
         with self._count_crashes(envelope.stage, envelope.job_id, envelope.run, envelope.returns) as crashes:

@@ -1,4 +1,5 @@
-"""A worker's next job of lane `bulk`: batches take turns, since each has a queue to itself while there are enough."""
+"""A worker's next job of lane `bulk`. Batches take turns, because each has its own queue as long as there are enough
+queues."""
 
 import time
 from collections import deque
@@ -14,8 +15,9 @@ _LOOK_S = 0.25
 class Turns:
     """The queues of lane `bulk` of one stage of a model. Used from one thread.
 
-    The first one is the flow's own affair, which may have its jobs pushed. The others are pulled, and one that was
-    empty is left alone for a while: so they cost the broker nothing while a single batch is under way.
+    The flow itself takes jobs from the first queue, and may have them pushed. The other queues are pulled. After an
+    empty one is found, it is not asked again for a while, so these queues cost the broker nothing while a single batch
+    is under way.
     """
 
     def __init__(self, broker: Broker, stage: WorkerStage, model: str) -> None:
@@ -25,9 +27,9 @@ class Turns:
         self.first = self._line[0]
 
     def take(self, take_first: Callable[[], Delivery | None]) -> Delivery | None:
-        """A job of the queue whose turn it is, or of the next one that has any; None: nothing waits.
+        """A job from the queue whose turn it is, or from the next queue that has one; None if no job waits.
 
-        `take_first` takes one of the first queue. Raises BrokerUnavailable, NoQueue.
+        `take_first` takes a job from the first queue. Raises BrokerUnavailable, NoQueue.
         """
         for queue in list(self._line):
             self._line.rotate(-1)
@@ -43,5 +45,5 @@ class Turns:
         return None
 
     def pull(self) -> Delivery | None:
-        """As `take`, with every queue pulled."""
+        """The same as `take`, but the first queue is pulled too."""
         return self.take(lambda: self._broker.get(self.first))

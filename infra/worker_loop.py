@@ -1,14 +1,13 @@
-"""A worker's consumer loop, where its deliveries come from, and the slots they go to.
+"""A worker's consumer loop, the source of its deliveries, and the slots in which they are handled.
 
-Both workers are such a loop and a handler.
+Each kind of worker consists of such a loop and a handler.
 
-The loop takes deliveries while there is capacity, keeps suspects apart, and listens for broadcasts. It knows nothing of
-engines, and the handler nothing of queues.
+The loop takes deliveries while there is capacity, runs suspects alone, and listens for broadcasts. The loop knows
+nothing about engines, and the handler knows nothing about queues.
 
-Deliveries come from a model's two lanes, and from the suspects. `now` is pulled, but only when it was rung or the last
-look is a while ago, so that it costs the broker nothing while empty and goes first when not. Suspects are pulled by a
-worker that holds nothing else, and block everything else while they run. How `bulk` comes is each stage's own affair:
-its `Flow`.
+Deliveries come from a model's two lanes and from its suspects queue. `now` is pulled first, but only after a wakeup or
+when the last look was a while ago, so that an empty lane costs the broker nothing. A suspect is pulled by a worker that
+holds nothing else, and runs alone. Each stage has its own `Flow`, which decides how `bulk` jobs arrive.
 """
 
 import logging
@@ -40,43 +39,44 @@ T = TypeVar("T")
 
 _IDLE_WAIT_S = 0.2
 _TICK_S = 0.5
-_DEATHS_EVERY_S = 5.0  # between looks for deaths, for deleted queues, and for jobs that wait and don't come
-_FORGOTTEN_S = 10.0  # nothing came for so long, though jobs wait: the broker has lost our subscription
+_DEATHS_EVERY_S = 5.0  # between looks for deaths, deleted queues, and jobs that wait but don't arrive
+_FORGOTTEN_S = 10.0  # if jobs wait but none has arrived for this long, the broker has lost the subscription
 _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
-_LATE_S = 20.0  # the broker's heartbeat interval: a restart or a lost connection takes less
-LISTEN_S = 0.02  # how long to listen for bulk alone; waking up costs the broker nothing
+_LATE_S = 20.0  # the broker's heartbeat interval; a restart or a lost connection is over sooner
+LISTEN_S = 0.02  # how long to listen only for `bulk`; waking up costs the broker nothing
 
 
 class Flow(Protocol):
-    """How the jobs of `bulk` come to a worker. Used from one thread, `nudge` excepted.
+    """How `bulk` jobs reach a worker. Used from one thread, except `nudge`.
 
-    What it holds and nobody has begun is handed back by itself, or returned by `pause` and `close` to be settled.
+    Jobs that it holds and that have not begun are handed back by the flow itself, or returned by `pause` and `close`
+    for the caller to settle.
     """
 
     def next(self, timeout_s: float) -> Delivery | None:
-        """The next job; None after `timeout_s`. Begins to flow again after a pause.
+        """The next job; None after `timeout_s` seconds. After a pause, jobs flow again.
 
         Raises BrokerUnavailable, NoQueue.
         """
 
     def throttle(self, urgent: Callable[[], Delivery | None]) -> None:
-        """Called again and again while there is no capacity. `urgent` gives the next job of `now`, if there is one."""
+        """Called repeatedly while there is no capacity. `urgent` returns the next job of `now`, if there is one."""
 
     def pause(self) -> list[Delivery]:
-        """Hold nothing, until `next` is called."""
+        """Stop the flow until `next` is called. Returns the jobs held."""
 
     def close(self) -> list[Delivery]:
-        """Hold nothing any more."""
+        """Stop the flow for good. Returns the jobs held."""
 
     def nudge(self) -> None:
-        """Have `next` return at once, from any thread."""
+        """Make `next` return at once. May be called from any thread."""
 
 
 class JobSource:
-    """One worker's source of deliveries. Used from one thread, `ring` excepted.
+    """One worker's source of deliveries. Used from one thread, except `ring`.
 
-    `count_in_progress` says how many deliveries are being worked on.
+    `count_in_progress` returns how many deliveries are being worked on.
     """
 
     def __init__(
@@ -90,13 +90,14 @@ class JobSource:
         self.flow = flow
 
     def ring(self, queue: str) -> None:
-        """Somebody published to `queue`."""
+        """Note that a message was published to `queue`."""
         if queue == self._now:
             self._next_looks[queue] = 0.0
             self.flow.nudge()
 
     def next(self, timeout_s: float, wants_bulk: bool = True) -> Delivery | None:
-        """The next delivery for a free slot, without `wants_bulk` an urgent one; None after `timeout_s` at most."""
+        """The next delivery for a free slot; without `wants_bulk` only an urgent one. None after `timeout_s` seconds at
+        most."""
         try:
             if delivery := self.urgent() or self._suspect():
                 return delivery
@@ -105,7 +106,7 @@ class JobSource:
             time.sleep(min(timeout_s, LISTEN_S))
             return None
         except BrokerUnavailable:
-            time.sleep(min(timeout_s, 0.2))  # the broker reconnects by itself
+            time.sleep(min(timeout_s, 0.2))  # the broker object reconnects by itself
             return None
 
     def urgent(self) -> Delivery | None:
@@ -118,22 +119,22 @@ class JobSource:
     def _look_at(self, queue: str, every_s: float) -> Delivery | None:
         if time.monotonic() < self._next_looks[queue]:
             return None
-        # Set first: what rings during the look must not be forgotten.
+        # Set before the look, so that a wakeup during the look is not forgotten.
         self._next_looks[queue] = time.monotonic() + every_s
         delivery = self._broker.get(queue)
         if delivery:
-            self._next_looks[queue] = 0.0  # where one is, there may be more
+            self._next_looks[queue] = 0.0  # after one job there may be more
         return delivery
 
 
 class Handler(Protocol):
-    """What the loop asks a worker, besides giving it jobs."""
+    """What the loop asks a worker, besides handling jobs."""
 
     def has_room(self) -> bool:
-        """Whether there is room for what one more job leaves behind, as far as is known."""
+        """Whether there is room, as far as is known, for the data that one more job leaves in the store."""
 
     def on_cancel(self, batch_id: str) -> None:
-        """The batch was cancelled."""
+        """Called when a batch was cancelled."""
 
     def tick(self) -> None:
         """Called about twice a second."""
@@ -149,9 +150,11 @@ class ConsumerLoop:
         stage: WorkerStage,
         model: str,
         name: str,
-        open_flow: Callable[[], Flow],  # called once the queues are there
-        find_outage: Callable[[], str] = lambda: "",  # whether its engine is: while it is, a job is better with another
-        find_trouble: Callable[[], str] = lambda: "",  # why else this worker should take no jobs, in a sentence
+        open_flow: Callable[[], Flow],  # called once the queues exist
+        # Why its engine is away; "": it is there. Meanwhile other workers should take the jobs.
+        find_outage: Callable[[], str] = lambda: "",
+        # Why this worker should take no jobs for another reason, in a sentence.
+        find_trouble: Callable[[], str] = lambda: "",
     ) -> None:
         self._broker = broker
         self._settler = settler
@@ -164,43 +167,45 @@ class ConsumerLoop:
         self._find_outage = find_outage
         self._find_trouble = find_trouble
         self._late_because = ""
-        self._hours = ALL_HOURS  # in which to take jobs
+        self._hours = ALL_HOURS  # hours in which to take jobs
         self._bulk = topology.work_queue(stage, model, "bulk")
-        self._listening_since = math.inf  # monotonic clock; nothing has come since then
-        self._subscription_lost = False  # the broker has jobs and delivers none
+        self._listening_since = math.inf  # nothing has arrived since this time; monotonic clock
+        self._subscription_lost = False  # whether the broker has jobs but delivers none
         self._pause_reason = ""
         self._jobs: OneByOne[Any] | None = None
         self._may_hold_bulk = True
-        self._is_idle = True  # it takes nothing, whatever comes
-        # Of a process with both roles: its other loop, and whether to take from this one's bulk now.
+        self._is_idle = True  # whether it takes no delivery, whatever arrives
+        # In a process with both roles: the other role's loop, and whether to take jobs from this one's `bulk` now.
         self._partner: ConsumerLoop | None = None
         self.wants_bulk: Callable[[], bool] = lambda: True
         self._alone = threading.Lock()  # held while a suspect runs
 
     @property
     def paused_because(self) -> str:
-        """Why it paused itself, in a sentence: others do its jobs meanwhile. "": it didn't."""
+        """Why the worker paused itself, in a sentence; other workers do its jobs meanwhile. "": it is not paused."""
         return self._late_because or self._find_trouble()
 
     @property
     def idle_reason(self) -> str:
-        """Why it takes no jobs now, in a few words; "": it takes some."""
+        """Why the worker takes no jobs now, in a few words; "": it takes jobs."""
         return self._pause_reason or (
             SELF_PAUSED if self.paused_because else ENGINE_AWAY if self._find_outage() else ""
         )
 
     def pair_with(self, partner: "ConsumerLoop") -> None:
-        """Both are of one process: no job of one runs beside a suspect of the other. Before either runs."""
+        """Connect the loops of one process, so that no job of one runs beside a suspect of the other. Call this before
+        either runs."""
         self._partner, partner._partner = partner, self
         partner._alone = self._alone
 
     def count_in_progress(self) -> int:
-        """What the process works at, its other role's jobs included: a suspect runs beside nothing."""
+        """How many jobs the process works on, including its other role's, because a suspect must run alone."""
         own = self._jobs.count_in_progress() if self._jobs else 0
         return own + (self._partner._jobs.count_in_progress() if self._partner and self._partner._jobs else 0)
 
     def run(self, jobs: "OneByOne[Any]", handler: Handler, hours: Hours = ALL_HOURS) -> None:
-        """Give `jobs` deliveries in these hours until stopped; finish what is in hand, hand back the rest, leave."""
+        """Pass deliveries to `jobs` in these hours until stopped. Then finish the jobs in hand, hand back the rest, and
+        return."""
         self._jobs = jobs
         self._hours = hours
         self._update_pause()
@@ -220,12 +225,12 @@ class ConsumerLoop:
             house.join()
 
     def stop(self) -> None:
-        """Take nothing more. May be called from any thread, and from a signal handler."""
+        """Take no more deliveries. May be called from any thread, and from a signal handler."""
         self._stopping.set()
 
     def _turn(self, source: JobSource, jobs: "OneByOne[Any]", handler: Handler) -> None:
-        """Once a slot is free: the next delivery goes there, or nothing comes for a moment."""
-        self._is_idle = False  # before the look at the lock: whoever holds it waits for what is taken after that look
+        """Called when a slot is free: give it the next delivery, if one arrives within a moment."""
+        self._is_idle = False  # set before looking at the lock: its holder then waits for a delivery taken afterwards
         if self.idle_reason or self._subscription_lost or self._alone.locked() or not handler.has_room():
             self._listening_since, self._subscription_lost = math.inf, False
             self._settler.hand_back_all(source.flow.pause())
@@ -235,7 +240,7 @@ class ConsumerLoop:
         if not jobs.wait(0):
             self._listening_since = math.inf
             source.flow.throttle(source.urgent)
-            self._may_hold_bulk = True  # fetched ahead
+            self._may_hold_bulk = True  # a job may be fetched ahead
             if not jobs.wait(_IDLE_WAIT_S):
                 return
         wants_bulk = self.wants_bulk()
@@ -245,7 +250,7 @@ class ConsumerLoop:
         self._may_hold_bulk = wants_bulk
         try:
             delivery = source.next(_IDLE_WAIT_S, wants_bulk)
-        except NoQueue:  # housekeeping declares it again
+        except NoQueue:  # _look_at_queues declares it again
             self._stopping.wait(_IDLE_WAIT_S)
             return
         is_waiting = wants_bulk and delivery is None
@@ -255,12 +260,13 @@ class ConsumerLoop:
         if self._stopping.is_set():
             return self._settler.hand_back_all([delivery])
         if topology.is_suspects_queue(delivery.queue):
-            self._settler.hand_back_all(source.flow.pause())  # nothing is held beside it that could crash with it
+            # So that no other held job could count the suspect's crash.
+            self._settler.hand_back_all(source.flow.pause())
             return self._run_alone(jobs, delivery)
         jobs.accept(delivery)
 
     def _run_alone(self, jobs: "OneByOne[Any]", suspect: Delivery) -> None:
-        if not self._alone.acquire(blocking=False):  # the other role has one, too
+        if not self._alone.acquire(blocking=False):  # the other role is running a suspect too
             return self._settler.hand_back_all([suspect])
         try:
             while self.count_in_progress() or not (self._partner is None or self._partner._is_idle):
@@ -272,10 +278,11 @@ class ConsumerLoop:
             self._alone.release()
 
     def _look_at_queues(self) -> None:
-        """Declare what somebody deleted, and listen again where jobs wait and none has come for a while.
+        """Declare queues that were deleted, and subscribe again if jobs wait but none has arrived for a while.
 
-        The jobs in a deleted queue were lost with it: their batch's owner publishes them again. A quorum queue can lose
-        a subscription in a partition that heals (rabbitmq-server #15473): its channel stays open, and nothing comes.
+        The jobs in a deleted queue are lost, and their batch's owner publishes them again. A quorum queue can lose a
+        subscription when a network partition heals (rabbitmq-server #15473): the channel stays open, but nothing
+        arrives.
         """
         specs = topology.queues([self._model], self._broker.is_clustered)
         names = [spec.name for spec in specs if not (self._broker.is_clustered and spec.is_classic)]
@@ -296,7 +303,8 @@ class ConsumerLoop:
     def _update_pause(self) -> None:
         outside = not self._hours.include(datetime.now())
         self._pause_reason = "paused" if self._is_paused else "outside its hours" if outside else ""
-        # What is late is sent again and again, and so is the probe. A broker that is away is no fault of this worker.
+        # Late messages are sent again and again, and so is the probe. If the broker is away, that is not this worker's
+        # fault.
         if self._settler.late_s < _LATE_S:
             self._late_because = ""
         elif self._broker.is_connected and not self._late_because:
@@ -318,8 +326,9 @@ class ConsumerLoop:
                     answer_deaths(self._broker, self._settler, self._model)
                     next_look = time.monotonic() + _DEATHS_EVERY_S
             except (BrokerUnavailable, NoQueue):
-                self._stopping.wait(0.5)  # it reconnects by itself; what was deleted is declared again at the next look
-            if time.monotonic() >= next_tick:  # not at every wakeup: those come as often as jobs
+                # The broker object reconnects by itself; deleted queues are declared again at the next look.
+                self._stopping.wait(0.5)
+            if time.monotonic() >= next_tick:  # not at every wakeup, because wakeups are as frequent as jobs
                 self._update_pause()
                 handler.tick()
                 notify("WATCHDOG=1")
@@ -330,12 +339,12 @@ class ConsumerLoop:
 
 
 class SlotPool:
-    """The `count` slots of a worker. One thread takes them; anybody may ask.
+    """The `count` slots of a worker. Only one thread takes slots; any thread may query them.
 
-    A job leaves its slot when the engine is done with it. Storing, publishing and acking what came of it take
-    milliseconds in which the next job is begun already.
+    A job leaves its slot when the engine has finished it. Storing, publishing and acking its outcome takes
+    milliseconds, in which the next job already starts.
 
-    `inline`: the work is done by whoever takes the slot, and there is but one.
+    `inline`: there is only one slot, and the work is done in the thread that takes it.
     """
 
     def __init__(self, count: int, inline: bool = False) -> None:
@@ -345,13 +354,13 @@ class SlotPool:
         self._condition = threading.Condition()
         self._slots_in_use: set[object] = set()
         self._works_inline = False
-        self._lent_slots = 0  # slots that no delivery has, and a job with several answers uses
+        self._lent_slots = 0  # idle slots that a job with several answers uses
         self._threads: set[Future[None]] = set()
         self._pool = ThreadPoolExecutor(2 * count, thread_name_prefix="slot")
 
     @property
     def active_groups(self) -> int:
-        """Groups of jobs whose thread still runs: only just being looked at, decoded, or leaving."""
+        """Groups of jobs whose thread still runs: being checked, being decoded, or finishing."""
         return len(self._threads) + self._works_inline
 
     @property
@@ -360,9 +369,10 @@ class SlotPool:
         return self.count - len(self._slots_in_use)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether a slot is free, after `timeout_s` at most; None: as long as it takes.
+        """Wait at most `timeout_s` seconds for a free slot (None: without limit). Returns whether one is free.
 
-        As many jobs again may be ending. If there are more, something holds up the ends, and no more are begun.
+        As many jobs as there are slots may be finishing at the same time. If there are more, something delays them, and
+        no new jobs start.
         """
         with self._condition:
             return self._condition.wait_for(
@@ -370,10 +380,10 @@ class SlotPool:
             )
 
     def run_in_slot(self, work: Callable[[Callable[[], None]], None], jobs: int = 1) -> None:
-        """Do `work`, of so many jobs, in a slot; waits for one if there is none.
+        """Do `work`, which handles `jobs` jobs, in a slot. Waits for a slot if none is free.
 
-        It is given what leaves its slot, to be called early and more than once if need be; the slot is left when it
-        returns, too. It must not raise.
+        `work` receives a function that leaves the slot. It may call it early, and more than once. The slot is also left
+        when `work` returns. `work` must not raise.
         """
         if self._inline:
             self._works_inline = True
@@ -392,7 +402,7 @@ class SlotPool:
 
         def on_done(future: Future[None]) -> None:
             if error := future.exception():
-                log.error("bug in a slot: what it held comes back when this worker leaves", exc_info=error)
+                log.error("bug in a slot: its jobs are delivered again when this worker ends", exc_info=error)
             leave()
             with self._condition:
                 self.jobs_done += jobs
@@ -406,10 +416,10 @@ class SlotPool:
         future.add_done_callback(on_done)
 
     def lend(self, work: Callable[[], bool]) -> threading.Thread | None:
-        """Do `work` in a slot that idles, and again as long as it returns True and no delivery has taken that slot.
+        """Do `work` in an idle slot, and repeat it as long as it returns True and no delivery has taken that slot.
 
-        Deliveries come first: they are given slots as if none were lent, and one that finds the engine full waits for
-        the end of `work`. The thread; None if no slot idles. `work` must not raise.
+        Deliveries have priority: they get slots as if none were lent, and a delivery that finds the engine full waits
+        for `work` to end. Returns the thread, or None if no slot is idle. `work` must not raise.
         """
         with self._condition:
             if len(self._slots_in_use) + self._lent_slots >= self.count:
@@ -428,20 +438,21 @@ class SlotPool:
                 self._lent_slots -= not keeps_slot
 
     def finish(self) -> None:
-        """Return when no slot's thread runs any more. Answers may still be on their way out."""
+        """Return when no slot's thread runs any more. Answers may still be waiting to be published."""
         wait(list(self._threads))
 
     def close(self) -> None:
-        """Wait for all, and take no more."""
+        """Wait for all slots, and take no more work."""
         self._pool.shutdown()
 
 
 @dataclass(frozen=True, slots=True)
 class GroupHelp:
-    """What a worker knows that helps to do several of its jobs in one go; whoever does them one by one needs none."""
+    """What a worker knows that helps to handle several of its jobs in one go. Handling them one by one needs none of
+    it."""
 
-    mean_s: Callable[[], float] | None = None  # what a job takes; None: measure it
-    # A block for a group: it asks for all of them what each would ask for itself.
+    mean_s: Callable[[], float] | None = None  # how long a job takes; None: measure it
+    # A context for a group. It looks up at once what each of its jobs would look up separately.
     looked_up: Callable[[list[Delivery]], AbstractContextManager[None]] = lambda _group: nullcontext()
 
 
@@ -449,13 +460,14 @@ NO_HELP = GroupHelp()
 
 
 class OneByOne(Generic[T]):
-    """A worker's jobs, one for each slot: handled, and what came of each committed, in the slot's own thread.
+    """Handles a worker's jobs, one in each slot. Each outcome is committed in the slot's own thread.
 
     `QuickJobs` does the same in larger steps.
 
     Args:
-        handle: does all that a delivery needs; it is given what leaves the slot early. It must not raise.
-        commit: publishes what came of jobs, confirmed, and acks. It must not raise.
+        handle: does everything that a delivery needs; receives a function that leaves the slot early. It must not
+            raise.
+        commit: publishes the outcomes of jobs, waits for the confirms, and acks. It must not raise.
     """
 
     def __init__(
@@ -474,33 +486,33 @@ class OneByOne(Generic[T]):
         self._commit = commit
 
     def consume(self, queue: str, prefetch: int) -> Consumer:
-        """A consumer for a flow whose jobs come here."""
+        """A consumer for a flow that feeds these slots."""
         return self._broker.consume(queue, prefetch)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether a slot is free, after `timeout_s` at most."""
+        """Wait at most `timeout_s` seconds. Returns whether a slot is free."""
         return self.slots.wait(timeout_s)
 
     def accept(self, delivery: Delivery) -> None:
-        """Have a delivery handled."""
+        """Handle a delivery."""
         self.slots.run_in_slot(partial(self._handle, delivery))
 
     def commit(self, outcome: T) -> None:
-        """What came of a job is ready: publish it, and ack."""
+        """Publish the outcome of a job, and ack."""
         self._commit([outcome])
 
     def uncommitted(self) -> list[T]:
-        """What waits to be committed, or is being committed, outside of the slots."""
+        """Outcomes that wait to be committed, or are being committed, outside the slots."""
         return []
 
     def count_in_progress(self) -> int:
-        """Groups of jobs in slots, and jobs that are not committed yet."""
+        """Groups of jobs in slots, plus jobs that are not committed yet."""
         return self.slots.active_groups + len(self.uncommitted())
 
     def finish(self) -> None:
-        """Return when all that was accepted is settled."""
+        """Return when everything that was accepted is settled."""
         self.slots.finish()
 
     def close(self) -> None:
-        """Finish, and accept no more."""
+        """Finish, and accept no more jobs."""
         self.slots.close()

@@ -42,7 +42,7 @@ EXAMPLES = {
     "engines install": ["kvasir engines install vllm"],
     "doctor": ["kvasir doctor", "kvasir doctor --try qwen3-coder:30b"],
     "plan": ["kvasir plan --submissions 300", "kvasir plan submissions/ --rubric rubric.yaml"],
-    "measure": ["kvasir measure --model qwen3-coder:30b --slots 16"],
+    "measure": ["kvasir measure --model qwen3-coder:30b --slots 16", "kvasir measure --links"],
     "export": [
         "kvasir export results/homework4 --format canvas --gradebook gradebook.csv --assignment 1234",
         "kvasir export results/homework4 --format feedback --as html",

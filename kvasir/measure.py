@@ -12,7 +12,8 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import asdict
 from datetime import date
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
@@ -22,17 +23,21 @@ import click
 from engines.base import EngineInfo
 from engines.registry import Engine, entries, open_engine
 from infra.config.sources import user_data_dir
+from kvasir.connect import require_cluster
+from kvasir.doctor.cluster import measured_links
+from kvasir.doctor.services import link_text
 from kvasir.engine_options import engine_options
 from kvasir.options import Globals, Number
 from kvasir.terminal import say
-from messages.errors import UsageError
+from messages.errors import KvasirError, UsageError
 from messages.jobs import Sampling, user_prompt
 from messages.kv import KVCache, Record, assemble_cache
+from messages.workers import MAX_LINKS, Link
 
 CONTEXT_TOKENS = 2048
 ANSWER_TOKENS = 128
 ROUNDS = 3  # the median counts; if time runs out there are fewer rounds, but at least one
-FILE_NAME = "rates.json"  # file in the user's data folder with the last measurement of each model
+FILE_NAME = "rates.json"  # file in the user's data folder with the last measurement of each model and of each link
 
 Points = list[tuple[int, float]]
 
@@ -51,15 +56,34 @@ Points = list[tuple[int, float]]
 @click.option(
     "--minutes", type=Number(0), default=5.0, show_default=True, help="Limit the time for all models together."
 )
+@click.option(
+    "--links", "only_links", is_flag=True, help="Measure the links to the broker and the store, and no model."
+)
 @click.pass_obj
 def measure(
-    global_options: Globals, /, names: tuple[str, ...], engine: str, slots: int, machine: str, minutes: float
+    global_options: Globals,
+    /,
+    names: tuple[str, ...],
+    engine: str,
+    slots: int,
+    machine: str,
+    minutes: float,
+    only_links: bool,
 ) -> int:
     """Measure a model's tokens a second on this machine, and print them as a block for kvasir.toml.
 
     Decode by the number of sequences, prefill by the prompt's length. Stop this machine's workers first.
+
+    With --links: how far away the broker and the store are, whether large messages pass, and how fast KV caches come
+    and go. Workers that start afterwards register it, and kvasir doctor says how long a class takes at that rate.
     """
     settings = global_options.settings()
+    if only_links:
+        require_cluster(settings, "measure --links")
+        links = {link.peer: link for link in measured_links(settings)}  # of one machine with both, what the store tells
+        say("\n".join(map(link_text, links.values())))
+        keep(_file(), "links", {peer: asdict(link) for peer, link in links.items()})
+        return 0
     models = [settings.model(name) for name in names or settings.models]
     if not models:
         raise UsageError("no model is configured: add [models.NAME] with weights to kvasir.toml")
@@ -79,7 +103,7 @@ def measure(
         say(f'[machines.{machine or socket.gethostname()}.rates."{model.name}"]')
         say(f"prefill_curve = {json.dumps(prefill)}")
         say(f"decode_curve = {json.dumps(decode)}")
-    keep((user_data_dir(os.environ) or Path()) / FILE_NAME, rates)
+    keep(_file(), "models", rates)
     return 0
 
 
@@ -100,13 +124,26 @@ def decode_points(engine: Engine, slots: int, ends_at: float) -> Points:
     return _medians(counts, lambda count: _decode(engine, prompts[:count]), ends_at)
 
 
-def keep(path: Path, rates: Mapping[str, Mapping[str, object]]) -> None:
-    """Write the file. Earlier measurements of other models are kept. Raises UsageError."""
+def kept_links() -> tuple[Link, ...]:
+    """Return the last measurement of this machine's links; () if there is none or it can't be read."""
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, KvasirError):
+        return tuple(Link(**link) for link in json.loads(_file().read_text("utf-8"))["links"].values())[-MAX_LINKS:]
+    return ()
+
+
+def _file() -> Path:
+    return (user_data_dir(os.environ) or Path()) / FILE_NAME
+
+
+def keep(path: Path, key: str, measured: Mapping[str, object]) -> None:
+    """Write the measurements under `key`. Earlier measurements are kept. Raises UsageError."""
     try:
-        earlier = json.loads(path.read_text("utf-8"))["models"] if path.exists() else {}
+        earlier = json.loads(path.read_text("utf-8")) if path.exists() else {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"version": 1, "models": earlier | dict(rates)}, indent=2) + "\n", "utf-8")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        path.write_text(
+            json.dumps({"version": 1, **earlier, key: earlier.get(key, {}) | dict(measured)}, indent=2) + "\n", "utf-8"
+        )
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"what was measured can't be kept in {path}: {error}") from None
 
 

@@ -1,15 +1,15 @@
 """Block keys: which record holds which tokens of which model.
 
-A block's chain hash covers every token from the start of the sequence to the block's end, so equal hashes mean equal
-KV: fingerprint and the producer's sketch are covered, too. Blocks inside the class-wide part are keyed by content and
-shared; those of a conversation by its tag and content, for its next turns; later ones carry the job id and have one
-owner, who deletes them.
+A block's chain hash covers every token from the start of the sequence to the block's end, and also the fingerprint and
+the producer's sketch. So equal hashes mean equal KV. Blocks within the class-wide part are shared, and their keys hold
+only the hash. Keys of a conversation's blocks also hold its tag, so that its next turns find them. Keys of all other
+blocks hold the job id; they belong to that job, and are deleted after it.
 
-    kv:<fingerprint>:<chain hash>            shared, dies by TTL or pressure only
-    kv:<fingerprint>:<tag>.<chain hash>      the same, for those with this tag alone
-    kv:<fingerprint>:<job id>:<chain hash>   one job's own, deleted after its ack
-    kvw:...                                  window records, keyed the same way
-    kvw:...<chain hash>.<layer>              a recurrent layer's state, keyed the same way
+kv:<fingerprint>:<chain hash>            shared, dies by TTL or pressure only
+kv:<fingerprint>:<tag>.<chain hash>      the same, for those with this tag alone
+kv:<fingerprint>:<job id>:<chain hash>   one job's own, deleted after its ack
+kvw:...                                  window records, keyed the same way
+kvw:...<chain hash>.<layer>              a recurrent layer's state, keyed the same way
 """
 
 import hashlib
@@ -33,8 +33,8 @@ class BlockRef:
     start: int
     end: int
     is_shared: bool
-    layer: int | None = None  # of a state
-    is_tagged: bool = False  # shared among the turns of one's conversations
+    layer: int | None = None  # set for a recurrent state only
+    is_tagged: bool = False  # shared by the turns of the conversations with one tag
 
 
 def block_refs(
@@ -49,14 +49,14 @@ def block_refs(
 ) -> list[BlockRef]:
     """References to the blocks of the first `num_tokens` of `tokens`, in order.
 
-    Blocks that lie wholly within the first `shared_tokens` are shared, by all producers with this `sketch`. With a
-    `tag` all other whole blocks are kept under it.
+    Blocks that lie wholly within the first `shared_tokens` are shared by all producers with this `sketch`. If there is
+    a `tag`, all other whole blocks are stored under it.
     """
     ids = tuple(tokens[:num_tokens])
     return list(_block_refs(fingerprint, layout, ids, shared_tokens, job_id, sketch, tag))
 
 
-@lru_cache(maxsize=16)  # a job's are asked for when it is stored, fetched and deleted
+@lru_cache(maxsize=16)  # a job's refs are needed to store, to fetch and to delete its blocks
 def _block_refs(
     fingerprint: str, layout: KVLayout, tokens: tuple[int, ...], shared_tokens: int, job_id: str, sketch: str, tag: str
 ) -> list[BlockRef]:
@@ -88,7 +88,7 @@ def window_ref(last_block: BlockRef) -> BlockRef:
 
 
 def snapshot_refs(layout: KVLayout, last_block: BlockRef) -> list[BlockRef]:
-    """What some layers keep at the end of a block: the window record, if there is one, then the states."""
+    """References to the snapshots at the end of a block: the window record, if the model has one, then the states."""
     window = window_ref(last_block)
     states = [
         BlockRef(f"{window.key}.{layer}", f"{window.chain}.{layer}", window.start, window.end, window.is_shared, layer)
@@ -98,10 +98,10 @@ def snapshot_refs(layout: KVLayout, last_block: BlockRef) -> list[BlockRef]:
 
 
 def is_shared(key: str) -> bool:
-    """Whether a key is of a shared record: fingerprints and job ids hold no colon."""
+    """Whether a key belongs to a shared record. Its shape tells, because fingerprints and job ids contain no colon."""
     return key.startswith(("kv:", "kvw:")) and key.count(":") == 2
 
 
 def shared_boundary(layout: KVLayout, shared_tokens: int) -> int:
-    """The class-wide part rounded down to whole blocks."""
+    """The length of the class-wide part, rounded down to whole blocks."""
     return shared_tokens - shared_tokens % layout.block_tokens

@@ -1,4 +1,4 @@
-"""Keeps a worker's registration and its claims alive, in a thread of its own."""
+"""Keeps a worker's registration and its claims alive from a separate thread."""
 
 import os
 import secrets
@@ -10,7 +10,7 @@ from kvstore.base import ClusterState
 from messages.workers import WorkerInfo
 
 BEAT_S = 1.0
-# A dead worker's jobs are free again after this; three beats, so that one late beat is no death.
+# How long a dead worker's jobs stay claimed. It spans three beats, so that one late beat does not free them.
 CLAIM_TTL_S = 3.0
 REGISTRATION_TTL_S = 5.0
 
@@ -22,9 +22,9 @@ def new_worker_id() -> str:
 
 
 class Heartbeat:
-    """Publishes `registration()` and lets `renew()` renew claims, once a second, until it is closed.
+    """Once a second, publishes `registration()` and calls `renew()` to renew claims, until it is closed.
 
-    Then the registration is removed.
+    Closing removes the registration.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Store and cluster state in this process's memory, for the local pipeline and for tests. Same records, same checks."""
+"""Store and cluster state in this process's memory, for the local pipeline and for tests. It keeps the same records,
+and checks them the same way."""
 
 import threading
 import time
@@ -24,7 +25,7 @@ V = TypeVar("V", bound=Sized)
 
 
 class Expiring(Generic[V]):
-    """Values by key, each with a TTL, bounded in bytes. Expired ones are gone for readers, and are swept now and then.
+    """Values by key, each with a TTL, bounded in bytes. Readers never see expired values; these are swept now and then.
 
     `max_bytes` 0: no bound. `clock` gives seconds and never goes back. Thread-safe.
     """
@@ -39,17 +40,17 @@ class Expiring(Generic[V]):
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all values alive."""
+        """Bytes of all values that have not expired."""
         with self._lock:
             self._sweep()
             return self._total_bytes
 
     def put(self, key: str, value: V, ttl_s: float) -> None:
-        """Store a value. Raises StoreUnavailable if it doesn't fit; what was under `key` then stays."""
+        """Store a value. Raises StoreUnavailable if it doesn't fit; the old value under `key` then stays."""
         with self._lock:
             if len(self._entries) >= self._sweep_at or self._overfull(key, value):
                 self._sweep()
-                self._sweep_at = 2 * len(self._entries) + 64  # so that sweeping costs a constant time per put
+                self._sweep_at = 2 * len(self._entries) + 64  # so that sweeping costs constant time per put, on average
             if self._overfull(key, value):
                 raise StoreUnavailable(
                     f"the store in memory is full ({self._total_bytes:,} of {self.max_bytes:,} bytes)"
@@ -65,7 +66,7 @@ class Expiring(Generic[V]):
             return entry[0] if entry and self._clock() < entry[1] else None
 
     def renew(self, keys: Iterable[str], ttl_s: float) -> list[V | None]:
-        """The value of each key, its TTL set again, or None."""
+        """Set the TTL of each key again. Returns the value of each, or None."""
         with self._lock:
             now = self._clock()
             values: list[V | None] = []
@@ -77,20 +78,20 @@ class Expiring(Generic[V]):
             return values
 
     def delete(self, *keys: str) -> None:
-        """Delete; missing keys are fine."""
+        """Delete keys. Missing ones are ignored."""
         with self._lock:
             for key in keys:
                 if entry := self._entries.pop(key, None):
                     self._total_bytes -= len(entry[0])
 
     def items(self) -> dict[str, V]:
-        """All that are alive, by key."""
+        """All values that have not expired, by key."""
         now = self._clock()
         with self._lock:
             return {key: value for key, (value, expires) in self._entries.items() if now < expires}
 
     def oldest_first(self, matches: Callable[[str], bool]) -> list[tuple[str, int]]:
-        """(key, bytes) of the wanted keys, those first that expire first."""
+        """(key, bytes) of the matching keys; those that expire first come first."""
         with self._lock:
             entries = [(expires, key, len(value)) for key, (value, expires) in self._entries.items() if matches(key)]
         return [(key, size) for _, key, size in sorted(entries)]
@@ -108,7 +109,7 @@ class Expiring(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A record as it is, for nobody else reads it here; and what it was put as."""
+    """A record without encoding, because no other process reads it, together with the arguments it was put with."""
 
     fingerprint: str
     layout: KVLayout
@@ -139,7 +140,7 @@ class MemoryKVStore(KVStore):
             data = record.data
             is_whole = data.base is None or getattr(data.base, "nbytes", 0) == data.nbytes
             if not (is_whole and data.flags.c_contiguous):
-                data = data.copy()  # or all that it is a view of would stay for it
+                data = data.copy()  # a view would keep the whole array behind it in memory
                 record = replace_fields(record, data=data)
             data.flags.writeable = False
             self._held.put(ref.key, _Held(fingerprint, layout, ref, record, xxhash.xxh3_64_intdigest(data.data)), TTL_S)
@@ -147,7 +148,7 @@ class MemoryKVStore(KVStore):
         return total
 
     def prepare(self) -> None:
-        """See KVStore. Blocks are here already."""
+        """See KVStore. There is nothing to prepare, because blocks are already in memory."""
 
     def delete(self, refs: Sequence[BlockRef]) -> None:
         """See KVStore."""
@@ -171,7 +172,8 @@ class MemoryKVStore(KVStore):
         """See KVStore."""
 
     def read(self, kind: type[R], fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[R]:
-        """See KVStore. What was put as just what is asked for; whatever differs is judged as the bytes it would be."""
+        """See KVStore. A record that was put with the same arguments is returned as it is; otherwise it is encoded and
+        checked like a stored value."""
         records = []
         for ref, held in zip(refs, self._held.renew([ref.key for ref in refs], TTL_S), strict=True):
             if held is None:
@@ -193,7 +195,7 @@ class MemoryClusterState(ClusterState):
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._values: Expiring[bytes] = Expiring(clock=clock)
-        # Read whole and often, so they are not looked for among everybody's results.
+        # Kept apart from the other entries, because registrations are read often and all at once.
         self._workers: Expiring[bytes] = Expiring(clock=clock)
         self._details: Expiring[bytes] = Expiring(clock=clock)
         self._reservations: Expiring[bytes] = Expiring(clock=clock)

@@ -9,22 +9,22 @@ from kvstore.base import KVStore
 from kvstore.blocks import BlockRef
 from messages.kv import KVLayout, Record
 
-MAX_PENDING_BLOCKS = 16  # 64 MiB at most; as many again are on their way
+MAX_PENDING_BLOCKS = 16  # at most 64 MiB; as many again may be under way in the store's pipeline
 
 
 @dataclass(frozen=True, slots=True)
 class UploadReport:
-    """What was stored, and the seconds that were not hidden behind computing."""
+    """What was stored, and the seconds that the upload took after computing had ended."""
 
     bytes: int
     exposed_s: float  # spent in `finish`
 
 
 class Uploader:
-    """One KV transfer's upload: a thread, and a queue that holds the caller back when the store is slower.
+    """The upload of one KV transfer: a thread, and a bounded queue that makes the caller wait when the store is slower.
 
-    Without `background` there is no thread, and `finish` stores what was put: for what is stored sooner than a thread
-    begins. Used by one thread.
+    Without `background` there is no thread, and `finish` stores everything. This suits small caches, which are stored
+    faster than a thread starts. Only one thread may use it.
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class Uploader:
             self._thread.start()
 
     def put(self, ref: BlockRef, record: Record) -> None:
-        """Pass on one record; waits while too many are pending. After an error it is dropped: see `finish`."""
+        """Queue one record for storing; waits while too many are pending. After an error the record is dropped, and
+        `finish` raises the error."""
         if self._ending:
             raise ValueError("the upload has been finished or abandoned")
         if self._thread is None:
@@ -63,7 +64,7 @@ class Uploader:
                 self._condition.notify_all()
 
     def finish(self) -> UploadReport:
-        """Wait until everything lies in the store. Raises what the store raised first, as a rule StoreUnavailable."""
+        """Wait until everything is stored. Raises the store's first error, usually StoreUnavailable."""
         start = time.perf_counter()
         with self._condition:
             self._ending = True
@@ -74,7 +75,8 @@ class Uploader:
         return UploadReport(self._bytes, time.perf_counter() - start)
 
     def abandon(self) -> None:
-        """Drop what is pending and return at once; the thread ends after what it is storing now. Idempotent."""
+        """Drop what is pending and return at once. The thread ends after the record that it is storing now.
+        Idempotent."""
         self._ending = True
         self._drop()
 
@@ -95,7 +97,7 @@ class Uploader:
                 return
             try:
                 stored_bytes = self._store.put(self._fingerprint, self._layout, batch)
-            except Exception as error:  # noqa: BLE001  `finish` raises it in the thread that can deal with it
+            except Exception as error:  # noqa: BLE001  `finish` raises it in the caller's thread, which can handle it
                 self._error = error
                 return self._drop()
             self._bytes += stored_bytes

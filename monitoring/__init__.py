@@ -1,1 +1,1 @@
-"""Lifetime events into logs and metrics. Imports messages only."""
+"""Turns job events into logs and metrics. Imports messages only."""

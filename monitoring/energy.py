@@ -1,10 +1,10 @@
-"""A machine's power and its GPUs' load, measured by NVML where there is an NVIDIA GPU and its library.
+"""Measures a machine's power and its GPUs' load by NVML, if there is an NVIDIA GPU and NVIDIA's library.
 
-Else watts are what was declared.
+Without NVML the declared watts are reported.
 
-Declared watts count while a job is in hand; they say what the machine draws at work, and nothing of its idling.
-Measured ones are those of all GPUs of the machine. Workers on one machine report the same watts: take the maximum
-by host, not the sum. A Mac's GPU tells nothing without root.
+Declared watts count only while a job is in hand: they say what the machine draws at work, not when it is idle. Measured
+watts are those of all GPUs of the machine. Workers on one machine report the same watts, so take the maximum by host,
+not the sum. A Mac's GPU reports nothing without root.
 """
 
 import importlib
@@ -25,7 +25,8 @@ SAMPLE_EVERY_S = 1.0
 
 
 def _nvml() -> tuple[Any, list[Any]]:
-    """NVML and the machine's GPUs; none without a GPU, its driver, or the package nvidia-ml-py."""
+    """NVML and the machine's GPUs; no GPUs if there is none, or if its driver or the package nvidia-ml-py is
+    missing."""
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
@@ -36,29 +37,31 @@ def _nvml() -> tuple[Any, list[Any]]:
 
 
 def nvml_watts() -> Callable[[], float] | None:
-    """Reads the watts of all NVIDIA GPUs, or None without one, or if one does not tell."""
+    """A function that reads the watts of all NVIDIA GPUs; None if there is none, or if one does not report its
+    power."""
     nvml, devices = _nvml()
     try:
         _gpu_watts(nvml, devices)
-    except Exception as error:  # noqa: BLE001  NVML's errors, which can't be named without it
+    except Exception as error:  # noqa: BLE001  NVML's errors can't be named without importing it
         log.debug("NVML gives no watts: %s", error)
         return None
     return (lambda: _gpu_watts(nvml, devices)) if devices else None
 
 
 def _gpu_watts(nvml: Any, devices: list[Any]) -> float:
-    return sum(float(nvml.nvmlDeviceGetPowerUsage(device)) for device in devices) / 1000  # told in milliwatts
+    return sum(float(nvml.nvmlDeviceGetPowerUsage(device)) for device in devices) / 1000  # reported in milliwatts
 
 
 class GpuCollector(Collector):
-    """Each GPU's figures, asked for at every scrape; none without NVML, and no figure that a GPU does not tell."""
+    """Reports each GPU's figures at every scrape. Without NVML there are none, and figures that a GPU does not report
+    are left out."""
 
     def __init__(self, host: str) -> None:
         self._host = host
         self._nvml, self._devices = _nvml()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Busy share and memory, by host and number of the GPU."""
+        """Busy share and memory, by host and GPU number."""
         labels = ("host", "gpu")
         busy = GaugeMetricFamily("kvasir_gpu_busy_ratio", "Share of a moment in which a GPU computed.", labels=labels)
         memory_in_use = GaugeMetricFamily("kvasir_gpu_memory_used_bytes", "GPU memory in use.", labels=labels)
@@ -67,7 +70,7 @@ class GpuCollector(Collector):
             place = (self._host, str(number))
             with suppress(Exception):
                 busy.add_metric(place, self._nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100)
-            with suppress(Exception):  # a GPU that shares the machine's memory has none of its own to tell of
+            with suppress(Exception):  # a GPU that shares the machine's memory does not report its own
                 memory = self._nvml.nvmlDeviceGetMemoryInfo(device)
                 memory_in_use.add_metric(place, memory.used)
                 total.add_metric(place, memory.total)
@@ -75,7 +78,7 @@ class GpuCollector(Collector):
 
 
 class PowerMeter:
-    """Samples the watts once a second and adds the energy up. Use as a context manager."""
+    """Samples the power once a second and adds up the energy. Use it as a context manager."""
 
     def __init__(
         self,

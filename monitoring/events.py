@@ -15,9 +15,9 @@ log = logging.getLogger(__name__)
 
 
 def fan_out(*observers: Observer) -> Observer:
-    """One observer that calls all of these, in order. What one of them raises is logged, and never reaches a job.
+    """One observer that calls all of these in order. An observer's error is logged, and never reaches a job.
 
-    Only the first failure of each observer is logged with its traceback: a broken one must not fill the disk.
+    Only the first failure of each observer is logged with its traceback, so that a broken observer can't fill the disk.
     """
     broken_observers: set[int] = set()
 

@@ -1,8 +1,9 @@
-"""Events into Prometheus metrics. The one place that does so: workers report events and know nothing of figures.
+"""Turns events into Prometheus metrics. Only this module does so: workers report events and know nothing about metrics.
 
-Base units (seconds, bytes, tokens, joules), names as Prometheus asks for them. Labels are of few values: model, stage,
-lane, and words from closed lists; never a batch, a job, an item or an error's text. What a label may be is decided
-here, whatever a message's headers say. `docs/how-to/runbook.md` says what each figure tells an operator.
+Metrics use base units (seconds, bytes, tokens, joules) and Prometheus's naming rules. Labels have few values: model,
+stage, lane, and words from closed lists; never a batch, a job, an item or an error's text. This module decides which
+label values are allowed, whatever a message's headers say. `docs/how-to/runbook.md` explains what each figure tells an
+operator.
 """
 
 import threading
@@ -17,23 +18,23 @@ from messages.jobs import LANES, SHORT_PROMPT_TOKENS, STAGES
 from messages.lifecycle import Event, Step
 from messages.workers import WorkerStage
 
-# A chat answer takes a tenth of a second, a class's last job waits most of an hour.
+# Histogram buckets: a chat answer takes a tenth of a second, but a class's last job waits most of an hour.
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
-# From 1,000 tokens/s down to one every two seconds.
+# Histogram buckets: from 1,000 tokens/s down to one token every two seconds.
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.5, 1, 2)
 
-MAX_MODELS = 64  # label values; what comes after them is counted as OTHER
+MAX_MODELS = 64  # label values; further models are counted as OTHER
 OTHER_LABEL = "other"
 QUESTIONS = ("code", "feedback", OTHER_LABEL)
-REASONS = ("home_busy", "unserved")  # of a steal
-NEVER_S = 1e9  # how a thief writes "nobody would have done it"
+REASONS = ("home_busy", "unserved")  # reasons for a steal
+NEVER_S = 1e9  # the wait that a thief reports if no other worker would have taken the job
 STATES = ("succeeded", "failed", "expired")
 
 Facts = Mapping[str, Any]
 
 
 class Metrics:
-    """An observer that keeps the figures of one process in `registry`. Thread-safe."""
+    """An observer that keeps one process's metrics in `registry`. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.registry = CollectorRegistry()
@@ -41,7 +42,7 @@ class Metrics:
         self._models: set[str] = set()
         self._taken_up_to: dict[tuple[str, ...], float] = {}
         self._lock = threading.Lock()
-        # Series are few, and finding one takes longer than counting there.
+        # There are few series, and finding one takes longer than counting, so they are cached.
         self._at = lru_cache(maxsize=None)(lambda metric, *labels: metric.labels(*labels))
         self._make_counters()
         self._make_histograms()
@@ -65,13 +66,14 @@ class Metrics:
         }
 
     def __call__(self, event: Event) -> None:
-        """Count one event. Steps that tell nothing new are passed over."""
+        """Count one event. Steps without new information are ignored."""
         handler = self._handlers.get(event.step)
         if handler:
             handler(event, self._model(event.model))
 
     def prepare(self, model: str, stage: WorkerStage) -> None:
-        """Start this model's series at zero: the rate of a series that begins with its first event misses that one."""
+        """Start this model's series at zero, because the rate of a series that begins with its first event misses that
+        event."""
         model = self._model(model)
         for lane in LANES:
             self._queue_wait.labels(model, stage, lane)
@@ -103,7 +105,7 @@ class Metrics:
             metric.labels(model)
 
     def prepare_steals(self, models: Iterable[str]) -> None:
-        """The same for what may be taken from other models' queues."""
+        """Start the series for steals from other models' queues at zero."""
         for model in map(self._model, models):
             self._steal_saved.labels(model)
             for reason in REASONS:
@@ -186,7 +188,7 @@ class Metrics:
         self._at(self._queue_wait, model, "decode", _lane(event)).observe(waited_s)
 
     def _on_stolen(self, event: Event, model: str) -> None:
-        """Where nobody was at home there is no waiting to compare with, and so no saving."""
+        """Count a steal. If the queue had no worker of its own, there is no wait to compare with, and so no saving."""
         is_unserved = _number(event.facts, "end_there_s") >= NEVER_S
         self._at(self._steals, model, "unserved" if is_unserved else "home_busy").inc()
         self._at(self._steal_saved, model).inc(0.0 if is_unserved else _number(event.facts, "saving_s"))
@@ -232,7 +234,7 @@ class Metrics:
 
 
 def _number(facts: Facts, name: str) -> float:
-    """A fact that is a sane number; 0 for anything else, since a figure must never end an observer."""
+    """A fact as a finite number; 0 for anything else, because a bad figure must never stop an observer."""
     value = facts.get(name, 0.0)
     return float(value) if isinstance(value, (int, float)) and 0 <= value < 1e15 else 0.0
 

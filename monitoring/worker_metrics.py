@@ -1,4 +1,4 @@
-"""What a worker's registration says, as metrics: slots, who it is, whether its model is resident."""
+"""A worker's registration as metrics: slots, identity, and which models are in memory."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,10 +11,10 @@ _LABELS = ("model", "stage")
 
 
 class RegistrationCollector(Collector):
-    """Asks for the registrations at every scrape, so that the figures are never older than that.
+    """Reads the registrations at every scrape, so that the figures are always current.
 
     Args:
-        registrations: the worker's, one for each of its roles; none while it is still loading.
+        registrations: returns the worker's registrations, one for each of its roles; none while it is loading.
     """
 
     def __init__(self, registrations: Callable[[], Sequence[WorkerInfo]]) -> None:
@@ -35,7 +35,7 @@ class RegistrationCollector(Collector):
             ("kvasir_slots", "Jobs it works on at once, at most.", lambda worker: worker.slots),
             ("kvasir_slots_busy", "Jobs it works on now.", lambda worker: worker.busy),
             ("kvasir_transfers_kv", "1 if the KV transfer was proved at start.", lambda worker: worker.transfers_kv),
-            # Its own model, and those that it has loaded to steal from.
+            # The worker's own model, and the models that it has loaded to steal from.
             ("kvasir_model_resident", "1 while the model is loaded.", lambda _worker: 1),
             ("kvasir_paused", "1 while it has paused itself.", lambda worker: bool(worker.details.paused_because)),
             ("kvasir_tokens_per_second", "Of its stage, moving average.", lambda worker: worker.tokens_per_s),

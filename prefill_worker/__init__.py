@@ -1,1 +1,1 @@
-"""What happens to one prefill delivery."""
+"""The prefill stage: how a prefill job is handled, from delivery to ack."""

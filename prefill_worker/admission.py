@@ -1,9 +1,9 @@
 """Whether the store has room for one more prompt's KV cache.
 
-Prefill takes no job while there is none, and reserves what a job will take before it starts; so two prefills never
-meet at a full store with half a cache each. Decode never waits for any of this. While jobs wait for decode, waiting
-is right: each of them frees its blocks. With nothing waiting there the shared blocks that were not used for longest
-go; and where even that makes no room, jobs go on without their KV cache.
+Prefill takes no job while there is no room, and reserves the space that a job will need before it starts. So two
+prefills can't each fill a store with half a cache. Decode never waits for admission. While jobs wait for decode,
+prefill waits too, because each of those jobs will free its blocks. If no job waits for decode, the least recently used
+shared blocks are deleted. If even that makes no room, jobs go on without their KV cache.
 """
 
 import logging
@@ -20,41 +20,45 @@ from messages.errors import Stopped, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
-Clock = Callable[[], float]  # seconds; never goes back
+Clock = Callable[[], float]  # seconds; never runs backwards
 
-# Of the store's maximum: the rest is for results, registrations, and what a reservation did not foresee.
+# Share of the store's maximum that KV caches may fill. The rest is for results, registrations, and anything that
+# reservations did not foresee.
 HIGH_WATER = 0.85
-# A dead worker's reservation ends this soon.
+# How soon a dead worker's reservation ends.
 RESERVATION_TTL_S = 10.0
 RENEW_EVERY_S = 1.0
 _NO_LIMIT = 1 << 62
 _LOOK_EVERY_S = 0.5
-_KNOWN_FOR_S = 1.0  # how long a reading far from full is trusted
-# A queue's depth may be read as zero by mistake: once is not enough to throw a class's prefix away.
+_KNOWN_FOR_S = 1.0  # how long a reading is trusted that says the store is far from full
+# How long the decode queues must look empty. A queue's depth may be read as zero by mistake, so a single reading is not
+# enough to delete a class's prefix.
 _IDLE_FOR_SURE_S = 1.0
-# Nothing waited for decode for this long, and still there is no room: whoever fills the store will not leave it soon.
+# If no job waited for decode for this long and there is still no room, whatever fills the store will not go away soon.
 _PATIENCE_S = 10.0
 _HOPELESS_FOR_S = 30.0
-# A job that takes no more of the mark reserves nothing while the store is far from full: two round trips and a thread
-# would be most of a short prompt's cost, and a hundred such jobs at once are a tenth of the mark.
+# A job below this share of the mark reserves nothing while the store is far from full. The reservation would cost two
+# round trips and a thread, most of a short prompt's cost, and a hundred such jobs at once take only a tenth of the
+# mark.
 _NEGLIGIBLE = 1 / 1024
-# Freed beyond what one job needs, as a share of the mark: or every single job would have to wait for the next look.
+# How much more is freed than one job needs, as a share of the mark. Otherwise every job would have to wait for the next
+# look.
 _SPARE = 1 / 16
 
 
 class NoCapacity(Stopped):
-    """The store has no capacity for this job now; nothing was done, and admission is shut until it may have."""
+    """The store has no capacity for this job now. Nothing was done, and admission is closed until there may be room."""
 
 
 def high_water_mark(usage: StoreUsage) -> int:
-    """Bytes up to which prefill fills the store; 0: it has no limit."""
+    """Bytes up to which prefill fills the store; 0: no limit."""
     return int(usage.max_bytes * HIGH_WATER)
 
 
 class Admission:
-    """One prefill worker's door to the store. Thread-safe.
+    """Decides for one prefill worker whether the store has room. Thread-safe.
 
-    `decode_waits` says whether any job waits for decode: its blocks are then about to be used and freed.
+    `decode_waits` says whether any job waits for decode. The blocks of such a job will soon be used and freed.
     """
 
     def __init__(
@@ -70,18 +74,18 @@ class Admission:
         self._name = name
         self._decode_waits = decode_waits
         self._clock = clock
-        self._refused_bytes = 0  # bytes of the last job that found no room; 0: the door is open
+        self._refused_bytes = 0  # bytes of the last job that found no room; 0: admission is open
         self._next_look = 0.0
-        self._idle_since = 0.0  # at every look since then nothing waited for decode
+        self._idle_since = 0.0  # since this time, no look has found a job that waits for decode
         self._hopeless_until = 0.0
         self._last_usage = StoreUsage(0, 0)
         self._asked_at = -math.inf
-        self._granted_bytes = 0  # bytes since then
+        self._granted_bytes = 0  # bytes granted since the store was asked
         self._lock = threading.Lock()
-        self._numbers = count()  # numbers of reservations: several of a worker's jobs may hold one
+        self._numbers = count()  # numbers the reservations, because several jobs of a worker may hold one each
 
     def is_open(self) -> bool:
-        """Whether to take a job now. Looks at the store at most twice a second, and makes room where it may."""
+        """Whether to take a job now. Looks at the store at most twice a second, and frees shared blocks if it may."""
         with self._lock:
             if not self._refused_bytes:
                 return True
@@ -92,18 +96,18 @@ class Admission:
             try:
                 may_try = self._find_capacity(self._refused_bytes) or self._is_hopeless()
             except StoreUnavailable:
-                may_try = True  # the job will find out, and go on without
+                may_try = True  # the job will notice, and go on without its KV cache
             if may_try:
                 self._refused_bytes = 0
             return may_try
 
     def reserve(self, measure: Callable[[], int]) -> AbstractContextManager[None]:
-        """Reserve what a job will store, for the length of a `with` block.
+        """Reserve space for a job's records for the length of a `with` block.
 
-        `measure()` says how many bytes are not stored yet, now and later.
+        `measure()` returns how many bytes are not stored yet. It is called now, and again during the block.
 
-        Raises NoCapacity, and shuts the door until there may be some. Raises StoreUnavailable if there will be none, or
-        if the store can't say.
+        Raises NoCapacity if there is no room now, and closes admission until there may be. Raises StoreUnavailable if
+        there will never be room, or if the store can't be asked.
         """
         size = measure()
         with self._lock:
@@ -116,7 +120,7 @@ class Admission:
             if usage.max_bytes and size and not negligible:
                 if size > mark:
                     raise StoreUnavailable(
-                        f"{size:,} bytes are more than the {mark:,} that all KV caches may take together"
+                        f"the KV cache takes {size:,} bytes, more than the {mark:,} that all may take together"
                     )
                 name = f"{self._name}.{next(self._numbers)}"
                 if not self._cluster_state.reserve(name, size, mark - usage.used_bytes, RESERVATION_TTL_S):
@@ -128,7 +132,7 @@ class Admission:
 
     def _refuse(self, size: int) -> NoReturn:
         if self._clock() < self._hopeless_until and not self._decode_waits():
-            raise StoreUnavailable(f"no room for {size:,} bytes, and nothing waits for decode that would free some")
+            raise StoreUnavailable(f"no room for {size:,} bytes, and no job waits for decode that would free some")
         log.info("the store has no room for %s bytes: taking no job until it has", f"{size:,}")
         self._refused_bytes = size
         self._idle_since = self._clock()
@@ -136,13 +140,13 @@ class Admission:
         raise NoCapacity(f"no room for {size:,} bytes for now")
 
     def _is_near_full(self, size: int) -> bool:
-        """With `size` and all that we granted since the store was asked. A quarter counts as near, for there may be a
-        few more workers, who grant as we do."""
+        """Whether the store would be more than a quarter full with `size` and everything granted since it was asked.
+        The margin is this wide because a few other workers may grant space at the same time."""
         usage = self._last_usage
         return bool(usage.max_bytes) and 4 * (usage.used_bytes + self._granted_bytes + size) > high_water_mark(usage)
 
     def _find_capacity(self, size: int) -> bool:
-        """Whether `size` bytes would be granted now, after shared blocks were freed if they may be."""
+        """Whether `size` bytes could be granted now, after shared blocks were freed if that is allowed."""
         usage = self._kv.usage()
         if not usage.max_bytes:
             return True
@@ -162,7 +166,7 @@ class Admission:
         return True
 
     def _idle_s(self) -> float:
-        """For how long no look has found a job that waits for decode."""
+        """For how many seconds no look has found a job that waits for decode."""
         now = self._clock()
         if self._decode_waits():
             self._idle_since = now
@@ -171,9 +175,9 @@ class Admission:
 
 @contextmanager
 def _keep_reserved(cluster_state: ClusterState, name: str, measure: Callable[[], int]) -> Iterator[None]:
-    """Renew a reservation, which shrinks as the job's records arrive; free it in the end.
+    """Renew a reservation, shrink it as the job's records arrive in the store, and free it at the end.
 
-    Without that they would count twice, and keep the neighbours waiting.
+    If it did not shrink, stored records would count twice, and other workers would wait.
     """
     stop_event = threading.Event()
 
@@ -181,7 +185,7 @@ def _keep_reserved(cluster_state: ClusterState, name: str, measure: Callable[[],
         while not stop_event.wait(RENEW_EVERY_S):
             try:
                 cluster_state.reserve(name, measure(), _NO_LIMIT, RESERVATION_TTL_S)
-            except StoreUnavailable as error:  # what was put there shows it too
+            except StoreUnavailable as error:  # the put will fail too, and report it
                 log.info("the reservation was not renewed: %s", error)
 
     thread = threading.Thread(target=renew, name="reservation", daemon=True)

@@ -1,4 +1,4 @@
-"""How the jobs of `bulk` come to a prefill worker: see infra.worker_loop.Flow."""
+"""How `bulk` jobs reach a prefill worker: see infra.worker_loop.Flow."""
 
 from collections.abc import Callable
 
@@ -7,9 +7,10 @@ from infra.turns import Turns
 
 
 class PrefillFlow:
-    """The flow of a worker that computes one prompt at a time: one job is pushed, and none is held beside it.
+    """The flow of a worker that computes one prompt at a time: the broker pushes one job, and the worker holds no
+    other.
 
-    `next` is called when the worker is done with what it was given before.
+    `next` is called when the worker has finished its previous job.
     """
 
     def __init__(self, broker: Broker, consume: Callable[[str, int], Consumer], model: str) -> None:
@@ -27,7 +28,8 @@ class PrefillFlow:
         return self._turns.take(lambda: self._consumer.receive(0)) or self._consumer.receive(timeout_s)
 
     def throttle(self, _urgent: Callable[[], Delivery | None]) -> None:
-        """See Flow. The loop's own thread computes the prompt: it finds its slot free whenever it looks."""
+        """See Flow. Does nothing: the loop's own thread computes the prompt, so the slot is free whenever the loop
+        looks."""
 
     def pause(self) -> list[Delivery]:
         """See Flow."""
@@ -38,8 +40,8 @@ class PrefillFlow:
 class SlotFlow:
     """The flow of a worker whose engine computes several prompts at once.
 
-    A job is pulled when a slot is free: one that was pushed would lie here while another worker idles. Only a worker
-    that finds none listens.
+    A job is pulled when a slot is free, because a pushed job might wait here while another worker idles. A worker
+    subscribes to the queue only when it finds no job to pull.
     """
 
     def __init__(self, broker: Broker, model: str, hand_back: Callable[[list[Delivery]], None]) -> None:
@@ -61,7 +63,7 @@ class SlotFlow:
         return delivery
 
     def throttle(self, _urgent: Callable[[], Delivery | None]) -> None:
-        """See Flow: nothing is held that another worker might take."""
+        """See Flow. Hands back everything that another worker might take."""
         self._hand_back(self.pause())
 
     def pause(self) -> list[Delivery]:

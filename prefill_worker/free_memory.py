@@ -1,8 +1,8 @@
-"""Whether the machine has the memory for one more prompt's KV cache, where its worker has to leave some free.
+"""Whether the machine has memory for one more prompt's KV cache, for workers that must leave some memory free.
 
-Where the GPU shares the machine's memory, a prompt too many does not end one process: the whole machine stops
-answering. So such a prompt is left to another worker, and this one pauses itself until memory is free again. Jobs that
-all workers would leave to each other are done all the same.
+If the GPU shares the machine's memory, one prompt too many does not just end a process: the whole machine stops
+responding. So such a prompt is left to another worker, and this worker pauses itself until memory is free again. If no
+other worker takes jobs, this one computes the prompt anyway.
 """
 
 import logging
@@ -22,11 +22,11 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 class FreeMemory:
-    """One prefill worker's look at its machine's memory. Thread-safe.
+    """Watches the memory of one prefill worker's machine. Thread-safe.
 
     Args:
-        least_bytes: must stay available beside every KV cache; 0: nobody looks.
-        others_serve: whether another worker takes such jobs now.
+        least_bytes: must stay available beside all KV caches; 0: memory is not watched.
+        others_serve: whether another worker takes this model's jobs now.
         available: the machine's available bytes.
     """
 
@@ -37,14 +37,14 @@ class FreeMemory:
         self._others_serve = others_serve
         self._available = available or available_bytes
         self._refused_bytes = 0  # KV bytes of the last job that did not fit; 0: this worker takes jobs
-        self._reserved_bytes = 0  # KV bytes of prompts under way, allocated by the engine or not
+        self._reserved_bytes = 0  # KV bytes of prompts under way, whether the engine has allocated them yet or not
         self._lock = threading.Lock()
 
     @contextmanager
     def reserve(self, size: int) -> Iterator[None]:
-        """Within the block a prompt of `size` bytes is under way.
+        """A prompt of `size` bytes is under way during the block.
 
-        Raises NoCapacity if it would leave too little memory, and another worker takes jobs.
+        Raises NoCapacity if it would leave too little memory and another worker takes jobs.
         """
         with self._lock:
             fits = self._fits(size)
@@ -60,7 +60,7 @@ class FreeMemory:
                 self._reserved_bytes -= size
 
     def why_short(self) -> str:
-        """Why prompts are better with other workers, in a sentence; "": they are not."""
+        """Why this worker takes no prompts for lack of memory, in a sentence; "": it takes them."""
         return (
             f"a KV cache of {self._refused_bytes / 1e9:.2f} GB would leave less than {self._least_bytes / 1e9:g} GB of "
             "this machine's memory free"
@@ -69,7 +69,7 @@ class FreeMemory:
         )
 
     def look_again(self) -> None:
-        """After a refusal: take jobs again where such a prompt would fit now, or nobody else takes it."""
+        """After a refusal: take jobs again if such a prompt would fit now, or if no other worker takes it."""
         if self._refused_bytes and (self._fits(self._refused_bytes) or not self._others_serve()):
             self._refused_bytes = 0
 
@@ -78,10 +78,10 @@ class FreeMemory:
 
 
 def available_bytes() -> float:
-    """What programs can still allocate without swapping; infinite where the system does not say.
+    """Bytes that programs can still allocate without swapping; infinite if the system does not say.
 
-    Linux: MemAvailable of /proc/meminfo (proc_meminfo(5)), which on a machine with unified memory is what the GPU can
-    have, too. macOS: free, speculative and inactive pages of vm_stat(1).
+    Linux: MemAvailable in /proc/meminfo (proc_meminfo(5)). On a machine with unified memory the GPU can use no more
+    than this either. macOS: the free, speculative and inactive pages in vm_stat(1).
     """
     if _MEMINFO.exists():
         found = re.search(r"^MemAvailable: +(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
@@ -92,7 +92,7 @@ def available_bytes() -> float:
 
 
 def bytes_of_vm_stat(text: str) -> float:
-    """The available bytes in what vm_stat prints; infinite if it prints something else."""
+    """The available bytes in vm_stat's output; infinite if its output has another form."""
     page = re.search(r"page size of (\d+) bytes", text)
     pages = re.findall(r"^Pages (?:free|speculative|inactive): +(\d+)\.$", text, re.MULTILINE)
     return int(page[1]) * sum(map(int, pages)) if page and len(pages) == 3 else math.inf

@@ -1,4 +1,5 @@
-"""From tokens to stored KV. What is stored is not sent again, nor computed again where the engine can resume."""
+"""From tokens to stored KV. KV that is already stored is not sent again. It is also not computed again if the engine
+can resume from it."""
 
 import logging
 import threading
@@ -22,18 +23,18 @@ from prefill_worker.free_memory import FreeMemory
 
 log = logging.getLogger(__name__)
 
-# Restoring costs a transfer and a slot write; below this many tokens computing is as quick.
+# Restoring costs a transfer and a write into the slot. Below this many tokens, computing is as fast.
 MIN_RESUME_TOKENS = 64
-# How fast a worker is taken to compute before it has measured itself. Low: to wait for a neighbour who is alive costs
-# less than to compute the same twice.
+# How fast a worker is assumed to compute before it has been measured. The guess is low, because waiting for a live
+# worker costs less than computing the same prefix twice.
 _FIRST_GUESS_TOKENS_PER_S = 100.0
-# A neighbour's prefix is of use once it is stored, not once it is computed.
+# A prefix becomes usable once it is stored, not once it is computed, so the wait is longer by this factor.
 _STORING_TOO = 1.5
-# For the neighbour's prefix, and for what the decode workers' registrations say.
+# How often to look for another worker's prefix, and for refusals in the decode workers' registrations.
 _LOOK_EVERY_S = 0.1
 REFUSALS_EVERY_S = 3.0
 
-# Less is stored sooner than a thread begins to store it behind the engine's back.
+# Smaller caches are stored faster than a background thread starts.
 _BEHIND_BYTES = 1 << 20
 _HEADER_BYTES = 512  # overhead of a record and its key
 
@@ -41,9 +42,9 @@ _Records = list[tuple[type[Record], BlockRef]]
 
 
 class KVWriter:
-    """Gets the KV caches of one prefill worker's jobs into the store.
+    """Stores the KV caches of one prefill worker's jobs.
 
-    Prompts of up to `short_tokens`, times their answers, are left to decode.
+    Prompts of up to `short_tokens` times the number of answers are left to decode.
     """
 
     def __init__(
@@ -71,12 +72,12 @@ class KVWriter:
         self._short_tokens = short_tokens
 
     def compute_and_store(self, job: PrefillJob, stop: threading.Event, queue_s: float = 0.0) -> DecodeJob:
-        """Make sure that the KV cache of `job.kv_tokens` lies in the store; returns the decode job.
+        """Make sure that the KV cache of `job.kv_tokens` is in the store. Returns the decode job.
 
-        `queue_s`: how long the job has waited, for the report.
+        `queue_s`: how many seconds the job has waited, for the report.
 
-        A store that is away or too small, or an engine that can't give its cache out, costs the KV transfer and not the
-        job: the decoder then does the prompt itself. Raises ContextExceeded, NoCapacity, and what the engine raises.
+        If the store is away or too small, or the engine can't export its cache, only the KV transfer is lost, not the
+        job: the decoder then computes the prompt itself. Raises ContextExceeded, NoCapacity, and the engine's errors.
         """
         layout, reason = self.engine.info.layout, self._why_no_kv(job)
         report = PrefillReport(self._worker_id, self.engine.info.engine, queue_s)
@@ -89,12 +90,12 @@ class KVWriter:
                 transfer.compute_in_parts()
         except NoCapacity:
             raise
-        except Exception as error:  # no decode job will point at what was stored, so nobody else would delete it
+        except Exception as error:  # no decode job will refer to the stored records, so nobody else would delete them
             transfer.drop_own()
             if isinstance(error, StoreUnavailable):
-                reason = f"the store did not take it: {error}"
+                reason = f"the store did not accept it: {error}"
             elif isinstance(error, KVTransferFailed):
-                reason = f"the engine did not give it out: {error}"
+                reason = f"the engine did not export it: {error}"
             else:
                 raise
             log.warning("job %s goes on without its KV cache: %s", job.job_id, reason)
@@ -107,7 +108,8 @@ class KVWriter:
         return DecodeJob(job, transfer.kv, transfer.report)
 
     def _why_no_kv(self, job: PrefillJob) -> str:
-        """Why this prompt goes on without a KV cache; "": it gets one. Raises ContextExceeded if it is too long."""
+        """Why this prompt goes on without a KV cache; "": it gets one. Raises ContextExceeded if prompt and answer are
+        too long."""
         info, asks = self.engine.info, job.asks()
         prompt, answer = max(((len(ask.tokens), ask.sampling.max_tokens) for ask in asks), key=sum)
         if prompt + answer > info.context:
@@ -120,7 +122,7 @@ class KVWriter:
         if job.kv_tokens < 1:
             return "a prompt of one token has no KV cache to transfer"
         if job.kv_tokens * len(asks) < self._short_tokens:
-            return "a prompt this short is computed sooner than fetched"
+            return "computing a prompt this short is faster than fetching its KV cache"
         return self._engine_why_no_kv or info.layout.why_unsupported or self._refusals.reason()
 
 
@@ -129,7 +131,8 @@ def _moving_average(mean: float, value: float) -> float:
 
 
 class _Transfer:
-    """One prompt's way into the store: where its KV cache will lie, and what getting it there took so far."""
+    """The transfer of one prompt's KV cache to the store: where it will be stored, and what the transfer has taken so
+    far."""
 
     def __init__(
         self, owner: KVWriter, layout: KVLayout, job: PrefillJob, report: PrefillReport, stop: threading.Event
@@ -139,27 +142,29 @@ class _Transfer:
         self._store = owner.store
         self._job = job
         self._stop = stop
-        num_tokens = job.kv_tokens  # the decoder computes the rest
+        num_tokens = job.kv_tokens  # the decoder computes the remaining tokens
         shared_tokens = shared_boundary(layout, min(job.shared_tokens, num_tokens))
         fingerprint = self._engine.info.fingerprint
-        # Its sketch is part of their names: what is resumed from was computed by an engine that computes just this.
+        # The sketch is part of the record keys, so a prefill only resumes from records whose engine computes the same
+        # values.
         sketch = owner.sketch
         size = num_tokens * layout.token_bytes + layout.state_bytes
         self.kv = StoredKV(fingerprint, layout, num_tokens, shared_tokens, size, sketch)
         self.report = replace_fields(report, restored_tokens=num_tokens)
         self._refs = block_refs(fingerprint, layout, job.tokens, num_tokens, shared_tokens, job.job_id, sketch, job.tag)
         self._resumes = self._engine.info.capabilities.resumes
-        # The class-wide part is computed by itself: snapshots are of a sequence's end, and can't be cut. So is a
-        # turn's up to its last whole block, where the next turn goes on.
+        # The class-wide part is computed as a separate step, because snapshots are taken at the end of a sequence and
+        # can't be cut. A conversation's turn is likewise computed up to its last whole block, where the next turn will
+        # resume.
         self._stops_at_boundary = self._resumes and shared_tokens >= MIN_RESUME_TOKENS
         last_boundary = shared_boundary(layout, num_tokens) if job.tag and layout.snapshots and self._resumes else 0
         self._turn_end = last_boundary if last_boundary >= max(MIN_RESUME_TOKENS, shared_tokens + 1) else 0
-        # What was absent a moment ago; None as soon as somebody else may have stored some of it.
+        # The records that were absent a moment ago; None once another job may have stored some of them.
         self.known_absent: _Records | None = None
-        self._has_repaired = False  # a stored start was damaged: once, it is computed again
+        self._has_repaired = False  # whether a damaged stored prefix was already recomputed; this is done only once
 
     def bytes_to_store(self) -> int:
-        """About what its absent records will take in the store."""
+        """About how many bytes the absent records will take in the store."""
         absent, shared_tokens = self.absent(self.kv.num_tokens), self.kv.shared_tokens
         stops = (shared_tokens if self._stops_at_boundary and self.kv.layout.snapshots else 0, self._turn_end)
         for stop in stops:
@@ -177,20 +182,22 @@ class _Transfer:
             elif type_ is RecurrentState:
                 payload = layout.state_bytes // len(layout.state_layers)
             size = payload + _HEADER_BYTES
-            # Redis' allocator (jemalloc) has four sizes in each doubling: a record of 4 MiB and a header takes 5.
+            # Redis's allocator (jemalloc) has four size classes in each doubling, so a record of 4 MiB and its header
+            # takes 5 MiB.
             step = 1 << max(0, size.bit_length() - 3)
             total += -(-size // step) * step
         return total
 
     def drop_own(self) -> None:
-        """Delete what was stored for this job alone."""
+        """Delete the records that were stored for this job only."""
         try:
             self._store.delete([ref for _, ref in self._records(self.kv.num_tokens) if not ref.is_shared])
-        except StoreUnavailable as error:  # their TTL ends them
+        except StoreUnavailable as error:  # they expire by their TTL
             log.info("job %s: its blocks stay until their TTL: %s", self._job.job_id, error)
 
     def compute_in_parts(self) -> None:
-        """The class-wide part first and by itself, by one worker: the others wait for it and resume from it."""
+        """Compute the class-wide part first, as a separate step. One worker does it, while the others wait and then
+        resume from it."""
         if self._stops_at_boundary and self.absent(self.kv.shared_tokens):
             chain = next(ref.chain for ref in self._refs if ref.end == self.kv.shared_tokens)
             patience_s = _STORING_TOO * self.kv.shared_tokens / (self._owner.tokens_per_s or _FIRST_GUESS_TOKENS_PER_S)
@@ -205,7 +212,7 @@ class _Transfer:
         self._compute(self.kv.num_tokens)
 
     def _compute(self, end: int) -> None:
-        """Run the engine up to position `end`, uploading each absent record as it comes."""
+        """Run the engine up to position `end`, and upload each absent record as it is computed."""
         absent = self.absent(end)
         self.known_absent = None
         if not absent:
@@ -227,11 +234,11 @@ class _Transfer:
         except BaseException:
             uploader.abandon()
             with suppress(KvasirError):
-                uploader.finish()  # or its thread might store a block after all of them were deleted
+                uploader.finish()  # otherwise its thread might store a block after all blocks were deleted
             raise
 
     def _upload(self, uploader: Uploader, end: int, absent: _Records, resume: KVCache | None) -> None:
-        """Have the engine compute up to `end`, and those records stored that are not there yet."""
+        """Have the engine compute up to `end`, and store the absent records."""
         absent_refs = {(type_, ref.end, ref.layer): ref for type_, ref in absent}
         first = min([ref.start for type_, ref in absent if type_ is Block], default=end)
         tokens = self._job.tokens[:end]
@@ -262,7 +269,7 @@ class _Transfer:
         )
 
     def _records(self, end: int) -> _Records:
-        """All records up to position `end`, the snapshot of the other layers at `end` included."""
+        """All records up to position `end`, including the snapshots at `end`."""
         records: _Records = [(Block, ref) for ref in self._refs if ref.end <= end]
         if self.kv.layout.snapshots:
             ends = snapshot_refs(self.kv.layout, records[-1][1])
@@ -270,9 +277,9 @@ class _Transfer:
         return records
 
     def absent(self, end: int) -> _Records:
-        """Those records up to `end` that are not stored: asks the store, unless that is known from a moment ago.
+        """The records up to `end` that are not stored. Asks the store, unless `known_absent` already tells.
 
-        What is known then says nothing of snapshots at other ends than the last.
+        `known_absent` only covers the snapshots at the very end, so it can't tell about snapshots at an earlier `end`.
         """
         if self.known_absent is not None and (end == self.kv.num_tokens or not self.kv.layout.snapshots):
             return [(type_, ref) for type_, ref in self.known_absent if ref.end <= end]
@@ -281,11 +288,11 @@ class _Transfer:
         return [(type_, ref) for type_, ref in records if ref in missing_refs]
 
     def _stored_start(self, end: int) -> KVCache | None:
-        """The stored start of the prompt, at most up to `end`, if the engine can go on from it and it is worth it.
+        """The stored prefix of the prompt, up to `end` at most, if the engine can resume from it and it is long enough.
 
-        Sliding and recurrent layers keep the end of a sequence only, so with them only the class-wide part's end will
-        do, or a turn's. Raises KVTransferFailed if the start is damaged, or has just gone: all of it has been deleted
-        then, since what is there is not stored again.
+        Sliding-window and recurrent layers keep only the end of a sequence. With such layers the prefix must end where
+        the class-wide part or an earlier turn ended. Raises KVTransferFailed if the prefix is damaged or has just
+        expired. All of it has then been deleted, because prefill never overwrites stored records.
         """
         ends = [self.kv.shared_tokens, *self._turns(end)] if self.kv.layout.snapshots else [r.end for r in self._refs]
         start = max([position for position in ends if position <= end], default=0)
@@ -299,7 +306,7 @@ class _Transfer:
             raise
 
     def _turns(self, end: int) -> list[int]:
-        """The positions up to `end` at which earlier turns of the conversation left a whole snapshot."""
+        """The positions up to `end` at which earlier turns of the conversation left a complete snapshot."""
         layout = self.kv.layout
         at = {ref.end: snapshot_refs(layout, ref) for ref in self._refs if ref.is_tagged and ref.end <= end}
         missing_refs = set(self._store.find_missing([ref for refs in at.values() for ref in refs])) if at else set()
@@ -307,11 +314,11 @@ class _Transfer:
 
 
 class PrefixLeases:
-    """The leases of one worker, whose heartbeat calls `renew`: one worker computes a class's prefix while others wait.
+    """The leases of one worker. With a lease, one job computes a class's prefix while other jobs and workers wait.
 
-    So do its own other jobs. A lease (a claim on the store's cluster state) says who computes. Waiting ends when the
-    prefix is there, when the lease is free, or after about the time that computing would have taken: a lease is a
-    courtesy and never holds a job up. Thread-safe.
+    A lease is a claim in the cluster state, and says who computes. The worker's heartbeat calls `renew`. Waiting ends
+    when the prefix is stored, when the lease is free, or after about the time that computing would have taken. So a
+    lease only saves work, and never blocks a job. Thread-safe.
     """
 
     def __init__(self, cluster_state: ClusterState, worker_id: str) -> None:
@@ -321,11 +328,11 @@ class PrefixLeases:
         self._lock = threading.Lock()
 
     def claims(self) -> list[tuple[str, int]]:
-        """Claims that are ours."""
+        """The claims that this worker holds."""
         return list(self._claims)
 
     def renew(self) -> None:
-        """Keep what is held."""
+        """Renew all leases that are held."""
         for name in self.claims():
             self._cluster_state.claim(*name, self._worker_id, CLAIM_TTL_S)
 
@@ -335,13 +342,13 @@ class PrefixLeases:
     ) -> Iterator[bool]:
         """Whether the caller has to compute the prefix whose last block has this chain hash; False: it is stored.
 
-        Waits at most `patience_s` for another worker, or job, that computes it, then both do. Raises Cancelled if
-        `stop` is set meanwhile, and what `is_there` raises.
+        Waits at most `patience_s` seconds for another worker or job that computes the prefix; after that both compute
+        it. Raises Cancelled if `stop` is set meanwhile, and the errors of `is_there`.
         """
         name = (f"prefix-{chain}", 1)
         give_up = time.monotonic() + patience_s
         while True:
-            with self._lock:  # the store tells workers apart, and not the jobs of one
+            with self._lock:  # the store distinguishes workers, but not the jobs of one worker
                 holds_lease = name not in self._claims and self._cluster_state.claim(
                     *name, self._worker_id, CLAIM_TTL_S
                 )
@@ -352,7 +359,7 @@ class PrefixLeases:
             if stop.wait(_LOOK_EVERY_S):
                 raise Cancelled("cancelled while another worker computed the prefix")
         try:
-            # Whoever held the lease until just now may have finished.
+            # The previous holder of the lease may just have finished.
             yield not is_there()
         finally:
             if holds_lease:
@@ -363,8 +370,9 @@ class PrefixLeases:
 class Refusals:
     """Whether the decode workers of one model refuse one sketch, by their registrations. Callable from any thread.
 
-    Computing and storing what every decoder will not use costs each prompt twice. Such a job goes on without a KV
-    cache, with the decoders' own reason, until one of them takes it or another decoder comes.
+    If every decoder refuses a KV cache, computing and storing it would only mean that each prompt is computed twice.
+    Such a job goes on without a KV cache, and carries the decoders' reason, until a decoder accepts the cache or
+    another decoder joins.
     """
 
     def __init__(
@@ -378,9 +386,10 @@ class Refusals:
         self._reason = ""
 
     def reason(self) -> str:
-        """Why all of them refuse it, in the words of one; "": there is none yet, or one that does not refuse it.
+        """Why all decode workers refuse the sketch, in the words of one of them; "": there is no decode worker yet, or
+        at least one accepts it.
 
-        As of at most REFUSALS_EVERY_S ago.
+        The answer is at most REFUSALS_EVERY_S seconds old.
         """
         now = self._clock()
         if self._sketch and now >= self._next_look:

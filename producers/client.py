@@ -1,4 +1,5 @@
-"""The Client: puts jobs in, takes results out. The same over the in-process pipeline and over a cluster."""
+"""The Client puts jobs in and takes results out. It works the same way with the in-process pipeline and with a
+cluster."""
 
 import logging
 import random
@@ -32,7 +33,7 @@ _PARKED_WAIT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A result and its delivery: ack it once the result is safe."""
+    """A result and its delivery. Ack the delivery once the result is safe."""
 
     result: JobResult
     delivery: Delivery
@@ -47,11 +48,11 @@ class Replies:
         self._batch_id = batch_id
         self._queue = broker.open_reply_queue(batch_id)
         depth = broker.depth(self._queue)
-        self.backlog = depth.ready if depth else 0  # results that came while nobody listened
+        self.backlog = depth.ready if depth else 0  # results that came while no process listened
         self._consumer = broker.consume(self._queue, prefetch=500, exclusive=True)
 
     def receive(self, timeout_s: float, at_most: int = 500) -> list[Reply]:
-        """The results that have arrived, waiting at most `timeout_s` for the first."""
+        """The results that have arrived. Waits at most `timeout_s` seconds for the first."""
         replies: list[Reply] = []
         while len(replies) < at_most and (delivery := self._consumer.receive(timeout_s)):
             timeout_s = 0
@@ -60,13 +61,14 @@ class Replies:
         return replies
 
     def nudge(self) -> None:
-        """Let the `receive` that waits now return at once. From any thread."""
+        """Make a waiting `receive` return at once. May be called from any thread."""
         self._consumer.nudge()
 
     def receive_parked(self) -> Generator[list[Reply]]:
-        """This batch's results that found no reply queue and were parked, some at a time; others' are put back.
+        """This batch's results that were parked because they found no reply queue, in groups. Other batches' results
+        are put back.
 
-        Ack each group before you ask for the next: the broker brings no more than two groups that are unacked.
+        Ack each group before you ask for the next, because the broker delivers at most two unacked groups.
         """
         _, parked_queue = topology.parking_place(self._queue)
         depth = self._broker.depth(parked_queue)
@@ -95,7 +97,7 @@ class Replies:
             yield own_replies
 
     def _park_again(self, deliveries: list[Delivery]) -> None:
-        """Many at once: somebody else's 50,000 results must not hold up our start."""
+        """Put other batches' results back, many at once, because 50,000 of them must not delay this process."""
         to, _ = topology.parking_place(self._queue)
         self._broker.publish_many((to, delivery.message) for delivery in deliveries)
         for delivery in deliveries:
@@ -103,28 +105,31 @@ class Replies:
         deliveries.clear()
 
     def reopen(self) -> bool:
-        """Declare the queue again if somebody deleted it; whether it was. What came since then was parked."""
-        with suppress(BrokerUnavailable):  # then it is not to be known, and there is time
+        """Declare the queue again if it was deleted, and return whether it was. Results that came in the meantime were
+        parked."""
+        with suppress(BrokerUnavailable):  # the next look will tell
             if self._broker.depth(self._queue) is None:
                 self._broker.open_reply_queue(self._batch_id)
                 return True
         return False
 
     def listen_anew(self) -> list[Reply]:
-        """Subscribe again, where results wait and none comes (see ConsumerLoop); returns what had arrived unread."""
+        """Subscribe again, if results wait but none arrives (see ConsumerLoop). Returns replies that had arrived and
+        were not read."""
         replies = [reply for delivery in self._consumer.pause() if (reply := read_reply(delivery))]
         self._consumer.resume()
         return replies
 
     def close(self, *, delete: bool = False, unread_replies: Iterable[Reply] = ()) -> None:
-        """Stop listening; with `delete` the queue goes too: only when every job has its result on disk.
+        """Stop listening. With `delete` the queue is deleted too, which is allowed only when every job has its result
+        on disk.
 
-        Otherwise what is `unread_replies`, or was never taken, is put back for whoever listens next.
+        Otherwise `unread_replies`, and replies that were never received, are put back for the next listener.
         """
         deliveries = [reply.delivery for reply in unread_replies] + self._consumer.close()
         if delete:
             return self._broker.delete_queue(self._queue)
-        with suppress(BrokerUnavailable):  # then the broker takes them back by itself
+        with suppress(BrokerUnavailable):  # the broker then takes them back by itself
             for delivery in deliveries:
                 self._broker.publish(topology.reply(self._queue), delivery.message, _PUT_BACK_S)
                 delivery.ack()
@@ -133,7 +138,7 @@ class Replies:
 class Client(AbstractContextManager["Client"]):
     """Submit jobs and receive their results. Methods may be called from any thread.
 
-    Made by `kvasir.connect`; closing it closes whatever was started for it.
+    Created by `kvasir.connect`. Closing it also closes everything that was started for it.
     """
 
     def __init__(
@@ -149,7 +154,7 @@ class Client(AbstractContextManager["Client"]):
         self.cluster_state = cluster_state
         self.models = tuple(models)
         self.observe = observe
-        self.count_tokens = count_tokens  # counts a text with the model's tokenizer; None: not at hand
+        self.count_tokens = count_tokens  # counts a text's tokens with the model's tokenizer; None: unavailable
         self._on_close = on_close
         for remark in broker.declare(self.models):
             log.warning(remark)
@@ -161,7 +166,7 @@ class Client(AbstractContextManager["Client"]):
         self.close()
 
     def close(self) -> None:
-        """Leave. Jobs already submitted go on where there is a broker of their own. Idempotent."""
+        """Close the client. Jobs already submitted go on if the broker runs outside this process. Idempotent."""
         self._on_close()
 
     def check_model(self, model: str) -> None:
@@ -170,14 +175,15 @@ class Client(AbstractContextManager["Client"]):
             raise NoQueue(f"model {model!r} has no queue; configured models: {', '.join(self.models) or 'none'}")
 
     def turns(self, models: Iterable[str]) -> dict[str, int]:
-        """By model which turn a new batch had best take: the one with the fewest jobs waiting.
+        """The best turn for a new batch, by model: the one with the fewest waiting jobs.
 
         Raises BrokerUnavailable.
         """
         return {model: min(range(self.turn_count(model)), key=partial(self._waiting, model)) for model in models}
 
     def turn_count(self, model: str, if_unseen: int = 1) -> int:
-        """How many turns all workers of the model know: 1 while one is of a release without; if none is seen that."""
+        """How many turns all workers of the model know: 1 while any worker is of a release without turns; `if_unseen`
+        if no worker is visible."""
         counts = [registration.details.turns for registration in self.workers() if registration.model == model]
         return max(1, min([*counts, topology.TURNS])) if counts else if_unseen
 
@@ -185,7 +191,7 @@ class Client(AbstractContextManager["Client"]):
         queues = [topology.work_queue(stage, model, "bulk", turn) for stage in topology.WORK_STAGES]
         try:
             return sum(depth.ready for queue in queues if (depth := self.broker.depth(queue)))
-        except ConfigError:  # from RabbitMQ 4.3 on a producer may not look: any turn
+        except ConfigError:  # RabbitMQ 4.3 and later forbid a producer to look, so any turn will do
             return random.randrange(topology.TURNS)
 
     def submit(
@@ -194,9 +200,10 @@ class Client(AbstractContextManager["Client"]):
         on_confirmed: Callable[[PrefillJob], None] = lambda _job: None,
         turns: Mapping[str, int] = MappingProxyType({}),
     ) -> int:
-        """Publish jobs with confirms in a window; `on_confirmed` is told of each. Returns how many.
+        """Publish jobs, with a limited number of outstanding confirms. Calls `on_confirmed` for each confirmed job.
+        Returns how many.
 
-        `turns`, by model, are those of `turns`; else they take the first.
+        `turns` gives each model's turn, as the method `turns` returns it; otherwise jobs take the first turn.
 
         Raises NoQueue for a model without a queue, BrokerUnavailable if the broker stays away.
         """
@@ -204,7 +211,7 @@ class Client(AbstractContextManager["Client"]):
 
         def note_confirmed(message: Message) -> None:
             job = jobs_by_id.pop(message.message_id, None)
-            if job is None:  # published twice, and told of already
+            if job is None:  # published twice, and already reported
                 return
             facts = {"batch_id": job.batch_id, "stage": "prefill", "run": job.run, "lane": job.lane}
             facts[trace.HEADER] = str(message.headers.get(trace.HEADER, ""))
@@ -224,12 +231,12 @@ class Client(AbstractContextManager["Client"]):
     def gather(self, batch_id: str, job_ids: Iterable[str], timeout_s: float | None = None) -> Iterator[JobResult]:
         """Results of these jobs as they arrive, each once; ends after the last, or after `timeout_s` of silence.
 
-        A result is acked when the next one is asked for: keep it before you ask. Leaving early loses none: what was not
-        acked can be gathered again.
+        A result is acked when you ask for the next one, so save it before you ask. Leaving early loses nothing: results
+        that were not acked can be gathered again.
         """
         open_ids = set(job_ids)
         replies = Replies(self.broker, batch_id)
-        parked_replies = replies.receive_parked()  # those that were faster than this call
+        parked_replies = replies.receive_parked()  # results that arrived before this call
         new_replies: deque[Reply] = deque()
         try:
             silent_since = time.monotonic()
@@ -247,16 +254,17 @@ class Client(AbstractContextManager["Client"]):
             replies.close(delete=not open_ids, unread_replies=new_replies)
 
     def ask(self, model: str, prompt: str | tuple[Part, ...], sampling: Sampling, deadline_s: float = 0.0) -> JobResult:
-        """One prompt, one result, ahead of the bulk; `prompt` is what a user says, or a conversation."""
+        """Ask one prompt and wait for its result. It goes ahead of `bulk`. `prompt` is a user's text, or a
+        conversation."""
         return [event for event in self.stream(model, prompt, sampling, deadline_s) if isinstance(event, JobResult)][-1]
 
     def stream(
         self, model: str, prompt: str | tuple[Part, ...], sampling: Sampling, deadline_s: float = 0.0
     ) -> Iterator[TokenEvent | JobResult]:
-        """One prompt: its pieces as they are generated, and its result last.
+        """Ask one prompt. Yields the pieces of the answer as they are generated, and the result last.
 
-        A piece with index 0 and another `delivery` than before means that the decode began again. Leaving before the
-        result cancels the job.
+        A piece with index 0 and a different `delivery` means that the decode began again. Leaving before the result
+        cancels the job.
         """
         self.check_model(model)
         batch_id = f"ask-{secrets.token_hex(8)}"
@@ -297,7 +305,7 @@ class Client(AbstractContextManager["Client"]):
         stream_to: str = "",
         deadline: float = 0.0,
     ) -> PrefillJob:
-        """A job of this batch, addressed to its reply queue, with the id that follows from its content."""
+        """A job of this batch, addressed to the batch's reply queue. Its id follows from its content."""
         return PrefillJob(
             job_id(batch_id, item_id, model, prompt, sampling),
             batch_id,
@@ -314,25 +322,26 @@ class Client(AbstractContextManager["Client"]):
         )
 
     def cancel(self, batch_id: str) -> None:
-        """Stop a batch's jobs wherever they are. Their `cancelled` results are the owner's to write."""
+        """Stop a batch's jobs wherever they are. Their owner has to write their `cancelled` results."""
         self.cluster_state.cancel(batch_id)
         announce_cancel(self.broker, batch_id)
 
     def reopen(self, batch_id: str) -> None:
-        """Take a batch's tombstone away, so that workers take its next runs."""
-        self.cluster_state.cancel(batch_id, ttl_s=0.001)  # a tombstone can't be deleted, but it can be made to expire
+        """Remove a batch's tombstone, so that workers accept its next runs."""
+        self.cluster_state.cancel(batch_id, ttl_s=0.001)  # a tombstone can't be deleted, but it can expire
         time.sleep(0.01)
 
     def workers(self) -> list[WorkerInfo]:
-        """Registrations of all workers alive."""
+        """The registrations of all live workers."""
         return self.cluster_state.registrations()
 
     def unserved(self, models: Iterable[str]) -> list[str]:
-        """Those of these models that no decode worker serves: their jobs wait."""
+        """The models among these that no decode worker serves, so that their jobs wait."""
         return sorted(set(models) - self._served_models("decode"))
 
     def unprefilled(self, models: Iterable[str]) -> list[str]:
-        """Those of these models that have decode workers and no prefill worker: they do the prompts themselves."""
+        """The models among these that have decode workers but no prefill worker, so that decode workers compute the
+        prompts."""
         return sorted(self._served_models("decode").intersection(models) - self._served_models("prefill"))
 
     def _served_models(self, stage: str) -> set[str]:
@@ -340,20 +349,21 @@ class Client(AbstractContextManager["Client"]):
 
 
 def version_problems(cluster_state: ClusterState) -> list[tuple[str, str]]:
-    """Conflicts between this program and workers of other versions: each with what to do."""
+    """Version conflicts between this program and workers: each problem, and what to do about it."""
     older_ids, newer_ids = other_versions(cluster_state.encoded_registrations())
     problems = []
     if older_ids:
-        problem = f"{', '.join(older_ids)}: of an older version, which reads no job from here: its jobs wait"
+        problem = f"workers of an older version can't read jobs from here, so these wait: {', '.join(older_ids)}"
         problems.append((problem, f"upgrade the workers first: {next_command('deploy', 'upgrade')}"))
     if newer_ids:
-        problem = f"{', '.join(newer_ids)}: of a newer version, and can't be seen from here, though it answers"
+        problem = f"workers of a newer version can't be seen from here, though they answer: {', '.join(newer_ids)}"
         problems.append((problem, f"upgrade this program: {UPGRADE_COMMAND}"))
     return problems
 
 
 def _until_result(receive: Callable[[float], Delivery | None], replies: Replies) -> Iterator[TokenEvent | JobResult]:
-    """Pieces while they come, then the result; pieces still under way when the result arrives come first."""
+    """Yields pieces as they come, and then the result. Pieces still under way when the result arrives are yielded
+    before it."""
     while True:
         arrivals = replies.receive(0)
         delivery = receive(0.0 if arrivals else 0.05)
@@ -368,7 +378,7 @@ def _until_result(receive: Callable[[float], Delivery | None], replies: Replies)
 
 
 def read_reply(delivery: Delivery) -> Reply | None:
-    """The result in a delivery. Anything else is acked and logged; a newer version's result is left for the upgrade."""
+    """The result in a delivery. Anything else is acked and logged. A newer version's result is left for the upgrade."""
     try:
         return Reply(codec.decode(delivery.message.body, JobResult), delivery)
     except NewerMessage as error:
@@ -381,7 +391,7 @@ def read_reply(delivery: Delivery) -> Reply | None:
 
 
 def read_piece(delivery: Delivery) -> TokenEvent | None:
-    """The piece of an answer in a delivery, which is acked; None if it holds no piece."""
+    """The piece of an answer in a delivery, which is acked; None if there is no piece in it."""
     delivery.ack()
     try:
         return codec.decode(delivery.message.body, TokenEvent)

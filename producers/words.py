@@ -1,4 +1,4 @@
-"""Numbers and lists in sentences."""
+"""Formats numbers and lists for sentences."""
 
 import csv
 import io
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 def plural(count: int, noun: str, singular_verb: str = "", plural_verb: str = "") -> str:
-    """`1 image`, `1,200 tokens`; with the verb in both numbers `1 job is`, `2 jobs are`."""
+    """`1 image`, `1,200 tokens`; with the singular and plural verb: `1 job is`, `2 jobs are`."""
     words, verb = (noun, singular_verb) if count == 1 else (f"{noun}s", plural_verb)
     return f"{count:,} {words} {verb}".rstrip()
 
@@ -23,13 +23,13 @@ def shorten_names(names: Sequence[str], limit: int = 3) -> str:
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """`a, b` as ('a', 'b'); a name with a comma stands in double quotes, as in a CSV."""
+    """`a, b` as ('a', 'b'). A name that contains a comma must be in double quotes, as in CSV."""
     rows = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
     return tuple(name.strip() for row in rows for name in row if name.strip())
 
 
 def as_names(names: Iterable[str]) -> str:
-    """A text that `names_in` reads as these names."""
+    """A text that `names_in` reads back as these names."""
     line = io.StringIO(newline="")
     csv.writer(line, lineterminator="").writerow(names)
     return line.getvalue()

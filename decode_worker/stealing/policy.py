@@ -1,11 +1,12 @@
-"""Who decodes the next job: the rule of stealing, and the rule of the tail. Pure: figures in, a decision out.
+"""Who decodes the next job: the rule for stealing, and the rule for a queue's tail. Pure functions: figures go in, a
+decision comes out.
 
-Times are seconds, counts are jobs. Nothing here reads a clock, a queue or the store, so that a simulation can drive
-the very functions that a worker calls. `docs/explanation/stealing.md` derives the rules.
+Times are in seconds, and counts are jobs. Nothing here reads a clock, a queue or the store, so a simulation can call
+the same functions as a worker. `docs/explanation/stealing.md` derives the rules.
 
-Both rest on one figure, the *plan*: if `ready` equal jobs are given one by one to whichever slot of some workers ends
-the next one soonest, when does the last of them start, and when does it end? For equal jobs no order ends sooner.
-Jobs are not equal; means are what is known before decoding.
+Both rules rest on one figure, the *plan*. Suppose that `ready` equal jobs are given out one by one, each to the slot
+that would end it soonest. When does the last job start, and when does it end? For equal jobs, no other order ends
+sooner. Real jobs are not equal, but before decoding only their means are known.
 """
 
 import heapq
@@ -14,27 +15,30 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-# How much more than its cost a steal must gain, because estimates err.
+# How much more than its cost a steal must gain, because estimates are inexact.
 MARGIN_S = 0.1
 MARGIN_OF_COST = 0.5
-# A worker leaves jobs only to workers that are faster by this factor: two alike would each leave them to the other.
+# A worker leaves jobs only to workers that are faster by this factor. Without it, two equal workers would each leave
+# the jobs to the other.
 FASTER = 1.2
 # The waiting time assumed for a job whose model has no worker.
 NOBODY_S = 3600.0
 
-_EXACT_JOBS_A_SLOT = 8  # a longer queue is drained at the workers' joint rate down to this, and then planned job by job
+# A longer queue is first drained at the workers' joint rate, and from here on planned job by job.
+_EXACT_JOBS_A_SLOT = 8
 
 Reason = Literal["", "nothing waits", "short wait", "sooner at home"]
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A worker that serves a queue, as seen by another one.
+    """A worker that serves a queue, as another worker sees it.
 
     Attributes:
         slots: jobs that it decodes at once.
         busy: slots in use; more than `slots` counts as `slots`.
-        service_s: mean time that one job of this queue takes in one of its slots, KV transfer included; above 0.
+        service_s: mean time that a job of this queue takes in one of the worker's slots, including its KV transfer;
+            above 0.
     """
 
     slots: int
@@ -42,7 +46,7 @@ class Peer:
     service_s: float
 
     def is_faster(self, decode_s: float) -> bool:
-        """Whether a worker that takes `decode_s` for such a job might leave some to it."""
+        """Whether this peer is so much faster that a worker that takes `decode_s` for a job might leave some to it."""
         return self.service_s * FASTER <= decode_s
 
 
@@ -51,8 +55,8 @@ class Queue:
     """A model's decode queue.
 
     Attributes:
-        ready: jobs that wait, those held by workers left out, as the broker counts them. A zero may be false.
-        peers: the workers at home there, the asking one left out.
+        ready: waiting jobs as the broker counts them, without those that workers hold. A zero may be wrong.
+        peers: the workers whose home model this is, without the asking worker.
     """
 
     model: str
@@ -62,12 +66,13 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A queue, and what one of its jobs would cost the worker that asks.
+    """A queue, and what one of its jobs would cost the asking worker.
 
     Attributes:
-        decode_s: mean time that a job takes in one of the asking worker's slots, once its KV cache is there; above 0.
-        fetch_s: until a job's KV cache is there.
-        load_s: until the model is loaded; 0 if it is resident.
+        decode_s: mean time that a job takes in one of the asking worker's slots, after its KV cache has arrived; above
+            0.
+        fetch_s: until a job's KV cache has arrived.
+        load_s: until the model is loaded; 0 if it is in memory.
     """
 
     queue: Queue
@@ -83,15 +88,16 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Take one job of `model`; if it is not in memory load it first, and then ask again. With a reason: take nothing.
+    """Without a `reason`: take one job of `model`, or load the model first if it is not in memory, and then ask again.
+    With a `reason`: take nothing.
 
     Attributes:
-        model: "" where nothing waits anywhere.
-        wait_s: expected wait of the last job in its queue.
+        model: "" if no queue has waiting jobs.
+        wait_s: expected wait of the last job in the model's queue.
         cost_s: KV transfer and model load.
         end_here_s, end_there_s: from now until the job would end here, and until the queue would end without help.
-        saving_s: by how much sooner the queue ends. Savings of successive steals add up.
-        reason: why a steal from this queue does not pay.
+        saving_s: how much sooner the queue ends. Savings of successive steals add up.
+        reason: why stealing from this queue does not pay.
     """
 
     model: str = ""
@@ -113,17 +119,16 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class DrainTimes:
-    """When the last of some jobs starts, and when it ends, in seconds from now; infinite without workers."""
+    """When the last of some jobs starts, and when it ends, in seconds from now; infinite if there are no workers."""
 
     start_s: float
     end_s: float
 
 
 def plan(ready: int, peers: Iterable[Peer]) -> DrainTimes:
-    """Give `ready` equal jobs to these workers' slots, each to the slot that ends it soonest.
+    """Plan `ready` equal jobs on these workers' slots, each on the slot that ends it soonest.
 
-    A busy slot frees as if its worker's running jobs had begun at evenly spread times: the j-th of k after
-    `service_s * j / (k + 1)`.
+    Busy slots are assumed to become free at evenly spread times: the j-th of k after `service_s * j / (k + 1)`.
     """
     slots = [slot for peer in peers for slot in _slots(peer)]
     if ready <= 0:
@@ -141,11 +146,11 @@ def plan(ready: int, peers: Iterable[Peer]) -> DrainTimes:
 
 
 def decide(offers: Sequence[Offer]) -> Verdict:
-    """Which other model's job a worker with a free slot and empty home queues takes, if any.
+    """Which other model's job to take, if any, for a worker with a free slot and empty home queues.
 
-    The queue whose last job waits longest comes first; the first that pays is taken. It pays if the wait there exceeds
-    transfer, load and a margin, and the job ends here before the queue would end without help. If none pays, the reason
-    is that of the queue with the longest wait.
+    Queues are tried in the order of their last job's wait, longest first, and the first that pays is chosen. A steal
+    pays if the wait there exceeds transfer, load and a margin, and if the job would end here before the queue would end
+    without help. If no steal pays, the reason is that of the queue with the longest wait.
     """
     verdicts = [_judge(offer) for offer in offers if offer.queue.ready > 0]
     verdicts.sort(key=lambda verdict: verdict.wait_s, reverse=True)
@@ -154,10 +159,11 @@ def decide(offers: Sequence[Offer]) -> Verdict:
 
 
 def leave_to_faster(queue: Queue, decode_s: float, fetch_s: float = 0.0) -> float | None:
-    """Seconds until faster workers have ended a queue whose next job a free slot leaves to them; None: it takes it.
+    """Whether a free slot should leave a queue's next job to faster workers: the seconds until these have ended the
+    queue, or None if the slot should take the job.
 
-    `queue.ready` counts that job. It is left if the faster ones will have ended everything that waits, this job
-    included, before it would end here: then taking it could only make the queue end later.
+    `queue.ready` includes that job. The job is left if the faster workers will have ended everything that waits,
+    including this job, before it would end here. Taking it could then only make the queue end later.
     """
     faster = [peer for peer in queue.peers if peer.is_faster(decode_s)]
     end_there_s = plan(max(1, queue.ready), faster).end_s
@@ -188,7 +194,7 @@ def _saving_s(queue: Queue, drain: DrainTimes, here_s: float) -> float:
 
 
 def _slots(peer: Peer) -> list[tuple[float, float]]:
-    """(seconds until it is free, service) of each slot."""
+    """(seconds until it is free, mean time of a job) for each slot."""
     busy = min(peer.busy, peer.slots)
     free = [(0.0, peer.service_s)] * (peer.slots - busy)
     return free + [(peer.service_s * number / (busy + 1), peer.service_s) for number in range(1, busy + 1)]

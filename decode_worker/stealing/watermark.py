@@ -1,8 +1,10 @@
-"""What a worker with both roles does next: which prompt to prefill, or which answer to begin. Pure, as `policy` is.
+"""What a worker with both roles does next: which prompt to prefill, or which answer to start. Pure functions, as in
+`policy`.
 
-Prefill runs ahead of decode by a watermark, and not by the class: jobs that are ready lie in the store. What is ready
-up to the watermark is for the workers that only decode: a worker that could prefill the next one itself takes none.
-Workers and the plan's simulation follow these same functions; `docs/explanation/stealing.md` has the rules.
+Prefill runs ahead of decode only up to a watermark, and not by the whole class, because prefilled jobs take space in
+the store. Ready jobs up to the watermark are for the workers that only decode. A worker that could prefill the next
+prompt itself takes none of them. Workers and the plan's simulation use these same functions;
+`docs/explanation/stealing.md` explains the rules.
 """
 
 import math
@@ -11,19 +13,19 @@ from dataclasses import dataclass
 
 from decode_worker.stealing.policy import FASTER, Peer, Queue, leave_to_faster
 
-# For so many slots that decode a model one prefilled job waits; and never fewer than MIN_AHEAD.
+# One prefilled job waits for this many slots that decode a model, and never fewer than MIN_AHEAD.
 SLOTS_A_JOB_AHEAD = 6
 MIN_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """A model that the worker serves in both roles, as it sees it. Times are seconds, counts are jobs.
+    """A model that the worker serves in both roles, from this worker's view. Times are in seconds, and counts are jobs.
 
     Attributes:
-        queue: all of its jobs that wait, for prefill too, and the other workers at home there.
-        ready: those of them that are prefilled.
-        prompts: those that wait for prefill.
+        queue: all waiting jobs of the model, including those that wait for prefill, and the model's other workers.
+        ready: the waiting jobs that are prefilled.
+        prompts: the jobs that wait for prefill.
         own: this worker's slots.
         has_pure_decoders: whether any of the other workers only decodes.
         prefilling: prompts that are computed now, by anybody, as far as the worker counts them.
@@ -47,16 +49,17 @@ class ModelWork:
 
     @property
     def is_better_elsewhere(self) -> bool:
-        """Whether another worker is the one to prefill."""
+        """Whether another worker is better suited to prefill this model."""
         return self.lead_elsewhere >= FASTER
 
     @property
     def ahead(self) -> int:
-        """The watermark: how many prefilled jobs are to wait.
+        """The watermark: how many prefilled jobs should wait.
 
-        Between two looks short jobs free many slots: those must find theirs ready. Where another worker is the better
-        one to prefill it is the slots that are free now, and none if that doesn't pay: all that this worker decodes
-        stands still meanwhile, which must cost less than the job that it wins.
+        Short jobs free many slots between two looks, and each slot must then find a job ready. If another worker is
+        better suited to prefill, the watermark is only the number of slots that are free now. It is 0 if even that does
+        not pay: while this worker prefills, everything that it decodes stands still, which must cost less than the job
+        that it gains.
         """
         workers = (self.own, *self.queue.peers)
         if self.is_better_elsewhere:
@@ -72,22 +75,24 @@ class ModelWork:
 
     @property
     def holds_ready_jobs(self) -> bool:
-        """Whether the ready jobs are for the workers that only decode, because this one is to prefill prompts."""
+        """Whether the ready jobs are reserved for the workers that only decode, because this worker should prefill
+        prompts."""
         is_to_prefill = self.prompts > 0 and not self.is_better_elsewhere and self.lacks_ready_jobs
         return self.has_pure_decoders and is_to_prefill
 
 
 def next_prompt(work: Sequence[ModelWork]) -> str | None:
-    """The model to prefill a prompt of, or None: decode. The one with the fewest ready jobs, then the most prompts."""
+    """The model whose prompt to prefill next: the one with the fewest ready jobs, and among equals the one with the
+    most prompts. None: decode instead."""
     behind = [model for model in work if model.prompts and model.lacks_ready_jobs]
     return min(behind, key=lambda model: (model.ready, -model.prompts)).queue.model if behind else None
 
 
 def next_answer(work: Sequence[ModelWork], decoding: Collection[str]) -> str | None:
-    """The model to take a ready job of, or None: leave the slot free for now. `work`: the preferred model first.
+    """The model whose ready job to take, or None to leave the slot free for now. `work` has the preferred model first.
 
-    The worker decodes that of which it does the largest share of all that is decoded, and turns to another only when
-    nothing of it is left, and when it decodes nothing else: two models in one engine take turns, and slow each other.
+    The worker decodes the model of whose decoding it does the largest share. It turns to another model only when no job
+    of that model is left and it decodes nothing else, because two models in one engine slow each other down.
     """
     for model in sorted(work, key=lambda model: -model.share * (FASTER if model is work[0] else 1.0)):
         if not model.ready + model.prompts:

@@ -25,7 +25,8 @@ from desk.pages.shared import (
     show_table,
     wait_for,
 )
-from desk.pages.work import MOST_CHARS, draw_work
+from desk.pages.work import BLOCKS, char_count, draw_work, is_cut
+from desk.review_screen.blocks import WorkBlocks
 from desk.text import escape_markdown
 from desk.view import BatchView
 from grading import hand_sample as bounds
@@ -37,11 +38,6 @@ from grading.rubric.rubric import Criterion, exact, plain
 from messages.errors import KvasirError
 from producers.words import join_with_and, plural
 
-_KEYS = {
-    "j, k": "the next, or the previous, submission",
-    "0 to 9": "so many points for the criterion marked ▸, which then moves on to the next",
-    "?": "this list",
-}
 _GRADING = "The class is still being graded: a sample is drawn from grades that stand."
 _Sheet = Mapping[str, Mapping[str, str]]  # the sheet's contents by item id and criterion
 
@@ -190,17 +186,19 @@ def _show_work(desk: Desk, view: BatchView, item: Item) -> None:
     submission = item.submission
     if submission.problem:
         st.error(escape_markdown(submission.problem))
-    char_count = sum(len(part.text) for part in submission.parts)
-    shows_all = char_count <= MOST_CHARS or st.toggle(f"Show all {char_count:,} characters", key=f"all {item.item_id}")
+    is_whole = is_cut(submission) and st.toggle(
+        f"Show all {char_count(submission):,} characters", key=f"all {item.item_id}"
+    )
     assert view.assignment
-    folder, most_chars = view.assignment.request.folder, char_count if shows_all else MOST_CHARS
+    folder = view.assignment.request.folder
 
-    def draw() -> Markup:
-        markup = Markup()
-        draw_work(markup, folder, submission, {}, most_chars)
-        return markup
+    def draw() -> list[dict[str, Any]]:
+        work = WorkBlocks()
+        draw_work(work, folder, submission, {}, is_whole)
+        return work.blocks
 
-    desk.get_or_make(("work by hand", view.folder, item.item_id), (submission, most_chars), draw).draw()
+    blocks = desk.get_or_make(("work by hand", view.folder, item.item_id), (submission, is_whole), draw)
+    BLOCKS(key=f"work of {item.item_id}", data={"blocks": blocks})
 
 
 def _draw_summary(folder: Path, draw: Draw, graded_class: GradedClass, sheet: _Sheet) -> None:
@@ -251,7 +249,6 @@ def _pick(draw: Draw, graded_class: GradedClass, sheet: _Sheet, open_ids: Sequen
         ask_name()
     markup = Markup()
     markup.caption(f"{len(ids) - len(open_ids)} of {len(ids)} graded by hand. Each entry is saved at once, in {SHEET}.")
-    markup.keys(_KEYS)
     markup.draw()
     return item_id
 

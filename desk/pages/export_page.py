@@ -7,8 +7,9 @@ from typing import Any
 
 import streamlit as st
 
-from desk.pages.shared import Desk, show_errors, show_problem, show_text
+from desk.pages.shared import Desk, browser_key, show_errors, show_problem, show_text
 from desk.rounds import graded_class_of
+from desk.rows import what_goes_out
 from desk.text import escape_markdown
 from desk.view import BatchView
 from grading import export
@@ -17,6 +18,17 @@ from grading.report.grades import save_graded
 from producers.words import plural
 
 _MAX_LINES = 50
+# Only the browser knows of them.
+_UNSAVED_HTML = """<p class="unsaved" role="status"></p><script>
+(() => {
+  const count = (kind) => Object.keys(localStorage).filter((key) => key.startsWith(`kvasir BATCH ${kind} `)).length;
+  const words = [[count("draft"), "not saved and will not go out"], [count("act"), "perhaps not at the desk yet"]]
+    .filter(([number]) => number)
+    .map(([number, state]) => `${number} ${number === 1 ? "change is" : "changes are"} ${state}`);
+  const place = document.querySelector(".unsaved");
+  if (words.length) place.textContent = `In this browser ${words.join(", ")}: open Review first.`;
+})();
+</script>"""
 
 
 def show_export_page(desk: Desk, folder: Path) -> None:
@@ -38,6 +50,7 @@ def show_export_page(desk: Desk, folder: Path) -> None:
             _PageForm(), (desk.title(folder), view.rubric.title if view.rubric else "")
         )
     asked = (folder, export_format.name, include_unreviewed, choices)
+    st.html(_UNSAVED_HTML.replace("BATCH", browser_key(folder)), unsafe_allow_javascript=True)
     # Disabled until the upload has arrived: a quick click would otherwise report that nothing was uploaded.
     if st.button("Make the file", type="primary", disabled=choices is None) and choices is not None:
         with show_errors():
@@ -60,6 +73,10 @@ def show_export_page(desk: Desk, folder: Path) -> None:
                     show_text("\n".join(since.lines()[:_MAX_LINES]))
                 if len(since.differences) > _MAX_LINES:
                     st.caption(f"The first {_MAX_LINES} of {len(since.differences)}.")
+            held_ids = export_file.held_ids
+            held_grades = [final for final in grades if held_ids is None or final.grade.id in held_ids]
+            for sentence in what_goes_out(held_grades, desk.rows(folder)[2]):
+                st.write(sentence)
         _offer(folder, export_file, since)
 
 

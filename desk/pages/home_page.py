@@ -60,7 +60,7 @@ def _new(desk: Desk) -> None:
             key=key("uploads"),
         )
         st.text_input("… or a folder, zip or file on this machine", key=key("place"))
-        st.file_uploader("Rubric (none: it is written on the next page)", [*KINDS], key=key("rubric"))
+        st.file_uploader("Rubric (optional: without one, you write it on the next page)", [*KINDS], key=key("rubric"))
         left, right = st.columns(2)
         left.file_uploader("Solution (optional)", _WORK, key=key("solution"))
         right.file_uploader("Template that students started from (optional)", _WORK, key=key("template"))
@@ -72,8 +72,8 @@ def _new(desk: Desk) -> None:
                 key=key(name),
             )
         st.checkbox(
-            "Ask about each criterion by itself",
-            help="If you change a criterion later, only that one is asked about again.",
+            "Grade each criterion separately",
+            help="If you change a criterion later, only that one is graded again.",
             key=key("one by one"),
         )
         action_button("Create", lambda: _create(desk.backend.home, number), form=True, type="primary")

@@ -16,7 +16,7 @@ from grading.quotes import quoted_lines
 from grading.report.grades import show_points
 from grading.reviews import decide_together, decided_together, undo_together
 from grading.rubric.rubric import Criterion, exact, plain
-from producers.words import join_with_and, plural
+from producers.words import join_with_and, plural, shorten_names
 
 _MOST_SHOWN = 40  # limit for the answers decided on at once, and for the decisions that can be undone here
 
@@ -40,6 +40,7 @@ def _show_groups(desk: Desk, folder: Path) -> None:
             help="Also answers worded alike, with equal points. A decision that is right for one may be wrong "
             "for another: read the highlighted differences, and tick those you mean.",
         )
+        is_blind = st.toggle("Without names", bool(st.session_state.get("blind")), key="like blind")
     answers = desk.get_or_make(
         ("answers", folder, criterion.id),
         view.version,
@@ -64,15 +65,20 @@ def _show_groups(desk: Desk, folder: Path) -> None:
     )
     if message := st.session_state.pop("said of group", ""):
         st.info(escape_markdown(message))
-    names = {row.final.grade.item_id: row.name for row in rows}
+    names = {row.final.grade.item_id: row.final.grade.item_id[:8] if is_blind else row.name for row in rows}
     if groups:
         number = st.selectbox(
             "Group",
             range(len(groups)),
-            format_func=lambda at: f"{len(groups[at])} answers: “{(groups[at][0].quote or groups[at][0].text):.60}”",
+            format_func=lambda at: _group_words(groups[at], names),
         )
         _show_group(folder, criterion, groups[number], names, standing)
     _show_decisions(folder, criterion.id, names, standing)
+
+
+def _group_words(group: Sequence[CriterionAnswer], names: Mapping[str, str]) -> str:
+    people = shorten_names([names[answer.item_id] for answer in group])
+    return f"{len(group)} answers, by {people}: “{(group[0].quote or group[0].text):.60}”"
 
 
 def _show_group(
@@ -137,7 +143,7 @@ def _show_decisions(
         last, points = decisions[0], show_points(decisions[0].points) or "points unchanged"
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown(
-                escape_markdown(f"{plural(len(decisions), 'answer')}: {points} — {last.reason} ({last.reviewer})")
+                escape_markdown(f"{plural(len(decisions), 'answer')}: {points} — {last.reason}; by {last.reviewer}")
             )
             undo = partial(
                 _act,

@@ -37,7 +37,6 @@ if (!window.kvasir) {
       const buttons = [...document.querySelectorAll(".st-key-points-at-hand button")];
       buttons.find((button) => button.innerText.trim() === key)?.click();
     }
-    if (key === "?") document.querySelector(".keys summary")?.click();
   });
   addEventListener("input", ({target}) => {
     clearTimeout(window.kvasir);

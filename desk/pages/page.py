@@ -19,8 +19,9 @@ from desk.pages import (
     review_page,
 )
 from desk.pages.address import SECTIONS, follow_address, write_address
+from desk.pages.markup import Markup
 from desk.pages.shared import Desk, get_desk, identify_browser, show_errors
-from desk.rows import Row
+from desk.rows import Row, without_points
 from desk.text import escape_markdown
 from messages.errors import KvasirError
 
@@ -34,6 +35,30 @@ _PAGES: dict[str, Callable[[Desk, Path], None]] = {
     "Export": export_page.show_export_page,
     "Fleet": fleet_page.show_fleet_page,
 }
+# On every page, and those of a section; the review screen has a list of its own.
+_KEYS = {
+    "": {
+        "Tab": "the next field or button; with Shift the one before",
+        "Enter, Space": "press the button, or tick the box",
+        "?": "this list",
+    },
+    "Results": {"↑, ↓": "the name in the next row, or the one before; Enter opens it"},
+    "Review": {"?": "all keys of the review"},
+    "Bound": {
+        "j, k": "the next, or the previous, submission",
+        "0 to 9": "so many points for the criterion marked ▸, which then moves on to the next",
+    },
+}
+_OPEN_KEYS = """<script>
+if (!window.kvasirKeys) {
+  window.kvasirKeys = true;
+  addEventListener("keydown", ({key, target}) => {
+    if (key !== "?" || target.matches("input:not([type=radio], [type=checkbox]), textarea, [contenteditable]")) return;
+    document.querySelector(".keys summary")?.click();
+  });
+}
+</script>"""
+_MEANINGS = {"Bound": "how many grades may be wrong", "Fleet": "which machines work on what"}
 
 
 # Streamlit's grey has a contrast below 4.5:1, which is too faint for small text.
@@ -56,6 +81,8 @@ button:enabled kbd { color: inherit; opacity: 1; }
 .rows td.number { text-align: right; }
 .keys { font-size: 0.875rem; margin-top: 0.5rem; }
 .keys summary { cursor: pointer; }
+.unsaved:empty { display: none; }
+.unsaved { border: 1px solid light-dark(#a04f00, #e69f00); border-radius: 6px; padding: 0.5rem 0.8rem; }
 /* A submission's work. Streamlit says by color-scheme whether the page is dark. */
 .work-code, .work-prose, .work-output, .work-table { font-size: 0.875rem; line-height: 1.5; margin: 0 0 0.5rem; }
 pre[class^="work-"] { white-space: pre-wrap; overflow-wrap: anywhere; padding: 0.5rem 0.75rem; background: none; }
@@ -92,6 +119,11 @@ def show_desk_page(open_backend: Callable[[], Backend]) -> None:
         # after each start this is read once, which takes a minute for a thousand works
         with st.spinner("Reading the class …"):
             section = _section(desk, folder) if folder else ""
+        with st.sidebar:
+            markup = Markup()
+            markup.keys(_KEYS[""] | _KEYS.get(section, {}))
+            markup.draw()
+            st.html(_OPEN_KEYS, unsafe_allow_javascript=True)
         if folder is None:
             home_page.show_home_page(desk)
         else:
@@ -127,18 +159,20 @@ def _section(desk: Desk, folder: Path) -> str:
     with suppress(KvasirError):  # the class's own pages report the error
         waits = _waits(desk.rows(folder)[1])
         st.session_state["counted"] = desk.by_people(folder)
-    return str(
-        st.sidebar.radio("Section", SECTIONS, captions=[waits.get(name, "") for name in SECTIONS], key="section")
-    )
+    captions = [waits.get(name, _MEANINGS.get(name, "")) for name in SECTIONS]
+    return str(st.sidebar.radio("Section", SECTIONS, captions=captions, key="section"))
 
 
 def _waits(rows: Sequence[Row]) -> dict[str, str]:
     """Return what waits in each section, in words and a colour. Sections in which nothing waits are left out."""
+    doubtful, pointless = sum(bool(row.needs_review) for row in rows), len(without_points(rows))
+    blanks = [(doubtful, "to review"), (pointless, "without points")]
+    blank_words = ", ".join(f"{count} {words}" for count, words in blanks if count)
     counts = [
         ("Grade", ":gray[●]", sum(row.state == "waiting" for row in rows), "not graded yet"),
-        ("Review", ":orange[●]", sum(bool(row.needs_review) for row in rows), "to review"),
+        ("Review", ":orange[●]", doubtful, "to review"),
         ("Review", ":orange[●]", sum(row.awaits_reply for row in rows), "to reply to"),
-        ("Export", ":red[●]", sum(bool(row.final.why_blank) and row.state != "waiting" for row in rows), "left blank"),
+        ("Export", ":red[●]", doubtful + pointless, f"left blank: {blank_words}"),
     ]
     captions: dict[str, list[str]] = {}
     for section, dot, count, words in counts:

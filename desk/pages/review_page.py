@@ -1,6 +1,5 @@
 """The review page: the screen in the browser, and what the desk does with each of its messages."""
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,9 +10,10 @@ from typing import Any
 import streamlit as st
 
 from desk import review_screen
+from desk.decisions import account
 from desk.pages.address import write_address
-from desk.pages.shared import Desk, decider, draw_live, show_problem
-from desk.pages.work import MOST_CHARS, draw_work
+from desk.pages.shared import Desk, browser_key, decider, draw_live, show_problem
+from desk.pages.work import SCRIPT, char_count, draw_work, is_cut
 from desk.review_screen.acts import ActAnswer
 from desk.review_screen.blocks import WorkBlocks
 from desk.review_screen.content import class_content, digest_of, same_comments, submission_content
@@ -30,7 +30,7 @@ _SCREEN = st.components.v2.component(
     "kvasir_review",
     html=(_FOLDER / "screen.html").read_text("utf-8"),
     css=(_FOLDER / "screen.css").read_text("utf-8"),
-    js=(_FOLDER / "screen.js").read_text("utf-8"),
+    js=SCRIPT + (_FOLDER / "screen.js").read_text("utf-8"),
     isolate_styles=False,  # not isolated, because the page's styles for a student's work must apply here too
 )
 _MOST_NEAR = 16  # number of submissions whose grades are sent before they are looked at
@@ -48,6 +48,7 @@ class _Message:
     submission: str = ""
     show: str = ""
     name: str = ""
+    blind: bool = False
     near: tuple[str, ...] = ()
     # Submissions whose work the screen has, each with its version.
     have: Mapping[str, int] = field(default_factory=dict)
@@ -94,9 +95,10 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
         data={
             "digests": {name: digest for name, (digest, _) in class_parts.items()},
             "parts": {name: part for name, (digest, part) in class_parts.items() if message.parts.get(name) != digest},
-            "batch": hashlib.sha256(str(folder).encode()).hexdigest()[:16],
+            "batch": browser_key(folder),
             "browser": state["browser"],
             "name": state["me"],
+            "account": account(),
             "heard": state.get("heard", ["", 0]),
             "current": state["submission"],
             "show": state["show"],
@@ -165,7 +167,7 @@ def _hear(desk: Desk, folder: Path, key: str) -> None:
     # Set only here: after a restart of the desk, Streamlit may show it an old message without calling this.
     state["heard"], state["has heard"] = [message.sender, message.number], True
     state["answers"] = desk.acts(folder).apply(rows_of, acts)
-    state["me"] = " ".join(message.name.split())[:80]
+    state["me"], state["blind"] = " ".join(message.name.split())[:80], message.blind
     if message.show in QUEUES:
         state["show"] = message.show
     state["submission"] = message.submission
@@ -180,11 +182,10 @@ def _work(desk: Desk, view: BatchView, item: Item, row: Row, message: _Message) 
         for criterion in row.final.grade.criteria
         if criterion.evidence_state == "found"
     }
-    chars = sum(len(part.text) for part in submission.parts)
     is_whole = item.item_id == message.whole
-    most_chars, work_version = chars if is_whole else MOST_CHARS, view.version * 2 + is_whole
-    content: dict[str, Any] = {"workVersion": work_version, "problem": submission.problem, "chars": chars}
-    content["cut"] = chars > most_chars
+    work_version = view.version * 2 + is_whole
+    content: dict[str, Any] = {"workVersion": work_version, "problem": submission.problem}
+    content |= {"chars": char_count(submission), "cut": is_cut(submission) and not is_whole}
     if item.item_id == message.prompts:
         content["prompts"] = _prompts(view, item)
     if message.have.get(item.item_id) != work_version:
@@ -193,10 +194,10 @@ def _work(desk: Desk, view: BatchView, item: Item, row: Row, message: _Message) 
 
         def draw() -> list[dict[str, Any]]:
             work = WorkBlocks()
-            draw_work(work, folder, submission, quotes, most_chars)
+            draw_work(work, folder, submission, quotes, is_whole)
             return work.blocks
 
-        key, stamp = ("work", view.folder, item.item_id), (submission, most_chars, *quotes.items())
+        key, stamp = ("work", view.folder, item.item_id), (submission, is_whole, *quotes.items())
         content["work"] = desk.get_or_make(key, stamp, draw)
     return content
 

@@ -1,6 +1,7 @@
 """Code that all pages use: the desk of this process, navigation, and the safe display of other people's text."""
 
 import gc
+import hashlib
 import importlib
 import threading
 import time
@@ -270,6 +271,11 @@ def identify_browser() -> None:
     if "browser" not in state:
         browser, _, state["me"] = unquote(st.context.cookies.get(COOKIE, "")).partition(" ")
         state["browser"] = browser or uuid4().hex
+
+
+def browser_key(folder: Path) -> str:
+    """What an assignment is called in what a browser keeps of it."""
+    return hashlib.sha256(str(folder).encode()).hexdigest()[:16]
 
 
 def decider() -> str:

@@ -131,6 +131,7 @@ def _criterion(item: CriterionGrade, original: CriterionGrade, doubts: Sequence[
         "found": item.evidence_state,
         "likelihoods": show_distribution(original),
         "feedback": item.feedback,
+        "written": original.feedback,
         "reason": item.reason,
         "doubts": list(doubts),
     }

@@ -1,11 +1,11 @@
 """The Broker contract. Two implementations keep it: `rabbitmq` and `embedded` (in-process).
 
-Delivery is at least once. A message is the broker's once `publish` has returned; a delivery is the worker's until
-it acks, and comes back (to somebody) if the worker's channel goes first. All methods may be called from any thread.
+Messages are delivered at least once. After `publish` has returned, the broker is responsible for the message. A
+delivery belongs to a worker until it acks. If the worker's channel closes first, the broker delivers the message again,
+to any worker. All methods may be called from any thread.
 
-Our code settles a delivery by an ack, or by a confirmed publish followed by an ack (`infra.broker.settle`): nack,
-reject and requeue are never used, because what they do to the broker's delivery count differs between RabbitMQ 3.10
-and 4.3.
+Kvasir settles a delivery by an ack, or by a confirmed publish followed by an ack (`infra.broker.settle`). It never uses
+nack, reject or requeue, because their effect on the broker's delivery count differs between RabbitMQ 3.10 and 4.3.
 """
 
 import threading
@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 Header = str | int | float
-# What begins the names of headers that RabbitMQ adds to a message, and its publisher may not.
+# Prefixes of header names that only RabbitMQ may add to a message.
 BROKERS_OWN = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Bytes with identity: even if nobody can read the body, the properties say whose it is."""
+    """Bytes with an identity: even if the body can't be read, the properties say whose message it is."""
 
     body: bytes
     message_id: str = ""  # job_id
@@ -34,7 +34,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An exchange and a routing key; for our direct exchanges the key is the queue's name."""
+    """An exchange and a routing key. For Kvasir's direct exchanges the key is the queue's name."""
 
     exchange: str
     key: str
@@ -42,7 +42,8 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """Ready messages and consumers of a queue. A zero from a quorum queue may be false (it answers 0 when slow)."""
+    """A queue's ready messages and consumers. A zero from a quorum queue may be wrong, because a slow queue answers
+    0."""
 
     ready: int
     consumers: int
@@ -57,20 +58,24 @@ class Delivery(Protocol):
 
     @property
     def message(self) -> Message:
-        """The published message."""
+        """The message as it was published."""
 
     @property
     def returns(self) -> int:
-        """How often the broker took this copy back from a consumer, begun or not. Crashes are counted elsewhere."""
+        """How often the broker took this copy back from a consumer, whether or not work on it had begun. Crashes are
+        counted elsewhere."""
 
     @property
     def is_lost(self) -> bool:
-        """True once the channel it came on is gone: acking is void, and the broker hands it out again."""
+        """True once the delivery's channel is gone: an ack then has no effect, and the broker delivers the message
+        again."""
 
     def ack(self) -> bool:
-        """Settle it. False if it was lost: the caller then knows that a copy will come back. Never raises.
+        """Ack the delivery. False if it was lost: the caller then knows that the message will be delivered again. Never
+        raises.
 
-        True means that the ack was handed to the connection, not that the broker has it; no protocol tells.
+        True means that the ack was handed to the connection, not that the broker has received it; AMQP does not confirm
+        acks.
         """
 
 
@@ -78,7 +83,7 @@ D = TypeVar("D", bound=Delivery)
 
 
 class Consumer(ABC):
-    """A stream of deliveries from one queue. Holds at most `prefetch` unacked ones, received or not."""
+    """A stream of deliveries from one queue. It holds at most `prefetch` unacked deliveries, received or not."""
 
     @abstractmethod
     def receive(self, timeout_s: float) -> Delivery | None:
@@ -86,27 +91,29 @@ class Consumer(ABC):
 
     @abstractmethod
     def nudge(self) -> None:
-        """Let the `receive` that waits now, or the next one that would, return None at once. From any thread."""
+        """Make the waiting `receive`, or else the next one, return None at once. May be called from any thread."""
 
     @abstractmethod
     def widen(self, prefetch: int) -> None:
-        """From now on hold at most `prefetch` unacked deliveries, which must be more than before."""
+        """Raise the limit of unacked deliveries to `prefetch`, which must be more than before."""
 
     @abstractmethod
     def pause(self) -> list[Delivery]:
-        """Stop the flow; returns what had arrived and nobody received, for the caller to settle. Idempotent."""
+        """Stop deliveries. Returns those that had arrived and were not received, for the caller to settle.
+        Idempotent."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Let it flow again after `pause`. Idempotent."""
+        """Let deliveries flow again after `pause`. Idempotent."""
 
     @abstractmethod
     def close(self) -> list[Delivery]:
-        """Stop for good; like `pause` returns unreceived deliveries. Their acks work until the broker is closed."""
+        """Stop for good, and return unreceived deliveries as `pause` does. They can be acked until the broker object is
+        closed."""
 
 
 class BufferedConsumer(Consumer, Generic[D]):
-    """A consumer with a buffer: a broker's client puts into it what comes, and `receive` takes it out.
+    """A consumer with a buffer: the broker's client adds arriving deliveries, and `receive` takes them out.
 
     `condition` guards the buffer and the flags.
     """
@@ -124,7 +131,7 @@ class BufferedConsumer(Consumer, Generic[D]):
 
     @abstractmethod
     def _is_over(self) -> bool:
-        """Whether nothing can come any more."""
+        """Whether nothing can arrive any more."""
 
     def receive(self, timeout_s: float) -> Delivery | None:
         """See `Consumer`."""
@@ -145,18 +152,18 @@ class BufferedConsumer(Consumer, Generic[D]):
 class Broker(ABC):
     """Publishing, consuming, and the topology."""
 
-    is_clustered = False  # several nodes: reply queues are quorum queues (`topology.reply_queue`)
+    is_clustered = False  # True with several nodes: reply queues are then quorum queues (`topology.reply_queue`)
 
     @abstractmethod
     def declare(self, models: Sequence[str]) -> list[str]:
         """Declare every exchange and queue of `infra.broker.topology` for these models; safe to repeat.
 
-        Returns sentences about queues that exist with other arguments than ours (they are used as they are).
+        Returns one sentence for each queue that exists with different arguments. Such queues are used as they are.
         """
 
     @abstractmethod
     def publish(self, to: Address, message: Message, timeout_s: float | None = 30.0) -> None:
-        """Publish, mandatory and confirmed: on return the broker has it (on disk, if persistent).
+        """Publish a message, mandatory and confirmed: on return the broker has it (on disk, if it is persistent).
 
         A message whose confirm was lost with its connection is published again: duplicates are normal.
 
@@ -176,19 +183,21 @@ class Broker(ABC):
         window: int = 1000,
         timeout_s: float | None = 30.0,
     ) -> int:
-        """Publish a stream with at most `window` messages unconfirmed; returns how many were confirmed.
+        """Publish many messages, of which at most `window` are unconfirmed at any time. Returns how many were
+        confirmed.
 
-        `on_confirmed` is called once for each message, in the caller's thread, not necessarily in order.
-        `timeout_s` bounds the time without any progress. Raises as `publish`; what was confirmed before stays so.
+        `on_confirmed` is called once for each message, in the caller's thread, not necessarily in order. `timeout_s`
+        limits the time without any progress. Raises the errors of `publish`; messages confirmed before stay confirmed.
         """
 
     @abstractmethod
     def publish_lossy(self, to: Address, message: Message) -> None:
-        """Publish without confirm, waiting or complaint: token events, wakeups. Dropped if the broker is away."""
+        """Publish without waiting for a confirm, and without errors: for token events and wakeups. The message is
+        dropped if the broker is away."""
 
     @abstractmethod
     def consume(self, queue: str, prefetch: int, exclusive: bool = False) -> Consumer:
-        """Start consuming. Raises NoQueue; BatchError if `exclusive` and somebody else consumes."""
+        """Start consuming. Raises NoQueue, and BatchError if `exclusive` is set and another process consumes."""
 
     @abstractmethod
     def get(self, queue: str) -> Delivery | None:
@@ -204,17 +213,17 @@ class Broker(ABC):
 
     @abstractmethod
     def open_private_queue(self, name: str, exchange: str) -> str:
-        """Declare a transient queue that only this process reads, bound to `exchange` under its own name."""
+        """Declare a transient queue that only this process reads. It is bound to `exchange` under its own name."""
 
     @abstractmethod
     def delete_queue(self, queue: str) -> None:
-        """Delete a reply or private queue with all it holds. Never a work queue: raises ValueError."""
+        """Delete a reply queue or private queue with everything in it. Raises ValueError for a work queue."""
 
     @property
     @abstractmethod
     def is_connected(self) -> bool:
-        """Whether both directions have a live connection now (always True in-process)."""
+        """Whether the connections for publishing and for consuming are both open now (always True in-process)."""
 
     @abstractmethod
     def close(self) -> None:
-        """Flush acks, then leave. Unacked deliveries go back to their queues. Idempotent."""
+        """Send outstanding acks, then disconnect. Unacked deliveries go back to their queues. Idempotent."""

@@ -1,4 +1,5 @@
-"""Deaths that the broker made (a queue's delivery limit): every worker answers them, so that none ends in silence."""
+"""Messages that the broker gave up at a queue's delivery limit. Every worker answers them with a failed result, so that
+no job ends silently."""
 
 from typing import Any
 
@@ -12,9 +13,9 @@ from messages.workers import WorkerStage
 
 
 def answer_deaths(broker: Broker, settler: Settler, model: str) -> None:
-    """Failed result, then dead-letters, then ack, for what lies in `deaths`, at most 100 of them.
+    """For at most 100 messages in `deaths`: publish a failed result, then the dead letter, then ack.
 
-    `model` names the model of a message that doesn't say its own. Raises BrokerUnavailable.
+    `model` is used for a message that doesn't name its model. Raises BrokerUnavailable.
     """
     for _ in range(100):
         delivery = broker.get(topology.DEATHS)
@@ -23,7 +24,7 @@ def answer_deaths(broker: Broker, settler: Settler, model: str) -> None:
         headers = delivery.message.headers
         stage: WorkerStage = "decode" if headers.get("kvasir-stage") == "decode" else "prefill"
         envelope = open_envelope(delivery, stage, _model(headers.get("kvasir-model"), model))
-        reason = f"the broker gave it up: it came back more than {topology.BROKER_DELIVERY_LIMIT} times"
+        reason = f"the broker gave the job up, because it came back more than {topology.BROKER_DELIVERY_LIMIT} times"
         settler.fail(Attempt[Any]([delivery], envelope), Poison(reason))
 
 

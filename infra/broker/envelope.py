@@ -1,7 +1,7 @@
 """A job's identity and its counters, in AMQP properties and headers; and a worker's attempt at a job.
 
-They are kept outside the body so that even a message nobody can read gets its failed result, and so that counters
-outlive re-publishing. At each change of stage they start again.
+They are kept outside the body for two reasons: even a message with an unreadable body can be answered with a failed
+result, and counters survive republishing. The counters start again at each change of stage.
 """
 
 import threading
@@ -25,7 +25,7 @@ _NOT_GIVEN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """Whose message this is, and what has happened to it so far."""
+    """The identity of a message's job, and what has happened to it so far."""
 
     job_id: str
     batch_id: str
@@ -35,17 +35,18 @@ class Envelope:
     run: int = 1
     lane: Lane = "bulk"
     reply_to: str = ""
-    attempts: int = 0  # transient errors met at this stage
+    attempts: int = 0  # transient errors so far, at this stage
     kv_transfers: int = 0  # KV transfers that failed so far
-    returns: int = 0  # times the broker took it back at this stage, over all copies of this run
+    returns: int = 0  # how often the broker took it back at this stage, over all copies of this run
     traceparent: str = ""  # passed on unchanged; "": none
-    version: int = codec.VERSION  # version of the message that brought it, and so of its answer
-    turn: int = 0  # which of the lane's queues its batch has
+    version: int = codec.VERSION  # version of the received message, and so of its answer
+    turn: int = 0  # which of the lane's queues its batch uses
 
     def seal(self, body: bytes) -> Message:
         """A message with this identity.
 
-        A counter at 0 and the usual lane are left out, and read as such: each header costs the broker about 2 µs.
+        Counters of 0 and the default lane are left out, because each header costs the broker about 2 µs. Readers fill
+        them in.
         """
         headers: dict[str, Header] = {
             "kvasir-item": self.item_id,
@@ -68,18 +69,18 @@ class Envelope:
         return Message(body, self.job_id, self.batch_id, self.reply_to, headers)
 
     def event(self, step: Step, **facts: Any) -> Event:
-        """A step of this job, and what is known of it."""
+        """The event of a step of this job, with what is known about it."""
         identity = {"batch_id": self.batch_id, "stage": self.stage, "run": self.run, "lane": self.lane}
         context = {trace.HEADER: self.traceparent} if self.traceparent else {}
         return Event(step, self.job_id, self.model, {**identity, **context, "item_id": self.item_id, **facts})
 
     def for_stage(self, stage: WorkerStage) -> "Envelope":
-        """The same job at another stage: counters start again, except that of the failed KV transfers."""
+        """The same job at another stage: all counters start again, except the count of failed KV transfers."""
         return replace_fields(self, stage=stage, attempts=0, returns=0)
 
 
 def submit_message(job: PrefillJob, turn: int = 0) -> tuple[Address, Message]:
-    """Where and how a new job is published."""
+    """The address and the message for a new job."""
     envelope = Envelope(
         job.job_id,
         job.batch_id,
@@ -96,9 +97,10 @@ def submit_message(job: PrefillJob, turn: int = 0) -> tuple[Address, Message]:
 
 
 def open_envelope(delivery: Delivery, stage: WorkerStage, model: str) -> Envelope:
-    """The envelope of a delivery. Never raises: what is missing or absurd is replaced by `stage`, `model` or a default.
+    """The envelope of a delivery. Never raises: missing or invalid values are replaced by `stage`, `model` or a
+    default.
 
-    The broker's own count of returns is added to ours.
+    The broker's own count of returns is added to the count in the headers.
     """
     message = delivery.message
     headers = message.headers
@@ -122,19 +124,19 @@ def open_envelope(delivery: Delivery, stage: WorkerStage, model: str) -> Envelop
 
 @dataclass(eq=False)
 class Attempt(Generic[J]):
-    """One try at a job, from its delivery to the ack: what is known of it grows as it goes.
+    """One try at a job, from its delivery to the ack. Its fields are filled in along the way.
 
-    A worker may hold several deliveries of one job (it adopts the redelivery of what it runs); they end together, and
-    the list is empty from then on.
+    A worker may hold several deliveries of one job, because an attempt adopts redeliveries of its job. They are settled
+    together, and the list is then empty.
     """
 
     deliveries: list[Delivery]  # unacked
     envelope: Envelope
-    job: J = field(init=False)  # once its message has been read
+    job: J = field(init=False)  # set when its message has been read
     stop: threading.Event = field(default_factory=threading.Event)
     why_stopped: StopReason = ""
-    is_outcome_confirmed: bool = False  # its outcome is confirmed: a delivery that joins later can be acked
-    has_ended_unanswered: bool = False  # the job ended with it, unanswered: nobody will need its own blocks again
+    is_outcome_confirmed: bool = False  # the outcome is confirmed, so a delivery that joins later can be acked
+    has_ended_unanswered: bool = False  # the job ended without an answer, so nobody will need its own blocks again
 
     @property
     def is_read(self) -> bool:
@@ -142,7 +144,7 @@ class Attempt(Generic[J]):
         return hasattr(self, "job")
 
     def stop_for(self, reason: StopReason) -> None:
-        """Stop it; the first reason counts."""
+        """Stop the attempt. If this is called several times, the first reason counts."""
         self.why_stopped = self.why_stopped or reason
         self.stop.set()
 
@@ -154,7 +156,7 @@ def run_of(delivery: Delivery) -> tuple[str, int]:
 
 
 def is_redelivery(delivery: Delivery) -> bool:
-    """Whether the broker took this run back from somebody, this copy of it or an earlier one."""
+    """Whether the broker has taken this run back from a worker, in this copy or an earlier one."""
     return bool(delivery.returns or delivery.message.headers.get("kvasir-returns"))
 
 

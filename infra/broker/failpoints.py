@@ -1,10 +1,10 @@
-"""Named places between two steps of a handler, where a fault test lets this process die or a job meet an error.
+"""Named places between two steps of a handler, where a fault test can kill this process or make a job fail.
 
-Off unless KVASIR_FAILPOINT is set when the process starts; `failpoint` then is a function that does nothing. Forms:
+Without KVASIR_FAILPOINT at the start of the process, `failpoint` does nothing. Its forms are:
 
-    kill:decode.stored:7        SIGKILL this process when the seventh job gets there
-    kill:decode.loaded:JOB_ID   whenever this job gets there: a job that takes its worker along
-    fail:prefill.taken:-500     the first 500 jobs that get there meet a transient error
+kill:decode.stored:7        SIGKILL this process when the seventh job gets there
+kill:decode.loaded:JOB_ID   whenever this job gets there: a job that takes its worker along
+fail:prefill.taken:-500     the first 500 jobs that get there meet a transient error
 """
 
 import itertools
@@ -17,7 +17,7 @@ from messages.errors import EngineUnavailable
 
 VARIABLE = "KVASIR_FAILPOINT"
 
-# In the order in which a job passes them.
+# Both lists are in the order in which a job reaches the places.
 PREFILL = ("prefill.taken", "prefill.tokenized", "prefill.storing", "prefill.stored", "prefill.passed", "prefill.acked")
 DECODE = (
     *("decode.taken", "decode.claimed", "decode.loaded", "decode.generated", "decode.stored", "decode.replied"),
@@ -27,12 +27,12 @@ GATEWAY = (
     *("gateway.copied", "gateway.described", "gateway.created", "gateway.planned", "gateway.advanced"),
     *("gateway.written", "gateway.over"),
 )
-CHANGE = ("bulk.held",)  # in a worker with both roles that now takes from the other role's queue only
-PER_ANSWER = ("decode.answered",)  # once for each answer of a job with several, between loaded and generated
+CHANGE = ("bulk.held",)  # in a worker with both roles, when it takes jobs only from the other role's queue
+PER_ANSWER = ("decode.answered",)  # once for each answer of a job with several answers, between loaded and generated
 
 
 def _no_fault(_name: str, _job_id: str) -> None:
-    """No fault is wanted."""
+    """Do nothing, because no fault is configured."""
 
 
 def parse(setting: str) -> Callable[[str, str], None]:
@@ -59,13 +59,13 @@ def _is_meant(target: str, number: int, job_id: str) -> bool:
 
 
 def _kill(_place: str) -> None:
-    for handler in logging.getLogger().handlers:  # everything logged before this place must be readable
+    for handler in logging.getLogger().handlers:  # everything logged before must be on disk or screen
         handler.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _fail(place: str) -> None:
-    raise EngineUnavailable(f"a fault wanted at {place}")
+    raise EngineUnavailable(f"a test fault at {place}")
 
 
 _ACTIONS: dict[str, Callable[[str], None]] = {"kill": _kill, "fail": _fail}

@@ -1,7 +1,7 @@
-"""Every exchange and queue, once. The same arguments on RabbitMQ 3.10 and 4.x.
+"""Defines every exchange and queue, with arguments that are the same for RabbitMQ 3.10 and 4.x.
 
-Names are made here and nowhere else. `arguments` of a queue never change: RabbitMQ refuses a re-declaration
-with others (406), so a change here needs a new queue name.
+All their names are made here. The `arguments` of a queue must never change, because RabbitMQ refuses to declare it
+again with others (406). A change here needs a new queue name.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,58 +15,60 @@ from messages.workers import WorkerStage
 
 WORK = "kvasir.work"
 REPLY = "kvasir.reply"
-REPLY_ALTERNATE = "kvasir.parked"  # alternate exchange of REPLY: takes what has no reply queue
-# The two on a cluster, where results outlive the loss of a node: other names, since a queue's arguments can't change.
+REPLY_ALTERNATE = "kvasir.parked"  # alternate exchange of REPLY; receives results without a reply queue
+# The same two on a cluster, where results outlive the loss of a node. They have other names, because a queue's
+# arguments can't change.
 REPLY_QUORUM = "kvasir.reply.quorum"
 REPLY_ALTERNATE_QUORUM = "kvasir.parked.quorum"
 DEAD = "kvasir.dead"
 CONTROL = "kvasir.control"
 STREAM = "kvasir.stream"
 
-# Never dropped for having been delivered often.
+# Queues whose messages are never dropped, however often they are delivered.
 _QUORUM_ARGUMENTS: dict[str, str | int] = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
 
-DEATHS = "deaths"  # deaths made by the broker, not yet answered with a failed result
-DEAD_LETTERS = "dead-letters"  # the graveyard: no TTL, read by people
+DEATHS = "deaths"  # messages that the broker gave up, not yet answered with a failed result
+DEAD_LETTERS = "dead-letters"  # dead letters, kept without a TTL for people to read
 RESULTS_PARKED = "results.parked"
 RESULTS_PARKED_QUORUM = "results.parked.quorum"
 
 _REPLY_QUORUM_PREFIX = "reply.quorum."
 
 RETRY_LEVELS_S = (1, 5, 30, 60, 300, 600)
-# Workers decide at 3 + 2 crashes; the broker is the backstop. Explicit, since 4.x defaults to 20 and 3.10 to none.
+# Workers decide at 3 + 2 crashes; the broker's limit is the backstop. It is set explicitly, because the default is 20
+# in 4.x and none in 3.10.
 BROKER_DELIVERY_LIMIT = 20
 
 WORK_STAGES: tuple[WorkerStage, ...] = ("prefill", "decode")
 
-# Queues of lane `bulk` in each stage of a model: so many batches take turns, and more than that share queues. The first
-# one is that of releases without turns.
+# How many `bulk` queues each stage of a model has. This many batches take turns, and further batches share queues. The
+# first queue is also the one of releases without turns.
 TURNS = 4
 
 
 def work_queue(stage: WorkerStage, model: str, lane: Lane, turn: int = 0) -> str:
-    """`prefill.qwen3-coder:30b.bulk`, and with a turn `….bulk-1`; lane `now` has none."""
+    """`prefill.qwen3-coder:30b.bulk`, or with a turn `….bulk-1`; lane `now` has no turns."""
     return f"{stage}.{model}.{lane}{f'-{turn}' if turn and lane == 'bulk' else ''}"
 
 
 def lane_queues(stage: WorkerStage, model: str, lane: Lane) -> list[str]:
-    """Every queue of the lane, in the order of turns."""
+    """All queues of the lane, in the order of turns."""
     return [work_queue(stage, model, lane, turn) for turn in range(TURNS if lane == "bulk" else 1)]
 
 
 def work_queues(stage: WorkerStage, model: str) -> list[str]:
-    """Those of both lanes, `now` first."""
+    """The queues of both lanes, `now` first."""
     return [name for lane in LANES for name in lane_queues(stage, model, lane)]
 
 
 def suspects_queue(stage: WorkerStage, model: str) -> str:
-    """Where jobs that too many workers died with wait to run alone."""
+    """The queue in which jobs wait to run alone after too many workers died with them."""
     return f"suspects.{stage}.{model}"
 
 
 @lru_cache(maxsize=256)
 def stage_and_model(queue: str) -> tuple[WorkerStage, str]:
-    """Those of a work or suspects queue. Raises ValueError for another queue's name."""
+    """The stage and model of a work or suspects queue. Raises ValueError for any other queue's name."""
     for stage in WORK_STAGES:
         for suffix in work_queues(stage, ""):
             suffix = suffix.removeprefix(f"{stage}.")
@@ -78,7 +80,7 @@ def stage_and_model(queue: str) -> tuple[WorkerStage, str]:
 
 
 def is_suspects_queue(queue: str) -> bool:
-    """Whether it is one of `suspects_queue`."""
+    """Whether the queue is a suspects queue."""
     return queue.startswith("suspects.")
 
 
@@ -89,7 +91,7 @@ def jobs_waiting(broker: Broker, stage: WorkerStage, model: str) -> int:
 
 
 def reply_queue(batch_id: str, quorum: bool = False) -> str:
-    """The batch's own queue of results; on a cluster a quorum queue, under another name."""
+    """The batch's reply queue; on a cluster it is a quorum queue with another name."""
     return f"{_REPLY_QUORUM_PREFIX if quorum else 'reply.'}{batch_id}"
 
 
@@ -109,7 +111,8 @@ def suspects(stage: WorkerStage, model: str) -> Address:
 
 
 def ahead_of_bulk(queue: str) -> Address:
-    """Where a job goes that has waited its turn in a queue of its model: before the bulk. A suspect stays one."""
+    """Where to publish a job that has already waited its turn in a queue of its model: ahead of `bulk`. A suspect stays
+    a suspect."""
     return Address(WORK, queue if is_suspects_queue(queue) else work_queue(*stage_and_model(queue), "now"))
 
 
@@ -119,12 +122,13 @@ def retry(seconds: int, queue: str) -> Address:
 
 
 def reply(queue: str) -> Address:
-    """A batch's reply queue; unroutable results are parked, so this never fails for lack of a queue."""
+    """The address of a batch's reply queue. Unroutable results are parked, so publishing here never fails for lack of a
+    queue."""
     return Address(REPLY_QUORUM if _is_quorum(queue) else REPLY, queue)
 
 
 def parking_place(queue: str) -> tuple[Address, str]:
-    """Where results are parked that found no such reply queue: how to publish there, and the queue."""
+    """Where results are parked if their reply queue does not exist: the address to publish to, and the queue."""
     if _is_quorum(queue):
         return Address(REPLY_ALTERNATE_QUORUM, ""), RESULTS_PARKED_QUORUM
     return Address(REPLY_ALTERNATE, ""), RESULTS_PARKED
@@ -154,12 +158,12 @@ class QueueSpec:
 
     @property
     def is_classic(self) -> bool:
-        """On one node only: away with it."""
+        """Whether it is a classic queue, which exists on one node only and is away while that node is."""
         return self.arguments["x-queue-type"] == "classic"
 
 
 def exchanges(cluster: bool = False) -> Iterator[ExchangeSpec]:
-    """In an order in which each can be declared."""
+    """All exchanges, in an order in which they can be declared."""
     if cluster:
         yield ExchangeSpec(REPLY_ALTERNATE_QUORUM, "fanout")
         yield ExchangeSpec(REPLY_QUORUM, "direct", {"alternate-exchange": REPLY_ALTERNATE_QUORUM})
@@ -170,12 +174,13 @@ def exchanges(cluster: bool = False) -> Iterator[ExchangeSpec]:
     yield ExchangeSpec(CONTROL, "fanout")
     yield ExchangeSpec(STREAM, "direct")
     for seconds in RETRY_LEVELS_S:
-        # One fanout for each level, so that the routing key stays the work queue's name through the dead-lettering.
+        # Each level has its own fanout exchange, so that the routing key stays the work queue's name during
+        # dead-lettering.
         yield ExchangeSpec(f"kvasir.{retry_level(seconds)}", "fanout")
 
 
 def queues(models: Sequence[str], cluster: bool = False) -> Iterator[QueueSpec]:
-    """All durable queues for these models, reply queues excepted."""
+    """All durable queues for these models, except reply queues."""
     if cluster:
         yield QueueSpec(RESULTS_PARKED_QUORUM, REPLY_ALTERNATE_QUORUM, "", _QUORUM_ARGUMENTS)
     for name in (DEATHS, DEAD_LETTERS):
@@ -194,8 +199,9 @@ def queues(models: Sequence[str], cluster: bool = False) -> Iterator[QueueSpec]:
 def reply_spec(queue: str) -> QueueSpec:
     """A batch's reply queue.
 
-    Classic on a single node: each quorum queue's name is an Erlang atom until the node restarts, of five million. On a
-    cluster a classic queue can't be read while its node is away. No x-expires: it deletes confirmed results.
+    On a single node it is a classic queue, because each quorum queue's name takes one of five million Erlang atoms
+    until the node restarts. On a cluster it is a quorum queue, because a classic one can't be read while its node is
+    away. There is no x-expires, which would delete confirmed results.
     """
     return QueueSpec(
         queue, reply(queue).exchange, queue, _QUORUM_ARGUMENTS if _is_quorum(queue) else {"x-queue-type": "classic"}
@@ -203,7 +209,8 @@ def reply_spec(queue: str) -> QueueSpec:
 
 
 def _quorum(dead_letter_to: str) -> dict[str, str | int]:
-    """Dead-lettered at least once, which asks for reject-publish. No x-max-length: a full queue must never be ours."""
+    """Arguments of a quorum queue that dead-letters at least once, which requires reject-publish. It has no
+    x-max-length, so that it never counts as full."""
     return {
         "x-queue-type": "quorum",
         "x-dead-letter-exchange": dead_letter_to,

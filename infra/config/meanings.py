@@ -1,21 +1,22 @@
-"""What every key of kvasir.toml means, in one place; docs/reference/configuration.md is made from this and the schema.
+"""What every key of kvasir.toml means. docs/reference/configuration.md is generated from this and the schema.
 
-What an engine's weights are says its own entry.
+Each engine's entry explains the form of its weights.
 
-Keys are those of `infra.config.schema`, by their path: `services.broker`, `models.context`. A test compares the two.
+Keys are the paths of `infra.config.schema`: `services.broker`, `models.context`. A test compares the two.
 """
 
-# What stands before each table.
+# The text before each table.
 TABLES = {
-    "services": "Where broker and store are. Without them everything runs in one process.\n"
-    "[Several hosts](../how-to/clusters.md#several-addresses) of either: with commas, the best first.",
-    "grading": "Which models grade, and how they sample unless their own table says otherwise.",
+    "services": "Where the broker and the store are. Without them everything runs in one process.\n"
+    "[Several hosts](../how-to/clusters.md#several-addresses) of either are separated by commas, the best first.",
+    "grading": "Which models grade, and how they sample unless a model's own table says otherwise.",
     "costs": "For `kvasir plan`.",
-    "models": "A model that has queues. Its name is free; it is the name of its queues.",
-    "models.weights": "What each engine loads; one that has no entry can't serve the model.",
-    "machines": "A machine: how to reach it, what it can do, what runs there.",
-    "machines.roles": "An entry for each thing that runs on the machine.",
-    "machines.rates": "What this machine does with a model, for `kvasir plan`. A curve counts before a single rate.",
+    "models": "A model that has queues. You choose its name, which is also part of its queues' names.",
+    "models.weights": "What each engine loads. An engine without an entry can't serve the model.",
+    "machines": "A machine: how to reach it, what it can do, and what runs there.",
+    "machines.roles": "One entry for each worker or service on the machine.",
+    "machines.rates": "How fast this machine runs a model, for `kvasir plan`. A curve takes precedence over a single "
+    "rate.",
 }
 
 MEANINGS = {
@@ -24,60 +25,60 @@ MEANINGS = {
     "`redis+cluster://HOST,HOST`; `local` for none. Set both or neither",
     "services.broker_password_file": "File that holds the broker's password and nothing else",
     "services.store_password_file": "File that holds the store's password and nothing else",
-    "services.broker_ca_file": "PEM file that signed the broker's certificate (`amqps`); empty: what the system trusts",
+    "services.broker_ca_file": "PEM file of the CA of the broker's certificate (`amqps`); empty: the system's CAs",
     "services.store_ca_file": "The same for the store (`rediss`)",
-    "services.broker_nodes": "Nodes of the broker's cluster. With several, reply queues are quorum queues too",
+    "services.broker_nodes": "Nodes in the broker's cluster. With several, reply queues are quorum queues too",
     "grading.code_model": "Model that grades code",
     "grading.feedback_model": "Model that grades text and writes feedback",
     "grading.notice": "A sentence across the top of every report, such as a warning that the grades are not real",
-    "grading.max_tokens": "Longest answer where no schema bounds it",
-    "grading.temperature": "0: always the likeliest token",
+    "grading.max_tokens": "Most tokens of an answer that no schema limits",
+    "grading.temperature": "Sampling temperature; 0: always the likeliest token",
     "grading.max_submission_tokens": "Most tokens of a student's work in a prompt; the rest is cut and reported",
-    "grading.top_p": "Choose among the likeliest tokens that have this probability together",
+    "grading.top_p": "Sample from the likeliest tokens that together have this probability",
     "costs.price_per_kwh": "Price of electricity, in any currency; 0: not known",
-    "costs.years": "Years that a machine is used, over which its price is spread",
-    "costs.hours_per_week": "Hours a week that a machine is used, over which its price is spread",
-    "models.context": "Most tokens of prompt and answer; 0: as the model was trained. The same at both ends",
+    "costs.years": "How many years a machine is used; its price is spread over them",
+    "costs.hours_per_week": "How many hours a week a machine is used; its price is spread over them",
+    "models.context": "Most tokens of prompt and answer together, at both stages; 0: as the model was trained",
     "models.max_tokens": "As in `[grading]`, for this model",
     "models.temperature": "As in `[grading]`, for this model",
     "models.top_p": "As in `[grading]`, for this model",
-    "models.engine": "Engine, where none is named; empty: the only one that has weights",
+    "models.engine": "Engine to use if none is named; empty: the only one that has weights",
     "models.slots": "Sequences that a decode worker runs at once",
     "models.prefill_slots": "Prompts that a prefill worker computes at once, where its engine batches them (`vllm`)",
-    "models.threads": "Threads of the CPU; 0: the engine chooses",
-    "models.copies": "Without a broker: 2 loads the model twice, so that prefill and decode never share a batch",
-    "models.tokenizer": "Kept for counting tokens where no worker is; nothing reads it yet",
+    "models.threads": "CPU threads; 0: the engine chooses",
+    "models.copies": "Only without a broker: 2 loads the model twice, so that prefill and decode never share a batch",
+    "models.tokenizer": "Reserved for counting tokens without a worker; not used yet",
     "models.same_weights": "Engines whose weights were converted from one another; sketches decide what they share",
-    "models.short_prompt_tokens": "Prompts up to this length go to decode without a KV cache; 0: none does",
-    "models.kv_check_every": "One job in this many is also prefilled at decode, to check its KV cache; 0: none is",
-    "models.kv_bytes_per_token": "Size of its KV cache for a token, for `kvasir plan`; 0: not known",
-    "models.kv_state_bytes": "Size of a hybrid model's recurrent state for a prompt, for `kvasir plan`; 0: none",
+    "models.short_prompt_tokens": "Prompts of up to this many tokens go to decode without a KV cache; 0: none does",
+    "models.kv_check_every": "The decoder also prefills one job in this many, to check its KV cache; 0: never",
+    "models.kv_bytes_per_token": "Bytes of KV cache for one token, for `kvasir plan`; 0: not known",
+    "models.kv_state_bytes": "Bytes of a hybrid model's recurrent state for one prompt, for `kvasir plan`; 0: none",
     "models.memory_gb": "Size of its weights, for `kvasir plan`; 0: not known",
-    "models.free_memory_gb": "Memory that a prefill must leave free; else another worker takes it. 0: not looked at",
+    "models.free_memory_gb": "Memory that a prefill must leave free, or else another worker takes it. 0: not checked",
     "models.allow_external": "`true`: the `openai` engine may send prompts to a server outside private networks",
-    "models.api_key_file": "File that holds the key of the `openai` or `vllm` engine's server and nothing else",
-    "machines.host": "Name or address, for ssh and Prometheus; empty: the table's name",
+    "models.api_key_file": "File that holds only the API key of the `openai` or `vllm` engine's server",
+    "machines.host": "Host name or address, for ssh and Prometheus; empty: the table's name",
     "machines.user": "The user for ssh; empty: yours",
     "machines.platform": "`linux`, `linux-cuda`, `macos`",
-    "machines.folder": "Where `kvasir deploy` puts everything: an absolute path, or one below the user's home",
+    "machines.folder": "Where `kvasir deploy` puts everything: an absolute path, or one relative to the user's home",
     "machines.supervisor": "`systemd`, `launchd`, `plain`; empty: the platform's own",
-    "machines.metrics_port": "Port of its first worker's page; the others' follow",
+    "machines.metrics_port": "Port of its first worker's metrics page; its other workers use the next ports",
     "machines.broker_hosts": "The broker's addresses for this machine's workers: `FAST:5672,SLOW:5672`",
     "machines.store_hosts": "The same for the store",
-    "machines.hours": "When its workers take jobs, by its own clock: `18:00-08:00`, more with commas; empty: always",
+    "machines.hours": "When its workers take jobs, by its own clock: `18:00-08:00`, several with commas; empty: always",
     "machines.memory_gb": "Memory of the machine, for `kvasir plan`; 0: not known",
     "machines.link_gbps": "Link to the store's machine, in gigabits a second, for `kvasir plan`; 0: not known",
-    "machines.watts": "Power under load, where it can't be measured; 0: not known",
+    "machines.watts": "Power under load, if it can't be measured; 0: not known",
     "machines.price": "What it cost, in the currency of `[costs]`; 0: not known",
-    "machines.roles": "What runs there: a list of tables, see below",
+    "machines.roles": "What runs there, as a list of tables (see below)",
     "machines.roles.role": (
         "`worker` (both `prefill` and `decode`, over one copy of the weights), `prefill`, `decode`, `gateway`, "
         "`broker`, `store`; notes: `app`, `prometheus`, `grafana`"
     ),
     "machines.roles.model": "The model whose queue a worker serves",
     "machines.roles.engine": "The engine of a worker",
-    "machines.roles.weights": "The weights on this machine; empty: the model's own for this engine",
-    "machines.roles.slots": "Slots of a worker that decodes; 0: the model's",
+    "machines.roles.weights": "The weights on this machine; empty: those in the model's table for this engine",
+    "machines.roles.slots": "Slots of a worker that decodes; 0: the model's setting",
     "machines.roles.memory_gb": "Memory that a store may use; 0: no limit",
     "machines.roles.port": "Port of a gateway",
     "machines.rates.prefill": "Tokens a second; 0: not known",

@@ -1,15 +1,16 @@
-"""Commands that people are told to type next: with the configuration that they gave, and quoted for a shell."""
+"""Commands that people are told to type next. They include the --config that the person gave, and are quoted for a
+shell."""
 
 import shlex
 from pathlib import Path
 
-UPGRADE_COMMAND = "python -m pip install --upgrade kvasir-inference"  # upgrades the program that prints it
+UPGRADE_COMMAND = "python -m pip install --upgrade kvasir-inference"  # upgrades the program that prints this command
 
-_config_option: list[str] = []  # options before a command's name
+_config_option: list[str] = []  # options that come before a command's name
 
 
 def keep(config: Path | None) -> None:
-    """This process was given that --config, or none."""
+    """Remember the --config that this process was given, or that it was given none."""
     _config_option[:] = ["--config", str(config)] if config else []
 
 

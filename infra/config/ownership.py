@@ -1,4 +1,4 @@
-"""Who can have written a file: the question before anything in it decides what runs, loads or is deleted."""
+"""Who can have written a file. This is checked before anything in the file decides what runs, loads or is deleted."""
 
 import os
 import stat
@@ -6,14 +6,16 @@ from pathlib import Path
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether a file or folder belongs neither to this user nor to root; of a link, it or what it leads to."""
+    """Whether a file or folder belongs neither to this user nor to root. For a link this covers the link and its
+    target."""
     return any(status.st_uid not in (os.getuid(), 0) for status in (path.lstat(), path.stat()))
 
 
 def why_not_ours(path: Path) -> str:
-    """Why others than this user and root may have written a file or a folder, with what fixes it; "": they can't have.
+    """Why somebody besides this user and root may have written a file or a folder, and how to fix that; "": nobody can
+    have.
 
-    Raises OSError if nothing is there.
+    Raises OSError if it does not exist.
     """
     if is_foreign(path):
         return f"{path} belongs to another user"

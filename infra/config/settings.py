@@ -1,10 +1,11 @@
-"""The settings of every command and worker: one file kvasir.toml, and what may override it.
+"""The settings of every command and worker: one file, kvasir.toml, and the sources that may override it.
 
-Order, decided for each value by itself: flag, `KVASIR_*` variable, the file given with --config (or KVASIR_CONFIG),
-./kvasir.toml, kvasir.toml in the user's configuration folder, default. Every value knows where it came from.
+For each value separately, the first of these sources that has it wins: flag, `KVASIR_*` variable, the file given with
+--config (or KVASIR_CONFIG), ./kvasir.toml, kvasir.toml in the user's configuration folder, default. Every value records
+its source.
 
-Passwords come from the environment or from files. They are kept apart from the URLs, so that printing settings,
-or an error about them, shows none.
+Passwords come from the environment or from files. They are kept apart from the URLs, so that neither printed settings
+nor errors show a password.
 """
 
 import os
@@ -45,7 +46,7 @@ __all__ = [
 
 Row = tuple[str, str, str]
 
-_VARIABLES = 1  # their rank, after flags
+_VARIABLES = 1  # rank of variables, after flags
 
 _ZERO_OF_A_MODEL = {
     "context": "(as trained)",
@@ -98,12 +99,12 @@ def load_settings(
 
 
 def _values_below(entries: Mapping[Keys, SourcedValue], *table: str) -> dict[str, Any]:
-    """The values right below a table, or the names there, in order of precedence and appearance."""
+    """The values directly below a table, or the names there, in order of precedence and appearance."""
     return {keys[-1]: entry.value for keys, entry in entries.items() if keys[:-1] == table}
 
 
 def _services(entries: dict[Keys, SourcedValue], environ: Mapping[str, str]) -> Services:
-    """Broker and store, with their URLs freed of passwords."""
+    """Broker and store. Their URLs no longer hold passwords."""
     values = _values_below(entries, "services")
     for name in PASSWORDS:
         values[name], secret = _service(entries, name, environ.get(PASSWORDS[name], ""))
@@ -114,7 +115,8 @@ def _services(entries: dict[Keys, SourcedValue], environ: Mapping[str, str]) -> 
 
 
 def _service(entries: Mapping[Keys, SourcedValue], name: str, variable: str) -> tuple[str, Secret | None]:
-    """URL and password. The nearest source of a password wins, its own variable or file before the URL."""
+    """URL and password. The nearest source of a password wins; at equal rank, the password's own variable or file wins
+    over the URL."""
     entry = entries.get(("services", name))
     if entry is None or entry.value in ("", urls.LOCAL):
         return "", None
@@ -132,7 +134,8 @@ def _service(entries: Mapping[Keys, SourcedValue], name: str, variable: str) -> 
 def _model(entries: dict[Keys, SourcedValue], name: str, variable: str) -> ModelSettings:
     for key in SAMPLING:
         own, general = ("models", name, key), ("grading", key)
-        # A value of [grading] is the model's, unless the model has its own from a source as near.
+        # A value in [grading] applies to the model, unless the model has its own value from a source of the same or a
+        # nearer rank.
         if general in entries and (own not in entries or entries[general].rank < entries[own].rank):
             entries[own] = entries[general]
     places = _values_below(entries, "models", name, "weights")
@@ -194,7 +197,7 @@ def _value_rows(prefix: str, settings: Settings, values: Mapping[str, object]) -
 
 
 def _absent(name: str, value: object) -> str:
-    """What an empty value means, or a zero where zero means nothing; "" if the value is there."""
+    """What an empty value means, or a zero that stands for nothing; "" if there is a value."""
     if value in ("", ()):
         if name.endswith("_ca_file"):
             return "(the system's)"

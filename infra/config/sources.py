@@ -1,6 +1,7 @@
-"""Where settings come from: flags, variables, files. Each source becomes a `Layer`; `merge` lets the nearest win.
+"""Where settings come from: flags, variables and files. Each source becomes a `Layer`, and for each value `merge` takes
+the nearest one.
 
-Precedence is decided for each value by itself, so a file may set what the one before it left open.
+Precedence is decided for each value separately, so one file may set what a nearer file leaves open.
 """
 
 import difflib
@@ -43,12 +44,13 @@ VARIABLES: Mapping[Keys, str] = {
     ("grading", "temperature"): "KVASIR_TEMPERATURE",
     ("grading", "top_p"): "KVASIR_TOP_P",
 }
-# Only from the environment: there is no key for a password in the file, and no flag.
+# Passwords come only from the environment: there is no key in the file for one, and no flag.
 PASSWORDS = {"broker": "KVASIR_BROKER_PASSWORD", "store": "KVASIR_STORE_PASSWORD"}
 API_KEY = "KVASIR_API_KEY"  # key for the server behind the openai engine
 VLLM_PYTHON = "KVASIR_VLLM_PYTHON"  # read by the vllm engine
 _SHORT: Mapping[str, Keys] = {key: (table, key) for table in ("services", "grading") for key in keys_of(table)}
-# Set for other purposes: the tests' services, and what container platforms put there for a service named kvasir-….
+# Variables for other purposes: those of the tests' services, and those that container platforms set for a service named
+# kvasir-….
 _FOREIGN = re.compile(r"KVASIR_TEST_|.*_SERVICE_(HOST|PORT)|.*_PORT(_|$)")
 _LISTS = {"same_weights": "engines", "roles": "tables such as { role = 'prefill', model = 'qwen3-coder:30b' }"}
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")  # two letters or more
@@ -57,7 +59,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*(?:\?|\Z)")  # O
 
 @dataclass(frozen=True, slots=True)
 class SourcedValue:
-    """A value, where it came from, and how near that is (0: nearest)."""
+    """A value, its source, and the source's rank (0: nearest)."""
 
     value: Any
     origin: str
@@ -71,13 +73,13 @@ class Layer:
     tree: Mapping[str, Any]
     folder: Path
     origin: Callable[[Keys], str]
-    is_text: bool = False  # numbers too are texts, as in environment variables
+    is_text: bool = False  # numbers are given as text, as in environment variables
 
 
 def merge(layers: Sequence[Layer]) -> dict[Keys, SourcedValue]:
-    """Every value given anywhere, checked; the first layer that has one wins. Raises ConfigError.
+    """Every value that any layer has, checked. If several layers have a value, the first one wins. Raises ConfigError.
 
-    Tables are in the result too, as {}, so that an empty `models.NAME` is not lost.
+    The result also contains tables, as {}, so that an empty `models.NAME` is not lost.
     """
     entries: dict[Keys, SourcedValue] = {}
     for rank, layer in enumerate(layers):
@@ -98,7 +100,7 @@ def _values(tree: Mapping[str, Any], table: Any, path: Keys) -> Iterator[tuple[K
 
 
 def _is_path(keys: Keys) -> bool:
-    """Whether the setting may hold a path. What weights are, their engine says."""
+    """Whether the setting may hold a path. For weights, the engine's entry decides."""
     if keys[2:3] == ("weights",):
         return bool(engine_entry(keys[3]).weights_type != "text")
     return keys[-1].endswith("_file") or keys[2:3] == ("tokenizer",)
@@ -109,7 +111,8 @@ def _takes_hub_name(keys: Keys) -> bool:
 
 
 def _resolve_path(place: str, folder: Path, takes_hub_name: bool) -> str:
-    """What may be a path: relative to its source's folder, unless it has a scheme, or is a hub name and no file."""
+    """A value that may be a path, made relative to its source's folder; unchanged if it has a scheme, or if it is a hub
+    name and not a file."""
     path = Path(place)
     resolved_path = folder / (path.expanduser() if path.parts[:1] == ("~",) else path)
     is_hub_name = takes_hub_name and _HUB_NAME.match(place) and not os.path.exists(str(resolved_path).partition("?")[0])
@@ -118,7 +121,7 @@ def _resolve_path(place: str, folder: Path, takes_hub_name: bool) -> str:
 
 @cache
 def _adapter() -> "TypeAdapter[File]":
-    """Imported here: `--help` and completion read no settings, and pydantic takes longer than they do."""
+    """pydantic is imported here because it takes longer than `--help` and completion, which read no settings."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(File)
@@ -135,7 +138,7 @@ def _validate(layer: Layer) -> File:
 
 
 def _refusal(layer: Layer, error: "ErrorDetails") -> ConfigError:
-    """The error about a value or a name; one that may hold a password is not shown."""
+    """The error about a value or a name. A value that may hold a password is not shown."""
     of_key = error["loc"][-1] == "[key]"
     loc = error["loc"][:-1] if of_key else error["loc"]
     keys: Keys = tuple(takewhile(lambda part: isinstance(part, str), loc))  # type: ignore[arg-type]
@@ -143,14 +146,14 @@ def _refusal(layer: Layer, error: "ErrorDetails") -> ConfigError:
         if of_key or error["type"] == "unexpected_keyword_argument":
             problem, quoted_value = _of_name(loc, error), loc[-1]
         else:
-            # Those of [services] never repeat a value; what is wrong with a URL can be said.
+            # Errors in [services] never repeat a value, so the problem with a URL can be described.
             problem = _spell_path(loc) + _of_value(loc[-1], error)
             quoted_value = "" if keys[0] == "services" else error["input"]
         secret = urls.may_hold_password(quoted_value)
     except ValueError:
         problem, secret = f"{_spell_path(loc)} must not be a number of thousands of digits", False
     if secret:
-        problem = "a URL with a password, or what looks like one, has no place here"
+        problem = "a URL with a password, or a value that looks like one, is not allowed here"
     return ConfigError(f"{layer.origin(keys)}: {problem}")
 
 
@@ -162,7 +165,7 @@ def _spell_path(loc: Sequence[Any]) -> str:
 
 
 def _of_name(loc: Sequence[str | int], error: "ErrorDetails") -> str:
-    """What is wrong with a name: of a model or machine, or of no key of ours."""
+    """What is wrong with a name: a model's or machine's name is invalid, or there is no such key."""
     if error["type"] == "value_error":
         return f"the name in {_spell_path(loc[:-1])}{error['ctx']['error']}"
     table = "models.weights" if error["type"] == "must" else ".".join(map(str, loc[:-1][::2]))
@@ -203,7 +206,7 @@ def flag_layer(flags: Mapping[str, object], cwd: Path) -> Layer:
         elif isinstance(value, Mapping):
             tree.setdefault(section, {}).update(value)
         else:
-            tree[section] = value  # no name of ours: merge says so
+            tree[section] = value  # an unknown name, which merge reports
     for service in ("broker", "store"):
         url = tree.get("services", {}).get(service)
         if isinstance(url, str) and url != urls.mask(url):
@@ -223,7 +226,7 @@ def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def variable_layer(environ: Mapping[str, str], cwd: Path) -> Layer:
-    """The `KVASIR_*` variables but for passwords. An empty one counts as not set."""
+    """The `KVASIR_*` variables except passwords. An empty variable counts as not set."""
     _refuse_misspelt(environ)
     tree: dict[str, dict[str, str]] = {}
     for (table, key), variable in VARIABLES.items():
@@ -233,12 +236,13 @@ def variable_layer(environ: Mapping[str, str], cwd: Path) -> Layer:
 
 
 def _refuse_misspelt(environ: Mapping[str, str]) -> None:
-    """A variable that resembles one of ours is taken for a slip; one that resembles none is somebody else's."""
+    """Refuse variables that resemble one of Kvasir's, since they are probably misspelt. Other unknown variables belong
+    to other programs."""
     variables = {CONFIG_VARIABLE, API_KEY, VLLM_PYTHON, *VARIABLES.values(), *PASSWORDS.values()}
     for name in environ:
         if not name.startswith("KVASIR_") or name in variables or _FOREIGN.match(name):
             continue
-        # Without the common prefix, which would make everything look alike.
+        # Compare without the common prefix, which would make all names look similar.
         close = difflib.get_close_matches(name[7:], sorted(variable[7:] for variable in variables), 1, 0.75)
         if close:
             raise ConfigError(f"{name}: Kvasir has no such variable; did you mean KVASIR_{close[0]}?")
@@ -248,9 +252,11 @@ def _refuse_misspelt(environ: Mapping[str, str]) -> None:
 
 
 def file_layers(config: Path | None, environ: Mapping[str, str], cwd: Path, user_dir: Path | None) -> list[Layer]:
-    """`--config` or KVASIR_CONFIG (must exist), then ./kvasir.toml, then the user's; no file twice.
+    """The file of `--config` or KVASIR_CONFIG (which must exist), then ./kvasir.toml, then the user's file; each file
+    only once.
 
-    A file that is merely found where one stands must be this user's: it says where students' work goes.
+    A file that is merely found in the current folder must belong to this user, because it decides where students' work
+    is sent.
     """
     explicit_path = _explicit_file(config, environ, cwd)
     paths = [explicit_path] if explicit_path else []
@@ -270,13 +276,13 @@ def user_config_dir(environ: Mapping[str, str]) -> Path | None:
 
 
 def user_data_dir(environ: Mapping[str, str]) -> Path | None:
-    """The user's folder for what Kvasir keeps; None if there is no home."""
+    """The user's folder for Kvasir's data; None if there is no home."""
     return _user_dir(environ, "XDG_DATA_HOME", ".local/share")
 
 
 def _user_dir(environ: Mapping[str, str], variable: str, default: str) -> Path | None:
     xdg = environ.get(variable, "")
-    if Path(xdg).is_absolute():  # the XDG specification: a relative one is ignored
+    if Path(xdg).is_absolute():  # by the XDG specification a relative path is ignored
         return Path(xdg) / "kvasir"
     home = environ.get("HOME")
     if not home:
@@ -298,7 +304,7 @@ def _explicit_file(config: Path | None, environ: Mapping[str, str], cwd: Path) -
 
 
 def _file_layer(path: Path) -> Layer:
-    if not path.is_file():  # a pipe would keep us waiting
+    if not path.is_file():  # reading a pipe could block
         raise ConfigError(f"{path}: is not an ordinary file")
     try:
         text = path.read_text("utf-8-sig")
@@ -316,7 +322,7 @@ def _file_layer(path: Path) -> Layer:
 
 
 def _place(path: Path, lines: Mapping[Keys, int], keys: Keys) -> str:
-    """Path and line of a value, or of the table around it."""
+    """The file and line of a value, or of the table around it."""
     for length in range(len(keys), 0, -1):
         if keys[:length] in lines:
             return f"{path} line {lines[keys[:length]]}"
@@ -324,7 +330,8 @@ def _place(path: Path, lines: Mapping[Keys, int], keys: Keys) -> str:
 
 
 def key_lines(text: str) -> dict[Keys, int]:
-    """The line of each header and each `key =` of a valid TOML text. Best effort, as tomllib keeps no positions."""
+    """The line of each header and of each `key =` in a valid TOML text. This is best effort, because tomllib keeps no
+    positions."""
     lines: dict[Keys, int] = {}
     table: Keys = ()
     for number, line in enumerate(text.split("\n"), 1):
@@ -338,7 +345,7 @@ def key_lines(text: str) -> dict[Keys, int]:
 
 
 def _path(line: str) -> Keys:
-    """The keys that one line of TOML names; () if it is not a whole statement."""
+    """The keys that one line of TOML names; () if the line is not a whole statement."""
     try:
         node: Any = tomllib.loads(line)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""The settings as everybody uses them: the tables of `infra.config.schema`, named, with their passwords.
+"""The settings as all other code uses them: the tables of `infra.config.schema`, with names and passwords.
 
-`infra.config.settings` makes them; nothing here reads a file or a variable.
+`infra.config.settings` creates them. Nothing here reads a file or a variable, except password and CA files.
 """
 
 import os
@@ -22,13 +22,14 @@ class Services(ServiceTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings(ModelTable):
-    """A model that has queues, under its name."""
+    """A model that has queues, with its name."""
 
     name: str
     api_key: Secret | None = field(default=None, repr=False)
 
     def weights_for(self, engine: str = "") -> tuple[str, str]:
-        """(engine, weights) for `engine`, or for the model's default. Raises ConfigError if that is not settled."""
+        """(engine, weights) for `engine`, or for the model's default engine. Raises ConfigError if the choice is
+        unclear."""
         engine_name = engine or self.engine or (next(iter(self.weights)) if len(self.weights) == 1 else "")
         table = f"[models.{self.name!r}]".replace("'", '"')
         if not engine_name:
@@ -45,17 +46,17 @@ class ModelSettings(ModelTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineSettings(MachineTable):
-    """A machine, under its name; its host is never empty."""
+    """A machine, with its name. Its host is never empty."""
 
     name: str
 
     def is_called(self, host: str) -> bool:
-        """Whether a host that gives itself this name is the machine, by its name here or by its address."""
+        """Whether a machine that reports this host name is this one, judged by its name here or its address."""
         return _short_name(host) in (_short_name(self.name), _short_name(self.host))
 
 
 def _short_name(host: str) -> str:
-    """`Spark1.local` as `spark1`; an address stays whole."""
+    """`spark1` for `Spark1.local`; an address stays unchanged."""
     return host.lower() if host.replace(".", "").isdigit() else host.lower().partition(".")[0]
 
 
@@ -75,17 +76,17 @@ class Settings:
         return self.origins.get(name, "default")
 
     def model(self, name: str) -> ModelSettings:
-        """The settings of a configured model. Raises ConfigError with what is configured."""
+        """The settings of a configured model. Raises ConfigError, which lists the configured models."""
         if name not in self.models:
             raise ConfigError(f"model {name!r} is not configured; {models_hint(name, self.models)}")
         return self.models[name]
 
     def code_model(self) -> ModelSettings:
-        """The model that analyses code. Raises ConfigError if none is named, or the named one is not configured."""
+        """The model that grades code. Raises ConfigError if none is named, or if the named model is not configured."""
         return self._grading_model("code_model", self.grading.code_model)
 
     def feedback_model(self) -> ModelSettings:
-        """The model that writes feedback. Raises as `code_model`."""
+        """The model that writes feedback. Raises the same errors as `code_model`."""
         return self._grading_model("feedback_model", self.grading.feedback_model)
 
     def _grading_model(self, key: str, name: str) -> ModelSettings:
@@ -111,7 +112,8 @@ class Settings:
         return put_option(url, "ssl_ca_certs", ca_file) if ca_file else url
 
     def broker_ca_file(self) -> str:
-        """The file to check the broker's certificate with; "": the system's. Raises ConfigError if it is of no use."""
+        """The file to check the broker's certificate with; "" for the system's CAs. Raises ConfigError if the file
+        can't be used."""
         return self._ca_file("broker", "amqps")
 
     def _ca_file(self, service: str, *schemes: str) -> str:
@@ -127,7 +129,7 @@ class Settings:
 def models_hint(name: str, models: Mapping[str, ModelSettings]) -> str:
     """The end of a sentence about a model that is not configured."""
     if not models:
-        return f'none is: add a table [models."{name}"] to kvasir.toml'
+        return f'no model is: add a table [models."{name}"] to kvasir.toml'
     all_of_them = f" (configured: {', '.join(sorted(models))})" if nearest(name, models) else ""
     return did_you_mean(name, models) + all_of_them
 

@@ -12,12 +12,12 @@ from messages.urls import STORE_SCHEMES, addresses, netloc, with_netloc
 
 BROKER_SCHEMES = ("amqp", "amqps")
 _ENCODING_RULE = "a '/', '#', '?' or '@' in a name or password must be percent-encoded"
-LOCAL = "local"  # instead of a URL: run it in this process, whatever a file of lower rank says
+LOCAL = "local"  # in place of a URL: run it in this process, even if a source of lower rank has a URL
 
-# Greedy on purpose: an unescaped '/', '@' or '#' in a password must not end the mask early.
+# Greedy on purpose: an unescaped '/', '@' or '#' in a password must not end the mask too early.
 _IN_USERINFO = re.compile(r"(://[^:@/?#]*:).*@", re.DOTALL)
 _CREDENTIALS = re.compile(r":.*@", re.DOTALL)
-_CREDENTIALS_WITHIN = re.compile(r":[^\s'\"]*@")  # in a list or table as Python shows it
+_CREDENTIALS_WITHIN = re.compile(r":[^\s'\"]*@")  # in the text that Python prints for a list or table
 _IN_QUERY = re.compile(r"([?&;]pass[^=&;]*=)[^&;#]*", re.IGNORECASE)
 _SECRET_OPTION = re.compile(r"pass|auth|secret", re.IGNORECASE)
 
@@ -28,14 +28,15 @@ def mask(url: str) -> str:
 
 
 def may_hold_password(value: object) -> bool:
-    """Whether a value looks like `user:password@…`, with or without the rest of a URL, or holds what does."""
+    """Whether a value looks like `user:password@…`, with or without the rest of a URL, or contains such a value."""
     return bool((_CREDENTIALS_WITHIN if isinstance(value, list | dict) else _CREDENTIALS).search(str(value)))
 
 
 def check(name: str, value: str, schemes: Sequence[str]) -> None:
-    """A URL of one of `schemes`, with hosts (unix: path) and possible ports; or `local`, or empty. InvalidMessage.
+    """Raises InvalidMessage unless the value is a URL of one of `schemes` with hosts (or, for unix, a path) and valid
+    ports, or `local`, or empty.
 
-    The error never repeats the value: where it is not a URL, nobody can say which part of it is the password.
+    The error never repeats the value, because in a malformed URL any part may be the password.
     """
     if value in ("", LOCAL):
         return
@@ -46,12 +47,12 @@ def check(name: str, value: str, schemes: Sequence[str]) -> None:
 
 
 def _problem(url: str, schemes: Sequence[str]) -> str:
-    """The problem with a URL, without quoting it; "" if there is none."""
+    """The problem with a URL, without quoting the URL; "" if there is none."""
     if re.search(r"\s", url) or not url.isprintable():
         return "it has a blank, or a character that can't be seen, in it"
     try:
         places = [urlsplit(address) for address in addresses(url)]
-        ports = [place.port for place in places]  # raises ValueError, quoting what may be a password
+        ports = [place.port for place in places]  # raises ValueError, whose text may quote a password
     except ValueError:
         return f"its host or port can't be read ({_ENCODING_RULE})"
     if "://" not in url:
@@ -62,7 +63,7 @@ def _problem(url: str, schemes: Sequence[str]) -> str:
     if "@" in url.replace(netloc(url), "", 1) or "#" in url:
         return _ENCODING_RULE
     if 0 in ports:
-        return "port 0 is none"
+        return "its port must not be 0"
     if "%3a" in (parts.username or "").lower():
         return "the ':' between name and password must not be percent-encoded"
     if _SECRET_OPTION.search(unquote(parts.query)):
@@ -75,7 +76,7 @@ def _problem(url: str, schemes: Sequence[str]) -> str:
 def _problem_of_path(scheme: str, path: str) -> str:
     if scheme == "unix":
         return "" if path not in ("", "/") else "it names no socket"
-    is_store = scheme in STORE_SCHEMES  # redis-py would read any other word as database 0
+    is_store = scheme in STORE_SCHEMES  # redis-py would read any other text as database 0
     return "its database, after the '/', must be a number" if is_store and not re.fullmatch(r"/?[0-9]*/?", path) else ""
 
 
@@ -103,21 +104,21 @@ def put_option(url: str, name: str, value: str) -> str:
 
 
 class Secret:
-    """A password, or the file that holds it; shows itself as `***` wherever it is printed.
+    """A password, or the file that holds it. It prints as `***`.
 
-    No dataclass: `dataclasses.asdict` of the settings would open it.
+    It is not a dataclass, because `dataclasses.asdict` of the settings would expose it.
     """
 
     def __init__(self, origin: str, value: str = "", file: Path | None = None) -> None:
         self.origin = origin
         self._value = value
-        self.file = file  # None if it is in a variable or a URL
+        self.file = file  # None if the password is in a variable or a URL
 
     def __repr__(self) -> str:
         return "***"
 
     def make(self) -> Path | None:
-        """Write a random password into its file, readable by its owner alone, if there is no such file yet."""
+        """Write a random password into its file, readable only by its owner, unless the file exists."""
         if self.file is None or self.file.exists():
             return None
         try:
@@ -129,7 +130,8 @@ class Secret:
         return self.file
 
     def reveal(self) -> str:
-        """The password. A file is read again each time, without its last line break; ConfigError if it can't be."""
+        """The password. A file is read again each time, without its last line break. Raises ConfigError if it can't be
+        read."""
         if self.file is None:
             return self._value
         try:

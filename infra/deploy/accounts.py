@@ -1,7 +1,8 @@
-"""Who logs in at the broker and the store: the operator as the configuration says, and one user for each other role.
+"""The users of the broker and the store: the operator from the configuration, and one user for each other role.
 
-A role's password is in a file beside the operator's, `NAME.ROLE`. Where there are none (services that somebody else
-set up, or an older Kvasir), workers log in as the operator. Only `accounts` reads passwords; nothing shows one.
+A role's password is in the file `NAME.ROLE` beside the operator's. If these files don't exist (because somebody else,
+or an older Kvasir, set up the services), workers log in as the operator. Only `accounts` reads passwords, and nothing
+shows one.
 """
 
 import tomllib
@@ -25,7 +26,7 @@ _RESTRICTED_ROLES: tuple[AccountRole, ...] = tuple(role for role in PERMISSIONS 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who may log in at a service, with the rights of a role (`infra.deploy.permissions`)."""
+    """A user of a service, with the rights of a role (`infra.deploy.permissions`)."""
 
     user: str
     password: str
@@ -34,7 +35,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """How a worker logs in at a service. `name`: of the password's file on its machine."""
+    """How a worker logs in at a service. `name` is the name of the password's file on its machine."""
 
     url: str
     name: str
@@ -42,12 +43,13 @@ class Login:
 
 
 def user_of(role: AccountRole) -> str:
-    """The name of a role's user, at both services; the operator's is in the configuration."""
+    """The name of a role's user, the same at both services. The operator's name is in the configuration."""
     return f"kvasir-{role}"
 
 
 def passwords(settings: Settings, service: Service) -> Mapping[AccountRole, Secret]:
-    """Everybody's at a service, made or not. Raises UsageError if the operator's is in no file."""
+    """The passwords of all roles at a service, whether they exist yet or not. Raises UsageError if the operator's is
+    not in a file."""
     operator_secret = _operators(settings, service)
     if operator_secret is None or operator_secret.file is None:
         raise UsageError(
@@ -58,9 +60,9 @@ def passwords(settings: Settings, service: Service) -> Mapping[AccountRole, Secr
 
 
 def accounts(settings: Settings, service: Service, for_show: bool = False) -> list[Account]:
-    """Everybody at a service; `for_show`: without their passwords, which need not be made yet.
+    """All users of a service. `for_show` leaves out their passwords, which need not exist yet.
 
-    Raises UsageError if the URL names no user, or a role's.
+    Raises UsageError if the URL names no user, or the user of a role.
     """
     operator = _operator_of(settings, service)
     return [
@@ -70,10 +72,10 @@ def accounts(settings: Settings, service: Service, for_show: bool = False) -> li
 
 
 def has_roles(settings: Settings, service: Service) -> bool:
-    """Whether workers have users of their own at a service."""
+    """Whether each worker role has its own user at a service."""
     operator_secret = _operators(settings, service)
     files = (
-        # Whoever deployed the services before a worker could have both roles has no user for it yet.
+        # Services that were deployed before the role "worker" existed have no user for it yet.
         [_role_secret(operator_secret, role).file for role in _RESTRICTED_ROLES if role != "worker"]
         if operator_secret and operator_secret.file
         else []
@@ -82,7 +84,7 @@ def has_roles(settings: Settings, service: Service) -> bool:
 
 
 def login(settings: Settings, service: Service, role: UnitRole) -> Login | None:
-    """A worker's login; None if the service wants no password."""
+    """A worker's login; None if the service requires no password."""
     url, operator_secret = getattr(settings.services, service), _operators(settings, service)
     if operator_secret is None:
         return None
@@ -93,7 +95,7 @@ def login(settings: Settings, service: Service, role: UnitRole) -> Login | None:
 
 
 def with_logins(unit: Unit, settings: Settings) -> Unit:
-    """A worker that is told as whom it logs in, and where on its machine the password is."""
+    """The worker, with settings for its user and for the place of the password on its machine."""
     variables = dict(unit.environment)
     for service, service_login in _logins(unit, settings).items():
         variables[f"KVASIR_{service.upper()}_PASSWORD_FILE"] = f"{{folder}}/secrets/{service_login.name}"
@@ -103,7 +105,8 @@ def with_logins(unit: Unit, settings: Settings) -> Unit:
 
 
 def with_hosts(unit: Unit, settings: Settings, machine: MachineSettings) -> Unit:
-    """A worker that is told by which addresses its machine reaches broker and store, where it has some of its own."""
+    """The worker, with settings for the addresses at which its machine reaches broker and store, if the machine has its
+    own."""
     variables = dict(unit.environment)
     for service in SERVICES:
         hosts: str = machine.broker_hosts if service == "broker" else machine.store_hosts
@@ -114,14 +117,15 @@ def with_hosts(unit: Unit, settings: Settings, machine: MachineSettings) -> Unit
 
 
 def secrets_of(units: Sequence[Unit], settings: Settings) -> dict[str, Secret]:
-    """The passwords that a machine needs for these workers, by the names of their files there."""
+    """The passwords that these workers' machine needs, by the names of their files there."""
     return {
         service_login.name: service_login.secret for unit in units for service_login in _logins(unit, settings).values()
     }
 
 
 def without_passwords(config: str) -> str:
-    """The text of kvasir.toml as machines get it: a password in a service's URL is a file of its own there."""
+    """The text of kvasir.toml for machines. A password in a service's URL is removed, because on the machine it is in a
+    separate file."""
     for service in SERVICES:
         url = tomllib.loads(config).get("services", {}).get(service, "")
         if isinstance(url, str) and take_password(url)[1]:

@@ -1,11 +1,11 @@
-"""What each role may do at the broker and at the store, and nothing beyond.
+"""The minimal rights of each role at the broker and at the store.
 
 At the broker, RabbitMQ's configure, write and read patterns.
 
 `python -m infra.deploy.permissions` prints the commands that give a user its role's rights, at both:
 
-    rabbitmqctl set_permissions -p / kvasir-decode '^control\\..*$' '^(…)$' '^(…)$'
-    redis-cli ACL SETUSER kvasir-decode -@all +@connection … '(~kv:*' … '+unlink)' …
+rabbitmqctl set_permissions -p / kvasir-decode '^control\\..*$' '^(…)$' '^(…)$'
+redis-cli ACL SETUSER kvasir-decode -@all +@connection … '(~kv:*' … '+unlink)' …
 
 Patterns are over the names of exchanges and queues (`infra.broker.topology`). Publishing needs write on the exchange,
 consuming and getting read on the queue, declaring and deleting configure; binding needs write on the queue and read
@@ -29,7 +29,7 @@ _NO_NAMES = "^$"
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """Three regular expressions, each over whole names."""
+    """Three regular expressions, each of which must match a whole name."""
 
     configure: str
     write: str
@@ -46,7 +46,7 @@ _WORKER_READS = (r"kvasir\.control", _OWN_CONTROL, "deaths")
 _PREFILL_QUEUES = (r"prefill\..*", r"suspects\.prefill\..*")
 _DECODE_QUEUES = (r"decode\..*", r"suspects\.decode\..*")
 
-# Prefill's queues too: without a prefill worker the decode workers do the prompts.
+# Includes prefill's queues, because without a prefill worker the decode workers compute the prompts.
 _DECODE = Permission(
     _names(_OWN_CONTROL),
     _names(*_WORKER_WRITES, r"kvasir\.stream"),
@@ -55,7 +55,7 @@ _DECODE = Permission(
 
 PERMISSIONS: Mapping[AccountRole, Permission] = MappingProxyType(
     {
-        # Declares the topology, and looks after dead letters.
+        # Declares the topology and handles dead letters.
         "operator": Permission(".*", ".*", ".*"),
         "producer": Permission(
             _names(r"reply\..*", r"stream\..*"),
@@ -65,22 +65,22 @@ PERMISSIONS: Mapping[AccountRole, Permission] = MappingProxyType(
         "prefill": Permission(_names(_OWN_CONTROL), _names(*_WORKER_WRITES), _names(*_WORKER_READS, *_PREFILL_QUEUES)),
         "decode": _DECODE,
         "worker": _DECODE,  # with both roles
-        # Sees how full queues are, and never a message. On RabbitMQ 4.3 even that needs configure.
+        # Sees how full queues are, but never a message. RabbitMQ 4.3 requires configure rights even for that.
         "monitor": Permission(_NO_NAMES, _NO_NAMES, _NO_NAMES),
     }
 )
 
-# Whoever may call a script may call any; Redis holds each command in it against the same rules.
+# A user that may call one script may call any; Redis checks each command in the script against the same rules.
 _LOG_IN = "-@all +@connection +@transaction -@admin -@dangerous +info +time +script|load +cluster|slots"
 _SEES = "(%R~card:* %R~cards +zrange +mget) (~reservations +evalsha +hvals) (%R~cancelled:* +exists) (%R~sketch:* +get)"
-# EVALSHA asks for reading and writing of every key that it is given.
+# EVALSHA requires read and write rights for every key that it is given.
 _CRASH_COUNTS = "(~takes:* +evalsha +incrby +pexpire +del)"
 _OWN_REGISTRATION = (
     "(~card:* ~cards +evalsha +set +zadd +zrange +zrem +zremrangebyscore +pexpireat +mget +del) "
     "(~sketch:* +evalsha +set +pexpire)"
 )
 
-# SCAN shows names of keys, to find the shared blocks that make way; it shows no value.
+# SCAN is needed to find shared blocks to delete. It shows only the names of keys, no values.
 _PREFILLS = (
     "(~kv:* ~kvw:* +set +getex +expire +pttl +strlen +unlink) (~claim:{prefix-* +evalsha +get +set +del) "
     "(~reservations +evalsha +hgetall +hset +hdel +pexpireat)"
@@ -92,7 +92,7 @@ STORE_RULES: Mapping[AccountRole, str] = MappingProxyType(
         "operator": "~* &* +@all -@admin -@dangerous +info +config|get",
         "producer": f"{_LOG_IN} {_SEES} (~cancelled:* +evalsha +set)",
         "prefill": f"{_LOG_IN} +scan {_OWN_REGISTRATION} {_CRASH_COUNTS} {_SEES} {_PREFILLS}",
-        # It renews a block's time to live, and deletes; it writes none.
+        # Decode renews the TTL of blocks and deletes them, but never writes any.
         "decode": (
             f"{_LOG_IN} {_OWN_REGISTRATION} {_CRASH_COUNTS} {_SEES} (~kv:* ~kvw:* +getex +expire +unlink) {_DECODES}"
         ),
@@ -103,13 +103,13 @@ STORE_RULES: Mapping[AccountRole, str] = MappingProxyType(
 
 
 def set_permissions(role: AccountRole, user: str, vhost: str = "/") -> list[str]:
-    """Arguments of rabbitmqctl that give `user` the rights of `role` in `vhost`, and take all others there."""
+    """Arguments for rabbitmqctl that give `user` exactly the rights of `role` in `vhost`."""
     permission = PERMISSIONS[role]
     return ["set_permissions", "-p", vhost, user, permission.configure, permission.write, permission.read]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print two commands for each role; the vhost may be given."""
+    """Print two commands for each role. The vhost is an optional argument."""
     vhost = arguments[0] if arguments else "/"
     commands = [["rabbitmqctl", *set_permissions(role, f"kvasir-{role}", vhost)] for role in PERMISSIONS]
     for role, rules in STORE_RULES.items():

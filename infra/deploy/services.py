@@ -1,8 +1,9 @@
-"""The broker and the store as units of a machine: their configuration, their users, and how they are started. Pure.
+"""The broker and the store as units of a machine: their configuration, their users, and how to start them. Pure
+functions.
 
-RabbitMQ and Redis themselves are installed by the machine's own package manager; here is what makes them Kvasir's.
-Passwords are in no argument and no variable: RabbitMQ reads salted hashes from its definitions, Redis hashes from its
-ACL file.
+The machine's own package manager installs RabbitMQ and Redis; this module configures them for Kvasir. Passwords never
+appear in arguments or variables: RabbitMQ reads salted hashes from its definitions, and Redis reads hashes from its ACL
+file.
 """
 
 import base64
@@ -24,14 +25,14 @@ from messages.urls import CLUSTER, addresses
 
 _SECRET = 0o600
 _GB = 1_000_000_000
-# RabbitMQ's own ports, counted from that of AMQP: 15672, 15692 and 25672 for 5672.
+# RabbitMQ's own ports, as offsets from its AMQP port: 15672, 15692 and 25672 for 5672.
 _PAGE, _METRICS, _ERLANG = 10_000, 10_020, 20_000
-_NET_TICKTIME_S = 20  # a silent node is found after 15 to 25 s
+_NET_TICKTIME_S = 20  # a silent node is noticed after 15 to 25 s
 _PLUGINS = "[rabbitmq_management,rabbitmq_prometheus].\n"
 
 
 def service_units(machine: MachineSettings, settings: Settings) -> list[Unit]:
-    """Those of the machine's roles `broker` and `store`. Raises ConfigError if their URL is not configured."""
+    """The units of the machine's roles `broker` and `store`. Raises ConfigError if their URL is not configured."""
     roles = {role.role for role in machine.roles}
     return [
         *([_broker_unit(settings)] if "broker" in roles else []),
@@ -42,9 +43,9 @@ def service_units(machine: MachineSettings, settings: Settings) -> list[Unit]:
 def service_files(
     machine: MachineSettings, settings: Settings, place: Place, broker: Sequence[Account], store: Sequence[Account]
 ) -> Mapping[str, RemoteFile]:
-    """What the services of a machine read, by path; whatever holds a hash is its owner's alone.
+    """The files that a machine's services read, by path. Only the owner can read files with hashes.
 
-    `broker`, `store`: who may log in there; nobody else can.
+    `broker`, `store`: the users that may log in there; nobody else can.
     """
     roles = {role.role: role for role in machine.roles}
     folder, files = f"{place.folder}/services", {}
@@ -62,7 +63,7 @@ def service_files(
 
 
 def definitions(accounts: Sequence[Account]) -> str:
-    """RabbitMQ's definitions: one vhost, these users and their rights, and nobody else (no guest)."""
+    """RabbitMQ's definitions: one vhost, and these users with their rights. There are no other users (no guest)."""
     users: list[dict[str, Any]] = [
         {
             "name": account.user,
@@ -77,7 +78,7 @@ def definitions(accounts: Sequence[Account]) -> str:
 
 
 def store_users(accounts: Sequence[Account]) -> str:
-    """Redis's ACL file: these users and their rights, and nobody else (no default)."""
+    """Redis's ACL file: these users with their rights. There are no other users (no default)."""
     lines = ["user default off resetpass -@all"]
     for account in accounts:
         digest = hashlib.sha256(account.password.encode()).hexdigest()
@@ -89,11 +90,11 @@ def _broker_unit(settings: Settings) -> Unit:
     (host, *_), port = _addresses(settings.services.broker, "broker", 5672)
     folder = "{folder}/services"
     variables = {
-        "HOME": folder,  # of the cookie
+        "HOME": folder,  # for the Erlang cookie
         "RABBITMQ_NODENAME": f"kvasir-{port}@localhost",
         "RABBITMQ_DIST_PORT": str(_offset_port(port, _ERLANG)),
-        # Erlang's own listeners know no users, and run any code for whoever has the cookie: one node needs none of them
-        # from outside.
+        # Erlang's own listeners have no users, and run any code for anybody who has the cookie. A single node needs
+        # none of them from outside.
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
         "ERL_EPMD_ADDRESS": LOOPBACK,
         "RABBITMQ_CONFIG_FILE": f"{folder}/rabbitmq.conf",
@@ -101,7 +102,7 @@ def _broker_unit(settings: Settings) -> Unit:
         "RABBITMQ_MNESIA_BASE": f"{folder}/rabbitmq",
         "RABBITMQ_LOG_BASE": "{folder}/log",
     }
-    # The wrapper in Debian's PATH refuses an ordinary user; the program itself does not.
+    # The wrapper in Debian's PATH refuses to run for an ordinary user; the program itself does not.
     start = "[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] && exec /usr/lib/rabbitmq/bin/rabbitmq-server"
     words = ("/bin/sh", "-c", f"{start}; exec rabbitmq-server")
     return Unit("kvasir-broker", "RabbitMQ", words, port, host, tuple(variables.items()))
@@ -118,7 +119,7 @@ def _offset_port(port: int, offset: int) -> int:
 
 
 def _addresses(url: str, name: str, default: int) -> tuple[list[str], int]:
-    """The service's hosts, and the one port that it listens at on all of them."""
+    """The service's hosts, and the one port at which it listens on all of them."""
     places = [urlsplit(address) for address in addresses(url)]
     hosts = [place.hostname for place in places if place.hostname]
     if not hosts:
@@ -147,7 +148,8 @@ def _rabbitmq_conf(hosts: Sequence[str], port: int, place: Place) -> str:
         [
             *lines,
             "loopback_users = none",
-            # For the day it becomes a node of a cluster: whoever can't see the most of it stops, and sees that in time.
+            # In case it becomes a cluster's node later: nodes that can't see the majority stop, and notice soon that
+            # they can't.
             "cluster_partition_handling = pause_minority",
             f"net_ticktime = {_NET_TICKTIME_S}",
             f"load_definitions = {place.folder}/services/definitions.json",
@@ -167,7 +169,8 @@ def _rabbitmq_hash(password: str) -> str:
 
 
 def _redis_conf(hosts: Sequence[str], port: int, limit: int, place: Place) -> str:
-    # No persistence: what is in here is a cache, and jobs live in RabbitMQ. noeviction: Kvasir decides what goes.
+    # No persistence, because this is a cache and jobs live in RabbitMQ. noeviction, because Kvasir decides what to
+    # delete.
     return "\n".join(
         [
             f"bind {' '.join(dict.fromkeys([*hosts, LOOPBACK]))}",

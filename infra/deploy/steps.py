@@ -1,4 +1,5 @@
-"""What is done on one machine, as data: shown by --dry-run, carried out otherwise. Pure."""
+"""The steps of a deployment on one machine, as data: --dry-run shows them, otherwise they are carried out. Pure
+functions."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -20,16 +21,17 @@ _FOLDERS = ("releases", "wheelhouse", "secrets", "services", "env", "log", "run"
 
 @dataclass(frozen=True, slots=True)
 class DeployStep:
-    """A shell script, or files to write, or both: the files first."""
+    """A shell script, or files to write, or both. Files are written first."""
 
     says: str
     script: str = ""
     files: Mapping[str, RemoteFile] = field(default_factory=dict)
-    as_root: bool = False  # writes the files with sudo
+    as_root: bool = False  # whether to write the files with sudo
 
 
 def prepare(place: Place) -> list[DeployStep]:
-    """The folders; secrets are their owner's alone. A unit may write to the home's .cache, but can't make it."""
+    """Create the folders. Only their owner can read secrets. A unit may write to .cache in the home folder, but can't
+    create it."""
     cache = f"{place.home}/.cache"
     folders = " ".join(shlex.quote(path) for path in (*(f"{place.folder}/{name}" for name in _FOLDERS), cache))
     secrets = shlex.quote(f"{place.folder}/secrets")
@@ -37,10 +39,11 @@ def prepare(place: Place) -> list[DeployStep]:
 
 
 def install(place: Place, python: str, release: str, requirements: Sequence[str]) -> list[DeployStep]:
-    """Install a release beside the one in use, from the wheelhouse alone; nothing to do if it is there."""
+    """Install a release beside the one in use, only from the wheelhouse. Does nothing if it is already installed."""
     final = shlex.quote(f"{place.folder}/releases/{release}")
     arguments = " ".join(shlex.quote(_wheel_on_machine(place, requirement)) for requirement in requirements)
-    # Made in place, because a virtual environment can't be moved; complete only once it is marked so.
+    # It is created in place, because a virtual environment can't be moved. It counts as complete only after the mark is
+    # set.
     script = (
         f"[ -e {final}/complete ] || {{ rm -rf {final}; {shlex.quote(python)} -m venv {final}; "
         f"{final}/bin/python -m pip install --quiet --disable-pip-version-check --no-index "
@@ -50,13 +53,14 @@ def install(place: Place, python: str, release: str, requirements: Sequence[str]
 
 
 def _wheel_on_machine(place: Place, requirement: str) -> str:
-    """The requirement with the path that the wheel has on the machine."""
+    """The requirement, with the wheel's path on the machine."""
     path, bracket, extras = requirement.partition("[")
     return f"{place.folder}/wheelhouse/{Path(path).name}{bracket}{extras}" if path.endswith(".whl") else requirement
 
 
 def use(place: Place, release: str) -> list[DeployStep]:
-    """Make a release the one in use, from each worker's next start on; the three newest are kept."""
+    """Make this release the current one, which each worker uses from its next start. The three newest releases are
+    kept."""
     folder = shlex.quote(place.folder)
     keep = f'ls -1t {folder}/releases | tail -n +4 | while read -r old; do rm -rf {folder}/releases/"$old"; done'
     return [
@@ -67,7 +71,8 @@ def use(place: Place, release: str) -> list[DeployStep]:
 
 
 def write(says: str, place: Place, config: str, secrets: Mapping[str, bytes]) -> DeployStep:
-    """The configuration, and secrets that only their owner can read; so is one whose comments hold a password."""
+    """Write the configuration, and secrets that only their owner can read. A configuration whose comments hold a
+    password is protected too."""
     private = any(mask(line) != line for line in config.splitlines())
     files = {f"{place.folder}/kvasir.toml": RemoteFile(config.encode(), SECRET if private else 0o644)}
     files |= {f"{place.folder}/secrets/{name}": RemoteFile(content, SECRET) for name, content in secrets.items()}
@@ -75,7 +80,7 @@ def write(says: str, place: Place, config: str, secrets: Mapping[str, bytes]) ->
 
 
 def key_files(place: Place, units: Sequence[Unit]) -> list[DeployStep]:
-    """A file of API keys for each gateway, empty at first: until somebody adds one, it lets nobody in."""
+    """Create a file of API keys for each gateway. It is empty at first, and admits nobody until a key is added."""
     steps = []
     for unit in units:
         if unit.role == "producer":
@@ -88,13 +93,13 @@ def key_files(place: Place, units: Sequence[Unit]) -> list[DeployStep]:
 
 
 def forget(place: Place, names: Sequence[str]) -> list[DeployStep]:
-    """Delete passwords that nobody on the machine needs any more."""
+    """Delete passwords that nothing on the machine needs any more."""
     paths = " ".join(shlex.quote(f"{place.folder}/secrets/{name}") for name in names)
     return [DeployStep(f"delete what is left of secrets/{', secrets/'.join(names)}", f"rm -f {paths}")] if names else []
 
 
 def register(place: Place, supervisor: Supervisor, units: Sequence[Unit]) -> list[DeployStep]:
-    """Write the supervisor's files, and make them known."""
+    """Write the supervisor's files, and register them."""
     unit_files = dict(unit_file(supervisor, unit, place) for unit in units)
     files = {path: RemoteFile(text.encode()) for path, text in unit_files.items()}
     enable = "; ".join(control(supervisor, "enable", unit, place) for unit in units)
@@ -102,7 +107,7 @@ def register(place: Place, supervisor: Supervisor, units: Sequence[Unit]) -> lis
 
 
 def switch(place: Place, supervisor: Supervisor, units: Sequence[Unit], verb: Switch) -> list[DeployStep]:
-    """Start or stop workers, one after the other; each is waited for."""
+    """Start or stop workers one after the other, waiting for each."""
     steps = []
     for unit in units:
         if verb in ("stop", "restart"):
@@ -115,7 +120,7 @@ def switch(place: Place, supervisor: Supervisor, units: Sequence[Unit], verb: Sw
 
 
 def wait_ready(place: Place, unit: Unit, timeout_s: int = READY_S) -> str:
-    """A script that ends when the unit is ready (see Unit), or fails with what it answers instead."""
+    """A script that ends when the unit is ready (see Unit), or fails with the unit's answer."""
     path = "health" if unit.role == "producer" else "ready"
     host = f"[{unit.host}]" if ":" in unit.host else unit.host
     attempt = f"urllib.request.urlopen('http://{host}:{unit.port}/{path}',timeout=5)"
@@ -135,6 +140,6 @@ def wait_ready(place: Place, unit: Unit, timeout_s: int = READY_S) -> str:
 
 
 def status(place: Place, units: Sequence[Unit]) -> str:
-    """A script that prints, for each unit, its name and what /ready says at once."""
+    """A script that prints each unit's name and whether it is ready now."""
     checks = [f"({wait_ready(place, unit, 0)}) >/dev/null 2>&1 && r=ready || r='not ready'" for unit in units]
     return "; ".join(f'{check}; echo "{unit.name} $r"' for check, unit in zip(checks, units, strict=True)) or "true"

@@ -1,4 +1,4 @@
-"""What is kept running on a machine, and the files that say so to systemd, launchd or our own supervisor. Pure.
+"""What is kept running on a machine, and the files for systemd, launchd or Kvasir's own supervisor. Pure functions.
 
 A unit is one process: a worker, or a service. Everything lies in one folder of one user: `current` (a link to the
 release in use), `releases`, `wheelhouse`, `kvasir.toml`, `secrets`, `services`, `env`, `log`, `run`.
@@ -16,16 +16,17 @@ from infra.config.schema import CONTROL, WORKER_ROLES, Supervisor
 from infra.config.settings import MachineRole, MachineSettings
 from messages.errors import ConfigError
 
-UnitRole = Literal["prefill", "decode", "worker", "producer"]  # as which it logs in
+UnitRole = Literal["prefill", "decode", "worker", "producer"]  # the account that it logs in with
 
 LOOPBACK = "127.0.0.1"
-GRACE_S = 600.0  # a long answer takes minutes, and what is not finished by then is handed back
+GRACE_S = 600.0  # a long answer takes minutes; jobs that are not finished by then are handed back
 _STOP_MARGIN_S = 30.0
 _KVASIR = ("{folder}/current/bin/kvasir", "--config", "kvasir.toml", "--log-style", "json", "--log-level", "info")
 _UNSAFE = re.compile(r"[^a-z0-9]+")
-# Not there, because GPUs would be gone or CUDA and PyTorch fail: PrivateDevices, DevicePolicy and DeviceAllow, and so
-# ProtectClock, which implies one (/dev/nvidia*, /dev/dri, /dev/kfd); MemoryDenyWriteExecute (kernels are compiled when
-# they are needed). ProtectHome is not complete: weights, vLLM's environment and often Python itself are in it.
+# Some options are left out because GPUs would disappear, or CUDA and PyTorch would fail: PrivateDevices, DevicePolicy
+# and DeviceAllow, also ProtectClock, which implies one of them (/dev/nvidia*, /dev/dri, /dev/kfd); and
+# MemoryDenyWriteExecute (kernels are compiled at run time). ProtectHome is only partial, because weights, vLLM's
+# environment and often Python itself are in the home folder.
 _SANDBOX = """\
 NoNewPrivileges=true
 CapabilityBoundingSet=
@@ -50,17 +51,17 @@ UMask=0077
 # What leaks memory ends alone, and is started again, before the machine has none.
 MemoryMax=90%
 """
-# The home's only other folder that can be written is .cache (models of a hub, and what vLLM compiles): what would be
-# written elsewhere in it has a place in Kvasir's.
+# Besides Kvasir's folder, only .cache in the home folder is writable (hub models, and what vLLM compiles). Programs
+# that would write elsewhere in the home folder get a place in Kvasir's folder.
 _CACHES = {"CUDA_CACHE_PATH": "cache/cuda", "TRITON_CACHE_DIR": "cache/triton", "VLLM_CONFIG_ROOT": "cache/vllm"}
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a machine keeps running. In `words` {folder} stands for the machine's folder.
+    """One process that a machine keeps running. In `words`, {folder} stands for Kvasir's folder on the machine.
 
-    It is ready when `http://HOST:PORT/ready` answers 200 (a worker), when `/health` does (a gateway, which may be there
-    before its workers), or when PORT takes connections (a service).
+    A worker is ready when `http://HOST:PORT/ready` answers 200. A gateway is ready when `/health` does, since it may
+    start before its workers. A service is ready when PORT accepts connections.
     """
 
     name: str
@@ -68,27 +69,27 @@ class Unit:
     words: tuple[str, ...]
     port: int
     host: str = LOOPBACK
-    environment: tuple[tuple[str, str], ...] = ()  # on top of the machine's
+    environment: tuple[tuple[str, str], ...] = ()  # in addition to the machine's variables
     role: UnitRole | None = None  # None: a service, which has no page
 
     def command(self, place: "Place") -> list[str]:
-        """As it is run there."""
+        """The command line on the machine."""
         return [word.replace("{folder}", place.folder) for word in self.words]
 
     def variables(self, place: "Place") -> dict[str, str]:
-        """Its environment there. No secrets: unit files are readable by everybody."""
+        """The unit's environment on the machine. It holds no secrets, because everybody can read unit files."""
         variables = {name: value.replace("{folder}", place.folder) for name, value in self.environment}
         return {"PYTHONUNBUFFERED": "1", **place.environment, **variables}
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a machine keeps Kvasir: absolute paths, as they are there."""
+    """Where Kvasir is on a machine, as absolute paths there."""
 
     home: str
     user: str
     folder: str
-    environment: Mapping[str, str] = field(default_factory=dict)  # of every unit; no secrets
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables of every unit; no secrets
 
     @property
     def python(self) -> str:
@@ -97,7 +98,7 @@ class Place:
 
 
 def units_of(machine: MachineSettings) -> list[Unit]:
-    """The workers of a machine, in the order of its roles, and its gateways after them."""
+    """A machine's workers, in the order of its roles, and then its gateways."""
     roles = [role for role in machine.roles if role.role in WORKER_ROLES]
     gateways = [role for role in machine.roles if role.role == "gateway"]
     name_counts: dict[str, int] = {}
@@ -130,7 +131,8 @@ def _worker(name: str, role: MachineRole, port: int, host: str, hours: str) -> U
 
 
 def _page_host(machine: MachineSettings) -> str:
-    """Where Prometheus reaches its workers' pages: the address that the configuration gives, never all of them."""
+    """The address at which Prometheus reaches the machine's worker pages. It is the configured one, so that the pages
+    don't listen on all addresses."""
     try:
         return str(ip_address(machine.host))
     except ValueError:
@@ -138,20 +140,20 @@ def _page_host(machine: MachineSettings) -> str:
 
 
 def supervisor_of(machine: MachineSettings) -> Supervisor:
-    """What keeps its workers running, unless the configuration says otherwise."""
+    """What keeps the machine's workers running, unless the configuration says otherwise."""
     return cast(Supervisor, machine.supervisor) or ("launchd" if machine.platform == "macos" else "systemd")
 
 
 def unit_file(supervisor: Supervisor, unit: Unit, place: Place) -> tuple[str, str]:
-    """(path on the machine, text) of what makes the supervisor keep a unit running.
+    """(path on the machine, text) of the file that makes the supervisor keep a unit running.
 
-    Raises ConfigError for a value that would be more than a value there.
+    Raises ConfigError for a value that could act as more than a value in that file.
     """
     words = (place.user, place.home, place.folder, unit.says, *unit.command(place), *unit.variables(place).values())
     for value in words:
         if CONTROL.search(value):
             raise ConfigError(
-                f"{unit.name}: a line break or another control character can't stand in a unit: {value!r:.80}"
+                f"{unit.name}: a unit can't hold a line break or another control character: {value!r:.80}"
             )
     if supervisor == "systemd":
         return f"/etc/systemd/system/{unit.name}.service", _systemd(unit, place)
@@ -166,7 +168,8 @@ def label(unit: Unit) -> str:
 
 
 def control(supervisor: Supervisor, verb: Literal["start", "stop", "enable"], unit: Unit, place: Place) -> str:
-    """A shell command; `enable` makes a new or changed unit file known. Stopping waits until the worker has left."""
+    """A shell command for the supervisor. `enable` registers a new or changed unit file. `stop` waits until the unit
+    has ended."""
     path = shlex.quote(unit_file(supervisor, unit, place)[0])
     if supervisor == "systemd":
         if verb == "enable":
@@ -178,14 +181,14 @@ def control(supervisor: Supervisor, verb: Literal["start", "stop", "enable"], un
         return {
             "enable": f"sudo -n launchctl enable {target}",
             "start": f"{is_loaded} || sudo -n launchctl bootstrap system {path}",
-            # bootout returns before the process has ended.
+            # bootout returns before the process has ended, so wait for that.
             "stop": f"! {is_loaded} || {{ sudo -n launchctl bootout {target}; while {is_loaded}; do sleep 1; done; }}",
         }[verb]
     return "true" if verb == "enable" else f"sh {path} {verb}"
 
 
 def _systemd(unit: Unit, place: Place) -> str:
-    # Only in a command does systemd read variables.
+    # systemd replaces variables only in commands, so only there a dollar sign must be doubled.
     command = " ".join(_quoted_for_systemd(word).replace("$", "$$") for word in unit.command(place))
     variables = {name: f"{place.folder}/{path}" for name, path in _CACHES.items()} | unit.variables(place)
     environment = "".join(f"Environment={_quoted_for_systemd(f'{k}={v}')}\n" for k, v in variables.items())
@@ -207,7 +210,7 @@ def _systemd(unit: Unit, place: Place) -> str:
 
 
 def _launchd(unit: Unit, place: Place) -> str:
-    # A daemon, not an agent: macOS asks an agent's user before it may reach the local network, and says nothing.
+    # A daemon and not an agent, because macOS silently keeps an agent from the local network until its user agrees.
     log = f"{place.folder}/log/{unit.name}.log"
     entries = {
         "Label": label(unit),
@@ -219,7 +222,7 @@ def _launchd(unit: Unit, place: Place) -> str:
         "KeepAlive": True,
         "ThrottleInterval": 5,
         "ExitTimeOut": int(GRACE_S + _STOP_MARGIN_S),
-        "ProcessType": "Interactive",  # others get fewer cores and slower disks
+        "ProcessType": "Interactive",  # other types get fewer cores and slower disks
         "StandardOutPath": log,
         "StandardErrorPath": log,
     }
@@ -246,5 +249,5 @@ def _quoted_for_systemd(word: str) -> str:
 
 
 def _percent(text: str) -> str:
-    """systemd reads % as the beginning of a specifier."""
+    """Escape %, which begins a specifier in systemd's files."""
     return text.replace("%", "%%")

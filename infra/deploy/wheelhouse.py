@@ -1,4 +1,5 @@
-"""A folder of all wheels that a machine needs, made here, because the machine may have no internet."""
+"""A folder with all wheels that a machine needs. It is filled on this machine, because the other may have no internet
+access."""
 
 import hashlib
 import platform
@@ -15,7 +16,7 @@ from infra.config.settings import MachineSettings
 from infra.deploy.remote import DeployFailed
 from messages.installed import engine_entry, engine_requirement
 
-# What to ask for where the platform is another than this one's, oldest last.
+# Platform tags to ask for if the target platform differs from this machine's, oldest last.
 _TAGS = {
     ("linux", "aarch64"): ["manylinux_2_39_aarch64", "manylinux_2_34_aarch64", "manylinux_2_31_aarch64",
                            "manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64"],
@@ -24,7 +25,7 @@ _TAGS = {
     ("macos", "arm64"): ["macosx_15_0_arm64", "macosx_14_0_arm64", "macosx_13_0_arm64", "macosx_12_0_arm64",
                          "macosx_11_0_arm64", "macosx_11_0_universal2", "macosx_10_9_universal2"],
 }  # fmt: skip
-_NO_SOURCES = shutil.ignore_patterns(".*", "tests", "docs", "examples", "build")  # not part of a wheel
+_NO_SOURCES = shutil.ignore_patterns(".*", "tests", "docs", "examples", "build")  # not needed in a wheel
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +38,15 @@ class WheelTarget:
 
     @property
     def is_here(self) -> bool:
-        """Whether this machine's own pip chooses the same wheels."""
+        """Whether pip on this machine chooses the same wheels as on the target."""
         return self == WheelTarget(system_of(platform.system()), platform.machine(), platform.python_version())
 
 
 def extras_of(machine: MachineSettings) -> list[str]:
-    """What its gateway and its workers' engines need installed, and on NVIDIA machines the figures of their GPUs.
+    """The extras that the machine's gateway and engines need, and on NVIDIA machines the one for GPU metrics.
 
-    There llama.cpp is `llama-server` from PATH: the wheel that pip chooses computes on the CPU.
+    On NVIDIA machines the llamacpp engine uses `llama-server` from PATH, because the wheel that pip chooses computes on
+    the CPU.
     """
     extras = {engine_entry(role.engine).extra for role in machine.roles if role.engine} - {""}
     extras |= {role.role for role in machine.roles if role.role == "gateway"}
@@ -54,7 +56,7 @@ def extras_of(machine: MachineSettings) -> list[str]:
 
 
 def requirements_of(machine: MachineSettings, wheel: Path) -> list[str]:
-    """The requirements for pip, there and here."""
+    """The requirements for pip, the same on the machine and here."""
     extras = extras_of(machine)
     requirements = [f"{wheel}[{','.join(extras)}]" if extras else str(wheel)]
     if machine.platform == "linux-cuda" and "mlx" in extras:
@@ -64,21 +66,23 @@ def requirements_of(machine: MachineSettings, wheel: Path) -> list[str]:
 
 
 def build_wheel(checkout: Path, into: Path) -> Path:
-    """This project's own wheel. Raises DeployFailed where it does not run from a checkout."""
+    """Build this project's own wheel. Raises DeployFailed if Kvasir does not run from a checkout."""
     if not (checkout / "pyproject.toml").is_file():
         raise DeployFailed(f"{checkout} is not a checkout of Kvasir to build a wheel from: give --wheel FILE")
     into.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="kvasir-wheel-") as folder:  # a build leaves products beside its sources
+    with tempfile.TemporaryDirectory(prefix="kvasir-wheel-") as folder:
+        # A build leaves files beside its sources, so build a copy.
         copy = shutil.copytree(checkout, Path(folder) / "kvasir", ignore=_NO_SOURCES)
         _pip("wheel", "--no-deps", "--wheel-dir", str(into), str(copy))
     return max(into.glob("kvasir_inference-*.whl"), key=lambda path: path.stat().st_mtime)
 
 
 def fill(folder: Path, requirements: Sequence[str], target: WheelTarget, wheel: Path) -> None:
-    """Download what the requirements probably need on the target; `fetch` brings what is found missing there.
+    """Download what the requirements probably need on the target. Wheels that turn out to be missing there are
+    downloaded by `fetch`.
 
-    Probably, because pip judges conditions ("; sys_platform == …") by the machine that it runs on, and never by the
-    one that it downloads for. So for another system there is nothing to begin with but our own wheel.
+    This is only probable, because pip evaluates conditions ("; sys_platform == …") for the machine that it runs on, not
+    for the target. So for another system, only Kvasir's own wheel is put there at first.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(wheel, folder)
@@ -87,12 +91,12 @@ def fill(folder: Path, requirements: Sequence[str], target: WheelTarget, wheel: 
 
 
 def fetch(folder: Path, requirement: str, target: WheelTarget) -> None:
-    """Download one wheel for the target, without what it needs in turn. Raises DeployFailed with pip's last words."""
+    """Download one wheel for the target, without its dependencies. Raises DeployFailed with pip's last error line."""
     _pip("download", "--no-deps", *_options(folder, target), requirement)
 
 
 def missing_in(error: str) -> str:
-    """The requirement that pip did not find, by its error message; "" if that says something else."""
+    """The requirement that pip did not find, from its error message; "" if the message says something else."""
     match = re.search(r"No matching distribution found for ([^;()]+)", error)
     return match[1].strip() if match else ""
 
@@ -110,7 +114,7 @@ def _options(folder: Path, target: WheelTarget) -> list[str]:
 
 
 def release_name(wheel: Path, requirements: Sequence[str]) -> str:
-    """Names what is installed: the wheel's bytes, and what else is asked for."""
+    """A name for what is installed, derived from the wheel's bytes and the other requirements."""
     digest = hashlib.sha256(wheel.read_bytes())
     digest.update("\n".join(Path(requirement).name for requirement in requirements).encode())
     return f"{wheel.name.split('-')[1]}-{digest.hexdigest()[:12]}"
@@ -125,5 +129,5 @@ def _pip(*arguments: str) -> None:
 
 
 def system_of(name: str) -> str:
-    """A system as `uname -s` calls it, by its name in WheelTarget."""
+    """The name that `uname -s` prints for a system of a WheelTarget."""
     return {"Darwin": "macos", "Linux": "linux"}.get(name, name.lower())

@@ -11,7 +11,7 @@ class Finding:
     """One line of `kvasir doctor`."""
 
     level: Level
-    subject: str  # configuration, broker, store, versions, or a model's name
+    subject: str  # configuration, broker, store, links, versions, or a model's name
     what: str
     todo: str = ""
     # For a pair of workers, for each layer: the difference of keys and of values, and that due to rounding, as shares

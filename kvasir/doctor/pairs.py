@@ -11,8 +11,9 @@ from engines.worker_info import MEND_ROPE, different_rope, different_template, i
 from infra.config.next_command import next_command
 from infra.config.settings import MachineSettings, ModelSettings, Settings
 from kvasir.doctor.findings import Finding, error, ok, warn
+from kvasir.doctor.services import link_finding
 from messages.errors import KVTransferFailed
-from messages.workers import WorkerInfo
+from messages.workers import WorkerInfo, layout_token_bytes
 
 _GPU_PLATFORMS = {"linux-cuda": "cuda", "macos": "metal"}
 _MEND_SKETCH = "give both workers conversions of one model and one configuration, or run one engine at both ends"
@@ -32,6 +33,7 @@ def check_workers(
         yield from _check_model(
             settings, model, [registration for registration in registrations if registration.model == model.name], fetch
         )
+    yield from check_links(registrations)
     for registration in registrations:
         yield from _check_device(settings, registration)
         if registration.model not in settings.models:
@@ -40,6 +42,23 @@ def check_workers(
                 f"{_describe(registration)} serves a model that this configuration does not have",
                 f'add [models."{registration.model}"], or stop the worker',
             )
+
+
+def check_links(registrations: Sequence[WorkerInfo]) -> Iterator[Finding]:
+    """What each machine has measured of its links, and what each means for a class that it decodes, or only prefills.
+
+    The size is an upper bound: sliding windows make it less.
+    """
+    decoders_last = sorted(registrations, key=lambda registration: registration.role == "decode")
+    by_link = {(each.host, link): each for each in decoders_last for link in each.details.links}
+    for (host, link), worker in by_link.items():
+        yield link_finding(
+            host,
+            link,
+            link.parallel_mb_per_s if worker.role == "decode" else link.put_mb_per_s,
+            _CLASS * _CLASS_PROMPT_TOKENS * layout_token_bytes(worker.layout) / 1e6,
+            f"the KV of a class of {_CLASS} with prompts of {_CLASS_PROMPT_TOKENS:,} tokens",
+        )
 
 
 def _check_model(

@@ -1,23 +1,29 @@
 """Checks the broker, the store, this machine's disks, and the speed of the link to the store."""
 
+import math
 import os
 import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from timeit import repeat
 from typing import Any
 
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from engines.program import SHARED_MEMORY
-from infra.config.next_command import next_command
 from kvasir.doctor.findings import Finding, error, ok, warn
+from kvasir.doctor.steps import CAUSES, SIZES, ServiceCheck, diagnose, host_and_port
+from kvstore.blocks import BlockRef
 from kvstore.redis.client import errors_mapped, is_cluster, open_client, place, product
+from kvstore.redis.store import RedisKVStore
 from messages.errors import StoreUnavailable
+from messages.workers import Link
 from producers.words import plural
 
 OLDEST_RABBITMQ = (3, 10)
@@ -25,10 +31,11 @@ _REQUIRED_CAPABILITIES = ("publisher_confirms", "consumer_cancel_notify", "conne
 
 CLOCKS_DIFFER_S = 2.0
 
-LINK_BYTES = 16_000_000
-_LINK_VALUES = 4  # 4 values of 4 MB in one pipeline, as blocks are sent
+_CONNECTIONS = 4
 _LINK_KEY_TTL_S = 60
-_SLOW_LINK_BYTES_PER_S = 100e6
+_RATES = ("put_mb_per_s", "mb_per_s", "parallel_mb_per_s")  # fields of a Link, in the order of measurement
+_SLOW_LINK_MB_PER_S, _GIGABIT_MB_PER_S, _LONG_PROMPT_MB = 100, 125, 2_000
+_CARDS = Path("/sys/class/net")
 
 _SLOTS = 16384
 _SLOW_FAILOVER_S = 5.0
@@ -197,62 +204,103 @@ def _setting(client: Any, name: str, **node_options: Any) -> str:
     return ""
 
 
-def check_link(url: str) -> Finding:
-    """Measure the link: put random bytes into the store, get them back, delete them. Raises StoreUnavailable."""
-    client: Any = open_client(url)
+def check_link(url: str, steps: Finding) -> Finding:
+    """Measure how fast the link to a store is. `steps`: the finding about this store; all its steps succeeded."""
     try:
-        with closing(client), errors_mapped(place(url)):
-            put_s, get_s = _time_link(client)
+        link = measured_link(url, steps, most_mb=16, within_s=3.0)
     except StoreUnavailable as refusal:
-        if "is full" in str(refusal):
-            return error(
-                "store",
-                str(refusal),
-                f"{next_command('status')} says what is in it; redis-cli CONFIG SET maxmemory",
-                "store_full",
-            )
-        if "refused a command" in str(refusal):
-            todo = "try it as a user that may SET, GET and UNLINK doctor:*"
-            return warn("store", f"its link was not timed: {refusal}", todo)
-        raise
-    return link_finding(LINK_BYTES / put_s, LINK_BYTES / get_s)
+        return diagnose(ServiceCheck("store", url, stopped_at="1 MB", failure=refusal))
+    slower_way = min(link.put_mb_per_s, link.mb_per_s)
+    return link_finding("this machine", link, slower_way, _LONG_PROMPT_MB, "the KV cache of a long prompt")
 
 
-def _time_link(client: Any) -> tuple[float, float]:
-    """Return the seconds to put and to get LINK_BYTES.
+def measured_link(url: str, steps: Finding, most_mb: int, within_s: float) -> Link:
+    """Return what `steps` found about the link to an address. For a store, also measure its rates.
 
-    The keys have a TTL, in case the connection is lost before the deletion.
+    The rates are measured with up to `most_mb` megabytes, fewer if the "1 MB" step predicts more than `within_s`. A link
+    that is too slow for that gets the rate of the step. Raises StoreUnavailable.
     """
-    data = os.urandom(LINK_BYTES // _LINK_VALUES)
-    keys = [f"doctor:{secrets.token_hex(8)}:{number}" for number in range(_LINK_VALUES)]
-    client.exists(*keys)  # connects and logs in first (in a cluster to each node), so that this is not measured
-    try:
-        put, get = client.pipeline(transaction=False), client.pipeline(transaction=False)
-        for key in keys:
-            put.set(key, data, ex=_LINK_KEY_TTL_S)
-            get.get(key)
-        return _seconds(put), _seconds(get)
-    finally:
-        client.unlink(*keys)
-
-
-def _seconds(pipeline: Any) -> float:
-    start = time.monotonic()
-    pipeline.execute()
-    return max(1e-6, time.monotonic() - start)
-
-
-def link_finding(put_bytes_per_s: float, get_bytes_per_s: float) -> Finding:
-    """Say what a link of this speed means for a KV transfer."""
-    message = f"link from this machine: put {put_bytes_per_s / 1e6:,.0f} MB/s, get {get_bytes_per_s / 1e6:,.0f} MB/s"
-    slower = min(put_bytes_per_s, get_bytes_per_s)
-    if slower >= _SLOW_LINK_BYTES_PER_S:
-        return ok("store", message)
-    return warn(
-        "store",
-        f"{message}: the KV cache of a long prompt (2 GB) needs {2e9 / slower:,.0f} s each way",
-        "try again when nothing else uses the link; see that the URL names the fastest address; iperf3 between both",
+    megabyte_s = steps.steps.get("1 MB", math.inf) / 2 if steps.subject == "store" else math.inf  # there and back
+    megabytes = min(most_mb, int(within_s / (2 * len(_RATES)) / max(1e-6, megabyte_s)))
+    return Link(
+        host_and_port(url)[0],
+        rtt_ms=round(1000 * steps.steps.get("connect", 0.0), 2),
+        card_mb_per_s=max([0, *(_number_in(card.with_name("speed")) for card in _CARDS.glob("*/device"))]) / 8,
+        stalls_at=SIZES.get(steps.stopped_at, 0) if steps.cause in ("mtu", "slow_link") else 0,
+        rmem_max=_number_in(Path("/proc/sys/net/core/rmem_max")),
+        **_rates(url, megabytes) if megabytes >= _CONNECTIONS else dict.fromkeys(_RATES, round(1 / megabyte_s, 2)),
     )
+
+
+def _rates(url: str, megabytes: int) -> dict[str, float]:
+    """Measure the MB/s to and from a store, with the code that moves a worker's KV caches.
+
+    Both directions use one connection; the way back is also measured on several. The better of two rounds counts,
+    because the first one opens the connections. The keys have a TTL, in case the connection is lost before they are
+    deleted. Raises StoreUnavailable.
+    """
+    megabyte = memoryview(os.urandom(1_000_000))
+    keys = [f"doctor:{secrets.token_hex(8)}:{number}" for number in range(megabytes)]
+    with closing(RedisKVStore(url)) as kv, ThreadPoolExecutor(_CONNECTIONS) as pool, errors_mapped(place(url)):
+        moves: Sequence[Callable[[], object]] = (
+            lambda: kv.transport.put([(key, b"", megabyte) for key in keys], _LINK_KEY_TTL_S),
+            lambda: list(kv.transport.get(keys, _LINK_KEY_TTL_S)),
+            lambda: list(
+                pool.map(
+                    lambda first: list(kv.transport.get(keys[first::_CONNECTIONS], _LINK_KEY_TTL_S)),
+                    range(_CONNECTIONS),
+                )
+            ),
+        )
+        try:
+            best_s = [min(repeat(move, number=1, repeat=2)) for move in moves]
+        finally:
+            kv.delete([BlockRef(key, "", 0, 0, is_shared=False) for key in keys])
+    return {name: round(megabytes / seconds, 1) for name, seconds in zip(_RATES, best_s, strict=True)}
+
+
+def link_text(link: Link) -> str:
+    """Return a link's other end and its figures, in words."""
+    facts = (
+        (f"{link.peer}: round trip {link.rtt_ms:g} ms", True),
+        (f"messages of {link.stalls_at:,} bytes do not pass", link.stalls_at),
+        (f"put {link.put_mb_per_s:,.0f} MB/s, get {link.mb_per_s:,.0f}", link.mb_per_s),
+        (f"get {link.parallel_mb_per_s:,.0f} on {_CONNECTIONS} connections", link.parallel_mb_per_s),
+        (f"the fastest network card has {link.card_mb_per_s:,.0f}", link.card_mb_per_s),
+        (f"rmem_max {link.rmem_max:,}", link.rmem_max),
+    )
+    return ", ".join(fact for fact, is_known in facts if is_known)
+
+
+def _number_in(path: Path) -> int:
+    """Return the number in a file of the kernel; 0 if the file is missing (macOS) or empty (a card without a cable)."""
+    with suppress(OSError, ValueError):
+        return int(path.read_text())
+    return 0
+
+
+def link_finding(host: str, link: Link, mb_per_s: float, size_mb: float, what_is_sent: str) -> Finding:
+    """Describe a link of `host`, and how long it needs for `size_mb` at `mb_per_s` (0: not known).
+
+    The finding is an error if a message does not pass, and a warning below 100 MB/s or below half of the rate that the
+    network card negotiated.
+    """
+    message = f"link of {host} to {link_text(link)}" + (
+        f": {what_is_sent}, {size_mb / 1e3:,.1f} GB, takes {size_mb / mb_per_s / 60:,.1f} minutes; at 1 Gb/s "
+        f"{size_mb / _GIGABIT_MB_PER_S / 60:,.1f}"
+        if mb_per_s and size_mb
+        else ""
+    )
+    if link.stalls_at:
+        cause = "mtu" if link.stalls_at < SIZES["1 MB"] else "slow_link"
+        return error("links", message, CAUSES[cause][2].format(host=link.peer), cause)
+    if 0 < mb_per_s < max(_SLOW_LINK_MB_PER_S, link.card_mb_per_s / 2):
+        return warn(
+            "links",
+            message,
+            "see that nothing else uses the link, and that the URL names the fastest address; iperf3 between both",
+        )
+    return ok("links", message)
 
 
 def check_journal_disk(results: Path) -> Finding:

@@ -21,9 +21,10 @@ from kvasir.doctor.findings import Finding, Level
 from kvstore.redis.client import errors_mapped, is_cluster, node_urls, open_client, place
 from messages.errors import BrokerUnavailable, ConfigError, KvasirError
 
-STEPS = ("resolve", "connect", "TLS", "log in", "8 KB", "1 MB", "confirm")
+STEPS = ("resolve", "connect", "TLS", "log in", "8 KB", "1 MB", "confirm")  # the steps that are printed
 WITHIN_S = 5.8  # longer than the 5 s after which a dead name server is skipped for the next one
-_SIZES = {"8 KB": 8_192, "1 MB": 1_000_000}
+# Message sizes in bytes: up to what tunnels carry, up to an Ethernet frame, and beyond.
+SIZES = {"500 B": 500, "1,000 B": 1_000, "1,300 B": 1_300, "1,400 B": 1_400, "8 KB": 8_192, "1 MB": 1_000_000}
 _CONNECT_S = 3.5  # Within 3 s two lost SYNs are sent again, and the kernel gives up looking for the machine's address.
 # A live machine accepts or refuses a connection at one of these, unless a firewall drops everything.
 _OTHER_PORTS = (22, 80, 1)
@@ -35,7 +36,7 @@ _FAR_S = 0.15  # seconds of a round trip; inside a building it is a hundredth of
 _VALUE_BYTES, _KEY_TTL_S = 4_096, 60
 
 # cause: (level, what was found, what to do)
-_CAUSES: dict[str, tuple[Level, str, str]] = {
+CAUSES: dict[str, tuple[Level, str, str]] = {
     "": ("ok", "each step works", ""),
     "dns": (
         "error",
@@ -130,7 +131,7 @@ _SILENCE = {
     "connect": "cut",
     "TLS": "tls",  # Redis without TLS does not answer a TLS handshake
     "log in": "hangs",
-    "8 KB": "mtu",
+    **dict.fromkeys(SIZES, "mtu"),
     "1 MB": "slow_link",
     "confirm": "no_confirm",
 }
@@ -187,7 +188,7 @@ class ServiceCheck:
             self.failure = problem
 
     def _reach(self) -> None:
-        host, port = _place(self.url)
+        host, port = host_and_port(self.url)
         with self.step("resolve"):
             family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         try:
@@ -212,10 +213,10 @@ class ServiceCheck:
             name = f"doctor-{secrets.token_hex(8)}"
             queue = topology.reply_queue(name)
             try:
-                for step, size in _SIZES.items():
+                for step in ("8 KB", "1 MB"):  # each costs round trips, and time is short: the store's are tried finely
                     with self.step(step):
                         broker.open_reply_queue(name)
-                        broker.publish(topology.reply(queue), Message(os.urandom(size)), _SILENT_S)
+                        broker.publish(topology.reply(queue), Message(os.urandom(SIZES[step])), _SILENT_S)
                         broker.get(queue)  # not acknowledged, because the message is deleted with its queue
                 with self.step("confirm"):
                     broker.publish(topology.reply(queue), Message(b"doctor"), _SILENT_S)
@@ -230,7 +231,7 @@ class ServiceCheck:
         with closing(client), errors_mapped(place(url)):
             with self.step("log in"):
                 client.ping()
-            for step, size in _SIZES.items():
+            for step, size in SIZES.items():
                 with self.step(step):
                     client.echo(os.urandom(size))
             with self.step("confirm"):
@@ -260,7 +261,7 @@ def try_service(service: Literal["broker", "store"], url: str, ca_file: str = ""
 
 def diagnose(check: ServiceCheck) -> Finding:
     """Return the finding, with its cause if the service stopped or was slow."""
-    host, port = _place(check.url)
+    host, port = host_and_port(check.url)
     facts = {
         "host": host,
         "port": port,
@@ -270,7 +271,7 @@ def diagnose(check: ServiceCheck) -> Finding:
         "problem": check.failure or "no answer in time",
     }
     cause = _cause(check)
-    level, sentence, todo = _CAUSES[cause]
+    level, sentence, todo = CAUSES[cause]
     return Finding(
         level,
         check.service,
@@ -284,7 +285,7 @@ def diagnose(check: ServiceCheck) -> Finding:
 
 
 def _cause(check: ServiceCheck) -> str:
-    """Return a key of _CAUSES, or "" if nothing is wrong."""
+    """Return a key of CAUSES, or "" if nothing is wrong."""
     if check.alarm:
         return "disk_alarm" if "disk" in check.alarm else "memory_alarm"
     if check.seconds.get("resolve", 0.0) >= _SLOW_NAME_S:
@@ -303,7 +304,7 @@ def _is_late(error: Exception) -> bool:
     return isinstance(error, TimeoutError) or any(word in str(error) for word in ("in time", "no confirm"))
 
 
-def _place(url: str) -> tuple[str, int]:
+def host_and_port(url: str) -> tuple[str, int]:
     """Return host and port, or a socket's path and 0."""
     parts = urlsplit(url)
     port = parts.port or {"amqp": 5672, "amqps": 5671}.get(parts.scheme, 6379)

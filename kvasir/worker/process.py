@@ -23,6 +23,7 @@ from infra.config.settings import ModelSettings, Settings
 from infra.quick_jobs import QuickJobs
 from kvasir.connect import is_cluster, open_broker, open_stores
 from kvasir.engine_options import engine_options
+from kvasir.measure import kept_links
 from kvasir.worker.both_roles import TwoRoleWorker
 from kvasir.worker.page import PageOptions, worker_page
 from kvasir.worker.stealables import memory_bytes, stealables, weights_bytes
@@ -179,7 +180,11 @@ def _check_engine(cluster_state: ClusterState, model: str, engine: Engine) -> Lo
     if why_no_kv:
         log.warning("this worker hands nothing of %s over: %s", model, why_no_kv)
     return LoadedEngine(
-        engine, why_no_kv, Sketches(sketch, BestEffortClusterState(cluster_state)), template_name(engine)
+        engine,
+        why_no_kv,
+        Sketches(sketch, BestEffortClusterState(cluster_state)),
+        template_name(engine),
+        kept_links(),
     )
 
 

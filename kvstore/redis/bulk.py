@@ -1,8 +1,9 @@
 """Values to and from Redis without copies: one plain socket, pipelined.
 
-redis-py copies each value into a command and each reply out of its parser. Here a payload is sent from where it lies
-and received where it stays, which is several times faster (RESP2 protocol: redis.io/docs/latest/develop/reference/
-protocol-spec). A connection that met any error or was left in the middle of a reply is closed, never reused.
+redis-py copies each value into a command, and each reply out of its parser. This module sends a payload directly from
+its array and receives it into its final place, which is several times faster (RESP2 protocol:
+redis.io/docs/latest/develop/reference/protocol-spec). After any error, or when a reply was not read to its end, the
+connection is closed and never reused.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import struct
 import threading
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,28 +25,29 @@ from kvstore.redis.client import CONNECT_TIMEOUT_S
 from kvstore.redis.links import GLANCE_S, Links, greet
 
 LINE_BYTES = 4096
-MAX_VALUE_BYTES = 512 << 20  # Redis' own limit
-# What is under way on a connection is bounded by its bytes: enough for 400 MB/s at a round trip of 20 ms, and few
-# enough that a full store is noticed soon. A fixed number of small blocks would wait for the wire.
+MAX_VALUE_BYTES = 512 << 20  # Redis's own limit
+# How many bytes may be under way on a connection: enough for 400 MB/s at a round trip of 20 ms, and few enough to
+# notice a full store soon. A fixed number of values would leave the connection idle when the blocks are small.
 IN_FLIGHT_BYTES = 8 << 20
 MAX_AHEAD = 512
-SETS_AHEAD = 4  # at least
-# Values are received into chunks of this size: a multiple of any huge page, and small enough that a kept block holds
-# little else alive. Fresh memory costs as much as the transfer, so some chunks are kept for the next `get`, and made
-# ready for the first where somebody calls `prepare`.
+SETS_AHEAD = 4  # at least this many SETs are under way
+# Values are received into chunks of this size: a multiple of any huge page size, and small enough that a kept block
+# keeps little else in memory. Fresh memory costs as much time as the transfer itself. So some chunks are kept for the
+# next `get`, and `prepare` creates them before the first one.
 CHUNK_BYTES = 16 << 20
 IDLE_CHUNKS = 16
 ALIGNMENT = 64
 RENEWALS_AHEAD = 256
-GETS_AHEAD = 2  # at least: the server and the network work while a value is checked
+GETS_AHEAD = 2  # at least this many GETs: server and network keep working while a value is checked
 
 Item = tuple[str, bytes, memoryview]  # key, and the two parts of its value
+Node = tuple[str, int]  # host and port of a server in a cluster
 
 _YES, _NO = b":1\r\n", b":0\r\n"
 
 
 class RedirectError(exceptions.ResponseError):
-    """A node of a cluster says that a key lies, or will lie, elsewhere."""
+    """A cluster node's reply that a key is, or will be, on another node."""
 
 
 _ERRORS: dict[str, type[exceptions.RedisError]] = {
@@ -63,7 +65,7 @@ _ERRORS: dict[str, type[exceptions.RedisError]] = {
 
 @dataclass(frozen=True, slots=True)
 class BulkTarget:
-    """A Redis to reach over TCP, or over a Unix socket where `path` is set."""
+    """The address of a Redis: TCP, or a Unix socket if `path` is set."""
 
     host: str = "localhost"
     port: int = 6379
@@ -74,7 +76,7 @@ class BulkTarget:
 
 
 def bulk_target(url: str) -> BulkTarget | None:
-    """What `url` names, or None where only redis-py can go: TLS, and URLs with options."""
+    """The target that `url` names; None for TLS and URLs with options, which only redis-py supports."""
     options: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
     options.pop("connection_class", None)
     if url.startswith("rediss:") or not set(options) <= {"host", "port", "path", "username", "password", "db"}:
@@ -83,51 +85,99 @@ def bulk_target(url: str) -> BulkTarget | None:
 
 
 class Bulk:
-    """A `redis_store.Transport` over plain sockets; keeps idle connections for any thread to use."""
+    """A `kvstore.redis.store.Transport` over plain sockets to one Redis. ClusterBulk adapts it to a cluster."""
+
+    _client: Any = None  # in a cluster: a client that follows a key to its new node
+
+    def __init__(self, links: Links, timeout_s: float) -> None:
+        self._pool = ConnectionPool(links, timeout_s)
+        self._arena = Arena()
+
+    def put(self, items: Iterable[Item], ttl_s: int) -> int:
+        """Set each key to the two parts of its value joined, with a TTL; returns the bytes stored."""
+        total = 0
+        with self._open_pipelines() as pipelines:
+            for item in items:
+                pipeline = pipelines[self._node(item[0])]
+                total += pipeline.send_set(item, ttl_s)
+                while pipeline.is_full:
+                    self._end_set(pipeline, ttl_s)
+            for pipeline in pipelines.values():
+                while pipeline.pending_items:
+                    self._end_set(pipeline, ttl_s)
+        return total
+
+    def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
+        """The value of each key, in order, or None; TTLs are renewed."""
+        values = Values(self._arena)
+        with self._open_pipelines() as pipelines:
+            by_key = [pipelines[self._node(key)] for key in keys]
+            for key, pipeline in zip(keys, by_key, strict=True):
+                pipeline.keys.append(key)
+            for pipeline in pipelines.values():
+                pipeline.ask(ttl_s)
+            for index, (key, pipeline) in enumerate(zip(keys, by_key, strict=True)):
+                value: bytes | memoryview | None
+                try:
+                    value = pipeline.read_value(values, len(keys) - index)
+                except RedirectError:
+                    if self._client is None:
+                        raise
+                    value = self._client.getex(key, ex=ttl_s)
+                pipeline.ask(ttl_s)
+                yield value
+
+    def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
+        """Give each key its TTL again; whether it was there."""
+        is_stored: dict[str, bool] = {}
+        with self._open_pipelines() as pipelines:
+            for key in keys:
+                pipelines[self._node(key)].keys.append(key)
+            while any(pipeline.keys for pipeline in pipelines.values()):
+                requests = [(pipeline, pipeline.ask_to_renew(ttl_s)) for pipeline in pipelines.values()]
+                for pipeline, asked_keys in requests:
+                    is_stored.update(zip(asked_keys, pipeline.connection.read_flags(len(asked_keys)), strict=True))
+        return [is_stored[key] for key in keys]
+
+    def prepare(self) -> None:
+        """Prepare IDLE_CHUNKS chunks of memory for the first `get`. Returns when they are ready."""
+        self._arena.fill()
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._pool.close()
+
+    def _node(self, key: str) -> Node:
+        """The server that holds `key`. Here there is only one."""
+        return "", 0
+
+    def _pool_of(self, node: Node) -> "ConnectionPool":
+        return self._pool
+
+    @contextlib.contextmanager
+    def _open_pipelines(self) -> "Iterator[Pipelines]":
+        """The pipelines of one call. Each node's pipeline is opened when it is first needed."""
+        with contextlib.ExitStack() as stack:
+            yield Pipelines(lambda node: stack.enter_context(self._pool_of(node).connection()))
+
+    def _end_set(self, pipeline: "Pipeline", ttl_s: int) -> None:
+        key, prefix, payload = pipeline.pending_items[0]
+        try:
+            pipeline.end_set()
+        except RedirectError:
+            if self._client is None:
+                raise
+            self._client.set(key, b"".join((prefix, payload)), ex=ttl_s)
+
+
+class ConnectionPool:
+    """Connections to one Redis. It keeps idle connections, which any thread may use."""
 
     def __init__(self, links: Links, timeout_s: float) -> None:
         self._links = links
         self._timeout_s = links.timeout_s(timeout_s)
         self._lock = threading.Lock()
         self._idle: list[BulkConnection] = []
-        self._arena = Arena()
-
-    def put(self, items: Iterable[Item], ttl_s: int) -> int:
-        """Set each key to the two parts of its value joined, with a TTL; returns the bytes stored."""
-        total = 0
-        with self.connection() as connection:
-            pipeline = Pipeline(connection)
-            for item in items:
-                total += pipeline.send_set(item, ttl_s)
-                while pipeline.is_full:
-                    pipeline.end_set()
-            while pipeline.pending_items:
-                pipeline.end_set()
-        return total
-
-    def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
-        """The value of each key, in order, or None; TTLs are renewed."""
-        with self.connection() as connection:
-            pipeline = Pipeline(connection, deque(keys))
-            pipeline.ask(ttl_s)
-            values = Values(self._arena)
-            for index in range(len(keys)):
-                value = pipeline.read_value(values, len(keys) - index)
-                pipeline.ask(ttl_s)
-                yield value
-
-    def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
-        """Give each key its TTL again; whether it was there."""
-        flags: list[bool] = []
-        with self.connection() as connection:
-            pipeline = Pipeline(connection, deque(keys))
-            while pipeline.keys:
-                flags += connection.read_flags(len(pipeline.ask_to_renew(ttl_s)))
-        return flags
-
-    def prepare(self) -> None:
-        """Have IDLE_CHUNKS chunks of memory ready for the first `get`. Returns when they are."""
-        self._arena.fill()
 
     def close(self) -> None:
         """Close idle connections."""
@@ -138,11 +188,11 @@ class Bulk:
 
     @contextlib.contextmanager
     def connection(self) -> "Iterator[BulkConnection]":
-        """A connection that nobody else uses; closed after a failure, kept else."""
+        """A connection for exclusive use. It is closed after a failure, and kept otherwise."""
         connection = self._take_idle() or self._links.first(self._open)
         try:
             yield connection
-        except BaseException:  # a reader that stops early raises GeneratorExit here, with replies on their way
+        except BaseException:  # a reader that stops early raises GeneratorExit here, while replies are still to come
             connection.close()
             raise
         with self._lock:
@@ -150,7 +200,7 @@ class Bulk:
 
     def _open(self, index: int) -> "BulkConnection":
         target = bulk_target(self._links.urls[index])
-        assert target is not None  # the options of a URL are those of all its addresses: seen before
+        assert target is not None  # __init__ checked this: all addresses of a URL have the same options
         return BulkConnection(target, self._timeout_s, index, self._links.has_choice)
 
     def _take_idle(self) -> "BulkConnection | None":
@@ -165,13 +215,14 @@ class Bulk:
 
 
 def command(*words: str) -> bytes:
-    """A command as Redis reads it."""
+    """A command in Redis's wire format."""
     arguments = [word.encode() for word in words]
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in arguments)
 
 
 class BulkConnection:
-    """One socket, logged in. Methods raise what redis-py raises, or OSError; only RedirectError leaves it usable."""
+    """One authenticated socket. Methods raise the exceptions that redis-py raises, or OSError. Only after RedirectError
+    is the connection still usable."""
 
     def __init__(self, target: BulkTarget, timeout_s: float, index: int, glance: bool) -> None:
         self.index = index
@@ -188,7 +239,8 @@ class BulkConnection:
             raise
 
     def is_quiet(self) -> bool:
-        """Whether nothing has come since the last reply: a closed connection has its end of stream to be read."""
+        """Whether nothing arrived since the last reply. If the server closed the connection, there is an end of stream
+        to read."""
         try:
             self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -198,13 +250,13 @@ class BulkConnection:
         return False
 
     def send(self, *commands: bytes) -> None:
-        """Send, and read nothing."""
+        """Send commands without reading a reply."""
         self._socket.sendall(b"".join(commands))
 
     def send_set(self, key: str, prefix: bytes, payload: memoryview, ttl_s: int) -> None:
         """Send a SET whose value is `prefix` and `payload` joined.
 
-        In one call to the system as a rule: with several threads each call costs a wait for the interpreter.
+        This usually takes one system call. With several threads, each call waits for the interpreter's lock.
         """
         name, ttl = key.encode(), b"%d" % ttl_s
         size = len(prefix) + len(payload)
@@ -219,14 +271,14 @@ class BulkConnection:
                 buffers[0] = buffers[0][sent_bytes:]
 
     def read_ok(self) -> None:
-        """A reply that must be +OK."""
+        """Read a reply that must be +OK."""
         if (line := self._line()) != b"+OK":
             raise exceptions.InvalidResponse(f"unexpected reply {line[:40]!r}")
 
     def read_flags(self, count: int) -> list[bool]:
-        """So many replies that are :0 or :1, in one call to the system."""
+        """Read `count` replies that must be :0 or :1, in one system call."""
         replies = bytearray(count * len(_YES))
-        self._fill(memoryview(replies))  # an error is longer: so much comes in any case
+        self._fill(memoryview(replies))  # an error is longer, so at least this many bytes come
         flags = [bytes(replies[at : at + len(_YES)]) for at in range(0, len(replies), len(_YES))]
         if not {*flags} <= {_YES, _NO}:
             _, error, rest = bytes(replies).partition(b"-")
@@ -235,21 +287,22 @@ class BulkConnection:
         return [flag == _YES for flag in flags]
 
     def read_value(self, values: "Values", values_left: int) -> memoryview | None:
-        """A reply that is a value, or None for no such key; `values_left`: this one and those to come."""
+        """Read a value, or None if the key does not exist. `values_left` counts this value and those to come."""
         line = self._line()
         if line == b"$-1":
             return None
         if line[:1] != b"$" or not line[1:].isdigit() or int(line[1:]) > MAX_VALUE_BYTES:
             raise exceptions.InvalidResponse(f"unexpected reply {line[:40]!r}")
         size = int(line[1:])
-        value = values.place(size + 2, values_left)  # with the end of its line
+        value = values.place(size + 2, values_left)  # including the line end
         self._fill(value)
         if bytes(value[size:]) != b"\r\n":
-            raise exceptions.InvalidResponse("a value is longer than announced")
+            raise exceptions.InvalidResponse("a value from the store is longer than announced")
         return value[:size]
 
     def _line(self, beginning: bytes = b"") -> bytes:
-        """The next line of a reply, and not a byte more: what follows is received where it stays, which is aligned."""
+        """The next line of a reply and not one byte more, because the value that follows must be received into its
+        aligned place."""
         line = beginning
         while not line.endswith(b"\r\n"):
             peeked_bytes = self._socket.recv(LINE_BYTES, socket.MSG_PEEK)
@@ -276,13 +329,13 @@ class BulkConnection:
 
 @dataclass(slots=True)
 class Pipeline:
-    """Values that are under way on one connection during one call."""
+    """The values that are under way on one connection during one call."""
 
     connection: BulkConnection
-    keys: deque[str] = field(default_factory=deque)  # not yet asked for
-    pending_items: deque[Item] = field(default_factory=deque)  # sent, and not yet confirmed
+    keys: deque[str] = field(default_factory=deque)  # not yet requested
+    pending_items: deque[Item] = field(default_factory=deque)  # sent but not yet confirmed
     _pending_gets: int = 0
-    _largest_bytes: int = 0  # of the values seen
+    _largest_bytes: int = 0  # of the values so far
 
     def send_set(self, item: Item, ttl_s: int) -> int:
         """Send a SET; returns the bytes of its value."""
@@ -299,12 +352,13 @@ class Pipeline:
         return len(self.pending_items) > self._values_ahead(SETS_AHEAD)
 
     def end_set(self) -> None:
-        """Wait until the oldest item is confirmed. With RedirectError it is no longer pending, and not stored."""
+        """Wait until the oldest item is confirmed. After RedirectError the item is no longer pending and was not
+        stored."""
         self.pending_items.popleft()
         self.connection.read_ok()
 
     def ask(self, ttl_s: int) -> None:
-        """Ask for more values once half of those that may be under way have come: few calls to the system."""
+        """Request more values once half of those that may be under way have arrived. This keeps system calls few."""
         ahead = self._values_ahead(GETS_AHEAD)
         if self._pending_gets <= ahead // 2 and self.keys:
             keys = [self.keys.popleft() for _ in range(min(len(self.keys), ahead - self._pending_gets))]
@@ -312,14 +366,14 @@ class Pipeline:
             self._pending_gets += len(keys)
 
     def read_value(self, values: "Values", values_left: int) -> memoryview | None:
-        """See BulkConnection."""
+        """See BulkConnection.read_value."""
         self._pending_gets -= 1
         value = self.connection.read_value(values, values_left)
         self._largest_bytes = max(self._largest_bytes, len(value or b""))
         return value
 
     def ask_to_renew(self, ttl_s: int) -> list[str]:
-        """Send for some of the keys that are left; returns which."""
+        """Send the renewal of some of the remaining keys. Returns these keys."""
         keys = [self.keys.popleft() for _ in range(min(len(self.keys), RENEWALS_AHEAD))]
         self.connection.send(*(command("EXPIRE", key, str(ttl_s)) for key in keys))
         return keys
@@ -329,27 +383,40 @@ class Pipeline:
         return max(at_least, min(fitting, MAX_AHEAD))
 
 
+class Pipelines(dict[Node, Pipeline]):
+    """The pipelines of one call, by node. A node's pipeline is opened when it is first needed."""
+
+    def __init__(self, connect: Callable[[Node], BulkConnection]) -> None:
+        super().__init__()
+        self._connect = connect
+
+    def __missing__(self, node: Node) -> Pipeline:
+        self[node] = Pipeline(self._connect(node))
+        return self[node]
+
+
 class Arena:
-    """Chunks of memory for values. One is used again as soon as no block in it is alive: without page faults."""
+    """Chunks of memory for values. A chunk is reused, without new page faults, once no block in it is alive."""
 
     def __init__(self) -> None:
-        # Filled by finalizers, in any thread and between any two instructions: what needs a lock might wait for itself.
+        # Finalizers append here, from any thread and at any moment. A structure with a lock could deadlock, because the
+        # finalizer may interrupt the lock's holder.
         self._idle: deque[mmap.mmap] = deque(maxlen=IDLE_CHUNKS)
 
     def chunk(self, size: int) -> memoryview:
         """At least `size` bytes."""
         if not CHUNK_BYTES // 2 <= size <= CHUNK_BYTES:
-            return np.empty(size, np.uint8).data  # not zeroed first, unlike a bytearray
+            return np.empty(size, np.uint8).data  # not zeroed, unlike a bytearray
         try:
             chunk = self._idle.pop()
         except IndexError:
             chunk = _fresh_chunk()
-        array = np.frombuffer(chunk, np.uint8)  # every view of it, and every array over one, keeps it alive
+        array = np.frombuffer(chunk, np.uint8)  # every view of it, and every array over a view, keeps it alive
         weakref.finalize(array, self._idle.append, chunk).atexit = False
         return array.data
 
     def fill(self) -> None:
-        """Have as many chunks ready as are kept, their pages touched."""
+        """Create chunks until IDLE_CHUNKS are ready, and touch their pages."""
         for _ in range(IDLE_CHUNKS - len(self._idle)):
             chunk = _fresh_chunk()
             np.frombuffer(chunk, np.uint8)[:: mmap.PAGESIZE] = 0
@@ -357,21 +424,21 @@ class Arena:
 
 
 def _fresh_chunk() -> mmap.mmap:
-    chunk = mmap.mmap(-1, CHUNK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # malloc's would be cut across huge pages
-    with contextlib.suppress(AttributeError, OSError):  # a system without them
+    chunk = mmap.mmap(-1, CHUNK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # malloc would not align it
+    with contextlib.suppress(AttributeError, OSError):  # a system without huge pages
         chunk.madvise(mmap.MADV_HUGEPAGE)
     return chunk
 
 
 class Values:
-    """Places for the values of one `get`."""
+    """Memory for the values of one `get`."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._free = memoryview(b"")
 
     def place(self, size: int, values_left: int) -> memoryview:
-        """`size` bytes, aligned; `values_left` (this one included) bounds how much is set aside."""
+        """`size` bytes, aligned. `values_left` (including this value) limits how much memory is set aside."""
         step = -(-size // ALIGNMENT) * ALIGNMENT
         if step > len(self._free):
             self._free = self._arena.chunk(max(step, min(CHUNK_BYTES, step * values_left)))
@@ -380,7 +447,7 @@ class Values:
 
 
 def _connect(target: BulkTarget, timeout_s: float, glance: bool) -> socket.socket:
-    """A socket; `glance`: to one of several addresses, that answers at once."""
+    """A connected socket. `glance`: the target is one of several addresses, and must answer at once."""
     if target.path:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         link.connect(target.path)
@@ -389,9 +456,9 @@ def _connect(target: BulkTarget, timeout_s: float, glance: bool) -> socket.socke
         link = greet(link) if glance else link
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # No SO_RCVBUF: it would end the kernel's own tuning, which goes beyond what may be set (net.core.rmem_max, 208 KiB
-    # on a stock Linux kernel: a tenth of the rate at a round trip of 20 ms).
-    # The kernel's time-outs instead of Python's: those make the socket non-blocking, and MSG_WAITALL void.
+    # SO_RCVBUF is not set, because it would end the kernel's own tuning, which goes beyond the most that may be set
+    # (net.core.rmem_max is 208 KiB on a stock Linux kernel, a tenth of the rate at a round trip of 20 ms). The kernel's
+    # time-outs are used instead of Python's, which make the socket non-blocking, so that MSG_WAITALL has no effect.
     link.settimeout(None)
     limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
     link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

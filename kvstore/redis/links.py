@@ -1,7 +1,8 @@
-"""Several addresses of one Redis, by preference: a fast link first, a slow one for when it fails.
+"""Several addresses of one Redis, in order of preference: a fast link first, and a slow one for when the fast one
+fails.
 
-A connection is opened to the first address that answers. While that is not the best one, a thread looks whether the
-best answers again; idle connections are then given up, and the next ones go there.
+A connection is opened to the first address that answers. While that is not the best address, a thread checks whether
+the best one answers again. Idle connections are then closed, and new ones go there.
 """
 
 import logging
@@ -22,7 +23,8 @@ from messages.urls import addresses
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-# Where there is another address to go to: 1 s without progress, and half a second for a look, leave it within 2 s.
+# Time-outs for a Redis with several addresses: 1 s without progress, and half a second for a look, so that a failed
+# address is left within 2 s.
 TIMEOUT_S = 1.0
 GLANCE_S = 0.5
 RETURN_S = 5.0
@@ -30,27 +32,29 @@ _CONNECTION_ERRORS = (exceptions.ConnectionError, exceptions.TimeoutError, OSErr
 
 
 class Links:
-    """Which of several addresses is in use. For any thread."""
+    """Keeps track of which address is in use. Thread-safe."""
 
     def __init__(self, url: str) -> None:
         self.urls = addresses(url)
         self.current = 0
-        self.on_change: list[Callable[[], object]] = []  # called on a thread of its own; without them, nobody looks
+        # Called from the thread that looks for a better address. Without callbacks there is no such thread.
+        self.on_change: list[Callable[[], object]] = []
         self._lock = threading.Lock()
         self._close_event = threading.Event()
         self._is_looking = False
 
     @property
     def has_choice(self) -> bool:
-        """Whether there is a choice."""
+        """Whether there is more than one address."""
         return len(self.urls) > 1
 
     def timeout_s(self, wanted_s: float) -> float:
-        """How long to wait for progress on a connection."""
+        """How long to wait for progress on a connection, in seconds."""
         return min(wanted_s, TIMEOUT_S) if self.has_choice else wanted_s
 
     def first(self, attempt: Callable[[int], T]) -> T:
-        """What `attempt` (index of an address) returns for the first address that works. Raises the first failure."""
+        """Call `attempt` with the index of each address, and return the first result that comes without an error. If
+        all fail, raises the first failure."""
         failures: list[Exception] = []
         order = [self.current, *(index for index in range(len(self.urls)) if index != self.current)]
         for index in order:
@@ -65,7 +69,7 @@ class Links:
         raise failures[0]
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking for a better address."""
         self._close_event.set()
 
     def _move(self, index: int) -> None:
@@ -79,7 +83,7 @@ class Links:
         threading.Thread(target=self._look, name="links of the store", daemon=True).start()
 
     def _look(self) -> None:
-        """Have idle connections elsewhere given up, and look for a better address until the best is in use."""
+        """Until the best address is in use, look for a better one, and have idle connections to others closed."""
         announced_index = 0
         while True:
             with self._lock:
@@ -114,7 +118,7 @@ class Links:
 
 
 def connection_class(links: Links) -> type[Connection]:
-    """redis-py's connection, to the first address that answers."""
+    """A redis-py connection class that connects to the first address that answers."""
     base: Any = SSLConnection if links.urls[0].startswith("rediss:") else Connection
 
     class FailoverConnection(base):  # type: ignore[misc]
@@ -136,7 +140,7 @@ def connection_class(links: Links) -> type[Connection]:
 
 
 def greet(connection: socket.socket) -> socket.socket:
-    """The socket, if somebody answers on it, be it that a password is wanted. Raises OSError."""
+    """The socket, if a Redis answers on it, even if it only asks for a password. Raises OSError."""
     timeout = connection.gettimeout()
     try:
         connection.settimeout(GLANCE_S)
@@ -145,7 +149,7 @@ def greet(connection: socket.socket) -> socket.socket:
         while not answer.endswith(b"\r\n"):
             chunk = connection.recv(1024)
             if not chunk:
-                raise ConnectionResetError("the connection was closed before an answer")
+                raise ConnectionResetError("the store closed the connection before it answered")
             answer += chunk
         connection.settimeout(timeout)
     except OSError:

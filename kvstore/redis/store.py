@@ -1,4 +1,4 @@
-"""The KV store over Redis: one record, one key, one value, always with a TTL."""
+"""The KV store in Redis. Each record is one key with one value, always with a TTL."""
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -19,46 +19,47 @@ from kvstore.redis.links import Links
 from messages.errors import KVTransferFailed
 from messages.kv import KVLayout, Record
 
-PIPELINE_BYTES = 16 << 20  # redis-py holds a pipeline's bytes twice
+PIPELINE_BYTES = 16 << 20  # redis-py holds a pipeline's bytes in memory twice
 GETS_AT_ONCE = 8
 DELETES_AT_ONCE = 256
 
 
 class RedisKVStore(KVStore):
-    """Blocks as Redis strings. Payloads go over a socket of our own where that is possible, else through redis-py."""
+    """Stores blocks as Redis strings. Payloads use Kvasir's own sockets where that is possible, and redis-py
+    otherwise."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S, bulk: bool = True) -> None:
-        """Of a cluster it asks where the slots are: raises StoreUnavailable then."""
+        """Asks a cluster for its map of slots, which may raise StoreUnavailable."""
         self._place = place(url)
         first_url = node_urls(url)[0]
         self._links = Links(url)
         self._client = open_client(url, timeout_s, self._links)
-        # They raise what redis-py raises, or OSError.
-        self._transport: Bulk | ClusterBulk | Pipelines
+        # All transports raise the exceptions that redis-py raises, or OSError.
+        self.transport: Bulk | ClusterBulk | Pipelines
         if not bulk or not bulk_target(first_url):
-            self._transport = Pipelines(self._client)
+            self.transport = Pipelines(self._client)
         elif isinstance(self._client, redis.RedisCluster):
-            self._transport = ClusterBulk(self._client, first_url)
+            self.transport = ClusterBulk(self._client, first_url)
         else:
-            self._transport = Bulk(self._links, timeout_s)
+            self.transport = Bulk(self._links, timeout_s)
 
     @with_errors_mapped
     def find_missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
         """See KVStore."""
-        flags = self._transport.renew([ref.key for ref in refs], TTL_S)
+        flags = self.transport.renew([ref.key for ref in refs], TTL_S)
         return [ref for ref, is_stored in zip(refs, flags, strict=True) if not is_stored]
 
     @with_errors_mapped
     def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
         """See KVStore."""
         items = ((ref.key, *encode(fingerprint, layout, ref, record)) for ref, record in records)
-        return self._transport.put(items, TTL_S)
+        return self.transport.put(items, TTL_S)
 
     @with_errors_mapped
     def read(self, kind: type[R], fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[R]:
         """See KVStore."""
         keys = [ref.key for ref in refs]
-        with closing(self._transport.get(keys, TTL_S)) as values:
+        with closing(self.transport.get(keys, TTL_S)) as values:
             return [
                 DECODERS[kind](_present(value, ref), fingerprint, layout, ref)
                 for ref, value in zip(refs, values, strict=True)
@@ -66,7 +67,7 @@ class RedisKVStore(KVStore):
 
     def prepare(self) -> None:
         """See KVStore."""
-        self._transport.prepare()
+        self.transport.prepare()
 
     @with_errors_mapped
     def delete(self, refs: Sequence[BlockRef]) -> None:
@@ -76,9 +77,9 @@ class RedisKVStore(KVStore):
 
     @with_errors_mapped
     def free_shared(self, size_bytes: int) -> int:
-        """See KVStore. The time to live that is left says how recently a record was used: every use sets it again.
+        """See KVStore. A record's remaining TTL tells how recently it was used, because every use renews it.
 
-        On a cluster an equal share on each primary, since each of them fills by itself.
+        On a cluster each primary frees an equal share, because each fills separately.
         """
         primaries = self._primaries()
         return sum(self._free_shared(target_options, -(-size_bytes // len(primaries))) for target_options in primaries)
@@ -113,12 +114,12 @@ class RedisKVStore(KVStore):
         return int(sums[count - 1])
 
     def _unlink(self, keys: Sequence[str | bytes]) -> None:
-        """Delete; the memory is freed off the server's main thread."""
+        """Delete keys. Redis frees their memory outside its main thread."""
         client: Any = self._client
         if isinstance(client, redis.Redis):
             client.unlink(*keys)
             return
-        # redis-py makes of one command for many keys one for each slot, one after the other.
+        # For one command with many keys, redis-py would send one command per slot, one after the other.
         with client.pipeline(transaction=False) as pipeline:
             for key in keys:
                 pipeline.unlink(key)
@@ -126,9 +127,9 @@ class RedisKVStore(KVStore):
 
     @with_errors_mapped
     def usage(self) -> StoreUsage:
-        """See KVStore. Of a cluster that of the fullest primary, times their number.
+        """See KVStore. For a cluster: the usage of the fullest primary, times the number of primaries.
 
-        Records spread evenly over slots, and the primary that is full first refuses first.
+        Records spread evenly over slots, and the primary that fills first is the first to refuse writes.
         """
         memory_infos: list[Any] = [
             self._client.info("memory", **target_options) for target_options in self._primaries()
@@ -138,14 +139,14 @@ class RedisKVStore(KVStore):
         return StoreUsage(len(usages) * fullest.used_bytes, len(usages) * fullest.max_bytes)
 
     def _primaries(self) -> list[dict[str, Any]]:
-        """What redis-py takes to ask every primary, one after the other."""
+        """The arguments with which redis-py asks each primary in turn."""
         client: Any = self._client
         return [{}] if isinstance(client, redis.Redis) else [{"target_nodes": node} for node in client.get_primaries()]
 
     def close(self) -> None:
         """See KVStore."""
         self._links.close()
-        self._transport.close()
+        self.transport.close()
         self._client.close()
 
 
@@ -156,7 +157,7 @@ def _present(value: bytes | memoryview | None, ref: BlockRef) -> bytes | memoryv
 
 
 class Pipelines:
-    """Values through redis-py: works with every URL that it takes, TLS included."""
+    """Values through redis-py. This works with every URL that redis-py supports, including TLS."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -191,17 +192,18 @@ class Pipelines:
             return [bool(reply) for reply in _execute(pipeline)]
 
     def prepare(self) -> None:
-        """redis-py makes each value's memory."""
+        """Nothing to prepare, because redis-py allocates each value's memory."""
 
     def close(self) -> None:
-        """The client belongs to the store."""
+        """Nothing to close, because the client belongs to the store."""
 
 
 def _execute(pipeline: Any) -> list[Any]:
-    # With raise_on_error redis-py would put the command, payload and all, into the error's text.
+    # With raise_on_error, redis-py would put the whole command, including the payload, into the error's text.
     try:
         replies: list[Any] = pipeline.execute(raise_on_error=False)
-    except exceptions.SlotNotCoveredError:  # of a single command redis-py asks again whose the slots are; not here
+    except exceptions.SlotNotCoveredError:
+        # redis-py renews the map of slots when a single command meets this error, but not for a pipeline.
         pipeline.nodes_manager.initialize()
         raise
     for reply in replies:

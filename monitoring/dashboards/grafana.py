@@ -1,6 +1,6 @@
-"""The panels as the JSON that Grafana is provisioned with.
+"""Writes the panels as the JSON with which Grafana is provisioned.
 
-`python -m monitoring.dashboards.grafana` writes it again; a test compares the file with this.
+`python -m monitoring.dashboards.grafana` rewrites the file, and a test checks that it is up to date.
 """
 
 import json
@@ -12,7 +12,8 @@ from monitoring.dashboards.panels import ROWS, Panel, PanelRow
 
 FILE = Path(__file__).with_name("queue-depth.json")
 TITLE = "Kvasir: queue depth and flow"
-# The same in infra/deploy/compose/grafana/datasources: a dashboard that is provisioned can't ask for its source.
+# infra/deploy/compose/grafana/datasources uses the same uid, because a provisioned dashboard can't ask for its data
+# source.
 DATASOURCE = {"type": "prometheus", "uid": "kvasir-prometheus"}
 
 _COLUMNS = 24
@@ -54,7 +55,7 @@ def dashboard() -> dict[str, Any]:
         "schemaVersion": 39,
         "version": 2,
         "editable": False,
-        "graphTooltip": 1,  # one crosshair through all panels
+        "graphTooltip": 1,  # 1: a shared crosshair in all panels
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
         "annotations": {"list": [_ALERTS]},
@@ -64,7 +65,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def text() -> str:
-    """The file's content."""
+    """The content of the dashboard's file."""
     return json.dumps(dashboard(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -81,7 +82,7 @@ def _panels() -> Iterator[dict[str, Any]]:
 
 
 def _panels_of_row(row: PanelRow, top: int) -> Iterator[tuple[Panel, dict[str, int]]]:
-    """A row's panels side by side; what does not divide evenly goes to the last."""
+    """A row's panels side by side. The last one gets the width that is left over."""
     width = _COLUMNS // len(row.panels)
     for index, panel in enumerate(row.panels):
         last = index == len(row.panels) - 1

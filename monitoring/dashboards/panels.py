@@ -1,8 +1,8 @@
 """The panels of "Kvasir: queue depth and flow", as data: rows in the order in which a job flows.
 
-Everything that shows or checks the dashboard reads this: the JSON that Grafana is given
-(`monitoring.dashboards.grafana`), the tests that want every panel to move, `make observe`, and the diagnosis.
-Expressions may hold `$model` (the dashboard's variable) and `$__rate_interval` (Grafana's).
+Everything that shows or checks the dashboard reads this module: the JSON for Grafana (`monitoring.dashboards.grafana`),
+the tests that require data in every panel, `make observe`, and the diagnosis. Expressions may contain `$model` (the
+dashboard's variable) and `$__rate_interval` (Grafana's).
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Kind = Literal["timeseries", "stat"]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A PromQL expression and how its series are called."""
+    """A PromQL expression, and the legend of its series."""
 
     expr: str
     legend: str
@@ -25,7 +25,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel. The description says what to make of the figure."""
+    """One panel. Its description says how to interpret the figure."""
 
     title: str
     description: str
@@ -36,7 +36,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class PanelRow:
-    """Panels under one heading."""
+    """A row of panels under one heading."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -51,7 +51,7 @@ def _rate(metric: str, by: str = "model") -> str:
 
 
 def _mean(metric: str) -> str:
-    """Mean of a histogram's observations; nothing while there are none."""
+    """The mean of a histogram's observations; no value while there are none."""
     return f"{_rate(f'{metric}_sum')} / ({_rate(f'{metric}_count')} > 0)"
 
 

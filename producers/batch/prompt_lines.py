@@ -1,12 +1,13 @@
-"""Prompts in a file, one JSON object a line: any batch that is not a class. In and out as OpenAI's Batch API has it.
+"""Prompts in a file with one JSON object per line, for batches other than a class. Input and output have the form of
+OpenAI's Batch API.
 
-    {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": […]}}
-    {"id": "a", "prompt": "Translate: …", "shared": "You translate …", "model": "m", "max_tokens": 200}
+{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": […]}}
+{"id": "a", "prompt": "Translate: …", "shared": "You translate …", "model": "m", "max_tokens": 200}
 
-Messages keep their roles: each model's chat template renders them. What the system says first (or `shared`) is the part
-that lines have in common: the same text at the start of many lines is computed once. The prompt of a line for
-/v1/completions is continued as it stands. A line that can't be used gets a failed result with the reason; the others
-run.
+Messages keep their roles, and the model's chat template renders them. The first system message (or `shared`) is the
+part that lines share: if many lines start with the same text, it is computed once. For /v1/completions the model
+continues the line's prompt as it stands. A line that can't be used gets a failed result with the reason; the other
+lines run.
 """
 
 import hashlib
@@ -48,46 +49,50 @@ URLS = (CHAT, COMPLETIONS)
 
 
 class BadLine(KvasirError):
-    """One line can't be used; the message says why and what to write."""
+    """One line can't be used; the message says why, and what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """One line: what its job is made of, or the problem with it."""
+    """One line: what its job is made from, or why it can't be used."""
 
     custom_id: str
     item_id: str
     job: PrefillJob | None
     problem: str = ""
-    model: str = ""  # as the line has it
+    model: str = ""  # as the line names it
     is_raw: bool = False  # for /v1/completions
 
 
-# What turns a name in a line into a configured model and its defaults; raises ConfigError.
+# Resolves the model's name in a line to a configured model and its defaults. Raises ConfigError.
 Resolve = Callable[[str], Defaults]
 
 
 def check_file(path: Path, name: str) -> None:
-    """Raises UsageError, with this name for it, if the file can't be read, is too large or holds no prompt."""
+    """Raises UsageError if the file can't be read, is too large or holds no prompt. `name` is the file's name in the
+    error."""
     try:
         size = path.stat().st_size
         rows = sum(1 for row in _rows(path) if row.strip()) if size <= MAX_FILE_BYTES else 0
     except OSError as error:
         raise UsageError(f"{name} can't be read: {error.strerror}") from None
     if size > MAX_FILE_BYTES or rows > MAX_LINES:
-        raise UsageError(f"{name}: at most {MAX_LINES:,} lines and {MAX_FILE_BYTES >> 20} MiB are read; split the file")
+        raise UsageError(
+            f"{name} is too large: at most {MAX_LINES:,} lines and {MAX_FILE_BYTES >> 20} MiB are read; split it"
+        )
     if not rows:
         raise UsageError(f"{name} holds no prompt")
 
 
 def _rows(path: Path) -> Iterator[bytes]:
-    """Lines. Nothing here holds one while the next isn't wanted: many files may wait, and a line be long."""
+    """The file's lines, one at a time. A line is freed before the next is read, because lines may be long and many
+    files may be open."""
     with path.open("rb") as file:
         yield from iter(lambda: _row(file), b"")
 
 
 def _row(file: BinaryIO) -> bytes:
-    """The next line, of one that is too long its beginning: a file may be a single one. At the end b""."""
+    """The next line, or only its beginning if it is too long, since a whole file may be one line. At the end b""."""
     row = rest = file.readline(MAX_LINE_BYTES + 1)
     while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
         rest = file.readline(MAX_LINE_BYTES + 1)
@@ -104,11 +109,11 @@ def read_lines(
     check: Callable[[dict[str, Any], str], None] = lambda _body, _url: None,
     objects: Objects = "closed",
 ) -> Iterator[PromptLine]:
-    """The lines of a file that `check_file` let pass, as they are read: a large one need not fit into memory.
+    """The lines of a file that passed `check_file`, one by one, so that a large file need not fit into memory.
 
     Args:
-        default_model: of lines that name none.
-        shares: whether what lines have in common is kept under its content, where any other batch finds it.
+        default_model: for lines that name no model.
+        shares: whether the lines' common part is stored under its content, where other batches also find it.
         check: of a request's body, for a URL; raises BadLine.
         objects: see `strict_schema`; of a batch that is planned, `objects_of`.
     """
@@ -117,7 +122,7 @@ def read_lines(
 
 
 class _LineReader:
-    """Turns rows into lines; knows which ids are taken."""
+    """Turns rows into PromptLines, and remembers which ids are taken."""
 
     def __init__(
         self,
@@ -139,7 +144,7 @@ class _LineReader:
         self._id_counts: Counter[str] = Counter()
 
     def line(self, number: int, row: bytes) -> PromptLine | None:
-        """One row of the file; None: it is blank."""
+        """One row of the file as a PromptLine; None if it is blank."""
         if not row.strip():
             return None
         name = custom_id = f"line {number}"
@@ -180,7 +185,7 @@ class _LineReader:
             return conversation(messages_of(body), "class" if self._shares else "own", "own")
         shared_text, own_text = body.get("shared", ""), body.get("prompt", "")
         if not isinstance(shared_text, str) or not isinstance(own_text, str) or not own_text.strip():
-            raise BadLine("its prompt must be text, and not empty")
+            raise BadLine("its prompt must be text and must not be empty")
         return user_prompt(shared_text, own_text)
 
 
@@ -194,17 +199,17 @@ def _object(row: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise BadLine(f"it is not JSON: {str(error)[:100]}") from None
     if not isinstance(fields, dict):
-        raise BadLine("it is JSON, but no object")
+        raise BadLine("it is JSON, but not an object")
     return fields
 
 
 def _custom_id(fields: Mapping[str, Any]) -> str:
-    """The line's custom_id; a short line's `id`, which may be a number. Raises BadLine."""
+    """The line's custom_id. A short line has `id` instead, which may be a number. Raises BadLine."""
     value = fields.get("custom_id", fields.get("id"))
     if "custom_id" not in fields and type(value) is int:
         value = str(value)
     if value in (None, ""):
-        raise BadLine("it has no custom_id: give each line one of its own")
+        raise BadLine("it has no custom_id: give each line a different one")
     if not isinstance(value, str):
         raise BadLine("its custom_id must be text, in quotes")
     if _has_half_characters(value):
@@ -213,7 +218,7 @@ def _custom_id(fields: Mapping[str, Any]) -> str:
 
 
 def _has_half_characters(value: Any) -> bool:
-    """They can't be sent, and with another character in their place it would be another prompt."""
+    """Whether a text holds a lone surrogate. It can't be sent, and replacing it would change the prompt."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -222,7 +227,7 @@ def _has_half_characters(value: Any) -> bool:
 
 
 def _body(fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The request's URL and body; a short line is its own."""
+    """The request's URL and body. A short line is itself the body."""
     if "body" not in fields:
         if "prompt" not in fields:
             raise BadLine("it has neither 'body' (as the Batch API has it) nor 'prompt'")
@@ -241,19 +246,19 @@ def _body(fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def objects_of(batch: Batch, new: Objects = "closed") -> Objects:
-    """How objects in the schemas of its lines are read: as when it was planned, or `new` if it wasn't."""
+    """How to treat objects in the lines' schemas: as when the batch was planned, or `new` if it was not planned yet."""
     return cast(Objects, batch.request.get("objects", "verbatim")) if batch.entries else new
 
 
 def numbers_of_lines(path: Path) -> Iterator[int]:
-    """The number of each line that is not empty, from 1."""
+    """The numbers of all lines that are not empty, from 1."""
     return (number for number, row in enumerate(_rows(path), 1) if row.strip())
 
 
 def plan(
     batch: Batch, lines: Iterable[PromptLine], source: Path, fallback_model: str, objects: Objects = "closed"
 ) -> None:
-    """Write the manifest, and the failed results of lines that can't be used, before anything is published."""
+    """Write the manifest, and failed results for lines that can't be used, before anything is published."""
     entries, failures = [], []
     request = {"prompts": str(source.resolve())}
     for line in lines:

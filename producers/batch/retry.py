@@ -6,10 +6,11 @@ from producers.batch.batch import Batch
 
 
 def jobs_to_retry(batch: Batch, names: Set[str] = frozenset(), runnable_ids: Set[str] | None = None) -> list[str]:
-    """Ids of the jobs that did not succeed; with `names`, of all jobs of these submissions that have a result.
+    """The ids of the jobs that did not succeed. With `names`, the ids of all jobs of these submissions that have a
+    result.
 
-    What could not be read needs another file, not another run: it is no job. `runnable_ids`: the jobs that can still
-    be made of the input; None: all of them.
+    A submission that could not be read is left out, because it needs another file and not another run. `runnable_ids`
+    are the jobs that the input still yields; None: all of them.
     """
     job_ids = []
     for entry in batch.entries:

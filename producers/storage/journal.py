@@ -1,4 +1,4 @@
-"""Files that only grow: one JSON object a line, on disk before anybody relies on it."""
+"""Append-only files with one JSON object per line. Lines are on disk before anything relies on them."""
 
 import fcntl
 import io
@@ -24,28 +24,30 @@ T = TypeVar("T")
 
 MAX_RUN = 1_000_000
 _TAIL_BYTES = 64 * 1024
-_as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # json.dumps makes one for each row
+# Because json.dumps would create an encoder for each row.
+_as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class Lines:
     """An append-only file of JSON objects. A last line torn by a crash is cut off when its owner opens the file.
 
-    Opening it raises BatchError where that can't be.
+    Opening it raises BatchError if the file can't be read, or cut off.
     """
 
     def __init__(self, path: Path, is_owner: bool = False) -> None:
-        """The owner is whoever alone may write, by a lock. Anybody else passes over a line that is being written.
+        """The owner is the only process that may write, because it holds a lock. Other processes ignore an unfinished
+        last line.
 
-        A reader that cut it off would cut off what another process is writing at that moment.
+        If a reader cut it off, it could destroy what another process is just writing.
         """
         self.path = path
         if is_owner:
             self._mend()
 
     def append(self, rows: Iterable[dict[str, Any]]) -> list[int]:
-        """Write rows and wait until they are on disk; returns where each begins.
+        """Write rows and wait until they are on disk. Returns the position at which each begins.
 
-        Raises BatchError, with the file as it was before.
+        After a BatchError the file is as it was before.
         """
         lines = [(on_one_line(_as_json(row)) + "\n").encode() for row in rows]
         if not lines:
@@ -59,7 +61,7 @@ class Lines:
                         rest = rest[os.write(file.fileno(), rest) :]
                     os.fsync(file.fileno())
                 except OSError:
-                    os.ftruncate(file.fileno(), size)  # a full disk must not leave half a line
+                    os.ftruncate(file.fileno(), size)  # so that a full disk does not leave half a line
                     raise
         except OSError as error:
             problem = f"can't write {self.path}: {error.strerror}"
@@ -67,9 +69,9 @@ class Lines:
         return list(accumulate(map(len, lines[:-1]), initial=size))
 
     def read_all(self, make: Callable[[dict[str, Any]], T], kind: str = "line") -> Iterator[tuple[int, T]]:
-        """Each row so far as `make` reads it, with its position; errors call a row `kind`.
+        """All rows so far, each read by `make`, with their positions. Error messages call a row `kind`.
 
-        Raises BatchError on a line that is not a JSON object, or that `make` takes for none of ours.
+        Raises BatchError for a line that is not a JSON object, or that `make` rejects.
         """
         start = 0
         with self._open_file("rb") as file:
@@ -79,20 +81,20 @@ class Lines:
                 start += len(line)
 
     def read_at(self, start: int, make: Callable[[dict[str, Any]], T], kind: str) -> T:
-        """The row that begins there, as `make` reads it. Raises as `read_all` does."""
+        """The row that begins at `start`, read by `make`. Raises the errors of `read_all`."""
         with self._open_file("rb") as file:
             file.seek(start)
             line = file.readline()
             try:
                 return row_of(line, "", make)
-            except BatchError:  # only now its number is counted: a journal may be large
+            except BatchError:  # the line number is counted only now, because a journal may be large
                 file.seek(0)
                 number = file.read(start).count(b"\n") + 1
                 return row_of(line, f"{self.path}, line {number}", make, kind)
 
     @contextmanager
     def _open_file(self, mode: str) -> Iterator[BinaryIO]:
-        """The file; an empty one where there is none yet. Raises BatchError."""
+        """The file, opened; an empty one if it does not exist yet. Raises BatchError."""
         try:
             with open_private(self.path, mode) if "+" in mode else open_ordinary(self.path) as file:
                 yield cast(BinaryIO, file)
@@ -111,7 +113,7 @@ class Lines:
 
 @contextmanager
 def lock_lines(path: Path, kind: str) -> Iterator[None]:
-    """Nobody else adds to the file in here, in this process or another. Raises BatchError."""
+    """Within the block nobody else can append to the file, in this process or another. Raises BatchError."""
     try:
         with open_private(path, "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -121,13 +123,13 @@ def lock_lines(path: Path, kind: str) -> Iterator[None]:
 
 
 def append_line(path: Path, row: dict[str, Any], kind: str) -> None:
-    """Add one row to a file that several processes write. Raises BatchError."""
+    """Append one row to a file that several processes write. Raises BatchError."""
     with lock_lines(path, kind):
         Lines(path, is_owner=True).append([row])
 
 
 def _end_of_last_line(file: Any, end: int) -> int:
-    """The position after a file's last line break, found from its end, since a journal may be large."""
+    """The position after a file's last line break. It is searched from the end, because a journal may be large."""
     while end > 0:
         start = max(0, end - _TAIL_BYTES)
         file.seek(start)
@@ -140,7 +142,7 @@ def _end_of_last_line(file: Any, end: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JournalLine:
-    """The part of a result that is kept in memory. The rest is read from the file when somebody asks for it."""
+    """The part of a result that stays in memory. The rest is read from the file when it is needed."""
 
     run: int
     state: State
@@ -151,14 +153,15 @@ L = TypeVar("L", JournalLine, JobResult)
 
 
 class Standings(Generic[L]):
-    """The line that counts for each job: of its highest run that succeeded, else of its highest; the first of a run."""
+    """The line that counts for each job: that of its highest run that succeeded, else of its highest run. The first
+    line of a run counts."""
 
     def __init__(self) -> None:
         self._current: dict[str, L] = {}
-        self._other_runs: dict[str, set[int]] = {}  # runs beside the one that counts; most jobs have none
+        self._other_runs: dict[str, set[int]] = {}  # a job's runs besides the one that counts; most jobs have none
 
     def note(self, job_id: str, line: L) -> None:
-        """Another line of a journal."""
+        """Take another line of a journal into account."""
         if self.has(job_id, line.run):
             return
         current = self._current.get(job_id)
@@ -176,7 +179,7 @@ class Standings(Generic[L]):
         return line if is_replayed or self.has(job_id, run) else None
 
     def has(self, job_id: str, run: int) -> bool:
-        """Whether this run has its line."""
+        """Whether this run has a line."""
         current = self._current.get(job_id)
         return current is not None and (current.run == run or run in self._other_runs.get(job_id, ()))
 
@@ -186,12 +189,12 @@ class Standings(Generic[L]):
         return max(current.run, *self._other_runs.get(job_id, ()), 0) if current else 0
 
     def job_ids(self) -> Iterable[str]:
-        """Jobs that have a line."""
+        """The jobs that have a line."""
         return self._current
 
 
 class Journal(Standings[JournalLine]):
-    """A batch's results on disk. `on_new` is told of each job that got a line."""
+    """A batch's results on disk. `on_new` is called with each job that got a line."""
 
     def __init__(self, path: Path, on_new: Callable[[str], None] = lambda _job_id: None, is_owner: bool = True) -> None:
         super().__init__()
@@ -201,7 +204,7 @@ class Journal(Standings[JournalLine]):
             self.note(sys.intern(job_id), JournalLine(run, state, start))
 
     def record(self, results: Iterable[JobResult]) -> list[JobResult]:
-        """Append those that are new, on disk on return; returns them. Duplicates are dropped."""
+        """Append the results that are new, and return them. They are on disk on return. Duplicates are dropped."""
         new: dict[tuple[str, int], JobResult] = {}
         for result in results:
             if not self.has(result.job_id, result.run):
@@ -214,13 +217,13 @@ class Journal(Standings[JournalLine]):
         return fresh
 
     def result_of(self, job_id: str, run: int = 1) -> JobResult | None:
-        """As `line_of`, with its text. Raises BatchError where it can't be read."""
+        """The result in the line that `line_of` returns. Raises BatchError if it can't be read."""
         line = self.line_of(job_id, run)
         return self._lines.read_at(line.start, codec.result_from_dict, "result") if line else None
 
 
 def run_of(row: dict[str, Any]) -> tuple[str, int]:
-    """The job and the run that a row is about. Raises InvalidMessage."""
+    """The job and run of a row. Raises InvalidMessage."""
     job_id, run = row.get("job_id"), row.get("run")
     checks.identifier("job_id", job_id)
     checks.whole("run", run, 1, MAX_RUN)
@@ -228,7 +231,7 @@ def run_of(row: dict[str, Any]) -> tuple[str, int]:
 
 
 def result_line(row: dict[str, Any]) -> tuple[str, int, State]:
-    """Job, run and state of a line, enough to open a journal. The rest is checked when somebody asks for it."""
+    """A line's job, run and state, which is enough to open a journal. The rest is checked when it is read."""
     job_id, run = run_of(row)
     checks.one_of("state", cast(str, row.get("state")), STATES)
     return job_id, run, cast(State, row["state"])

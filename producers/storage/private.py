@@ -1,7 +1,7 @@
-"""Files with names and grades: for this user alone, whatever the umask, and never half written.
+"""Files with names and grades. Only this user can read them, whatever the umask, and they are never half written.
 
-Everything that Kvasir keeps of students is written through here, and `kept_in` knows all of it: what `kvasir forget`
-deletes, and what an older Kvasir left open to others.
+Everything that Kvasir stores about students is written by this module, and `kept_in` lists all of it: for `kvasir
+forget` to delete, and to close files that an older Kvasir left readable by others.
 """
 
 import contextlib
@@ -18,8 +18,9 @@ from typing import IO, Any, BinaryIO, cast
 
 from messages.errors import BatchError
 
-# In a batch's folder, or an assignment's; batch.json last, so that forgetting can be repeated. Patterns say as much as
-# there is to say: a folder that somebody gave to --out may have a `rubrics` of its own.
+# Patterns in the folder of a batch or an assignment. batch.json comes last, so that an interrupted `kvasir forget` can
+# be repeated. The patterns are as specific as possible, because a folder given to --out may contain unrelated files,
+# such as its own `rubrics`.
 _KEPT_PATTERNS = (
     "runs/grade/*",
     "runs/dry-run/*",
@@ -58,14 +59,14 @@ _KEPT_PATTERNS = (
     "batch.json",
     "batch.lock",
 )
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")  # left by a crash in the middle of write_atomically
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")  # left by a crash during write_atomically
 _FILE, _FOLDER, _OTHERS_MODE = 0o600, 0o700, 0o077
 
 
 def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:
-    """Replace `path` by bytes, or by text, whole or in pieces (UTF-8); on disk on return.
+    """Replace the file's content by bytes, or by text (UTF-8) that may come in pieces. It is on disk on return.
 
-    Raises BatchError, with the old file intact.
+    After a BatchError the old file is intact.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     pieces = [content] if isinstance(content, str | bytes) else content
@@ -83,7 +84,7 @@ def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:
 
 
 def open_ordinary(path: Path) -> BinaryIO:
-    """An ordinary file, opened to be read. Raises OSError for a pipe or a device, which may never end, or begin."""
+    """An ordinary file, opened for reading. Raises OSError for a pipe or a device, which may block for ever."""
     return cast(BinaryIO, open(path, "rb", opener=partial(_open, os.O_NONBLOCK)))
 
 
@@ -94,10 +95,10 @@ def read_ordinary(path: Path) -> str:
 
 
 def open_private(path: Path, mode: str, follow: bool = False) -> IO[Any]:
-    """A file opened to be written, which nobody else may read from now on. Raises OSError.
+    """A file opened for writing, which only this user may read from now on. Raises OSError.
 
-    A link, a pipe or a device only where a person has named it: in a folder it may lead to any file of the user's, or
-    keep Kvasir waiting for ever.
+    `follow` allows a link, a pipe or a device, and is only for paths that a person has named. Elsewhere a link could
+    lead to any of the user's files, and a pipe could block Kvasir for ever.
     """
     return open(path, mode, opener=partial(_open, 0 if follow else os.O_NOFOLLOW | os.O_NONBLOCK))
 
@@ -105,7 +106,7 @@ def open_private(path: Path, mode: str, follow: bool = False) -> IO[Any]:
 def take_lock(path: Path, wait: bool = False) -> int | None:
     """Hold this file's lock until the descriptor is closed; None if another process holds it. Raises OSError.
 
-    With `wait` it is had once the other process gives it up.
+    With `wait` it waits until the other process gives up the lock.
     """
     with open_private(path, "ab") as file:
         descriptor = os.dup(file.fileno())
@@ -118,7 +119,8 @@ def take_lock(path: Path, wait: bool = False) -> int | None:
 
 
 def _open(extra_flags: int, name: str, flags: int) -> int:
-    if extra_flags & os.O_NOFOLLOW and os.path.islink(name):  # the flag refuses it too, in other words
+    if extra_flags & os.O_NOFOLLOW and os.path.islink(name):
+        # The flag refuses links too, but with a less clear message.
         raise OSError(errno.ELOOP, "it is a link, which may lead anywhere; put the file itself there")
     descriptor = os.open(name, flags | os.O_CLOEXEC | extra_flags, _FILE)
     is_ordinary = stat.S_ISREG(os.fstat(descriptor).st_mode)
@@ -126,21 +128,22 @@ def _open(extra_flags: int, name: str, flags: int) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not an ordinary file")
     if is_ordinary and flags & (os.O_WRONLY | os.O_RDWR):
-        with contextlib.suppress(PermissionError):  # somebody else's stays as it is
+        with contextlib.suppress(PermissionError):  # another user's file stays as it is
             os.fchmod(descriptor, _FILE)
     return descriptor
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing, for this user alone. Raises OSError."""
+    """Create a folder and its missing parents, accessible only to this user. Raises OSError."""
     for parent in reversed([place for place in (path, *path.parents) if not place.exists()]):
         parent.mkdir(_FOLDER, exist_ok=True)
 
 
 def kept_in(folder: Path) -> list[Path]:
-    """The files that Kvasir keeps in a batch's folder and in its rounds, and what a crash left half written.
+    """The files that Kvasir keeps in a batch's folder and in its rounds, including files that a crash left half
+    written.
 
-    Nothing behind a link to a folder is among them; a link to a file is, itself.
+    Links to folders are not followed. A link to a file is listed as the link itself.
     """
     rounds = [place for place in sorted(folder.glob("rounds/*")) if place.name.isdigit()]
     paths = [path for place in rounds if _leads_inside(place, folder) for path in kept_in(place)]
@@ -155,9 +158,11 @@ def _leads_inside(place: Path, folder: Path) -> bool:
 
 
 def tighten(folder: Path) -> None:
-    """Close to others what an older Kvasir left open in a batch's folder. Modes alone, and never through a link.
+    """Remove other users' access to files that an older Kvasir left open in a batch's folder. Changes only modes, and
+    never follows links.
 
-    The folder itself only if it is the desk's or holds nothing else: it may be anybody's, say of a whole project.
+    The folder itself is closed only if it is the desk's or holds nothing else, because it may be shared, for example by
+    a whole project.
     """
     if not _is_open(folder):
         return
@@ -171,13 +176,13 @@ def tighten(folder: Path) -> None:
 
 
 def _is_open(path: Path) -> bool:
-    """Whether it is ours, and not for us alone."""
+    """Whether the file is this user's, and others have access to it."""
     status = path.lstat()
     return not stat.S_ISLNK(status.st_mode) and status.st_uid == os.getuid() and bool(status.st_mode & _OTHERS_MODE)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the rename last; not every system can sync a folder."""
+    """Make a rename durable. Some systems can't sync a folder."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

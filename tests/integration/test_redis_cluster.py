@@ -218,7 +218,7 @@ def test_a_store_that_was_opened_while_slots_were_nobodys_learns_whose_they_are(
     for node in cluster.nodes:
         cluster.ask(node, "DELSLOTS", slot)
     try:
-        with closing(RedisKVStore(cluster.url, bulk=isinstance(store._transport, ClusterBulk))) as late:
+        with closing(RedisKVStore(cluster.url, bulk=isinstance(store.transport, ClusterBulk))) as late:
             with pytest.raises(StoreUnavailable, match=r"no node of the store at .* serves a slot that is needed"):
                 _put(late, records)
 
@@ -241,7 +241,7 @@ def _served(store: KVStore, records: list[tuple[BlockRef, Block]]) -> bool:
 def test_a_url_says_whether_it_is_a_cluster(cluster: RedisCluster, store_url: str) -> None:
     with pytest.raises(ConfigError, match=r"is a node of a Redis Cluster: begin its URL with redis\+cluster://"):
         connect(cluster.nodes[0].url)
-    with pytest.raises(ConfigError, match="is no Redis Cluster: its URL begins with redis:// then"):
+    with pytest.raises(ConfigError, match="is not a Redis Cluster: begin its URL with redis://"):
         connect(store_url.replace("redis://", "redis+cluster://"))
     with pytest.raises(StoreUnavailable, match=f"the store at {HOST}:.*, {HOST}:.* can't be reached: .*refused"):
         connect(f"redis+cluster://{HOST}:{free_port()},{HOST}:{free_port()}")

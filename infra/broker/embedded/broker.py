@@ -1,4 +1,5 @@
-"""The Broker contract in this process: the same topology and settlement as RabbitMQ, nothing outlives the process.
+"""The Broker contract within this process. Topology and settlement are the same as with RabbitMQ, but nothing outlives
+the process.
 
 server = EmbeddedServer()
 producer, worker = EmbeddedBroker(server), EmbeddedBroker(server)
@@ -31,7 +32,7 @@ class EmbeddedDelivery:
         self._is_settled = False
 
     def lose(self) -> None:
-        """Its channel is gone."""
+        """Note that the delivery's channel is gone."""
         self.is_lost = not self._is_settled
 
     def ack(self) -> bool:
@@ -55,7 +56,7 @@ class EmbeddedConsumer(BufferedConsumer[EmbeddedDelivery]):
 
     @property
     def has_capacity(self) -> bool:
-        """Whether it may be handed another message."""
+        """Whether it can take another message."""
         return self.flowing and len(self._unacked) < self._prefetch
 
     def widen(self, prefetch: int) -> None:
@@ -87,7 +88,7 @@ class EmbeddedConsumer(BufferedConsumer[EmbeddedDelivery]):
             return self.pause()
 
     def deliver(self, copy: Copy) -> None:
-        """Called by the server, under its lock."""
+        """Take a message. Called by the server, under its lock."""
         server = self._broker.server
 
         def acked() -> None:
@@ -101,7 +102,7 @@ class EmbeddedConsumer(BufferedConsumer[EmbeddedDelivery]):
         self._condition.notify()
 
     def lose(self) -> None:
-        """The channel is gone: what it held is the server's again."""
+        """The channel is gone: return everything that it held to the server."""
         self._unacked.clear()
         self._buffer.clear()
         self._condition.notify_all()
@@ -111,7 +112,7 @@ class EmbeddedConsumer(BufferedConsumer[EmbeddedDelivery]):
 
 
 class EmbeddedBroker(Broker):
-    """A client of an `EmbeddedServer`, which it makes if none is given."""
+    """A client of an `EmbeddedServer`, which it creates if none is given."""
 
     def __init__(self, server: EmbeddedServer | None = None) -> None:
         self.server = server or EmbeddedServer()
@@ -132,8 +133,8 @@ class EmbeddedBroker(Broker):
         self._check_open()
         if not self.server.publish(to, message):
             raise NoQueue(
-                f"message {message.message_id or '(no id)'} to {to.exchange}/{to.key}: no such queue on the broker. "
-                "Is the model in the configuration of everyone involved?"
+                f"message {message.message_id or '(no id)'} to {to.exchange}/{to.key}: there is no such "
+                "queue on the broker. Check that the model is in the configuration of every machine."
             )
 
     def publish_many(
@@ -228,7 +229,7 @@ class EmbeddedBroker(Broker):
             self._lose_all()
 
     def forget(self, consumer: EmbeddedConsumer) -> None:
-        """Take a consumer off its queue; what it handed out can still be acked."""
+        """Remove a consumer from its queue. Its unacked deliveries can still be acked."""
         consumer.flowing = False
         if consumer in self._consumers:
             self._consumers.remove(consumer)
@@ -243,7 +244,8 @@ class EmbeddedBroker(Broker):
             consumer.lose()
         self.server.give_back((delivery.queue, delivery.copy) for delivery in deliveries)
         for name in self.server.private_queues(self):
-            self.server.queue(name).ready.clear()  # it would have gone with the connection, and come again empty
+            # With RabbitMQ it would have vanished with the connection, and been declared again empty.
+            self.server.queue(name).ready.clear()
 
     def _check_readable(self, queue: EmbeddedQueue) -> None:
         if queue.owner not in (None, self):

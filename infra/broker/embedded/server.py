@@ -1,6 +1,7 @@
-"""A broker's queues in this process: routing, delivery counts, dead letters and time-outs of `infra.broker.topology`.
+"""A broker's queues within this process, with the routing, delivery counts, dead letters and time-outs of
+`infra.broker.topology`.
 
-One lock guards everything, and every change ends with handing ready messages to readers with capacity.
+One lock guards everything. Every change ends by handing ready messages to readers that have capacity.
 """
 
 import heapq
@@ -22,8 +23,8 @@ class Copy:
     """A message in a queue."""
 
     message: Message
-    key: str  # routing key of its publishing; survives dead-lettering
-    order: int  # place in its queue, kept when it comes back
+    key: str  # routing key with which it was published; kept through dead-lettering
+    order: int  # its place in the queue, kept when it is returned
     expires_at: float = 0.0  # monotonic; 0: never
     returns: int = 0
 
@@ -34,12 +35,12 @@ class EmbeddedQueue:
 
     name: str
     arguments: Mapping[str, str | int] = field(default_factory=dict)
-    owner: object = None  # of a private queue
+    owner: object = None  # the client that owns a private queue
     ready: list[tuple[int, Copy]] = field(default_factory=list)  # a heap by order
 
     @property
     def is_quorum(self) -> bool:
-        """Whether returns are counted; else it is only known whether there were any."""
+        """Whether returns are counted. Otherwise it is only known whether there was one."""
         return self.arguments.get("x-queue-type") == "quorum"
 
 
@@ -78,10 +79,11 @@ class EmbeddedServer:
         self._queues: dict[str, EmbeddedQueue] = {}
         self._readers: dict[str, deque[QueueReader]] = {}  # readers by queue name; they outlive a deleted queue
         self._order = itertools.count()
-        self._expiries: list[tuple[float, int, EmbeddedQueue]] = []  # a heap: when, tie-break, whose head to look at
+        # A heap of (time, tie-break, queue whose head may expire).
+        self._expiries: list[tuple[float, int, EmbeddedQueue]] = []
         self._clock = threading.Condition(self.lock)
         self._clock_thread: threading.Thread | None = None
-        # Dead letters that no queue takes yet: copy, exchange, key.
+        # Dead letters whose queue does not exist yet: copy, exchange, key.
         self._unrouted_letters: list[tuple[Copy, str, str]] = []
 
     def declare_exchange(self, spec: topology.ExchangeSpec) -> None:
@@ -104,7 +106,8 @@ class EmbeddedServer:
             self.dispatch(spec.name)
 
     def delete_queue(self, name: str) -> None:
-        """With all it holds; a missing one is fine. Its consumers wait for a new one of that name."""
+        """Delete a queue with everything in it. A missing one is ignored. Its consumers wait for a new queue of that
+        name."""
         with self.lock:
             self._queues.pop(name, None)
             for exchange in self._exchanges.values():
@@ -118,7 +121,7 @@ class EmbeddedServer:
         return queue
 
     def readers(self, name: str) -> deque[QueueReader]:
-        """Who consumes from this queue, next in turn first."""
+        """The consumers of this queue, the next in turn first."""
         return self._readers.setdefault(name, deque())
 
     def private_queues(self, owner: object) -> list[str]:
@@ -148,7 +151,8 @@ class EmbeddedServer:
             return Depth(len(queue.ready), sum(consumer.flowing for consumer in self.readers(name)))
 
     def give_back(self, copies: Iterable[tuple[str, Copy]]) -> None:
-        """From a lost channel: back to their places in these queues, counted, or dead if that was once too often."""
+        """Take copies back from a lost channel. Each returns to its place in its queue and counts a return, or is
+        dead-lettered if it was returned too often."""
         with self.lock:
             names = set()
             for name, copy in copies:
@@ -205,12 +209,12 @@ class EmbeddedServer:
         self._dead_letter_to(copy, exchange, str(queue.arguments.get("x-dead-letter-routing-key", copy.key)))
 
     def _dead_letter_to(self, copy: Copy, exchange: str, key: str) -> None:
-        """At least once: without a queue it waits until one is declared."""
+        """Dead-letter a copy at least once: if its queue is missing, it waits until one is declared."""
         if not self._route(exchange, key, copy.message):
             self._unrouted_letters.append((copy, exchange, key))
 
     def _expire(self, queue: EmbeddedQueue) -> None:
-        """All messages of a queue have the same TTL, so the head expires first."""
+        """Expire messages from the head on, since all messages of a queue have the same TTL."""
         now = time.monotonic()
         while queue.ready and 0 < queue.ready[0][1].expires_at <= now:
             self._die(queue, heapq.heappop(queue.ready)[1], "expired")

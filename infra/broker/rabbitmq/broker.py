@@ -25,9 +25,11 @@ _PRIVATE_ARGUMENTS = {"x-queue-type": "classic"}
 
 
 class RabbitMQBroker(Broker):
-    """RabbitMQ behind two connections: an alarm stops whoever publishes, and acks must not be stopped with it.
+    """RabbitMQ over two connections, because a broker alarm blocks a publishing connection, and acks must not be
+    blocked with it.
 
-    Both reconnect for ever in the background; private queues are declared again and consumers subscribe again.
+    Both reconnect for ever in the background. Afterwards private queues are declared again, and consumers subscribe
+    again.
 
     Args:
         url: `amqp://user:password@host:5672/vhost` or `amqps://…`, several hosts with commas, the best first; options
@@ -63,9 +65,8 @@ class RabbitMQBroker(Broker):
         self._publisher = Publisher(publishing, make_wire)
         self._publishing = self._publisher.connection
         self._consuming = Connection(consuming, self._on_consuming_open, lambda: None, make_wire)
-        self._consuming.is_pinned = lambda: (
-            topology.STREAM in list(self._private.values())
-        )  # a command to a worker can be repeated
+        # The control queue doesn't pin the connection, because lost commands can be repeated.
+        self._consuming.is_pinned = lambda: topology.STREAM in list(self._private.values())
         self._getter = Getter(self._consuming)
         deadline = time.monotonic() + connect_timeout_s
         try:
@@ -140,7 +141,7 @@ class RabbitMQBroker(Broker):
             channel.call("queue_declare", queue=name, exclusive=True, arguments=_PRIVATE_ARGUMENTS)
             channel.call("queue_bind", queue=name, exchange=exchange, routing_key=name)
 
-        # On the consume connection: only the connection that declares an exclusive queue may use it.
+        # Use the consume connection, because only the connection that declares an exclusive queue may use it.
         converse(self._consuming, f"opening private queue {name}", self._command_timeout_s, talk)
         self._private[name] = exchange
         return name
@@ -150,7 +151,7 @@ class RabbitMQBroker(Broker):
         if queue not in self._private and not queue.startswith(topology.reply_queue("")):
             raise ValueError(f"{queue} is neither a reply queue nor a private queue of this process: not deleted")
         self._private.pop(queue, None)
-        # RabbitMQ answers as well if there is no such queue.
+        # RabbitMQ gives the same answer if there is no such queue.
         self._converse(f"deleting queue {queue}", lambda channel: channel.call("queue_delete", queue=queue))
 
     @property
@@ -160,12 +161,13 @@ class RabbitMQBroker(Broker):
 
     @property
     def server(self) -> dict[str, Any]:
-        """What the broker said of itself when it was connected to: product, version, capabilities …; {} before that."""
+        """What the broker said about itself at connection: product, version, capabilities and so on; {} before that."""
         return self._publishing.server
 
     @property
     def alarm(self) -> str:
-        """Why publishers are stopped ("low on memory"), or "". The broker tells those who tried since it began."""
+        """Why publishers are blocked ("low on memory"), or "". The broker only tells connections that tried to publish
+        since the alarm."""
         return self._publishing.alarm
 
     def close(self) -> None:
@@ -174,10 +176,10 @@ class RabbitMQBroker(Broker):
             return
         self._closed = True
         self._publisher.close()
-        self._consuming.close()  # first: under an alarm the other one takes its time
+        self._consuming.close()  # this one first, because under an alarm the other one closes slowly
         self._publishing.close()
         for consumer in list(self._consumers):
-            consumer.nudge()  # it sees that the connection was closed
+            consumer.nudge()  # so that it notices the closed connection
 
     def _converse(self, action: str, talk: Callable[[Channel], Any]) -> Any:
         return converse(self._consuming, action, self._command_timeout_s, talk)
@@ -194,7 +196,7 @@ class RabbitMQBroker(Broker):
 
         try:
             return self._unless_different(f"exchange {spec.name}", talk)
-        except ConfigError:  # this user may not create it: somebody who may has, or publishing will say so
+        except ConfigError:  # this user may not create it; publishing will fail if nobody has
             return None
 
     def _declare_if_reachable(self, spec: topology.QueueSpec) -> str | None:
@@ -222,10 +224,10 @@ class RabbitMQBroker(Broker):
         return remark
 
     def _must_exist(self, queue: str) -> None:
-        """This user may not create a queue: somebody who may must have."""
+        """Raises ConfigError if the queue does not exist: this user may not create it, so another one must have."""
         try:
             exists = self.depth(queue) is not None
-        except ConfigError:  # RabbitMQ 4.3 doesn't let everybody ask; using it will tell
+        except ConfigError:  # RabbitMQ 4.3 doesn't let every user ask; a missing queue will show when it is used
             return
         if not exists:
             raise ConfigError(
@@ -234,13 +236,13 @@ class RabbitMQBroker(Broker):
             )
 
     def _unless_different(self, subject: str, talk: Callable[[Channel], None]) -> str | None:
-        """Declare; if it exists otherwise than ours, a sentence that says so."""
+        """Declare something. If it already exists with different properties, return a sentence that says so."""
         try:
             self._converse(f"declaring {subject}", talk)
         except BrokerUnavailable as error:
             if f"{PRECONDITION_FAILED} PRECONDITION_FAILED" not in str(error):
                 raise
-            return f"{subject} exists with other properties than ours and is used as it is: {error}"
+            return f"{subject} already exists with different properties and is used as it is: {error}"
         return None
 
     def _on_consuming_open(self) -> None:
@@ -250,7 +252,8 @@ class RabbitMQBroker(Broker):
             consumer.on_connected()
 
     def _open_private_again(self, name: str) -> None:
-        """(IO) A private queue went with its connection. Until the broker has noticed that, it refuses (405)."""
+        """(IO) Declare a private queue again, which vanished with its connection. Until the broker has noticed that, it
+        refuses (405)."""
         if name in self._private and self._consuming.is_open:
             self._consuming.raw.channel(on_open_callback=partial(self._redeclare, name))
 

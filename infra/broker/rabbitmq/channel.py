@@ -1,6 +1,6 @@
-"""Synchronous commands from a caller's thread, each conversation on a channel of its own.
+"""Synchronous commands from a caller's thread. Each conversation uses a separate channel.
 
-The broker answers a refusal (404, 406) by closing the channel, so a channel is thrown away after use.
+The broker closes the channel when it refuses a command (404, 406), so each channel is used only once.
 """
 
 import time
@@ -17,11 +17,11 @@ from infra.broker.rabbitmq.errors import translate
 from messages.errors import BrokerUnavailable
 
 T = TypeVar("T")
-Answer = Callable[[Any], object]  # takes what the broker answered
+Answer = Callable[[Any], object]  # receives the broker's answer
 
 
 def settle(future: Future[T], value: T | None = None, error: BaseException | None = None) -> bool:
-    """Set the future's result or error; False if it is settled already, or its caller gave up."""
+    """Set the future's result or error. False if it is already settled, or if its caller has given up."""
     try:
         if error is None:
             future.set_result(value)  # type: ignore[arg-type]
@@ -33,7 +33,8 @@ def settle(future: Future[T], value: T | None = None, error: BaseException | Non
 
 
 def await_result(future: Future[T], deadline: float, action: str) -> T:
-    """The future's result. Raises BrokerUnavailable at `deadline` (monotonic); nobody can settle it from then on."""
+    """The future's result. At `deadline` (monotonic) it raises BrokerUnavailable, and the future can no longer be
+    settled."""
     try:
         return future.result(max(0.0, deadline - time.monotonic()))
     except TimeoutError:
@@ -43,7 +44,7 @@ def await_result(future: Future[T], deadline: float, action: str) -> T:
 
 
 class Channel:
-    """One conversation. Raises the translated error of whatever ends it."""
+    """One conversation with the broker. If it ends early, the translated error is raised."""
 
     def __init__(self, connection: Connection, action: str, deadline: float) -> None:
         self._connection = connection
@@ -57,7 +58,7 @@ class Channel:
         return self._ask(lambda answer: getattr(self._raw, command)(callback=answer, **arguments)).method
 
     def close(self) -> None:
-        """Throw it away, without waiting."""
+        """Close the channel without waiting."""
         self._connection.submit(self._close)
 
     def _ask(self, start: Callable[[Answer], object]) -> Any:
@@ -69,7 +70,7 @@ class Channel:
     def _start(self, start: Callable[[Answer], object], future: Future[Any]) -> None:
         try:
             start(partial(settle, future))
-        except Exception as error:  # noqa: BLE001  whatever pika or the socket raise belongs to the caller
+        except Exception as error:  # noqa: BLE001  any error of pika or the socket is raised in the caller's thread
             settle(future, error=translate(error, self._action))
 
     def _open(self, answer: Answer) -> None:
@@ -85,9 +86,10 @@ class Channel:
 
 
 def over_reconnects(connection: Connection, timeout_s: float, attempt: Callable[[float], T]) -> T:
-    """What `attempt(deadline)` returns; tried again where the connection was lost meanwhile, so it must be repeatable.
+    """The result of `attempt(deadline)`, which is called again if the connection is lost meanwhile, so it must be
+    repeatable.
 
-    Raises what `attempt` raises, or BrokerUnavailable after `timeout_s`.
+    Raises the errors of `attempt`, or BrokerUnavailable after `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -102,9 +104,10 @@ def over_reconnects(connection: Connection, timeout_s: float, attempt: Callable[
 
 
 def converse(connection: Connection, action: str, timeout_s: float, talk: Callable[[Channel], T]) -> T:
-    """Run `talk`, which must be safe to repeat, on a fresh channel.
+    """Run `talk` on a new channel. It must be safe to repeat.
 
-    Raises what the broker's refusal means (NoQueue, BatchError, ConfigError), or BrokerUnavailable after `timeout_s`.
+    Raises the error that matches the broker's refusal (NoQueue, BatchError, ConfigError), or BrokerUnavailable after
+    `timeout_s`.
     """
 
     def attempt(deadline: float) -> T:

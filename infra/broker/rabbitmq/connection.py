@@ -1,10 +1,10 @@
-"""One AMQP connection on an IO thread of its own, opened again for ever until it is closed.
+"""One AMQP connection with its own IO thread. It is reopened whenever it is lost, until `close` is called.
 
-With several addresses (nodes of a cluster, or links to one) it goes to the first that answers, and back to the best one
-when that costs nothing: while no delivery is held, and no stream of an answer would be cut.
+With several addresses (nodes of a cluster, or several links to one broker) it connects to the first that answers. It
+moves back to the best address when that costs nothing: while no delivery is held and no answer is being streamed.
 
-pika is not thread-safe: everything that touches it runs on the IO thread, as a task given to `submit`. Methods
-marked (IO) may be called only there. Heartbeats are answered by the IO thread while the others compute.
+pika is not thread-safe, so everything that touches it runs on the IO thread, as a task passed to `submit`. Methods
+marked (IO) may be called only on that thread. It also answers heartbeats while other threads compute.
 """
 
 import logging
@@ -32,18 +32,19 @@ from messages.errors import BrokerUnavailable, ConfigError
 from messages.urls import addresses
 
 log = logging.getLogger(__name__)
-# pika logs each lost connection several times as an error with traceback; we report it once, and raise.
+# pika logs each lost connection several times, as an error with a traceback. Kvasir reports it once and raises.
 logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 Task = Callable[[], None]
 
-# A false alarm costs the decode of every held delivery, and only a vanished machine or network needs heartbeats (a
-# killed process closes its sockets): the broker notices within two to three intervals, we within one and 5 s.
+# A false alarm repeats the decode of every held delivery, so heartbeats are slow. They are only needed if a machine or
+# the network vanishes, because a killed process closes its sockets. The broker notices silence within two to three
+# intervals; this client within one interval and 5 s.
 HEARTBEAT_S = 20
-# A memory or disk alarm blocks publishers. After this long the connection is tried afresh.
+# A memory or disk alarm blocks publishers. After this many seconds a new connection is tried.
 BLOCKED_S = 300
 CONNECT_S = 5
-# Where there is another address to go to: so long for the first look at each. It asks for patience only after that.
+# With several addresses, how long each is tried at first. Only after a full round are they tried with patience.
 GLANCE_S = 0.8
 RETURN_S = 10.0  # pause between two checks for a better address
 _BATCH_TASKS = 200
@@ -54,7 +55,7 @@ _BACKOFF = wait_exponential(multiplier=0.05, max=1.8) + wait_random(0, 0.2)
 
 
 class Backoff:
-    """Growing pauses between tries, at most 2 s."""
+    """Growing pauses between attempts, 2 s at most."""
 
     def __init__(self) -> None:
         self._state = RetryCallState(Retrying(), None, (), {})
@@ -66,7 +67,7 @@ class Backoff:
         return pause
 
     def reset(self) -> None:
-        """It worked: start small again."""
+        """After a success: start again with the shortest pause."""
         self._state.attempt_number = 1
 
 
@@ -75,7 +76,7 @@ class DeliveryHolder(Protocol):
 
     @property
     def unacked(self) -> int:
-        """(IO) How many of them would be delivered again if the connection were lost."""
+        """(IO) How many deliveries would be delivered again if the connection were lost."""
 
 
 def all_parameters(url: str, name: str, ca_file: str = "") -> list[pika.URLParameters]:
@@ -86,7 +87,8 @@ def all_parameters(url: str, name: str, ca_file: str = "") -> list[pika.URLParam
 def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
     """Connection parameters for `amqp://` and `amqps://`; options in the URL's query win. Raises ConfigError.
 
-    Certificates are checked against `ca_file` (PEM), or whom the system trusts, and against the host's name.
+    Certificates are checked against `ca_file` (PEM), or against the CAs that the system trusts, and against the host's
+    name.
     """
     settings = _read(url)
     if settings is None:
@@ -102,7 +104,7 @@ def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
         if option not in options:
             setattr(settings, option, value)
     if settings.ssl_options is not None and "ssl_options" not in options:
-        # pika's own default names no host, and fails.
+        # pika's own default sets no host name, and so fails.
         settings.ssl_options = pika.SSLOptions(_tls(ca_file), settings.host)
     settings.connection_attempts = 1
     settings.client_properties = {"connection_name": name}
@@ -110,7 +112,7 @@ def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
 
 
 def _read(url: str) -> pika.URLParameters | None:
-    """None: it can't be."""
+    """The parameters, or None if the URL can't be read."""
     try:
         return pika.URLParameters(url) if url.startswith(("amqp://", "amqps://")) else None
     except (ValueError, TypeError, AttributeError, IndexError):
@@ -118,7 +120,7 @@ def _read(url: str) -> pika.URLParameters | None:
 
 
 def _mistake(url: str) -> str:
-    """The problem of an unreadable URL, without its values: one may be a password."""
+    """What is wrong with an unreadable URL, without its values, because one may be a password."""
     bare, _, query = url.partition("?")
     if query and _read(bare):
         return f"the broker's URL has an option that can't be used: {' or '.join(parse_qs(query, True)) or query:.80}"
@@ -129,13 +131,13 @@ def _mistake(url: str) -> str:
                 f"there is no password for the broker's user {parts.username!r:.80}: "
                 "set broker_password_file in [services], or KVASIR_BROKER_PASSWORD"
             )
-    return "the broker's URL must look like amqp://user@host:5672/vhost (or amqps://…), its password in a file"
+    return "the broker's URL must look like amqp://user@host:5672/vhost (or amqps://…), with the password in a file"
 
 
 def _tls(ca_file: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca_file or None)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # includes ssl.SSLError
         raise ConfigError(f"the broker's CA file {ca_file} can't be used: {error}") from None
 
 
@@ -144,7 +146,7 @@ def _place(settings: pika.connection.Parameters) -> str:
 
 
 class Connection:
-    """See the module. `on_open` and `on_unblocked` run on the IO thread, `on_open` after every opening."""
+    """See the module. `on_open` and `on_unblocked` run on the IO thread. `on_open` runs after every opening."""
 
     def __init__(
         self,
@@ -156,8 +158,9 @@ class Connection:
         self._choices = list(settings)
         self._make_wire = make_wire
         self._choice = 0
-        self._rounds = 0  # through all choices since it was open
-        self._better: GuardedConnection | None = None  # being tried, while it is open elsewhere
+        self._rounds = 0  # rounds through all addresses since it was last open
+        # A better address being tried while the connection is open elsewhere.
+        self._better: GuardedConnection | None = None
         self._on_open = on_open
         self._on_unblocked = on_unblocked
         self._loop = IOLoop()
@@ -168,26 +171,28 @@ class Connection:
         self._open = False
         self._closing = False
         self._has_ended = False
-        self._hopeless: BaseException | None = None  # only before the first opening: later, everything may pass
+        # Set only before the first opening; later, any error may be temporary.
+        self._hopeless: BaseException | None = None
         self._failure: BaseException | None = None
         self._backoff = Backoff()
         self._acked_at = -SETTLE_S
-        self._refusals = 0  # in this round
+        self._refusals = 0  # refusals in this round
         self.openings = 0
         self.holders: WeakSet[DeliveryHolder] = WeakSet()  # (IO) channels on which deliveries may be unacked
-        self.is_pinned: Callable[[], bool] = lambda: False  # (IO) whether leaving it would cost something else
+        # (IO) whether leaving the connection would cost something besides deliveries.
+        self.is_pinned: Callable[[], bool] = lambda: False
         self.alarm = ""  # (IO) why the broker asked publishers to stop, in its words
-        self.server: dict[str, Any] = {}  # its properties, of the last opening
+        self.server: dict[str, Any] = {}  # the broker's properties, from the last opening
         name = str(settings[0].client_properties["connection_name"])
         self._thread = threading.Thread(target=self._run, name=f"amqp {name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to connect: once, when whoever `on_open` tells is ready to hear it."""
+        """Start connecting. Call this once, when the receiver of `on_open` is ready."""
         self._thread.start()
 
     @property
     def peer(self) -> str:
-        """`host:port` that it is connected to, or tries to reach."""
+        """`host:port` of the address that it is connected to or tries to reach."""
         return _place(self._settings)
 
     @property
@@ -196,7 +201,7 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is up now, as far as anyone can know."""
+        """Whether the connection is open, as far as is known."""
         raw = self._raw
         return self._open and raw is not None and raw.is_open
 
@@ -246,18 +251,18 @@ class Connection:
         self._loop.call_later(delay_s, task)
 
     def acked(self) -> None:
-        """(IO) An ack was sent: what carries it stays open for a moment.
+        """(IO) Note that an ack was sent, so that the connection stays open for a moment longer.
 
-        RabbitMQ takes an ack to a quorum queue in a pipeline. With more than 32 in it, the rest waits in the channel's
-        process and is lost with it: messages acked and then closed upon came back (seen on 3.10.8).
+        RabbitMQ passes acks to a quorum queue through a pipeline of 32. Further acks wait in the channel's process, and
+        are lost with it: when the connection was closed right after the acks, messages came back (seen on 3.10.8).
         """
         self._acked_at = time.monotonic()
 
     def close(self) -> None:
-        """Run what was submitted, say goodbye to the broker, end the thread. Idempotent."""
+        """Run the submitted tasks, close the connection properly, and end the thread. Idempotent."""
         self.submit(self._begin_close)
         self._thread.join(CLOSE_S)
-        if self._thread.is_alive():  # a broker under alarm doesn't read, so it doesn't answer either
+        if self._thread.is_alive():  # a broker under an alarm doesn't read, so it would not answer
             self.submit(lambda: self._cut("no answer to closing"))
             self._thread.join(CLOSE_S)
 
@@ -267,15 +272,15 @@ class Connection:
             try:
                 self._loop.start()
                 break
-            except Exception:  # the thread serves everybody: a bug in one task must not end it
+            except Exception:  # all threads rely on this one, so a bug in one task must not end it
                 log.exception("broker connection to %s: bug in a task; connecting again", self.peer)
                 self._cut("a bug of ours")
-        self._has_ended = True  # before the last look: what is appended from now on is run by who appends it
+        self._has_ended = True  # set before the last look: from now on the thread that appends a task runs it itself
         self._run_tasks()
         self._loop.close()
 
     def _run_tasks(self) -> None:
-        self._wake_pending = False  # before the loop: whoever appends after its last look wakes us again
+        self._wake_pending = False  # reset before the loop: a task appended after the last look wakes this thread again
         while self._tasks:
             wire = self._raw.wire if self._raw is not None else Wire()
             wire.cork()
@@ -323,7 +328,7 @@ class Connection:
             self._on_unblocked()
 
     def _on_lost(self, raw: GuardedConnection, reason: BaseException) -> None:
-        """An open connection is lost, or could not be opened."""
+        """Handle a connection that was lost or could not be opened."""
         reason = raw.wire.cut_reason or reason
         if self._open and not self._closing and not isinstance(reason, ConnectionClosedByClient):
             log.warning("connection to the broker at %s is lost: %s", self.peer, describe(reason))
@@ -342,7 +347,8 @@ class Connection:
             self.later(self._pause_s(was_open), self._connect)
 
     def _pause_s(self, was_open: bool) -> float:
-        """Choose where to go next: by preference, after the last one from the start. Returns how long to wait first."""
+        """Choose the next address, in order of preference, and after the last one from the start. Returns how long to
+        wait first."""
         if not was_open and self._choice + 1 < len(self._choices):
             self._choice += 1
             return 0.0
@@ -351,7 +357,8 @@ class Connection:
         return self._backoff.next_s()
 
     def _look_for_better(self, raw: GuardedConnection) -> None:
-        """(IO) Whether a better address answers. `raw` is where it was open when this look was planned."""
+        """(IO) Check whether a better address answers. `raw` is the connection that was open when this check was
+        planned."""
         if raw is not self._raw or not self.is_open or self._closing:
             return
         if self._in_use():
@@ -360,18 +367,18 @@ class Connection:
             self._better = self._try(0, partial(self._return, raw), partial(self._stay, raw), glance=True)
 
     def _return(self, old: GuardedConnection, better: GuardedConnection) -> None:
-        """(IO) The best address answers, so it is opened again, there: unless something was delivered meanwhile."""
+        """(IO) The best address answers, so move the connection there, unless something was delivered meanwhile."""
         if old is self._raw and not self._closing and not self._in_use():
             log.info("the broker at %s answers again: going back to it", _place(better.params))
             old.close()
         better.close()
 
     def _in_use(self) -> bool:
-        """(IO) Whether leaving it would have something done twice, or lost."""
+        """(IO) Whether leaving the connection would repeat or lose work."""
         return self.is_pinned() or any(holder.unacked for holder in self.holders)
 
     def _stay(self, old: GuardedConnection, _better: object, _reason: BaseException) -> None:
-        """(IO) The look has ended."""
+        """(IO) The better address did not answer: stay where we are."""
         self._better = None
         self.later(RETURN_S, partial(self._look_for_better, old))
 

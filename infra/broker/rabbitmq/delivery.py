@@ -38,7 +38,7 @@ class RabbitDelivery:
 
 
 class Holder:
-    """A channel and its unacked deliveries. Acks come from any thread, all else happens on the IO thread."""
+    """A channel and its unacked deliveries. Acks may come from any thread; everything else happens on the IO thread."""
 
     def __init__(self, connection: Connection, on_acked: Callable[[], None]) -> None:
         self._connection = connection
@@ -57,13 +57,13 @@ class Holder:
         return len(self._open_tags)
 
     def hold(self, queue: str, tag: int, message: Message, returns: int) -> RabbitDelivery:
-        """A delivery that came on this channel."""
+        """Note a delivery that arrived on this channel."""
         self._unacked.add(tag)
         self._open_tags[tag] = None
         return RabbitDelivery(queue, message, returns, self, tag)
 
     def hold_raw(self, queue: str, method: Any, properties: spec.BasicProperties, body: bytes) -> RabbitDelivery:
-        """The same, as pika gives it."""
+        """The same for a delivery in pika's form."""
         count = returns(properties, method.redelivered)
         return self.hold(queue, method.delivery_tag, to_message(properties, body), count)
 
@@ -72,7 +72,7 @@ class Holder:
         if self.is_lost:
             return False
         try:
-            self._unacked.remove(tag)  # atomic: of two threads that ack the same delivery one comes through
+            self._unacked.remove(tag)  # atomic: if two threads ack the same delivery, only one succeeds
         except KeyError:
             return not self.is_lost
         self._acks.append(tag)
@@ -82,18 +82,18 @@ class Holder:
         return True
 
     def lose(self) -> None:
-        """The channel is gone, and with it the right to ack."""
+        """The channel is gone, so its deliveries can no longer be acked."""
         self.is_lost = True
         self._open_tags.clear()
         self._unacked.clear()
 
     def close(self) -> None:
-        """Close the channel; the broker takes back what is unacked."""
+        """Close the channel. The broker takes back the unacked deliveries."""
         if self.raw is not None and self.raw.is_open:
             self.raw.close()
 
     def _send_acks(self) -> None:
-        self._are_acks_due = False  # before the look: whoever appends after it has another task sent
+        self._are_acks_due = False  # reset before looking: an ack appended later starts another task
         tags = [self._acks.popleft() for _ in range(len(self._acks))]
         if tags and self.raw is not None and self.raw.is_open:
             for tag, multiple in acks(tags, self._open_tags):
@@ -105,10 +105,10 @@ class Holder:
 
 
 def acks(tags: Iterable[int], unacked: Iterable[int]) -> list[tuple[int, bool]]:
-    """What acks `tags`, as few as there can be: a tag each, and whether it stands for all up to it.
+    """The fewest acks that cover `tags`: for each, its tag, and whether it covers all tags up to it.
 
-    `unacked`: all of that channel, in order. One ack for many saves the broker more than us: to a quorum queue each is
-    a log entry.
+    `unacked`: all unacked tags of that channel, in order. One ack for many mostly saves work for the broker, because
+    each ack to a quorum queue is a log entry.
     """
     acked_tags = set(tags)
     run = list(itertools.takewhile(acked_tags.__contains__, unacked))

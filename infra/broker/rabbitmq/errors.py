@@ -1,4 +1,4 @@
-"""pika's exceptions as ours: one table by class, one by the AMQP reply code."""
+"""Translates pika's exceptions into Kvasir's, by one table for classes and one for AMQP reply codes."""
 
 import asyncio
 import socket
@@ -16,10 +16,10 @@ RESOURCE_LOCKED = 405
 PRECONDITION_FAILED = 406
 NOT_ALLOWED = 530
 
-# Every class that `pika.exceptions` has, so that a new one is a decision and not an accident (a test compares).
+# All classes in `pika.exceptions`. A test compares the list, so that a new class needs a decision.
 BY_CLASS: dict[type[Exception], type[KvasirError]] = {
     pika_errors.AMQPError: BrokerUnavailable,
-    # The connection is gone, or was never there: it is opened again.
+    # The connection is gone, or never existed. It is opened again.
     pika_errors.AMQPConnectionError: BrokerUnavailable,
     pika_errors.ConnectionOpenAborted: BrokerUnavailable,
     pika_errors.StreamLostError: BrokerUnavailable,
@@ -30,12 +30,12 @@ BY_CLASS: dict[type[Exception], type[KvasirError]] = {
     pika_errors.ConnectionBlockedTimeout: BrokerUnavailable,
     pika_errors.AMQPHeartbeatTimeout: BrokerUnavailable,
     pika_errors.NoFreeChannels: BrokerUnavailable,
-    pika_errors.IncompatibleProtocolError: BrokerUnavailable,  # also what a half-started broker looks like
+    pika_errors.IncompatibleProtocolError: BrokerUnavailable,  # a broker that is still starting looks the same
     # A person has to fix the URL.
     pika_errors.AuthenticationError: ConfigError,
     pika_errors.ProbableAuthenticationError: ConfigError,
     pika_errors.ProbableAccessDeniedError: ConfigError,
-    # A channel is gone: the reply code says more, see `of_reply`.
+    # A channel is gone. The reply code says more, see `of_reply`.
     pika_errors.AMQPChannelError: BrokerUnavailable,
     pika_errors.ChannelWrongStateError: BrokerUnavailable,
     pika_errors.ChannelClosed: BrokerUnavailable,
@@ -45,17 +45,17 @@ BY_CLASS: dict[type[Exception], type[KvasirError]] = {
     pika_errors.ConsumerCancelled: BrokerUnavailable,
     pika_errors.NackError: BrokerUnavailable,
     pika_errors.UnroutableError: NoQueue,
-    # The peer's bytes made no sense: the connection starts afresh.
+    # The peer's bytes made no sense, so a new connection is opened.
     pika_errors.ProtocolSyntaxError: BrokerUnavailable,
     pika_errors.UnexpectedFrameError: BrokerUnavailable,
     pika_errors.ProtocolVersionMismatch: BrokerUnavailable,
     pika_errors.BodyTooLongError: BrokerUnavailable,
     pika_errors.InvalidFrameError: BrokerUnavailable,
     pika_errors.InvalidFieldTypeException: BrokerUnavailable,
-    # Our message can't be written as AMQP.
+    # The message can't be written as AMQP.
     pika_errors.UnsupportedAMQPFieldException: InvalidMessage,
     pika_errors.ShortStringTooLong: InvalidMessage,
-    # Only a bug of ours can cause these.
+    # Only a bug in Kvasir can cause these.
     pika_errors.DuplicateConsumerTag: BrokerUnavailable,
     pika_errors.DuplicateGetOkCallback: BrokerUnavailable,
     pika_errors.InvalidChannelNumber: BrokerUnavailable,
@@ -65,7 +65,7 @@ BY_CLASS: dict[type[Exception], type[KvasirError]] = {
 
 
 def translate(error: BaseException, action: str) -> KvasirError:
-    """Our error for one of pika's, the socket's or TLS's; `action` begins the sentence ("reading queue x")."""
+    """Kvasir's error for one of pika's, the socket's or TLS's. `action` begins the sentence ("reading queue x")."""
     if isinstance(error, KvasirError):
         return error
     if isinstance(error, pika_errors.ChannelClosed):
@@ -79,7 +79,7 @@ def translate(error: BaseException, action: str) -> KvasirError:
 
 
 def of_reply(code: int, text: str, action: str) -> KvasirError:
-    """Our error for a channel that the broker closed with this reply."""
+    """Kvasir's error for a channel that the broker closed with this reply."""
     sentence = f"{action}: the broker answered {code} {text}"
     if code == NOT_FOUND:
         return NoQueue(sentence)
@@ -91,9 +91,10 @@ def of_reply(code: int, text: str, action: str) -> KvasirError:
 
 
 def is_hopeless(error: BaseException) -> bool:
-    """Whether trying to connect again can't help: the broker itself refused user, password or virtual host, or we it.
+    """Whether connecting again is pointless, because the broker refused user, password or virtual host, or because its
+    certificate was refused.
 
-    pika also says "probable" of a connection lost in that phase, which a broker being killed causes too.
+    pika's errors named "probable" don't count: a broker that is killed during login causes them too.
     """
     root = _root(error)
     if isinstance(root, ssl.SSLCertVerificationError):
@@ -103,17 +104,19 @@ def is_hopeless(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """The cause in a few words; pika wraps it several times. Never holds a password: pika is given no URL to print."""
+    """The cause in a few words, because pika wraps it several times. It never holds a password, since pika gets no URL
+    to print."""
     root = _root(error)
     if isinstance(root, pika_errors.ProbableAuthenticationError | pika_errors.AuthenticationError):
         return "user name or password refused"
     if isinstance(root, pika_errors.ProbableAccessDeniedError):
         return f"no access to the virtual host ({_reply_text(root)})"
     timeouts = workflow.AMQPConnectorStackTimeout | socket.timeout | asyncio.TimeoutError
-    if isinstance(root, timeouts | pika_errors.ConnectionOpenAborted):  # the latter where it was at least accepted
+    if isinstance(root, timeouts | pika_errors.ConnectionOpenAborted):
+        # The latter if the connection was at least accepted.
         return "no answer in time"
-    if isinstance(root, pika_errors.IncompatibleProtocolError):  # a proxy in front of a dead broker looks so
-        return "it takes the connection and hangs up: RabbitMQ does not run behind it, or has not started yet"
+    if isinstance(root, pika_errors.IncompatibleProtocolError):  # a proxy in front of a dead broker behaves like this
+        return "it accepts the connection and hangs up: RabbitMQ is not running behind it, or has not started yet"
     if isinstance(root, ssl.SSLCertVerificationError):
         problem = root.verify_message or str(root)
         return f"its certificate is not trusted ({problem}): set broker_ca_file to the file of the CA that signed it"

@@ -1,4 +1,4 @@
-"""A wire that is fast: all that is done past pika for speed, and nothing that is needed.
+"""A faster wire: everything that bypasses pika for speed. Nothing here is needed for correctness.
 
 - Sending. pika writes each frame with a system call of its own, and each lets go of the interpreter lock: that is most
   of the time that publishing takes. It also makes four objects of each message, and asks each of their fields what it
@@ -28,9 +28,9 @@ _BATCH_BYTES = 64 * 1024
 _METHOD, _HEADER, _BODY, _END = 1, 2, 3, 0xCE
 _DELIVER, _ACK = b"\x00\x3c\x00\x3c", b"\x00\x3c\x00\x50"
 _BASIC = 60
-_FRAME_START = 7  # bytes before its payload
+_FRAME_START = 7  # bytes before a frame's payload
 
-# Which properties are there, in the order in which they follow.
+# Flags of the properties, in the order in which the properties follow.
 _CONTENT_TYPE, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 13, 1 << 12
 _CORRELATION_ID, _REPLY_TO, _MESSAGE_ID, _TIMESTAMP, _TYPE = 1 << 10, 1 << 9, 1 << 7, 1 << 6, 1 << 5
 _ALWAYS = _CONTENT_TYPE | _HEADERS | _DELIVERY_MODE | _TIMESTAMP
@@ -45,7 +45,7 @@ _I64 = struct.Struct(">q")
 
 
 class _Unusual(Exception):
-    """Not for us: pika reads it."""
+    """A frame that this wire does not read itself; pika reads it."""
 
 
 class FastWire(Wire):
@@ -89,16 +89,16 @@ class FastWire(Wire):
             transport._MAX_RECV_BYTES = _BATCH_BYTES
 
     def read(self, data: bytes) -> int:
-        """Hand on whatever of the start of `data` is usual and complete, or its first frame to pika."""
+        """Process the usual and complete part at the start of `data`, or pass its first frame to pika."""
         at = 0
         try:
             while True:
                 at = self._read_next(data, at)
-        except (_Unusual, struct.error, IndexError, UnicodeDecodeError):  # or cut off: the rest is to come
+        except (_Unusual, struct.error, IndexError, UnicodeDecodeError):  # or incomplete: the rest is still to come
             return at or super().read(data)
 
     def _read_next(self, data: bytes, at: int) -> int:
-        """Read what begins at `at`; returns where it ends."""
+        """Read the frame that begins at `at`. Returns where it ends."""
         kind, channel, size = _FRAME.unpack_from(data, at)
         start = at + _FRAME_START
         end = _end(data, start, size)
@@ -124,7 +124,7 @@ class FastWire(Wire):
         if flags & ~_USUAL:
             raise _Unusual
         body, body_end = _payload(data, head_end, _BODY, channel) if body_bytes else (head_end, head_end)
-        if body_bytes and body + body_bytes + 1 != body_end:  # the first of several
+        if body_bytes and body + body_bytes + 1 != body_end:  # the first of several frames
             raise _Unusual
         message, count = _message(data, head + _CONTENT.size, flags, data[body : body + body_bytes])
         taker(tag, message, int(bool(redelivered)) if count is None else count)
@@ -156,7 +156,7 @@ def _frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 def _header(message: Message, tag: str) -> bytes:
-    """The properties say whose message it is, so that even an unreadable body can be answered."""
+    """The content header. Its properties say whose message it is, so that even an unreadable body can be answered."""
     flags = _ALWAYS
     mode = PERSISTENT if message.persistent else TRANSIENT
     fields = [_short(CONTENT_TYPE), _table_bytes(message.headers), bytes([mode])]
@@ -180,13 +180,13 @@ def _table_bytes(headers: Mapping[str, Header]) -> bytes:
     return _U32.pack(len(pairs)) + pairs
 
 
-@lru_cache(maxsize=1024, typed=True)  # a batch's messages differ in few of them; typed, since 1 == 1.0
+@lru_cache(maxsize=1024, typed=True)  # a batch's messages share most values; typed, because 1 == 1.0
 def _pair(name: str, value: Header) -> bytes:
     return b"" if is_brokers(name) else _short(name) + _value_bytes(value)
 
 
 def _value_bytes(value: Header) -> bytes:
-    """pika reads floats as whole numbers, so a float travels as a small table."""
+    """A header value. pika reads floats as whole numbers, so a float travels as a small table."""
     if isinstance(value, str):
         text_bytes = value.encode()
         return b"S" + _U32.pack(len(text_bytes)) + text_bytes
@@ -201,14 +201,14 @@ def _short(text: str) -> bytes:
 
 
 def _end(data: bytes, start: int, size: int) -> int:
-    """Where the frame ends whose payload is `size` bytes from `start` on."""
+    """Where the frame ends whose payload begins at `start` and has `size` bytes."""
     if data[start + size] != _END:
         raise _Unusual
     return start + size + 1
 
 
 def _payload(data: bytes, at: int, kind: int, channel: int) -> tuple[int, int]:
-    """Where the payload of the frame at `at` begins, and where the frame ends."""
+    """Where the payload of the frame at `at` begins, and where that frame ends."""
     frame_kind, on, size = _FRAME.unpack_from(data, at)
     if frame_kind != kind or on != channel:
         raise _Unusual
@@ -237,7 +237,7 @@ def _message(data: bytes, at: int, flags: int, body: bytes) -> tuple[Message, in
 
 
 def _table_at(data: bytes, at: int) -> tuple[dict[str, Header], int | None, int]:
-    """Texts and whole numbers that are ours, the count of returns, and where the table ends."""
+    """The texts and whole numbers that belong to the message, the count of returns, and where the table ends."""
     end = at + 4 + _U32.unpack_from(data, at)[0]
     at += 4
     headers: dict[str, Header] = {}

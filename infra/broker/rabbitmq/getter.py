@@ -1,4 +1,5 @@
-"""basic_get, with a channel for each delivery until it is acked: a missing queue closes nobody else's channel."""
+"""basic_get, with a separate channel for each delivery until it is acked, so that a missing queue closes no other
+delivery's channel."""
 
 from concurrent.futures import Future
 from functools import partial
@@ -17,7 +18,7 @@ MAX_IDLE = 4  # channels kept for the next get
 
 
 class Getter:
-    """Gets single messages; keeps a few channels at hand."""
+    """Gets single messages, and keeps a few idle channels for this."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -34,14 +35,14 @@ class Getter:
         return over_reconnects(self._connection, timeout_s, attempt)
 
     def free(self, channel: "_GetChannel") -> None:
-        """(IO) A channel that holds nothing."""
+        """(IO) Note that a channel holds no delivery any more."""
         if len(self._idle) < MAX_IDLE:
             self._idle.append(channel)
         else:
             channel.close()
 
     def forget(self, channel: "_GetChannel") -> None:
-        """(IO) A channel that is closed."""
+        """(IO) Note that a channel is closed."""
         if channel in self._idle:
             self._idle.remove(channel)
 
@@ -55,7 +56,7 @@ class Getter:
 
 
 class _GetChannel(Holder):
-    """A channel for one basic_get at a time. IO thread only, acks excepted."""
+    """A channel for one basic_get at a time. Used only on the IO thread, except for acks."""
 
     def __init__(self, getter: Getter, connection: Connection) -> None:
         super().__init__(connection, lambda: getter.free(self))
@@ -66,7 +67,7 @@ class _GetChannel(Holder):
         channel.add_on_close_callback(self._closed)  # the connection may be lost before it is open
 
     def get(self, queue: str, future: Future[RabbitDelivery | None]) -> None:
-        """Ask, now or once the channel is open."""
+        """Send the request now, or once the channel is open."""
         self._queue, self._future = queue, future
         if self.raw is not None:
             self.raw.basic_get(queue, self._on_message)
@@ -78,7 +79,7 @@ class _GetChannel(Holder):
 
     def _on_message(self, _channel: Any, method: Any, properties: spec.BasicProperties, body: bytes) -> None:
         if not settle(self._future, self.hold_raw(self._queue, method, properties, body)):
-            self.close()  # the caller gave up waiting: the broker takes it back
+            self.close()  # the caller gave up waiting, so let the broker take the message back
 
     def _empty(self, _frame: Any) -> None:
         settle(self._future)

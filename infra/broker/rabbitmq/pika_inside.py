@@ -1,13 +1,14 @@
-"""pika's connection, and all that we use of pika's private members: the rest of this package goes by public names.
+"""pika's connection, and every private member of pika that Kvasir uses. The rest of this package uses only public
+names.
 
-A pika without them delivers as well, but for what stands beside each. A test reads this list, asks the installed pika
-for every member, and looks for private ones that are not listed:
+A pika without these members still works, except for the effect that is listed with each. A test reads this list, checks
+that the installed pika has every member, and searches for private members that are not listed:
 
-    SelectConnection._on_connection_workflow_done  overridden: pika 1.4 reports the class of an error where a broker
-        accepts and then says nothing, and stumbles over it
-    Channel._cancelled  a consumer's tag is taken out: pika would reject what still arrives while it is cancelled, and
-        quorum queues count each return
-    _AsyncTransportBase._MAX_RECV_BYTES  for speed, set by `FastWire`: pika's 4 KiB are a message or two
+SelectConnection._on_connection_workflow_done  overridden: pika 1.4 reports the class of an error where a broker
+    accepts and then says nothing, and stumbles over it
+Channel._cancelled  a consumer's tag is taken out: pika would reject what still arrives while it is cancelled, and
+    quorum queues count each return
+_AsyncTransportBase._MAX_RECV_BYTES  for speed, set by `FastWire`: pika's 4 KiB are a message or two
 """
 
 import logging
@@ -22,11 +23,11 @@ from pika.exceptions import StreamLostError  # type: ignore[import-untyped]
 from infra.broker.rabbitmq.wire import Wire
 
 log = logging.getLogger(__name__)
-REPORT_ONCE = threading.Lock()  # whoever gets it reports, and keeps it
+REPORT_ONCE = threading.Lock()  # the first caller takes it, reports, and never releases it
 
 
 class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
-    """pika's connection through a wire. All of it on the IO thread."""
+    """pika's connection through a wire. Used only on the IO thread."""
 
     def __init__(
         self, settings: pika.URLParameters, on_opened: Any, on_failed: Any, loop: IOLoop, make_wire: Callable[[], Wire]
@@ -35,7 +36,8 @@ class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
         super().__init__(settings, on_opened, on_failed, on_failed, custom_ioloop=_wired(loop, self.wire))
 
     def opened(self, later: Callable[[float, Callable[[], None]], object]) -> None:
-        """Listen from now on. Without a wire, by pika alone, if this pika has no streams as we know them."""
+        """Start to listen. If this pika's streams have an unknown form, the connection works without a wire, by pika
+        alone."""
         if self.wire.transport is None:
             report_no_wire()
             self.wire = Wire()
@@ -43,7 +45,7 @@ class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
             self.wire.listen(self.params.heartbeat, later)
 
     def cut(self, reason: str) -> None:
-        """End it without a word to the broker, or with one where only pika can end it."""
+        """End the connection without a goodbye to the broker, or with one if only pika can end it."""
         if self.wire.transport is not None:
             self.wire.cut(StreamLostError(reason))
         elif not self.is_closing:
@@ -54,20 +56,22 @@ class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
 
 
 def let_through(channel: pika.channel.Channel, tag: str) -> None:
-    """Right after cancelling a consumer: what still arrives until the broker's answer comes to us."""
+    """Called right after cancelling a consumer, so that deliveries that still arrive before the broker's answer are not
+    rejected."""
     getattr(channel, "_cancelled", set()).discard(tag)
 
 
 def report_no_wire() -> None:
-    """Once a process, though two connections may find it out together."""
+    """Warn once per process, even if two connections find out at the same time."""
     if REPORT_ONCE.acquire(blocking=False):
         log.warning("pika %s has no streams as we know them: it is used without a wire, slower", pika.__version__)
 
 
 def _wired(loop: IOLoop, wire: Wire) -> Any:
-    """What pika gets as its loop: services whose streams go through `wire`, or `loop` alone if it has no such services.
+    """The loop for pika: services whose streams go through `wire`, or just `loop` if this pika has no such services.
 
-    Their names are public, and a connection may be given them; but pika says that they may change without notice.
+    These services have public names and may be passed to a connection, but pika says that they may change without
+    notice.
     """
     try:
         from pika.adapters.utils.selector_ioloop_adapter import (  # type: ignore[import-untyped]

@@ -1,4 +1,4 @@
-"""AMQP properties to messages. What the broker adds is stripped, what nobody can read is left out."""
+"""Turns AMQP properties into messages. Headers that the broker adds are removed, and unreadable ones are left out."""
 
 import struct
 import time
@@ -12,14 +12,15 @@ from infra.broker.base import BROKERS_OWN, Header, Message
 CONTENT_TYPE = "application/msgpack"
 PERSISTENT, TRANSIENT = 2, 1
 
-# Up to 4.2 a quorum queue counts in x-delivery-count how often it took a message back. Since 4.3 that counts failures
-# alone, and x-acquired-count all of it (rabbitmq.com/docs/quorum-queues, "Poison Message Handling").
+# Up to 4.2 a quorum queue counts in x-delivery-count how often it took a message back. Since 4.3 that header only
+# counts failures, and x-acquired-count counts all returns (rabbitmq.com/docs/quorum-queues, "Poison Message Handling").
 RETURN_COUNTS = ("x-acquired-count", "x-delivery-count")
 _DEATH_SUMMARY = ("x-first-death-reason", "x-first-death-queue")
 
 
 def to_message(properties: spec.BasicProperties, body: bytes) -> Message:
-    """The message that was published, plus the two headers that tell of its first death, if it had one."""
+    """The message as it was published, with the two headers that describe its first dead-lettering, if there was
+    one."""
     return Message(
         body=body,
         message_id=_text(properties.message_id),
@@ -31,14 +32,14 @@ def to_message(properties: spec.BasicProperties, body: bytes) -> Message:
 
 
 def returns(properties: spec.BasicProperties, redelivered: bool) -> int:
-    """How often the broker took this copy back: quorum queues count, classic ones only know whether."""
+    """How often the broker took this copy back. Quorum queues count; classic ones only tell whether it happened."""
     headers = properties.headers or {}
     counts = [headers[name] for name in RETURN_COUNTS if isinstance(headers.get(name), int)]
     return max(counts, default=int(redelivered))
 
 
 def to_properties(message: Message, kind: str) -> spec.BasicProperties:
-    """The other way round; `kind` is the property `type`.
+    """The properties of a message. `kind` is the property `type`.
 
     They say whose message it is, so that even an unreadable body can be answered.
     """
@@ -55,8 +56,9 @@ def to_properties(message: Message, kind: str) -> spec.BasicProperties:
 
 
 def without_headers(header_frame: bytes) -> bytes:
-    """A content header's frame with an empty headers table, for one that pika can't decode; all else is kept."""
-    at = spec.FRAME_HEADER_SIZE + 12  # flags, then fields in the order of their flags
+    """A content header's frame with an empty headers table, for a table that pika can't decode. Everything else is
+    kept."""
+    at = spec.FRAME_HEADER_SIZE + 12  # the flags come first, then fields in the order of their flags
     (flags,) = struct.unpack_from(">H", header_frame, at)
     at += 2
     for flag in (spec.BasicProperties.FLAG_CONTENT_TYPE, spec.BasicProperties.FLAG_CONTENT_ENCODING):
@@ -72,13 +74,13 @@ def without_headers(header_frame: bytes) -> bytes:
 def is_brokers(name: str) -> bool:
     """Whether a header is one that the broker writes.
 
-    Sent back to it, RabbitMQ up to 3.13 reads its own x-death and drops "cycles" silently.
+    If such a header is sent back, RabbitMQ up to 3.13 reads its own x-death and silently drops messages as "cycles".
     """
     return name.startswith(BROKERS_OWN)
 
 
 def is_ours(name: str) -> bool:
-    """Whether a header belongs to the message: ours, or the summary of its first death."""
+    """Whether a header belongs to the message: one of Kvasir's, or the summary of its first dead-lettering."""
     return not is_brokers(name) or name in _DEATH_SUMMARY
 
 
@@ -106,14 +108,14 @@ def _plain(value: Any) -> Header | None:
 
 
 def _writable(value: Header) -> str | int | dict[str, str]:
-    """pika reads floats as whole numbers, so a float travels as a small table."""
+    """A value that pika can write: it reads floats as whole numbers, so a float travels as a small table."""
     if isinstance(value, float):
         return {"float": repr(value)}
     return value if isinstance(value, str) else int(value)
 
 
 def _text(value: object) -> str:
-    """A short string; pika hands out bytes where it is not UTF-8."""
+    """A short string. pika returns bytes if it is not UTF-8."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return value if isinstance(value, str) else ""

@@ -1,7 +1,8 @@
-"""Publishing with confirms in a window, over reconnects.
+"""Publishes messages with a limited number of unconfirmed ones, and continues after reconnects.
 
-A message is followed by its delivery tag, which also travels in the AMQP property `type`: RabbitMQ returns an
-unroutable message without saying which confirm belongs to it, and neither message_id nor address is unique.
+Each message is tracked by its delivery tag, which also travels in the AMQP property `type`. This is needed because
+RabbitMQ returns an unroutable message without saying which confirm belongs to it, and neither message_id nor address is
+unique.
 """
 
 import itertools
@@ -26,14 +27,14 @@ from messages.errors import BrokerUnavailable, InvalidMessage, NoQueue
 
 log = logging.getLogger(__name__)
 
-# A channel that the broker closes for one bad message takes its neighbours along; they are published again. After so
-# many closings a message counts as the bad one.
+# When the broker closes a channel because of one bad message, the other unconfirmed messages are lost with it and
+# published again. After this many closings a message counts as the bad one.
 MAX_REFUSALS = 3
 MAX_LOSSY_BACKLOG = 10_000
 
 
 class Outgoing:
-    """A message on its way, and the stream that waits for it."""
+    """A message being published, and the stream that waits for its confirm."""
 
     __slots__ = ("is_returned", "message", "refusals", "stream", "to")
 
@@ -50,40 +51,40 @@ class Outgoing:
 
 
 class Publisher:
-    """The publish connection: its confirming channel, and beside it one for messages that may be lost.
+    """The publish connection, with a confirming channel and a second channel for messages that may be lost.
 
-    `send`, `send_lossy` and `close` are for any thread; all else runs on the IO thread.
+    `send`, `send_lossy` and `close` may be called from any thread. Everything else runs on the IO thread.
     """
 
     def __init__(self, settings: Sequence[pika.URLParameters], make_wire: Callable[[], Wire]) -> None:
         self.connection = Connection(settings, self._on_opened, lambda: self.connection.submit(self._drain), make_wire)
         self.connection.is_pinned = lambda: bool(self._in_flight or self._backlog)
-        self._channel: pika.channel.Channel | None = None  # set while it is in confirm mode
+        self._channel: pika.channel.Channel | None = None  # set while the channel is in confirm mode
         self._next_tag = 1
         self._in_flight: dict[int, Outgoing] = {}  # by delivery tag, in order
         self._backlog: deque[Outgoing] = deque()  # any thread appends, the IO thread takes
-        self._is_drain_due = False  # a task will publish what waits
+        self._is_drain_due = False  # whether a task will publish the backlog
         self._lossy: pika.channel.Channel | None = None
         self._lossy_backlog = 0
         self._backoff = Backoff()
         self._closed = False
-        self.ready = threading.Event()  # set once the channels were open: the lossy one is asked for first
+        self.ready = threading.Event()  # set once both channels have been open; the lossy one is opened first
 
     def send(self, outgoing: Outgoing) -> None:
-        """Publish, now or once there is a connection. The stream hears how it ended."""
+        """Publish a message now, or once there is a connection. Its stream learns how it ended."""
         self._backlog.append(outgoing)
         if not self._is_drain_due:
             self._is_drain_due = True
             self.connection.submit(self._drain)
 
     def send_lossy(self, to: Address, message: Message) -> None:
-        """Publish if that is possible right now."""
+        """Publish a message if that is possible right now."""
         if self._lossy_backlog < MAX_LOSSY_BACKLOG and self.connection.is_open:
             self._lossy_backlog += 1
             self.connection.submit(partial(self._send_lossy, to, message))
 
     def close(self) -> None:
-        """Fail whatever is unconfirmed, now and later."""
+        """Fail all unconfirmed messages, including later ones."""
         self.connection.submit(self._close)
 
     def _on_opened(self) -> None:
@@ -93,8 +94,9 @@ class Publisher:
         self._open(self._channel_opened)
 
     def _drain(self) -> None:
-        """Publish what waits, if that is possible now. A task of its own, so that many go in one piece."""
-        self._is_drain_due = False  # before the look: whoever appends after it has another task publish
+        """Publish the backlog, if that is possible now. This is a separate task, so that many messages go in one
+        write."""
+        self._is_drain_due = False  # reset before looking: a message appended later starts another task
         if self._closed:
             self._close()
         channel = self._usable()
@@ -118,19 +120,20 @@ class Publisher:
         self.connection.submit(self._drain)
 
     def _usable(self) -> pika.channel.Channel | None:
-        """The confirming channel, if it may be published on now."""
+        """The confirming channel, if it can be used now."""
         channel = self._channel
         usable = channel is not None and channel.is_open and self.connection.is_open and not self.connection.alarm
         return channel if usable else None
 
     def _publish_next(self, channel: pika.channel.Channel) -> None:
-        """Take the next message, which is unconfirmed from now on, unless it can't or needn't be published."""
+        """Take the next message and publish it, unless that is impossible or no longer wanted. From now on it is
+        unconfirmed."""
         outgoing = self._backlog.popleft()
         if outgoing.stream.is_abandoned:
             return
         try:
             self.connection.raw.wire.publish(channel, outgoing.to, outgoing.message, str(self._next_tag))
-        except Exception as error:  # noqa: BLE001  not writable as AMQP: too long, not UTF-8, out of range
+        except Exception as error:  # noqa: BLE001  not writable as AMQP: too long, not UTF-8, or out of range
             self._fail(outgoing, InvalidMessage(f"{outgoing.describe()} can't be written as AMQP: {error!r:.200}"))
             return
         self._in_flight[self._next_tag] = outgoing
@@ -142,7 +145,7 @@ class Publisher:
         self._acked(answer.delivery_tag, answer.multiple, is_refusal=isinstance(answer, spec.Basic.Nack))
 
     def _acked(self, tag: int, multiple: bool, is_refusal: bool = False) -> None:
-        """A confirm of one message, or of all up to one."""
+        """Handle a confirm of one message, or of all messages up to one."""
         for outgoing in self._take(tag, multiple):
             if outgoing.is_returned:
                 self._fail(outgoing, _no_queue(outgoing))
@@ -154,28 +157,30 @@ class Publisher:
             self._renew()
 
     def _renew(self) -> None:
-        """Go on with a new channel; what is unconfirmed is published again there.
+        """Continue with a new channel, and publish the unconfirmed messages there again.
 
-        A channel keeps to the node that led a queue when it first published to it (seen on 3.10.8). Opened before a
-        lost node's queues have new leaders, it is refused for as long as that node is away; a new one finds them.
+        A channel keeps using the node that led a queue when it first published to it (seen on 3.10.8). If it was opened
+        before a lost node's queues had new leaders, it is refused as long as that node is away. A new channel finds the
+        new leaders.
         """
         if self._channel is not None and self._channel.is_open:
             self._channel.close()
 
     def _take(self, tag: int, multiple: bool) -> list[Outgoing]:
-        last = tag or self._next_tag  # tag 0: all
+        last = tag or self._next_tag  # tag 0 means all
         tags = list(itertools.takewhile(last.__ge__, self._in_flight)) if multiple else [tag]
         self._backoff.reset()
         return [self._in_flight.pop(confirmed_tag) for confirmed_tag in tags if confirmed_tag in self._in_flight]
 
     def _on_return(self, _channel: Any, _method: Any, properties: spec.BasicProperties, _body: bytes) -> None:
-        """Unroutable. The confirm of the same message follows."""
+        """Handle an unroutable message. The confirm of the same message follows."""
         outgoing = self._in_flight.get(int(properties.type or 0))
         if outgoing:
             outgoing.is_returned = True
 
     def _channel_closed(self, _channel: pika.channel.Channel, reason: BaseException) -> None:
-        """By the broker for one bad message, or with the connection. Publish again what has no confirm."""
+        """The channel was closed, by the broker because of a bad message, or with the connection. Publish all
+        unconfirmed messages again."""
         self._channel = None
         retries = [outgoing for outgoing in self._in_flight.values() if not self._is_refused(outgoing, reason)]
         self._in_flight.clear()
@@ -186,7 +191,7 @@ class Publisher:
             self.connection.later(self._backoff.next_s(), partial(self._open, self._channel_opened))
 
     def _is_refused(self, outgoing: Outgoing, reason: BaseException) -> bool:
-        """Whether this closing ended the message, too. `outgoing` has then been failed."""
+        """Whether this message is the reason for the closing. If so, it has been failed."""
         exchange = _missing_exchange(reason)
         if outgoing.is_returned or exchange == outgoing.to.exchange:
             self._fail(outgoing, _no_queue(outgoing))
@@ -216,7 +221,7 @@ class Publisher:
             return
         try:
             self.connection.raw.wire.publish(self._lossy, to, message, "")
-        except Exception as error:  # noqa: BLE001  nobody waits to hear of it
+        except Exception as error:  # noqa: BLE001  no caller waits for this error
             log.debug("dropped a message to %s: %r", to, error)
 
     def _close(self) -> None:
@@ -239,10 +244,10 @@ class Stream:
         self._confirm_count = 0
         self._error: Exception | None = None
         self.outcomes: queue.SimpleQueue[tuple[Outgoing, Exception | None]] = queue.SimpleQueue()
-        self.is_abandoned = False  # the caller is gone: don't publish again for it
+        self.is_abandoned = False  # the caller is gone, so its messages are not published again
 
     def publish_all(self, sends: Iterable[tuple[Address, Message]], on_confirmed: Callable[[Message], None]) -> int:
-        """Publish all; returns how many were confirmed. Raises the first error once nothing is in flight."""
+        """Publish all messages. Returns how many were confirmed. Raises the first error once nothing is in flight."""
         try:
             for to, message in sends:
                 self._wait_for_window(on_confirmed)
@@ -260,8 +265,9 @@ class Stream:
 
     def _wait_for_window(self, on_confirmed: Callable[[Message], None]) -> None:
         if self._in_flight >= self._window:
-            # By a tenth of it: while the caller makes messages, the IO thread hardly gets to write them, and the broker
-            # must not run dry meanwhile. One by one the two threads would take turns for each message.
+            # Refill the window in steps of a tenth. While the caller makes messages, the IO thread hardly gets to write
+            # them, and the broker must not run dry meanwhile. If messages were added one by one, the two threads would
+            # take turns for each message.
             while self._in_flight > self._window - max(1, self._window // 10):
                 self._settle_one(on_confirmed)
         while not self.outcomes.empty():
@@ -283,7 +289,7 @@ class Stream:
 
 
 def _missing_exchange(reason: BaseException) -> str | None:
-    """The exchange for whose lack the broker closed the channel."""
+    """The name of the missing exchange because of which the broker closed the channel, or None."""
     if not isinstance(reason, ChannelClosedByBroker) or reason.reply_code != NOT_FOUND:
         return None
     match = re.search(r"no exchange '(.*)' in vhost", reason.reply_text)
@@ -292,5 +298,6 @@ def _missing_exchange(reason: BaseException) -> str | None:
 
 def _no_queue(outgoing: Outgoing) -> NoQueue:
     return NoQueue(
-        f"{outgoing.describe()}: no such queue on the broker. Is the model in the configuration of everyone involved?"
+        f"{outgoing.describe()}: there is no such queue on the broker. "
+        "Check that the model is in the configuration of every machine."
     )

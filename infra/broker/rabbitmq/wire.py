@@ -1,7 +1,8 @@
 """The layer between pika and the socket.
 
-pika writes to a transport, and hears as a protocol of what came (`pika.adapters.utils.nbio_interface`). A `Wire` is the
-transport to pika and the protocol to the socket's side, all on the IO thread. It fixes what would cost deliveries:
+pika writes to a transport, and acts as the protocol that receives data (`pika.adapters.utils.nbio_interface`). A `Wire`
+is the transport for pika and the protocol for the socket's side, all on the IO thread. It fixes problems that would
+cost deliveries:
 
 - A headers table that pika can't decode ends its connection, and so for ever, since the broker then delivers the
   message again. Such a table is left out.
@@ -24,96 +25,100 @@ from pika.exceptions import AMQPError, AMQPHeartbeatTimeout  # type: ignore[impo
 from infra.broker.base import Address, Message
 from infra.broker.rabbitmq.properties import to_properties, without_headers
 
-# What is done with a delivery: its tag, the message, how often the broker took it back.
+# Handles a delivery: its tag, the message, and how often the broker took it back.
 Taker = Callable[[int, Message, int], None]
-# What is done with a confirm: the delivery tag, and whether it is of all messages up to that one.
+# Handles a confirm: the delivery tag, and whether it covers all messages up to that tag.
 Confirmer = Callable[[int, bool], None]
 
 _LOOKS = 8
 
 
 class Wire:
-    """The wire of one connection. Without speed-ups: pika writes and reads every frame."""
+    """The wire of one connection, without speed-ups: pika writes and reads every frame."""
 
     def __init__(self) -> None:
-        # Who is served without pika by a wire that can: by channel and consumer tag, and by channel.
+        # Handlers that a faster wire calls without pika: deliveries by channel and consumer tag, confirms by channel.
         self.takers: dict[tuple[int, bytes], Taker] = {}
         self.confirmers: dict[int, Confirmer] = {}
         self.cut_reason: Exception | None = None
         self.protocol: Any = None
-        self.transport: Any = None  # None: there is no socket behind it
+        self.transport: Any = None  # None while there is no socket behind it
         self._unread_bytes = b""
         self._silent_looks = 0
 
     def link(self, protocol: Any) -> "Wire":
-        """Lie between pika, which is `protocol`, and whoever calls `connection_made`."""
+        """Connect the two sides: `protocol` is pika, and the other side is the caller of `connection_made`."""
         self.protocol = protocol
         return self
 
     def publish(self, channel: pika.channel.Channel, to: Address, message: Message, tag: str) -> None:
-        """Send a message, whose return by the broker names `tag`; "": it may be lost. Raises what pika can't write."""
+        """Send a message. If the broker returns it, the return names `tag`; "" means that the message may be lost.
+        Raises pika's errors for what can't be written."""
         properties = to_properties(message, tag)
         channel.basic_publish(to.exchange, to.key, message.body, properties, mandatory=bool(tag))
 
     def cork(self) -> None:
-        """More is about to be sent: it may be held back until `uncork`."""
+        """More data will be sent soon, so it may be held back until `uncork`."""
 
     def uncork(self) -> None:
-        """Send what was held back."""
+        """Send the data that was held back."""
 
     def cut(self, reason: Exception) -> None:
-        """End it without a word to the broker."""
+        """End the connection without a goodbye to the broker."""
         self.cut_reason = reason
         self.transport.abort()
 
     def listen(self, heartbeat_s: float, later: Callable[[float, Callable[[], None]], object]) -> None:
-        """From now on give it up when it has said nothing in a heartbeat and a half, or a heartbeat and 5 s.
+        """From now on, give the connection up when it was silent for a heartbeat and a half, or for a heartbeat and 5
+        s.
 
-        There are eight looks in that while. They are counted, not seconds: a process that was stopped, or had no
-        processor, first reads what came meanwhile. pika hears a heartbeat at each look, which keeps its own from doing
-        anything.
+        The wire looks eight times during that time. It counts looks and not seconds, so that a process that was
+        stopped, or got no CPU time, first reads what arrived meanwhile. At each look pika is given a heartbeat, so that
+        its own check never acts.
         """
         if self.transport is None:
             return
         if self._silent_looks >= _LOOKS:
-            self.cut(AMQPHeartbeatTimeout(f"it said nothing in {_LOOKS} looks, with a heartbeat of {heartbeat_s} s"))
+            self.cut(
+                AMQPHeartbeatTimeout(f"the broker was silent in {_LOOKS} looks, with a heartbeat of {heartbeat_s} s")
+            )
             return
         self._silent_looks += 1
         self.protocol.data_received(frame.Heartbeat().marshal())
         later((heartbeat_s + min(5.0, heartbeat_s / 2)) / _LOOKS, partial(self.listen, heartbeat_s, later))
 
     def connection_made(self, transport: Any) -> None:
-        """Of the protocol."""
+        """Part of the protocol's interface."""
         self.transport = transport
         self.protocol.connection_made(self)
 
     def connection_lost(self, error: BaseException | None) -> None:
-        """Of the protocol."""
+        """Part of the protocol's interface."""
         self.transport = None
         self.protocol.connection_lost(error or self.cut_reason)
 
     def eof_received(self) -> Any:
-        """Of the protocol."""
+        """Part of the protocol's interface."""
         return self.protocol.eof_received()
 
     def data_received(self, data: bytes) -> None:
-        """Of the protocol."""
+        """Part of the protocol's interface."""
         self._silent_looks = 0
         self._unread_bytes += data
         while size := self.read(self._unread_bytes):
             self._unread_bytes = self._unread_bytes[size:]
 
     def write(self, data: bytes) -> None:
-        """Of the transport."""
+        """Part of the transport's interface."""
         if self.transport is not None:
             self.transport.write(data)
 
     def abort(self) -> None:
-        """Of the transport."""
+        """Part of the transport's interface."""
         self.transport.abort()
 
     def read(self, data: bytes) -> int:
-        """Hand on the frame at the start of `data`; returns its bytes, 0 if it is cut off."""
+        """Pass on the frame at the start of `data`. Returns its length in bytes; 0 if it is incomplete."""
         if len(data) < spec.FRAME_HEADER_SIZE:
             return 0
         size: int = spec.FRAME_HEADER_SIZE + struct.unpack_from(">L", data, 3)[0] + spec.FRAME_END_SIZE
@@ -124,7 +129,7 @@ class Wire:
 
 
 def _decodable(frame_bytes: bytes) -> bytes:
-    """A frame, without its headers table if pika can't decode that."""
+    """The frame, without its headers table if pika can't decode that table."""
     if frame_bytes[0] != spec.FRAME_HEADER:
         return frame_bytes
     try:

@@ -333,7 +333,7 @@ def test_what_is_supervised_is_started_again_when_it_ends_and_stopped_when_asked
     # Then it is running for the second time, and once only
     wait_until(lambda: len(lines.read_text().split()) == 2 if lines.exists() else False, "it was started again", 30)
     assert supervise.supervisor_pid(run.with_suffix(".pid"))
-    assert "it ended with 3" in log.read_text()
+    assert "the command ended with 3" in log.read_text()
     # And stopping it ends it
     assert subprocess.run([*ask, "stop", *more], timeout=60).returncode == 0
     assert subprocess.run([*ask, "status", *more], timeout=60).returncode == 3
