@@ -1,6 +1,6 @@
-"""What both workers decide about a delivery before anything is done for it: small steps, in their order.
+"""What both workers check about a delivery before they work on it, in this order.
 
-A step that finds something raises; how that settles the delivery is said in `infra.broker.settle`.
+A check that finds something raises. `infra.broker.settle` says how the delivery is settled then.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,34 +15,34 @@ from messages import codec
 from messages.errors import Poison, Stopped
 from messages.jobs import DecodeJob, PrefillJob
 
-SUSPECT_AFTER_CRASHES = 3  # crashes of workers that held the job
+SUSPECT_AFTER_CRASHES = 3  # number of workers that died while holding the job
 POISON_AFTER_CRASHES = SUSPECT_AFTER_CRASHES + 2
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Everything known about a job besides its message."""
+    """What is known about a job besides its message."""
 
     job: PrefillJob
-    is_cancelled: bool  # its batch is
+    is_cancelled: bool  # whether its batch is cancelled
     now: float  # the store's clock
     crashes: int  # how many workers died while holding it
 
 
 def stop_cancelled(attempt: Attempt[Any], standing: Standing) -> None:
-    """Its batch was cancelled."""
+    """Stop the attempt if the batch was cancelled."""
     if standing.is_cancelled:
         _stop(attempt, "cancelled")
 
 
 def stop_expired(attempt: Attempt[Any], standing: Standing) -> None:
-    """Its deadline has passed."""
+    """Stop the attempt if the job's deadline has passed."""
     if standing.job.deadline and standing.now > standing.job.deadline:
         _stop(attempt, "expired")
 
 
 def bury_poison(_attempt: Attempt[Any], standing: Standing) -> None:
-    """It killed its workers even where it ran alone."""
+    """Raise Poison if the job killed workers even when it ran alone."""
     if standing.crashes >= POISON_AFTER_CRASHES:
         raise Poison(
             f"{standing.crashes} workers died while holding it, the last ones while it ran alone: it kills its worker"
@@ -50,7 +50,7 @@ def bury_poison(_attempt: Attempt[Any], standing: Standing) -> None:
 
 
 def isolate_suspect(attempt: Attempt[Any], standing: Standing) -> None:
-    """Too many workers died while holding it: from now on it runs alone."""
+    """Stop the attempt if too many workers died while holding the job. From then on the job runs alone."""
     if standing.crashes >= SUSPECT_AFTER_CRASHES and not is_suspects_queue(attempt.deliveries[0].queue):
         _stop(attempt, "suspect")
 
@@ -64,10 +64,13 @@ def _stop(attempt: Attempt[Any], reason: StopReason) -> None:
 
 
 class Checks:
-    """The steps, and where they look.
+    """The checks, and the sources of their facts.
 
     Args:
-        count_crashes: a block in which a job is worked on, by stage, job id, run and returns; gives earlier crashes.
+        is_cancelled: whether a batch, given by its id, is cancelled.
+        now: the store's clock.
+        count_crashes: returns a context manager for the time in which a job is worked on, by stage, job id, run and
+            returns. It yields the number of earlier crashes, and counts one if the worker dies within the block.
     """
 
     def __init__(
@@ -82,9 +85,9 @@ class Checks:
 
     @contextmanager
     def passed(self, attempt: Attempt[Any]) -> Iterator[Standing]:
-        """Read the message, take all steps, and count a crash should the worker die within the block.
+        """Read the message and run all checks. If the worker dies within the block, a crash is counted.
 
-        Raises Stopped and Poison, and what reading raises.
+        Raises Stopped, Poison, and the errors of reading the message.
         """
         envelope = attempt.envelope
         with self._count_crashes(envelope.stage, envelope.job_id, envelope.run, envelope.returns) as crashes:

@@ -1,12 +1,12 @@
-"""Jobs of milliseconds in larger steps: the way to a real broker and back takes longer than they do.
+"""Handles jobs that take milliseconds in groups, because a round trip to a real broker takes longer than such a job.
 
-    one by one (`OneByOne`)                  here
-    one delivery held for each slot          many, by the time that one takes (`adaptive_prefetch`)
-    one delivery handled in a slot           a group of those that have arrived (`QuickJobs.accept`)
-    each committed in its slot's thread      all that are ready together, in a thread of its own (`GroupCommit`)
+    one by one (`OneByOne`)                  in groups (`QuickJobs`)
+    one delivery is held for each slot       many are held; how many depends on a job's time (`adaptive_prefetch`)
+    one delivery is handled in a slot        a group of deliveries that have arrived is handled (`QuickJobs.accept`)
+    each is committed in its slot's thread   all that are ready are committed together in one thread (`GroupCommit`)
 
-The order within each job stays the same; after a crash more jobs are delivered again. A worker is complete without
-this. It is used with a real broker only: in one process nothing is saved by it.
+The order of steps within each job stays the same. After a crash, more jobs are delivered again. A worker also works
+without this module. It is used only with a real broker, because it saves nothing in one process.
 """
 
 import logging
@@ -25,23 +25,25 @@ from infra.worker_loop import NO_HELP, GroupHelp, OneByOne, SlotPool
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# Of quick jobs so many are held at once, by the time that one takes: together they take a second or two.
+# Jobs that take less time than this are quick or instant, and this many are held: one to two seconds of work.
 QUICK_S, HELD_IF_QUICK = 0.05, 32
 INSTANT_S, HELD_IF_INSTANT = 0.005, 256
-# Jobs that arrived together make a group if they take no longer than this together.
+# Jobs that arrived together make a group if all of them take no longer than this.
 GROUP_S = 0.02
-# After so long the rest of a group goes back: somebody else may be free, and what is ready waits for them.
+# After this time the rest of a group is handed back, so that finished jobs don't wait for it and other workers can take
+# it.
 GROUP_PATIENCE_S = 0.5
-# So long quick jobs may lie here behind one that turned out slow.
+# Quick jobs may wait this long behind one that turned out to be slow.
 _FULL_S = 1.0
-_SLOW_S = 2 * QUICK_S  # from here on jobs are quick no more
+_SLOW_S = 2 * QUICK_S  # from this time on, jobs don't count as quick
 _LARGE_BYTES = 16 * 1024
 
 
 def adaptive_prefetch(mean_s: float, current: int) -> int:
-    """How many jobs that take `mean_s` to hold at once; 1: they are not quick. `current`: how many are now.
+    """Return how many jobs that take `mean_s` to hold at once; 1 if they are not quick.
 
-    A level is left at twice the time at which it is entered, or it would change with every job.
+    `current` is the number held now. A level is left only at twice the time at which it is entered, so that it doesn't
+    change with every job.
     """
     for limit_s, count in ((INSTANT_S, HELD_IF_INSTANT), (QUICK_S, HELD_IF_QUICK)):
         if mean_s < limit_s * (2 if current >= count else 1):
@@ -50,7 +52,7 @@ def adaptive_prefetch(mean_s: float, current: int) -> int:
 
 
 class QuickConsumer(Consumer):
-    """A consumer that holds more jobs than asked for while they are quick. Used from one thread, `nudge` excepted."""
+    """A consumer that holds more jobs than asked for while jobs are quick. All but `nudge` are used from one thread."""
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class QuickConsumer(Consumer):
         hand_back: Callable[[Iterable[Delivery]], None],
     ) -> None:
         self.queue = queue
-        self.at_once = 1  # by `adaptive_prefetch`
+        self.at_once = 1  # number of jobs to hold, from `adaptive_prefetch`
         self._broker = broker
         self._least = self._prefetch = prefetch
         self._mean_s = mean_s
@@ -74,11 +76,11 @@ class QuickConsumer(Consumer):
         return self._consumer.receive(timeout_s)
 
     def receive_more(self) -> Delivery | None:
-        """A delivery that has arrived already, or None."""
+        """Return a delivery that has arrived already, or None."""
         return self._consumer.receive(0)
 
     def hold(self, at_once: int) -> None:
-        """Hold so many at once from now on; fewer than now: what nobody received goes back."""
+        """Hold this many deliveries at once from now on. If that is fewer than now, unreceived ones are handed back."""
         prefetch, narrower = max(self._least, at_once), at_once < self.at_once
         self.at_once = at_once
         if narrower:
@@ -112,7 +114,7 @@ class QuickConsumer(Consumer):
 
 
 class QuickJobs(OneByOne[T]):
-    """See `OneByOne`; around the same handler and settler."""
+    """Handles jobs in groups. It replaces `OneByOne`, with the same handler and settler."""
 
     def __init__(
         self,
@@ -127,9 +129,9 @@ class QuickJobs(OneByOne[T]):
         self._help = group_help
         self._measured_s = _SLOW_S
         self._consumer: QuickConsumer | None = None
-        self._full_since = 0.0  # monotonic clock; 0: a slot was free at the last look
+        self._full_since = 0.0  # since when no slot has been free; monotonic clock; 0: one was free at the last check
         self._group_commit = GroupCommit("committing", commit, HELD_IF_INSTANT)
-        self._of_thread = threading.local()  # `.ready`: what the group in a slot's thread has come to so far
+        self._of_thread = threading.local()  # `.ready`: the outcomes so far of the group in this slot's thread
 
     def consume(self, queue: str, prefetch: int) -> Consumer:
         """See `OneByOne`."""
@@ -137,7 +139,7 @@ class QuickJobs(OneByOne[T]):
         return self._consumer
 
     def wait(self, timeout_s: float) -> bool:
-        """See `OneByOne`. What lies here for long behind a slow job goes back."""
+        """See `OneByOne`. Jobs that have waited long behind a slow one are handed back."""
         is_free = super().wait(timeout_s)
         now = time.monotonic()
         self._full_since = 0.0 if is_free else self._full_since or now
@@ -146,9 +148,10 @@ class QuickJobs(OneByOne[T]):
         return is_free
 
     def accept(self, delivery: Delivery) -> None:
-        """See `OneByOne`; with it what has arrived after it, as far as that is done in one go.
+        """See `OneByOne`. Jobs that arrived after this one join it, if all of them can be done in one go.
 
-        One that came back goes by itself: if it takes the worker along, its neighbours shall not count as crashed.
+        A redelivered job is handled separately: if it kills the worker, the others must not be counted as crashed with
+        it.
         """
         group, newest = [delivery], delivery
         alone: list[Delivery] = []
@@ -160,18 +163,18 @@ class QuickJobs(OneByOne[T]):
                     break
                 (alone if is_redelivery(more) else group).append(more)
                 newest = more
-            if self._is_large(newest):  # nothing is held behind it that somebody else could do meanwhile
+            if self._is_large(newest):  # hand back the jobs behind it, which other workers can do meanwhile
                 self._measured_s = _SLOW_S
                 self._consumer.hold(1)
         for together in (group, *([single] for single in alone)):
             self.accept_group(together)
 
     def accept_group(self, group: list[Delivery]) -> None:
-        """Have these handled in one slot, one after the other."""
+        """Handle these deliveries in one slot, one after the other."""
         self.slots.run_in_slot(partial(self._handle_group, group), len(group))
 
     def commit(self, outcome: T) -> None:
-        """See `OneByOne`; soon, with all that are ready then."""
+        """See `OneByOne`. The outcome is committed soon, together with all others that are ready then."""
         self._of_thread.ready.append(outcome)
 
     def uncommitted(self) -> list[T]:
@@ -194,15 +197,15 @@ class QuickJobs(OneByOne[T]):
         start, left = time.monotonic(), group
         try:
             with self._help.looked_up(group) if len(group) > 1 else nullcontext():
-                # The first is handled in any case; those behind it may turn out slower than was thought.
+                # The first is always handled. The jobs behind it may take longer than expected.
                 while left and (left is group or time.monotonic() - start <= GROUP_PATIENCE_S):
                     delivery, *left = left
-                    if ready and self._is_large(delivery):  # jobs that are ready must not wait for this one
+                    if ready and self._is_large(delivery):  # jobs that are ready must not wait for a large one
                         self._group_commit.add(*ready)
                         ready.clear()
                     self._handle(delivery, _stay)
             self._settler.hand_back_all(left)
-        finally:  # whatever ends the group: what is ready is committed
+        finally:  # outcomes that are ready are committed even if the group ends with an error
             leave_slot()
             if ready:
                 self._group_commit.add(*ready)
@@ -213,25 +216,25 @@ class QuickJobs(OneByOne[T]):
         return self._help.mean_s() if self._help.mean_s else self._measured_s
 
     def _may_have_neighbours(self, delivery: Delivery) -> bool:
-        """Whether it was pushed, and for the first time."""
+        """Whether the delivery was pushed by the broker, for the first time."""
         return self._consumer is not None and delivery.queue == self._consumer.queue and not is_redelivery(delivery)
 
     def _is_large(self, delivery: Delivery) -> bool:
-        """Whether its prompt is so long that it is not quick, whatever came before it, as far as was measured here."""
+        """Whether the prompt is too long to be quick. This is used only if the job's time is measured here."""
         return self._help.mean_s is None and len(delivery.message.body) > _LARGE_BYTES
 
 
 def _stay() -> None:
-    """A group leaves its slot at its end."""
+    """Do nothing, because the group leaves its slot only at its end."""
 
 
 class GroupCommit(Generic[T]):
-    """Gives items to `work` in a thread of its own, as many as there are, in order. What `work` raises is logged.
+    """Calls `work` in a separate thread with all items that are ready, in order. Errors of `work` are logged.
 
-    While one group is under way, the next one gathers: settling is cheaper for many at once. With one item now and
-    then each is a group of its own, and waits for nobody. The word is that of databases.
+    While one group is being committed, the next one gathers, because settling many jobs at once is cheaper. If items
+    come only now and then, each forms its own group and doesn't wait. The name comes from databases.
 
-    While `limit` or more are unfinished `add` waits. Thread-safe.
+    `add` waits while `limit` or more items are unfinished. Thread-safe.
     """
 
     def __init__(self, name: str, work: Callable[[list[T]], None], limit: int) -> None:
@@ -245,7 +248,7 @@ class GroupCommit(Generic[T]):
         self._closed = False
 
     def add(self, *items: T) -> None:
-        """Have these done soon."""
+        """Add items, to be committed soon."""
         with self._condition:
             self._condition.wait_for(lambda: len(self._under_way) + len(self._queue) < self._limit)
             self._queue += items
@@ -255,17 +258,17 @@ class GroupCommit(Generic[T]):
                 self._thread.start()
 
     def snapshot(self) -> list[T]:
-        """A snapshot."""
+        """Return the items that are not finished now."""
         with self._condition:
             return self._under_way + self._queue
 
     def finish(self) -> None:
-        """Return when everything added so far is done."""
+        """Return when every item that was added so far is finished."""
         with self._condition:
             self._condition.wait_for(lambda: not self._under_way and not self._queue)
 
     def close(self) -> None:
-        """Finish, and end the thread. Nothing may be added after that."""
+        """Finish all items and end the thread. No item may be added after that."""
         self.finish()
         with self._condition:
             self._closed = True
@@ -280,7 +283,7 @@ class GroupCommit(Generic[T]):
                 return
             try:
                 self._work(self._under_way)
-            except Exception:  # a bug of ours must not end the thread that everybody waits for
+            except Exception:  # a bug must not end the thread that all slots depend on
                 log.exception("%s: bug", self._name)
             with self._condition:
                 self._under_way = []

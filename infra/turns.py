@@ -1,4 +1,7 @@
-"""A worker's next job of lane `bulk`: batches take turns, since each has a queue to itself while there are enough."""
+"""Chooses a worker's next job of lane `bulk`: batches take turns.
+
+Each batch has its own queue while there are enough queues.
+"""
 
 import time
 from collections import deque
@@ -12,10 +15,11 @@ _LOOK_S = 0.25
 
 
 class Turns:
-    """The queues of lane `bulk` of one stage of a model. Used from one thread.
+    """The `bulk` queues of one stage of a model. Used from one thread.
 
-    The first one is the flow's own affair, which may have its jobs pushed. The others are pulled, and one that was
-    empty is left alone for a while: so they cost the broker nothing while a single batch is under way.
+    The flow reads the first queue itself, and may have its jobs pushed by the broker. The other queues are pulled. A
+    queue that was empty is not asked again for a while, so the other queues cost the broker hardly anything while only
+    one batch runs.
     """
 
     def __init__(self, broker: Broker, stage: WorkerStage, model: str) -> None:
@@ -25,9 +29,9 @@ class Turns:
         self.first = self._line[0]
 
     def take(self, take_first: Callable[[], Delivery | None]) -> Delivery | None:
-        """A job of the queue whose turn it is, or of the next one that has any; None: nothing waits.
+        """Return a job of the queue whose turn it is, or of the next queue that has one; None if no job waits.
 
-        `take_first` takes one of the first queue. Raises BrokerUnavailable, NoQueue.
+        `take_first` takes a job of the first queue. Raises BrokerUnavailable, NoQueue.
         """
         for queue in list(self._line):
             self._line.rotate(-1)
@@ -43,5 +47,5 @@ class Turns:
         return None
 
     def pull(self) -> Delivery | None:
-        """As `take`, with every queue pulled."""
+        """Return a job as `take` does, but pull from the first queue too."""
         return self.take(lambda: self._broker.get(self.first))

@@ -1,1 +1,1 @@
-"""The broker: its contract, its topology, and how deliveries are taken and settled."""
+"""The broker: its contract, its topology, and how deliveries are received and settled."""

@@ -1,4 +1,4 @@
-"""Deaths that the broker made (a queue's delivery limit): every worker answers them, so that none ends in silence."""
+"""Answers the messages that the broker gave up after too many returns, so that each of their jobs gets a result."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from messages.workers import WorkerStage
 
 
 def answer_deaths(broker: Broker, settler: Settler, model: str) -> None:
-    """Failed result, then dead-letters, then ack, for what lies in `deaths`, at most 100 of them.
+    """Settle up to 100 messages of the queue `deaths`: publish a failed result and a dead letter for each, then ack it.
 
-    `model` names the model of a message that doesn't say its own. Raises BrokerUnavailable.
+    `model` is the model of a message that doesn't name its own. Raises BrokerUnavailable.
     """
     for _ in range(100):
         delivery = broker.get(topology.DEATHS)

@@ -1,1 +1,1 @@
-"""Puts Kvasir on the machines of kvasir.toml: what runs where, how it is kept running, and how it gets there."""
+"""Deploys Kvasir to the machines of kvasir.toml: what runs where, how it is kept running, and how it gets there."""

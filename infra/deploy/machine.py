@@ -1,4 +1,4 @@
-"""A machine as it is deployed to: what it says of itself, and where Kvasir lies there."""
+"""A machine to deploy to: what it reports about itself, and where Kvasir is on it."""
 
 import getpass
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from infra.deploy.remote import DeployFailed, Remote
 from infra.deploy.units import Place
 from infra.deploy.wheelhouse import WheelTarget, system_of
 
-# Neither systemd nor launchd reads a login shell's profile.
+# systemd and launchd don't read a login shell's profile, so PATH is set explicitly.
 _PATHS = {
     "macos": "/opt/homebrew/bin:/opt/homebrew/sbin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
     "linux-cuda": "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
     "linux": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
 }
 _OLDEST_PYTHON = (3, 11)
-# The first of these that is new enough and can make a virtual environment.
+# Finds the first of these interpreters that is new enough and can create a virtual environment.
 _PROBE = """
 export PATH="$PATH:/opt/homebrew/bin:/usr/local/bin"
 for p in python3.13 python3.12 python3.11 python3; do
@@ -31,7 +31,7 @@ echo "$HOME"; id -un; uname -s; uname -m; echo "$version"; echo "$found"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a machine reports. `python`: the path of the interpreter that makes environments."""
+    """What a machine reports. `python` is the path of the interpreter that creates environments."""
 
     home: str
     user: str
@@ -40,7 +40,7 @@ class Facts:
 
 
 def probe(remote: Remote) -> Facts:
-    """Ask the machine. Raises DeployFailed if it can't be reached or has no Python that will do."""
+    """Ask the machine for its facts. Raises DeployFailed if it can't be reached, or has no suitable Python."""
     lines = remote.run_script(_PROBE, timeout_s=60).splitlines()
     home, user, system, processor, version, python = (*lines, "", "", "", "", "", "")[:6]
     if not version:
@@ -52,7 +52,7 @@ def probe(remote: Remote) -> Facts:
 
 
 def default_facts(machine: MachineSettings) -> Facts:
-    """What a dry run assumes about a machine."""
+    """Return the facts that a dry run assumes about a machine."""
     user = machine.user or getpass.getuser()
     mac = machine.platform == "macos"
     home = f"/{'Users' if mac else 'home'}/{user}"
@@ -61,6 +61,6 @@ def default_facts(machine: MachineSettings) -> Facts:
 
 
 def place_of(machine: MachineSettings, facts: Facts) -> Place:
-    """Kvasir's place on the machine."""
+    """Return Kvasir's place on the machine."""
     folder = machine.folder if machine.folder.startswith("/") else f"{facts.home}/{machine.folder}"
     return Place(facts.home, facts.user, folder, {"PATH": _PATHS[machine.platform]})

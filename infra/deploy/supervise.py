@@ -1,8 +1,9 @@
-"""Keeps one command running where neither systemd nor launchd does: `start | stop | status RUN LOG -- COMMAND…`.
+"""Keeps one command running without systemd or launchd: `start | stop | status RUN LOG -- COMMAND…`.
 
-RUN is a path without suffix: RUN.pid holds the supervisor's process id and is locked while it lives, so that a
-process id that was given to somebody else is never mistaken for it. The command is started again when it ends, after
-1 to 30 seconds, longer each time that it ends soon. SIGTERM is passed on; the supervisor leaves after its command.
+RUN is a path without a suffix. RUN.pid holds the supervisor's process id and is locked while the supervisor lives, so a
+process id that the system has reused is not mistaken for it. When the command ends, it is started again after 1 to 30
+seconds; the pause grows each time the command ends soon. SIGTERM is passed on to the command, and the supervisor ends
+after it.
 """
 
 import fcntl
@@ -22,7 +23,7 @@ _POLL_S = 0.1
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what is asked; 0 if it was done, or if it runs; 3 if it doesn't; 2 on bad usage."""
+    """Do what the arguments say. Returns 0 if it was done or the command runs, 3 if it doesn't run, 2 on bad usage."""
     if len(arguments) < 5 or arguments[3] != "--" or arguments[0] not in ("start", "stop", "status"):
         print("usage: supervise start|stop|status RUN LOG -- COMMAND…", file=sys.stderr)  # noqa: T201
         return 2
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def supervisor_pid(lock: Path) -> int:
-    """The supervisor's process id; 0 if there is none."""
+    """Return the supervisor's process id; 0 if no supervisor runs."""
     try:
         with lock.open() as file:
             try:
@@ -48,14 +49,14 @@ def supervisor_pid(lock: Path) -> int:
 
 
 def stop(lock: Path) -> int:
-    """SIGTERM, and wait until it has left."""
+    """Send SIGTERM, and wait until the supervisor has ended."""
     if pid := supervisor_pid(lock):
         os.kill(pid, signal.SIGTERM)
     return _wait_until(lambda: not supervisor_pid(lock), _STOP_S)
 
 
 def start(lock: Path, log: Path, command: list[str]) -> int:
-    """Supervise in the background; nothing to do if it runs already."""
+    """Start a supervisor in the background, unless one runs already."""
     if supervisor_pid(lock):
         return 0
     for folder in (lock.parent, log.parent):
@@ -71,7 +72,7 @@ def start(lock: Path, log: Path, command: list[str]) -> int:
 
 
 def _wait_until(condition: Callable[[], object], within_s: float) -> int:
-    """0 once it is so, 1 if it isn't in time."""
+    """Return 0 once the condition holds, or 1 if it doesn't hold in time."""
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
@@ -81,14 +82,14 @@ def _wait_until(condition: Callable[[], object], within_s: float) -> int:
 
 
 def _detach(log: Path) -> None:
-    """Nothing of the caller's terminal is kept, or ssh would wait for it."""
+    """Redirect the standard streams to the log, because ssh waits until the caller's terminal is closed."""
     with open(os.devnull, "rb") as null_device, log.open("ab") as file:
         for number, target in ((0, null_device), (1, file), (2, file)):
             os.dup2(target.fileno(), number)
 
 
 class SupervisedCommand:
-    """The command, and the lock that says so."""
+    """The command, and the lock that shows that it is supervised."""
 
     def __init__(self, lock: Path, command: list[str]) -> None:
         self._lock = lock
@@ -97,7 +98,7 @@ class SupervisedCommand:
         self._child: subprocess.Popen[bytes] | None = None
 
     def run(self) -> int:
-        """Until SIGTERM."""
+        """Keep the command running until SIGTERM."""
         with self._lock.open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,18 +119,18 @@ class SupervisedCommand:
             if self._leaving:
                 return
             pause_s = _FIRST_PAUSE_S if time.monotonic() - started_at > _RAN_WELL_S else pause_s
-            os.write(2, f"supervise: it ended with {code}; again in {pause_s:.0f} s\n".encode())
+            os.write(2, f"supervise: the command ended with {code}; starting it again in {pause_s:.0f} s\n".encode())
             _wait_until(lambda: self._leaving, pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _run_once(self) -> int | None:
         try:
-            # The lock must not be inherited: it would outlive us.
+            # The child must not inherit the lock, which would then outlive this process.
             self._child = subprocess.Popen(self._command, close_fds=True)
         except OSError as error:
             os.write(2, f"supervise: {error}\n".encode())
             return None
-        if self._leaving:  # told to stop just now, while no child ran
+        if self._leaving:  # SIGTERM came while no child was running
             self._child.terminate()
         return self._child.wait()
 

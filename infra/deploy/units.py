@@ -1,7 +1,8 @@
-"""What is kept running on a machine, and the files that say so to systemd, launchd or our own supervisor. Pure.
+"""The processes that a machine keeps running, and the files for systemd, launchd or our own supervisor.
 
-A unit is one process: a worker, or a service. Everything lies in one folder of one user: `current` (a link to the
-release in use), `releases`, `wheelhouse`, `kvasir.toml`, `secrets`, `services`, `env`, `log`, `run`.
+A unit is one process: a worker or a service. Everything is in one folder of one user: `current` (a link to the release
+in use), `releases`, `wheelhouse`, `kvasir.toml`, `secrets`, `services`, `env`, `log`, `run`. Nothing here has side
+effects.
 """
 
 import plistlib
@@ -16,16 +17,17 @@ from infra.config.schema import CONTROL, WORKER_ROLES, Supervisor
 from infra.config.settings import MachineRole, MachineSettings
 from messages.errors import ConfigError
 
-UnitRole = Literal["prefill", "decode", "worker", "producer"]  # as which it logs in
+UnitRole = Literal["prefill", "decode", "worker", "producer"]  # the role whose user it logs in as
 
 LOOPBACK = "127.0.0.1"
-GRACE_S = 600.0  # a long answer takes minutes, and what is not finished by then is handed back
+GRACE_S = 600.0  # a long answer takes minutes; jobs that are not finished by then are handed back
 _STOP_MARGIN_S = 30.0
 _KVASIR = ("{folder}/current/bin/kvasir", "--config", "kvasir.toml", "--log-style", "json", "--log-level", "info")
 _UNSAFE = re.compile(r"[^a-z0-9]+")
-# Not there, because GPUs would be gone or CUDA and PyTorch fail: PrivateDevices, DevicePolicy and DeviceAllow, and so
-# ProtectClock, which implies one (/dev/nvidia*, /dev/dri, /dev/kfd); MemoryDenyWriteExecute (kernels are compiled when
-# they are needed). ProtectHome is not complete: weights, vLLM's environment and often Python itself are in it.
+# Left out, because GPUs would disappear, or CUDA and PyTorch would fail: PrivateDevices, DevicePolicy and DeviceAllow;
+# ProtectClock, which implies DeviceAllow (/dev/nvidia*, /dev/dri, /dev/kfd); MemoryDenyWriteExecute, since kernels are
+# compiled at run time. ProtectHome is only read-only, since weights, vLLM's environment and often Python itself are in
+# the home.
 _SANDBOX = """\
 NoNewPrivileges=true
 CapabilityBoundingSet=
@@ -47,48 +49,49 @@ SystemCallArchitectures=native
 SystemCallFilter=@system-service
 SystemCallErrorNumber=EPERM
 UMask=0077
-# What leaks memory ends alone, and is started again, before the machine has none.
+# A unit that leaks memory is ended and started again before the machine runs out of it.
 MemoryMax=90%
 """
-# The home's only other folder that can be written is .cache (models of a hub, and what vLLM compiles): what would be
-# written elsewhere in it has a place in Kvasir's.
+# Units may write to only one other folder of the home, .cache (models of a hub, and what vLLM compiles). These
+# variables move what would be written elsewhere in the home to Kvasir's folder.
 _CACHES = {"CUDA_CACHE_PATH": "cache/cuda", "TRITON_CACHE_DIR": "cache/triton", "VLLM_CONFIG_ROOT": "cache/vllm"}
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a machine keeps running. In `words` {folder} stands for the machine's folder.
+    """A process that a machine keeps running. In `words`, {folder} stands for the machine's folder.
 
-    It is ready when `http://HOST:PORT/ready` answers 200 (a worker), when `/health` does (a gateway, which may be there
-    before its workers), or when PORT takes connections (a service).
+    A worker is ready when `http://HOST:PORT/ready` answers 200. A gateway is ready when `/health` does, since it may
+    start before its workers. A service is ready when PORT accepts connections.
     """
 
     name: str
-    says: str  # what it is, for people
+    says: str  # a description for people
     words: tuple[str, ...]
     port: int
     host: str = LOOPBACK
-    environment: tuple[tuple[str, str], ...] = ()  # on top of the machine's
-    role: UnitRole | None = None  # None: a service, which has no page
+    environment: tuple[tuple[str, str], ...] = ()  # added to the machine's environment
+    role: UnitRole | None = None  # None for a service, which has no page
 
     def command(self, place: "Place") -> list[str]:
-        """As it is run there."""
+        """Return the command as it is run on the machine."""
         return [word.replace("{folder}", place.folder) for word in self.words]
 
     def variables(self, place: "Place") -> dict[str, str]:
-        """Its environment there. No secrets: unit files are readable by everybody."""
+        """Return its environment on the machine. It contains no secrets, because every user can read unit files."""
         variables = {name: value.replace("{folder}", place.folder) for name, value in self.environment}
         return {"PYTHONUNBUFFERED": "1", **place.environment, **variables}
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a machine keeps Kvasir: absolute paths, as they are there."""
+    """Where Kvasir is on a machine, in absolute paths of that machine."""
 
     home: str
     user: str
     folder: str
-    environment: Mapping[str, str] = field(default_factory=dict)  # of every unit; no secrets
+    # The environment of every unit; it contains no secrets.
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def python(self) -> str:
@@ -97,7 +100,7 @@ class Place:
 
 
 def units_of(machine: MachineSettings) -> list[Unit]:
-    """The workers of a machine, in the order of its roles, and its gateways after them."""
+    """Return the workers of a machine, in the order of its roles, and then its gateways."""
     roles = [role for role in machine.roles if role.role in WORKER_ROLES]
     gateways = [role for role in machine.roles if role.role == "gateway"]
     name_counts: dict[str, int] = {}
@@ -130,7 +133,7 @@ def _worker(name: str, role: MachineRole, port: int, host: str, hours: str) -> U
 
 
 def _page_host(machine: MachineSettings) -> str:
-    """Where Prometheus reaches its workers' pages: the address that the configuration gives, never all of them."""
+    """Return the address of its workers' pages: the configured one, or the loopback address if that is a name."""
     try:
         return str(ip_address(machine.host))
     except ValueError:
@@ -138,20 +141,20 @@ def _page_host(machine: MachineSettings) -> str:
 
 
 def supervisor_of(machine: MachineSettings) -> Supervisor:
-    """What keeps its workers running, unless the configuration says otherwise."""
+    """Return the configured supervisor, or the platform's default."""
     return cast(Supervisor, machine.supervisor) or ("launchd" if machine.platform == "macos" else "systemd")
 
 
 def unit_file(supervisor: Supervisor, unit: Unit, place: Place) -> tuple[str, str]:
-    """(path on the machine, text) of what makes the supervisor keep a unit running.
+    """Return (path on the machine, text) of the file that makes the supervisor keep a unit running.
 
-    Raises ConfigError for a value that would be more than a value there.
+    Raises ConfigError for a value with control characters, which could add lines to the file.
     """
     words = (place.user, place.home, place.folder, unit.says, *unit.command(place), *unit.variables(place).values())
     for value in words:
         if CONTROL.search(value):
             raise ConfigError(
-                f"{unit.name}: a line break or another control character can't stand in a unit: {value!r:.80}"
+                f"{unit.name}: a line break or another control character is not allowed in a unit: {value!r:.80}"
             )
     if supervisor == "systemd":
         return f"/etc/systemd/system/{unit.name}.service", _systemd(unit, place)
@@ -161,12 +164,15 @@ def unit_file(supervisor: Supervisor, unit: Unit, place: Place) -> tuple[str, st
 
 
 def label(unit: Unit) -> str:
-    """launchd's name for a unit."""
+    """Return launchd's name for a unit."""
     return f"org.kvasir.{unit.name.removeprefix('kvasir-')}"
 
 
 def control(supervisor: Supervisor, verb: Literal["start", "stop", "enable"], unit: Unit, place: Place) -> str:
-    """A shell command; `enable` makes a new or changed unit file known. Stopping waits until the worker has left."""
+    """Return a shell command that starts, stops or enables a unit.
+
+    `enable` makes the supervisor read a new or changed unit file. Stopping waits until the worker has ended.
+    """
     path = shlex.quote(unit_file(supervisor, unit, place)[0])
     if supervisor == "systemd":
         if verb == "enable":
@@ -185,7 +191,7 @@ def control(supervisor: Supervisor, verb: Literal["start", "stop", "enable"], un
 
 
 def _systemd(unit: Unit, place: Place) -> str:
-    # Only in a command does systemd read variables.
+    # systemd expands variables only in commands, so $ is escaped only here.
     command = " ".join(_quoted_for_systemd(word).replace("$", "$$") for word in unit.command(place))
     variables = {name: f"{place.folder}/{path}" for name, path in _CACHES.items()} | unit.variables(place)
     environment = "".join(f"Environment={_quoted_for_systemd(f'{k}={v}')}\n" for k, v in variables.items())
@@ -194,12 +200,12 @@ def _systemd(unit: Unit, place: Place) -> str:
     return (
         f"[Unit]\nDescription=Kvasir {_percent(unit.says)}\n"
         "Wants=network-online.target\nAfter=network-online.target\n"
-        "# Start again for ever: a broker may be away for longer than any limit.\nStartLimitIntervalSec=0\n\n"
+        "# No limit on restarts: the broker may be away for longer than any limit.\nStartLimitIntervalSec=0\n\n"
         f"[Service]\nUser={place.user}\nWorkingDirectory={_percent(place.folder)}\n{environment}"
         f"ExecStart={command}\n"
         "Restart=always\nRestartSec=2\n"
-        "# A worker that gives no sign of life any more is started again: it asks for that itself.\nNotifyAccess=main\n"
-        "# SIGTERM: it finishes what it has, and hands back what takes longer.\n"
+        "# The worker asks for systemd's watchdog itself, which restarts it when it hangs.\nNotifyAccess=main\n"
+        "# On SIGTERM it finishes its jobs, and hands back those that take longer.\n"
         f"KillSignal=SIGTERM\nTimeoutStopSec={GRACE_S + _STOP_MARGIN_S:.0f}\n"
         f"{_SANDBOX}ReadWritePaths={written}\nInaccessiblePaths={hidden}\n\n"
         "[Install]\nWantedBy=multi-user.target\n"
@@ -207,7 +213,7 @@ def _systemd(unit: Unit, place: Place) -> str:
 
 
 def _launchd(unit: Unit, place: Place) -> str:
-    # A daemon, not an agent: macOS asks an agent's user before it may reach the local network, and says nothing.
+    # A daemon and not an agent: before an agent may reach the local network, macOS asks the user, and logs nothing.
     log = f"{place.folder}/log/{unit.name}.log"
     entries = {
         "Label": label(unit),
@@ -219,7 +225,7 @@ def _launchd(unit: Unit, place: Place) -> str:
         "KeepAlive": True,
         "ThrottleInterval": 5,
         "ExitTimeOut": int(GRACE_S + _STOP_MARGIN_S),
-        "ProcessType": "Interactive",  # others get fewer cores and slower disks
+        "ProcessType": "Interactive",  # other types get fewer cores and slower disks
         "StandardOutPath": log,
         "StandardErrorPath": log,
     }
@@ -246,5 +252,5 @@ def _quoted_for_systemd(word: str) -> str:
 
 
 def _percent(text: str) -> str:
-    """systemd reads % as the beginning of a specifier."""
+    """Escape %, which begins a specifier in systemd's files."""
     return text.replace("%", "%%")

@@ -1,4 +1,4 @@
-"""The Broker contract in this process: the same topology and settlement as RabbitMQ, nothing outlives the process.
+"""The Broker contract in this process, with RabbitMQ's topology and settlement. Nothing outlives the process.
 
 server = EmbeddedServer()
 producer, worker = EmbeddedBroker(server), EmbeddedBroker(server)
@@ -31,7 +31,7 @@ class EmbeddedDelivery:
         self._is_settled = False
 
     def lose(self) -> None:
-        """Its channel is gone."""
+        """Mark the delivery as lost, because its channel is gone."""
         self.is_lost = not self._is_settled
 
     def ack(self) -> bool:
@@ -55,7 +55,7 @@ class EmbeddedConsumer(BufferedConsumer[EmbeddedDelivery]):
 
     @property
     def has_capacity(self) -> bool:
-        """Whether it may be handed another message."""
+        """Whether the server may give it another message."""
         return self.flowing and len(self._unacked) < self._prefetch
 
     def widen(self, prefetch: int) -> None:
@@ -87,7 +87,7 @@ class EmbeddedConsumer(BufferedConsumer[EmbeddedDelivery]):
             return self.pause()
 
     def deliver(self, copy: Copy) -> None:
-        """Called by the server, under its lock."""
+        """Put a message into the buffer. The server calls this under its lock."""
         server = self._broker.server
 
         def acked() -> None:
@@ -101,7 +101,7 @@ class EmbeddedConsumer(BufferedConsumer[EmbeddedDelivery]):
         self._condition.notify()
 
     def lose(self) -> None:
-        """The channel is gone: what it held is the server's again."""
+        """Forget all deliveries, because the channel is gone. The server delivers them again."""
         self._unacked.clear()
         self._buffer.clear()
         self._condition.notify_all()
@@ -111,7 +111,7 @@ class EmbeddedConsumer(BufferedConsumer[EmbeddedDelivery]):
 
 
 class EmbeddedBroker(Broker):
-    """A client of an `EmbeddedServer`, which it makes if none is given."""
+    """A client of an `EmbeddedServer`. It creates one if none is given."""
 
     def __init__(self, server: EmbeddedServer | None = None) -> None:
         self.server = server or EmbeddedServer()
@@ -228,7 +228,7 @@ class EmbeddedBroker(Broker):
             self._lose_all()
 
     def forget(self, consumer: EmbeddedConsumer) -> None:
-        """Take a consumer off its queue; what it handed out can still be acked."""
+        """Remove a consumer from its queue. Its deliveries can still be acked."""
         consumer.flowing = False
         if consumer in self._consumers:
             self._consumers.remove(consumer)
@@ -243,7 +243,8 @@ class EmbeddedBroker(Broker):
             consumer.lose()
         self.server.give_back((delivery.queue, delivery.copy) for delivery in deliveries)
         for name in self.server.private_queues(self):
-            self.server.queue(name).ready.clear()  # it would have gone with the connection, and come again empty
+            # RabbitMQ deletes a private queue with its connection, and it is declared again empty.
+            self.server.queue(name).ready.clear()
 
     def _check_readable(self, queue: EmbeddedQueue) -> None:
         if queue.owner not in (None, self):

@@ -1,6 +1,6 @@
-"""Synchronous commands from a caller's thread, each conversation on a channel of its own.
+"""Synchronous commands from a caller's thread. Each conversation has its own channel.
 
-The broker answers a refusal (404, 406) by closing the channel, so a channel is thrown away after use.
+The broker refuses a command (404, 406) by closing the channel, so a channel is closed after use anyway.
 """
 
 import time
@@ -17,11 +17,11 @@ from infra.broker.rabbitmq.errors import translate
 from messages.errors import BrokerUnavailable
 
 T = TypeVar("T")
-Answer = Callable[[Any], object]  # takes what the broker answered
+Answer = Callable[[Any], object]  # is called with the broker's answer
 
 
 def settle(future: Future[T], value: T | None = None, error: BaseException | None = None) -> bool:
-    """Set the future's result or error; False if it is settled already, or its caller gave up."""
+    """Set the future's result or error. Returns False if it was set before, or if its caller gave up."""
     try:
         if error is None:
             future.set_result(value)  # type: ignore[arg-type]
@@ -33,7 +33,7 @@ def settle(future: Future[T], value: T | None = None, error: BaseException | Non
 
 
 def await_result(future: Future[T], deadline: float, action: str) -> T:
-    """The future's result. Raises BrokerUnavailable at `deadline` (monotonic); nobody can settle it from then on."""
+    """Return the future's result. Raises BrokerUnavailable at `deadline` (monotonic), and cancels the future."""
     try:
         return future.result(max(0.0, deadline - time.monotonic()))
     except TimeoutError:
@@ -43,7 +43,7 @@ def await_result(future: Future[T], deadline: float, action: str) -> T:
 
 
 class Channel:
-    """One conversation. Raises the translated error of whatever ends it."""
+    """One conversation. A method raises the translated error if the channel or the connection closes."""
 
     def __init__(self, connection: Connection, action: str, deadline: float) -> None:
         self._connection = connection
@@ -53,11 +53,11 @@ class Channel:
         self._raw: pika.channel.Channel = self._ask(self._open)
 
     def call(self, command: str, **arguments: Any) -> Any:
-        """Run one of pika's channel commands; returns the broker's answer (a method of `pika.spec`)."""
+        """Run one of pika's channel commands. Returns the broker's answer (a method of `pika.spec`)."""
         return self._ask(lambda answer: getattr(self._raw, command)(callback=answer, **arguments)).method
 
     def close(self) -> None:
-        """Throw it away, without waiting."""
+        """Close the channel, without waiting for the broker."""
         self._connection.submit(self._close)
 
     def _ask(self, start: Callable[[Answer], object]) -> Any:
@@ -69,7 +69,7 @@ class Channel:
     def _start(self, start: Callable[[Answer], object], future: Future[Any]) -> None:
         try:
             start(partial(settle, future))
-        except Exception as error:  # noqa: BLE001  whatever pika or the socket raise belongs to the caller
+        except Exception as error:  # noqa: BLE001  any error of pika or the socket is raised in the caller's thread
             settle(future, error=translate(error, self._action))
 
     def _open(self, answer: Answer) -> None:
@@ -85,9 +85,10 @@ class Channel:
 
 
 def over_reconnects(connection: Connection, timeout_s: float, attempt: Callable[[float], T]) -> T:
-    """What `attempt(deadline)` returns; tried again where the connection was lost meanwhile, so it must be repeatable.
+    """Return what `attempt(deadline)` returns.
 
-    Raises what `attempt` raises, or BrokerUnavailable after `timeout_s`.
+    It must be repeatable: it is tried again if the connection is lost meanwhile. Raises what `attempt` raises, or
+    BrokerUnavailable after `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -102,9 +103,10 @@ def over_reconnects(connection: Connection, timeout_s: float, attempt: Callable[
 
 
 def converse(connection: Connection, action: str, timeout_s: float, talk: Callable[[Channel], T]) -> T:
-    """Run `talk`, which must be safe to repeat, on a fresh channel.
+    """Run `talk`, which must be safe to repeat, on a new channel.
 
-    Raises what the broker's refusal means (NoQueue, BatchError, ConfigError), or BrokerUnavailable after `timeout_s`.
+    Raises the error that the broker's refusal means (NoQueue, BatchError, ConfigError), or BrokerUnavailable after
+    `timeout_s`.
     """
 
     def attempt(deadline: float) -> T:

@@ -1,13 +1,13 @@
-"""pika's connection, and all that we use of pika's private members: the rest of this package goes by public names.
+"""pika's connection, and every private member of pika that we use. The rest of this package uses public names only.
 
-A pika without them delivers as well, but for what stands beside each. A test reads this list, asks the installed pika
-for every member, and looks for private ones that are not listed:
+If a private member is missing, deliveries still work, but the effect noted beside it is lost. A test reads this list,
+checks every member in the installed pika, and looks for private members that are not listed:
 
-    SelectConnection._on_connection_workflow_done  overridden: pika 1.4 reports the class of an error where a broker
-        accepts and then says nothing, and stumbles over it
-    Channel._cancelled  a consumer's tag is taken out: pika would reject what still arrives while it is cancelled, and
-        quorum queues count each return
-    _AsyncTransportBase._MAX_RECV_BYTES  for speed, set by `FastWire`: pika's 4 KiB are a message or two
+    SelectConnection._on_connection_workflow_done  overridden: where a broker accepts a connection and then says
+        nothing, pika 1.4 reports the class of an error instead of an error, and fails on it
+    Channel._cancelled  a consumer's tag is removed: pika would otherwise reject deliveries that arrive while it is
+        being cancelled, and quorum queues count each return
+    _AsyncTransportBase._MAX_RECV_BYTES  raised for speed by `FastWire`: pika's 4 KiB hold only a message or two
 """
 
 import logging
@@ -22,11 +22,11 @@ from pika.exceptions import StreamLostError  # type: ignore[import-untyped]
 from infra.broker.rabbitmq.wire import Wire
 
 log = logging.getLogger(__name__)
-REPORT_ONCE = threading.Lock()  # whoever gets it reports, and keeps it
+REPORT_ONCE = threading.Lock()  # the thread that acquires it logs the warning, and never releases it
 
 
 class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
-    """pika's connection through a wire. All of it on the IO thread."""
+    """pika's connection over a wire. All of it runs on the IO thread."""
 
     def __init__(
         self, settings: pika.URLParameters, on_opened: Any, on_failed: Any, loop: IOLoop, make_wire: Callable[[], Wire]
@@ -35,7 +35,7 @@ class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
         super().__init__(settings, on_opened, on_failed, on_failed, custom_ioloop=_wired(loop, self.wire))
 
     def opened(self, later: Callable[[float, Callable[[], None]], object]) -> None:
-        """Listen from now on. Without a wire, by pika alone, if this pika has no streams as we know them."""
+        """Start the check for silence. If this pika's streams are not as we expect them, use pika without a wire."""
         if self.wire.transport is None:
             report_no_wire()
             self.wire = Wire()
@@ -43,7 +43,7 @@ class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
             self.wire.listen(self.params.heartbeat, later)
 
     def cut(self, reason: str) -> None:
-        """End it without a word to the broker, or with one where only pika can end it."""
+        """Close the connection without telling the broker, or with a proper close where only pika can do it."""
         if self.wire.transport is not None:
             self.wire.cut(StreamLostError(reason))
         elif not self.is_closing:
@@ -54,20 +54,21 @@ class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
 
 
 def let_through(channel: pika.channel.Channel, tag: str) -> None:
-    """Right after cancelling a consumer: what still arrives until the broker's answer comes to us."""
+    """Keep pika from rejecting deliveries that arrive between cancelling a consumer and the broker's answer."""
     getattr(channel, "_cancelled", set()).discard(tag)
 
 
 def report_no_wire() -> None:
-    """Once a process, though two connections may find it out together."""
+    """Log once per process that pika is used without a wire. Both connections may find this out at the same time."""
     if REPORT_ONCE.acquire(blocking=False):
-        log.warning("pika %s has no streams as we know them: it is used without a wire, slower", pika.__version__)
+        log.warning("the streams of pika %s are not as expected: it is used without a wire, slower", pika.__version__)
 
 
 def _wired(loop: IOLoop, wire: Wire) -> Any:
-    """What pika gets as its loop: services whose streams go through `wire`, or `loop` alone if it has no such services.
+    """Return what pika gets as its loop: IO services whose streams go through `wire`.
 
-    Their names are public, and a connection may be given them; but pika says that they may change without notice.
+    If this pika has no such services, return `loop` itself. Their names are public, and pika accepts them for a
+    connection, but it says that they may change without notice.
     """
     try:
         from pika.adapters.utils.selector_ioloop_adapter import (  # type: ignore[import-untyped]

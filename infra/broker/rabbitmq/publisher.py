@@ -1,7 +1,7 @@
-"""Publishing with confirms in a window, over reconnects.
+"""Publishing with confirms in a window, across reconnects.
 
-A message is followed by its delivery tag, which also travels in the AMQP property `type`: RabbitMQ returns an
-unroutable message without saying which confirm belongs to it, and neither message_id nor address is unique.
+A message is tracked by its delivery tag, which is also sent in the AMQP property `type`. RabbitMQ returns an unroutable
+message without saying which confirm belongs to it, and neither message_id nor the address is unique.
 """
 
 import itertools
@@ -26,14 +26,14 @@ from messages.errors import BrokerUnavailable, InvalidMessage, NoQueue
 
 log = logging.getLogger(__name__)
 
-# A channel that the broker closes for one bad message takes its neighbours along; they are published again. After so
-# many closings a message counts as the bad one.
+# When the broker closes the channel for one bad message, all unconfirmed messages on it are published again. A message
+# whose channel was closed this often counts as the bad one.
 MAX_REFUSALS = 3
 MAX_LOSSY_BACKLOG = 10_000
 
 
 class Outgoing:
-    """A message on its way, and the stream that waits for it."""
+    """A message that is not confirmed yet, and the stream that waits for it."""
 
     __slots__ = ("is_returned", "message", "refusals", "stream", "to")
 
@@ -45,56 +45,60 @@ class Outgoing:
         self.refusals = 0
 
     def describe(self) -> str:
-        """For error messages."""
+        """Return the message's id and address, for error messages."""
         return f"message {self.message.message_id or '(no id)'} to {self.to.exchange or '(default)'}/{self.to.key}"
 
 
 class Publisher:
-    """The publish connection: its confirming channel, and beside it one for messages that may be lost.
+    """The publishing connection. It has one channel with confirms, and one for messages that may be lost.
 
-    `send`, `send_lossy` and `close` are for any thread; all else runs on the IO thread.
+    `send`, `send_lossy` and `close` may be called from any thread; everything else runs on the IO thread.
     """
 
     def __init__(self, settings: Sequence[pika.URLParameters], make_wire: Callable[[], Wire]) -> None:
         self.connection = Connection(settings, self._on_opened, lambda: self.connection.submit(self._drain), make_wire)
         self.connection.is_pinned = lambda: bool(self._in_flight or self._backlog)
-        self._channel: pika.channel.Channel | None = None  # set while it is in confirm mode
+        self._channel: pika.channel.Channel | None = None  # set while the channel is in confirm mode
         self._next_tag = 1
         self._in_flight: dict[int, Outgoing] = {}  # by delivery tag, in order
-        self._backlog: deque[Outgoing] = deque()  # any thread appends, the IO thread takes
-        self._is_drain_due = False  # a task will publish what waits
+        self._backlog: deque[Outgoing] = deque()  # any thread appends, and the IO thread removes
+        self._is_drain_due = False  # whether a task that publishes the backlog is submitted
         self._lossy: pika.channel.Channel | None = None
         self._lossy_backlog = 0
         self._backoff = Backoff()
         self._closed = False
-        self.ready = threading.Event()  # set once the channels were open: the lossy one is asked for first
+        self.ready = threading.Event()  # set once both channels have opened: the lossy one is requested first
 
     def send(self, outgoing: Outgoing) -> None:
-        """Publish, now or once there is a connection. The stream hears how it ended."""
+        """Publish a message, now or once there is a connection. The outcome is put into its stream's `outcomes`."""
         self._backlog.append(outgoing)
         if not self._is_drain_due:
             self._is_drain_due = True
             self.connection.submit(self._drain)
 
     def send_lossy(self, to: Address, message: Message) -> None:
-        """Publish if that is possible right now."""
+        """Publish a message if that is possible now; otherwise drop it."""
         if self._lossy_backlog < MAX_LOSSY_BACKLOG and self.connection.is_open:
             self._lossy_backlog += 1
             self.connection.submit(partial(self._send_lossy, to, message))
 
     def close(self) -> None:
-        """Fail whatever is unconfirmed, now and later."""
+        """Fail all unconfirmed messages, and every message that is sent later."""
         self.connection.submit(self._close)
 
     def _on_opened(self) -> None:
-        """The connection is up."""
+        """Open both channels, since the connection is new."""
         self._lossy = None
         self._open(self._lossy_opened)
         self._open(self._channel_opened)
 
     def _drain(self) -> None:
-        """Publish what waits, if that is possible now. A task of its own, so that many go in one piece."""
-        self._is_drain_due = False  # before the look: whoever appends after it has another task publish
+        """Publish the backlog, if that is possible now.
+
+        It runs as a separate task, so that many messages go in one write.
+        """
+        # Cleared before reading the backlog, so that a message that is appended later gets another task.
+        self._is_drain_due = False
         if self._closed:
             self._close()
         channel = self._usable()
@@ -118,31 +122,35 @@ class Publisher:
         self.connection.submit(self._drain)
 
     def _usable(self) -> pika.channel.Channel | None:
-        """The confirming channel, if it may be published on now."""
+        """Return the confirming channel, or None if nothing can be published on it now."""
         channel = self._channel
         usable = channel is not None and channel.is_open and self.connection.is_open and not self.connection.alarm
         return channel if usable else None
 
     def _publish_next(self, channel: pika.channel.Channel) -> None:
-        """Take the next message, which is unconfirmed from now on, unless it can't or needn't be published."""
+        """Publish the next message of the backlog.
+
+        It fails if it can't be written, and is dropped if its caller is gone.
+        """
         outgoing = self._backlog.popleft()
         if outgoing.stream.is_abandoned:
             return
         try:
             self.connection.raw.wire.publish(channel, outgoing.to, outgoing.message, str(self._next_tag))
-        except Exception as error:  # noqa: BLE001  not writable as AMQP: too long, not UTF-8, out of range
+        # The message can't be written as AMQP: too long, not UTF-8, out of range.
+        except Exception as error:  # noqa: BLE001
             self._fail(outgoing, InvalidMessage(f"{outgoing.describe()} can't be written as AMQP: {error!r:.200}"))
             return
         self._in_flight[self._next_tag] = outgoing
         self._next_tag += 1
 
     def _on_confirm(self, frame: Any) -> None:
-        """basic.ack or basic.nack."""
+        """Handle basic.ack or basic.nack."""
         answer = frame.method
         self._acked(answer.delivery_tag, answer.multiple, is_refusal=isinstance(answer, spec.Basic.Nack))
 
     def _acked(self, tag: int, multiple: bool, is_refusal: bool = False) -> None:
-        """A confirm of one message, or of all up to one."""
+        """Handle a confirm of one message, or of all messages up to one."""
         for outgoing in self._take(tag, multiple):
             if outgoing.is_returned:
                 self._fail(outgoing, _no_queue(outgoing))
@@ -154,28 +162,32 @@ class Publisher:
             self._renew()
 
     def _renew(self) -> None:
-        """Go on with a new channel; what is unconfirmed is published again there.
+        """Close the channel. A new one is opened, and unconfirmed messages are published again on it.
 
-        A channel keeps to the node that led a queue when it first published to it (seen on 3.10.8). Opened before a
-        lost node's queues have new leaders, it is refused for as long as that node is away; a new one finds them.
+        A channel always uses the node that led a queue when the channel first published to it (seen on 3.10.8). If it
+        was opened before the queues of a lost node had new leaders, publishing on it is refused until that node is
+        back. A new channel finds the new leaders.
         """
         if self._channel is not None and self._channel.is_open:
             self._channel.close()
 
     def _take(self, tag: int, multiple: bool) -> list[Outgoing]:
-        last = tag or self._next_tag  # tag 0: all
+        last = tag or self._next_tag  # tag 0 means all
         tags = list(itertools.takewhile(last.__ge__, self._in_flight)) if multiple else [tag]
         self._backoff.reset()
         return [self._in_flight.pop(confirmed_tag) for confirmed_tag in tags if confirmed_tag in self._in_flight]
 
     def _on_return(self, _channel: Any, _method: Any, properties: spec.BasicProperties, _body: bytes) -> None:
-        """Unroutable. The confirm of the same message follows."""
+        """Note that a message is unroutable. Its confirm follows."""
         outgoing = self._in_flight.get(int(properties.type or 0))
         if outgoing:
             outgoing.is_returned = True
 
     def _channel_closed(self, _channel: pika.channel.Channel, reason: BaseException) -> None:
-        """By the broker for one bad message, or with the connection. Publish again what has no confirm."""
+        """Publish unconfirmed messages again.
+
+        The channel was closed with its connection, or by the broker for a bad message.
+        """
         self._channel = None
         retries = [outgoing for outgoing in self._in_flight.values() if not self._is_refused(outgoing, reason)]
         self._in_flight.clear()
@@ -186,7 +198,7 @@ class Publisher:
             self.connection.later(self._backoff.next_s(), partial(self._open, self._channel_opened))
 
     def _is_refused(self, outgoing: Outgoing, reason: BaseException) -> bool:
-        """Whether this closing ended the message, too. `outgoing` has then been failed."""
+        """Whether the closed channel means that this message failed. If so, it is reported as failed here."""
         exchange = _missing_exchange(reason)
         if outgoing.is_returned or exchange == outgoing.to.exchange:
             self._fail(outgoing, _no_queue(outgoing))
@@ -216,7 +228,7 @@ class Publisher:
             return
         try:
             self.connection.raw.wire.publish(self._lossy, to, message, "")
-        except Exception as error:  # noqa: BLE001  nobody waits to hear of it
+        except Exception as error:  # noqa: BLE001  no caller waits for the outcome
             log.debug("dropped a message to %s: %r", to, error)
 
     def _close(self) -> None:
@@ -229,7 +241,7 @@ class Publisher:
 
 
 class Stream:
-    """One caller's messages: at most `window` of them unconfirmed."""
+    """The messages of one call. At most `window` of them are unconfirmed."""
 
     def __init__(self, publisher: Publisher, window: int, timeout_s: float | None) -> None:
         self._publisher = publisher
@@ -239,10 +251,13 @@ class Stream:
         self._confirm_count = 0
         self._error: Exception | None = None
         self.outcomes: queue.SimpleQueue[tuple[Outgoing, Exception | None]] = queue.SimpleQueue()
-        self.is_abandoned = False  # the caller is gone: don't publish again for it
+        self.is_abandoned = False  # the caller is gone, so its messages are not published again
 
     def publish_all(self, sends: Iterable[tuple[Address, Message]], on_confirmed: Callable[[Message], None]) -> int:
-        """Publish all; returns how many were confirmed. Raises the first error once nothing is in flight."""
+        """Publish all messages, and return how many were confirmed.
+
+        Raises the first error once no message is in flight.
+        """
         try:
             for to, message in sends:
                 self._wait_for_window(on_confirmed)
@@ -260,8 +275,9 @@ class Stream:
 
     def _wait_for_window(self, on_confirmed: Callable[[Message], None]) -> None:
         if self._in_flight >= self._window:
-            # By a tenth of it: while the caller makes messages, the IO thread hardly gets to write them, and the broker
-            # must not run dry meanwhile. One by one the two threads would take turns for each message.
+            # Free a tenth of the window at once. If one confirm freed one place, this thread and the IO thread would
+            # alternate for each message. With more, the broker would run out of messages while the caller makes new
+            # ones, since the IO thread hardly gets to write meanwhile.
             while self._in_flight > self._window - max(1, self._window // 10):
                 self._settle_one(on_confirmed)
         while not self.outcomes.empty():
@@ -283,7 +299,7 @@ class Stream:
 
 
 def _missing_exchange(reason: BaseException) -> str | None:
-    """The exchange for whose lack the broker closed the channel."""
+    """Return the exchange whose absence made the broker close the channel; None if it was closed for another reason."""
     if not isinstance(reason, ChannelClosedByBroker) or reason.reply_code != NOT_FOUND:
         return None
     match = re.search(r"no exchange '(.*)' in vhost", reason.reply_text)

@@ -154,7 +154,7 @@ def _settings_with(folder: Path, store: str = "redis://teacher@s:6379/0", more: 
 
 def test_a_node_of_a_redis_cluster_is_not_set_up_as_a_redis_of_its_own(tmp_path: Path) -> None:
     settings = _settings_with(tmp_path, "redis+cluster://teacher@s1:6379,s2:6379", '{role = "store", memory_gb = 1}, ')
-    with pytest.raises(ConfigError, match="names a Redis Cluster, and deploy sets up one Redis"):
+    with pytest.raises(ConfigError, match="names a Redis Cluster, but deploy sets up only one Redis"):
         service_units(_machine(settings, "one"), settings)
     assert [unit.name for unit in units_of(_machine(settings, "one"))]
 
@@ -333,7 +333,7 @@ def test_what_is_supervised_is_started_again_when_it_ends_and_stopped_when_asked
     # Then it is running for the second time, and once only
     wait_until(lambda: len(lines.read_text().split()) == 2 if lines.exists() else False, "it was started again", 30)
     assert supervise.supervisor_pid(run.with_suffix(".pid"))
-    assert "it ended with 3" in log.read_text()
+    assert "the command ended with 3" in log.read_text()
     # And stopping it ends it
     assert subprocess.run([*ask, "stop", *more], timeout=60).returncode == 0
     assert subprocess.run([*ask, "status", *more], timeout=60).returncode == 3
