@@ -1,1 +1,1 @@
-"""Decode: from KV cache to answer. Generating, claiming jobs, and stealing other models' work."""
+"""Decode: from the KV cache to the answer. Generates answers, claims jobs, and steals other models' work."""

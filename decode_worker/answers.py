@@ -1,7 +1,7 @@
-"""Several answers of one job: given together where slots idle, and noted one by one.
+"""The answers of a job with several: decoded in parallel where slots are idle, and stored one by one.
 
-Each is noted in the cluster state as soon as it is complete. Whoever is given the job after a crash takes over what is
-noted, and gives the rest.
+Each answer is noted in the cluster state as soon as it is complete. After a crash, the next worker reuses the noted
+answers and decodes only the rest.
 """
 
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Answers:
-    """The `total` answers of a job. `give(n)` makes the n-th; it is called from several threads at once."""
+    """The `total` answers of a job. `give(n)` decodes the n-th; it is called from several threads at once."""
 
     def __init__(
         self,
@@ -41,9 +41,10 @@ class Answers:
         self._errors: list[BaseException] = []
 
     def collect(self) -> list[Answer]:
-        """In order. The first of those left is given in the calling thread, whose slot nobody else is lent.
+        """Return all answers, in order.
 
-        Raises the first error that comes up, once those that had begun are through; what they noted stays.
+        The calling thread decodes in its own slot; the others use idle slots. If an answer fails, the first error is
+        raised once the answers that had begun are complete. What they noted stays.
         """
         if self._answers:
             log.info(
@@ -51,14 +52,14 @@ class Answers:
             )
         while self._next():
             pass
-        for helper in self._helpers:  # may become more until the last has ended
+        for helper in self._helpers:  # a helper may start more helpers until the last one has ended
             helper.join()
         if self._errors:
             raise self._errors[0]
         return [answer for _, answer in sorted(self._answers.items())]
 
     def _next(self) -> bool:
-        """Give one more; whether there was one."""
+        """Decode the next answer. Returns False if there is none left."""
         try:
             number = self._open_numbers.popleft()
         except IndexError:
@@ -70,7 +71,7 @@ class Answers:
             self._cluster_state.note_answer(self._job.job_id, self._job.run, number, _encode(self._job, answer))
             log.debug("job %s: answer %d is noted", self._job.job_id, number)
             failpoint("decode.answered", self._job.job_id)
-        except BaseException as error:  # noqa: BLE001  raised in the job's own thread
+        except BaseException as error:  # noqa: BLE001  `collect` raises it in the job's own thread
             self._errors.append(error)
             self._open_numbers.clear()
         return True
@@ -82,13 +83,13 @@ class Answers:
             try:
                 if number < total:
                     answers[number] = _decode(body)
-            except (InvalidMessage, NewerMessage) as error:  # it is given again
+            except (InvalidMessage, NewerMessage) as error:  # it is decoded again
                 log.info("job %s: a noted answer can't be read: %s", self._job.job_id, error)
         return answers
 
 
 def _encode(job: PrefillJob, answer: Answer) -> bytes:
-    """A result with this answer alone."""
+    """Return a result that contains only this answer."""
     report = DecodeReport(
         evaluated_tokens=answer.evaluated_tokens,
         completion_tokens=answer.completion_tokens,

@@ -1,9 +1,9 @@
-"""Where a decode worker's next job comes from once nothing urgent waits: its own bulk, then other models'.
+"""Where a decode worker's next job comes from if no urgent job waits: its own `bulk` queue, then other models' queues.
 
-Short jobs are pushed by the broker, one a slot. Long ones are pulled, one for each slot that is free, because a pushed
-one can't be left to a faster worker: while all slots are busy nothing flows, and when one is free a `get` finds the
-next job; only a worker that finds none listens. At most one job more is held, and not for long: when a slot is about to
-free, so that its KV cache comes while the slot is still busy.
+Short jobs are pushed by the broker, one for each slot. Long jobs are pulled when a slot is free, because a pushed job
+can't be left to a faster worker: while all slots are busy no jobs flow, and when one is free, a `get` finds the next
+job. A worker listens only if it finds none. At most one more job is held, and only shortly before a slot frees, so that
+its KV cache is fetched while the slot is still busy.
 """
 
 import time
@@ -21,14 +21,15 @@ from infra.worker_loop import OneByOne
 from kvstore.base import KVStore
 from messages.errors import BrokerUnavailable, NoQueue
 
-# A slot is about to free if its job has that long to go, or twice the time that a KV cache takes.
+# A slot is about to free if its job needs only this much longer, or twice the time that fetching a KV cache takes.
 _SOON_S = 0.5
-# A job fetched ahead goes back after that long, or a quarter of a job's mean time: the estimate was wrong.
+# A job that was fetched ahead is handed back after this time, or a quarter of a job's mean time, since the estimate was
+# wrong.
 _HOLD_S = 2.0
 
 
 class DecodeFlow:
-    """See infra.worker_loop.Flow."""
+    """A decode worker's `Flow`; see `infra.worker_loop`."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class DecodeFlow:
         self._kv = kv
         self._hand_back = hand_back
         self._is_pushed = True
-        self._credit = self._slots.count  # how many more the flow may bring; of long jobs, at least
+        self._credit = self._slots.count  # how many more jobs the broker may push; for long jobs at least this many
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="fetch ahead")
         self._ahead: Delivery | None = None
         self._ahead_since = 0.0
@@ -59,7 +60,7 @@ class DecodeFlow:
         self._fetches: dict[int, Future[FetchedCache | None]] = {}
 
     def next(self, timeout_s: float) -> Delivery | None:
-        """The next job for a free slot."""
+        """Return the next job for a free slot."""
         self._ahead_wanted = True
         ahead, self._ahead = self._ahead, None
         if ahead:
@@ -68,13 +69,13 @@ class DecodeFlow:
         if time.monotonic() < self._tail.next_look:
             time.sleep(timeout_s)
         else:
-            if not self._is_pushed and self._are_short():  # they were not known to be, before the first was done
+            if not self._is_pushed and self._are_short():  # jobs are known to be short only once the first one is done
                 self._start_flow()
             home = self._receive_pushed(timeout_s) if self._is_pushed else self._pull()
         return home or self._thief.steal()
 
     def throttle(self, urgent: Callable[[], Delivery | None]) -> None:
-        """No slot is free: let nothing flow that would only lie here; fetch the next job's KV cache in time."""
+        """Stop the flow while no slot is free, and fetch the next job's KV cache shortly before one frees."""
         if self._are_short():
             return
         with suppress(BrokerUnavailable, NoQueue):
@@ -82,22 +83,22 @@ class DecodeFlow:
             self._look_ahead(urgent)
 
     def pop_fetch(self, delivery: Delivery) -> Future[FetchedCache | None] | None:
-        """The KV cache that was fetched ahead for a delivery that now begins, or None.
+        """Return the KV cache that was fetched ahead for a delivery that begins now, or None.
 
-        Its `result` raises as `fetch_ahead`: problems wait until the job is decoded.
+        Its `result` raises what `fetch_ahead` raises, so problems are reported only when the job is decoded.
         """
         return self._fetches.pop(id(delivery), None)
 
     def pause(self) -> list[Delivery]:
-        """See Flow. What flows and when is decided with each job: nothing has to begin again."""
+        """See `Flow`. Nothing has to be resumed, because the flow is decided with each job."""
         return self._drop_ahead() + self._stop_flow()
 
     def nudge(self) -> None:
-        """See Flow."""
+        """See `Flow`."""
         self._consumer.nudge()
 
     def close(self) -> list[Delivery]:
-        """See Flow."""
+        """See `Flow`."""
         deliveries = self.pause()
         self._pool.shutdown()
         return deliveries
@@ -117,7 +118,7 @@ class DecodeFlow:
 
     def _receive_pushed(self, timeout_s: float) -> Delivery | None:
         if self._slots.free > self._credit and not self._are_short():
-            self._hand_back(self._stop_flow(), keep_turn=True)  # it does not know of a slot that is free again
+            self._hand_back(self._stop_flow(), keep_turn=True)  # more slots are free than the consumer was opened for
             return self._pull()
         delivery = self._turns.take(lambda: self._consumer.receive(0)) or self._consumer.receive(timeout_s)
         if delivery is None:
@@ -135,7 +136,7 @@ class DecodeFlow:
         self._is_pushed = True
 
     def _stop_flow(self) -> list[Delivery]:
-        """Let nothing come any more; returns what has come and nobody received."""
+        """Stop the flow, and return the deliveries that arrived and were not received."""
         if not self._is_pushed:
             return []
         self._is_pushed = False
@@ -158,7 +159,7 @@ class DecodeFlow:
             self._keep_ahead(delivery)
 
     def _home_ahead(self, decode_s: float) -> Delivery | None:
-        """A job of the home model, unless it is among the last: another worker might be free for it first."""
+        """Return a job of the home model, unless it is among the last, which another worker may be free for first."""
         if self._choice.outlook.has_peers:
             queue = self._choice.forecast.queue(self._model)
             in_s = self._running_jobs.next_end_s(self._throughput.expected_s) + decode_s

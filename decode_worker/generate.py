@@ -1,8 +1,8 @@
-"""A decode worker's attempts, each from its job to the text: load the KV cache, check it, prove its reuse, stream.
+"""Turns a decode worker's jobs into texts: load the KV cache, check it, prove that it was reused, and stream.
 
-The counter of evaluated tokens shows that a cache was used, and sketches compare engines once, on a prompt of their
-own. Neither sees what a real prompt's cache does to its answer. So a decoder now and then prefills a job itself, too,
-and compares what the model expects as the answer's first token (`KVChecks`).
+The counter of evaluated tokens shows that a cache was used, and sketches compare engines once, on a fixed prompt.
+Neither shows how a real prompt's cache affects its answer. So a decode worker sometimes also prefills a job itself, and
+compares what the model expects as the answer's first token (`KVChecks`).
 """
 
 import logging
@@ -52,18 +52,18 @@ from messages.lifecycle import Event, Step
 
 log = logging.getLogger(__name__)
 
-_FAILURES = 3  # in a row, of fetches that the store does not answer
+_FAILURES = 3  # fetches in a row that the store did not answer
 _PROBE = bytes(1 << 16)  # as large as a small KV cache
-# A prompt this short is prefilled here sooner than it is sent back and fetched again.
+# Up to this length, prefilling here is faster than sending the job back and fetching its KV cache again.
 LOCAL_PREFILL_TOKENS = 256
-# In nats. Rounding makes up to 0.11 (SmolLM2 as Q4_1, float32, bfloat16 between llama.cpp and MLX), another prompt's
-# cache 0.6 to 3.4 with tiny models of random weights, which expect next to nothing.
+# In nats. Rounding causes up to 0.11 (SmolLM2 as Q4_1, float32, bfloat16, between llama.cpp and MLX). The cache of
+# another prompt causes 0.6 to 3.4, measured with tiny models of random weights, whose expectations are weak.
 MAX_GAP = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedCache:
-    """A KV cache in memory, and how long it took to come."""
+    """A KV cache in memory, and how long it took to fetch."""
 
     cache: KVCache
     seconds: float
@@ -71,32 +71,39 @@ class FetchedCache:
 
 @dataclass(eq=False)
 class DecodeAttempt(Attempt[DecodeJob]):
-    """One job on its way through a decode worker."""
+    """An attempt at a job in a decode worker."""
 
     loaded_model: LoadedModel = field(init=False)  # the model that it is decoded with
-    ahead: Future[FetchedCache | None] | None = None  # its KV cache, if that was fetched while another job had the slot
+    # Its KV cache, if it was fetched while another job was in the slot.
+    ahead: Future[FetchedCache | None] | None = None
     began: float = 0.0  # monotonic clock
-    queue_s: float = 0.0  # from submission to its slot
-    before_s: float = 0.0  # seconds from submission until its first answer is begun
-    is_rounded: bool = False  # its KV cache was computed with another rounding
+    queue_s: float = 0.0  # seconds from submission until it got its slot
+    before_s: float = 0.0  # seconds from submission until its first answer began
+    is_rounded: bool = False  # whether its KV cache was computed with different rounding
     result: JobResult = field(init=False)
-    body: bytes = b""  # the result as it is stored and sent; b"": there is none yet, and it needs its slot
+    body: bytes = b""  # the encoded result; b"" while there is none, and the job still needs its slot
 
     @property
     def key(self) -> Run:
-        """What claims and results go by."""
+        """The job id and run, which identify claims and results."""
         return self.job.job.job_id, self.job.job.run
 
 
 class RunningJobs:
-    """The attempts at jobs that run now. A redelivery of such a job is adopted by its attempt, not decoded twice."""
+    """The attempts that run now.
+
+    A redelivery of a running job is adopted by its attempt instead of being decoded twice.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._attempts: dict[Run, DecodeAttempt] = {}
 
     def start(self, attempt: DecodeAttempt) -> bool:
-        """Whether it runs from now on; if its job runs already, that attempt has taken over the deliveries."""
+        """Register an attempt.
+
+        Returns False if its job already runs; the running attempt then adopts the deliveries.
+        """
         with self._lock:
             running_attempt = self._attempts.get(attempt.key)
             if running_attempt:
@@ -107,9 +114,10 @@ class RunningJobs:
             return True
 
     def end(self, attempt: DecodeAttempt) -> None:
-        """Take it out. If it was settled, what was adopted since then is acked; if not, all of it is still to settle.
+        """Remove an attempt.
 
-        Harmless for one that has ended: its job may have come back, and run in another attempt.
+        If it was settled, deliveries that it adopted since then are acked; if not, all are left to settle. Does nothing
+        to other attempts: if this one has ended before, its job may have come back and run in another one.
         """
         with self._lock:
             if self._attempts.get(attempt.key) is attempt:
@@ -119,14 +127,14 @@ class RunningJobs:
             delivery.ack()
 
     def snapshot(self) -> list[DecodeAttempt]:
-        """A snapshot."""
+        """Return the attempts that run now."""
         with self._lock:
             return list(self._attempts.values())
 
     def next_end_s(self, expected_s: Callable[[DecodeJob], float]) -> float:
-        """Seconds until the next slot is expected to free; 0 if that is overdue, infinite if nothing runs.
+        """Return the seconds until a slot is expected to free; 0 if that is overdue, infinite if nothing runs.
 
-        `expected_s`: how long a job is expected to take.
+        `expected_s` returns how long a job is expected to take.
         """
         ends = [attempt.began + expected_s(attempt.job) for attempt in self.snapshot() if not attempt.body]
         return max(0.0, min(ends) - time.monotonic()) if ends else math.inf
@@ -137,7 +145,7 @@ class RunningJobs:
 
 
 class Generator:
-    """Makes the answers of one decode worker."""
+    """Generates the answers of one decode worker."""
 
     def __init__(
         self,
@@ -156,16 +164,16 @@ class Generator:
         self._worker_id = worker_id
         self._observe = observe
         self.checks = KVChecks(kv_check_every)
-        self._failed_fetches = 0  # since one succeeded
+        self._failed_fetches = 0  # failed fetches since the last success
 
     def result(self, attempt: DecodeAttempt) -> JobResult:
-        """Decode a job from its KV cache; where that is of no use, the engine does the prompt.
+        """Decode a job from its KV cache. If the cache can't be used, the engine computes the prompt.
 
-        Raises what the engine raises, and KVTransferFailed if the job is better prefilled again.
+        Raises the engine's errors, and KVTransferFailed if the job should be prefilled again.
         """
         job = attempt.job
         attempt.queue_s = job.job.waited_s(self._cluster_state.now())
-        prefill_report = job.prefill  # `queue_s` counts from submission, the wait from the end of prefill
+        prefill_report = job.prefill  # `queue_s` counts from submission, `waited_s` from the end of prefill
         waited_s = max(0.0, attempt.queue_s - prefill_report.queue_s - prefill_report.prefill_s - prefill_report.put_s)
         self._observe(attempt.envelope.event(Step.DECODE_STARTED, queue_s=attempt.queue_s, waited_s=waited_s))
         try:
@@ -178,7 +186,10 @@ class Generator:
             return self._generate(attempt, None, str(error))
 
     def load_kv(self, attempt: DecodeAttempt) -> tuple[FetchedCache | None, str]:
-        """The job's KV cache, or why none is used; neither where it never had one. Raises KVTransferFailed."""
+        """Return the job's KV cache, or None and the reason, which is "" if it never had one.
+
+        Raises KVTransferFailed.
+        """
         job, stored_kv, loaded_model = attempt.job, attempt.job.kv, attempt.loaded_model
         if stored_kv is None or loaded_model.why_no_kv:
             return None, loaded_model.why_no_kv or job.why_no_kv
@@ -202,17 +213,21 @@ class Generator:
         return fetched_cache, ""
 
     def why_cut_off(self) -> str:
-        """Why jobs are better with workers that can fetch KV caches, in a sentence; "": this one can, or nobody can."""
+        """Return why other workers, which can fetch KV caches, should take the jobs, as a sentence.
+
+        Returns "" if this worker can fetch them too, or if no worker can, because the store is away.
+        """
         return (
-            f"the store answers, and {_FAILURES} KV caches in a row did not come from it"
+            f"the store answers, but {_FAILURES} KV caches in a row did not come from it"
             if self._failed_fetches >= _FAILURES and self._cluster_state.answers
             else ""
         )
 
     def probe_store(self, model: str) -> None:
-        """Where fetches failed: see whether as much as a small KV cache comes back now, or nobody else serves `model`.
+        """After failed fetches, check whether this worker should take jobs again.
 
-        Either way this worker goes on: jobs that all would leave to each other are better done without their KV caches.
+        It does if as much data as a small KV cache now comes back from the store. It also does if no other worker
+        serves `model`: jobs that all workers would leave to each other are better done without their KV caches.
         """
         if self.why_cut_off():
             self._cluster_state.put_sketch(f"probe-{self._worker_id}", _PROBE, ttl_s=60.0)
@@ -224,10 +239,10 @@ class Generator:
                 self._failed_fetches = 0
 
     def _generate(self, attempt: DecodeAttempt, fetched_cache: FetchedCache | None, why_none: str) -> JobResult:
-        """All answers that the job asks for, from the same cache; only the first is streamed.
+        """Decode all answers that the job asks for, from the same cache. Only the first is streamed.
 
-        Without a cache the prompts are done here, and `why_none` goes into the result. A job that no prefill worker
-        tokenized is tokenized here.
+        Without a cache the prompts are computed here, and `why_none` goes into the result. A job that was not tokenized
+        by a prefill worker is tokenized here.
         """
         job = attempt.job.job if attempt.job.job.tokens else tokenize_job(attempt.loaded_model.engine, attempt.job.job)
         asks, cache = job.asks(), fetched_cache.cache if fetched_cache else None
@@ -258,13 +273,14 @@ class Generator:
         )
 
     def _answer_all(self, attempt: DecodeAttempt, asks: list[Ask], cache: KVCache | None) -> list[Answer]:
-        """All of them, those left by a crash, in this slot and in those that idle."""
+        """Return all answers. They are decoded in this slot and in idle ones, except those noted before a crash."""
         job, engine = attempt.job.job, attempt.loaded_model.engine
 
         def give(number: int) -> Answer:
             ask = asks[number]
             answer = self._answer(attempt, ask, cache, is_first=number == 0)
-            if not job.questions or (number and ask.prompt is asks[number - 1].prompt):  # not the first to its question
+            # Not the first answer to its question.
+            if not job.questions or (number and ask.prompt is asks[number - 1].prompt):
                 return answer
             likelihoods = value_likelihoods(engine, ask, cache, answer.text, answer.tokens, attempt.stop)
             return replace(answer, likelihoods=likelihoods)
@@ -274,11 +290,11 @@ class Generator:
             return answers.collect()
 
     def _answer(self, attempt: DecodeAttempt, ask: Ask, cache: KVCache | None, is_first: bool = True) -> Answer:
-        """The engine's answer. The job's first is streamed to whoever reads along."""
+        """Return the engine's answer. The job's first answer is streamed if a client asked for that."""
         engine, job = attempt.loaded_model.engine, attempt.job.job
         stream = _Stream(self._broker, job, attempt.envelope.version) if job.stream_to and is_first else None
         on_text = stream.send if stream else None
-        if hasattr(engine, "decode_text"):  # isinstance would ask just this, and not quickly
+        if hasattr(engine, "decode_text"):  # isinstance checks only this too, but slowly
             answer = cast(DecodesText, engine).decode_text(ask.prompt, ask.sampling, on_text, attempt.stop)
         else:
             answer = engine.decode(ask.tokens, cache, ask.sampling, on_text, attempt.stop)
@@ -296,10 +312,10 @@ class Generator:
         fetched_cache: FetchedCache | None,
         why_none: str,
     ) -> DecodeReport:
-        """With the proof: after a KV transfer every answer must have evaluated just the tokens that were left of its
-        prompt.
+        """Return the report, with the proof that the cache was reused.
 
-        The text is right all the same; but a KV transfer that saved nothing must not be reported as one.
+        After a KV transfer, every answer must have evaluated exactly the tokens of its prompt that were not
+        transferred. If not, the text is still right, but a KV transfer that saved nothing must not be reported as one.
         """
         transferred_tokens = fetched_cache.cache.num_tokens if fetched_cache else 0
         evaluated_tokens = max(answer.evaluated_tokens for answer in answers)
@@ -338,7 +354,7 @@ class Generator:
     def _drop_damaged(self, job: DecodeJob) -> None:
         """Delete those of the job's records that can't be used.
 
-        Prefill stores what is missing and nothing over what is there: left in place, a damaged shared block would
+        Prefill stores only missing records and never overwrites one. A damaged shared block that stayed would therefore
         spoil every KV transfer of the class.
         """
         stored_kv = job.kv
@@ -362,7 +378,7 @@ def _question_answer(answer: Answer) -> QuestionAnswer:
 
 
 class _Stream:
-    """TokenEvents to whoever asked for them. Lossy: the result never depends on it."""
+    """Sends TokenEvents to the client that asked for them. They may get lost, and the result never depends on them."""
 
     def __init__(self, broker: Broker, job: PrefillJob, version: int) -> None:
         self._broker = broker
@@ -372,7 +388,7 @@ class _Stream:
         self._index = 0
 
     def send(self, text: str, last: bool = False) -> None:
-        """Send one piece; the `last` says that no more come."""
+        """Send one piece. `last` says that no more pieces follow."""
         event = TokenEvent(self._job.job_id, self._job.run, self._delivery, self._index, text, last)
         self._index += 1
         message = Message(codec.encode(event, self._version), self._job.job_id, self._job.batch_id, persistent=False)
@@ -380,7 +396,7 @@ class _Stream:
 
 
 def stored_refs(job: DecodeJob, kv: StoredKV) -> list[BlockRef]:
-    """References to the blocks of the job's KV cache."""
+    """Return references to the blocks of the job's KV cache."""
     prefill_job = job.job
     return block_refs(
         kv.fingerprint,
@@ -395,10 +411,13 @@ def stored_refs(job: DecodeJob, kv: StoredKV) -> list[BlockRef]:
 
 
 def agreement(stored_kv: StoredKV, loaded_engine: LoadedEngine[DecodeEngine]) -> SketchAgreement:
-    """Whether an engine takes this KV cache: its producer computes what it would compute itself, as was measured."""
+    """Return whether an engine can use this KV cache.
+
+    It can if its producer was measured to compute the same values as the engine would.
+    """
     info = loaded_engine.engine.info
     if not info.capabilities.imports_kv or info.layout is None:
-        return SketchAgreement(f"engine {info.engine} takes no KV cache")
+        return SketchAgreement(f"engine {info.engine} can't import a KV cache")
     if stored_kv.fingerprint != info.fingerprint:
         return SketchAgreement(
             f"the KV cache is of {stored_kv.fingerprint:.12}, this worker's model is {info.fingerprint:.12}"
@@ -418,15 +437,15 @@ def fetch(kv: KVStore, job: DecodeJob, stored_kv: StoredKV) -> FetchedCache:
 
 
 def check_finite(record: Record, layout: KVLayout) -> None:
-    """Raises KVTransferFailed for inf or nan, whoever computed it: every answer from it would be nonsense."""
+    """Raise KVTransferFailed if a record contains inf or nan: every answer from it would be nonsense."""
     if not is_finite(record.data, "f32" if isinstance(record, RecurrentState) else layout.dtype):
-        raise KVTransferFailed("the stored KV cache holds inf or nan")
+        raise KVTransferFailed("the stored KV cache contains inf or nan")
 
 
 def fetch_ahead(kv: KVStore, delivery: Delivery, loaded_engine: LoadedEngine[DecodeEngine]) -> FetchedCache | None:
-    """The KV cache of a delivery that has no slot yet; None if the job has none that this engine takes.
+    """Return the KV cache of a delivery that has no slot yet; None if the job has none that this engine can use.
 
-    Raises as `fetch`, and InvalidMessage.
+    Raises what `fetch` raises, and InvalidMessage.
     """
     job = codec.decode(delivery.message.body, DecodeJob)
     if job.kv is None or agreement(job.kv, loaded_engine).problem:
@@ -436,18 +455,18 @@ def fetch_ahead(kv: KVStore, delivery: Delivery, loaded_engine: LoadedEngine[Dec
 
 @dataclass
 class Producer:
-    """Who prefilled, for one model here: what was found of its KV caches."""
+    """What is known of the KV caches of one producer, for one model."""
 
     jobs_since_check: int = 0
     has_passed: bool = False
-    why_ended: str = ""  # why its KV caches are not used any more; "": they are
+    why_ended: str = ""  # why its KV caches are no longer used; "" if they are used
 
 
 class KVChecks:
-    """The checks of one decode worker. Callable from any thread.
+    """The KV checks of one decode worker. Its methods may be called from any thread.
 
-    `check_every`: the first job of each producer is checked, and then one in so many; 0: none is. Until one has
-    passed, each is checked: jobs that come together must not go ahead of the verdict.
+    `check_every`: the first job of each producer is checked, and then one in this many; 0: none is. Until one has
+    passed, every job is checked, since jobs that arrive together must not be decoded before the first verdict.
     """
 
     def __init__(self, check_every: int = KV_CHECK_EVERY) -> None:
@@ -456,7 +475,7 @@ class KVChecks:
         self._lock = threading.RLock()
 
     def is_due(self, job: DecodeJob) -> bool:
-        """Whether this job's KV cache is to be checked before it is used. Counts the job."""
+        """Whether this job's KV cache must be checked before it is used. This counts the job."""
         with self._lock:
             producer = self.producer(job)
             producer.jobs_since_check += 1
@@ -465,18 +484,18 @@ class KVChecks:
             )
 
     def producer(self, job: DecodeJob) -> Producer:
-        """What is known of whoever prefilled this job."""
+        """Return what is known of the producer of this job's KV cache."""
         assert job.kv is not None
         with self._lock:
             return self._producers[job.job.model, job.prefill.engine, job.kv.fingerprint, job.kv.sketch]
 
     def endings(self) -> dict[str, str]:
-        """A sentence for each producer whose KV caches are not used any more, by the name of its sketch."""
+        """Return a sentence for each producer whose KV caches are no longer used, by the name of its sketch."""
         with self._lock:
             return {name[-1]: producer.why_ended for name, producer in self._producers.items() if producer.why_ended}
 
     def check(self, job: DecodeJob, cache: KVCache, engine: DecodeEngine, stop: threading.Event) -> float:
-        """Prefill the job here, too; seconds that it took. Afterwards its producer has the verdict.
+        """Prefill the job here too, and record the verdict on its producer. Returns the seconds it took.
 
         Raises what `engine.top_logprobs` raises.
         """
@@ -489,8 +508,8 @@ class KVChecks:
             if gap > MAX_GAP:
                 producer.why_ended = (
                     f"after a KV cache of {job.prefill.engine or 'another engine'} the model expects other tokens than "
-                    f"after one of {engine.info.engine}: {gap:.2f} nats apart on average, rounding makes less than "
-                    f"{MAX_GAP}"
+                    f"after one of {engine.info.engine}: {gap:.2f} nats apart on average, but rounding causes less "
+                    f"than {MAX_GAP}"
                 )
-                log.error("job %s: %s; none of its KV caches is used any more", job.job.job_id, producer.why_ended)
+                log.error("job %s: %s; its KV caches are no longer used", job.job.job_id, producer.why_ended)
         return time.monotonic() - start

@@ -1,7 +1,8 @@
-"""What happens to one decode delivery: `DecodeWorker.handle` tells it, from its arrival to its ack.
+"""What happens to a decode delivery. `DecodeWorker.handle` shows it, from the arrival to the ack.
 
-The order is the safety. The result is stored before it is published, so that a redelivery is answered and not
-decoded again; it is confirmed before the delivery is acked; and only then are the job's own blocks deleted.
+The order of steps makes it safe. The result is stored before it is published, so a redelivery is answered from the
+store instead of being decoded again. It is confirmed before the delivery is acked. Only then are the job's own blocks
+deleted.
 """
 
 import logging
@@ -44,7 +45,7 @@ from messages.workers import MAX_CURVES, MAX_REFUSALS, WorkerInfo, WorkerStage
 
 log = logging.getLogger(__name__)
 
-# Of the report, for the event.
+# Fields of the report that the event contains.
 _FACTS = (
     *("prompt_tokens", "transferred_tokens", "evaluated_tokens", "completion_tokens"),
     *("get_s", "ttft_s", "decode_s", "total_s"),
@@ -52,11 +53,11 @@ _FACTS = (
 
 
 class DecodeWorker:
-    """Serves the decode queue of one model, the home of `model_cache`, with as many jobs at once as its engine has
-    slots.
+    """Serves the decode queue of one model, the home model of `model_cache`.
 
-    It also takes jobs of the other models that may be in memory where that pays (`decode_worker.stealing.policy`), in
-    the same slots. `run` blocks until `stop`; everything else may be called from other threads.
+    It runs as many jobs at once as its engine has slots. In the same slots it also takes jobs of other models that may
+    be in memory, if that pays (`decode_worker.stealing.policy`). `run` blocks until `stop`; everything else may be
+    called from other threads.
     """
 
     def __init__(
@@ -102,20 +103,21 @@ class DecodeWorker:
         self._jobs = steps(broker, self._settler, self.slots, self.handle, self.commit, group_help)
         self._aborting = False
         self._started_at = self._cluster_state.now()
-        # Settled apart from our own jobs: it decodes none of what it passes on.
+        # A separate settler, since this worker does not decode the jobs that it passes on.
         passing_on = Settler(broker, model_cache.models, observe)
         self._fallback = Fallback(broker, self._cluster_state, passing_on, self.worker_id, model, self.slots.count)
 
     def handle(self, delivery: Delivery, leave_slot: Callable[[], None]) -> None:
-        """One delivery, from its arrival to its ack. Each step is through before the next begins."""
+        """Handle one delivery, from its arrival to its ack. Each step ends before the next begins."""
         ahead = self._flow.pop_fetch(delivery) if self._flow else None
-        if self._aborting or self._find_outage() or self._generator.why_cut_off():  # better with somebody else
+        if self._aborting or self._find_outage() or self._generator.why_cut_off():  # another worker should do it
             return self._settler.hand_back_all([delivery])
         attempt = self._settler.begin(DecodeAttempt, delivery)
         attempt.ahead = ahead
         with self._settler.settling_errors(attempt), self._model_cache.job(attempt.envelope.model) as loaded_model:
             attempt.loaded_model = loaded_model
-            # Cancelled? expired? how many workers died with it? Then: answered already, or somebody else's?
+            # First: is it cancelled or expired, and how many workers died with it? Then: is it answered already, or
+            # does another worker have it?
             with self._checks.passed(attempt), self._claimed(attempt) as is_ours:
                 if is_ours:
                     failpoint("decode.claimed", attempt.envelope.job_id)
@@ -132,13 +134,14 @@ class DecodeWorker:
             self._delete_own_blocks([attempt.job])
 
     def commit(self, answers: list[DecodeAttempt]) -> None:
-        """Results stored, published and confirmed, deliveries acked, the jobs' own blocks deleted. Never raises.
+        """Store and publish results with confirms, ack the deliveries, and delete the jobs' own blocks. Never raises.
 
-        Done for all answers that are ready at once, each step for all of them before the next: one round trip to the
-        store and one to the broker serve many short jobs, while their slots decode the next ones.
+        This is done for all answers that are ready, each step for all of them before the next step. One round trip to
+        the store and one to the broker then serve many short jobs, while their slots decode the next ones.
         """
         try:
-            # Stored first, so that a redelivery is answered and not decoded again. Claims are of no use from then on.
+            # Stored first, so that a redelivery is answered instead of being decoded again. From then on claims are not
+            # needed.
             self._cluster_state.finish(self.worker_id, [(*attempt.key, attempt.body) for attempt in answers])
             ready = []
             for attempt in answers:
@@ -155,7 +158,7 @@ class DecodeWorker:
             self._delete_own_blocks(attempt.job for attempt in answers)
             for attempt in answers:
                 failpoint("decode.deleted", attempt.envelope.job_id)
-        except BrokerUnavailable:  # only if our broker object was closed: the broker hands the jobs out again
+        except BrokerUnavailable:  # only if our broker object was closed; the broker then delivers the jobs again
             log.warning("%d jobs: left unacked, the broker connection is closed", len(answers))
         finally:
             for attempt in answers:
@@ -163,9 +166,10 @@ class DecodeWorker:
 
     @contextmanager
     def _claimed(self, attempt: DecodeAttempt) -> Iterator[bool]:
-        """Whether the job is ours to decode; if not, it is answered, adopted, or somebody else's: deferred.
+        """Yield whether this worker should decode the job.
 
-        If the block ends without a result, it runs no more.
+        If not, the job was answered from the store, adopted by a running attempt, or deferred because another worker
+        has it. If the block ends without a result, the job no longer runs here.
         """
         body, has_claim = self._claims.take_up(attempt.key)
         if body and (stored_result := _result_in(body)):
@@ -174,30 +178,32 @@ class DecodeWorker:
             yield False
         elif not self._running_jobs.start(attempt):
             yield False
-        elif not (has_claim or body):  # with an unreadable result nobody else is on it
+        elif not (has_claim or body):  # if a result is stored that can't be read, no other worker runs the job
             self._running_jobs.end(attempt)
             self._settler.defer(attempt)
             yield False
         else:
-            if self._aborting:  # it was told to leave since the delivery came, and has not seen this one
+            # The worker was told to abort after this delivery came, and did not see this attempt then.
+            if self._aborting:
                 attempt.stop_for("not now")
             try:
                 yield True
             finally:
-                if not attempt.body:  # first: a copy that goes back may come here at once, and is another attempt
+                # Before the job is settled: a copy that goes back may return here at once, in another attempt.
+                if not attempt.body:
                     self._running_jobs.end(attempt)
                     self._claims.release(attempt.key)
 
     def run(self, hours: Hours = ALL_HOURS) -> None:
-        """Serve until stopped. Outside of `hours` no jobs are taken; what has begun goes on."""
+        """Serve until stopped. Outside of `hours` no jobs are taken, but running jobs go on."""
         self._renew()
         with closing(Heartbeat(self._cluster_state, self.registration, self._renew)), closing(self._model_cache):
             self.loop.run(self._jobs, self, hours)
 
     def stop(self, abort: bool = False) -> None:
-        """Leave after the jobs in the slots; with `abort` hand those back too."""
+        """Stop after the jobs in the slots. With `abort`, hand those back too."""
         self.loop.stop()
-        self._aborting = abort or self._aborting  # set first: a job may be beginning just now
+        self._aborting = abort or self._aborting  # set first, since a job may be beginning now
         if abort:
             self._end_all("not now")
 
@@ -207,16 +213,16 @@ class DecodeWorker:
         return self._flow
 
     def _renew(self) -> None:
-        """Our sketch, and all claims in one round trip.
+        """Publish our sketch, and renew all claims in one round trip.
 
-        Those that have their results need no claim any more: a result that can't leave must not keep its job from
-        others.
+        Jobs that have their results need no claim any more. If such a result can't be sent, its job must not be kept
+        from other workers.
         """
         self._model_cache.home.loaded_model.sketches.publish()
         self._claims.renew([attempt.key for attempt in self._running_jobs.snapshot() if not attempt.body])
 
     def _delete_own_blocks(self, jobs: Iterable[DecodeJob]) -> None:
-        """Delete what these jobs alone used: nobody will need it again."""
+        """Delete the blocks that only these jobs used, which are not needed any more."""
         refs: list[BlockRef] = []
         for job in jobs:
             if job.kv and (own_refs := [ref for ref in stored_refs(job, job.kv) if not ref.is_shared]):
@@ -225,7 +231,7 @@ class DecodeWorker:
                 self._cluster_state.forget_answers(job.job.job_id, job.job.run)
         try:
             self._kv.delete(refs)
-        except StoreUnavailable as error:  # their TTL ends them
+        except StoreUnavailable as error:  # the blocks expire by their TTL
             log.info("%d blocks stay until their TTL: %s", len(refs), error)
 
     def _end_all(self, reason: StopReason, batch_id: str = "") -> None:
@@ -233,19 +239,19 @@ class DecodeWorker:
             if batch_id in ("", attempt.job.job.batch_id):
                 attempt.stop_for(reason)
 
-    # What the consumer loop asks.
+    # What the consumer loop asks
 
     def has_room(self) -> bool:
-        """What a result takes is next to nothing."""
+        """Return True, because a result takes next to no room."""
         return True
 
     def on_cancel(self, batch_id: str) -> None:
-        """Stop what runs of this batch."""
+        """Stop the jobs of this batch that run here."""
         self._tombstones.note_cancel(batch_id)
         self._end_all("cancelled", batch_id)
 
     def tick(self) -> None:
-        """Choose what to pull, stop what ran past its deadline, and see to jobs that no prefill worker is there for."""
+        """Update the outlook, stop jobs that are past their deadline, and take jobs that no prefill worker serves."""
         self.choice.look()
         self._generator.probe_store(self._model_cache.home.model)
         now = self._cluster_state.now()
@@ -256,7 +262,7 @@ class DecodeWorker:
             self._fallback.look()
 
     def registration(self) -> WorkerInfo:
-        """What this worker says of itself, now."""
+        """Return what this worker says about itself now."""
         home, throughput = self._model_cache.home, self.choice.throughput
         job_ids = tuple(attempt.key[0] for attempt in self._running_jobs.snapshot())
         resident = tuple(self._model_cache.resident())
@@ -270,7 +276,7 @@ class DecodeWorker:
         return replace(
             engine,
             slots=self.slots.count,
-            busy=min(len(job_ids), self.slots.count),  # one that is being settled is in no slot any more
+            busy=min(len(job_ids), self.slots.count),  # a job that is being settled is no longer in a slot
             done=self._settler.jobs_finished,
             tokens_per_s=throughput.of(home.model).tokens_per_s,
             off=self.loop.idle_reason,
@@ -294,7 +300,7 @@ class DecodeWorker:
 
 
 def _result_in(body: bytes) -> JobResult | None:
-    """A stored result, unless it is of no use to us."""
+    """Return the stored result, or None if it can't be read."""
     try:
         return codec.decode(body, JobResult)
     except (InvalidMessage, NewerMessage):

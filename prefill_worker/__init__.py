@@ -1,1 +1,1 @@
-"""What happens to one prefill delivery."""
+"""What happens to a prefill delivery."""

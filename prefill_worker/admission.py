@@ -1,9 +1,9 @@
-"""Whether the store has room for one more prompt's KV cache.
+"""Admission: whether the store has room for the KV cache of one more prompt.
 
-Prefill takes no job while there is none, and reserves what a job will take before it starts; so two prefills never
-meet at a full store with half a cache each. Decode never waits for any of this. While jobs wait for decode, waiting
-is right: each of them frees its blocks. With nothing waiting there the shared blocks that were not used for longest
-go; and where even that makes no room, jobs go on without their KV cache.
+Prefill takes no job while there is no room, and reserves what a job needs before the job starts. So two prefills never
+fill the store with half a cache each. Decode never waits for any of this. While jobs wait for decode, prefill waits
+too, since each of those jobs will free its blocks. If none waits there, the least recently used shared blocks are
+evicted. If that doesn't make enough room either, jobs go on without their KV cache.
 """
 
 import logging
@@ -20,41 +20,42 @@ from messages.errors import Stopped, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
-Clock = Callable[[], float]  # seconds; never goes back
+Clock = Callable[[], float]  # returns seconds, and never goes back
 
-# Of the store's maximum: the rest is for results, registrations, and what a reservation did not foresee.
+# Share of the store's maximum. The rest is for results, registrations, and what a reservation did not foresee.
 HIGH_WATER = 0.85
-# A dead worker's reservation ends this soon.
+# A dead worker's reservation expires after this time.
 RESERVATION_TTL_S = 10.0
 RENEW_EVERY_S = 1.0
 _NO_LIMIT = 1 << 62
 _LOOK_EVERY_S = 0.5
-_KNOWN_FOR_S = 1.0  # how long a reading far from full is trusted
-# A queue's depth may be read as zero by mistake: once is not enough to throw a class's prefix away.
+_KNOWN_FOR_S = 1.0  # how long a reading that was far from full is trusted
+# A queue's depth may be wrongly read as zero, so one reading is not enough to evict a class's prefix.
 _IDLE_FOR_SURE_S = 1.0
-# Nothing waited for decode for this long, and still there is no room: whoever fills the store will not leave it soon.
+# If no job has waited for decode for this long and there is still no room, the store will not get emptier soon.
 _PATIENCE_S = 10.0
 _HOPELESS_FOR_S = 30.0
-# A job that takes no more of the mark reserves nothing while the store is far from full: two round trips and a thread
-# would be most of a short prompt's cost, and a hundred such jobs at once are a tenth of the mark.
+# A job that needs no more than this share of the mark reserves nothing while the store is far from full. The two round
+# trips and the thread would be most of a short prompt's cost, and even a hundred such jobs take only a tenth of the
+# mark.
 _NEGLIGIBLE = 1 / 1024
-# Freed beyond what one job needs, as a share of the mark: or every single job would have to wait for the next look.
+# Share of the mark that is freed beyond what one job needs. Otherwise every job would have to wait for the next check.
 _SPARE = 1 / 16
 
 
 class NoCapacity(Stopped):
-    """The store has no capacity for this job now; nothing was done, and admission is shut until it may have."""
+    """The store has no room for this job now. Nothing was done, and admission is closed until there may be room."""
 
 
 def high_water_mark(usage: StoreUsage) -> int:
-    """Bytes up to which prefill fills the store; 0: it has no limit."""
+    """Return the bytes up to which prefill fills the store; 0: it has no limit."""
     return int(usage.max_bytes * HIGH_WATER)
 
 
 class Admission:
-    """One prefill worker's door to the store. Thread-safe.
+    """Decides for one prefill worker whether jobs may start. Thread-safe.
 
-    `decode_waits` says whether any job waits for decode: its blocks are then about to be used and freed.
+    `decode_waits` returns whether any job waits for decode: its blocks will soon be used and freed.
     """
 
     def __init__(
@@ -70,18 +71,21 @@ class Admission:
         self._name = name
         self._decode_waits = decode_waits
         self._clock = clock
-        self._refused_bytes = 0  # bytes of the last job that found no room; 0: the door is open
+        self._refused_bytes = 0  # bytes of the last job that found no room; 0: admission is open
         self._next_look = 0.0
-        self._idle_since = 0.0  # at every look since then nothing waited for decode
+        self._idle_since = 0.0  # since then no check found a job that waits for decode
         self._hopeless_until = 0.0
         self._last_usage = StoreUsage(0, 0)
         self._asked_at = -math.inf
-        self._granted_bytes = 0  # bytes since then
+        self._granted_bytes = 0  # bytes granted since then
         self._lock = threading.Lock()
-        self._numbers = count()  # numbers of reservations: several of a worker's jobs may hold one
+        self._numbers = count()  # numbers of reservations, since several jobs of a worker may have one
 
     def is_open(self) -> bool:
-        """Whether to take a job now. Looks at the store at most twice a second, and makes room where it may."""
+        """Return whether to take a job now.
+
+        Checks the store at most twice a second, and evicts shared blocks if allowed.
+        """
         with self._lock:
             if not self._refused_bytes:
                 return True
@@ -92,7 +96,7 @@ class Admission:
             try:
                 may_try = self._find_capacity(self._refused_bytes) or self._is_hopeless()
             except StoreUnavailable:
-                may_try = True  # the job will find out, and go on without
+                may_try = True  # the job will notice, and go on without its KV cache
             if may_try:
                 self._refused_bytes = 0
             return may_try
@@ -100,10 +104,10 @@ class Admission:
     def reserve(self, measure: Callable[[], int]) -> AbstractContextManager[None]:
         """Reserve what a job will store, for the length of a `with` block.
 
-        `measure()` says how many bytes are not stored yet, now and later.
+        `measure()` returns how many bytes are not stored yet, now and later.
 
-        Raises NoCapacity, and shuts the door until there may be some. Raises StoreUnavailable if there will be none, or
-        if the store can't say.
+        Raises NoCapacity, and closes admission until there may be room. Raises StoreUnavailable if there will be no
+        room, or if the store doesn't answer.
         """
         size = measure()
         with self._lock:
@@ -128,21 +132,23 @@ class Admission:
 
     def _refuse(self, size: int) -> NoReturn:
         if self._clock() < self._hopeless_until and not self._decode_waits():
-            raise StoreUnavailable(f"no room for {size:,} bytes, and nothing waits for decode that would free some")
-        log.info("the store has no room for %s bytes: taking no job until it has", f"{size:,}")
+            raise StoreUnavailable(f"no room for {size:,} bytes, and no job waits for decode that would free some")
+        log.info("the store has no room for %s bytes: taking no jobs until it has", f"{size:,}")
         self._refused_bytes = size
         self._idle_since = self._clock()
         self._next_look = 0.0
-        raise NoCapacity(f"no room for {size:,} bytes for now")
+        raise NoCapacity(f"no room for {size:,} bytes now")
 
     def _is_near_full(self, size: int) -> bool:
-        """With `size` and all that we granted since the store was asked. A quarter counts as near, for there may be a
-        few more workers, who grant as we do."""
+        """Whether the store may be near full with `size` and all that was granted since it was last asked.
+
+        A quarter of the mark counts as near, because a few more workers may have granted as much.
+        """
         usage = self._last_usage
         return bool(usage.max_bytes) and 4 * (usage.used_bytes + self._granted_bytes + size) > high_water_mark(usage)
 
     def _find_capacity(self, size: int) -> bool:
-        """Whether `size` bytes would be granted now, after shared blocks were freed if they may be."""
+        """Whether `size` bytes would be granted now. If allowed, shared blocks are evicted for that."""
         usage = self._kv.usage()
         if not usage.max_bytes:
             return True
@@ -157,12 +163,12 @@ class Admission:
     def _is_hopeless(self) -> bool:
         if self._idle_s() < _PATIENCE_S:
             return False
-        log.warning("the store stays full, and nothing waits for decode: going on without KV caches for a while")
+        log.warning("the store stays full, and no job waits for decode: going on without KV caches for a while")
         self._hopeless_until = self._clock() + _HOPELESS_FOR_S
         return True
 
     def _idle_s(self) -> float:
-        """For how long no look has found a job that waits for decode."""
+        """Return for how long no check has found a job that waits for decode."""
         now = self._clock()
         if self._decode_waits():
             self._idle_since = now
@@ -171,9 +177,10 @@ class Admission:
 
 @contextmanager
 def _keep_reserved(cluster_state: ClusterState, name: str, measure: Callable[[], int]) -> Iterator[None]:
-    """Renew a reservation, which shrinks as the job's records arrive; free it in the end.
+    """Renew a reservation within the block, and free it at the end.
 
-    Without that they would count twice, and keep the neighbours waiting.
+    The reservation shrinks as the job's records are stored. Otherwise they would count twice, and other jobs would wait
+    for nothing.
     """
     stop_event = threading.Event()
 
@@ -181,7 +188,7 @@ def _keep_reserved(cluster_state: ClusterState, name: str, measure: Callable[[],
         while not stop_event.wait(RENEW_EVERY_S):
             try:
                 cluster_state.reserve(name, measure(), _NO_LIMIT, RESERVATION_TTL_S)
-            except StoreUnavailable as error:  # what was put there shows it too
+            except StoreUnavailable as error:  # the records that are stored already count anyway
                 log.info("the reservation was not renewed: %s", error)
 
     thread = threading.Thread(target=renew, name="reservation", daemon=True)

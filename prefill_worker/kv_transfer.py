@@ -1,4 +1,4 @@
-"""From tokens to stored KV. What is stored is not sent again, nor computed again where the engine can resume."""
+"""From tokens to a stored KV cache. Stored records are not sent again, nor computed again if the engine can resume."""
 
 import logging
 import threading
@@ -22,18 +22,18 @@ from prefill_worker.free_memory import FreeMemory
 
 log = logging.getLogger(__name__)
 
-# Restoring costs a transfer and a slot write; below this many tokens computing is as quick.
+# Below this many tokens, computing is as fast as restoring, which costs a transfer and a slot write.
 MIN_RESUME_TOKENS = 64
-# How fast a worker is taken to compute before it has measured itself. Low: to wait for a neighbour who is alive costs
-# less than to compute the same twice.
+# A worker's assumed speed until it is measured. It is low, since waiting for another worker costs less than computing
+# the same prefix twice.
 _FIRST_GUESS_TOKENS_PER_S = 100.0
-# A neighbour's prefix is of use once it is stored, not once it is computed.
+# Factor for waiting, since another worker's prefix can be used only once it is stored.
 _STORING_TOO = 1.5
-# For the neighbour's prefix, and for what the decode workers' registrations say.
+# Pauses between checks for another worker's prefix, and of the decode workers' registrations.
 _LOOK_EVERY_S = 0.1
 REFUSALS_EVERY_S = 3.0
 
-# Less is stored sooner than a thread begins to store it behind the engine's back.
+# Below this size, storing is faster than starting a thread that stores while the engine computes.
 _BEHIND_BYTES = 1 << 20
 _HEADER_BYTES = 512  # overhead of a record and its key
 
@@ -41,9 +41,9 @@ _Records = list[tuple[type[Record], BlockRef]]
 
 
 class KVWriter:
-    """Gets the KV caches of one prefill worker's jobs into the store.
+    """Stores the KV caches of one prefill worker's jobs.
 
-    Prompts of up to `short_tokens`, times their answers, are left to decode.
+    Prompts are left to decode if their tokens, times their answers, are below `short_tokens`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class KVWriter:
     ) -> None:
         self.admission = Admission(kv, cluster_state, worker_id, decode_waits)
         self.leases = PrefixLeases(cluster_state, worker_id)
-        self.tokens_per_s = self.prompt_s = 0.0  # moving averages; 0: nothing computed yet
+        self.tokens_per_s = self.prompt_s = 0.0  # moving averages; 0: no prompt was computed yet
         self.curves = MeasuredCurves()
         self.engine = loaded_engine.engine
         self.store = kv
@@ -71,12 +71,13 @@ class KVWriter:
         self._short_tokens = short_tokens
 
     def compute_and_store(self, job: PrefillJob, stop: threading.Event, queue_s: float = 0.0) -> DecodeJob:
-        """Make sure that the KV cache of `job.kv_tokens` lies in the store; returns the decode job.
+        """Make sure that the KV cache of `job.kv_tokens` is in the store, and return the decode job.
 
         `queue_s`: how long the job has waited, for the report.
 
-        A store that is away or too small, or an engine that can't give its cache out, costs the KV transfer and not the
-        job: the decoder then does the prompt itself. Raises ContextExceeded, NoCapacity, and what the engine raises.
+        If the store is away or too small, or the engine can't export its cache, only the KV transfer is lost and not
+        the job: the decode worker then computes the prompt itself. Raises ContextExceeded, NoCapacity, and the engine's
+        errors.
         """
         layout, reason = self.engine.info.layout, self._why_no_kv(job)
         report = PrefillReport(self._worker_id, self.engine.info.engine, queue_s)
@@ -89,12 +90,12 @@ class KVWriter:
                 transfer.compute_in_parts()
         except NoCapacity:
             raise
-        except Exception as error:  # no decode job will point at what was stored, so nobody else would delete it
+        except Exception as error:  # no decode job will refer to the stored records, so they must be deleted here
             transfer.drop_own()
             if isinstance(error, StoreUnavailable):
                 reason = f"the store did not take it: {error}"
             elif isinstance(error, KVTransferFailed):
-                reason = f"the engine did not give it out: {error}"
+                reason = f"the engine did not export it: {error}"
             else:
                 raise
             log.warning("job %s goes on without its KV cache: %s", job.job_id, reason)
@@ -107,7 +108,10 @@ class KVWriter:
         return DecodeJob(job, transfer.kv, transfer.report)
 
     def _why_no_kv(self, job: PrefillJob) -> str:
-        """Why this prompt goes on without a KV cache; "": it gets one. Raises ContextExceeded if it is too long."""
+        """Return why this prompt goes on without a KV cache; "" if it gets one.
+
+        Raises ContextExceeded if it is too long.
+        """
         info, asks = self.engine.info, job.asks()
         prompt, answer = max(((len(ask.tokens), ask.sampling.max_tokens) for ask in asks), key=sum)
         if prompt + answer > info.context:
@@ -116,11 +120,11 @@ class KVWriter:
                 f"but {job.model} is loaded with a context of {info.context:,}"
             )
         if not info.capabilities.exports_kv or info.layout is None:
-            return f"engine {info.engine} exports no KV cache"
+            return f"engine {info.engine} can't export a KV cache"
         if job.kv_tokens < 1:
             return "a prompt of one token has no KV cache to transfer"
         if job.kv_tokens * len(asks) < self._short_tokens:
-            return "a prompt this short is computed sooner than fetched"
+            return "a prompt this short is computed faster than its KV cache is fetched"
         return self._engine_why_no_kv or info.layout.why_unsupported or self._refusals.reason()
 
 
@@ -129,7 +133,7 @@ def _moving_average(mean: float, value: float) -> float:
 
 
 class _Transfer:
-    """One prompt's way into the store: where its KV cache will lie, and what getting it there took so far."""
+    """The transfer of one prompt's KV cache into the store: where it will be stored, and what that has cost so far."""
 
     def __init__(
         self, owner: KVWriter, layout: KVLayout, job: PrefillJob, report: PrefillReport, stop: threading.Event
@@ -139,27 +143,28 @@ class _Transfer:
         self._store = owner.store
         self._job = job
         self._stop = stop
-        num_tokens = job.kv_tokens  # the decoder computes the rest
+        num_tokens = job.kv_tokens  # the decode worker computes the rest
         shared_tokens = shared_boundary(layout, min(job.shared_tokens, num_tokens))
         fingerprint = self._engine.info.fingerprint
-        # Its sketch is part of their names: what is resumed from was computed by an engine that computes just this.
+        # The sketch is part of the records' names, so a prompt is resumed only from records whose engine computes the
+        # same values.
         sketch = owner.sketch
         size = num_tokens * layout.token_bytes + layout.state_bytes
         self.kv = StoredKV(fingerprint, layout, num_tokens, shared_tokens, size, sketch)
         self.report = replace_fields(report, restored_tokens=num_tokens)
         self._refs = block_refs(fingerprint, layout, job.tokens, num_tokens, shared_tokens, job.job_id, sketch, job.tag)
         self._resumes = self._engine.info.capabilities.resumes
-        # The class-wide part is computed by itself: snapshots are of a sequence's end, and can't be cut. So is a
-        # turn's up to its last whole block, where the next turn goes on.
+        # The class-wide part is computed separately, because snapshots describe the end of a sequence and can't be cut.
+        # In a conversation, the same holds up to the last whole block, where the next turn resumes.
         self._stops_at_boundary = self._resumes and shared_tokens >= MIN_RESUME_TOKENS
         last_boundary = shared_boundary(layout, num_tokens) if job.tag and layout.snapshots and self._resumes else 0
         self._turn_end = last_boundary if last_boundary >= max(MIN_RESUME_TOKENS, shared_tokens + 1) else 0
-        # What was absent a moment ago; None as soon as somebody else may have stored some of it.
+        # The records that were absent a moment ago; None as soon as another worker may have stored some of them.
         self.known_absent: _Records | None = None
-        self._has_repaired = False  # a stored start was damaged: once, it is computed again
+        self._has_repaired = False  # whether a damaged start was deleted; it is computed again only once
 
     def bytes_to_store(self) -> int:
-        """About what its absent records will take in the store."""
+        """Return about how many bytes its absent records will take in the store."""
         absent, shared_tokens = self.absent(self.kv.num_tokens), self.kv.shared_tokens
         stops = (shared_tokens if self._stops_at_boundary and self.kv.layout.snapshots else 0, self._turn_end)
         for stop in stops:
@@ -177,20 +182,24 @@ class _Transfer:
             elif type_ is RecurrentState:
                 payload = layout.state_bytes // len(layout.state_layers)
             size = payload + _HEADER_BYTES
-            # Redis' allocator (jemalloc) has four sizes in each doubling: a record of 4 MiB and a header takes 5.
+            # Redis's allocator (jemalloc) has four sizes in each doubling, so a record of 4 MiB plus its header takes 5
+            # MiB.
             step = 1 << max(0, size.bit_length() - 3)
             total += -(-size // step) * step
         return total
 
     def drop_own(self) -> None:
-        """Delete what was stored for this job alone."""
+        """Delete the records that were stored only for this job."""
         try:
             self._store.delete([ref for _, ref in self._records(self.kv.num_tokens) if not ref.is_shared])
-        except StoreUnavailable as error:  # their TTL ends them
+        except StoreUnavailable as error:  # the records expire by their TTL
             log.info("job %s: its blocks stay until their TTL: %s", self._job.job_id, error)
 
     def compute_in_parts(self) -> None:
-        """The class-wide part first and by itself, by one worker: the others wait for it and resume from it."""
+        """Compute the prompt, the class-wide part first and separately.
+
+        Only one worker computes that part. The others wait for it and resume from it.
+        """
         if self._stops_at_boundary and self.absent(self.kv.shared_tokens):
             chain = next(ref.chain for ref in self._refs if ref.end == self.kv.shared_tokens)
             patience_s = _STORING_TOO * self.kv.shared_tokens / (self._owner.tokens_per_s or _FIRST_GUESS_TOKENS_PER_S)
@@ -205,7 +214,7 @@ class _Transfer:
         self._compute(self.kv.num_tokens)
 
     def _compute(self, end: int) -> None:
-        """Run the engine up to position `end`, uploading each absent record as it comes."""
+        """Run the engine up to position `end`, and store each absent record as it is computed."""
         absent = self.absent(end)
         self.known_absent = None
         if not absent:
@@ -227,11 +236,11 @@ class _Transfer:
         except BaseException:
             uploader.abandon()
             with suppress(KvasirError):
-                uploader.finish()  # or its thread might store a block after all of them were deleted
+                uploader.finish()  # otherwise its thread might store a block after all of them were deleted
             raise
 
     def _upload(self, uploader: Uploader, end: int, absent: _Records, resume: KVCache | None) -> None:
-        """Have the engine compute up to `end`, and those records stored that are not there yet."""
+        """Have the engine compute up to `end`, and store the absent records."""
         absent_refs = {(type_, ref.end, ref.layer): ref for type_, ref in absent}
         first = min([ref.start for type_, ref in absent if type_ is Block], default=end)
         tokens = self._job.tokens[:end]
@@ -248,7 +257,7 @@ class _Transfer:
         except KVTransferFailed as error:
             if resume is None:
                 raise
-            log.info("job %s: the engine can't go on from the stored start: %s", self._job.job_id, error)
+            log.info("job %s: the engine can't resume from the stored start: %s", self._job.job_id, error)
             outcome = self._engine.prefill(tokens, emit, first=first, stop=self._stop)
         upload = uploader.finish()
         report, computed_tokens = self.report, self.report.computed_tokens + outcome.computed_tokens
@@ -262,7 +271,7 @@ class _Transfer:
         )
 
     def _records(self, end: int) -> _Records:
-        """All records up to position `end`, the snapshot of the other layers at `end` included."""
+        """Return all records up to position `end`, including the snapshot of the other layers at `end`."""
         records: _Records = [(Block, ref) for ref in self._refs if ref.end <= end]
         if self.kv.layout.snapshots:
             ends = snapshot_refs(self.kv.layout, records[-1][1])
@@ -270,9 +279,9 @@ class _Transfer:
         return records
 
     def absent(self, end: int) -> _Records:
-        """Those records up to `end` that are not stored: asks the store, unless that is known from a moment ago.
+        """Return the records up to `end` that are not stored. The store is asked unless the answer is still known.
 
-        What is known then says nothing of snapshots at other ends than the last.
+        A known answer does not cover snapshots at positions other than the last.
         """
         if self.known_absent is not None and (end == self.kv.num_tokens or not self.kv.layout.snapshots):
             return [(type_, ref) for type_, ref in self.known_absent if ref.end <= end]
@@ -281,11 +290,12 @@ class _Transfer:
         return [(type_, ref) for type_, ref in records if ref in missing_refs]
 
     def _stored_start(self, end: int) -> KVCache | None:
-        """The stored start of the prompt, at most up to `end`, if the engine can go on from it and it is worth it.
+        """Return the stored start of the prompt, at most up to `end`; None if there is none to resume from.
 
-        Sliding and recurrent layers keep the end of a sequence only, so with them only the class-wide part's end will
-        do, or a turn's. Raises KVTransferFailed if the start is damaged, or has just gone: all of it has been deleted
-        then, since what is there is not stored again.
+        It must be long enough to be worth it, and the engine must be able to resume. Sliding and recurrent layers keep
+        only the end of a sequence, so models with such layers can resume only from the end of the class-wide part or of
+        a turn. Raises KVTransferFailed if the start is damaged or has just been evicted. All of it has then been
+        deleted, since existing records are not stored again.
         """
         ends = [self.kv.shared_tokens, *self._turns(end)] if self.kv.layout.snapshots else [r.end for r in self._refs]
         start = max([position for position in ends if position <= end], default=0)
@@ -299,7 +309,7 @@ class _Transfer:
             raise
 
     def _turns(self, end: int) -> list[int]:
-        """The positions up to `end` at which earlier turns of the conversation left a whole snapshot."""
+        """Return the positions up to `end` at which earlier turns of the conversation left a complete snapshot."""
         layout = self.kv.layout
         at = {ref.end: snapshot_refs(layout, ref) for ref in self._refs if ref.is_tagged and ref.end <= end}
         missing_refs = set(self._store.find_missing([ref for refs in at.values() for ref in refs])) if at else set()
@@ -307,11 +317,11 @@ class _Transfer:
 
 
 class PrefixLeases:
-    """The leases of one worker, whose heartbeat calls `renew`: one worker computes a class's prefix while others wait.
+    """The leases of one worker: one worker computes a class's prefix while the others, and its own other jobs, wait.
 
-    So do its own other jobs. A lease (a claim on the store's cluster state) says who computes. Waiting ends when the
-    prefix is there, when the lease is free, or after about the time that computing would have taken: a lease is a
-    courtesy and never holds a job up. Thread-safe.
+    A lease is a claim in the cluster state, and says who computes. Waiting ends when the prefix is stored, when the
+    lease is free, or after about the time that computing would have taken: a lease saves work, but never holds up a
+    job. The worker's heartbeat calls `renew`. Thread-safe.
     """
 
     def __init__(self, cluster_state: ClusterState, worker_id: str) -> None:
@@ -321,11 +331,11 @@ class PrefixLeases:
         self._lock = threading.Lock()
 
     def claims(self) -> list[tuple[str, int]]:
-        """Claims that are ours."""
+        """Return the claims that this worker holds."""
         return list(self._claims)
 
     def renew(self) -> None:
-        """Keep what is held."""
+        """Renew the claims that this worker holds."""
         for name in self.claims():
             self._cluster_state.claim(*name, self._worker_id, CLAIM_TTL_S)
 
@@ -333,15 +343,15 @@ class PrefixLeases:
     def turn(
         self, chain: str, is_there: Callable[[], bool], patience_s: float, stop: threading.Event
     ) -> Iterator[bool]:
-        """Whether the caller has to compute the prefix whose last block has this chain hash; False: it is stored.
+        """Yield whether the caller must compute the prefix whose last block has this chain hash; False: it is stored.
 
-        Waits at most `patience_s` for another worker, or job, that computes it, then both do. Raises Cancelled if
-        `stop` is set meanwhile, and what `is_there` raises.
+        Waits at most `patience_s` for another worker or job that computes it; after that both compute it. Raises
+        Cancelled if `stop` is set meanwhile, and what `is_there` raises.
         """
         name = (f"prefix-{chain}", 1)
         give_up = time.monotonic() + patience_s
         while True:
-            with self._lock:  # the store tells workers apart, and not the jobs of one
+            with self._lock:  # the store can't tell the jobs of one worker apart
                 holds_lease = name not in self._claims and self._cluster_state.claim(
                     *name, self._worker_id, CLAIM_TTL_S
                 )
@@ -352,7 +362,7 @@ class PrefixLeases:
             if stop.wait(_LOOK_EVERY_S):
                 raise Cancelled("cancelled while another worker computed the prefix")
         try:
-            # Whoever held the lease until just now may have finished.
+            # The previous holder of the lease may have just finished.
             yield not is_there()
         finally:
             if holds_lease:
@@ -361,10 +371,10 @@ class PrefixLeases:
 
 
 class Refusals:
-    """Whether the decode workers of one model refuse one sketch, by their registrations. Callable from any thread.
+    """Whether all decode workers of a model refuse a sketch, by their registrations. May be called from any thread.
 
-    Computing and storing what every decoder will not use costs each prompt twice. Such a job goes on without a KV
-    cache, with the decoders' own reason, until one of them takes it or another decoder comes.
+    Computing and storing a KV cache that no decode worker will use would waste work. Such a job goes on without one,
+    with the decode workers' own reason, until one of them accepts the sketch or another decode worker comes.
     """
 
     def __init__(
@@ -378,9 +388,9 @@ class Refusals:
         self._reason = ""
 
     def reason(self) -> str:
-        """Why all of them refuse it, in the words of one; "": there is none yet, or one that does not refuse it.
+        """Return why all of them refuse it, in the words of one; "" if there is no decode worker, or one accepts it.
 
-        As of at most REFUSALS_EVERY_S ago.
+        The answer is at most REFUSALS_EVERY_S old.
         """
         now = self._clock()
         if self._sketch and now >= self._next_look:

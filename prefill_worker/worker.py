@@ -1,7 +1,7 @@
-"""What happens to one prefill delivery: `PrefillWorker.handle` tells it, from its arrival to its ack.
+"""What happens to a prefill delivery. `PrefillWorker.handle` shows it, from the arrival to the ack.
 
-The order is the safety. All KV lies in the store before the decode job is published, and the decode job is
-confirmed before the delivery is acked; so a crash anywhere means a redelivery, at worst a duplicate.
+The order of steps makes it safe. The whole KV cache is stored before the decode job is published, and the decode job is
+confirmed before the delivery is acked. So a crash at any point causes a redelivery, and at worst a duplicate.
 """
 
 import logging
@@ -38,16 +38,17 @@ from prefill_worker.kv_transfer import KVWriter, Refusals
 
 log = logging.getLogger(__name__)
 
-_FACTS = ("prefill_s", "put_s", "put_bytes", "computed_tokens", "restored_tokens")  # report fields that the event gets
+# Fields of the report that the event contains.
+_FACTS = ("prefill_s", "put_s", "put_bytes", "computed_tokens", "restored_tokens")
 _EARLIER_VERSION = "the job's version of messages can't say who made a KV cache"
 
 
 class PrefillWorker:
-    """Serves one model's prefill queue with one engine, with as many jobs at once as that computes prompts.
+    """Serves one model's prefill queue with one engine, with as many jobs at once as the engine computes prompts.
 
-    Prompts of up to `short_tokens`, times their answers, go on without a KV cache. One that would leave less than
-    `free_bytes` of the machine's memory is left to another worker. `run` blocks until `stop`; everything else may be
-    called from other threads.
+    Prompts go on without a KV cache if their tokens, times their answers, are below `short_tokens`. A prompt that would
+    leave less than `free_bytes` of the machine's memory is left to another worker. `run` blocks until `stop`;
+    everything else may be called from other threads.
     """
 
     def __init__(
@@ -103,23 +104,24 @@ class PrefillWorker:
         self._started_at = self._cluster_state.now()
 
     def handle(self, delivery: Delivery, _leave_slot: Callable[[], None]) -> None:
-        """One delivery, from its arrival to its ack. Each step is through before the next begins."""
-        if self._aborting or outage_of(self._engine) or self._free_memory.why_short():  # better with somebody else
+        """Handle one delivery, from its arrival to its ack. Each step ends before the next begins."""
+        if self._aborting or outage_of(self._engine) or self._free_memory.why_short():  # another worker should do it
             return self._settler.hand_back_all([delivery])
         attempt = self._settler.begin(Attempt[PrefillJob], delivery)
         envelope, settlement = attempt.envelope, None
         with (
             self._settler.settling_errors(attempt),
-            self._checks.passed(attempt) as standing,  # cancelled? expired? did too many workers die with it?
+            # Is it cancelled or expired, or did too many workers die with it?
+            self._checks.passed(attempt) as standing,
             self._in_hand_until_done(attempt),
         ):
             waited_s = standing.job.waited_s(standing.now)
             self._observe(envelope.event(Step.PREFILL_STARTED, queue_s=waited_s))
-            # Tokenized once in a job's life.
+            # A job is tokenized only once.
             job = standing.job if standing.job.tokens else tokenize_job(self._engine, standing.job)
             failpoint("prefill.tokenized", job.job_id)
-            # What isn't stored yet is computed and stored, in space that `Admission` has reserved; a class's
-            # prefix by the one worker that holds its lease, of `PrefixLeases`.
+            # Missing records are computed and stored in the room that `Admission` has reserved. A class's prefix is
+            # computed by the worker that holds its lease (`PrefixLeases`).
             if envelope.version == codec.VERSION:
                 onward = self._kv_writer.compute_and_store(job, attempt.stop, waited_s)
             else:
@@ -133,10 +135,10 @@ class PrefillWorker:
             self._jobs.commit(settlement)  # the decode job is published and confirmed, then the delivery is acked
 
     def commit(self, ready: list[Settlement]) -> None:
-        """Publish decode jobs, confirmed; then ack. Never raises."""
+        """Publish decode jobs with confirms, then ack. Never raises."""
         try:
             self._settler.settle(*ready)
-        except BrokerUnavailable:  # only if our broker object was closed: the broker hands the jobs out again
+        except BrokerUnavailable:  # only if our broker object was closed; the broker then delivers the jobs again
             log.warning("%d jobs: left unacked, the broker connection is closed", len(ready))
             return
         for settlement in ready:
@@ -145,20 +147,20 @@ class PrefillWorker:
             ring(self._broker, work_queue("decode", self._model, "now"))
 
     def run(self, hours: Hours = ALL_HOURS) -> None:
-        """Serve until stopped. Outside of `hours` no jobs are taken; what has begun goes on."""
+        """Serve until stopped. Outside of `hours` no jobs are taken, but running jobs go on."""
         self._renew()
         with closing(Heartbeat(self._cluster_state, self.registration, self._renew)):
             self.loop.run(self._jobs, self, hours)
 
     def _renew(self) -> None:
-        """What lies in the store under our name: our sketch, so that decoders can compare theirs, and leases."""
+        """Renew what the store keeps for this worker: its leases, and its sketch, which decode workers check."""
         self._loaded_engine.sketches.publish()
         self._kv_writer.leases.renew()
 
     def stop(self, abort: bool = False) -> None:
-        """Leave after what is in hand; with `abort` hand that back too."""
+        """Stop after the jobs in hand. With `abort`, hand those back too."""
         self.loop.stop()
-        self._aborting = abort or self._aborting  # set first: a job may be beginning just now
+        self._aborting = abort or self._aborting  # set first, since a job may be beginning now
         if abort:
             for attempt in self._in_hand():
                 attempt.stop_for("not now")
@@ -168,32 +170,32 @@ class PrefillWorker:
             return SlotFlow(self._broker, self._model, self._settler.hand_back_all)
         return PrefillFlow(self._broker, self._jobs.consume, self._model)
 
-    # What the consumer loop asks.
+    # What the consumer loop asks
 
     def has_room(self) -> bool:
-        """Whether the store has room for a KV cache."""
+        """Whether the store has room for another KV cache."""
         return self._kv_writer.admission.is_open()
 
     def on_cancel(self, batch_id: str) -> None:
-        """Stop what is prefilled of this batch."""
+        """Stop the jobs of this batch that are being prefilled here."""
         self._tombstones.note_cancel(batch_id)
         for attempt in self._in_hand():
             if attempt.job.batch_id == batch_id:
                 attempt.stop_for("cancelled")
 
     def tick(self) -> None:
-        """If it paused for want of memory: look whether there is some now."""
+        """If the worker paused for lack of memory, check whether there is enough now."""
         self._free_memory.look_again()
 
     def _others_prefill(self) -> bool:
-        """Whether another worker takes this model's prefill jobs, as far as the store tells."""
+        """Whether another worker takes this model's prefill jobs, by its registration."""
         return any(
             (other.role, other.model, other.off) == ("prefill", self._model, "") and other.worker_id != self.worker_id
             for other in self._cluster_state.registrations()
         )
 
     def _decode_waits(self) -> bool:
-        """Whether any job waits for decode, of any model that shares this store, as far as the broker tells."""
+        """Whether any job waits for decode, of any model that shares this store, by the broker's counts."""
         models = {registration.model for registration in self._cluster_state.registrations()} | {self._model}
         try:
             return any(jobs_waiting(self._broker, "decode", model) for model in models)
@@ -202,7 +204,7 @@ class PrefillWorker:
 
     @contextmanager
     def _in_hand_until_done(self, attempt: Attempt[PrefillJob]) -> Iterator[None]:
-        """Within the block it can be stopped from other threads."""
+        """Make the attempt stoppable from other threads, for the length of the block."""
         with self._lock:
             self._prefilling.add(attempt)
         if self._aborting:
@@ -214,17 +216,17 @@ class PrefillWorker:
                 self._prefilling.discard(attempt)
 
     def _in_hand(self) -> list[Attempt[PrefillJob]]:
-        """What is being prefilled: a snapshot."""
+        """Return the attempts that are being prefilled now."""
         with self._lock:
             return list(self._prefilling)
 
     @property
     def prompt_s(self) -> float:
-        """Mean seconds of a prompt in the engine; 0: none was computed yet."""
+        """Mean seconds of a prompt in the engine; 0: no prompt was computed yet."""
         return self._kv_writer.prompt_s
 
     def registration(self) -> WorkerInfo:
-        """What this worker says of itself, now."""
+        """Return what this worker says about itself now."""
         engine = engine_registration(
             self.worker_id, "prefill", self._model, self._started_at, self._loaded_engine, self._roles
         )

@@ -1,1 +1,1 @@
-"""Taking other models' work: when it pays, and which models are loaded for it."""
+"""Stealing other models' jobs: when it pays, and which models are loaded for it."""

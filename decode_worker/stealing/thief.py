@@ -1,4 +1,4 @@
-"""Takes jobs of other models for a free slot, where `policy` says that it pays."""
+"""Takes jobs of other models for a free slot, if `policy` says that it pays."""
 
 import logging
 import random
@@ -28,15 +28,15 @@ log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.1
 _SLOWER_EACH_TIME = 1.6
-# A look is two passive declares for each other model: at these intervals nothing that a broker notices.
-_AT_MOST_S = 0.2  # while somebody works at one of these models
+# A check is two passive declares for each other model, whose cost a broker does not notice at these intervals.
+_AT_MOST_S = 0.2  # while another worker is busy with one of these models
 _AT_MOST_IDLE_S = 0.5
 
 
 class Thief:
-    """One worker's looks at other models' queues. Used from one thread; the counts may be read from any.
+    """Checks other models' queues for one worker. Used from one thread; the counts may be read from any thread.
 
-    `stolen_jobs` counts jobs taken, `refusals` looks at waiting work that ended without one, by reason.
+    `stolen_jobs` counts stolen jobs. `refusals` counts, by reason, checks that found waiting jobs but took none.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Thief:
         self.refusals: Counter[str] = Counter()
 
     def steal(self) -> Delivery | None:
-        """A job of another model, if it is time to look and one pays. Raises BrokerUnavailable."""
+        """Return a job of another model, if it is time to check and a steal pays. Raises BrokerUnavailable."""
         if time.monotonic() < self._next_look:
             return None
         delivery = self._look()
@@ -61,7 +61,8 @@ class Thief:
             return delivery
         most_s = _AT_MOST_S if self._forecast.is_active(self._model_cache.candidates()) else _AT_MOST_IDLE_S
         self._pause_s = min(most_s, max(_LOOK_AGAIN_S, self._pause_s * _SLOWER_EACH_TIME))
-        self._next_look = time.monotonic() + self._pause_s * random.uniform(0.8, 1.2)  # two thieves don't look in step
+        # Random, so that two workers don't check at the same times.
+        self._next_look = time.monotonic() + self._pause_s * random.uniform(0.8, 1.2)
         return None
 
     def _look(self) -> Delivery | None:
@@ -83,13 +84,14 @@ class Thief:
     def _load(self, steal: Verdict, offers: list[Offer]) -> None:
         waiting_s = {offer.queue.model: offer.queue.ready * offer.decode_s for offer in offers}
         if self._model_cache.load(steal.model, waiting_s):
-            log.info("loading a model to steal from: %s", steal.summary)
+            log.info("loading a model to steal its jobs: %s", steal.summary)
         else:
             self.refusals["no room"] += 1
 
     def _fetch_job(self, steal: Verdict) -> Delivery | None:
         now, *bulk = work_queues("decode", steal.model)
-        for queue in (now, *random.sample(bulk, len(bulk))):  # so that on average each batch gets its turn
+        # In random order, so that on average each batch gets its turn.
+        for queue in (now, *random.sample(bulk, len(bulk))):
             try:
                 delivery = self._broker.get(queue)
             except NoQueue:
@@ -97,7 +99,7 @@ class Thief:
             if delivery:
                 self._note(delivery, steal)
                 return delivery
-        self.refusals["gone"] += 1  # somebody was faster
+        self.refusals["gone"] += 1  # another worker was faster
         return None
 
     def _note(self, delivery: Delivery, steal: Verdict) -> None:
@@ -115,9 +117,9 @@ class Thief:
 
 
 class QueueChoice:
-    """What a decode worker chooses between queues by: what it measures and sees of others, and the two rules.
+    """What a decode worker chooses between queues with: its measurements, its view of others, and the two rules.
 
-    `look` is called about twice a second, behind the jobs' backs; what comes of it is `outlook`.
+    `look` is called about twice a second, independently of jobs, and stores its result in `outlook`.
     """
 
     def __init__(
@@ -136,17 +138,23 @@ class QueueChoice:
         self.look()
 
     def look(self) -> None:
-        """See what has become of the worker's own queue. From any thread."""
+        """Update the outlook of the worker's own queue. May be called from any thread."""
         self.outlook = look_at_home(self.forecast, self.throughput, self.model_cache.home.model)
 
     def outlook_for_long(self) -> Outlook:
-        """The outlook, no older than registrations get; for long jobs, to which a look is nothing."""
+        """Return the outlook.
+
+        For long jobs, where a check costs relatively little, it is at most as old as registrations.
+        """
         if not self.outlook.are_short and time.monotonic() - self.outlook.at > REGISTRATIONS_FOR_S:
             self.look()
         return self.outlook
 
     def note(self, model: str, report: DecodeReport, sequences: int = 1) -> None:
-        """One more job is decoded, one of so many `sequences`. After the first it is known whether they are short."""
+        """Note a decoded job, one of `sequences` that ran at once.
+
+        After the first, it is known whether jobs are short.
+        """
         self.throughput.note(model, report, sequences)
         if not self.outlook.is_measured:
             self.look()

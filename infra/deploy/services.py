@@ -126,7 +126,7 @@ def _addresses(url: str, name: str, default: int) -> tuple[list[str], int]:
     ports = {place.port or default for place in places}
     if len(ports) > 1:
         raise ConfigError(
-            f"services.{name} names several ports, but the machine with the role {name!r} runs one service: keep one"
+            f"services.{name} names several ports, but the role {name!r} runs one service: set a single port"
         )
     return hosts, ports.pop()
 

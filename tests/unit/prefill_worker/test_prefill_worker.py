@@ -99,7 +99,7 @@ def test_an_engine_that_cannot_give_its_kv_cache_out_costs_the_kv_transfer_and_n
     result = pipeline.run(job)
 
     assert (result.state, result.decode.kv_transfer) == ("succeeded", "none")
-    assert result.decode.why_none == "the engine did not give it out: the disk of the slot files is full"
+    assert result.decode.why_none == "the engine did not export it: the disk of the slot files is full"
     assert result.text == pipeline.undisturbed_text(job)
 
 
