@@ -1,1 +1,1 @@
-"""Lifetime events into logs and metrics. Imports messages only."""
+"""Turns lifetime events into logs and metrics. Imports `messages` only."""

@@ -1,8 +1,8 @@
-"""Who may speak to what listens: the one check of the gateway without keys, the desk, and the pages.
+"""Which requests are answered: the check of the gateway without keys, the desk, and the workers' pages.
 
-Where no key is asked for, being on this machine is what admits. But a page anywhere on the web can have a browser on
-this machine ask, and read the answer if its own name leads here (DNS rebinding). So a request has to name this machine,
-and must come from no page of another.
+Where no key is needed, access is limited to this machine. But any web page can make a browser on this machine send
+requests, and read the answers if its own name resolves to this machine (DNS rebinding). So a request must name this
+machine in its Host header, and must not come from a page of another machine.
 """
 
 import functools
@@ -14,31 +14,31 @@ from urllib.parse import urlsplit
 
 LOOPBACK = "127.0.0.1"
 _LOOPBACK_NAMES = ("localhost", LOOPBACK, "::1")
-_PRIVATE_DOMAINS = ("internal", "lan", "local", "localhost")  # nobody can make a name in them lead here from outside
+_PRIVATE_DOMAINS = ("internal", "lan", "local", "localhost")  # names in these domains can't be registered from outside
 
 _Message = MutableMapping[str, Any]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
+    """Whether a server that listens on this host can be reached only from this machine."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def why_not(listens_on: str, host: str, origin: str | None, names: Collection[str] = ()) -> str:
-    """Why a request with these headers is refused, as a sentence; "": it isn't.
+    """Return why a request with these headers is refused, as a sentence; "" if it is answered.
 
-    `names`: others that lead here, and to nobody else, such as `host.docker.internal` from a container.
+    `names` are other names that lead only to this machine, such as `host.docker.internal` from a container.
     """
     name = _hostname(f"//{host}")
     if name not in names and not _names_us(name, listens_on):
         return "requests are answered only under this machine's own names and addresses"
     if origin and not _names_us(_hostname(origin), listens_on):
-        return "pages from elsewhere are not answered"
+        return "requests from pages of other machines are not answered"
     return ""
 
 
 class HostGuard:
-    """ASGI middleware: HTTP and WebSockets of an application that listens on `listens_on`."""
+    """ASGI middleware that checks HTTP requests and WebSockets of an application that listens on `listens_on`."""
 
     def __init__(self, app: Callable[..., Awaitable[None]], listens_on: str) -> None:
         self._app = app
@@ -47,7 +47,7 @@ class HostGuard:
     async def __call__(
         self, scope: _Message, receive: Callable[[], Awaitable[_Message]], send: Callable[[_Message], Awaitable[None]]
     ) -> None:
-        """One request, or one WebSocket."""
+        """Handle one request or one WebSocket."""
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
@@ -62,7 +62,7 @@ class HostGuard:
 
 
 def _names_us(name: str | None, listens_on: str) -> bool:
-    """Whether a name can only be meant for this machine, or for one in its own network where that is listened to."""
+    """Whether a name can only mean this machine, or a machine in its own network if the application listens there."""
     if name is None or name in (*_LOOPBACK_NAMES, listens_on):
         return name is not None
     if is_loopback(listens_on):
@@ -79,7 +79,7 @@ def _own_names() -> tuple[str, ...]:
 def _hostname(url: str) -> str | None:
     try:
         return urlsplit(url).hostname
-    except ValueError:  # brackets that are no IPv6 address
+    except ValueError:  # brackets without a valid IPv6 address
         return None
 
 

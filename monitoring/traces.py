@@ -1,7 +1,7 @@
-"""A job's steps as spans of OpenTelemetry where OTEL_EXPORTER_OTLP_ENDPOINT is set; else nothing of it is imported.
+"""A job's steps as OpenTelemetry spans, if OTEL_EXPORTER_OTLP_ENDPOINT is set. Otherwise OpenTelemetry isn't imported.
 
-The trace is that of the job's `traceparent`, whose parent id is the span of its submission; each later step is a child
-of that, with the seconds that its event tells. Names and attributes are those of the conventions for generative AI
+The trace is that of the job's `traceparent`, whose parent id is the span of the submission. Each later step is a child
+of that span, with the duration from its event. Names and attributes follow the conventions for generative AI
 (opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans: "{gen_ai.operation.name} {gen_ai.request.model}").
 """
 
@@ -17,7 +17,7 @@ from messages.lifecycle import Event, Step
 
 log = logging.getLogger(__name__)
 
-# Of an event: its spans, each with the fact that says how long it took, the last one ending with the event.
+# The spans of an event, each with the fact that is its duration. The last one ends with the event.
 _SPANS = {
     Step.SUBMITTED: (("submit", ""),),
     Step.KV_STORED: (("prefill", "prefill_s"), ("KV put", "put_s")),
@@ -26,22 +26,22 @@ _SPANS = {
     Step.FAILED: (("reply", ""),),
 }
 _LINKED = (Step.REDELIVERED, Step.STOLEN)
-_MOST_LINKED = 10_000  # jobs that came back, or were stolen, and have no further span yet
+_MOST_LINKED = 10_000  # jobs that came back or were stolen, and have no later span yet
 
 
 def trace_observers() -> list[Callable[[Event], None]]:
-    """What makes spans of events, if anybody wants them."""
+    """Return the observers that make spans of events, if they are wanted."""
     if not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
         return []
     try:
         return [SpanMaker()]
     except ImportError as error:
-        log.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, and there are no traces: %s; install kvasir[otel]", error)
+        log.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but no traces are made: %s; install kvasir[otel]", error)
         return []
 
 
 class SpanMaker:
-    """An observer. Raises ImportError where OpenTelemetry's SDK and its HTTP exporter are not installed."""
+    """An observer that makes spans. Raises ImportError if OpenTelemetry's SDK or its HTTP exporter is not installed."""
 
     def __init__(self) -> None:
         from opentelemetry import trace
@@ -50,7 +50,7 @@ class SpanMaker:
         from opentelemetry.sdk.trace import RandomIdGenerator, TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        # A submission's span has the ids that its job carries along; all others are below one.
+        # A submission's span has the ids that the job's messages carry; all other spans are below one.
         ids, random_ids = RandomIdGenerator(), RandomIdGenerator()
         ids.generate_trace_id = lambda: self._root.trace_id
         ids.generate_span_id = lambda: self._root.span_id if self._root else random_ids.generate_span_id()
@@ -58,12 +58,12 @@ class SpanMaker:
         self.provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self.provider.get_tracer("kvasir")
         self._trace = trace
-        self._root: Any = None  # the context of a submission's span while that is made
+        self._root: Any = None  # the context of a submission's span while it is made
         self._links: dict[str, list[Any]] = {}
         self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
-        """Make the spans of an event; one without a trace has none."""
+        """Make the spans of an event. An event without a trace has none."""
         _, trace_id, parent_id, *_ = (str(event.facts.get("traceparent", "")) + "---").split("-")
         if not trace_id:
             return
@@ -91,7 +91,7 @@ class SpanMaker:
 
 
 def _attributes(name: str, event: Event) -> dict[str, Any]:
-    """Ids, counts and known words alone: no prompt, no answer, no name."""
+    """Return only ids, counts and known words: no prompt, no answer, no name."""
     attributes = {
         "gen_ai.operation.name": name,
         "gen_ai.provider.name": "kvasir",

@@ -1,4 +1,4 @@
-"""What a worker's registration says, as metrics: slots, who it is, whether its model is resident."""
+"""A worker's registration as metrics: its slots, its identity, and whether its model is in memory."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,17 +11,17 @@ _LABELS = ("model", "stage")
 
 
 class RegistrationCollector(Collector):
-    """Asks for the registrations at every scrape, so that the figures are never older than that.
+    """Reads the registrations at every scrape, so that the metrics are always current.
 
     Args:
-        registrations: the worker's, one for each of its roles; none while it is still loading.
+        registrations: returns the worker's registrations, one for each of its roles; none while it is loading.
     """
 
     def __init__(self, registrations: Callable[[], Sequence[WorkerInfo]]) -> None:
         self._registrations = registrations
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The figures; none before the model is loaded."""
+        """Yield the metrics; none before the model is loaded."""
         workers = self._registrations()
         if not workers:
             return
@@ -32,13 +32,17 @@ class RegistrationCollector(Collector):
             info.add_metric((worker.model, worker.role, worker.engine, worker.device, worker.host), 1)
         yield info
         figures: list[tuple[str, str, Callable[[WorkerInfo], float]]] = [
-            ("kvasir_slots", "Jobs it works on at once, at most.", lambda worker: worker.slots),
+            ("kvasir_slots", "Most jobs that it works on at once.", lambda worker: worker.slots),
             ("kvasir_slots_busy", "Jobs it works on now.", lambda worker: worker.busy),
             ("kvasir_transfers_kv", "1 if the KV transfer was proved at start.", lambda worker: worker.transfers_kv),
-            # Its own model, and those that it has loaded to steal from.
+            # Its own model, and the models that it has loaded to steal their jobs.
             ("kvasir_model_resident", "1 while the model is loaded.", lambda _worker: 1),
             ("kvasir_paused", "1 while it has paused itself.", lambda worker: bool(worker.details.paused_because)),
-            ("kvasir_tokens_per_second", "Of its stage, moving average.", lambda worker: worker.tokens_per_s),
+            (
+                "kvasir_tokens_per_second",
+                "Tokens per second of its stage, as a moving average.",
+                lambda worker: worker.tokens_per_s,
+            ),
         ]
         for name, description, figure in figures:
             gauge = GaugeMetricFamily(name, description, labels=_LABELS)

@@ -1,1 +1,1 @@
-"""Puts work in and takes results out: the client, batches with their journal, lines of prompts, dead letters."""
+"""Puts work in and takes results out: the client, batches with their journal, prompt files, dead letters."""

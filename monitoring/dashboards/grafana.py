@@ -1,6 +1,6 @@
 """The panels as the JSON that Grafana is provisioned with.
 
-`python -m monitoring.dashboards.grafana` writes it again; a test compares the file with this.
+`python -m monitoring.dashboards.grafana` writes the file. A test compares the file with this module.
 """
 
 import json
@@ -12,7 +12,8 @@ from monitoring.dashboards.panels import ROWS, Panel, PanelRow
 
 FILE = Path(__file__).with_name("queue-depth.json")
 TITLE = "Kvasir: queue depth and flow"
-# The same in infra/deploy/compose/grafana/datasources: a dashboard that is provisioned can't ask for its source.
+# infra/deploy/compose/grafana/datasources has the same uid, since a provisioned dashboard can't ask for its data
+# source.
 DATASOURCE = {"type": "prometheus", "uid": "kvasir-prometheus"}
 
 _COLUMNS = 24
@@ -35,7 +36,7 @@ _MODEL = {
     "type": "query",
     "datasource": DATASOURCE,
     "query": "label_values(kvasir:queue_ready, model)",
-    "refresh": 2,  # whenever the time range changes
+    "refresh": 2,  # refreshed whenever the time range changes
     "multi": True,
     "includeAll": True,
     "allValue": ".*",
@@ -44,17 +45,17 @@ _MODEL = {
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard."""
+    """Return the dashboard."""
     return {
         "uid": "kvasir-queue-depth",
         "title": TITLE,
-        "description": "A job's way, row by row. docs/how-to/runbook.md says how to read it and what to do.",
+        "description": "A job's path, row by row. docs/how-to/runbook.md says how to read it and what to do.",
         "tags": ["kvasir"],
         "timezone": "browser",
         "schemaVersion": 39,
         "version": 2,
         "editable": False,
-        "graphTooltip": 1,  # one crosshair through all panels
+        "graphTooltip": 1,  # one crosshair across all panels
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
         "annotations": {"list": [_ALERTS]},
@@ -64,7 +65,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def text() -> str:
-    """The file's content."""
+    """Return the file's content."""
     return json.dumps(dashboard(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -81,7 +82,7 @@ def _panels() -> Iterator[dict[str, Any]]:
 
 
 def _panels_of_row(row: PanelRow, top: int) -> Iterator[tuple[Panel, dict[str, int]]]:
-    """A row's panels side by side; what does not divide evenly goes to the last."""
+    """Yield a row's panels side by side. The last one gets the columns that don't divide evenly."""
     width = _COLUMNS // len(row.panels)
     for index, panel in enumerate(row.panels):
         last = index == len(row.panels) - 1

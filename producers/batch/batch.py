@@ -1,7 +1,8 @@
-"""A batch's life on disk: `batch.json`, `submitted.jsonl`, `results.jsonl`, and one owner at a time.
+"""A batch on disk: `batch.json`, `submitted.jsonl`, `results.jsonl`, and one owner at a time.
 
-Every job id is in `batch.json` before the first job is published, so that whatever happens afterwards, a rerun knows
-what was meant. `submitted.jsonl` gets a job's line after the broker has confirmed it, `results.jsonl` its result.
+Every job id is in `batch.json` before the first job is published, so a rerun knows what was planned, whatever happens
+meanwhile. A job's line is written to `submitted.jsonl` after the broker has confirmed the job, and its result to
+`results.jsonl`.
 """
 
 import json
@@ -35,10 +36,10 @@ _SECRET_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class BatchEntry:
-    """One job of the manifest. `name` is the submission's own name: it never leaves this folder.
+    """A job in the manifest. `name` is the submission's own name, which never leaves this folder.
 
-    `asked` has a key for each of the job's questions: its name, how many answers it wants, and a digest of the prompt,
-    the question and how it samples, with colons between.
+    `asked` has a key for each of the job's questions: its name, the number of answers, and a digest of the prompt, the
+    question and its sampling, separated by colons.
     """
 
     job_id: str
@@ -52,10 +53,10 @@ class BatchEntry:
 _ENTRY_FIELDS = {field.name for field in fields(BatchEntry)}
 _KEY = re.compile(r"\.?[A-Za-z][A-Za-z0-9_-]{0,39}:[1-9]\d?:[0-9a-f]{12}\Z")
 _SETTINGS = {"name": str, "context": int, "temperature": float, "top_p": float, "letters_per_token": float}
-_REQUEST = {  # `kvasir grade` keeps its options there, `kvasir run` only `prompts`
+_REQUEST = {  # `kvasir grade` keeps its options there, and `kvasir run` only `prompts`
     **dict.fromkeys(("folder", "rubric", "solution", "template", "examples", "prompts", "title", "out"), str),
     "models": Mapping[str, str],
-    # Digests: of the copies that the folder keeps, by kind; of the submissions as they were, by name.
+    # Digests: by kind, of the copies that the folder keeps; by name, of the submissions as they were.
     **dict.fromkeys(("inputs", "submissions"), Mapping[str, str]),
     "settings": {"code": _SETTINGS, "feedback": _SETTINGS},
     "only": tuple[str, ...],
@@ -63,9 +64,10 @@ _REQUEST = {  # `kvasir grade` keeps its options there, `kvasir run` only `promp
     "max_submission_tokens": int,
     "samples": int,
     "ask": str,
-    "objects": Literal["closed", "open"],  # how schemas that lines have are taken: see messages.strict_schema
+    "objects": Literal["closed", "open"],  # how the schemas of lines are read; see messages.strict_schema
 }
-# Of batch.json, beside the version. A key that is missing is read as null: a new one is of a type like `int | None`.
+# The keys of batch.json besides the version. A missing key is read as null, so a new key needs a type such as `int |
+# None`.
 _SHAPE: dict[str, Any] = {
     "batch_id": str,
     "created_at": float,
@@ -79,37 +81,37 @@ _SHAPE: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many jobs of a batch are in each state; they sum to `total`."""
+    """How many jobs of a batch are in each state. The numbers add up to `total`."""
 
     total: int
     succeeded: int
     failed: int
     cancelled: int
     expired: int
-    unreadable: int = 0  # failed because no job could be made of the submission
+    unreadable: int = 0  # failed because the submission could not be made into a job
 
     @property
     def finished_jobs(self) -> int:
-        """Jobs with a result."""
+        """The number of jobs with a result."""
         return self.succeeded + self.failed + self.cancelled + self.expired
 
     @property
     def open(self) -> int:
-        """Jobs without one."""
+        """The number of jobs without a result."""
         return self.total - self.finished_jobs
 
 
 class Batch(AbstractContextManager["Batch"]):
-    """A batch folder, held by its owner. Use as a context manager: leaving gives the ownership up."""
+    """A batch folder, held by its owner. It is a context manager: leaving it releases the ownership."""
 
     def __init__(self, folder: Path, is_owner: bool = True) -> None:
         """Open or create a batch. Raises BatchError if another process owns it or the folder can't be used.
 
-        Who is not its owner sees it as it is now, beside a process that may be writing, and changes nothing.
+        Without ownership, the batch is read as it is now, while its owner may be writing, and nothing is changed.
         """
         self.folder = folder
         self._is_owner = is_owner
-        with suppress(OSError):  # beside its owner files come and go
+        with suppress(OSError):  # while its owner works, files may appear and disappear
             tighten(folder)
         self._lock = _lock(folder) if is_owner else -1
         try:
@@ -126,8 +128,8 @@ class Batch(AbstractContextManager["Batch"]):
         self.prompt_form: int = manifest["prompt_form"]
         self.request: dict[str, Any] = manifest["request"]
         self.entries: list[BatchEntry] = manifest["jobs"]
-        self.runs: dict[str, int] = manifest["runs"]  # job id -> the run that is wanted, where it is not the first
-        # Whether jobs made now would be those that were planned.
+        self.runs: dict[str, int] = manifest["runs"]  # job id -> the wanted run, if it is not the first
+        # Whether jobs made now would have the ids that were planned.
         self.may_publish: bool = self.prompt_form == form_of(self.request)
         self._submitted_lines = Lines(folder / "submitted.jsonl", self._is_owner)
         self.confirmed_runs: dict[str, int] = {}  # job id -> its last confirmed run
@@ -145,7 +147,7 @@ class Batch(AbstractContextManager["Batch"]):
         self.close()
 
     def close(self) -> None:
-        """Give the ownership up. Idempotent."""
+        """Release the ownership. Idempotent."""
         os.close(self._lock) if self._lock >= 0 else None
         self._lock = -1
 
@@ -155,10 +157,10 @@ class Batch(AbstractContextManager["Batch"]):
         request: dict[str, Any],
         passive_entries: Iterable[BatchEntry] = (),
     ) -> None:
-        """Set what this batch consists of, on disk on return. Jobs known already keep their results.
+        """Set the jobs of this batch, and write them to disk. Jobs that are known already keep their results.
 
-        `passive_entries` belong to it too, but this process does not wait for them: they are neither open nor counted.
-        Raises BatchError where other jobs were planned in an older form: somebody should see what changes.
+        `passive_entries` belong to the batch too, but this process does not wait for them, so they are neither open nor
+        counted. Raises BatchError if other jobs were planned in an older form: a person should first see what changes.
         """
         passives = list(passive_entries)
         planned_entries = [*passives, *entries]
@@ -172,47 +174,50 @@ class Batch(AbstractContextManager["Batch"]):
         self._save()
 
     def check_may_publish(self) -> None:
-        """Raises BatchError, with what to do instead, if it may not."""
+        """Raise BatchError, with what to do instead, if the batch may not publish."""
         if not self.may_publish:
             raise BatchError(other_form(self.folder, self.prompt_form))
 
     @property
     def may_plan(self) -> bool:
-        """Whether its jobs may be planned now: in our form, or in an older one as long as none has been sent."""
+        """Whether its jobs may be planned now.
+
+        They may if the batch has our form, or an older one and none of its jobs has been sent.
+        """
         if self.may_publish or self.prompt_form > NEWEST_FORM:
             return self.may_publish
         is_answered = any(self.states[entry.job_id] for entry in self.entries if entry.role != "intake")
         return not (is_answered or self.confirmed_runs)
 
     def drop_plan(self) -> None:
-        """Forget which jobs were planned, none of which has been sent, on disk on return."""
+        """Forget the planned jobs, none of which has been sent, and write that to disk."""
         self.may_publish = True
         self.plan([], self.request)
 
     def run_again(self, job_ids: Iterable[str]) -> None:
-        """Want one more run of these jobs, on disk on return."""
+        """Request one more run of these jobs, and write that to disk."""
         self.want_runs({job_id: self.runs.get(job_id, 1) + 1 for job_id in job_ids})
 
     def want_runs(self, runs: Mapping[str, int]) -> None:
-        """Want these runs of these jobs, on disk on return."""
+        """Request these runs of these jobs, and write that to disk."""
         self.runs.update(runs)
         self._save()
 
     def result(self, job_id: str) -> JobResult | None:
-        """What counts for a job now: None while its wanted run has no result."""
+        """Return the result that counts for a job now; None while the wanted run has none."""
         return self.journal.result_of(job_id, self.runs.get(job_id, 1))
 
     @property
     def succeeded_ids(self) -> set[str]:
-        """The jobs that have succeeded."""
+        """The ids of the jobs that have succeeded."""
         return {job_id for job_id, state in self.states.items() if state == "succeeded"}
 
     def __contains__(self, job_id: str) -> bool:
-        """Whether a job is, or was once, one of this batch: planned now, or confirmed under an earlier plan."""
+        """Whether a job is planned now, or was confirmed under an earlier plan."""
         return job_id in self.states or job_id in self.confirmed_runs
 
     def every_job(self) -> set[str]:
-        """Ids of all jobs that it has or once had, under earlier plans too."""
+        """Return the ids of all jobs that it has now or had under earlier plans."""
         return {*self.states, *self.confirmed_runs, *self.journal.job_ids()}
 
     def is_confirmed(self, job_id: str) -> bool:
@@ -220,9 +225,9 @@ class Batch(AbstractContextManager["Batch"]):
         return self.confirmed_runs.get(job_id, 0) >= self.runs.get(job_id, 1)
 
     def copy(self, place: Path) -> None:
-        """Begin a batch of the same identity in the folder `place`, of the jobs that ask questions, and their answers.
+        """Create a batch with the same id in the folder `place`, with the jobs that ask questions, and their answers.
 
-        Of those without an answer it wants another run.
+        Jobs without an answer get another run.
         """
         asking = [entry for entry in self.entries if entry.asked]
         write_atomically(place / "batch.json", self._manifest({}, asking, form_of({})))
@@ -232,14 +237,14 @@ class Batch(AbstractContextManager["Batch"]):
             copied_batch.run_again(job_id for job_id in copied_batch.open_jobs if self.states[job_id])
 
     def note_confirmed(self, jobs: Iterable[PrefillJob]) -> None:
-        """The broker has these."""
+        """Note that the broker has these jobs."""
         runs = [(job.job_id, job.run) for job in jobs]
         self._submitted_lines.append({"job_id": job_id, "run": run} for job_id, run in runs)
         for job_id, run in runs:
             self.confirmed_runs[sys.intern(job_id)] = max(run, self.confirmed_runs.get(job_id, 0))
 
     def counts(self) -> Counts:
-        """Jobs by state."""
+        """Return how many jobs are in each state."""
         unreadable = sum(self.states[job_id] == "failed" for job_id in self._intake)
         by_state = {state: self._tally[state] for state in STATES}
         return Counts(self._tally.total(), **by_state, unreadable=unreadable)
@@ -247,7 +252,7 @@ class Batch(AbstractContextManager["Batch"]):
     def _look_at_all(self) -> None:
         counted_entries = [entry for entry in self.entries if entry.job_id not in self._passive_ids]
         self._intake = [entry.job_id for entry in counted_entries if entry.role == "intake"]
-        # How every planned job ended; None: not yet. Among those open are only jobs that this process waits for.
+        # How every planned job ended; None: not yet. `open_jobs` contains only jobs that this process waits for.
         self.states: dict[str, State | None] = {entry.job_id: None for entry in self.entries}
         self.open_jobs = {entry.job_id: entry for entry in counted_entries}
         self._tally: Counter[State | None] = Counter({None: len(self.open_jobs)})
@@ -255,7 +260,7 @@ class Batch(AbstractContextManager["Batch"]):
             self._look_at(job_id)
 
     def _look_at(self, job_id: str) -> None:
-        """A line was added: a batch of 50,000 jobs can't be counted again for each."""
+        """Update the counts after a line was added. A batch of 50,000 jobs can't be counted again for each line."""
         line = self.journal.line_of(job_id, self.runs.get(job_id, 1))
         if line is None or job_id not in self.states:
             return
@@ -270,7 +275,7 @@ class Batch(AbstractContextManager["Batch"]):
         self._look_at_all()
 
     def _manifest(self, request: Mapping[str, Any], entries: Sequence[BatchEntry], form: int) -> Iterator[str]:
-        """In pieces: a large batch is many megabytes."""
+        """Yield the manifest in pieces, because that of a large batch has many megabytes."""
         head = {
             "version": VERSION,
             "batch_id": self.batch_id,
@@ -290,57 +295,59 @@ class Batch(AbstractContextManager["Batch"]):
 
 
 def _entry_json(entry: BatchEntry) -> dict[str, Any]:
-    """Without what a job that asks no questions hasn't."""
+    """Return an entry as JSON fields, without `asked` if the job asks no questions."""
     entry_fields = asdict(entry)
     return entry_fields if entry.asked else {name: value for name, value in entry_fields.items() if name != "asked"}
 
 
 def exists(folder: Path) -> bool:
-    """Whether a batch lives in this folder."""
+    """Whether this folder contains a batch."""
     try:
         return (folder / "batch.json").is_file()
-    except OSError:  # a name that is too long, a folder that may not be entered
+    except OSError:  # the name is too long, or the folder may not be entered
         return False
 
 
 def batch_id(folder: Path) -> str:
-    """Id of the batch in this folder, whoever owns it. Raises BatchError if there is none that can be read."""
+    """Return the id of the batch in this folder, whether or not it is owned. Raises BatchError if it can't be read."""
     return str(manifest_of(folder)["batch_id"])
 
 
 def id_or_folder(text: str) -> str:
-    """The id of the batch that is named by its folder, or by its id. Raises BatchError."""
+    """Return the id of a batch that is given by its folder or by its id. Raises BatchError."""
     return batch_id(Path(text)) if text and exists(Path(text)) else text
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    """What `batch.json` says now, whoever owns the batch; "jobs" are BatchEntry, "secret" is bytes.
+    """Return the content of `batch.json`, whether or not the batch is owned. "jobs" are BatchEntry, "secret" is bytes.
 
-    Raises BatchError if there is none that can be read.
+    Raises BatchError if there is no manifest that can be read.
     """
     if not exists(folder):
-        raise BatchError(f"{folder} holds no batch; name the folder given to --out")
+        raise BatchError(f"{folder} contains no batch; name the folder given to --out")
     return _read_manifest(folder)
 
 
 def _work_of(entries: Iterable[BatchEntry]) -> set[tuple[str, str, str]]:
-    """What these jobs are about, whatever their ids are made of."""
+    """Return what these jobs are about, independently of their ids."""
     return {(entry.item_id, entry.model, entry.role) for entry in entries}
 
 
 def other_form(folder: Path, form: int) -> str:
-    """Why nothing more is published from this folder, whose prompts have this form, and what to do."""
+    """Return why no more jobs are published from a folder whose prompts have this form, and what to do."""
     if form > NEWEST_FORM:
-        return f"a newer kvasir made the prompts of {folder}, so nothing is sent from it here: {UPGRADE_COMMAND}"
+        return (
+            f"a newer kvasir made the prompts of {folder}, so nothing is sent from it here; upgrade: {UPGRADE_COMMAND}"
+        )
     return (
         f"the prompts of {folder} are of an older form, so nothing new is sent from it: kvasir watch, kvasir results "
-        "and kvasir run still gather and show what it has; to send it again, name a new folder with --out"
+        "and kvasir run still gather and show what it has; to send the work again, name a new folder with --out"
     )
 
 
 @contextmanager
 def report_lock(folder: Path) -> Iterator[None]:
-    """While the grades are read and written down: whoever does so later knows more, and writes later."""
+    """Hold a lock while the grades are read and written, so that a later writer has also read the later state."""
     descriptor = cast(int, take_lock(folder / "report.lock", wait=True))
     try:
         yield
@@ -349,7 +356,7 @@ def report_lock(folder: Path) -> Iterator[None]:
 
 
 def is_owned(folder: Path) -> bool:
-    """Whether some process owns the batch in this folder now."""
+    """Whether a process owns the batch in this folder now."""
     try:
         os.close(_lock(folder))
     except BatchError:
@@ -372,11 +379,11 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "batch.json"
     try:
         text = read_ordinary(path)
-        if is_foreign(path):  # it names files to be read, and what to delete
-            raise BatchError(f"{path} belongs to another user and is refused; copy it if you trust it")
+        if is_foreign(path):  # it decides which files are read and deleted
+            raise BatchError(f"{path} belongs to another user, so it is not read; copy it if you trust it")
         manifest = from_json(text, _entry_or_dict)
         if not isinstance(manifest, dict):
-            raise ValueError("it holds no JSON object")
+            raise ValueError("it is not a JSON object")
         if manifest.get("version") != VERSION:
             raise BatchError(f"{path} was written by another version of kvasir; upgrade this one: {UPGRADE_COMMAND}")
         checked_manifest = parse_as(_SHAPE, dict.fromkeys(_SHAPE) | {"prompt_form": 1} | manifest, "the batch")
@@ -389,12 +396,15 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _entry_or_dict(fields_read: dict[str, Any]) -> Any:
-    """An entry as soon as it is read: 50,000 of them as dicts would take several times the memory."""
+    """Return an object that is an entry as a BatchEntry, while it is read.
+
+    50,000 dicts would take several times the memory.
+    """
     if fields_read.keys() | {"asked"} != _ENTRY_FIELDS:
         return fields_read
     asked_keys = parse_as(tuple[str, ...], fields_read.get("asked", []), "asked")
     if any(not _KEY.match(key) for key in asked_keys):
-        raise ValueError("asked holds a key that no question has")
+        raise ValueError("asked contains a key that no question has")
     for name in ("job_id", "item_id"):
         checks.identifier(name, fields_read[name])
     checks.model_name("model", fields_read["model"])
@@ -407,7 +417,7 @@ def _entry_or_dict(fields_read: dict[str, Any]) -> Any:
 
 
 def _check(manifest: Mapping[str, Any]) -> None:
-    """What its types don't say. Raises ValueError, InvalidMessage."""
+    """Check what the types don't express. Raises ValueError, InvalidMessage."""
     checks.identifier("batch_id", manifest["batch_id"])
     checks.number("created_at", manifest["created_at"], 0, 1e11)
     if len(bytes.fromhex(manifest["secret"])) != _SECRET_BYTES:
@@ -416,7 +426,7 @@ def _check(manifest: Mapping[str, Any]) -> None:
         checks.whole("a run", run, 1, MAX_RUN - 1)
     request = manifest["request"]
     if "\0" in "".join(value for value in request.values() if isinstance(value, str)):
-        raise ValueError("request holds a path with a null character")
+        raise ValueError("request contains a path with a null character")
     checks.whole("request.limit", request.get("limit", 0), 0, 1_000_000)
     checks.whole("request.max_submission_tokens", request.get("max_submission_tokens", 0), 0, 1_000_000_000)
     checks.whole("request.samples", request.get("samples", 1), 1, MAX_ANSWERS)
@@ -426,7 +436,7 @@ def _check(manifest: Mapping[str, Any]) -> None:
 
 def _new_manifest() -> dict[str, Any]:
     return {
-        # Not from the folder's name: it is often a student's, and the id travels.
+        # Not made from the folder's name, which is often a student's name, because the id leaves this machine.
         "batch_id": f"batch-{time.strftime('%Y%m%d')}-{secrets.token_hex(4)}",
         "created_at": time.time(),
         "secret": secrets.token_bytes(_SECRET_BYTES),

@@ -1,11 +1,11 @@
-"""The graveyard: look at dead letters, run their jobs again, or drop them.
+"""Dead letters: look at them, run their jobs again, or drop them.
 
-A letter is read without being acked, so whoever looks takes nothing away: what is neither replayed nor dropped goes
-back to the queue, in its place, when the broker client is closed. One process at a time looks.
+A letter is read without being acked, so looking removes nothing: letters that are neither replayed nor dropped go back
+to their places in the queue when the broker client is closed. Only one process can look at a time.
 
-A replay is the same job's next run, from the text of its message: tokens, KV cache, counters and the broker's own
-headers are left behind. Which run that is follows from the letters alone (and from the batch's folder, where it is
-given): a crash between the confirm and the ack makes a second copy of one run, never a second run.
+A replay is the next run of the same job, made from the text of its message. Tokens, KV cache, counters and the broker's
+own headers are left out. The number of the run follows from the letters (and from the batch's folder, if it is given),
+so a crash between the confirm and the ack makes a second copy of that run, never another run.
 """
 
 from collections import defaultdict
@@ -25,35 +25,35 @@ from messages.workers import WorkerStage
 from producers.batch.batch import Batch
 from producers.client import Client
 
-MAX_LETTERS = 65_535  # held at once: the protocol's largest prefetch
+MAX_LETTERS = 65_535  # number of letters held at once: the protocol's largest prefetch
 _FIRST_WAIT_S = 2.0
 _SILENCE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One dead letter: whose it is, and why it died."""
+    """A dead letter: which job it is about, and why the job died."""
 
     envelope: Envelope
-    error: str  # our error class
-    message: str  # one sentence
-    queue: str  # where it was taken from last
-    failed_at: int  # seconds since the epoch, clock of the worker that buried it; 0: not known
+    error: str  # the name of our error class
+    message: str  # the error, as a sentence
+    queue: str  # the queue that the job was taken from last
+    failed_at: int  # seconds since the epoch, by the clock of the worker that wrote the letter; 0: not known
     delivery: Delivery = field(repr=False)
 
     @property
     def body(self) -> bytes:
-        """The message as it was published."""
+        """The body of the message as it was published."""
         return self.delivery.message.body
 
     def job(self) -> PrefillJob:
-        """The job in it. Raises InvalidMessage or NewerMessage if nobody can read it."""
+        """Return the job in it. Raises InvalidMessage or NewerMessage if it can't be read."""
         if self.envelope.stage == "decode":
             return codec.decode(self.body, DecodeJob).job
         return codec.decode(self.body, PrefillJob)
 
     def facts(self) -> dict[str, Any]:
-        """All but the body, for people and programs."""
+        """Return everything but the body, for people and programs."""
         envelope = self.envelope
         return {
             "job": envelope.job_id,
@@ -75,7 +75,7 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """Which letters to take; an empty field takes all."""
+    """Which letters to take. An empty field matches every letter."""
 
     batch: str = ""
     model: str = ""
@@ -83,7 +83,7 @@ class LetterFilter:
     jobs: Collection[str] = ()
 
     def matches(self, letter: Letter) -> bool:
-        """Whether a letter is meant. A job may be named by the start of its id."""
+        """Whether a letter matches. A job may be given by the start of its id."""
         envelope = letter.envelope
         criteria = ((self.batch, envelope.batch_id), (self.model, envelope.model), (self.error, letter.error))
         is_named = not self.jobs or any(envelope.job_id.startswith(job) for job in self.jobs)
@@ -95,13 +95,13 @@ class ReplayOutcome:
     """The outcome of a replay."""
 
     jobs: list[PrefillJob]
-    refusals: list[tuple[Letter, str]]  # letters that stay, and why
+    refusals: list[tuple[Letter, str]]  # letters that stay, each with the reason
 
 
 class DeadLetters(AbstractContextManager["DeadLetters"]):
-    """All letters that lie there now. Raises BatchError if another process looks, BrokerUnavailable.
+    """All dead letters in the queue now. Raises BatchError if another process looks at them, BrokerUnavailable.
 
-    Leaving it stops the reading; the letters go back when the broker client is closed.
+    Leaving the context stops the reading. The letters go back when the broker client is closed.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -117,22 +117,25 @@ class DeadLetters(AbstractContextManager["DeadLetters"]):
         self.close()
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._consumer.close()
 
     def matching(self, letter_filter: LetterFilter) -> list[Letter]:
-        """The letters that are meant, oldest first."""
+        """Return the letters that match the filter, oldest first."""
         return [letter for letter in self.letters if letter_filter.matches(letter)]
 
     def drop(self, letters: Iterable[Letter]) -> int:
-        """Forget these letters for good; returns how many. Fewer than asked: the connection was lost meanwhile."""
+        """Delete these letters for good, and return how many were deleted.
+
+        If that is fewer than given, the connection was lost meanwhile.
+        """
         return sum(letter.delivery.ack() for letter in letters)
 
     def replay(self, letters: Sequence[Letter], client: Client, batch: Batch | None = None) -> ReplayOutcome:
-        """Publish each letter's job as its next run, confirmed, and then ack the letters of that job.
+        """Publish each letter's job as its next run with a confirm, and then ack the letters of that job.
 
-        With the `batch` that owns them, its folder wants the new runs before they are published. Raises as
-        `Client.submit`; what was confirmed before is replayed, the rest still lies there.
+        If the `batch` that owns the jobs is given, its folder requests the new runs before they are published. Raises
+        as `Client.submit` does; jobs that were confirmed before the error are replayed, and the other letters stay.
         """
         plan = _Plan(self.letters, client, batch)
         letters_by_job: dict[str, list[Letter]] = defaultdict(list)
@@ -158,7 +161,10 @@ class DeadLetters(AbstractContextManager["DeadLetters"]):
         return ReplayOutcome(list(jobs.values()), refusals)
 
     def _read(self, expected: int) -> Iterator[Letter]:
-        """Until as many have come as lay there, or silence: a quorum queue in a hurry says 0."""
+        """Yield letters until as many as expected have come, or none comes any more.
+
+        The expected number may be wrong: a quorum queue answers 0 when it is slow to reply.
+        """
         wait_s, count = _FIRST_WAIT_S, 0
         while (not expected or count < expected) and (delivery := self._consumer.receive(wait_s)):
             yield _letter(delivery)
@@ -166,7 +172,7 @@ class DeadLetters(AbstractContextManager["DeadLetters"]):
 
 
 class _Plan:
-    """Decides what becomes of each letter's job."""
+    """Decides what happens to each letter's job."""
 
     def __init__(self, letters: Iterable[Letter], client: Client, batch: Batch | None) -> None:
         self._client = client
@@ -177,18 +183,21 @@ class _Plan:
         self._last_run = {_key(letter): letter.envelope.run for letter in by_run}
 
     def next_run(self, letter: Letter) -> PrefillJob:
-        """The job to publish: one more run than any that lies here, or has a result. Raises KvasirError: why not."""
+        """Return the job to publish.
+
+        Its run is higher than that of any letter or result. Raises KvasirError with a reason.
+        """
         job = letter.job()
         self._client.check_model(job.model)
         if self._is_cancelled(job.batch_id):
             raise BatchError(
-                f"batch {job.batch_id} is cancelled, workers would drop it; use kvasir retry on its folder"
+                f"batch {job.batch_id} is cancelled, so workers would drop it; use kvasir retry on its folder"
             )
         run = max(self._last_run[_key(letter)], job.run) + 1
         if self._batch:
             journal = self._batch.journal
             if (line := journal.line_of(job.job_id)) and line.state == "succeeded":
-                raise BatchError(f"it has succeeded meanwhile, as run {line.run}; its letter can be dropped")
+                raise BatchError(f"it has succeeded since then, as run {line.run}; its letter can be dropped")
             run = max(run, self._batch.runs.get(job.job_id, 1))
             run = journal.last_run(job.job_id) + 1 if journal.has(job.job_id, run) else run
         deadline = job.deadline if job.deadline > self._now else 0.0
@@ -196,7 +205,7 @@ class _Plan:
 
 
 def readable(letter: Letter) -> dict[str, Any]:
-    """A letter with its job, or with the first bytes of what nobody can read."""
+    """Return a letter with its job, or with the first bytes of the body if it can't be read."""
     try:
         job = letter.job()
     except (InvalidMessage, KvasirError) as error:
@@ -222,7 +231,7 @@ def _letter(delivery: Delivery) -> Letter:
     envelope = open_envelope(delivery, stage, str(headers.get("kvasir-model", "")) or "unknown")
     failed_at = headers.get("kvasir-failed-at", 0)
     return Letter(
-        # Looks at the letter in this queue are not returns of the job.
+        # Deliveries of the letter from this queue don't count as returns of the job.
         replace(envelope, returns=max(0, envelope.returns - delivery.returns)),
         str(headers.get("kvasir-error", "")) or "unknown",
         str(headers.get("kvasir-error-message", "")),

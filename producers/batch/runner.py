@@ -1,7 +1,7 @@
-"""Runs a batch to its end: publish what is missing, journal what arrives, ack what is journaled.
+"""Runs a batch to its end: publishes missing jobs, journals results, and acks journaled results.
 
-Killed at any point and started again it goes on: the manifest says what was meant, `submitted.jsonl` what the broker
-has, the journal what is done.
+It can be killed at any point and started again. The manifest says what was planned, `submitted.jsonl` what the broker
+has, and the journal what is done.
 """
 
 import logging
@@ -25,24 +25,25 @@ log = logging.getLogger(__name__)
 _LOOK_AROUND_S = 2.0
 _CONFIRMS_A_WRITE = 500
 _RESULTS_A_WRITE = 500
-_STEPS = 20  # steps that the progress bar has at least
+_STEPS = 20  # the progress bar has at least this many steps
 _BACKLOG_WAIT_S = 5.0
-_QUIET_LOOKS = 3  # without a result, until jobs are counted that the broker no longer has, and results that don't come
-_LOOKS_BEFORE_GIVING_UP = 2  # a result may be between its queue and us
+# Checks without a new result before jobs are counted that the broker lost, or whose results don't arrive.
+_QUIET_LOOKS = 3
+_LOOKS_BEFORE_GIVING_UP = 2  # a result may be on its way between its queue and us
 
 
 class Progress(Protocol):
-    """Receives progress."""
+    """Is told how a batch goes on."""
 
     def update(self, counts: Counts) -> None:
-        """New figures."""
+        """Take new counts."""
 
     def say(self, sentence: str) -> None:
-        """Something a person should know now; the same sentence may come again."""
+        """Take a sentence that a person should read now. The same sentence may come again."""
 
 
 class ReadAgain:
-    """Jobs that are made again each time somebody goes through them: so many prompts needn't be kept."""
+    """Jobs that are made again each time they are iterated, so that many prompts need not be kept in memory."""
 
     def __init__(self, jobs: Callable[[], Iterable[PrefillJob]]) -> None:
         self._jobs = jobs
@@ -52,14 +53,17 @@ class ReadAgain:
 
 
 class Runner:
-    """One owner's work on one batch. Needs the batch's folder lock and its reply queue, so there is only one."""
+    """Runs one batch for its owner.
+
+    It needs the batch's folder lock and its reply queue, so there is only one at a time.
+    """
 
     def __init__(
         self, batch: Batch, jobs: Iterable[PrefillJob], client: Client, progress: Progress, deadline_s: float = 0.0
     ) -> None:
-        """`jobs` is gone through when they are published, and again when the broker has lost some (`ReadAgain`).
+        """`jobs` is iterated when jobs are published, and again when the broker has lost some (`ReadAgain`).
 
-        Which run it is, its times and its reply queue each gets here. They expire `deadline_s` from now; 0: never.
+        The runner sets each job's run, times and reply queue. Jobs expire `deadline_s` from now; 0: never.
         """
         self._batch = batch
         self._jobs = jobs
@@ -68,26 +72,26 @@ class Runner:
         self._deadline = client.cluster_state.now() + deadline_s if deadline_s else 0.0
         self._reply_queue = topology.reply_queue(batch.batch_id, client.broker.is_clustered)
         self._quiet_looks = 0
-        self._lost_jobs: set[str] = set()  # jobs that the last look found nowhere
-        self._served_models: set[str] = set()  # that had a decode worker at the last look
-        # Small groups of a small class: whoever watches sees it go on.
+        self._lost_jobs: set[str] = set()  # jobs that the last check found nowhere
+        self._served_models: set[str] = set()  # models that had a decode worker at the last check
+        # A small class is handled in small groups, so that a person who watches sees progress.
         self._at_a_time = min(_RESULTS_A_WRITE, 1 + len(batch.entries) // _STEPS)
 
     def run(self, max_wait_s: float | None = None, stop: threading.Event | None = None) -> Counts:
-        """Publish and wait until every job has its result, or `max_wait_s` is over, or `stop` is set.
+        """Publish and wait until every job has its result, `max_wait_s` is over, or `stop` is set.
 
-        Raises as `Client.submit`. If the batch may not publish, it waits only for what is under way.
+        Raises as `Client.submit` does. If the batch may not publish, this only waits for jobs that are under way.
         """
         batch, client = self._batch, self._client
         client.broker.declare(client.models)
         replies = Replies(client.broker, batch.batch_id)
         try:
             self._progress.update(batch.counts())
-            if batch.confirmed_runs or replies.backlog:  # not its first run
+            if batch.confirmed_runs or replies.backlog:  # this is not the first start
                 self._catch_up(replies)
             self.submit()
             ends = time.monotonic() + max_wait_s if max_wait_s is not None else math.inf
-            next_look, nothing_came = 0.0, 0  # looks around without a job under way
+            next_look, nothing_came = 0.0, 0  # checks in a row that found no job under way
             while batch.open_jobs and nothing_came < _LOOKS_BEFORE_GIVING_UP:
                 if new_replies := replies.receive(0.3, self._at_a_time):
                     self._record(new_replies)
@@ -103,7 +107,7 @@ class Runner:
         return batch.counts()
 
     def submit(self) -> int:
-        """Publish the jobs that the broker never confirmed, or lost since; returns how many."""
+        """Publish the jobs that the broker never confirmed, or has lost since then. Returns how many."""
         batch = self._batch
         job_ids: Collection[str] = self._jobs_to_publish() if batch.confirmed_runs or batch.runs else batch.open_jobs
         if not job_ids or not batch.may_publish:
@@ -123,7 +127,7 @@ class Runner:
             batch.note_confirmed(confirmed_jobs)
 
     def _addressed(self, job: PrefillJob) -> PrefillJob:
-        """The job as it is published."""
+        """Return the job as it is published."""
         return replace_fields(
             job,
             run=self._batch.runs.get(job.job_id, 1),
@@ -133,13 +137,13 @@ class Runner:
         )
 
     def _record(self, replies: list[Reply]) -> None:
-        """Journal first, ack after: the other order could lose a result."""
+        """Journal results, then ack them: the other order could lose a result."""
         batch, own_results = self._batch, []
         for result in (reply.result for reply in replies):
             if result.batch_id == batch.batch_id and result.job_id in batch:
                 own_results.append(result)
-            else:  # whoever may publish at the broker may publish anything
-                log.warning("left out a result of job %s: it is not one of batch %s", result.job_id, batch.batch_id)
+            else:  # any client of the broker may publish anything here
+                log.warning("ignored a result of job %s: it does not belong to batch %s", result.job_id, batch.batch_id)
         new = batch.journal.record(own_results)
         for reply in replies:
             reply.delivery.ack()
@@ -153,10 +157,10 @@ class Runner:
         if results:
             self._progress.update(self._batch.counts())
 
-    # Everything below is for a batch that was run before, or that takes long.
+    # The methods below are for a batch that was run before, or that takes long.
 
     def _catch_up(self, replies: Replies) -> None:
-        """Journal what came while nobody listened: a job with a result there must not be taken for lost."""
+        """Journal the results that came while no process listened, so that their jobs don't count as lost."""
         self._record_parked(replies)
         backlog = replies.backlog
         while backlog > 0 and (new_replies := replies.receive(_BACKLOG_WAIT_S, self._at_a_time)):
@@ -168,17 +172,20 @@ class Runner:
             self._record(group)
 
     def _jobs_to_publish(self) -> set[str]:
-        """Open jobs that the broker never confirmed, or lost since."""
+        """Return the open jobs that the broker never confirmed, or has lost since then."""
         batch = self._batch
         new_run = any(batch.runs.get(job, 1) > 1 and not batch.is_confirmed(job) for job in batch.open_jobs)
         if new_run and self._client.cluster_state.is_cancelled(
             batch.batch_id
-        ):  # its tombstone would make workers drop it
+        ):  # the tombstone would make workers drop the new run
             self._client.reopen(batch.batch_id)
         return batch.open_jobs.keys() - self._under_way()
 
     def _under_way(self) -> set[str]:
-        """Open jobs that the broker has confirmed and not lost since: to the end of its process, to a purged queue."""
+        """Return the open jobs that the broker confirmed and has not lost.
+
+        It loses jobs when an embedded broker ends, or when a queue is purged.
+        """
         batch, client = self._batch, self._client
         confirmed_jobs = {job for job in batch.open_jobs if batch.is_confirmed(job)}
         models = {batch.open_jobs[job].model for job in confirmed_jobs}
@@ -188,10 +195,10 @@ class Runner:
 
     def _look_around(self, replies: Replies) -> None:
         if replies.reopen():
-            log.error("somebody deleted the reply queue of batch %s: opened it again", self._batch.batch_id)
+            log.error("somebody deleted the reply queue of batch %s: declared it again", self._batch.batch_id)
             self._record_parked(replies)
         if self._quiet_looks >= _QUIET_LOOKS and _ready(self._client, self._reply_queue):
-            log.info("results wait for batch %s, and none has come for a while: listening again", self._batch.batch_id)
+            log.info("results wait for batch %s, but none has come lately: subscribing again", self._batch.batch_id)
             self._record(replies.listen_anew())
             self._quiet_looks = 0
         if self._client.cluster_state.is_cancelled(self._batch.batch_id):
@@ -200,24 +207,25 @@ class Runner:
         self._find_forgotten(replies)
         jobs_of = Counter(entry.model for entry in self._batch.open_jobs.values())
         unserved_models = self._client.unserved(jobs_of)
-        # A store that has just come back empty knows no worker for a second: who was there is missed at the next look.
+        # A store that has just come back empty knows no worker for a second. So a worker that was there before is
+        # reported missing only at the next check.
         for model in [model for model in unserved_models if model not in self._served_models]:
             jobs = plural(jobs_of[model], "job", "waits", "wait")
-            self._progress.say(f"nobody serves {model}: {jobs} until a decode worker is up")
+            self._progress.say(f"no decode worker serves {model}: {jobs} until one is started")
         self._served_models = jobs_of.keys() - unserved_models
         for problem, todo in version_problems(self._client.cluster_state):
             self._progress.say(f"{problem}; {todo}")
         for model in self._client.unprefilled(jobs_of):
             self._progress.say(
-                f"no prefill worker serves {model}: its decode workers do the prompts, which takes longer"
+                f"no prefill worker serves {model}: its decode workers compute the prompts, which takes longer"
             )
 
     def _find_forgotten(self, replies: Replies) -> None:
-        """Publish again, under the same run, what the broker confirmed and lost: no queue and no worker has it.
+        """Publish jobs again, under the same run, that the broker confirmed and lost: no queue and no worker has them.
 
-        Found at the second look in a row that finds it nowhere, once results have stopped coming for a while and every
-        worker is idle: one that is busy may have been delivered more than it says. While no worker is seen (a store
-        that is away, or was flushed, says so too) it is not to be known.
+        Jobs count as lost only if two checks in a row find them nowhere, no results have come for a while, and every
+        worker is idle, since a busy worker may hold more deliveries than it reports. If no worker is seen, nothing is
+        decided, because the store may be away or flushed.
         """
         self._quiet_looks += 1
         if self._quiet_looks < _QUIET_LOOKS or not self._batch.may_publish or not self._all_idle():
@@ -228,7 +236,7 @@ class Runner:
             return
         self._record_parked(replies)
         self._quiet_looks, self._lost_jobs = 0, set()
-        self._client.broker.declare(self._client.models)  # somebody may have deleted a queue
+        self._client.broker.declare(self._client.models)  # a queue may have been deleted
         if count := self.submit():
             notice = f"the broker had confirmed {plural(count, 'job')} and lost them: published again"
             log.error(notice)
@@ -240,7 +248,10 @@ class Runner:
 
 
 def cancelled_results(batch: Batch) -> list[JobResult]:
-    """How the open jobs of a cancelled batch end: their owner writes it, so it is there with no worker up too."""
+    """Return the results of a cancelled batch's open jobs.
+
+    The owner writes them, so they exist even if no worker runs.
+    """
     return [
         JobResult(job, batch.runs.get(job, 1), batch.batch_id, entry.item_id, entry.model, "cancelled")
         for job, entry in batch.open_jobs.items()
@@ -248,9 +259,10 @@ def cancelled_results(batch: Batch) -> list[JobResult]:
 
 
 def _all_empty(client: Client, models: Iterable[str]) -> bool:
-    """Whether no queue holds a job of these models, asked twice: a quorum queue in a hurry answers 0.
+    """Whether no queue holds a job of these models. It is asked twice, since a quorum queue answers 0 when it is slow.
 
-    Queues that some worker does not know don't count: what lies there while all are idle is published again, elsewhere.
+    Queues that not every worker knows don't count. Jobs in them, while all workers are idle, are published again to
+    other queues.
     """
     names = [topology.retry_level(seconds) for seconds in topology.RETRY_LEVELS_S]
     for model in models:

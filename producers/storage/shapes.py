@@ -1,7 +1,7 @@
-"""What is read from a batch's folder is checked before it is used: it may be damaged, or come from anywhere.
+"""Checks data from a batch's folder before it is used: it may be damaged, or come from anywhere.
 
-Fields that are unknown are passed over, so a later version may add some. One that changes what is there writes "v": 2
-into the object, which refuses readers that know of no such number.
+Unknown fields are ignored, so a later version may add some. A later version that changes the meaning of fields writes
+"v": 2 into the object, which older readers refuse.
 """
 
 import json
@@ -16,7 +16,7 @@ from infra.config.next_command import UPGRADE_COMMAND
 from messages.errors import BatchError, KvasirError
 
 T = TypeVar("T")
-_LARGEST = 1e15  # largest number in these files; larger ones, infinity and NaN break sums
+_LARGEST = 1e15  # largest number in these files; larger numbers, infinity and NaN would break sums
 _KINDS = {str: "text", bool: "true or false", types.NoneType: "null", list: "a list", dict: "an object"}
 _WORDS: dict[Any, str] = {**_KINDS, tuple: "a list", int: "a whole number", float: "a number", typing.Literal: "known"}
 
@@ -26,7 +26,7 @@ class NewerForm(ValueError):
 
 
 def from_json(data: str | bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """The JSON in a text. Raises ValueError, whatever the text is."""
+    """Return the JSON value in a text. Raises ValueError for any other text."""
     try:
         return json.loads(data, object_hook=hook)
     except RecursionError:
@@ -34,10 +34,10 @@ def from_json(data: str | bytes, hook: Callable[[dict[str, Any]], Any] | None = 
 
 
 def parse_as(hint: Any, value: Any, place: str) -> Any:
-    """A value read from JSON as a type: objects as dataclasses, lists as tuples. Unknown fields are passed over.
+    """Read a JSON value as a type: objects as dataclasses, lists as tuples. Unknown fields are ignored.
 
-    A dict of types asks for an object whose fields have these types where they are there.
-    Raises ValueError that names the place within the value, NewerForm.
+    A dict of types stands for an object whose fields have these types if they are present. Raises NewerForm, and
+    ValueError that names the place within the value.
     """
     kind, inner = typing.get_origin(hint), typing.get_args(hint)
     if kind in (typing.Union, types.UnionType):
@@ -55,7 +55,7 @@ def parse_as(hint: Any, value: Any, place: str) -> Any:
         words = "an object" if isinstance(hint, dict) else _WORDS.get(hint) or _WORDS.get(kind, "an object")
         raise ValueError(f"{place} must be {words}, not {_KINDS.get(type(value), 'another number')}")
     if hint is str:
-        value.encode()  # half a character can't be shown, written or sent
+        value.encode()  # half a character (a lone surrogate) can't be shown, written or sent
     return value
 
 
@@ -78,7 +78,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def row_of(line: bytes, place: str, make: Callable[[dict[str, Any]], T], kind: str = "line") -> T:
-    """The value of a line of JSON, as `make` reads it. Raises a BatchError that begins with `place`."""
+    """Return a line of JSON as `make` reads it. Raises a BatchError that begins with `place`."""
     try:
         row = from_json(line)
         if not isinstance(row, dict):
@@ -87,4 +87,4 @@ def row_of(line: bytes, place: str, make: Callable[[dict[str, Any]], T], kind: s
     except NewerForm as error:
         raise BatchError(f"{place}: {error}") from None
     except (KvasirError, ValueError) as error:
-        raise BatchError(f"{place}: no {kind} of ours: {error}; remove the line to go on") from None
+        raise BatchError(f"{place}: not a valid {kind}: {error}; remove the line to go on") from None
