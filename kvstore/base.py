@@ -1,7 +1,7 @@
 """The two contracts of the store: KVStore (blocks) and ClusterState (small facts that workers share).
 
-Everything here is a cache or a courtesy. Losing all of it costs time, never a job: RabbitMQ holds the truth about
-work. Both raise StoreUnavailable when the store can't be reached, and may be called from any thread.
+Everything here is a cache or saves work. Losing all of it costs time, never a job, because RabbitMQ knows what work is
+left. Both raise StoreUnavailable if the store can't be reached, and may be called from any thread.
 """
 
 from abc import ABC, abstractmethod
@@ -16,20 +16,20 @@ from messages.errors import InvalidMessage, NewerMessage
 from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
 from messages.workers import NO_DETAILS, WorkerDetails, WorkerInfo
 
-# A leak guard, longer than any deadline or queue. Every put and every use sets it again.
+# Guards against leaks, so it is longer than any deadline or queue. Every put and every use renews it.
 TTL_S = 24 * 3600
 
-# So long it is known which workers registered no more, and did not say that they leave.
+# For this long it is known which workers stopped registering without unregistering.
 LOST_FOR_S = 3600
 
 R = TypeVar("R", Block, Window, RecurrentState)
 Run = tuple[str, int]  # job_id, run
-EncodedRegistration = tuple[bytes, bytes]  # a WorkerInfo, and its WorkerDetails; b"": none
+EncodedRegistration = tuple[bytes, bytes]  # an encoded WorkerInfo and its WorkerDetails; b"" if there are no details
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
-    """Bytes in use and the bytes allowed (0: no limit known)."""
+    """The bytes in use and the bytes allowed (0: no limit is known)."""
 
     used_bytes: int
     max_bytes: int
@@ -40,37 +40,37 @@ class KVStore(ABC):
 
     @abstractmethod
     def find_missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
-        """Those of `refs` that are not stored; all others had their TTL renewed. One pipeline."""
+        """Return those of `refs` that are not stored, in one pipeline. The TTL of all others is renewed."""
 
     @abstractmethod
     def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
-        """Store records, each as one atomic value with a TTL; returns the bytes stored.
+        """Store records, each as one atomic value with a TTL. Returns the bytes stored.
 
-        Raises StoreUnavailable, also when the store is full; what was stored before stays.
+        Raises StoreUnavailable, also when the store is full. Records that were stored before the error stay.
         """
 
     @abstractmethod
     def read(self, kind: type[R], fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[R]:
-        """The records of `refs`, which are all of this kind, in order, TTLs renewed.
+        """Return the records of `refs`, which are all of this kind, in order. Their TTLs are renewed.
 
-        Raises KVTransferFailed if one is missing, damaged, or not of this fingerprint, layout and chain: nothing
-        is returned then, and the reason says which and why.
+        Raises KVTransferFailed, with the record and the reason, if one is missing, damaged, or not of this fingerprint,
+        layout and chain. No records are returned then.
         """
 
     def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
-        """The blocks of `refs`, in order. Raises KVTransferFailed as `read`."""
+        """Return the blocks of `refs`, in order. Raises KVTransferFailed as `read` does."""
         return self.read(Block, fingerprint, layout, refs)
 
     def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
-        """The window record of `ref`. Raises KVTransferFailed as `read`."""
+        """Return the window record of `ref`. Raises KVTransferFailed as `read` does."""
         return self.read(Window, fingerprint, layout, [ref])[0]
 
     def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[RecurrentState]:
-        """The recurrent states of `refs`, in order. Raises KVTransferFailed as `read`."""
+        """Return the recurrent states of `refs`, in order. Raises KVTransferFailed as `read` does."""
         return self.read(RecurrentState, fingerprint, layout, refs)
 
     def get_cache(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> KVCache:
-        """The KV cache of the blocks of `refs` and of what lies at their end. Raises KVTransferFailed as `read`."""
+        """Return the KV cache made of the blocks of `refs` and the snapshot at their end. Raises as `read` does."""
         blocks = self.get(fingerprint, layout, refs)
         ends = snapshot_refs(layout, refs[-1]) if layout.snapshots else []
         window = self.get_window(fingerprint, layout, ends.pop(0)) if layout.window_layers else None
@@ -79,22 +79,22 @@ class KVStore(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Have memory ready for the first `get`, where that helps: whoever will read calls it once, early."""
+        """Allocate memory for the first `get`, if that helps. A process that will read calls this once, early."""
 
     @abstractmethod
     def delete(self, refs: Sequence[BlockRef]) -> None:
-        """Delete records; missing ones are fine."""
+        """Delete records. Missing ones are ignored."""
 
     @abstractmethod
     def free_shared(self, size_bytes: int) -> int:
-        """Delete shared records, least recently used first, until `size_bytes` are free; returns the bytes freed.
+        """Delete shared records, least recently used first, until `size_bytes` are freed. Returns the bytes freed.
 
-        Jobs' own records are left alone. Whoever needed a deleted one finds it missing, and it is computed again.
+        Jobs' own records are kept. If a job needs a deleted record, it finds it missing and computes it again.
         """
 
     @abstractmethod
     def usage(self) -> StoreUsage:
-        """How full the store is."""
+        """Return how full the store is."""
 
     @abstractmethod
     def close(self) -> None:
@@ -106,7 +106,7 @@ class ClusterState(ABC):
 
     @abstractmethod
     def now(self) -> float:
-        """The store's clock, seconds since the epoch: the one clock that all machines share."""
+        """Return the store's clock in seconds since the epoch. It is the one clock that all machines share."""
 
     @abstractmethod
     def register(self, registration: WorkerInfo, ttl_s: float) -> None:
@@ -114,48 +114,48 @@ class ClusterState(ABC):
 
     @abstractmethod
     def encoded_registrations(self) -> dict[str, EncodedRegistration]:
-        """Registrations of all workers alive as they were written, by worker_id: of any version."""
+        """Return the registrations of all live workers, of any version, as they were written, by worker_id."""
 
     def registrations(self) -> list[WorkerInfo]:
-        """Registrations of all workers alive, by worker_id. Unreadable ones are left out."""
+        """Return the registrations of all live workers, sorted by worker_id. Unreadable ones are left out."""
         return readable_registrations(self.encoded_registrations().values())
 
     def lost_registrations(self) -> list[tuple[float, WorkerInfo]]:
-        """The last of those workers whose registrations ran out within LOST_FOR_S, and when each did.
+        """Return the workers whose registrations expired within LOST_FOR_S: when each did, and its last registration.
 
-        Without details. None in one process, whose workers end together.
+        They have no details. In one process the list is empty, because its workers end together.
         """
         return []
 
     @abstractmethod
     def unregister(self, worker_id: str) -> None:
-        """A worker leaves."""
+        """Remove a worker's registration, because the worker leaves."""
 
     @abstractmethod
     def take_up(self, worker_id: str, runs: Sequence[Run], ttl_s: float) -> list[tuple[bytes | None, bool]]:
-        """For each (job_id, run) its result, and whether we hold its claim; a claim only where there is no result.
+        """Return for each (job_id, run) its result, and whether this worker holds its claim.
 
-        In one round trip if the store can.
+        A run is claimed only if it has no result. This takes one round trip if the store allows it.
         """
 
     @abstractmethod
     def finish(self, worker_id: str, results: Sequence[tuple[str, int, bytes]], ttl_s: float = TTL_S) -> None:
-        """Keep each encoded JobResult, and then `release`: a job that is delivered again is answered, not decoded.
+        """Store each encoded JobResult, then release its claim.
 
-        In one round trip if the store can.
+        If the job is delivered again, it is answered from there. This takes one round trip if the store allows it.
         """
 
     @abstractmethod
     def note_answer(self, job_id: str, run: int, number: int, body: bytes, ttl_s: float = TTL_S) -> None:
-        """Keep one of several answers of a run that has not ended, so that after a crash it is not given again."""
+        """Store one of several answers of a run that has not ended, so that it is not decoded again after a crash."""
 
     @abstractmethod
     def noted_answers(self, job_id: str, run: int) -> dict[int, bytes]:
-        """The answers kept for this run, by their numbers."""
+        """Return the answers that are stored for this run, by their numbers."""
 
     @abstractmethod
     def forget_answers(self, job_id: str, run: int) -> None:
-        """The run has ended; fine if none were kept."""
+        """Delete the answers stored for a run that has ended, if there are any."""
 
     @abstractmethod
     def cancel(self, batch_id: str, ttl_s: float = TTL_S) -> None:
@@ -167,38 +167,44 @@ class ClusterState(ABC):
 
     @abstractmethod
     def claim(self, job_id: str, run: int, worker_id: str, ttl_s: float) -> bool:
-        """Best effort: True if this worker now holds (or renewed) the decode of this run, False if another does."""
+        """Claim a run for decode.
+
+        Returns True if this worker now holds the claim, False if another does. Best effort.
+        """
 
     @abstractmethod
     def release(self, job_id: str, run: int, worker_id: str) -> None:
-        """Give up a claim held by this worker; others' claims are left alone."""
+        """Give up a claim that this worker holds. Claims of other workers are kept."""
 
     @abstractmethod
     def count_crashes(self, stage: str, job_id: str, run: int, change: int, ttl_s: float = TTL_S) -> int:
-        """Change how many workers hold this run at this stage, or died while holding it; never below 0."""
+        """Change the count of workers that hold this run at this stage, or died while holding it.
+
+        It is never below 0.
+        """
 
     @abstractmethod
     def put_sketch(self, name: str, body: bytes, ttl_s: float = TTL_S) -> None:
-        """Keep what one engine computes (`engines.sketch`) under the hash that names it, or renew it if it is there."""
+        """Store what an engine computes (`engines.sketch`) under the hash that names it, or renew it."""
 
     @abstractmethod
     def get_sketch(self, name: str) -> bytes | None:
-        """The bytes under this name, or None. Whoever reads them checks that it is theirs."""
+        """Return the bytes under this name, or None. The reader checks that they match the name."""
 
     @abstractmethod
     def reserve(self, name: str, size_bytes: int, capacity_bytes: int, ttl_s: float) -> bool:
-        """Reserve space in the store, atomically: False if all live reservations would exceed `capacity_bytes`.
+        """Reserve space in the store, atomically. Returns False if all live reservations would exceed `capacity_bytes`.
 
         A second call with the same name replaces the first reservation.
         """
 
     @abstractmethod
     def unreserve(self, name: str) -> None:
-        """Give a reservation up; a missing one is fine."""
+        """Give up a reservation. A missing one is ignored."""
 
     @abstractmethod
     def reserved_bytes(self) -> int:
-        """Sum of all live reservations."""
+        """Return the sum of all live reservations."""
 
     @abstractmethod
     def close(self) -> None:
@@ -206,17 +212,17 @@ class ClusterState(ABC):
 
 
 def encoded(registration: WorkerInfo) -> EncodedRegistration:
-    """A registration as it is written: what the release before this one refuses is in a body of its own."""
+    """Return a registration as it is written. Fields that the previous release would refuse are in a separate body."""
     details = registration.details
     card = codec.encode(replace(registration, details=NO_DETAILS))
     return card, b"" if details == NO_DETAILS else codec.encode(details)
 
 
 def readable_registrations(bodies: Iterable[EncodedRegistration]) -> list[WorkerInfo]:
-    """The registrations that this program can read, by worker_id; without details that it can't read."""
+    """Return the registrations that this program can read, sorted by worker_id. Unreadable details are left out."""
     registrations = []
     for card, details in bodies:
-        with suppress(InvalidMessage, NewerMessage):  # a worker of another version, in the middle of an upgrade
+        with suppress(InvalidMessage, NewerMessage):  # a worker may have another version during an upgrade
             registrations.append(codec.decode(card, WorkerInfo))
             if details:
                 registrations[-1] = replace(registrations[-1], details=codec.decode(details, WorkerDetails))
@@ -224,9 +230,9 @@ def readable_registrations(bodies: Iterable[EncodedRegistration]) -> list[Worker
 
 
 def other_versions(bodies: Mapping[str, EncodedRegistration]) -> tuple[list[str], list[str]]:
-    """Of all workers that registered (by worker_id) those of older and those of newer versions.
+    """Return the worker_ids of registered workers with older versions, and those with newer ones.
 
-    An older one reads no message of this version. Of a newer one this program can't read what it registered.
+    An older worker can't read messages of this version. A newer worker's registration can't be read by this program.
     """
     older_ids = [worker_id for worker_id, (card, _) in bodies.items() if 0 < codec.version_of(card) < codec.VERSION]
     return older_ids, [worker_id for worker_id, body in bodies.items() if not readable_registrations([body])]

@@ -1,7 +1,7 @@
-"""The cluster state as workers see it: an answer even while the store is away.
+"""The cluster state for workers, which answers even while the store is away.
 
-Nothing on the cluster state decides whether a job is done; so a worker goes on with the harmless assumption (not
-cancelled, no stored result, claim granted) rather than fail a job for it.
+Nothing in the cluster state decides whether a job is done. So a worker continues with the harmless assumption (not
+cancelled, no stored result, claim granted) instead of failing a job.
 """
 
 import logging
@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# The store's clock is read that often and extrapolated in between: clocks drift by far less than a message takes.
+# The store's clock is read this often and extrapolated in between. Meanwhile clocks drift by far less than a message
+# takes.
 _CLOCK_EVERY_S = 1.0
 _BEYOND_BOUNDS = 1 << 30
 
@@ -24,7 +25,7 @@ _BEYOND_BOUNDS = 1 << 30
 def _best_effort(
     method: Callable[Concatenate[ClusterState, P], T], assumption: T
 ) -> "Callable[Concatenate[BestEffortClusterState, P], T]":
-    """What the cluster state underneath answers, or `assumption`."""
+    """Return a method that returns the answer of the cluster state underneath, or `assumption` if the store is away."""
 
     def call(self: "BestEffortClusterState", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._try(lambda: getattr(self._cluster_state, method.__name__)(*args, **kwargs), assumption)
@@ -33,18 +34,22 @@ def _best_effort(
 
 
 class BestEffortClusterState(ClusterState):
-    """A cluster state whose failures are logged once per outage and answered with the harmless assumption."""
+    """A cluster state that answers with the harmless assumption if the store fails. Each outage is logged once."""
 
     def __init__(self, cluster_state: ClusterState) -> None:
         self._cluster_state = cluster_state
         self._is_away = False
-        self.answers = True  # the store, when it was last asked for the time
-        # Of the store's clock to our monotonic one, as last seen: our wall clock may be set while the store is away.
+        self.answers = True  # whether the store answered when it was last asked for the time
+        # The last known offset of the store's clock from our monotonic one. Our wall clock is not used, since it may be
+        # set while the store is away.
         self._offset_s = time.time() - time.monotonic()
         self._next_look = 0.0
 
     def now(self) -> float:
-        """The store's clock, or what it must show by now; before it was first seen, our own."""
+        """Return the store's clock, extrapolated while the store is away.
+
+        Before it was first read, return our own clock.
+        """
         if time.monotonic() >= self._next_look:
             now = self._try(self._cluster_state.now, 0.0)
             self.answers = bool(now)
@@ -54,11 +59,11 @@ class BestEffortClusterState(ClusterState):
         return time.monotonic() + self._offset_s
 
     def take_up(self, worker_id: str, runs: Sequence[Run], ttl_s: float) -> list[tuple[bytes | None, bool]]:
-        """Stored results, or claims; no result and granted if nobody can say."""
+        """Return stored results or claims. While the store is away, return no results and granted claims."""
         nobody_can_say: tuple[bytes | None, bool] = (None, True)
         return self._try(lambda: self._cluster_state.take_up(worker_id, runs, ttl_s), [nobody_can_say] * len(runs))
 
-    # What is not renewed, kept or given up runs out by itself.
+    # Entries that can't be renewed, stored or removed expire by themselves.
     register = _best_effort(ClusterState.register, None)
     unregister = _best_effort(ClusterState.unregister, None)
     finish = _best_effort(ClusterState.finish, None)
@@ -73,9 +78,10 @@ class BestEffortClusterState(ClusterState):
     noted_answers = _best_effort(ClusterState.noted_answers, {})
     is_cancelled = _best_effort(ClusterState.is_cancelled, False)
     claim = _best_effort(ClusterState.claim, True)
-    count_crashes = _best_effort(ClusterState.count_crashes, _BEYOND_BOUNDS)  # the broker's count decides then
+    # The broker's count of returns then decides.
+    count_crashes = _best_effort(ClusterState.count_crashes, _BEYOND_BOUNDS)
     get_sketch = _best_effort(ClusterState.get_sketch, None)
-    reserve = _best_effort(ClusterState.reserve, True)  # putting will show
+    reserve = _best_effort(ClusterState.reserve, True)  # a full store then refuses the records themselves
     reserved_bytes = _best_effort(ClusterState.reserved_bytes, 0)
 
     def close(self) -> None:

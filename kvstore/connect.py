@@ -1,4 +1,4 @@
-"""From a URL to a store and a cluster state."""
+"""Opens a store and a cluster state from a URL."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +11,12 @@ from kvstore.redis.store import RedisKVStore
 from messages.errors import ConfigError
 
 MEMORY = "memory:"
-OLDEST_REDIS = 7  # script flags
+OLDEST_REDIS = 7  # the first version with script flags
 
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Everything a worker keeps outside the broker."""
+    """Everything that a worker keeps outside the broker."""
 
     kv: KVStore
     cluster_state: ClusterState
@@ -28,13 +28,14 @@ class Stores:
 
 
 def connect(url: str) -> Stores:
-    """The store and cluster state at `memory://` (new, and only this process's), a Redis, or a Redis Cluster.
+    """Open the store and the cluster state at a URL.
 
-    Those are redis://, rediss://, unix://, redis+cluster:// and rediss+cluster://.
+    It is `memory://` (new, for this process only), a Redis (redis://, rediss://, unix://), or a Redis Cluster
+    (redis+cluster://, rediss+cluster://).
 
     Raises:
-        ConfigError: the URL can't be used, or the server is too old, or a cluster's where the URL says it is none.
-        StoreUnavailable: it can't be reached, or refuses the login.
+        ConfigError: the URL can't be used, the server is too old, or it is a cluster's node and the URL doesn't say so.
+        StoreUnavailable: the server can't be reached, or it refuses the login.
     """
     if url.startswith(MEMORY):
         return Stores(MemoryKVStore(), MemoryClusterState())
@@ -48,7 +49,7 @@ def _check_server(url: str) -> None:
     try:
         with errors_mapped(address):
             server: Any = client.info("server")
-    except TypeError:  # redis-py passes an option of the URL on to code that does not know it
+    except TypeError:  # redis-py passes unknown options of the URL on to code that doesn't accept them
         raise ConfigError(f"the store URL for {address} has an option that redis-py does not know") from None
     finally:
         client.close()

@@ -69,7 +69,7 @@ def configure(level: str = "info", style: Style = "console", background: bool = 
 
 
 def log_event(event: Event) -> None:
-    """Log one line for an event, as an observer: at WARNING for steps that cost something, mostly at INFO for others."""
+    """Log one line for an event, as an observer: at WARNING for steps that cost something, else mostly at INFO."""
     level = _LEVELS.get(event.step, logging.INFO)
     if _jobs.isEnabledFor(level):
         _jobs.log(level, event.step.value, extra={"job": job_fields(event)})

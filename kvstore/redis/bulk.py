@@ -1,8 +1,9 @@
-"""Values to and from Redis without copies: one plain socket, pipelined.
+"""Transfers values to and from Redis without copies, over one plain socket with pipelining.
 
-redis-py copies each value into a command and each reply out of its parser. Here a payload is sent from where it lies
-and received where it stays, which is several times faster (RESP2 protocol: redis.io/docs/latest/develop/reference/
-protocol-spec). A connection that met any error or was left in the middle of a reply is closed, never reused.
+redis-py copies each value into a command, and each reply out of its parser. Here a payload is sent from its own memory
+and received into its final place, which is several times faster (RESP2 protocol:
+redis.io/docs/latest/develop/reference/protocol-spec). After any error, or if it was left in the middle of a reply, a
+connection is closed and never reused.
 """
 
 import contextlib
@@ -24,20 +25,21 @@ from kvstore.redis.client import CONNECT_TIMEOUT_S
 from kvstore.redis.links import GLANCE_S, Links, greet
 
 LINE_BYTES = 4096
-MAX_VALUE_BYTES = 512 << 20  # Redis' own limit
-# What is under way on a connection is bounded by its bytes: enough for 400 MB/s at a round trip of 20 ms, and few
-# enough that a full store is noticed soon. A fixed number of small blocks would wait for the wire.
+MAX_VALUE_BYTES = 512 << 20  # Redis's own limit
+# The bytes in flight on a connection are limited. This is enough for 400 MB/s at a round trip of 20 ms, and small
+# enough that a full store is noticed soon. With a limit on the number of values, small blocks would wait for the
+# network.
 IN_FLIGHT_BYTES = 8 << 20
 MAX_AHEAD = 512
-SETS_AHEAD = 4  # at least
-# Values are received into chunks of this size: a multiple of any huge page, and small enough that a kept block holds
-# little else alive. Fresh memory costs as much as the transfer, so some chunks are kept for the next `get`, and made
-# ready for the first where somebody calls `prepare`.
+SETS_AHEAD = 4  # at least this many SETs
+# Values are received into chunks of this size. It is a multiple of any huge page, and small enough that a kept block
+# keeps little else in memory. Fresh memory costs as much time as the transfer, so some chunks are kept for the next
+# `get`, and `prepare` allocates them for the first.
 CHUNK_BYTES = 16 << 20
 IDLE_CHUNKS = 16
 ALIGNMENT = 64
 RENEWALS_AHEAD = 256
-GETS_AHEAD = 2  # at least: the server and the network work while a value is checked
+GETS_AHEAD = 2  # at least this many GETs, so that the server and the network work while a value is checked
 
 Item = tuple[str, bytes, memoryview]  # key, and the two parts of its value
 
@@ -45,7 +47,7 @@ _YES, _NO = b":1\r\n", b":0\r\n"
 
 
 class RedirectError(exceptions.ResponseError):
-    """A node of a cluster says that a key lies, or will lie, elsewhere."""
+    """A node of a cluster says that a key is on another node, or will be."""
 
 
 _ERRORS: dict[str, type[exceptions.RedisError]] = {
@@ -63,7 +65,7 @@ _ERRORS: dict[str, type[exceptions.RedisError]] = {
 
 @dataclass(frozen=True, slots=True)
 class BulkTarget:
-    """A Redis to reach over TCP, or over a Unix socket where `path` is set."""
+    """A Redis that is reached over TCP, or over a Unix socket if `path` is set."""
 
     host: str = "localhost"
     port: int = 6379
@@ -74,7 +76,7 @@ class BulkTarget:
 
 
 def bulk_target(url: str) -> BulkTarget | None:
-    """What `url` names, or None where only redis-py can go: TLS, and URLs with options."""
+    """Return the target that `url` names, or None if only redis-py can reach it: for TLS, and for URLs with options."""
     options: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
     options.pop("connection_class", None)
     if url.startswith("rediss:") or not set(options) <= {"host", "port", "path", "username", "password", "db"}:
@@ -83,7 +85,7 @@ def bulk_target(url: str) -> BulkTarget | None:
 
 
 class Bulk:
-    """A `redis_store.Transport` over plain sockets; keeps idle connections for any thread to use."""
+    """A `redis_store.Transport` over plain sockets. It keeps idle connections, which any thread may use."""
 
     def __init__(self, links: Links, timeout_s: float) -> None:
         self._links = links
@@ -93,7 +95,7 @@ class Bulk:
         self._arena = Arena()
 
     def put(self, items: Iterable[Item], ttl_s: int) -> int:
-        """Set each key to the two parts of its value joined, with a TTL; returns the bytes stored."""
+        """Set each key to the joined parts of its value, with a TTL. Returns the bytes stored."""
         total = 0
         with self.connection() as connection:
             pipeline = Pipeline(connection)
@@ -106,7 +108,7 @@ class Bulk:
         return total
 
     def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
-        """The value of each key, in order, or None; TTLs are renewed."""
+        """Yield the value of each key, in order, or None. TTLs are renewed."""
         with self.connection() as connection:
             pipeline = Pipeline(connection, deque(keys))
             pipeline.ask(ttl_s)
@@ -117,7 +119,7 @@ class Bulk:
                 yield value
 
     def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
-        """Give each key its TTL again; whether it was there."""
+        """Renew the TTL of each key, and return for each whether it exists."""
         flags: list[bool] = []
         with self.connection() as connection:
             pipeline = Pipeline(connection, deque(keys))
@@ -126,7 +128,7 @@ class Bulk:
         return flags
 
     def prepare(self) -> None:
-        """Have IDLE_CHUNKS chunks of memory ready for the first `get`. Returns when they are."""
+        """Allocate IDLE_CHUNKS chunks of memory for the first `get`, and return when they are ready."""
         self._arena.fill()
 
     def close(self) -> None:
@@ -138,11 +140,11 @@ class Bulk:
 
     @contextlib.contextmanager
     def connection(self) -> "Iterator[BulkConnection]":
-        """A connection that nobody else uses; closed after a failure, kept else."""
+        """Provide a connection that no other thread uses. It is kept afterwards, or closed after a failure."""
         connection = self._take_idle() or self._links.first(self._open)
         try:
             yield connection
-        except BaseException:  # a reader that stops early raises GeneratorExit here, with replies on their way
+        except BaseException:  # a reader that stops early raises GeneratorExit here, while replies are still coming
             connection.close()
             raise
         with self._lock:
@@ -150,7 +152,7 @@ class Bulk:
 
     def _open(self, index: int) -> "BulkConnection":
         target = bulk_target(self._links.urls[index])
-        assert target is not None  # the options of a URL are those of all its addresses: seen before
+        assert target is not None  # all addresses of a URL have the same options, which were checked before
         return BulkConnection(target, self._timeout_s, index, self._links.has_choice)
 
     def _take_idle(self) -> "BulkConnection | None":
@@ -165,13 +167,16 @@ class Bulk:
 
 
 def command(*words: str) -> bytes:
-    """A command as Redis reads it."""
+    """Return a command in Redis's protocol."""
     arguments = [word.encode() for word in words]
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in arguments)
 
 
 class BulkConnection:
-    """One socket, logged in. Methods raise what redis-py raises, or OSError; only RedirectError leaves it usable."""
+    """One socket, logged in.
+
+    Methods raise redis-py's errors or OSError. Only after RedirectError can it still be used.
+    """
 
     def __init__(self, target: BulkTarget, timeout_s: float, index: int, glance: bool) -> None:
         self.index = index
@@ -188,7 +193,10 @@ class BulkConnection:
             raise
 
     def is_quiet(self) -> bool:
-        """Whether nothing has come since the last reply: a closed connection has its end of stream to be read."""
+        """Whether nothing has arrived since the last reply.
+
+        On a closed connection, the end of the stream has arrived.
+        """
         try:
             self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -198,13 +206,13 @@ class BulkConnection:
         return False
 
     def send(self, *commands: bytes) -> None:
-        """Send, and read nothing."""
+        """Send commands, without reading replies."""
         self._socket.sendall(b"".join(commands))
 
     def send_set(self, key: str, prefix: bytes, payload: memoryview, ttl_s: int) -> None:
         """Send a SET whose value is `prefix` and `payload` joined.
 
-        In one call to the system as a rule: with several threads each call costs a wait for the interpreter.
+        This is usually a single system call: with several threads, each call costs a wait for the interpreter lock.
         """
         name, ttl = key.encode(), b"%d" % ttl_s
         size = len(prefix) + len(payload)
@@ -219,14 +227,14 @@ class BulkConnection:
                 buffers[0] = buffers[0][sent_bytes:]
 
     def read_ok(self) -> None:
-        """A reply that must be +OK."""
+        """Read a reply that must be +OK."""
         if (line := self._line()) != b"+OK":
             raise exceptions.InvalidResponse(f"unexpected reply {line[:40]!r}")
 
     def read_flags(self, count: int) -> list[bool]:
-        """So many replies that are :0 or :1, in one call to the system."""
+        """Read `count` replies that are :0 or :1, in one system call."""
         replies = bytearray(count * len(_YES))
-        self._fill(memoryview(replies))  # an error is longer: so much comes in any case
+        self._fill(memoryview(replies))  # an error reply is longer, so at least this many bytes come
         flags = [bytes(replies[at : at + len(_YES)]) for at in range(0, len(replies), len(_YES))]
         if not {*flags} <= {_YES, _NO}:
             _, error, rest = bytes(replies).partition(b"-")
@@ -235,21 +243,24 @@ class BulkConnection:
         return [flag == _YES for flag in flags]
 
     def read_value(self, values: "Values", values_left: int) -> memoryview | None:
-        """A reply that is a value, or None for no such key; `values_left`: this one and those to come."""
+        """Read a reply that is a value, or None if the key doesn't exist.
+
+        `values_left` counts this value and those to come.
+        """
         line = self._line()
         if line == b"$-1":
             return None
         if line[:1] != b"$" or not line[1:].isdigit() or int(line[1:]) > MAX_VALUE_BYTES:
             raise exceptions.InvalidResponse(f"unexpected reply {line[:40]!r}")
         size = int(line[1:])
-        value = values.place(size + 2, values_left)  # with the end of its line
+        value = values.place(size + 2, values_left)  # with the line end after it
         self._fill(value)
         if bytes(value[size:]) != b"\r\n":
             raise exceptions.InvalidResponse("a value is longer than announced")
         return value[:size]
 
     def _line(self, beginning: bytes = b"") -> bytes:
-        """The next line of a reply, and not a byte more: what follows is received where it stays, which is aligned."""
+        """Read one line of a reply and no byte beyond it: the value after it goes directly into aligned memory."""
         line = beginning
         while not line.endswith(b"\r\n"):
             peeked_bytes = self._socket.recv(LINE_BYTES, socket.MSG_PEEK)
@@ -276,16 +287,16 @@ class BulkConnection:
 
 @dataclass(slots=True)
 class Pipeline:
-    """Values that are under way on one connection during one call."""
+    """The values that are in flight on one connection during one call."""
 
     connection: BulkConnection
-    keys: deque[str] = field(default_factory=deque)  # not yet asked for
-    pending_items: deque[Item] = field(default_factory=deque)  # sent, and not yet confirmed
+    keys: deque[str] = field(default_factory=deque)  # not requested yet
+    pending_items: deque[Item] = field(default_factory=deque)  # sent but not confirmed yet
     _pending_gets: int = 0
-    _largest_bytes: int = 0  # of the values seen
+    _largest_bytes: int = 0  # size of the largest value seen
 
     def send_set(self, item: Item, ttl_s: int) -> int:
-        """Send a SET; returns the bytes of its value."""
+        """Send a SET, and return the size of its value in bytes."""
         key, prefix, payload = item
         self.connection.send_set(key, prefix, payload, ttl_s)
         self.pending_items.append(item)
@@ -295,16 +306,19 @@ class Pipeline:
 
     @property
     def is_full(self) -> bool:
-        """Whether a confirmation has to be read before the next SET."""
+        """Whether a confirmation must be read before the next SET."""
         return len(self.pending_items) > self._values_ahead(SETS_AHEAD)
 
     def end_set(self) -> None:
-        """Wait until the oldest item is confirmed. With RedirectError it is no longer pending, and not stored."""
+        """Wait until the oldest item is confirmed. After RedirectError it is no longer pending, but was not stored."""
         self.pending_items.popleft()
         self.connection.read_ok()
 
     def ask(self, ttl_s: int) -> None:
-        """Ask for more values once half of those that may be under way have come: few calls to the system."""
+        """Request more values once half of the allowed number has arrived.
+
+        Requesting many at once saves system calls.
+        """
         ahead = self._values_ahead(GETS_AHEAD)
         if self._pending_gets <= ahead // 2 and self.keys:
             keys = [self.keys.popleft() for _ in range(min(len(self.keys), ahead - self._pending_gets))]
@@ -312,14 +326,14 @@ class Pipeline:
             self._pending_gets += len(keys)
 
     def read_value(self, values: "Values", values_left: int) -> memoryview | None:
-        """See BulkConnection."""
+        """See `BulkConnection`."""
         self._pending_gets -= 1
         value = self.connection.read_value(values, values_left)
         self._largest_bytes = max(self._largest_bytes, len(value or b""))
         return value
 
     def ask_to_renew(self, ttl_s: int) -> list[str]:
-        """Send for some of the keys that are left; returns which."""
+        """Send EXPIRE for some of the remaining keys, and return those keys."""
         keys = [self.keys.popleft() for _ in range(min(len(self.keys), RENEWALS_AHEAD))]
         self.connection.send(*(command("EXPIRE", key, str(ttl_s)) for key in keys))
         return keys
@@ -330,26 +344,27 @@ class Pipeline:
 
 
 class Arena:
-    """Chunks of memory for values. One is used again as soon as no block in it is alive: without page faults."""
+    """Chunks of memory for values. A chunk is used again, without page faults, as soon as no block in it is alive."""
 
     def __init__(self) -> None:
-        # Filled by finalizers, in any thread and between any two instructions: what needs a lock might wait for itself.
+        # Finalizers append to this in any thread, between any two instructions. So it must need no lock: a finalizer
+        # might wait for a lock that its own thread holds.
         self._idle: deque[mmap.mmap] = deque(maxlen=IDLE_CHUNKS)
 
     def chunk(self, size: int) -> memoryview:
-        """At least `size` bytes."""
+        """Return at least `size` bytes."""
         if not CHUNK_BYTES // 2 <= size <= CHUNK_BYTES:
-            return np.empty(size, np.uint8).data  # not zeroed first, unlike a bytearray
+            return np.empty(size, np.uint8).data  # not zeroed, unlike a bytearray
         try:
             chunk = self._idle.pop()
         except IndexError:
             chunk = _fresh_chunk()
-        array = np.frombuffer(chunk, np.uint8)  # every view of it, and every array over one, keeps it alive
+        array = np.frombuffer(chunk, np.uint8)  # every view of this array, and every array over a view, keeps it alive
         weakref.finalize(array, self._idle.append, chunk).atexit = False
         return array.data
 
     def fill(self) -> None:
-        """Have as many chunks ready as are kept, their pages touched."""
+        """Allocate as many chunks as are kept, and touch their pages."""
         for _ in range(IDLE_CHUNKS - len(self._idle)):
             chunk = _fresh_chunk()
             np.frombuffer(chunk, np.uint8)[:: mmap.PAGESIZE] = 0
@@ -357,21 +372,22 @@ class Arena:
 
 
 def _fresh_chunk() -> mmap.mmap:
-    chunk = mmap.mmap(-1, CHUNK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # malloc's would be cut across huge pages
-    with contextlib.suppress(AttributeError, OSError):  # a system without them
+    # Memory from malloc would not be aligned to huge pages.
+    chunk = mmap.mmap(-1, CHUNK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(AttributeError, OSError):  # the system has no huge pages
         chunk.madvise(mmap.MADV_HUGEPAGE)
     return chunk
 
 
 class Values:
-    """Places for the values of one `get`."""
+    """Provides memory for the values of one `get`."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._free = memoryview(b"")
 
     def place(self, size: int, values_left: int) -> memoryview:
-        """`size` bytes, aligned; `values_left` (this one included) bounds how much is set aside."""
+        """Return `size` aligned bytes. `values_left`, which counts this value too, limits how much is allocated."""
         step = -(-size // ALIGNMENT) * ALIGNMENT
         if step > len(self._free):
             self._free = self._arena.chunk(max(step, min(CHUNK_BYTES, step * values_left)))
@@ -380,7 +396,7 @@ class Values:
 
 
 def _connect(target: BulkTarget, timeout_s: float, glance: bool) -> socket.socket:
-    """A socket; `glance`: to one of several addresses, that answers at once."""
+    """Return a socket. With `glance`, which is for one of several addresses, the server must answer at once."""
     if target.path:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         link.connect(target.path)
@@ -389,9 +405,9 @@ def _connect(target: BulkTarget, timeout_s: float, glance: bool) -> socket.socke
         link = greet(link) if glance else link
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # No SO_RCVBUF: it would end the kernel's own tuning, which goes beyond what may be set (net.core.rmem_max, 208 KiB
-    # on a stock Linux kernel: a tenth of the rate at a round trip of 20 ms).
-    # The kernel's time-outs instead of Python's: those make the socket non-blocking, and MSG_WAITALL void.
+    # SO_RCVBUF is not set, since that would stop the kernel's own tuning, which goes beyond what may be set
+    # (net.core.rmem_max, 208 KiB on a stock Linux kernel: a tenth of the rate at a round trip of 20 ms). Timeouts are
+    # the kernel's and not Python's, which would make the socket non-blocking and MSG_WAITALL ineffective.
     link.settimeout(None)
     limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
     link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

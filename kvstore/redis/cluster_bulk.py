@@ -1,8 +1,8 @@
-"""Values to and from all nodes of a Redis Cluster at once: one plain socket to each, pipelined.
+"""Transfers values to and from all nodes of a Redis Cluster at once, over one plain socket to each, with pipelining.
 
-Where a key lies is known from redis-py's map of slots. A key that has moved since then, or is being moved (MOVED and
-ASK of redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec), goes through redis-py, which follows it and
-learns from it; so does all of a `renew` that met one.
+redis-py's map of slots says which node has a key. A key that has moved since the map was read, or that is being moved
+(MOVED and ASK of redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec), goes through redis-py, which
+follows the redirection and updates its map. If a `renew` meets such a key, all of it goes through redis-py.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -27,7 +27,7 @@ from messages.urls import put_hosts
 
 Node = tuple[str, int]  # host, port
 
-# The second of a slot that the map gives to nobody; it is no RedisError.
+# The second one is raised for a slot that no node serves. It is not a subclass of RedisError.
 _STORE_ERRORS = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
 
 
@@ -35,14 +35,14 @@ class ClusterBulk:
     """A `kvstore.redis.store.Transport` over plain sockets to every primary."""
 
     def __init__(self, client: redis.RedisCluster, url: str) -> None:
-        """`url`: plain, of any node."""
+        """`url` is a plain URL of any node."""
         self._client: Any = client
         self._url = url
         self._bulks: dict[Node, Bulk] = {}
         self._arena = Arena()
 
     def put(self, items: Iterable[Item], ttl_s: int) -> int:
-        """Set each key to the two parts of its value joined, with a TTL; returns the bytes stored."""
+        """Set each key to the joined parts of its value, with a TTL. Returns the bytes stored."""
         total = 0
         with self._open_links() as links:
             for item in items:
@@ -63,7 +63,7 @@ class ClusterBulk:
             self._client.set(key, b"".join((prefix, payload)), ex=ttl_s)
 
     def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
-        """The value of each key, in order, or None; TTLs are renewed."""
+        """Yield the value of each key, in order, or None. TTLs are renewed."""
         values = Values(self._arena)
         with self._open_links() as links:
             for_keys = [links[self._node(key)] for key in keys]
@@ -81,7 +81,7 @@ class ClusterBulk:
                 yield value
 
     def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
-        """Give each key its TTL again; whether it was there."""
+        """Renew the TTL of each key, and return for each whether it exists."""
         is_stored: dict[str, bool] = {}
         try:
             with self._open_links() as links:
@@ -99,7 +99,7 @@ class ClusterBulk:
         return [is_stored[key] for key in keys]
 
     def prepare(self) -> None:
-        """See Bulk."""
+        """See `Bulk`."""
         self._arena.fill()
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class ClusterBulk:
 
     @contextmanager
     def _open_links(self) -> "Iterator[_Links]":
-        """Links to nodes, opened as they are asked for. After a failure the map of slots is asked for again."""
+        """Provide links to nodes, which are opened when needed. After a failure the map of slots is read again."""
         try:
             with ExitStack() as stack:
                 yield _Links(lambda node: stack.enter_context(self._bulk(node).connection()))
@@ -131,7 +131,7 @@ class ClusterBulk:
 
 
 class _Links(dict[Node, Pipeline]):
-    """Each node's connection during one call, opened when it is first asked for."""
+    """Each node's connection during one call, opened when it is first needed."""
 
     def __init__(self, connect: Callable[[Node], BulkConnection]) -> None:
         super().__init__()

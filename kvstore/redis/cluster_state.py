@@ -1,20 +1,20 @@
-"""The cluster state over Redis 7 or newer.
+"""The cluster state in Redis 7 or newer.
 
     card:{cards}:<worker id>   an encoded WorkerInfo   cards    index of the live ones (sorted set: expiry in ms)
     card:{cards}:<worker id>:details    an encoded WorkerDetails, if it has any
-    card:{cards}:<worker id>:last    the WorkerInfo, kept for LOST_FOR_S longer; its worker id stays in the index, too
+    card:{cards}:<worker id>:last    the WorkerInfo, kept for LOST_FOR_S longer; its worker id also stays in the index
     result:{<job>:<run>}  an encoded JobResult         cancelled:<batch>    tombstone
     claim:{<job>:<run>}   worker id                reservations   hash: name -> "bytes expiry in ms"
     takes:<stage>:<job>:<run>    a count           sketch:<hash>        what an engine computes (engines.sketch)
     answers:<job>:<run>   hash: number -> one answer of several, while the others are not complete
 
-A cluster keeps keys with equal text in braces in one slot, so that one script may use them. The slot of `cards` has the
-registrations, and its primary's clock is the store's. When that primary is lost without a replica, workers register
-again within a second once the slot is served again; reservations that were lost let more be put than there is room for,
-which putting shows.
+A cluster keeps keys with the same text in braces in one slot, so that one script may use them. The slot of `cards` has
+the registrations, and its primary's clock is the store's clock. If that primary is lost without a replica, workers
+register again within a second after the slot is served again. Lost reservations allow more records to be put than there
+is room for; the store then refuses them.
 
-All writes are scripts with `allow-oom`: a store full of KV caches must not keep a worker from renewing its registration
-or storing a result, which take a few bytes.
+All writes are scripts with `allow-oom`. A store full of KV caches must not keep a worker from renewing its registration
+or storing a result, which take only a few bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,8 +37,8 @@ _LUA = "#!lua flags=allow-oom\n"
 
 _SET = "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])"
 
-# The index expires with the last worker in it, living or lost. Numbers are written out, else a round one becomes
-# 1.7e+12.
+# The index expires with the last worker in it, live or lost. Numbers are formatted explicitly, since Lua would write a
+# round one as 1.7e+12.
 _PUT_REGISTRATION = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -58,7 +58,8 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """
 
-# Results and claims take turns, here and below. Of each pair: the result, or 1 if the claim is ours now, or 0.
+# KEYS alternates between results and claims, here and below. The answer for each pair is the result, or 1 if the claim
+# is now ours, or 0.
 _TAKE_UP = """
 local answers = {}
 for i = 1, #KEYS, 2 do
@@ -73,7 +74,7 @@ end
 return answers
 """
 
-# A claim that is somebody else's by now is left alone.
+# A claim that another worker has taken meanwhile is kept.
 _FINISH = """
 for i, body in ipairs({unpack(ARGV, 3)}) do
   redis.call('SET', KEYS[2 * i - 1], body, 'PX', ARGV[2])
@@ -83,7 +84,7 @@ end
 
 _NOTE_ANSWER = "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) redis.call('PEXPIRE', KEYS[1], ARGV[3])"
 
-# Expired entries are dropped on the way; the hash expires with the last one.
+# Expired entries are dropped here. The hash expires with the last entry.
 _RESERVE = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -143,7 +144,7 @@ class RedisClusterState(ClusterState):
         )
 
     def _script(self, text: str) -> Callable[[Sequence[str], Sequence[Any]], Any]:
-        """What calls a script with keys and arguments."""
+        """Return a function that calls a script with keys and arguments."""
         client: Any = self._client
         script: Script = client.register_script(_LUA + text)
         if isinstance(client, redis.Redis):
@@ -153,7 +154,7 @@ class RedisClusterState(ClusterState):
             try:
                 return client.evalsha(script.sha, len(keys), *keys, *arguments)
             except exceptions.NoScriptError:
-                # redis-py would load it into every primary, and fail where one is away.
+                # redis-py would load the script into every primary, and fail if one is away.
                 node = client.get_node_from_key(keys[0])
                 client.execute_command("SCRIPT LOAD", script.script, target_nodes=node)
                 return client.evalsha(script.sha, len(keys), *keys, *arguments)
@@ -225,7 +226,7 @@ class RedisClusterState(ClusterState):
             self._finish(keys, [worker_id, _milliseconds(ttl_s), *(body for _, _, body in chunk)])
 
     def _chunks(self, runs: Sequence[R]) -> list[Sequence[R]]:
-        """Those whose keys one script may use: all of them, or on a cluster each by itself."""
+        """Return groups of runs whose keys one script may use: all of them, or on a cluster each run separately."""
         return [runs] if isinstance(self._client, redis.Redis) else [[run] for run in runs]
 
     @with_errors_mapped
@@ -271,7 +272,10 @@ class RedisClusterState(ClusterState):
 
     @with_errors_mapped
     def put_sketch(self, name: str, body: bytes, ttl_s: float = TTL_S) -> None:
-        """See ClusterState. Its bytes go out only where they are missing: workers renew theirs every second."""
+        """See `ClusterState`.
+
+        The bytes are sent only if they are missing, since workers renew their sketch every second.
+        """
         if not self._client.pexpire(f"sketch:{name}", _milliseconds(ttl_s)):
             self._set([f"sketch:{name}"], [body, _milliseconds(ttl_s)])
 
@@ -311,7 +315,7 @@ def _run_key(kind: str, job_id: str, run: int) -> str:
 
 
 def _details(worker_id: str) -> str:
-    return f"{_card(worker_id)}:details"  # under `card:`, which users of the release before may read and write
+    return f"{_card(worker_id)}:details"  # under `card:`, which the users of the previous release may read and write
 
 
 def _card(worker_id: str) -> str:

@@ -1,7 +1,7 @@
-"""Several addresses of one Redis, by preference: a fast link first, a slow one for when it fails.
+"""Several addresses of one Redis, in order of preference: a fast link first, and a slow one for when it fails.
 
-A connection is opened to the first address that answers. While that is not the best one, a thread looks whether the
-best answers again; idle connections are then given up, and the next ones go there.
+A connection goes to the first address that answers. While that is not the preferred one, a thread checks whether the
+preferred one answers again. Idle connections are then closed, and new ones go there.
 """
 
 import logging
@@ -22,7 +22,7 @@ from messages.urls import addresses
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-# Where there is another address to go to: 1 s without progress, and half a second for a look, leave it within 2 s.
+# With several addresses, 1 s without progress plus half a second for a check means that a dead one is left within 2 s.
 TIMEOUT_S = 1.0
 GLANCE_S = 0.5
 RETURN_S = 5.0
@@ -30,27 +30,31 @@ _CONNECTION_ERRORS = (exceptions.ConnectionError, exceptions.TimeoutError, OSErr
 
 
 class Links:
-    """Which of several addresses is in use. For any thread."""
+    """Which of several addresses is in use. May be used from any thread."""
 
     def __init__(self, url: str) -> None:
         self.urls = addresses(url)
         self.current = 0
-        self.on_change: list[Callable[[], object]] = []  # called on a thread of its own; without them, nobody looks
+        # Called in a separate thread; if empty, no better address is looked for.
+        self.on_change: list[Callable[[], object]] = []
         self._lock = threading.Lock()
         self._close_event = threading.Event()
         self._is_looking = False
 
     @property
     def has_choice(self) -> bool:
-        """Whether there is a choice."""
+        """Whether there are several addresses."""
         return len(self.urls) > 1
 
     def timeout_s(self, wanted_s: float) -> float:
-        """How long to wait for progress on a connection."""
+        """Return how long to wait for progress on a connection."""
         return min(wanted_s, TIMEOUT_S) if self.has_choice else wanted_s
 
     def first(self, attempt: Callable[[int], T]) -> T:
-        """What `attempt` (index of an address) returns for the first address that works. Raises the first failure."""
+        """Return what `attempt` (index of an address) returns for the first address that works.
+
+        Raises the first failure.
+        """
         failures: list[Exception] = []
         order = [self.current, *(index for index in range(len(self.urls)) if index != self.current)]
         for index in order:
@@ -65,7 +69,7 @@ class Links:
         raise failures[0]
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop looking for a better address."""
         self._close_event.set()
 
     def _move(self, index: int) -> None:
@@ -79,7 +83,10 @@ class Links:
         threading.Thread(target=self._look, name="links of the store", daemon=True).start()
 
     def _look(self) -> None:
-        """Have idle connections elsewhere given up, and look for a better address until the best is in use."""
+        """Have idle connections to other addresses closed, and look for a better address.
+
+        Ends when the preferred address is in use.
+        """
         announced_index = 0
         while True:
             with self._lock:
@@ -114,7 +121,7 @@ class Links:
 
 
 def connection_class(links: Links) -> type[Connection]:
-    """redis-py's connection, to the first address that answers."""
+    """Return redis-py's connection class, changed to connect to the first address that answers."""
     base: Any = SSLConnection if links.urls[0].startswith("rediss:") else Connection
 
     class FailoverConnection(base):  # type: ignore[misc]
@@ -136,7 +143,7 @@ def connection_class(links: Links) -> type[Connection]:
 
 
 def greet(connection: socket.socket) -> socket.socket:
-    """The socket, if somebody answers on it, be it that a password is wanted. Raises OSError."""
+    """Return the socket if a server answers on it, even if only to ask for a password. Raises OSError."""
     timeout = connection.gettimeout()
     try:
         connection.settimeout(GLANCE_S)

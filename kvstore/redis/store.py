@@ -1,4 +1,4 @@
-"""The KV store over Redis: one record, one key, one value, always with a TTL."""
+"""The KV store in Redis. Each record is one value under one key, always with a TTL."""
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -19,21 +19,21 @@ from kvstore.redis.links import Links
 from messages.errors import KVTransferFailed
 from messages.kv import KVLayout, Record
 
-PIPELINE_BYTES = 16 << 20  # redis-py holds a pipeline's bytes twice
+PIPELINE_BYTES = 16 << 20  # redis-py keeps a pipeline's bytes twice
 GETS_AT_ONCE = 8
 DELETES_AT_ONCE = 256
 
 
 class RedisKVStore(KVStore):
-    """Blocks as Redis strings. Payloads go over a socket of our own where that is possible, else through redis-py."""
+    """Stores blocks as Redis strings. Payloads go over our own socket where possible, otherwise through redis-py."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S, bulk: bool = True) -> None:
-        """Of a cluster it asks where the slots are: raises StoreUnavailable then."""
+        """Open the store. A cluster is asked for its map of slots, which may raise StoreUnavailable."""
         self._place = place(url)
         first_url = node_urls(url)[0]
         self._links = Links(url)
         self._client = open_client(url, timeout_s, self._links)
-        # They raise what redis-py raises, or OSError.
+        # These transports raise redis-py's errors or OSError.
         self._transport: Bulk | ClusterBulk | Pipelines
         if not bulk or not bulk_target(first_url):
             self._transport = Pipelines(self._client)
@@ -76,9 +76,9 @@ class RedisKVStore(KVStore):
 
     @with_errors_mapped
     def free_shared(self, size_bytes: int) -> int:
-        """See KVStore. The time to live that is left says how recently a record was used: every use sets it again.
+        """See `KVStore`. The remaining TTL shows how recently a record was used, since every use renews it.
 
-        On a cluster an equal share on each primary, since each of them fills by itself.
+        On a cluster, each primary frees an equal share, because each can fill up separately.
         """
         primaries = self._primaries()
         return sum(self._free_shared(target_options, -(-size_bytes // len(primaries))) for target_options in primaries)
@@ -113,12 +113,12 @@ class RedisKVStore(KVStore):
         return int(sums[count - 1])
 
     def _unlink(self, keys: Sequence[str | bytes]) -> None:
-        """Delete; the memory is freed off the server's main thread."""
+        """Delete keys. Their memory is freed outside of the server's main thread."""
         client: Any = self._client
         if isinstance(client, redis.Redis):
             client.unlink(*keys)
             return
-        # redis-py makes of one command for many keys one for each slot, one after the other.
+        # redis-py would split one command with many keys into one per slot, sent one after the other.
         with client.pipeline(transaction=False) as pipeline:
             for key in keys:
                 pipeline.unlink(key)
@@ -126,9 +126,9 @@ class RedisKVStore(KVStore):
 
     @with_errors_mapped
     def usage(self) -> StoreUsage:
-        """See KVStore. Of a cluster that of the fullest primary, times their number.
+        """See `KVStore`. For a cluster, it is the usage of the fullest primary times the number of primaries.
 
-        Records spread evenly over slots, and the primary that is full first refuses first.
+        Records are spread evenly over slots, and the primary that fills up first is the first to refuse records.
         """
         memory_infos: list[Any] = [
             self._client.info("memory", **target_options) for target_options in self._primaries()
@@ -138,7 +138,7 @@ class RedisKVStore(KVStore):
         return StoreUsage(len(usages) * fullest.used_bytes, len(usages) * fullest.max_bytes)
 
     def _primaries(self) -> list[dict[str, Any]]:
-        """What redis-py takes to ask every primary, one after the other."""
+        """Return the options that make redis-py ask each primary, one after the other."""
         client: Any = self._client
         return [{}] if isinstance(client, redis.Redis) else [{"target_nodes": node} for node in client.get_primaries()]
 
@@ -156,13 +156,13 @@ def _present(value: bytes | memoryview | None, ref: BlockRef) -> bytes | memoryv
 
 
 class Pipelines:
-    """Values through redis-py: works with every URL that it takes, TLS included."""
+    """Transfers values through redis-py. It works with every URL that redis-py accepts, including TLS."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     def put(self, items: Iterable[Item], ttl_s: int) -> int:
-        """See Bulk."""
+        """See `Bulk`."""
         total = pending_bytes = 0
         with self._client.pipeline(transaction=False) as pipeline:
             for key, prefix, payload in items:
@@ -175,7 +175,7 @@ class Pipelines:
         return total + pending_bytes
 
     def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
-        """See Bulk."""
+        """See `Bulk`."""
         rest = iter(keys)
         while batch := list(islice(rest, GETS_AT_ONCE)):
             with self._client.pipeline(transaction=False) as pipeline:
@@ -184,24 +184,25 @@ class Pipelines:
                 yield from _execute(pipeline)
 
     def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
-        """See Bulk."""
+        """See `Bulk`."""
         with self._client.pipeline(transaction=False) as pipeline:
             for key in keys:
                 pipeline.expire(key, ttl_s)
             return [bool(reply) for reply in _execute(pipeline)]
 
     def prepare(self) -> None:
-        """redis-py makes each value's memory."""
+        """Do nothing, because redis-py allocates each value's memory."""
 
     def close(self) -> None:
-        """The client belongs to the store."""
+        """Do nothing, because the client belongs to the store."""
 
 
 def _execute(pipeline: Any) -> list[Any]:
-    # With raise_on_error redis-py would put the command, payload and all, into the error's text.
+    # With raise_on_error, redis-py would put the command with its payload into the error's text.
     try:
         replies: list[Any] = pipeline.execute(raise_on_error=False)
-    except exceptions.SlotNotCoveredError:  # of a single command redis-py asks again whose the slots are; not here
+    # Redis-py reads the map of slots again only for a single command, not for a pipeline.
+    except exceptions.SlotNotCoveredError:
         pipeline.nodes_manager.initialize()
         raise
     for reply in replies:

@@ -150,7 +150,7 @@ _PREFILL = PanelRow(
         _panel(
             "Prefill workers busy, share",
             RATIO,
-            "While jobs wait, near 1 means that prefill is the bottleneck, and low that admission is closed or workers left.",
+            "While jobs wait: near 1, prefill is the bottleneck; low, admission is closed or workers have left.",
             (
                 'sum by (model) (kvasir_slots_busy{model=~"$model", stage="prefill"})'
                 ' / sum by (model) (kvasir_slots{model=~"$model", stage="prefill"})',

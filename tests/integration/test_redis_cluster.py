@@ -241,7 +241,7 @@ def _served(store: KVStore, records: list[tuple[BlockRef, Block]]) -> bool:
 def test_a_url_says_whether_it_is_a_cluster(cluster: RedisCluster, store_url: str) -> None:
     with pytest.raises(ConfigError, match=r"is a node of a Redis Cluster: begin its URL with redis\+cluster://"):
         connect(cluster.nodes[0].url)
-    with pytest.raises(ConfigError, match="is no Redis Cluster: its URL begins with redis:// then"):
+    with pytest.raises(ConfigError, match="is not a Redis Cluster: begin its URL with redis://"):
         connect(store_url.replace("redis://", "redis+cluster://"))
     with pytest.raises(StoreUnavailable, match=f"the store at {HOST}:.*, {HOST}:.* can't be reached: .*refused"):
         connect(f"redis+cluster://{HOST}:{free_port()},{HOST}:{free_port()}")
