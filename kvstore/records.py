@@ -52,7 +52,9 @@ def check_record(layout: KVLayout, ref: BlockRef, record: Record) -> tuple[Kind,
     data_shape = record.data.shape if kind != "state" else (1, 1, 1, 1, *record.data.shape)
     expected = ((ref.start, ref.end), ref.layer, shape, NUMPY_TYPES[dtype])
     if (span, layer, data_shape, record.data.dtype) != expected:
-        raise ValueError(f"{kind} over {span} of {record.data.dtype} {data_shape} under {ref.key}, {dtype} {shape}")
+        raise ValueError(
+            f"the record is a {kind} over {span} of {record.data.dtype} {data_shape}, but {ref.key} needs {dtype} {shape}"
+        )
     return kind, dtype, shape
 
 

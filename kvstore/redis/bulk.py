@@ -31,7 +31,7 @@ MAX_VALUE_BYTES = 512 << 20  # Redis's own limit
 # network.
 IN_FLIGHT_BYTES = 8 << 20
 MAX_AHEAD = 512
-SETS_AHEAD = 4  # at least this many SETs
+SETS_AHEAD = 4  # at least this many SETs are in flight
 # Values are received into chunks of this size. It is a multiple of any huge page, and small enough that a kept block
 # keeps little else in memory. Fresh memory costs as much time as the transfer, so some chunks are kept for the next
 # `get`, and `prepare` allocates them for the first.

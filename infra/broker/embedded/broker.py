@@ -132,8 +132,8 @@ class EmbeddedBroker(Broker):
         self._check_open()
         if not self.server.publish(to, message):
             raise NoQueue(
-                f"message {message.message_id or '(no id)'} to {to.exchange}/{to.key}: no such queue on the broker. "
-                "Is the model in the configuration of everyone involved?"
+                f"message {message.message_id or '(no id)'} to {to.exchange}/{to.key}: no such queue on the broker; "
+                "check that every machine's configuration has the model"
             )
 
     def publish_many(

@@ -308,5 +308,5 @@ def _missing_exchange(reason: BaseException) -> str | None:
 
 def _no_queue(outgoing: Outgoing) -> NoQueue:
     return NoQueue(
-        f"{outgoing.describe()}: no such queue on the broker. Is the model in the configuration of everyone involved?"
+        f"{outgoing.describe()}: no such queue on the broker; check that every machine's configuration has the model"
     )
