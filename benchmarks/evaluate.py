@@ -18,6 +18,7 @@ show that the harness measures, and nothing of what a large one would do. Energy
 fewer planted classes.
 """
 
+import argparse
 import io
 import random
 import tempfile
@@ -46,7 +47,8 @@ CLASSES, QUICK_CLASSES = 1000, 40
 SIZE = 200
 LEVELS = 5  # 0 to 4 points
 ANSWERS = 300  # of a set
-CONTEXT = 4096
+CONTEXT = 8192
+MAX_TOKENS = 500  # of an answer: small models repeat themselves, and feedback is not measured
 # How often a grader who sees a row's points gives each column's, and how often there are such.
 CONFUSION = np.array(
     [
@@ -142,25 +144,29 @@ def floor(questions: Sequence[Question], seed: int) -> Agreement | None:
 # --- models
 
 
-def grade_set(questions: Sequence[Question], model: str, weights: Path, minutes: float, seed: int) -> dict[str, Any]:
-    """Grade answers of these questions as `kvasir grade` does, while there is time, and pool what was measured."""
+def grade_set(
+    questions: Sequence[Question], model: str, weights: Path, minutes: float, seed: int, place: Path
+) -> dict[str, Any]:
+    """Grade answers of these questions as `kvasir grade` does, while there is time, and pool what was measured.
+
+    Classes and batches are made in the folder `place`; a batch that is there already is resumed.
+    """
     pairs: list[GradePair] = []
     doubts: dict[str, Counter[str]] = {}
     ends_at = time.monotonic() + 60 * minutes
-    with tempfile.TemporaryDirectory() as place:
-        config = write_config(Path(place), model, weights)
-        for question in random.Random(seed).sample(questions, len(questions)):
-            chosen = question.sample(-(-ANSWERS // len(questions)), seed)
-            folder = chosen.write_class(Path(place) / chosen.name)
-            if ends_at < time.monotonic():
-                break
-            graded = graded_by(folder, config, ends_at - time.monotonic())
-            with suppress(EvaluationError):  # nothing was graded in time
-                measured = evaluate(*graded, tolerance=0.25, seed=seed)
-                pairs += [replace(pair, submission=f"{question.name} {pair.submission}") for pair in measured.pairs]
-                for record in measured.doubts:
-                    counts = {name: number for name, number in record.items() if name != "kind"}
-                    doubts.setdefault(record["kind"], Counter()).update(counts)
+    place.mkdir(parents=True, exist_ok=True)
+    config = write_config(place, model, weights)
+    for question in random.Random(seed).sample(questions, len(questions)):
+        chosen = question.sample(-(-ANSWERS // len(questions)), seed)
+        if ends_at < time.monotonic():
+            break
+        graded = graded_by(chosen.write_class(place / chosen.name), config, ends_at - time.monotonic())
+        with suppress(EvaluationError):  # nothing was graded in time
+            measured = evaluate(*graded, tolerance=0.25, seed=seed)
+            pairs += [replace(pair, submission=f"{question.name} {pair.submission}") for pair in measured.pairs]
+            for record in measured.doubts:
+                counts = {name: number for name, number in record.items() if name != "kind"}
+                doubts.setdefault(record["kind"], Counter()).update(counts)
     criteria = [pair for pair in pairs if pair.criterion]
     by_band = [agreement(band, [pair for pair in criteria if band_of(pair) == band], seed=seed) for band in BANDS]
     found = {
@@ -178,7 +184,8 @@ def write_config(place: Path, model: str, weights: Path) -> Path:
     config = place / "kvasir.toml"
     config.write_text(
         f'[grading]\ncode_model = "{model}"\nfeedback_model = "{model}"\ntemperature = 0.0\n'
-        f'[models."{model}"]\nengine = "llamacpp"\ncontext = {CONTEXT}\nslots = 1\nthreads = 2\n'
+        f"max_tokens = {MAX_TOKENS}\n"
+        f'[models."{model}"]\nengine = "llamacpp"\ncontext = {CONTEXT}\nslots = 4\nthreads = 1\n'
         f'weights = {{ llamacpp = "{weights}" }}\n',
         "utf-8",
     )
@@ -201,13 +208,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="*", default=[], metavar="NAME=FILE", help="models to grade with (GGUF)")
     parser.add_argument("--sets", nargs="*", default=["english", "exams"], help="to grade (default: english exams)")
     parser.add_argument("--minutes", type=float, default=4.0, help="for each model and set (default: %(default)s)")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the classes there, and resume their batches")
     options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as temporary:
+        measure(options, options.keep or Path(temporary))
+
+
+def measure(options: argparse.Namespace, folder: Path) -> None:
+    """Run all parts, and print their figures. `folder`: see `grade_set`."""
     sets = {"english": saf("english"), "german": saf("german"), "exams": exams()}
     floors = {name: asdict(found) for name in ("english", "german") if (found := floor(sets[name], options.seed))}
     for name, found in floors.items():
         print(f"floor, {name}: {found['pairs']} answers, {found['measures']}", flush=True)
     runs = {
-        f"{model}, {name}": grade_set(sets[name], model, Path(weights), options.minutes, options.seed)
+        f"{model}, {name}": grade_set(
+            sets[name], model, Path(weights), options.minutes, options.seed, folder / f"{model} {name}"
+        )
         for model, _, weights in (entry.partition("=") for entry in options.models)
         for name in options.sets
         if sets[name]

@@ -39,8 +39,8 @@ class Question:
         return replace(self, answers=tuple(chosen))
 
     def write_class(self, folder: Path) -> Path:
-        """Submissions, rubric.yaml, hand.csv, and solution.md where there is a reference; returns the folder."""
-        (folder / "submissions").mkdir(parents=True)
+        """Write submissions, rubric.yaml, hand.csv, and solution.md where there is a reference; returns the folder."""
+        (folder / "submissions").mkdir(parents=True, exist_ok=True)
         rows = []
         for number, (answer, points) in enumerate(self.answers):
             name = f"answer{number:03d}.md"

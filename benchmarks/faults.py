@@ -17,7 +17,9 @@ of the batch, waits until nothing moves any more, starts the owner again once if
 
 Rows of nodes have three brokers, or three primaries of a Redis Cluster, or both. Rows of the network have both services
 on a machine of their own, behind a link of 20 ms, 1 Gb/s and 0.1% loss (tests/support/network.py: Linux, root); with
---network all rows of one broker and one Redis do.
+--network all rows of one broker and one Redis do. Rows of names have them behind a name that a name server of the
+harness resolves (unshare of util-linux). The clocks of `clocks-apart` are libfaketime's; the monotonic one is left
+alone.
 
 What the figures do not show: several machines, power cuts of the disk (a SIGKILL loses no page
 cache), real engines. --quick runs a few rows with fewer jobs; docs/measurements/2026-11-27-faults.md has a whole table.

@@ -323,7 +323,7 @@ class Generator:
             num_evaluated, num_left = answer.evaluated_tokens, len(ask.tokens) - transferred_tokens
             if num_evaluated != num_left:
                 why_none = (
-                    why_none or f"the engine evaluated {num_evaluated:,} prompt tokens where {num_left:,} were left"
+                    why_none or f"the engine evaluated {num_evaluated:,} prompt tokens, but only {num_left:,} were left"
                 )
         transfer: KVTransfer = "verified-rounded" if attempt.is_rounded else "verified"
         return DecodeReport(
@@ -417,10 +417,10 @@ def agreement(stored_kv: StoredKV, loaded_engine: LoadedEngine[DecodeEngine]) ->
     """
     info = loaded_engine.engine.info
     if not info.capabilities.imports_kv or info.layout is None:
-        return SketchAgreement(f"engine {info.engine} can't import a KV cache")
+        return SketchAgreement(f"engine {info.engine} can't load KV caches")
     if stored_kv.fingerprint != info.fingerprint:
         return SketchAgreement(
-            f"the KV cache is of {stored_kv.fingerprint:.12}, this worker's model is {info.fingerprint:.12}"
+            f"the KV cache has fingerprint {stored_kv.fingerprint:.12}, this worker's model {info.fingerprint:.12}"
         )
     if reason := stored_kv.layout.why_unsupported:
         return SketchAgreement(reason)
@@ -507,9 +507,9 @@ class KVChecks:
             producer.jobs_since_check, producer.has_passed = 0, gap <= MAX_GAP
             if gap > MAX_GAP:
                 producer.why_ended = (
-                    f"after a KV cache of {job.prefill.engine or 'another engine'} the model expects other tokens than "
-                    f"after one of {engine.info.engine}: {gap:.2f} nats apart on average, but rounding causes less "
-                    f"than {MAX_GAP}"
+                    f"with a KV cache from {job.prefill.engine or 'another engine'} the model expects other tokens "
+                    f"than with one from {engine.info.engine}: {gap:.2f} nats apart on average, more than "
+                    f"the {MAX_GAP} that rounding may cause"
                 )
                 log.error("job %s: %s; its KV caches are no longer used", job.job.job_id, producer.why_ended)
         return time.monotonic() - start

@@ -1,4 +1,4 @@
-"""Assignments on disk: what an instructor gave the desk, and the commands that follow from it."""
+"""Assignments on disk: the inputs that an instructor gave the desk, and the commands made from them."""
 
 import hashlib
 import json
@@ -34,12 +34,12 @@ _UNSAFE = re.compile(r"[\x00-\x1f\x7f/\\:]")
 
 
 class InputError(UsageError):
-    """Something that was typed or uploaded can't be used; the message says what to do."""
+    """Something that was typed or uploaded can't be used. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The inputs of an assignment. Paths are text; "" means none."""
+    """The inputs of an assignment. Paths are kept as text; "" means none."""
 
     title: str
     submissions: str
@@ -49,23 +49,23 @@ class Inputs:
     code_model: str = ""
     feedback_model: str = ""
     created_at: float = 0.0
-    ask: str = ""  # as `kvasir grade --ask` has it; "": together
+    ask: str = ""  # the value of `kvasir grade --ask`; "" means together
     samples: int = 1
-    examples: str = ""  # grades by hand, as `kvasir grade --examples` has it
+    examples: str = ""  # the file of hand grades for `kvasir grade --examples`
 
 
-# --- which there are
+# --- finding and creating assignments
 
 
 def find_folders(home: Path, extra_folders: Iterable[Path] = ()) -> list[Path]:
-    """Folders of all assignments: those below `home`, by name, then `extra_folders`."""
+    """Return the folders of all assignments: those below `home`, by name, then `extra_folders`."""
     below = sorted(home.iterdir()) if home.is_dir() else []
     candidates = [*below, *extra_folders]
     return list(dict.fromkeys(path for path in candidates if (path / FILE).is_file() or batches.exists(path)))
 
 
 def create_folder(home: Path, title: str) -> Path:
-    """A new folder below `home`, named after the title. Raises InputError if that can't be."""
+    """Create a folder below `home`, named after the title. Raises InputError if that is impossible."""
     if not title.strip():
         raise InputError("give the assignment a name")
     letters = _ACCENTS.sub("", unicodedata.normalize("NFKD", title.casefold()))
@@ -84,7 +84,7 @@ def create_folder(home: Path, title: str) -> Path:
 
 
 def read_inputs(folder: Path) -> Inputs:
-    """The inputs given to the desk, or to the command that made this batch. Raises BatchError."""
+    """Read the inputs given to the desk, or to the command that made this batch. Raises BatchError."""
     path = folder / FILE
     if not path.is_file():
         return _from_manifest(folder)
@@ -95,7 +95,7 @@ def read_inputs(folder: Path) -> Inputs:
 
 
 def _check_inputs(inputs: Inputs, path: Path) -> Inputs:
-    """The recorded values. Raises BatchError if one is not text, or would be read as an option."""
+    """Check the recorded values. Raises BatchError if one is not text, or would be read as an option."""
     texts = {name: value for name, value in asdict(inputs).items() if name not in ("created_at", "samples")}
     wrong = [name for name, value in texts.items() if not isinstance(value, str)]
     wrong += [name for name, value in texts.items() if name != "title" and str(value).startswith("-")]
@@ -105,14 +105,17 @@ def _check_inputs(inputs: Inputs, path: Path) -> Inputs:
 
 
 def save_inputs(folder: Path, inputs: Inputs) -> None:
-    """Keep them, on disk on return. Raises BatchError."""
+    """Keep the inputs. They are on disk on return. Raises BatchError."""
     dated_inputs = replace(inputs, created_at=inputs.created_at or time.time())
     fields = {name: value for name, value in asdict(dated_inputs).items() if name != "examples" or value}
     write_atomically(folder / FILE, json.dumps(fields, indent=1, ensure_ascii=False))
 
 
 def use_rubric(folder: Path, rubric: Path) -> None:
-    """Grade the class with this version from the start. Raises InputError if it has been graded: that takes a round."""
+    """Use this version of the rubric from the start.
+
+    Raises InputError if the class has been graded: then a round is needed.
+    """
     if batches.exists(folder):
         raise InputError("the class is graded already: regrade it, and then use the round's rubric")
     save_inputs(folder, replace(read_inputs(folder), rubric=str(rubric)))
@@ -143,11 +146,11 @@ def _title(rubric: str) -> str:
         return ""
 
 
-# --- what is uploaded or named
+# --- uploaded and named files
 
 
 def uploaded_documents(folder: Path) -> list[Path]:
-    """Solution and template where they were uploaded to the desk; nothing where desk.json doesn't say so."""
+    """Return the solution and template that were uploaded to the desk; an empty result if desk.json names none."""
     try:
         inputs = read_inputs(folder) if (folder / FILE).is_file() else Inputs("", "", "")
     except BatchError:
@@ -158,7 +161,7 @@ def uploaded_documents(folder: Path) -> list[Path]:
 
 
 def save_file(folder: Path, name: str, data: bytes) -> Path:
-    """Keep an uploaded file below `folder`, under its own name without any path. Raises InputError or BatchError."""
+    """Keep an uploaded file in `folder`, under its name without any path. Raises InputError or BatchError."""
     plain = _plain(name)
     try:
         make_folder(folder)
@@ -176,7 +179,10 @@ def _plain(name: str) -> str:
 
 
 def check_uploads(names: Sequence[str]) -> None:
-    """Raises InputError where there is none, or two would be one file, if only on a disk that knows no case."""
+    """Raise InputError if there is no upload, or if two have the same name.
+
+    Names that differ only in case count as the same.
+    """
     if not names:
         raise InputError("upload the submissions, or name a folder on this machine")
     names_by_key: dict[str, str] = {}
@@ -194,13 +200,13 @@ def check_uploads(names: Sequence[str]) -> None:
 
 
 def check_zip(name: str, data: IO[bytes]) -> None:
-    """Raises InputError where the class's zip is none, as when its download was cut off."""
+    """Raise InputError if the class's zip can't be read, for example because its download was cut off."""
     if PurePosixPath(name).suffix.lower() == ".zip" and not zipfile.is_zipfile(data):
         raise InputError(f"{name!r:.80} is not a zip that can be read: download it again")
 
 
 def save_submissions(folder: Path, files: Sequence[tuple[str, bytes]]) -> Path:
-    """Uploaded (name, data) pairs: one file or zip as it is, several as a folder. Raises InputError."""
+    """Keep uploaded (name, data) pairs: a single file or zip as it is, several in a folder. Raises InputError."""
     names = [name for name, _ in files]
     check_uploads(names)
     place = folder / "handed-in" / hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
@@ -209,19 +215,19 @@ def save_submissions(folder: Path, files: Sequence[tuple[str, bytes]]) -> Path:
 
 
 def find_submissions(text: str) -> Path:
-    """The submissions' path as it was typed. Raises InputError if nothing is there."""
+    """Return the path of the submissions that was typed. Raises InputError if it does not exist."""
     if not text.strip():
         raise InputError(
             "submissions: nothing is uploaded yet, and no path typed; wait for an upload to end, or type one"
         )
     path = Path(text.strip()).expanduser()
-    if not os.path.exists(path):  # pathlib's twin raises where this says no
+    if not os.path.exists(path):  # for some paths pathlib's method raises where this returns False
         raise InputError(f"submissions: nothing is at {text.strip()}; type a path on this machine")
     return path.resolve()
 
 
 def save_rubric(folder: Path, name: str, data: bytes) -> Path:
-    """Keep a version of the rubric under its digest: another text is another file, so old grades keep theirs.
+    """Keep a version of the rubric under its digest. A changed text gets a new file, so old grades keep their rubric.
 
     Raises RubricError if it can't be used.
     """
@@ -230,13 +236,16 @@ def save_rubric(folder: Path, name: str, data: bytes) -> Path:
 
 
 def check_rubric(name: str, data: bytes) -> Rubric:
-    """The rubric in an uploaded or edited file. Raises RubricError, naming the file as its author knows it."""
+    """Parse the rubric in an uploaded or edited file.
+
+    Raises RubricError, with the file's name as its author knows it.
+    """
     rubric: Rubric = _read_upload(name, data, load_rubric)
     return rubric
 
 
 def check_document(name: str, data: bytes) -> None:
-    """Raises SubmissionError where an uploaded solution or template can't be read."""
+    """Raise SubmissionError if an uploaded solution or template can't be read."""
     _read_upload(name, data, read_document)
 
 
@@ -251,13 +260,13 @@ def _read_upload(name: str, data: bytes, read: Callable[[Path], Any]) -> Any:
 
 
 def rubric_versions(folder: Path) -> list[Path]:
-    """Versions kept, newest first."""
-    paths = (folder / "rubrics").glob("[!.]*")  # one that is being written has a hidden name
+    """Return the kept versions, newest first."""
+    paths = (folder / "rubrics").glob("[!.]*")  # a version that is still being written has a hidden name
     return sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def version_name(folder: Path, rubric: Path) -> str:
-    """`version 2, 2026-11-22 10:56` of a version kept; else the file's own name."""
+    """Return a kept version's name, such as `version 2, 2026-11-22 10:56`, or else the file's name."""
     oldest_first = rubric_versions(folder)[::-1]
     if rubric not in oldest_first:
         return rubric.name
@@ -269,23 +278,26 @@ def version_name(folder: Path, rubric: Path) -> str:
 
 
 def dry_run_work(folder: Path) -> Work:
-    """The dry run of an assignment."""
+    """Return the work (process) of an assignment's dry run."""
     return Work(folder / "runs" / "dry-run")
 
 
 def grading_work(folder: Path) -> Work:
-    """The grading of an assignment, or of one of its rounds."""
+    """Return the work (process) that grades an assignment, or one of its rounds."""
     return Work(folder / "runs" / "grade")
 
 
 def dry_run_command(backend: Backend, folder: Path, inputs: Inputs) -> list[str]:
-    """What is found, and how long it is; by the people that the assignment's `folder` knows of."""
+    """Return the command for a dry run. It uses the roster in the assignment's `folder`."""
     rosters = [word for path in kept_files(folder) for word in ("--roster", str(path))]
     return backend.command("grade", *_words(inputs), *rosters, "--dry-run", "--json")
 
 
 def save_roster(folder: Path, files: Iterable[tuple[str, bytes]]) -> int:
-    """Keep who is in the class, from uploaded (name, data) pairs; how many. Raises ExportError, BatchError."""
+    """Keep a roster from uploaded (name, data) pairs; returns how many people it has.
+
+    Raises ExportError, BatchError.
+    """
     roster = EMPTY_ROSTER
     for name, data in files:
         roster = roster.with_more(roster_in(read_sheet(data, name)))
@@ -294,7 +306,7 @@ def save_roster(folder: Path, files: Iterable[tuple[str, bytes]]) -> int:
 
 
 def grade_command(backend: Backend, inputs: Inputs, out: Path, limit: int = 0, names: Sequence[str] = ()) -> list[str]:
-    """Grade into `out`; goes on where an earlier run stopped."""
+    """Return the command that grades into `out`. It continues where an earlier run stopped."""
     selection = ["--limit", str(limit)] if limit else []
     selection += ["--only", as_names(names)] if names else []
     log_options = ("--log-level", "info", "--log-style", "json")
@@ -316,9 +328,10 @@ def _words(inputs: Inputs) -> list[str]:
 
 
 def resume_interrupted(backend: Backend) -> list[tuple[Path, str]]:
-    """Take up the gradings below the desk's home that were cut off: the journal knows what is done.
+    """Continue the gradings below the desk's home that were interrupted. Their journals tell what is done.
 
-    Returns their folders, each with why it is not taken up; "": it is. The command is made of the assignment's inputs.
+    Returns their folders, each with the reason why it was not continued, or "" if it was. The command is made from the
+    assignment's inputs.
     """
     outcomes = []
     for folder in find_folders(backend.home):
@@ -336,7 +349,7 @@ def resume_interrupted(backend: Backend) -> list[tuple[Path, str]]:
 
 
 def _resume_arguments(backend: Backend, place: Path, work: Work) -> tuple[list[str], str, int, tuple[str, ...]]:
-    """The command that continues it. Raises BatchError if the inputs can't be read."""
+    """Return the command that continues the work. Raises BatchError if the inputs can't be read."""
     record = work.record()
     assert record
     if record.kind == "retry":
@@ -346,7 +359,7 @@ def _resume_arguments(backend: Backend, place: Path, work: Work) -> tuple[list[s
 
 
 def _why_not_trusted(work: Path, home: Path) -> str:
-    """Why others may have had a hand in what lies on the way from `home` to a work's folder; "": they can't have."""
+    """Return why other users could have changed files between `home` and a work's folder; "" if they could not."""
     below = [work, *(place for place in work.parents if home in place.parents)]
     files = (place / name for place in below for name in ("work.json", FILE, "batch.json"))
     for path in (home, *below, *(file for file in files if file.exists())):

@@ -1,4 +1,7 @@
-"""What the desk needs from other rooms. Whoever starts the desk hands it in, since the desk builds no worker."""
+"""What the desk needs from other packages.
+
+The program that starts the desk passes it in, since the desk builds no worker.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,38 +17,38 @@ class FleetView:
     """The cluster at one moment. `problem` says why it can't be seen."""
 
     workers: Sequence[WorkerInfo] = ()
-    queue_depths: Mapping[str, int] | None = None  # jobs ready, by queue
+    queue_depths: Mapping[str, int] | None = None  # ready jobs by queue
     problem: str = ""
 
 
 class Backend(Protocol):
-    """A configuration, and how to act on it."""
+    """A configuration, and ways to act on it."""
 
     @property
     def home(self) -> Path:
-        """Folder of the assignments that the desk creates."""
+        """The folder of the assignments that the desk creates."""
 
     @property
     def extra_folders(self) -> Sequence[Path]:
-        """Batch folders from elsewhere that are shown too."""
+        """Batch folders from other places that the desk shows too."""
 
     @property
     def models(self) -> Sequence[str]:
-        """Names of the configured models."""
+        """The names of the configured models."""
 
     @property
     def notice(self) -> str:
-        """A banner across every page; "" for none."""
+        """A banner for every page; "" for none."""
 
     @property
     def is_cluster(self) -> bool:
-        """Whether jobs go to workers elsewhere."""
+        """Whether jobs go to workers on a cluster."""
 
     def command(self, *arguments: str) -> list[str]:
-        """The command line of `kvasir` with these arguments, under the same configuration."""
+        """Return a `kvasir` command line with these arguments and the same configuration."""
 
     def request_of(self, manifest_request: Mapping[str, Any]) -> GradeRequest:
-        """The request that a manifest keeps. Raises KvasirError."""
+        """Return the request that a manifest keeps. Raises KvasirError."""
 
     def fleet(self) -> FleetView:
-        """Workers and queues now; empty without a cluster."""
+        """Return the current workers and queues; empty without a cluster."""

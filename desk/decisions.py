@@ -1,4 +1,4 @@
-"""A person's decisions about grades: read as they come, and made from what a form says."""
+"""A person's decisions about grades: read while they are being written, and made from the fields of a form."""
 
 import getpass
 import math
@@ -14,16 +14,17 @@ from grading.reviews import FILE, ROUND_REASON, Override, decisions_in, version_
 from grading.rubric.rubric import Points
 from messages.errors import UsageError
 
-Overrides = Mapping[str | None, Override]  # decisions on one submission, by criterion; None: on all of it
+# decisions on one submission, by criterion; the key None is the whole submission
+Overrides = Mapping[str | None, Override]
 
 ACCEPTED_REASON = "looked at, and left as it is"
 TOGETHER_REASON = "decided together with the answers that are like it"
-WHOLE = ""  # in place of a criterion's id: the submission's summary
+WHOLE = ""  # used instead of a criterion's id for the submission's summary
 
 
 @dataclass(frozen=True, slots=True)
 class GradeChange:
-    """What becomes of one criterion, or of the summary; None stays as it is."""
+    """A change to one criterion, or to the summary. A field that is None stays as it is."""
 
     reason: str = ""
     points: Points | None = None
@@ -31,11 +32,11 @@ class GradeChange:
 
 
 class ReviewError(UsageError):
-    """A decision that can't be kept as it is; the message says what to change."""
+    """A decision can't be kept as it is. The message says what to change."""
 
 
 def account() -> str:
-    """Who is logged in; "" where that has no name, as in some containers."""
+    """Return the login name, or "" if there is none, as in some containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -43,16 +44,16 @@ def account() -> str:
 
 
 class Decisions:
-    """What was decided about one batch. May be used from several threads; only what is new is read."""
+    """The decisions about one batch. May be used from several threads. Only new lines are read."""
 
     def __init__(self, folder: Path) -> None:
-        self.version = 0  # grows with each change
+        self.version = 0  # increases with each change
         self._tail = LineTail(folder / FILE, make=decisions_in)
         self._lock = threading.RLock()
         self._by_item: dict[str, dict[str | None, Override]] = {}
 
     def refresh(self) -> Mapping[str, Overrides]:
-        """What counts now, by item id. Raises BatchError on a line that is no decision."""
+        """Return the current decisions by item id. Raises BatchError for an invalid line."""
         with self._lock:
             rows, is_replaced = self._tail.read()
             self.version += bool(rows or is_replaced)
@@ -68,9 +69,9 @@ class Decisions:
 def make_overrides(
     grade: Grade, overrides: Overrides, changes: Mapping[str, GradeChange], reviewer: str = ""
 ) -> list[Override]:
-    """A decision for each change, by criterion or WHOLE, that is not as it stands; each with its own reason.
+    """Return a decision for each change that differs from the current state. `changes` are by criterion or WHOLE.
 
-    Empty if nothing is changed. Raises ReviewError if something is changed without a reason, or out of range, or if the
+    The result is empty if nothing changes. Raises ReviewError if a change has no reason or is out of range, or if the
     grade has no such criterion.
     """
     criteria = {item.id: item for item in grade.criteria}
@@ -85,7 +86,7 @@ def make_overrides(
 
 
 def accept_grade(grade: Grade, reviewer: str = "", whole: Override | None = None) -> Override:
-    """The decision that the grade stands as it is, with what was decided of the `whole` before."""
+    """Return a decision that accepts the grade as it is, and keeps an earlier decision on the `whole`."""
     stands = (whole.points, whole.feedback) if whole else (None, None)
     return Override(grade.item_id, None, *stands, ACCEPTED_REASON, reviewer)
 
@@ -93,9 +94,10 @@ def accept_grade(grade: Grade, reviewer: str = "", whole: Override | None = None
 def round_overrides(
     old: Grade, new: Grade, reason: str, reviewer: str = "", overrides: Overrides = MappingProxyType({})
 ) -> list[Override]:
-    """Decisions that give `old` the points and feedback of `new`, where both have the criterion.
+    """Return decisions that give `old` the points and feedback of `new`, for the criteria that both have.
 
-    Nothing where a person has decided: what other rounds gave is replaced, what somebody looked at is not.
+    If a person has decided on the submission, there are none: decisions of earlier rounds are replaced, but never a
+    person's.
     """
     if any(not override.reason.startswith(ROUND_REASON) for override in overrides.values()):
         return []
@@ -112,7 +114,10 @@ def round_overrides(
 def _override(
     grade: Grade, item: CriterionGrade | None, last_override: Override | None, change: GradeChange, reviewer: str
 ) -> Override | None:
-    """What the change makes of a criterion, or without one of the summary; its total stays then."""
+    """Return the decision for a change to a criterion, or to the summary if `item` is None.
+
+    The total stays as it is.
+    """
     model_points, model_text = (item.points, item.feedback) if item else (None, grade.summary)
     old_points = last_override.points if last_override and last_override.points is not None else model_points
     old_text = last_override.feedback if last_override and last_override.feedback is not None else model_text

@@ -1,4 +1,4 @@
-"""What a regrade changed."""
+"""The differences that a regrade made."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ class Difference:
     submission: str
     before: Points | None
     after: Points | None
-    criteria: tuple[tuple[str, Points | None, Points | None], ...]  # those that changed: id, before, after
+    criteria: tuple[tuple[str, Points | None, Points | None], ...]  # changed criteria: (id, before, after)
 
     @property
     def is_none(self) -> bool:
-        """Whether nothing is different."""
+        """Whether there is no difference."""
         return not self.criteria and self.before == self.after
 
     @property
     def change(self) -> float | None:
-        """Points gained, or None where one of the two has no total."""
+        """The points gained, or None if one of the two grades has no total."""
         return None if self.before is None or self.after is None else float(exact(self.after) - exact(self.before))
 
 
 def difference_row(difference: Difference, people: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-    """A row of a table, by column; `people` are the names to be shown, by submission."""
+    """Return a table row by column. `people` are the names to show, by submission."""
     change = difference.change
     criterion_changes = [
         f"{id}: {show_points(old) or '–'} → {show_points(new) or '–'}" for id, old, new in difference.criteria
@@ -45,8 +45,9 @@ def difference_row(difference: Difference, people: Mapping[str, str] = MappingPr
 
 
 def differences(before: Mapping[str, Grade], after: Iterable[Grade]) -> list[Difference]:
-    """What a regrade changed, in its order; `before` is by submission. A criterion that only one of the two rubrics
-    has is compared with None.
+    """Return the changes that a regrade made, in its order. `before` is by submission.
+
+    A criterion that is in only one of the two rubrics is compared with None.
     """
     return [_difference(before.get(grade.submission), grade) for grade in after]
 

@@ -1,4 +1,4 @@
-"""What a dry run found, as `kvasir grade --dry-run --json` printed it."""
+"""The findings of a dry run, as printed by `kvasir grade --dry-run --json`."""
 
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,11 @@ from producers.storage.shapes import from_json
 
 
 def read_findings(folder: Path) -> dict[str, Any]:
-    """The last dry run's findings; empty if there was none, or while it is running."""
+    """Return the findings of the last dry run; empty if there was none, or while it is running."""
     work = dry_run_work(folder)
     try:
         findings: dict[str, Any] = from_json(read_ordinary(work.out))
-        # A page must not be the first to find that they are of another shape.
+        # builds the table once, so that findings of an unexpected form fail here and not on a page
         findings_table(findings)
         sum(part["tokens"] for part in findings["shared_prefix"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -22,7 +22,7 @@ def read_findings(folder: Path) -> dict[str, Any]:
 
 
 def findings_table(findings: dict[str, Any]) -> list[dict[str, object]]:
-    """A row for each submission."""
+    """Return a row for each submission."""
     return [
         {
             "submission": item.get("person") or item["submission"],

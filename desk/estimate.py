@@ -1,4 +1,4 @@
-"""How fast it goes, as measured."""
+"""Measured rates, and durations in words."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from messages.jobs import JobResult
 
 @dataclass(frozen=True, slots=True)
 class ModelRate:
-    """What one model's results say of it. Rates are 0 where nothing was measured."""
+    """What one model's results say about it. Rates that were not measured are 0."""
 
     model: str
     answers: int
-    prefill_tokens_per_s: float  # counts computed tokens, inside the engine
-    decode_tokens_per_s: float  # for one sequence; parallel slots add up
+    prefill_tokens_per_s: float  # counts only computed tokens and only the engine's time
+    decode_tokens_per_s: float  # for one sequence; slots work in parallel
     transferred_answers: int  # answers decoded from a KV cache that another engine computed
 
 
 def model_rates(results: Iterable[JobResult]) -> list[ModelRate]:
-    """A rate for each model, by name, from the results that succeeded."""
+    """Return a rate for each model, by name, from the results that succeeded."""
     succeeded_results = [result for result in results if result.state == "succeeded"]
     models = sorted({result.model for result in succeeded_results})
     return [_rate(model, [result for result in succeeded_results if result.model == model]) for model in models]
@@ -37,7 +37,7 @@ def _rate(model: str, results: Sequence[JobResult]) -> ModelRate:
 
 
 def duration(seconds: float) -> str:
-    """`40 s`, `12 min`, `3 h 05 min`."""
+    """Format a duration: `40 s`, `12 min`, `3 h 05 min`."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     minutes = round(seconds / 60)

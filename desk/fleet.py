@@ -1,4 +1,7 @@
-"""The fleet as it was a moment ago: asked beside the page, which a broker that is away must not hold up."""
+"""A recent view of the fleet.
+
+It is asked for in the background, so that an unreachable broker does not block a page.
+"""
 
 import threading
 from collections.abc import Callable
@@ -10,14 +13,14 @@ class FleetWatch:
     """Asks in a separate thread, one question at a time, and only while somebody looks."""
 
     def __init__(self, ask: Callable[[], FleetView]) -> None:
-        """`ask` may block, and says what is wrong in the fleet's `problem`."""
+        """`ask` may block. It reports problems in the fleet's `problem`."""
         self._ask = ask
         self._last_view: FleetView | None = None
         self._lock = threading.Lock()
         self._asking = False
 
     def look(self) -> FleetView | None:
-        """The last answer, at once; None before the first. Asks for the next one."""
+        """Return the last answer at once, or None before the first, and ask again."""
         with self._lock:
             if not self._asking:
                 self._asking = True

@@ -1,4 +1,4 @@
-"""Code in colours: what is a keyword, a string, a number, a comment. Pygments says so; its HTML is not used."""
+"""Colours for code: keywords, strings, numbers and comments. Pygments finds them; its HTML is not used."""
 
 import time
 from functools import lru_cache
@@ -7,17 +7,21 @@ from pygments.lexer import Lexer
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Comment, Keyword, Number, Operator, String, _TokenType
 
-# The languages that submissions are written in, by the names that reading gives them.
+# The languages of submissions, by the names that `grading.submissions` uses.
 _LEXERS = {"Python": "python", "R": "r", "SQL": "sql", "Julia": "julia", "Bash": "bash", "JavaScript": "javascript"}
 _KINDS = ((Comment, "c"), (String, "s"), (Number, "n"), (Keyword, "k"), (Operator.Word, "k"))
-_MAX_LINE = 1_000  # characters; a longer one is data, and takes a lexer time by its square
-_MOST_S = 0.2  # this thread's own time: a busy machine must not change what is shown
+_MAX_LINE = 1_000  # characters; a longer line is data, and a lexer's time grows with the square of its length
+_MOST_S = 0.2  # limit on this thread's CPU time, so that the result does not depend on how busy the machine is
 
-Pieces = tuple[tuple[str, str], ...]  # (kind, text) of one line: c, s, n, k, or "" for the rest
+# the pieces of one line as (kind, text); kind is c, s, n, k, or "" for anything else
+Pieces = tuple[tuple[str, str], ...]
 
 
 def highlight_code(code: str, language: str) -> tuple[Pieces, ...]:
-    """Each line of the code in pieces, which joined are that line. Plain where the language isn't known."""
+    """Return each line of the code in pieces, which together are the whole line.
+
+    An unknown language gives plain pieces.
+    """
     plain = tuple((("", line),) for line in code.split("\n"))
     if language not in _LEXERS or any(len(line) > _MAX_LINE for line in code.split("\n")):
         return plain
@@ -26,7 +30,7 @@ def highlight_code(code: str, language: str) -> tuple[Pieces, ...]:
 
 
 def _lines(code: str, lexer: Lexer) -> tuple[Pieces, ...]:
-    """Empty if it takes too long."""
+    """Return the highlighted lines; an empty list if it takes too long."""
     until = time.thread_time() + _MOST_S
     lines: list[list[tuple[str, str]]] = [[]]
     for _, token, text in lexer.get_tokens_unprocessed(code):

@@ -1,4 +1,4 @@
-"""A class in pictures: points by the model and as they count now, each criterion."""
+"""Charts of a class: the model's points beside the current ones, and the points for each criterion."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,13 +12,13 @@ BY_MODEL, NOW = "by the model", "with what people decided"
 
 
 def draw_class(rubric: Rubric, rows: Sequence[Row]) -> list[Picture]:
-    """Total points by the model and with people's decisions. None without grades."""
+    """Draw the totals by the model and with people's decisions. None if there are no grades."""
     graded_rows = [row for row in rows if row.state == "graded"]
     if not graded_rows:
         return []
     step = min(criterion.step for criterion in rubric.criteria)
     reviewed_rows = [row for row in graded_rows if row.final.is_reviewed]
-    # What counts, before lateness; where a review is still open, what the model left.
+    # Current points before any deduction for lateness; the model's, where a review is still open.
     now = [
         row.final.grade.points if row.final.earned_points is None else row.final.earned_points for row in graded_rows
     ]
@@ -27,7 +27,7 @@ def draw_class(rubric: Rubric, rows: Sequence[Row]) -> list[Picture]:
 
 
 def draw_criteria(rubric: Rubric, rows: Sequence[Row]) -> list[Picture]:
-    """How often each criterion got how many points, as `draw_class`."""
+    """Draw how often each number of points occurs for each criterion. None as in `draw_class`."""
     handed_in = [row for row in rows if row.state in ("graded", "incomplete")]
     reviewed_rows = [row for row in handed_in if row.final.is_reviewed]
     return [_criterion(criterion, handed_in, reviewed_rows) for criterion in rubric.criteria] if handed_in else []

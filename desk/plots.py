@@ -1,7 +1,7 @@
-"""Students' pictures, decoded and drawn again by Pillow: a browser gets a file of our own, with their pixels alone.
+"""Students' pictures, decoded and drawn again by Pillow. A browser gets a new file with only their pixels.
 
-A file may be made to take gigabytes, or minutes, to decode: its size in pixels is looked at before, and all pictures of
-a submission share one allowance.
+A file may be made to take gigabytes or minutes to decode. So its size in pixels is checked first, and all pictures of a
+submission share one allowance.
 """
 
 import base64
@@ -14,25 +14,25 @@ from PIL import Image
 
 from grading.submissions.figures import Figure, Place
 
-MAX_PIXELS = 12_000_000  # in one picture: 10 by 8 inches at 300 dots an inch are 7 million
+MAX_PIXELS = 12_000_000  # for one picture; 10 by 8 inches at 300 dots per inch are 7 million pixels
 ALL_PIXELS = 48_000_000  # of one submission's
-_MAX_SIDE = 900  # of the picture as shown; half a page is narrower
-_MAX_SCANS = 64  # in a progressive JPEG; each scan goes over the whole picture, and ordinary ones have about ten
+_MAX_SIDE = 900  # pixels of the picture as shown; half a page is narrower
+_MAX_SCANS = 64  # for a progressive JPEG; each scan covers the whole picture, and ordinary files have about ten
 _SCAN = b"\xff\xda"
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A picture that is safe to show. Width and height in pixels."""
+    """A picture that is safe to show, with its width and height in pixels."""
 
     place: Place
-    source: str  # data: URI of a PNG or JPEG
+    source: str  # a data: URI with a PNG or JPEG
     width: int
     height: int
 
 
 def plots(figures: Iterable[Figure]) -> list[Plot]:
-    """Those of the pictures that can be shown, within the allowance."""
+    """Return those of the pictures that can be shown, within the allowance."""
     safe_plots: list[Plot] = []
     pixels_left = ALL_PIXELS
     for figure in figures:
@@ -44,13 +44,13 @@ def plots(figures: Iterable[Figure]) -> list[Plot]:
 
 
 def _plot(figure: Figure, most_pixels: int) -> tuple[Plot | None, int]:
-    """The picture, if it can be shown, and how many pixels were decoded."""
+    """Return the picture, if it can be shown, and how many pixels were decoded."""
     if not figure.data or figure.data.count(_SCAN) > _MAX_SCANS:
         return None, 0
     pixels = 0
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about what is wrong in the file
+            warnings.simplefilter("ignore")  # Pillow warns about small errors in the file
             with Image.open(io.BytesIO(figure.data), formats=("PNG", "JPEG")) as picture:
                 width, height = picture.size
                 if width * height > most_pixels:
@@ -62,7 +62,7 @@ def _plot(figure: Figure, most_pixels: int) -> tuple[Plot | None, int]:
 
 
 def _redraw(picture: Image.Image, place: Place) -> Plot:
-    """On white, as on paper: axes are black, and a page may be dark."""
+    """Draw the picture on white, as on paper: its axes are black, and the page may be dark."""
     kind = "PNG" if picture.format == "PNG" else "JPEG"
     picture.draft("RGB", (_MAX_SIDE, _MAX_SIDE))
     picture.thumbnail((_MAX_SIDE, _MAX_SIDE))

@@ -1,4 +1,4 @@
-"""Where a running batch's jobs are, stage by stage, from the steps that its process logs."""
+"""Shows which stage a running batch's jobs are in, from the steps that its process logs."""
 
 from collections import Counter
 from datetime import UTC, datetime
@@ -27,20 +27,23 @@ _STAGE_AFTER: dict[str, str] = {
 }
 
 
-EXPECTED = "expected: "  # prefix of the log line in which a run says how long it will take
+EXPECTED = "expected: "  # begins the log line in which a run says how long it will take
 
 
 class Stages:
-    """Jobs of the process that writes the log `path`, by stage. A process on a cluster sees only both ends."""
+    """The jobs of the process that writes the log `path`, by stage.
+
+    On a cluster, it sees only submission and result.
+    """
 
     def __init__(self, path: Path) -> None:
         self._tail = LineTail(path, strict=False)
         self._stage: dict[str, str] = {}
-        self._since: dict[str, datetime] = {}  # of those in hand
-        self.expected = ""  # how long it will take, as the process last said; "": nobody can say yet
+        self._since: dict[str, datetime] = {}  # when each running job entered its stage
+        self.expected = ""  # the process's last prediction of how long it will take; "": unknown yet
 
     def refresh(self) -> dict[str, int]:
-        """Number of jobs in each of STAGES, since the process started. Reads only what is new."""
+        """Return the number of jobs in each of STAGES since the process started. Only new lines are read."""
         rows, is_replaced = self._tail.read()
         if is_replaced:
             self._forget()
@@ -56,12 +59,12 @@ class Stages:
         return {stage: counts[stage] for stage in STAGES}
 
     def finish_words(self) -> str:
-        """How long the process expects to take, in its own words."""
+        """Return how long the process expects to take, in its own words."""
         self.refresh()
         return self.expected or "how long it takes is not known yet"
 
     def in_hand(self) -> list[tuple[str, str, datetime]]:
-        """(job, stage, since when) of what is in prefill or in decode now, in the order in which it came there."""
+        """Return (job, stage, since when) of all jobs in prefill or decode, in the order in which they entered it."""
         self.refresh()
         entries = [(job, self._stage[job], since) for job, since in list(self._since.items())]
         return sorted(entries, key=lambda entry: entry[2])
@@ -81,7 +84,7 @@ class Stages:
 
 
 def _time(timestamp: str) -> datetime:
-    """When a line was logged; a line that doesn't say so is read as soon as it is there."""
+    """Return when a line was logged, or the current time if the line has no valid time."""
     try:
         return datetime.fromisoformat(timestamp).astimezone(UTC)
     except (ValueError, OverflowError):

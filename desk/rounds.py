@@ -1,7 +1,7 @@
-"""Regrading with another rubric: a round beside the batch, compared with it, and then adopted or left alone.
+"""Regrading with another rubric: a round beside the batch, which is compared with it and then adopted or left.
 
-A round has the batch's identity (id and secret), so that a submission's job in a round is the very job that the batch
-would make of it with that rubric: adopting a round hands its results over, and nothing is computed twice.
+A round has the batch's identity (id and secret). So a submission's job in a round is exactly the job that the batch
+would make with that rubric. Adopting a round hands its results over, and nothing is computed twice.
 """
 
 import time
@@ -33,14 +33,14 @@ CHANGES = "changes.jsonl"
 
 
 def rounds(folder: Path) -> list[Path]:
-    """The rounds of an assignment, oldest first."""
+    """Return the rounds of an assignment, oldest first."""
     return sorted((folder / "rounds").glob("*/"), key=lambda path: _number(path.name))
 
 
 def start_round(backend: Backend, folder: Path, view: BatchView, rubric: Path, names: Sequence[str] = ()) -> Path:
-    """Grade these submissions (none named: all) with another rubric, in a folder of their own.
+    """Grade these submissions (all if none is named) with another rubric, in a separate folder.
 
-    Raises InputError or BatchError: the batch is not done, a round is running, or a name can't be passed on.
+    Raises InputError or BatchError if the batch is not finished, a round is running, or a name can't be passed on.
     """
     _check_idle(folder, view)
     inputs = replace(read_inputs(folder), rubric=str(rubric))
@@ -53,7 +53,7 @@ def start_round(backend: Backend, folder: Path, view: BatchView, rubric: Path, n
 
 
 def continue_round(backend: Backend, folder: Path, view: BatchView, place: Path) -> None:
-    """Grade what a round that was cut off, or ended with an error, left open. Raises as `start_round`."""
+    """Grade what an interrupted or failed round left open. Raises as `start_round`."""
     _check_idle(folder, view)
     record = grading_work(place).record()
     names = record.only if record else ()
@@ -61,12 +61,12 @@ def continue_round(backend: Backend, folder: Path, view: BatchView, place: Path)
 
 
 def next_round(folder: Path) -> Path:
-    """The folder of the next round."""
+    """Return the folder of the next round."""
     return folder / "rounds" / str(max(map(_number, (path.name for path in rounds(folder))), default=0) + 1)
 
 
 def make_round(folder: Path, place: Path) -> None:
-    """The batch's identity in a folder of its own, with the questions that it has answers to: those aren't asked."""
+    """Create the round's folder with the batch's identity and answered questions, which are not asked again."""
     with Batch(folder) as batch:
         make_folder(place)
         batch.copy(place)
@@ -74,7 +74,7 @@ def make_round(folder: Path, place: Path) -> None:
 
 
 def is_same_plan(place: Path, assignment: Assignment) -> bool:
-    """Whether this round is of just these jobs: then it is the one to go on with."""
+    """Whether this round has exactly these jobs, and so is the one to continue."""
     planned_ids = {entry.job_id for entry in batches.manifest_of(place)["jobs"] if entry.role != "intake"}
     return planned_ids == {job.job_id for job in assignment.jobs}
 
@@ -82,9 +82,9 @@ def is_same_plan(place: Path, assignment: Assignment) -> bool:
 def adopt_round(
     backend: Backend, folder: Path, view: BatchView, place: Path, results: Iterable[JobResult], author: str = ""
 ) -> None:
-    """Grade the whole class as in this round: its results count, what it left out is graded now.
+    """Grade the whole class as in this round. Its results are used, and submissions that it left out are graded now.
 
-    What the class had before is kept as a version. Raises BatchError while anything of the assignment is running.
+    The class's old grades are kept as a version. Raises BatchError while anything of the assignment is running.
     """
     _check_idle(folder, view)
     keep_version(folder, view)
@@ -97,9 +97,10 @@ def adopt_round(
 
 
 def record_change(folder: Path, place: Path, author: str) -> None:
-    """Write down that the class is graded as in this round from now on: when, by whom, and which criteria were asked.
+    """Record that the class is now graded as in this round: when, by whom, and which criteria were asked about.
 
-    One line of JSON in changes.jsonl, with their texts, since a rubric that is edited in place keeps none.
+    It is one line of JSON in changes.jsonl. It contains the criteria's texts, because a rubric that is edited in place
+    keeps no old text.
     """
     manifest = batches.manifest_of(place)
     old_keys = {key for entry in batches.manifest_of(folder)["jobs"] for key in entry.asked}
@@ -119,7 +120,7 @@ def record_change(folder: Path, place: Path, author: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A line of changes.jsonl. `criteria`: how those that were asked about again have read since."""
+    """A line of changes.jsonl. `criteria` has the new texts of the criteria that were asked about again."""
 
     at: float  # seconds since the epoch
     who: str
@@ -128,27 +129,27 @@ class Change:
 
 
 def changes(folder: Path) -> list[Change]:
-    """The adopted rounds, oldest first. Raises BatchError on a line of another form."""
+    """Return the adopted rounds, oldest first. Raises BatchError for a line of another form."""
     lines = Lines(folder / CHANGES).read_all(lambda row: parse_as(Change, row, "the change"), "change")
     return [change for _, change in lines]
 
 
 def keep_version(folder: Path, view: BatchView) -> None:
-    """Keep the class's grades, if there are any, as they are now, to be compared with later."""
+    """Keep the class's current grades, if there are any, for a later comparison."""
     graded_class = graded_class_of(view)
     if graded_class:
         keep_grades(folder, graded_class)
 
 
 def keep_grades(folder: Path, graded_class: GradedClass) -> None:
-    """Keep these as a version of the class's grades: `load_graded` reads it again."""
+    """Keep these grades as a version, which `load_graded` can read."""
     place = folder / "versions" / f"{len(versions(folder)) + 1}-{graded_class.versions['rubric'][:8]}"
     make_folder(place)
     save_graded(place, graded_class)
 
 
 def versions(folder: Path) -> list[Path]:
-    """Folders of the grades kept, oldest first."""
+    """Return the folders of the kept grades, oldest first."""
     return sorted((folder / "versions").glob("*/"), key=lambda path: _number(path.name.partition("-")[0]))
 
 
@@ -157,7 +158,7 @@ def _number(name: str) -> int:
 
 
 def graded_class_of(view: BatchView) -> GradedClass | None:
-    """The class as exports read it, or None if nothing is planned yet."""
+    """Return the class as exports read it, or None if nothing is planned yet."""
     if view.assignment is None or not view.grades:
         return None
     return make_graded_class(batches.batch_id(view.folder), view.assignment, view.grades, view.stored_class)

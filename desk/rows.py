@@ -1,4 +1,4 @@
-"""The table of a class: a row a submission, filtered, sorted, and cut into pages."""
+"""The table of a class: a row for each submission, filtered, sorted, and divided into pages."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +13,7 @@ from grading.export.late import late_of
 from grading.export.requests import Request, read_requests
 from grading.points import criterion_points
 from grading.report.grades import outcome_of
+from grading.reviews import ROUND_REASON
 from producers.words import plural
 
 Order = Literal["name", "points, lowest first", "points, highest first", "needs review first"]
@@ -25,14 +26,14 @@ class Row:
     """One submission as the table shows it."""
 
     number: int  # index in the batch
-    name: str  # the person's name, as it is displayed
+    name: str  # the person's displayed name
     state: str  # one of OUTCOMES
-    final: FinalGrade  # with what a person decided
+    final: FinalGrade  # includes a person's decisions
     requests: tuple[Request, ...] = ()  # the student's requests for another look
 
     @property
     def needs_review(self) -> tuple[str, ...]:
-        """Why a person must still decide; empty where nobody must."""
+        """The reasons why a person must still decide; empty if nobody must."""
         return () if self.state == "waiting" else self.final.open_doubts
 
     @property
@@ -43,7 +44,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What is shown. Empty fields let everything through."""
+    """The conditions for what is shown. An empty field lets everything through."""
 
     text: str = ""
     states: tuple[str, ...] = ()
@@ -53,17 +54,18 @@ class Filter:
     awaits_reply: bool = False
 
 
-# What a reviewer goes through: those that wait for a decision come first, and by themselves.
+# What a reviewer goes through: those that wait for a decision come first, and by themselves. Where nobody has chosen,
+# the first that holds any is shown.
 QUEUES = {
     "needs review": Filter(needs_review=True, order="needs review first"),
     "asked for another look": Filter(awaits_reply=True),
-    "without points": Filter(states=("link only", "unreadable", "unassigned", "incomplete", "failed")),
     "all": Filter(),
+    "without points": Filter(states=("link only", "unreadable", "unassigned", "incomplete", "failed")),
 }
 
 
 def make_rows(view: BatchView, decisions: Mapping[str, Overrides]) -> list[Row]:
-    """A row for each submission, in the batch's order."""
+    """Return a row for each submission, in the batch's order."""
     late = late_of(view.folder, view.rubric.late if view.rubric else None)
     requests_by_item: dict[str, list[Request]] = {}
     for request in read_requests(view.folder):
@@ -77,12 +79,12 @@ def make_rows(view: BatchView, decisions: Mapping[str, Overrides]) -> list[Row]:
 
 
 def without_points(class_rows: Iterable[Row]) -> list[Row]:
-    """Those that stay blank, and not for a doubt on which a person has yet to decide."""
+    """Return the rows that are blank for another reason than an open doubt."""
     return [row for row in class_rows if row.final.why_blank and not row.needs_review and row.state != "waiting"]
 
 
 def standing_words(class_rows: Sequence[Row], total: int = 0, finish: str = "") -> str:
-    """`38 of 200 need you; 12 being graded, done by about 23:10`: how a class stands.
+    """`38 of 200 wait for your review; 12 being graded, done by about 23:10`: how a class stands.
 
     Args:
         total: how many submissions there are, if that is known to be more: a trial plans a few.
@@ -92,18 +94,41 @@ def standing_words(class_rows: Sequence[Row], total: int = 0, finish: str = "") 
     doubtful, asked = sum(bool(row.needs_review) for row in class_rows), sum(row.awaits_reply for row in class_rows)
     blank, waiting = len(without_points(class_rows)), total - sum(row.state != "waiting" for row in class_rows)
     facts = {
-        f"{doubtful} of {total} need{'s' * (doubtful == 1)} you": doubtful,
+        f"{doubtful} of {total} wait{'s' * (doubtful == 1)} for your review": doubtful,
         f"{plural(asked, 'request', 'waits', 'wait')} for a reply": asked,
-        f"{blank} without points": blank,
+        f"{blank} {'have' if blank > 1 else 'has'} no points, and nothing to review": blank,
         f"{waiting} being graded, {finish}" if finish else f"{waiting} not graded yet": waiting,
     }
     return "; ".join(words for words, count in facts.items() if count) or (
-        f"none of {total} needs you" if total else "nothing is graded yet"
+        f"none of {total} waits for your review" if total else "nothing is graded yet"
     )
 
 
+def what_goes_out(finals: Iterable[FinalGrade], overrides_by_item: Mapping[str, Overrides]) -> list[str]:
+    """Of the grades that are given out, in sentences: who has decided on them, and which feedback fits other points."""
+    given_grades = [final for final in finals if final.points is not None]
+    overrides = [overrides_by_item.get(final.grade.item_id, {}).values() for final in given_grades]
+    decided_count = sum(
+        any(not override.reason.startswith(ROUND_REASON) for override in standing) for standing in overrides
+    )
+    misfits = sum(
+        None not in (item.points, original.points)
+        and item.points != original.points
+        and item.feedback.strip() == original.feedback.strip() != ""
+        for final in given_grades
+        for item, original in zip(final.criteria, final.grade.criteria, strict=True)
+    )
+    alone_count = len(given_grades) - decided_count
+    points = f"{decided_count} that a person has decided on, {alone_count} on the model's points alone"
+    texts = plural(misfits, "feedback text", "was", "were")
+    return [
+        f"{plural(len(given_grades), 'grade')} in this file: {points}.",
+        *([f"{texts} written for other points than those given now. Review shows which."] if misfits else []),
+    ]
+
+
 def open_questions(class_rows: Iterable[Row]) -> str:
-    """`works in 12, clear in 3`: where a person has to decide, in most submissions first; "" for nowhere."""
+    """Return where a person has to decide, such as `works in 12, clear in 3`, most frequent first; "" if nowhere."""
     places = dict.fromkeys(
         (row.number, doubt.criterion_id or "the whole work")
         for row in class_rows
@@ -116,7 +141,7 @@ def open_questions(class_rows: Iterable[Row]) -> str:
 def undecided_rows(
     class_rows: Iterable[Row], decisions: Mapping[str, Overrides], criterion_id: str, doubtful_only: bool
 ) -> dict[str, Row]:
-    """By item id: those with points for this criterion that nobody has decided on, neither there nor as a whole."""
+    """Return by item id the rows with points for this criterion on which nobody has decided, there or as a whole."""
     return {
         grade.item_id: row
         for row in class_rows
@@ -128,7 +153,7 @@ def undecided_rows(
 
 
 def select(class_rows: Sequence[Row], row_filter: Filter) -> list[Row]:
-    """The rows that pass, in the order that is wanted."""
+    """Return the rows that pass the filter, in the wanted order."""
     text = row_filter.text.strip().casefold()
     selection = [
         row
@@ -142,7 +167,8 @@ def select(class_rows: Sequence[Row], row_filter: Filter) -> list[Row]:
     if row_filter.order == "name":
         return selection
     if row_filter.order == "needs review first":
-        # By what the models left open: a decision moves nobody while the rest is seen.
+        # Sorted by the doubts that the models left, so that a decision does not move rows while others are being
+        # reviewed.
         return sorted(selection, key=lambda row: (not row.needs_review, -len(row.final.grade.doubts)))
     sign = 1 if row_filter.order == "points, lowest first" else -1
     return sorted(
@@ -151,11 +177,11 @@ def select(class_rows: Sequence[Row], row_filter: Filter) -> list[Row]:
 
 
 def page_count(class_rows: Sequence[Row], size: int = PAGE_SIZE) -> int:
-    """Pages of the table; at least one."""
+    """Return the number of pages of the table, at least one."""
     return max(1, -(-len(class_rows) // size))
 
 
 def page_of(class_rows: Sequence[Row], page: int, size: int = PAGE_SIZE) -> list[Row]:
-    """The rows of a page, from 1; the last one where there are fewer."""
+    """Return the rows of a page, counted from 1, or those of the last page if there are fewer."""
     page = min(max(1, page), page_count(class_rows, size))
     return list(class_rows[(page - 1) * size : page * size])

@@ -1,21 +1,21 @@
-"""Data frames in a student's outputs, found in the text that the models saw: columns and rows of plain text.
+"""Finds data frames in a student's outputs: columns and rows of plain text in the text that the models saw.
 
-No HTML is read for this: the rows that are shown are the lines in which evidence is looked for.
+No HTML is parsed for this, because the rows shown must be the lines in which evidence is searched for.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-MAX_COLUMNS = 12  # more can't be read in half a page
-_SEPARATOR = re.compile(r"[|:\- ]*-[|:\- ]*")  # under the header of a table in Markdown
-_BETWEEN = re.compile(r"\s*(?:#|$)")  # what parts two: an empty line, a heading, what a tibble says of itself
+MAX_COLUMNS = 12  # more columns can't be read in half a page
+_SEPARATOR = re.compile(r"[|:\- ]*-[|:\- ]*")  # line under the header of a Markdown table
+_BETWEEN = re.compile(r"\s*(?:#|$)")  # separates two tables: an empty line, a heading, or a tibble's own comment
 _TYPES = re.compile(r"\s+(?:<[\w .+]+>\s*)+")  # the second line of a tibble
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of equally many cells, the header first, and the line on which each stands: from `start` to before `end`."""
+    """Rows with the same number of cells, the header first, and the line of each row, from `start` to before `end`."""
 
     rows: tuple[tuple[str, ...], ...]
     lines: tuple[int, ...]
@@ -24,7 +24,10 @@ class Table:
 
 
 def tables(lines: Sequence[str], with_spaces: bool) -> Iterator[Table]:
-    """The tables in these lines, in order; `with_spaces`: also those whose columns spaces make, as in outputs."""
+    """Return the tables in these lines, in order.
+
+    `with_spaces` also finds columns separated by spaces, as in outputs.
+    """
     start = 0
     while start < len(lines):
         end = start
@@ -39,18 +42,18 @@ def tables(lines: Sequence[str], with_spaces: bool) -> Iterator[Table]:
 
 
 def _parse_piped(lines: Sequence[str], block: range, _with_spaces: bool) -> Table | None:
-    """Cells between bars: Markdown, and what is left of a table in HTML."""
+    """Parse cells between bars: Markdown, and what is left of a table in HTML."""
     places = [number for number in block if not _SEPARATOR.fullmatch(lines[number])]
     rows = [[cell.strip() for cell in lines[number].strip().strip("|").split(" | ")] for number in places]
     if len(rows) < 2 or not all("|" in lines[number] for number in block):
         return None
-    if len(rows[0]) == len(rows[1]) - 1:  # above row names stands nothing
+    if len(rows[0]) == len(rows[1]) - 1:  # the column of row names has no header
         rows[0].insert(0, "")
     return _table(rows, places, block)
 
 
 def _parse_spaced(lines: Sequence[str], block: range, with_spaces: bool) -> Table | None:
-    """Columns under a header that begins further right than the row names: as pandas and R print data frames."""
+    """Parse a table whose header begins further right than the row names, as pandas and R print data frames."""
     if not with_spaces or len(block) < 3 or not lines[block[0]].startswith(" "):
         return None
     places = [number for number in block if number == block[0] or not _TYPES.fullmatch(lines[number])]
@@ -58,13 +61,16 @@ def _parse_spaced(lines: Sequence[str], block: range, with_spaces: bool) -> Tabl
         return None
     cuts = _cuts([lines[number] for number in block])
     rows = [[lines[number][left:right].strip() for left, right in cuts] for number in places]
-    if rows[0][-1] == "\\":  # pandas: the other columns follow below
+    if rows[0][-1] == "\\":  # pandas continues with the other columns below
         rows = [row[:-1] for row in rows]
     return _table(rows, places, block) if rows[0] and not rows[0][0] and all(rows[0][1:]) else None
 
 
 def _cuts(lines: Sequence[str]) -> list[tuple[int, int]]:
-    """Where columns begin and end. A gap in all lines parts two; what has no header belongs to its neighbour."""
+    """Return where columns begin and end.
+
+    A gap in all lines separates two columns. A column without a header belongs to its neighbour.
+    """
     width = max(map(len, lines))
     padded_lines = [line.ljust(width) for line in lines]
     is_filled = [any(line[at] != " " for line in padded_lines) for at in range(width)]
@@ -72,7 +78,8 @@ def _cuts(lines: Sequence[str]) -> list[tuple[int, int]]:
     cuts = list(zip(edges[::2], edges[1::2], strict=True))
     columns: list[tuple[int, int]] = []
     for left, right in cuts:
-        last_column = columns[-1] if len(columns) > 1 else None  # the row names' column has no header, and stays
+        # the column of row names has no header but stays a column
+        last_column = columns[-1] if len(columns) > 1 else None
         has_no_header = last_column and not lines[0][last_column[0] : last_column[1]].strip()
         if last_column and left - last_column[1] == 1 and (has_no_header or not lines[0][left:right].strip()):
             columns[-1] = (last_column[0], right)

@@ -1,4 +1,4 @@
-"""Reading a growing file of JSON lines without ever reading a line twice."""
+"""Reads a growing file of JSON lines without reading any line twice."""
 
 import os
 from collections.abc import Callable
@@ -11,10 +11,13 @@ from producers.storage.shapes import row_of
 
 
 class LineTail:
-    """The rows of a file that another process appends to, each returned once. A missing file has none yet."""
+    """Returns each row of a file that another process appends to once. A missing file has no rows yet."""
 
     def __init__(self, path: Path, strict: bool = True, make: Callable[[dict[str, Any]], Any] = dict) -> None:
-        """`make` makes of a row what is returned. `strict`: a line that is none is an error; else it is passed over."""
+        """`make` converts a row into what is returned.
+
+        With `strict`, an invalid line is an error; else it is skipped.
+        """
         self.path = path
         self._strict = strict
         self._make = make
@@ -23,9 +26,9 @@ class LineTail:
         self._inode = 0
 
     def read(self) -> tuple[list[Any], bool]:
-        """(whole lines since the last call, whether the file was replaced: then forget the earlier ones).
+        """Return (new complete lines, whether the file was replaced, so that earlier lines no longer count).
 
-        Raises BatchError on a line that is no JSON object, if strict, or if the file can't be read.
+        Raises BatchError for a line that is not a JSON object, if strict, or if the file can't be read.
         """
         try:
             data, is_replaced = self._read_new()
@@ -34,10 +37,10 @@ class LineTail:
             return [], is_replaced
         except OSError as error:
             raise BatchError(f"{self.path} can't be read: {error.strerror}") from None
-        whole = data[: data.rfind(b"\n") + 1]  # the last line may be half written
+        whole = data[: data.rfind(b"\n") + 1]  # the last line may be incomplete
         lines = whole.split(b"\n")[:-1]
         rows = [self._row(line, number) for number, line in enumerate(lines, self._lines + 1)]
-        # Only now: what can't be read is said again, until it is fixed.
+        # Not advanced before, so an unreadable line is reported again until it is fixed.
         self._offset, self._lines = self._offset + len(whole), self._lines + len(lines)
         return [row for row in rows if row is not None], is_replaced
 

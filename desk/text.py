@@ -1,4 +1,4 @@
-"""Somebody else's text in places that read Markdown: labels, headings, messages."""
+"""Other people's text in places that render Markdown: labels, headings, messages."""
 
 import re
 
@@ -6,5 +6,5 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:^=&\"'])")
 
 
 def escape_markdown(text: str) -> str:
-    """The text with everything that Markdown would act on made literal, on one line."""
+    """Escape everything that Markdown would interpret, and put the text on one line."""
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))

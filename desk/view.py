@@ -1,4 +1,4 @@
-"""A batch as the desk shows it: read beside the process that owns it, and only as far as it has grown."""
+"""A batch as the desk shows it. It is read while its owner works on it, and only new results are read each time."""
 
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,27 +25,28 @@ from producers.batch.batch import BatchEntry, Counts
 from producers.batch.forms import form_of
 from producers.storage.journal import Standings
 
-_NO_GRADE = Grade("", "waiting", None, 0, ())  # holds a place until the grade is made
+_NO_GRADE = Grade("", "waiting", None, 0, ())  # placeholder until the grade is made
 RequestOf = Callable[[Mapping[str, Any]], GradeRequest]
 
 
 class BatchView:
-    """Reads, never writes. One instance serves all pages of a process, from any thread.
+    """Reads a batch and never writes. One instance serves all pages of a process, from any thread.
 
-    `refresh` reads the class's work once, and after that only new results; only grades that they touch are made again.
+    `refresh` reads the class's work once. After that it reads only new results, and makes only the grades again that
+    they affect.
     """
 
     def __init__(self, folder: Path, request_of: RequestOf) -> None:
-        """`request_of` makes the request that a manifest keeps; it may raise KvasirError."""
+        """`request_of` makes the request that a manifest keeps. It may raise KvasirError."""
         self.folder = folder
         self.problem = ""  # why there is nothing to show, in one sentence
         self.assignment: Assignment | None = None
-        self.version = 0  # grows with whatever a page would show otherwise
+        self.version = 0  # increases whenever a page would show something else
         self._request_of = request_of
         self._lock = threading.RLock()
         self._stamp: tuple[tuple[int, int], ...] | None = None
         self._tail = LineTail(folder / "results.jsonl", make=codec.result_from_dict)
-        self.stored_class: GradedClass | None = None  # the grades last written, as they were when the batch was planned
+        self.stored_class: GradedClass | None = None  # the grades last written before the batch was planned
         self._plan_key: object = None
         self._entries: list[BatchEntry] = []
         self._runs: dict[str, int] = {}
@@ -54,7 +55,7 @@ class BatchView:
         self._grades: list[Grade] = []
 
     def refresh(self) -> "BatchView":
-        """Catch up with the folder; what is wrong with it is in `problem`. Returns itself."""
+        """Bring the view up to date with the folder. Problems are recorded in `problem`. Returns itself."""
         with self._lock:
             try:
                 self._catch_up()
@@ -67,28 +68,28 @@ class BatchView:
 
     @property
     def grades(self) -> list[Grade]:
-        """A grade for each submission that the batch knows, in order."""
+        """Return a grade for each submission that the batch knows, in order."""
         with self._lock:
             return list(self._grades)
 
     @property
     def rubric(self) -> Rubric | None:
-        """The rubric that the grades are made with."""
+        """The rubric with which the grades are made."""
         return self.assignment.rubric if self.assignment else None
 
     @property
     def results(self) -> list[JobResult]:
-        """What counts for each job that has a result."""
+        """Return the result that counts for each job that has one."""
         with self._lock:
             return [result for entry in self._entries if (result := self.result(entry.job_id))]
 
     def models(self) -> dict[str, str]:
-        """The model that each job asks."""
+        """Return the model that each job asks."""
         with self._lock:
             return {entry.job_id: entry.model for entry in self._entries}
 
     def item(self, number: int) -> Item:
-        """The submission that the grade of this index belongs to."""
+        """Return the submission of the grade with this index."""
         assert self.assignment
         return self.assignment.items[number]
 
@@ -102,9 +103,9 @@ class BatchView:
         return Counts(len(self._entries), *(states.count(state) for state in STATES))
 
     def cost(self, rubric: Rubric, names: Collection[str] = ()) -> Cost:
-        """What grading these submissions (none named: all) with this rubric would ask. Raises KvasirError.
+        """Return what grading these submissions (all if none is named) with this rubric would ask. Raises KvasirError.
 
-        From the work as it was read: what was handed in since is not in it.
+        It uses the work as it was read; anything handed in since then is not included.
         """
         with self._lock:
             assert self.assignment
@@ -137,7 +138,7 @@ class BatchView:
         self._grade_again(sorted(changed_numbers))
 
     def _read_manifest(self) -> bool:
-        """Whether the manifest has changed, so that every grade may have."""
+        """Return whether the manifest has changed, so that every grade may have changed."""
         path = self.folder / "batch.json"
         if not path.exists():
             return False
@@ -170,7 +171,7 @@ class BatchView:
         self._items = {task.job.job_id: number for number, item in items for task in item.tasks}
 
     def _read_results(self) -> set[int]:
-        """Take in what is new; the indices of the submissions that it belongs to."""
+        """Read new results; returns the indices of the submissions to which they belong."""
         results, is_replaced = self._tail.read()
         if is_replaced:
             self._standings = Standings()

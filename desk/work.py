@@ -1,11 +1,12 @@
-"""Work that outlives the page: a `kvasir` command in a process of its own, which a new desk finds again.
+"""Work that continues when the page is closed: a `kvasir` command as a separate process, which a new desk finds again.
 
-Each kind of work has a folder: `work.json` says what was started, `out` and `log` hold what it printed, `exit` how it
-ended, and `lock` is held by the process as long as it lives: it inherits the lock, so nobody has to trust a process
-number. A shell around the command writes `exit`, whether or not a desk is there to see it.
+Each kind of work has a folder. `work.json` says what was started, `out` and `log` hold what it printed, and `exit` how
+it ended. The process holds a lock on `lock` as long as it lives, because it inherits the lock; so no process number has
+to be trusted. A shell around the command writes `exit`, even if no desk is running then.
 
-Folders come from anywhere, so nothing in one is run: what was started is kept as fields, from which whoever takes it up
-makes the command again. A process is signalled only if it is the one that was started: by number, start and user.
+Folders can come from anywhere, so no command in them is run. What was started is stored as fields, and a desk that
+continues the work makes the command again from these. A process is signalled only if its number, start time and user
+show that it is the one that was started.
 """
 
 import json
@@ -32,12 +33,12 @@ from producers.storage.private import (
 )
 from producers.storage.shapes import from_json, parse_as
 
-RESTART_EVENT = "work_started"  # the line in `log` that parts one process's lines from the next one's
+RESTART_EVENT = "work_started"  # separates the lines of one process in `log` from those of the next
 
-# A trap that does nothing keeps the shell through Ctrl-C without making the command deaf to it.
+# This empty trap lets the shell survive Ctrl-C, while the command still receives it.
 _WRAPPER = 'trap : INT; ended=$1; shift; "$@"; echo $? >"$ended"'
 
-# Until the command has taken the place of a copy of the shell, that copy may swallow the signal.
+# For this long, the command may still be a copy of the shell, which can swallow the signal.
 _DEAF_S = 0.3
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
@@ -52,12 +53,12 @@ class Record:
 
     pid: int
     started_at: float  # seconds since the epoch
-    process: str = ""  # when the system says that the process began
-    stopped: bool = False  # a person stopped it: it must not resume by itself
+    process: str = ""  # the process's start time according to the system
+    stopped: bool = False  # a person stopped it, so it must not be resumed automatically
     kind: str = "grade"  # or "retry"
     limit: int = 0  # limits of this run; 0 and (): the whole class
     only: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()  # for people who look here: it is never run again
+    command: tuple[str, ...] = ()  # only for people who read the file; it is never run
 
     def __post_init__(self) -> None:
         if self.pid < 2 or self.limit < 0:
@@ -73,10 +74,10 @@ class Work:
         self.log = folder / "log"
 
     def start(self, command: Sequence[str], kind: str = "grade", limit: int = 0, names: Sequence[str] = ()) -> None:
-        """Start the command, in a session of its own: closing the desk doesn't end it.
+        """Start the command in a separate session, so that closing the desk doesn't end it.
 
-        The rest is what the command was made of, to be kept. Raises BatchError if it is running already, or can't be
-        started.
+        The other arguments are what the command was made from; they are stored. Raises BatchError if the work is
+        running already, or can't be started.
         """
         with _lock:
             if self.folder.is_symlink() or self.folder.parent.is_symlink():
@@ -96,15 +97,15 @@ class Work:
             except OSError as error:
                 raise BatchError(f"can't start {command[0]}: {error.strerror}") from None
             finally:
-                os.close(lock)  # from here on only the process holds it
+                os.close(lock)  # now only the process holds the lock
             _children[self.folder] = process
             request_fields = {"kind": kind, "limit": limit, "only": tuple(names), "command": tuple(command)}
             self._save(Record(process.pid, time.time(), _process_start(process.pid), **request_fields))  # type: ignore[arg-type]
 
     def stop(self) -> None:
-        """Ask it to end, as Ctrl-C does: it keeps what is done. Nothing happens if it doesn't run.
+        """Ask the process to end, as Ctrl-C does; it keeps what is done. Nothing happens if it is not running.
 
-        Raises BatchError if it is not known to be ours.
+        Raises BatchError if it can't be verified that the process is ours.
         """
         with _lock:
             if self.is_alive:
@@ -118,23 +119,24 @@ class Work:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its process lives, whichever desk started it."""
+        """Whether its process is alive, no matter which desk started it."""
         with _lock:
             process = _children.get(self.folder)
-            if process is not None and process.poll() is not None:  # the system keeps it until somebody has asked
+            # reaps the process, which the system keeps until somebody asks
+            if process is not None and process.poll() is not None:
                 del _children[self.folder]
             if not (self.folder / "lock").exists():
                 return False
             try:
                 lock = take_lock(self.folder / "lock")
-            except OSError:  # a link, or somebody else's: not from a desk of this user's
+            except OSError:  # a link, or another user's file: it is not from a desk of this user
                 return False
             if lock is not None:
                 os.close(lock)
             return lock is None
 
     def record(self) -> Record | None:
-        """The command started last; None if there was none."""
+        """Return the record of the command started last, or None."""
         path = self.folder / "work.json"
         try:
             if is_foreign(path):
@@ -146,7 +148,7 @@ class Work:
 
     @property
     def exit_code(self) -> int | None:
-        """How the last command ended; None while it runs, and where it was cut off with its shell."""
+        """Return the exit code of the last command; None while it runs, or if its shell was killed too."""
         try:
             return int(read_ordinary(self.folder / "exit"))
         except (OSError, ValueError):
@@ -154,12 +156,12 @@ class Work:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether it was cut off: the machine went down, or the process and its shell were killed."""
+        """Whether it was interrupted: the machine went down, or the process and its shell were killed."""
         record = self.record()
         return record is not None and not record.stopped and self.exit_code is None and not self.is_alive
 
     def last_words(self) -> str:
-        """The last line that it logged that is not a machine's: why it ended, if it ended badly."""
+        """Return the last log line that was written for people; it says why the work ended, if it ended badly."""
         lines = [line for line in _end_of(self.log).splitlines() if line.strip() and not line.startswith("{")]
         return lines[-1].removeprefix("kvasir: ") if lines else ""
 
@@ -172,7 +174,7 @@ class Work:
                 stderr=log,
                 start_new_session=True,
                 pass_fds=(lock,),
-                umask=0o077,  # for `exit`, and whatever the command writes
+                umask=0o077,  # applies to `exit` and to all files that the command writes
             )
 
     def _save(self, record: Record) -> None:
@@ -180,9 +182,9 @@ class Work:
 
 
 def _process_start(pid: int) -> str:
-    """When a process of this user's began, as exactly as the system tells; "" if there is none."""
+    """Return when a process of this user began, as exactly as the system tells; "" if there is none."""
     try:
-        if sys.platform == "linux":  # in ticks since the machine started
+        if sys.platform == "linux":  # in clock ticks since the machine started
             place = Path(f"/proc/{pid}")
             ticks = (place / "stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()[19]
             return f"{Path(_BOOT).read_text('ascii').strip()} {ticks}" if place.stat().st_uid == os.getuid() else ""
@@ -194,7 +196,7 @@ def _process_start(pid: int) -> str:
 
 
 def _end_of(path: Path) -> str:
-    """Its last 16 KiB as text."""
+    """Return the last 16 KiB of a file as text."""
     try:
         with open_ordinary(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 16_384))

@@ -1,1 +1,2 @@
-"""Runs a model: prompt to tokens to KV cache to text. Knows no queue and no Redis. Imports messages only."""
+"""Engines run a model: from a prompt to tokens, to a KV cache, to text. They know no queue and no Redis. Imports
+messages only."""

@@ -1,7 +1,7 @@
-"""The two engine protocols, and what an engine says of itself.
+"""The two engine protocols, and what an engine reports about itself.
 
-An engine knows tokens, KV caches and text. It knows no queue, no store and no job. Errors it may raise, and only
-these: ContextExceeded, InvalidSchema, InvalidPrompt, EngineUnavailable, KVTransferFailed, Cancelled (all from
+An engine knows tokens, KV caches and text. It knows no queue, no store and no job. It may raise only these errors:
+ContextExceeded, InvalidSchema, InvalidPrompt, EngineUnavailable, KVTransferFailed, Cancelled (all from
 messages.errors), and ConfigError while it starts.
 """
 
@@ -17,11 +17,12 @@ from engines.sketch import Sketches
 from messages.errors import ContextExceeded
 from messages.jobs import Part, PrefillReport, Sampling
 from messages.kv import KVCache, KVLayout, Record
+from messages.workers import Link
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do, declared; the worker proves the KV transfer when it starts."""
+    """What an engine declares that it can do. The worker proves the KV transfer when it starts."""
 
     prefill: bool
     decode: bool
@@ -32,13 +33,14 @@ class Capabilities:
 
     @classmethod
     def local(cls, *, transfers_kv: bool, blocks_while_computing: bool = False) -> "Capabilities":
-        """An engine that runs a model here: it decodes, and with KV transfer it prefills and resumes too."""
+        """The capabilities of an engine that runs a model itself: it decodes, and if it transfers KV caches, it also
+        prefills and resumes."""
         can, early = transfers_kv, transfers_kv and blocks_while_computing
         return cls(prefill=can, decode=True, exports_kv=can, imports_kv=can, blocks_while_computing=early, resumes=can)
 
     @classmethod
     def text_only(cls) -> "Capabilities":
-        """An engine whose model runs behind a server: text in, text out, no KV cache."""
+        """The capabilities of an engine whose model runs behind a server: text goes in and out, without KV caches."""
         return cls(prefill=False, decode=True, exports_kv=False, imports_kv=False)
 
 
@@ -54,27 +56,28 @@ class EngineInfo:
     tokenizer: str  # hash of the vocabulary
     layout: KVLayout | None  # None: no KV cache goes in or out
     capabilities: Capabilities
-    chars_per_token: float = 0.0  # on a sample of code and prose
+    chars_per_token: float = 0.0  # measured on a sample of code and prose
     ropes: tuple[Rope, ...] = ()  # for full-attention layers, then for windowed ones; empty: not known
-    vocabulary: int = 0  # ids that the tokenizer has; 0: not known, and no sketch is made
+    vocabulary: int = 0  # number of token ids; 0: unknown, so no sketch is made
     rounding: str = "f32"  # precision of the weights: f32, f16, bf16, q8 or q4 (anything coarser than 8 bits)
-    build: str = ""  # of the program that computes
+    build: str = ""  # build of the program that computes
     slot_file_version: str = ""  # format of its KV cache files; "": it does not use files
-    outside: str = ""  # host outside private networks that prompts go to; "": they stay inside
+    outside: str = ""  # host outside private networks to which prompts are sent; "": they stay inside
     prefill_slots: int = 1  # prompts computed at once
-    weights: str = ""  # fingerprint of the very files where `fingerprint` is a family's; "": that is the same
+    weights: str = ""  # fingerprint of these files if `fingerprint` is a family's; "": the same as `fingerprint`
 
     def require_capacity(self, tokens: int) -> None:
-        """Raises ContextExceeded unless the context holds so many."""
+        """Raises ContextExceeded unless the context holds `tokens`."""
         if tokens > self.context:
             raise ContextExceeded(f"{tokens:,} tokens, but the context holds {self.context:,}")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
-    """A rendered and tokenized prompt. Its first `shared_tokens` ids are those of every prompt with this prefix.
+    """A rendered and tokenized prompt. Its first `shared_tokens` ids are the same in every prompt with this class-wide
+    part.
 
-    No ids: the engine keeps them to itself (see DecodesText); the job then travels as text.
+    If there are no ids, the engine does not reveal them (see DecodesText), and the job travels as text.
     """
 
     ids: tuple[int, ...]
@@ -86,60 +89,61 @@ class Answer:
     """A finished decode."""
 
     text: str
-    tokens: tuple[int, ...]  # as sampled, without the end-of-sequence token; () if the engine doesn't tell
+    tokens: tuple[int, ...]  # as sampled, without the end-of-sequence token; () if the engine doesn't reveal them
     completion_tokens: int
     finish_reason: str  # "stop" or "length"
     evaluated_tokens: int  # prompt tokens that the engine evaluated, by its own counter
     first_token_s: float  # from the call to the first token
-    seconds: float  # from the call to the last token, waiting for a slot inside the engine included
-    # How likely each value was that it might have had (`QuestionAnswer.likelihoods`): found by whoever asked.
+    seconds: float  # from the call to the last token, including the wait for a slot inside the engine
+    # The likelihood of each value that the answer might have had (`QuestionAnswer.likelihoods`). The caller fills it
+    # in.
     likelihoods: tuple[float, ...] = ()
 
 
 class StreamedText:
-    """The text of an answer as it comes, piece by piece."""
+    """The text of an answer as it arrives, piece by piece."""
 
     def __init__(self, start: float, on_text: Callable[[str], None] | None) -> None:
-        """`start`: when the engine was called, on the monotonic clock."""
+        """`start` is the time of the call to the engine, on the monotonic clock."""
         self.start = start
         self.text = ""
-        self.first_token_s = 0.0  # 0: none has come
+        self.first_token_s = 0.0  # 0: no token has arrived
         self._on_text = on_text
 
     def note_token(self) -> None:
-        """A token has come, with text or without."""
+        """Note that a token has arrived, with or without text."""
         self.first_token_s = self.first_token_s or time.monotonic() - self.start
 
     def add(self, piece: str) -> None:
-        """Another piece, "" among them, which nobody is told of."""
+        """Add a piece of text. An empty piece is not passed on."""
         self.text += piece
         if piece and self._on_text:
             self._on_text(piece)
 
 
 class Tokenizes(Protocol):
-    """Both engines render and tokenize, with the same result for the same weights."""
+    """What both kinds of engine share: they render and tokenize, with the same result for the same weights."""
 
     @property
     def info(self) -> EngineInfo:
-        """What is loaded; constant for the engine's life."""
+        """The loaded model. It does not change while the engine lives."""
 
     def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
         """Render the model's chat template around the messages of `prompt`, and tokenize it.
 
-        `clock` (seconds since the epoch) is what a template that prints the date is given. Raises InvalidPrompt for
-        messages that the template can't render, each once and in their order.
+        `clock` (seconds since the epoch) is the time for templates that print the date. Raises InvalidPrompt unless the
+        template prints each message exactly once and in order.
         """
 
     def count_tokens(self, text: str) -> int:
         """The number of tokens in a bare text."""
 
     def close(self) -> None:
-        """Unload. Calls in progress raise EngineUnavailable. Idempotent."""
+        """Unload the model. Calls in progress raise EngineUnavailable. Idempotent."""
 
 
 class PrefillEngine(Tokenizes, Protocol):
-    """Computes KV caches. Callable from `info.prefill_slots` threads at once; one caller more waits."""
+    """Computes KV caches. Callable from `info.prefill_slots` threads at once; a further caller waits."""
 
     def prefill(
         self,
@@ -171,7 +175,7 @@ class PrefillEngine(Tokenizes, Protocol):
 
 
 class DecodeEngine(Tokenizes, Protocol):
-    """Generates text from a KV cache. Callable from `info.slots` threads at once; batching is the engine's business."""
+    """Generates text from a KV cache. Callable from `info.slots` threads at once; the engine may batch the calls."""
 
     def decode(
         self,
@@ -183,9 +187,9 @@ class DecodeEngine(Tokenizes, Protocol):
     ) -> Answer:
         """Generate an answer to the prompt `tokens`.
 
-        With `cache`, which covers a beginning of `tokens` and leaves at least the last, only the rest is evaluated;
-        without, all of them, in a cleared slot. The answer's `evaluated_tokens` is the engine's own counter, so that
-        the caller can prove it.
+        `cache` covers a prefix of `tokens`, without at least the last one, and only the remaining tokens are evaluated.
+        Without a cache all tokens are evaluated, in a cleared slot. The answer's `evaluated_tokens` is the engine's own
+        counter, with which the caller can prove this.
 
         Args:
             on_text: called with each new piece of text, in the calling thread.
@@ -199,19 +203,19 @@ class DecodeEngine(Tokenizes, Protocol):
         """
 
     def pin_cache(self, tokens: Sequence[int], cache: KVCache) -> AbstractContextManager[None]:
-        """For the length of the block, every `decode` from this very `cache` begins with a copy inside the engine.
+        """For the length of the block, every `decode` from this `cache` object starts from a copy inside the engine.
 
-        So it is imported once, and many answers are forked from it. `tokens` begin with those that it covers. Raises
-        KVTransferFailed, EngineUnavailable.
+        So the cache is imported once, and many answers are forked from it. `tokens` start with the tokens that it
+        covers. Raises KVTransferFailed, EngineUnavailable.
         """
 
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
-        """What the model expects next after the prompt `tokens`: the likeliest ids (64) with their log-probabilities.
+        """What the model expects after the prompt `tokens`: the 64 likeliest ids with their log-probabilities.
 
-        Natural logarithms of the raw probabilities, before grammar and sampling, likeliest first. `cache` as for
-        `decode`; so are the errors.
+        These are natural logarithms of the raw probabilities, before grammar and sampling, likeliest first. `cache` and
+        errors are the same as for `decode`.
         """
 
 
@@ -222,33 +226,34 @@ class Detokenizes(Protocol):
     """A decode engine whose token ids stand for text."""
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """The text of these ids, as an answer shows it; U+FFFD for what is no whole character."""
+        """The text of these ids, as an answer shows it; U+FFFD for incomplete characters."""
 
 
 def outage_of(engine: object) -> str:
-    """Why an engine is away, as its property `outage` says; "": it is there, or can't be away without its worker.
+    """Why an engine is away, from its property `outage`; "": it is there, or it runs in the worker's own process.
 
-    Away is one whose program is another process, which has ended and comes back. Nothing is asked of it meanwhile: its
-    worker takes no jobs.
+    An engine is away if it uses another process that has ended and will come back. Until then its worker takes no jobs.
     """
     return getattr(engine, "outage", "")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine(Generic[E]):
-    """A model in an engine. `why_no_kv`: a sentence if its KV transfer was not proved."""
+    """A model in an engine. `why_no_kv` is a sentence if its KV transfer was not proved."""
 
     engine: E
     why_no_kv: str = ""
-    sketches: Sketches = field(default_factory=Sketches)  # whose KV caches it takes
-    template: str = ""  # as `engines.worker_info.template_name` names it
+    sketches: Sketches = field(default_factory=Sketches)  # which producers' KV caches it accepts
+    template: str = ""  # from `engines.worker_info.template_name`
+    links: tuple[Link, ...] = ()  # the last measured links of its machine
 
 
 @runtime_checkable
 class DecodesText(Protocol):
-    """A decode engine that renders and tokenizes by itself and tells nobody the ids. Nothing is transferred to it.
+    """A decode engine that renders and tokenizes internally and doesn't reveal the ids. No KV cache is transferred to
+    it.
 
-    Its `tokenize` gives no ids, and `decode_text` takes the place of `decode`.
+    Its `tokenize` returns no ids, and `decode_text` replaces `decode`.
     """
 
     def decode_text(

@@ -1,4 +1,5 @@
-"""What takes long to find out is noted in the user's cache folder, under a hash of all that it follows from."""
+"""Stores results that take long to compute in the user's cache folder, under a hash of everything that they depend
+on."""
 
 import hashlib
 import os
@@ -14,7 +15,7 @@ def note_path(kind: str, identity: str) -> Path:
 
 
 def write_note(note: Path, body: bytes) -> None:
-    """Write a note, whole or not at all: where the folder takes none, it is found out again next time."""
+    """Write a note completely or not at all. If the folder is not writable, the value is computed again next time."""
     draft = note.with_name(f"{note.name}.{os.getpid()}")
     with suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True)
@@ -24,8 +25,8 @@ def write_note(note: Path, body: bytes) -> None:
 
 
 def file_identity(stat: os.stat_result) -> str:
-    """What tells that a file is another than before: its size, times and number. Whoever sets its mtime back does not
-    set back when it changed (ctime)."""
+    """What tells whether a file has changed: its size, times and inode number. Resetting a file's mtime does not reset
+    its ctime."""
     return f"{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}\0{stat.st_ino}"
 
 

@@ -1,13 +1,14 @@
-"""Renders a model's chat template around the messages of a prompt, and tokenizes what comes of it.
+"""Renders a model's chat template around the messages of a prompt, and tokenizes the result.
 
 A student's text must never become a control token, even if it spells one (`<|im_end|>`). So the template is rendered
-around markers, never around the texts: what stands before, between and after the markers is the template's own. The
-template's text up to its last control token before a message, and from its first one after it, is tokenized with
-control tokens recognised; the message, with the plain template text that touches it, as one piece without. Tokenizers
-cut at control tokens before anything else, so for harmless messages the ids are those of the whole text at once.
+around markers and never around the texts. Everything before, between and after the markers then belongs to the
+template. The template's text up to its last control token before a message, and from its first control token after it,
+is tokenized with control tokens recognised. The message, with the plain template text next to it, is tokenized as one
+piece without recognising any. Tokenizers split at control tokens before anything else, so for harmless messages the ids
+equal those of the whole text.
 
-An assistant's message at the end is continued, if the template prints before it what it prints before an answer. A raw
-prompt has no template at all, and no control tokens but the tokenizer's own beginning.
+An assistant's message at the end is continued if the template prints the same text before it as before an answer. A raw
+prompt uses no template, and has no control tokens except those with which the tokenizer begins any text.
 
 A template that changes with what a message says can't be rendered this way; one that trims messages is recognised.
 """
@@ -25,19 +26,19 @@ from engines.base import TokenizedPrompt
 from messages.errors import ConfigError, InvalidPrompt
 from messages.jobs import ChatRole, Part
 
-# Small letters only: a template's text is searched for dates, to be replaced.
+# Lower case only, because the template's text is searched for dates, which are replaced.
 _MARKER = "kvasirqzjwkmarker"
 _MARKER_PATTERN = re.compile(_MARKER + "([a-j]+)x")
-# A function's arguments are marked as an object, since templates print them by way of `tojson`.
+# A function's arguments are marked as an object, because templates print them with `tojson`.
 _ARGUMENTS_PATTERN = re.compile(r'\{"(' + _MARKER + r'[a-j]+x)": ?0\}')
-_CALL_ID = "call00000"  # some templates want nine characters, and none prints another call's
+_CALL_ID = "call00000"  # some templates require nine characters; all calls have the same id, which no template minds
 _AS_LETTERS = str.maketrans("0123456789", "abcdefghij")
 _PADDING = " \n"
-# What may follow the class-wide part. Where one of these changes how its end is tokenized, that end is not shared.
+# Texts that may follow the class-wide part. Ids at its end that depend on which one follows are not shared.
 _FOLLOWERS = ("", "a", "A", "0", " ", " a", "\n", "\n\n", ".", "_", "'s", "é", "语")
 MEMORY_SIZE = 64
 
-# Code and prose, by which an engine tells how many characters a token has.
+# Code and prose, for measuring how many characters a token has.
 SAMPLE = """def mean(values: list[float]) -> float:
     \"\"\"Arithmetic mean; 0.0 for an empty list.\"\"\"
     return sum(values) / len(values) if values else 0.0
@@ -46,8 +47,9 @@ The loop visits every element twice, so the running time grows with the square o
 one pass enough. Names are clear and the tests cover the empty list, but not negative numbers.
 """
 
-# Where vocabularies of the same texts part: runs of spaces, tabs, line ends and digits, letters apart from their
-# accents, scripts without spaces, emoji of several characters, control characters, and what only bytes can spell.
+# Texts on which tokenizers with the same vocabulary may differ: runs of spaces, tabs, line ends and digits, letters
+# with combining accents, scripts without spaces, emoji of several characters, control characters, and text that only
+# bytes can spell.
 HARD_SAMPLE = (
     f"{SAMPLE}  two   three\tone\t\ttabs\n\n\nlines\r\n1234567890 3.14159 1,000,000 x86_64 don't I'LL "
     "naïve e\u0301tude Привет, мир! 日本語のテキスト 中文测试 한국어 ไทย العربية עברית "
@@ -58,7 +60,7 @@ HARD_SAMPLE = (
 
 @dataclass(frozen=True, slots=True)
 class PromptMessage:
-    """Consecutive parts of one role. The first `common` characters of the text are the class's.
+    """Consecutive parts of one role. The first `common` characters of the text belong to the whole class.
 
     `function`: see `Part`.
     """
@@ -69,7 +71,7 @@ class PromptMessage:
     function: str = ""
 
     def as_fields(self, text: str, arguments: Any) -> dict[str, Any]:
-        """The message in the form of OpenAI's API, with `text` and `arguments` in place of its own."""
+        """The message in the form of OpenAI's API, with `text` and `arguments` in place of its own content."""
         if self.role == "tool":
             return {"role": "tool", "content": text, "name": self.function, "tool_call_id": _CALL_ID}
         if not self.is_call:
@@ -84,7 +86,7 @@ class PromptMessage:
 
     @property
     def is_continued(self) -> bool:
-        """Whether it is an answer that goes on, if it is the last one."""
+        """Whether this message, if it is the last, is an answer to be continued."""
         return self.role == "assistant" and not self.function
 
 
@@ -102,9 +104,9 @@ def chat(prompt: Sequence[Part]) -> list[PromptMessage]:
 class _Frame:
     """What the template puts around messages.
 
-    `gaps`: before the first message, between each two, and after the last: plain text that touches the message
-    before, text in which control tokens are recognised, plain text that touches the message after. `trims`: whether
-    the template trims each message's start, and its end.
+    `gaps`: the text before the first message, between each two, and after the last. Each gap has three parts: plain
+    text next to the message before, text in which control tokens are recognised, and plain text next to the message
+    after. `trims`: whether the template trims each message's start and its end.
     """
 
     gaps: tuple[tuple[str, str, str], ...]
@@ -125,7 +127,7 @@ class ChatPrompt(ABC):
             return TokenizedPrompt(tuple(self.raw_ids(messages[0].text)), 0)
         frame = self._frame_of(messages, clock)
         ids = self._ids(frame, [message.text for message in messages])
-        common = []  # the messages shared by the class; the one in which students differ comes last
+        common = []  # the texts that the class shares; the message in which students differ comes last
         for message in messages:
             common.append(message.text[: message.common])
             if message.common < len(message.text):
@@ -136,7 +138,7 @@ class ChatPrompt(ABC):
         return TokenizedPrompt(ids, common_prefix(ids, self._shared_ids(beginning, tuple(common))))
 
     def require_template(self) -> None:
-        """Raises ConfigError if one user message can't be rendered."""
+        """Raises ConfigError if even a single user message can't be rendered."""
         try:
             self._frame_of([PromptMessage("user", "", 0)], 0.0)
         except InvalidPrompt as error:
@@ -144,19 +146,22 @@ class ChatPrompt(ABC):
 
     @abstractmethod
     def raw_ids(self, text: str) -> Sequence[int]:
-        """Ids of a text as it stands: no control tokens but those with which the tokenizer begins any text."""
+        """The ids of a text as it stands, without control tokens except those with which the tokenizer begins any
+        text."""
 
     @abstractmethod
     def render(self, messages: list[dict[str, Any]], clock: float) -> str:
-        """These messages and the opening of the assistant's answer, by the template. Raises InvalidPrompt."""
+        """These messages and the start of the assistant's answer, rendered by the template. Raises InvalidPrompt."""
 
     @abstractmethod
     def control_span(self, text: str) -> tuple[int, int]:
-        """Where the first control token of a template's text begins, and where the last ends; (len, 0): none."""
+        """Where the first control token in a template's text begins, and where the last one ends; (len, 0) if there are
+        none."""
 
     @abstractmethod
     def piece_ids(self, text: str, begins: bool, control: bool) -> Sequence[int]:
-        """Ids of a piece of a prompt, in which control tokens are recognised or not; `begins`: it is the first."""
+        """The ids of a piece of a prompt. `control`: whether control tokens are recognised; `begins`: whether it is the
+        first piece."""
 
     def _ids(self, frame: _Frame, texts: Sequence[str]) -> tuple[int, ...]:
         ids: list[int] = []
@@ -177,8 +182,8 @@ class ChatPrompt(ABC):
         return tuple(ids)
 
     def _common_ids(self, frame: _Frame, common: tuple[str, ...]) -> tuple[int, ...]:
-        """The ids that every prompt with this class-wide part, in messages of these roles, begins with."""
-        # The x keeps a template that trims messages from eating a follower made of white space.
+        """The ids with which every prompt begins that has this class-wide part, in messages of these roles."""
+        # The x keeps a template that trims messages from removing a follower that is white space.
         variants = [self._ids(frame, [*common[:-1], common[-1] + follower + "x"]) for follower in _FOLLOWERS]
         return variants[0][: min(common_prefix(variants[0], variant) for variant in variants[1:])]
 
@@ -193,7 +198,7 @@ class ChatPrompt(ABC):
 
     def _cut_frame(self, speakers: tuple[PromptMessage, ...], gaps: tuple[str, ...]) -> _Frame:
         cut = []
-        spans = {gap: self.control_span(gap) for gap in {*gaps}}  # in a conversation most are alike
+        spans = {gap: self.control_span(gap) for gap in {*gaps}}  # in a conversation most gaps are equal
         for number, gap in enumerate(gaps):
             start, end = spans[gap]
             start = 0 if number == 0 else start
@@ -238,13 +243,13 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def cut_inside(text: str, marks: Iterable[re.Match[str]]) -> list[str]:
-    """The text in pieces, cut after the first character of each mark: so none of them stands whole in a piece."""
+    """The text in pieces. It is cut after the first character of each mark, so no piece contains a whole mark."""
     cuts = [match.start() + 1 for match in marks]
     return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
 def vocabulary_hash(tokens: Iterable[str], rules: Iterable[str]) -> str:
-    """Names a tokenizer by each id's text and its `rules`, whatever file they came from.
+    """A hash that names a tokenizer by the text of each id and by its `rules`, whatever file they came from.
 
     A byte-level vocabulary's rules are its merges ("a b"). A GGUF of a SentencePiece model has none, and its
     tokenizer.json half a million: there they are the ids of a sample (`sample_words`).

@@ -1,4 +1,4 @@
-"""A worker's own rates, measured as it runs, by the number of sequences or the prompt's length."""
+"""Measures a worker's rates as it runs, by the number of parallel sequences or by the prompt's length."""
 
 import threading
 from collections import defaultdict
@@ -11,7 +11,7 @@ _WEIGHT = 0.1  # weight of the newest value in a moving average; the first ten a
 class MeasuredCurves:
     """Moving averages of tokens a second, by model and by a number. Thread-safe.
 
-    The number is that of the sequences that were decoded at once, or a prompt's length as `length_class` gives it.
+    The number is how many sequences were decoded in parallel, or a prompt's length from `length_class`.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class MeasuredCurves:
         self._points: dict[str, dict[int, tuple[int, float]]] = defaultdict(dict)  # by number: count and mean
 
     def note(self, model: str, at: int, tokens_per_s: float) -> None:
-        """One more was measured."""
+        """Add a measurement."""
         with self._lock:
             points = self._points[model]
             times, mean = points.get(at, (0, 0.0))
@@ -37,5 +37,5 @@ class MeasuredCurves:
 
 
 def length_class(tokens: int) -> int:
-    """A prompt's length as a curve knows it: the next power of two."""
+    """A prompt's length as curves use it: rounded up to a power of two."""
     return 1 << max(0, tokens - 1).bit_length()

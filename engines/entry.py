@@ -1,8 +1,8 @@
 """An engine's entry: everything it says about itself before a model is loaded.
 
-An engine is a package with one such object, which its distribution names in the entry-point group `kvasir.engines`.
-Settings, `kvasir doctor`, `kvasir engines`, deployment and the reference page read it. So its module imports no package
-that may not be installed.
+An engine is a package with one entry, which its distribution names in the entry-point group `kvasir.engines`. Settings,
+`kvasir doctor`, `kvasir engines`, deployment and the reference page read it. So the entry's module must not import
+packages that may be missing.
 """
 
 import importlib
@@ -22,12 +22,12 @@ MEND_DEVICE = "install the {device} build of what {engine} runs on there"
 
 
 class Engine(PrefillEngine, DecodeEngine, Protocol):
-    """An engine that can do both; each worker uses its half."""
+    """An engine that can both prefill and decode. Each worker uses one of the two protocols."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How to load a model. `weights` means what the engine says it means: a file, a folder, a URL."""
+    """How to load a model. Each engine defines what `weights` means: a file, a folder or a URL."""
 
     weights: str
     context: int = 0  # tokens; 0: as much as the model was trained for
@@ -40,23 +40,24 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEntry:
-    """One engine. A loaded model may do less than `capabilities`: its worker proves the KV transfer when it starts."""
+    """One engine. A loaded model may support less than `capabilities`, so its worker proves the KV transfer when it
+    starts."""
 
     name: str
     module: str  # has `open_engine(options)`; imported when a model is loaded
     capabilities: Capabilities
     weights: str  # the forms of the setting `weights.NAME`, with ", " between them
-    # A relative path starts from the folder of its kvasir.toml, unless it has a scheme. A text is left alone, and so is
-    # a hub's OWNER/NAME where nothing lies at that path.
+    # How relative paths are treated. A path starts from the folder of its kvasir.toml, unless it has a scheme. A text
+    # is not changed, nor is a hub's OWNER/NAME if no file is at that path.
     weights_type: Literal["path", "path or hub name", "text"] = "path"
     weights_text: str = ""  # the setting in docs/reference/configuration.md; "": its forms
     takes_api_key: bool = False
-    packages: tuple[str, ...] = ()  # that it imports
+    packages: tuple[str, ...] = ()  # packages that it imports
     extra: str = ""  # the extra of Kvasir's distribution that installs them
-    family: str = ""  # engines of one family read each other's KV caches, where the weights are the same
-    note: str = ""  # in `kvasir engines`
-    has_slot_files: bool = False  # needs room for them in shared memory
-    # What `kvasir doctor` says where a worker of this engine transfers no KV cache, or doesn't use the GPU.
+    family: str = ""  # engines of one family can read each other's KV caches if the weights are the same
+    note: str = ""  # shown by `kvasir engines`
+    has_slot_files: bool = False  # needs room for slot files in shared memory
+    # What `kvasir doctor` advises if a worker of this engine transfers no KV cache, or doesn't use the GPU.
     mend_transfer: str = MEND_TRANSFER
     mend_device: str = MEND_DEVICE
 
@@ -66,18 +67,18 @@ class EngineEntry:
         return self.weights_text or ", ".join(f"`{form}`" for form in self.weights.split(", "))
 
     def transfers_to(self, other: "EngineEntry") -> bool:
-        """Whether `other` can decode from what this one prefilled."""
+        """Whether `other` can decode from KV caches that this engine prefilled."""
         return self.capabilities.exports_kv and other.capabilities.imports_kv and other.family == self.family
 
     def install_command(self, weights: str = "") -> str:
-        """What has to be installed before it runs here, as a command; "": nothing. `weights`: to load these."""
+        """The command that installs what the engine needs to load `weights`; "" if nothing is missing."""
         absent = [package for package in self.packages if importlib.util.find_spec(package) is None]
         if not absent:
             return ""
         return f"pip install 'kvasir-inference[{self.extra}]'" if self.extra else f"pip install {' '.join(absent)}"
 
     def check(self, options: EngineOptions) -> tuple[str, str]:
-        """For `kvasir doctor`, without loading: what is found, and what to do about it ("": nothing).
+        """For `kvasir doctor`, without loading the model: what was found, and what to do about it ("": nothing).
 
         Raises ConfigError for weights that can't be loaded.
         """
@@ -102,7 +103,7 @@ class EngineEntry:
 
 @contextmanager
 def closed_on_failure(opened: Any) -> Iterator[None]:
-    """For the length of the block, in which an engine is made of it: if that fails, it is closed."""
+    """A context for building on an opened engine. If the block fails, the engine is closed."""
     try:
         yield
     except BaseException:
@@ -111,7 +112,7 @@ def closed_on_failure(opened: Any) -> Iterator[None]:
 
 
 def options_in(weights: str, query: str, *names: str) -> dict[str, str]:
-    """The options behind the `?` of weights, which may only be these. Raises ConfigError."""
+    """The options after the `?` in weights. Only `names` are allowed. Raises ConfigError."""
     options = {name: values[-1] for name, values in parse_qs(query).items()}
     if unknown := set(options) - {*names}:
         raise ConfigError(f"weights {weights!r}: {unknown.pop()!r} is neither {' nor '.join(map(repr, names))}")

@@ -1,11 +1,11 @@
-"""How every engine gives a job's JSON schema to LLGuidance."""
+"""How every engine passes a job's JSON schema to LLGuidance."""
 
 import json
 from typing import Any
 
-# One space and no line breaks: white space without bound is where small models lose themselves.
+# One space and no line breaks, because small models easily get lost in unlimited white space.
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# In LLGuidance's form of Lark, up to the schema. A text holds no control token.
+# A grammar in LLGuidance's variant of Lark, up to the schema. TEXT never matches a control token.
 _THOUGHTS_FIRST = """\
 start: thought* <|channel|> "final" head? <|message|> answer
 thought: <|channel|> /analysis|commentary/ head? <|message|> TEXT? <|end|> <|start|> "assistant" head?
@@ -15,10 +15,11 @@ answer: %json """
 
 
 def guidance_schema(schema: str) -> dict[str, Any]:
-    """The schema, and how the JSON is written unless it says that itself."""
+    """The schema, with the style in which the JSON is written unless the schema specifies it."""
     return {"x-guidance": _JSON_STYLE, **json.loads(schema)}
 
 
 def thinking_grammar(schema: dict[str, Any]) -> str:
-    """A grammar for who can't be told to wait: messages in other channels, then JSON in the final one."""
+    """A grammar for engines that can't delay a constraint: messages in other channels come first, then JSON in the
+    final channel."""
     return _THOUGHTS_FIRST + json.dumps(schema)

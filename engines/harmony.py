@@ -1,16 +1,16 @@
-"""Models of the Harmony format (gpt-oss) think aloud first; the answer proper comes in their final channel. Pure."""
+"""Models of the Harmony format (gpt-oss) think first, and give their answer in the final channel. Pure."""
 
 from typing import Any
 
 
 class FinalChannel:
-    """Watches one answer for where its final channel opens.
+    """Detects where the final channel of one answer opens.
 
-    The answer proper follows `<|channel|>final`, whatever else that header says, and `<|message|>`.
+    The answer itself starts after `<|channel|>final`, any further words of that header, and `<|message|>`.
     """
 
     def __init__(self, header: tuple[int, ...], message: int) -> None:
-        """`header`: the ids of `<|channel|>final`; `message`: that of `<|message|>`."""
+        """`header`: the ids of `<|channel|>final`; `message`: the id of `<|message|>`."""
         self._header = header
         self._message = message
         self._recent: tuple[int, ...] = ()
@@ -28,7 +28,7 @@ class FinalChannel:
 
 
 def final_channel(prompt: Any) -> FinalChannel | None:
-    """A watcher for one answer of the model with this prompt's vocabulary; None if its answers have no channels."""
+    """A detector for one answer of a model with this prompt's vocabulary; None if its answers have no channels."""
     channel, message = prompt.control_id("<|channel|>"), prompt.control_id("<|message|>")
     if channel is None or message is None:
         return None

@@ -1,7 +1,7 @@
-"""What two runs of one prompt expect as the first token of the answer, and how far apart they are.
+"""Compares which first token of the answer two runs of the same prompt expect.
 
-Compared are raw log-probabilities, before any grammar or sampling: an answer under a schema begins with `{` whatever
-the KV cache holds, but the likelihoods of all other tokens still move with every key and value behind them.
+It compares raw log-probabilities, before grammar and sampling. An answer under a schema begins with `{` whatever the KV
+cache holds, but the likelihoods of all other tokens still depend on every key and value.
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-TOP = 64  # so many an engine tells
-_NUM_LIKELIEST = 16  # the likeliest of one's own: further down rounding alone reorders them
+TOP = 64  # how many tokens an engine reports
+_NUM_LIKELIEST = 16  # how many of the reference's likeliest are compared; below these, rounding alone changes the order
 
 
 def top_logprobs(scores: NDArray[np.floating[Any]]) -> dict[int, float]:
@@ -26,7 +26,7 @@ def top_logprobs(scores: NDArray[np.floating[Any]]) -> dict[int, float]:
 def logprob_gap(reference: Mapping[int, float], candidate: Mapping[int, float]) -> float:
     """Mean absolute difference in nats over the likeliest tokens of `reference`.
 
-    A token that the other does not name is at most as likely there as the least likely one that it does.
+    A token that `candidate` does not list counts as being as likely as the least likely token that it lists.
     """
     likeliest = sorted(reference, key=lambda id: -reference[id])[:_NUM_LIKELIEST]
     lowest = min(candidate.values(), default=0.0)

@@ -1,4 +1,5 @@
-"""A program that an engine starts: how long it may take, what it prints, and that it ends with us."""
+"""Runs a program that an engine needs: limits its start, reads its output, and makes sure that it ends with this
+process."""
 
 import logging
 import subprocess
@@ -8,18 +9,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
-LOAD_S = 1800.0  # 60 GB from a slow disk, and CUDA graphs
+LOAD_S = 1800.0  # loading 60 GB from a slow disk, and capturing CUDA graphs
 END_S = 10.0
 LAST_WORDS = 40  # lines
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before it is started, or looked for, again
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # pauses before the program is started, or looked for, again
 STEADY_S = 60.0  # a process that ran this long did not fail at startup
 
 
 @contextmanager
 def ends_with_us(pid: int, end: str) -> Iterator[None]:
-    """Within it, a process has a shell run `end`, in which "$1" is `pid`, should we die, even by SIGKILL.
+    """Within this context, a shell runs `end` (with `pid` as "$1") if this process dies, even by SIGKILL.
 
-    It waits for a line (all is well) or for the end of its input: we are gone.
+    The shell waits for a line, which means that all is well, or for the end of its input, which means that this process
+    is gone.
     """
     with subprocess.Popen(
         ["/bin/sh", "-c", f"read -r _ || {end}", "sh", str(pid)],
@@ -35,7 +37,7 @@ def ends_with_us(pid: int, end: str) -> Iterator[None]:
 
 
 def read_output(process: subprocess.Popen[str], last_words: deque[str], log: logging.Logger, name: str) -> None:
-    """Take down what the program prints, until its output ends."""
+    """Collect what the program prints, until its output ends."""
     assert process.stdout is not None
     with process.stdout:
         for line in process.stdout:

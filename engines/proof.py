@@ -1,6 +1,7 @@
-"""Proves, when a worker starts, that a KV cache can be transferred: a small one, compared with a cold run.
+"""When a worker starts, proves that KV caches can be transferred: it transfers a small one, and compares the answer
+with a cold run.
 
-Engines declare what they can do; releases and builds differ, and most failures here are silent: the receiver computes
+Engines declare what they can do, but releases and builds differ, and most failures are silent: the receiver computes
 the prompt again, or answers from a cache that it misread.
 """
 
@@ -13,7 +14,7 @@ from messages.jobs import Part, Sampling, user_prompt
 from messages.kv import Record, assemble_cache
 
 _PROMPT_TOKENS = 600
-_BEYOND_WINDOW = 100  # at least so many more than a sliding window has
+_BEYOND_WINDOW = 100  # at least this many tokens more than a sliding window
 _ANSWER_TOKENS = 6
 
 
@@ -21,13 +22,14 @@ _OUTSIDE = "; prompts go to {}, outside private networks"
 
 
 def outside_in(why_no_kv: str) -> str:
-    """The host outside private networks that a reason of `prove` names; "": none."""
+    """The host outside private networks that a reason from `prove` names; "" if there is none."""
     match = re.search(_OUTSIDE.format("(.+)"), why_no_kv)
     return match[1] if match else ""
 
 
 def prove(prefill: PrefillEngine, decode: DecodeEngine) -> str:
-    """Hand a prompt from `prefill` to `decode`, which may be one engine. "": proved; else why not, in one sentence."""
+    """Transfer a prompt's KV cache from `prefill` to `decode`, which may be the same engine. "": proved; otherwise why
+    not, in one sentence."""
     reason = _obstacle(prefill.info, decode.info)
     if reason:
         return reason
@@ -74,12 +76,12 @@ def _compare(prefill: PrefillEngine, decode: DecodeEngine) -> str:
 
 
 def _prompt(engine: PrefillEngine, context: int, length: int) -> tuple[int, ...]:
-    """Ids of a prompt of about `length` tokens, fewer where the context is small."""
+    """The ids of a prompt of about `length` tokens, or fewer if the context is small."""
     capacity = context - _ANSWER_TOKENS
     lines = (f"Line {number} of {number * number}: is {number * 7 % 31} prime?\n" for number in range(length))
     characters = int(min(length, capacity) * (engine.info.chars_per_token or 4))
     text = "".join(lines)[:characters]
     try:
         return engine.tokenize(user_prompt("", text), 0.0).ids[:capacity]
-    except InvalidPrompt:  # a model without a chat template
+    except InvalidPrompt:  # the model has no chat template
         return engine.tokenize((Part("raw", text),), 0.0).ids[:capacity]

@@ -1,4 +1,5 @@
-"""A job's token ids, and those of its questions: what all of its prompts begin with, and what each has of its own."""
+"""The token ids of a job and of its questions: what all of its prompts start with, and what follows for each
+question."""
 
 from dataclasses import replace
 
@@ -7,15 +8,15 @@ from engines.chat import common_prefix
 from messages.change import replace_fields
 from messages.jobs import PrefillJob
 
-# Stands in for the question where there is only one, to see where the prompt before it ends.
+# Replaces the question if there is only one, to find where the shared part of the prompt ends.
 _PLACEHOLDER_QUESTION = "?"
 
 
 def tokenize_job(engine: Tokenizes, job: PrefillJob) -> PrefillJob:
-    """The job with its token ids, none if the engine keeps them to itself. Raises InvalidPrompt.
+    """The job with its token ids; without ids if the engine doesn't reveal them. Raises InvalidPrompt.
 
-    Each prompt is rendered and tokenized as a whole: a tokenizer may merge the end of one part with the beginning of
-    the next, and a template may print something in between.
+    Each prompt is rendered and tokenized as a whole, because a tokenizer may merge the end of one part with the start
+    of the next, and a template may print text in between.
     """
     if not job.questions:
         prompt = engine.tokenize(job.prompt, job.submitted_at)
@@ -26,7 +27,7 @@ def tokenize_job(engine: Tokenizes, job: PrefillJob) -> PrefillJob:
     whole = [engine.tokenize((*job.prompt, *suffix), job.submitted_at) for suffix in suffixes]
     first, *other_ids = [prompt.ids for prompt in whole]
     common = min([len(first) - 1, *(min(common_prefix(first, ids), len(ids) - 1) for ids in other_ids)])
-    if common < 0:  # no ids
+    if common < 0:  # the engine reveals no ids
         return job
     questions = [
         replace_fields(question, tokens=prompt.ids[common:])

@@ -1,7 +1,7 @@
-"""What engines share whose model answers behind somebody's HTTP server: text goes in and comes out, and no KV cache.
+"""What engines share that use a model behind an HTTP server: text goes in and out, without KV caches.
 
-Requests run on one event loop in a thread of its own; the caller waits for what comes back, looks at its stop event,
-and cancels. The closed connection tells the server.
+Requests run on one event loop in a separate thread. The caller waits for the answer, checks its stop event, and cancels
+if it is set. Closing the connection tells the server.
 """
 
 import asyncio
@@ -41,24 +41,25 @@ from messages.limits import MAX_REPLY_BYTES, MAX_STREAM_BYTES, MAX_WAITING_EVENT
 _log = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
-# Idle connections serve the next request for a second and no longer. Servers close theirs after 2 s (gunicorn's), 5 s
-# (llama.cpp's, uvicorn's) or more, and a request that meets the closing is lost without an answer: seen at once, and
-# the server has not begun on it. Such a request is sent again.
+# Idle connections are reused for one second at most. Servers close theirs after 2 s (gunicorn), 5 s (llama.cpp,
+# uvicorn) or more, and a request that meets the closing is lost. That shows at once, before the server has begun to
+# work on it, so the request is sent again.
 IDLE_S = 1.0
 _LOST_AT_ONCE_S = 1.0
-_MOST_SENT = 4  # times: the next connection that idles may have been closed as well
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0  # before a server that is away is looked for again
-FINISH_REASONS = ("stop", "length")  # how a complete answer ends
-RANDOM_SEED = 0xFFFFFFFF  # llama.cpp, which may be behind a server, draws a seed of its own for this one
-LETTERS_PER_TOKEN = 3.0  # until the server has counted the sample
-# No prompt has this much more text to a token than its neighbours, or the sample: one that was counted lower was cut.
+_MOST_SENT = 4  # how often a request is sent; the next idle connection may have been closed too
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0  # pauses between probes of a server that is away
+FINISH_REASONS = ("stop", "length")  # the finish reasons of a complete answer
+RANDOM_SEED = 0xFFFFFFFF  # for this seed llama.cpp, which may run behind a server, draws a random one
+LETTERS_PER_TOKEN = 3.0  # used until the server has counted the sample
+# How few tokens, relative to the expected number, mean that the prompt was cut. No whole prompt has that much more text
+# per token than other prompts or the sample.
 _CUT = 0.6
-# Ollama cuts a prompt to half the context and a few tokens of its beginning: at just this count a prompt is whole only
-# where that is expected, by so much.
+# Ollama cuts a prompt to half the context plus a few tokens of its beginning. If a prompt has exactly that count, it
+# counts as whole only if about that many tokens were expected.
 _KEPT, _CUT_TO_HALF = 8, 0.85
 _TEMPLATE_BYTES = 1024  # most bytes that a template may add to a prompt
-_RUN = re.compile(r"(.)\1{3,}", re.DOTALL)  # runs of one character: a token or two, however long they are
-_NEIGHBOUR_TOKENS = 256  # a shorter prompt is in great part template
+_RUN = re.compile(r"(.)\1{3,}", re.DOTALL)  # runs of one character, which take a token or two whatever their length
+_NEIGHBOUR_TOKENS = 256  # a shorter prompt consists largely of the template
 _KNOWN_MARK = re.compile(
     r"<(?=[|｜][^<>\n]{1,64}[|｜]>|<SYS>>|\|?turn\|?>|/?(?:s|bos|eos|pad|unk|think|(?:start|end)_of_(?:turn|text|image)"
     r"|tool_call|tool_response|im_start|im_end|unused\d{1,4})>)|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w+)\])",
@@ -67,22 +68,22 @@ _KNOWN_MARK = re.compile(
 
 
 def new_sample() -> str:
-    """The sample behind a new first line: some servers don't count what they find in a prompt cache."""
+    """The sample with a new first line, because some servers don't count tokens that they find in a prompt cache."""
     return f"{secrets.token_hex(4)}\n{SAMPLE}"
 
 
 def break_mark(first: re.Match[str]) -> str:
-    """The first character of a control token, with one after it that nobody sees and no such token holds."""
+    """The first character of a control token, followed by an invisible character that no control token contains."""
     return first[0] + "\u200b"
 
 
 def break_known_marks(text: str) -> str:
-    """A text without the control tokens of known families, which a server would take for its own."""
+    """A text in which known families' control tokens are broken up, because a server would treat them as its own."""
     return _KNOWN_MARK.sub(break_mark, text)
 
 
 def check_json(text: str, server_name: str) -> None:
-    """Some servers take a schema for no more than a hint. Raises InvalidSchema."""
+    """Raises InvalidSchema if the text is not JSON, because some servers treat a schema only as a hint."""
     try:
         json.loads(text)
     except ValueError:
@@ -90,9 +91,9 @@ def check_json(text: str, server_name: str) -> None:
 
 
 async def bounded(pieces: AsyncIterator[bytes], server_name: str, by_lines: bool) -> AsyncIterator[bytes]:
-    """What a server answers, piece by piece.
+    """A server's answer, piece by piece.
 
-    Raises EngineUnavailable as soon as it is more than an answer may have, or a line of it (without lines: all).
+    Raises EngineUnavailable as soon as the answer is longer than allowed, or with `by_lines`, as soon as a line is.
     """
     total = unused = 0
     async for piece in pieces:
@@ -100,7 +101,7 @@ async def bounded(pieces: AsyncIterator[bytes], server_name: str, by_lines: bool
         unused = len(piece) - line_end - 1 + (unused if line_end < 0 else 0)
         total += len(piece)
         if unused > MAX_REPLY_BYTES or total > MAX_STREAM_BYTES:
-            raise EngineUnavailable(f"{server_name} answers without an end: more than any answer has")
+            raise EngineUnavailable(f"{server_name} sends an answer that is longer than any answer may be")
         yield piece
 
 
@@ -110,15 +111,15 @@ class _End:
 
 
 class RemoteServer(ABC):
-    """A server, asked in requests that can be called off while it computes. Its methods may be called from any thread.
+    """A server whose requests can be cancelled while it computes. Its methods may be called from any thread.
 
-    Once nobody is there, it is probed again and again, and is away until it answers.
+    When the server is gone, it is probed repeatedly, and counts as away until it answers.
     """
 
     disconnect_errors: tuple[type[BaseException], ...]  # raised by the client if the server hung up
 
     def __init__(self, name: str) -> None:
-        self.outage = ""  # why nobody answers there now: see engines.base.outage_of
+        self.outage = ""  # why the server is away now; see engines.base.outage_of
         self._name = name
         self._search: asyncio.Task[None] | None = None
         self._closed = threading.Event()
@@ -128,22 +129,23 @@ class RemoteServer(ABC):
 
     @abstractmethod
     def _translate_error(self, error: BaseException) -> KvasirError:
-        """The error of the job for a failed request."""
+        """The job's error for a failed request."""
 
     @abstractmethod
     def _is_gone(self, error: BaseException) -> bool:
-        """Whether an error means that nobody is there."""
+        """Whether an error means that the server is gone."""
 
     @abstractmethod
     async def _probe(self) -> Any:
-        """Ask for something that costs nothing."""
+        """Send a request that costs nothing."""
 
     @abstractmethod
     async def _close_client(self) -> None:
         """Close the client's connections."""
 
     def _call(self, send: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """The one thing that comes back. Raises what `translate_error` gives, and EngineUnavailable once closed."""
+        """The result of a request with a single result. Raises the error from `_translate_error`, and EngineUnavailable
+        once closed."""
 
         async def produce_one() -> AsyncIterator[Any]:
             yield await send()
@@ -154,7 +156,8 @@ class RemoteServer(ABC):
     def _receive(
         self, produce: Callable[[], AsyncIterator[Any]], stop: threading.Event | None
     ) -> Generator[Any, None, None]:
-        """One piece after another. Raises as `_call`, and Cancelled soon after `stop` is set."""
+        """The results of a request, one after the other. Raises the errors of `_call`, and Cancelled soon after `stop`
+        is set."""
         inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         check_running(self._name, self._closed, stop)
         task = asyncio.run_coroutine_threadsafe(self._deliver(produce, inbox), self._loop)
@@ -182,7 +185,7 @@ class RemoteServer(ABC):
                 sent_count += 1
                 async for piece in produce():
                     sent_count = _MOST_SENT
-                    while inbox.qsize() >= MAX_WAITING_EVENTS:  # a server may be faster than whoever reads
+                    while inbox.qsize() >= MAX_WAITING_EVENTS:  # the server may be faster than the reader
                         await asyncio.sleep(POLL_S / 10)
                     inbox.put(piece)
             except BaseException as error:
@@ -198,13 +201,14 @@ class RemoteServer(ABC):
                 return inbox.put(_End(None))
 
     def _note(self, error: BaseException) -> None:
-        """Before the job learns of its error: its worker shall not take another one."""
+        """Note an error before the job learns of it, so that its worker doesn't take another job."""
         if not (self.outage or self._closed.is_set()) and self._is_gone(error):
             self.outage = str(self._translate_error(error))
             self._search = asyncio.create_task(self._await_return())
 
     async def _await_return(self) -> None:
-        """At once, for it may have closed no more than one connection; then until it answers, if only with an error."""
+        """Probe the server, at once because it may only have closed one connection, and then until it answers, even
+        with an error."""
         if not await self._answers():
             _log.warning("%s; until it does, its worker takes no jobs", self.outage)
             pauses = wait_exponential(_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S)
@@ -216,7 +220,7 @@ class RemoteServer(ABC):
         try:
             async with asyncio.timeout(CONNECT_S):
                 await self._probe()
-        except Exception as error:  # noqa: BLE001  whatever the client raises
+        except Exception as error:  # noqa: BLE001  the client may raise any error
             return not isinstance(error, TimeoutError) and not self._is_gone(error)
         return True
 
@@ -232,7 +236,8 @@ class RemoteServer(ABC):
 
     async def _shut_down(self) -> None:
         if self._search is not None:
-            await asyncio.wait({self._search}, timeout=POLL_S)  # anyio warns of connections that end as they begin
+            # Anyio warns about connections that end while they begin.
+            await asyncio.wait({self._search}, timeout=POLL_S)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -245,9 +250,9 @@ S = TypeVar("S", bound=RemoteServer)
 
 
 class TextOnly(Generic[S]):
-    """The half of an engine that says no to ids and KV caches; its prefill half passes every job through.
+    """The part of an engine that refuses ids and KV caches. Its prefill half passes every job through.
 
-    Who answers sets `info`.
+    The subclass, which answers, sets `info`.
     """
 
     info: EngineInfo
@@ -257,7 +262,7 @@ class TextOnly(Generic[S]):
         self._server_name = server_name
         self._context = context
         self._letters_per_token = LETTERS_PER_TOKEN
-        self._neighbours_bytes_per_token = 0.0  # mean over the prompts answered lately; 0: none yet
+        self._neighbours_bytes_per_token = 0.0  # mean over recently answered prompts; 0: none yet
 
     @property
     def outage(self) -> str:
@@ -265,15 +270,16 @@ class TextOnly(Generic[S]):
         return self._server.outage
 
     def close(self) -> None:
-        """Calls in progress raise EngineUnavailable. The model stays loaded: others may be using it. Idempotent."""
+        """Calls in progress raise EngineUnavailable. The model stays loaded, because others may be using it.
+        Idempotent."""
         self._server.close()
 
     def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
-        """No ids: the server keeps them to itself."""
+        """Returns no ids, because the server doesn't reveal them."""
         return TokenizedPrompt((), 0)
 
     def count_tokens(self, text: str) -> int:
-        """An estimate, by the sample that the server counted at the start."""
+        """An estimate, based on the sample that the server counted at the start."""
         return math.ceil(len(text) / self._letters_per_token)
 
     def prefill(
@@ -284,7 +290,7 @@ class TextOnly(Generic[S]):
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
     ) -> PrefillReport:
-        """Always KVTransferFailed: no KV cache comes out."""
+        """Always raises KVTransferFailed, because the server gives out no KV cache."""
         raise KVTransferFailed(f"{self._server_name} gives no KV cache out")
 
     def decode(
@@ -295,17 +301,17 @@ class TextOnly(Generic[S]):
         on_text: Callable[[str], None] | None = None,
         stop: threading.Event | None = None,
     ) -> Answer:
-        """Always KVTransferFailed: text is taken (`decode_text`), no ids and no KV cache."""
+        """Always raises KVTransferFailed, because only text can be sent (`decode_text`), no ids and no KV cache."""
         raise KVTransferFailed(f"{self._server_name} takes no token ids and no KV cache in")
 
     def pin_cache(self, tokens: Sequence[int], cache: KVCache) -> AbstractContextManager[None]:
-        """Always KVTransferFailed, as `decode`."""
+        """Always raises KVTransferFailed, like `decode`."""
         raise KVTransferFailed(f"{self._server_name} takes no token ids and no KV cache in")
 
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
-        """Always KVTransferFailed, as `decode`."""
+        """Always raises KVTransferFailed, like `decode`."""
         raise KVTransferFailed(f"{self._server_name} takes no token ids and no KV cache in")
 
     def _check_capacity(self, sampling: Sampling) -> None:
@@ -313,29 +319,31 @@ class TextOnly(Generic[S]):
             raise ContextExceeded(f"{sampling.max_tokens:,} tokens to answer, but the context holds {self._context:,}")
 
     def _messages(self, prompt: Sequence[Part]) -> list[PromptMessage]:
-        """The messages of a prompt. Raises InvalidPrompt for an answer that is to go on: servers differ in how."""
+        """The messages of a prompt. Raises InvalidPrompt for an answer to be continued, because servers treat it
+        differently."""
         messages = chat(prompt)
         if messages[-1].is_continued:
             raise InvalidPrompt(f"{self._server_name} can't be told to continue an answer: end with another message")
         return messages
 
     def _check_whole(self, prompt: Sequence[Part], sampling: Sampling, prompt_tokens: int) -> None:
-        """Raises ContextExceeded unless the whole prompt was read; `prompt_tokens`: 0 if the server doesn't tell."""
+        """Raises ContextExceeded unless the whole prompt was read. `prompt_tokens` is 0 if the server doesn't report
+        it."""
         if prompt_tokens + sampling.max_tokens > self._context:
             raise ContextExceeded(
                 f"the prompt has {prompt_tokens:,} tokens (more, if {self._server_name} cut it) and the answer may "
                 f"have {sampling.max_tokens:,}, but the context holds {self._context:,}"
             )
         text = "".join(part.text for part in prompt)
-        # Of UTF-8, since a token has about as many of them in every language.
+        # Bytes of UTF-8, since a token has about as many of them in every language.
         num_bytes = len(_RUN.sub(r"\1\1\1", text).encode("utf-8", "surrogatepass"))
-        # The sample is ASCII: its letters are bytes.
+        # The sample is ASCII, so its letters are bytes.
         expected = num_bytes / (self._neighbours_bytes_per_token or self._letters_per_token)
         is_cut = 0 < prompt_tokens < expected * _CUT
         if 0 <= prompt_tokens - self._context // 2 <= _KEPT:
             expected = max(expected, num_bytes / self._letters_per_token)
             is_cut = not expected * _CUT_TO_HALF <= prompt_tokens <= expected / _CUT_TO_HALF
-        # No token has less than a byte: what is shorter than the context in bytes is never cut.
+        # A token has at least one byte, so a prompt with fewer bytes than the context has tokens is never cut.
         if is_cut and len(text.encode("utf-8", "surrogatepass")) + _TEMPLATE_BYTES > self._context:
             raise ContextExceeded(
                 f"{self._server_name} seems to have cut a prompt of about {expected:,.0f} tokens to {prompt_tokens:,}"
@@ -346,9 +354,9 @@ class TextOnly(Generic[S]):
 
 
 def context_of(server_name: str, model: str, trained_context: int, requested_context: int) -> int:
-    """The context to go by. `trained_context`: what the server says, 0 if nothing.
+    """The context to use. `trained_context`: the server's figure; 0 if it gives none.
 
-    Raises ConfigError where that is shorter.
+    Raises ConfigError if `requested_context` is longer than that, or if neither is known.
     """
     if trained_context and requested_context > trained_context:
         raise ConfigError(f"{model} was trained for a context of {trained_context:,}; set context to that or less")

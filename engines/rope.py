@@ -1,25 +1,27 @@
-"""RoPE as an engine computes it, to hold two engines to each other before a KV cache goes between them. Pure."""
+"""RoPE as an engine computes it, to compare two engines before a KV cache is transferred between them. Pure
+functions."""
 
 import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Relative. Through a file's float32 and a power in float32 a frequency is off by up to 2e-6, and through a GPU's fast
-# sine by ten times that; YaRN's ramp, truncated or not, moves frequencies by percents, and any other choice by more.
+# Relative tolerance. A file's float32 and a power in float32 change a frequency by up to 2e-6, and a GPU's fast sine by
+# ten times that. YaRN's ramp, truncated or not, changes frequencies by percents, and any other setting by more.
 TOLERANCE = 1e-4
-# Of what names a family, where no tolerance is possible: no two configurations of one model differ by less in every
-# frequency, and two engines' roundings fall on different sides of one in some thousand of models, which is refused.
+# Digits of a frequency in a family's name, where no tolerance is possible. Two configurations of one model always
+# differ by more in some frequency. In about one of a thousand models, two engines' roundings give different digits, and
+# the transfer is refused.
 _NAMED_DIGITS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """What one kind of layer does to its keys: pair i is turned by `frequencies[i]` radians at each position."""
+    """What one kind of layer does to its keys: pair i is rotated by `frequencies[i]` radians per position."""
 
     frequencies: tuple[float, ...]
     scale: float = 1.0  # factor on the rotated numbers: YaRN's attention factor (mscale)
-    base: float = 0.0  # as the model states it, to say what differs; 0: measured, not stated
+    base: float = 0.0  # as the model states it, for messages about a difference; 0: measured and not stated
 
     def __str__(self) -> str:
         pairs = len(self.frequencies)
@@ -30,12 +32,14 @@ class Rope:
 
 
 def ropes_text(ropes: Sequence[Rope]) -> str:
-    """For people, and for comparing where only text can be kept: a registration, a family's name. "" for none."""
+    """RoPE as text, for people, and for comparisons where only text is stored: in a registration or a family's name. ""
+    for none."""
     return " and ".join(dict.fromkeys(map(str, ropes)))
 
 
 def difference(left: Sequence[Rope], right: Sequence[Rope]) -> str:
-    """The difference, such as "RoPE base 10,000 and 500,000"; "": none beyond rounding, or one is not known."""
+    """The difference, such as "RoPE base 10,000 and 500,000"; "" if there is none beyond rounding, or if one side is
+    unknown."""
     if not left or not right:
         return ""
     if len(left) != len(right):
@@ -64,7 +68,7 @@ def _difference(left: Rope, right: Rope) -> str:
 
 
 def plain(base: float, dimensions: int) -> list[float]:
-    """Frequencies without any scaling: base^(-2i/d) (Su et al., RoFormer, arXiv 2104.09864, 3.2.2)."""
+    """Frequencies without scaling: base^(-2i/d) (Su et al., RoFormer, arXiv 2104.09864, 3.2.2)."""
     return [base ** (-2 * pair / dimensions) for pair in range(dimensions // 2)]
 
 
@@ -76,10 +80,10 @@ def yarn(
     rotations: tuple[float, float],
     truncate: bool = True,
 ) -> list[float]:
-    """Fast pairs as they are, slow ones slowed by `factor`, a ramp between (YaRN, arXiv 2309.00071, 3.2).
+    """Fast pairs unchanged, slow ones slowed by `factor`, and a ramp in between (YaRN, arXiv 2309.00071, 3.2).
 
-    The ramp runs from the pair that turns so often in the `original` context as the first of `rotations` says, to that
-    of the second; `truncate`: between whole pairs.
+    The two `rotations` are how often the pairs at the ramp's ends turn within the `original` context. With `truncate`
+    the ramp starts and ends at whole pairs.
     """
     dimensions = 2 * len(frequencies)
     low, high = (dimensions * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in rotations)

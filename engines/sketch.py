@@ -35,10 +35,10 @@ from messages.kv import Array, KVLayout
 TOKENS = 2048
 POSITIONS = 16
 WIDTH = 16
-VERSION = 1  # another one is never compared with this one
+VERSION = 1  # sketches of different versions are never compared
 _MAX_BYTES = 4 << 20  # 1,024 layers take 2.2 MiB
 
-# From fine to coarse: of the first layer, and of those after it.
+# From fine to coarse: the tolerance for the first layer, and for later layers.
 TOLERANCES = {
     "f32": (1e-4, 1e-3),
     "f16": (2e-3, 7e-3),
@@ -47,7 +47,7 @@ TOLERANCES = {
     "q4": (0.4, 1.3),
 }
 _ROUNDINGS = tuple(TOLERANCES)
-# Of so many positions one may be further off: where two experts are nearly tied, rounding takes another one.
+# One position in this many may differ by more: where two experts are nearly tied, rounding may choose the other one.
 _POSITIONS_PER_OUTLIER = 8
 
 
@@ -61,8 +61,8 @@ class Sketch:
     """
 
     engine: str
-    rounding: str  # precision of the weights, a key of TOLERANCES
-    weights: str  # fingerprint of the very files
+    rounding: str  # precision of the weights; a key of TOLERANCES
+    weights: str  # fingerprint of these weight files
     tokenizer: str
     tokens: int  # length of the prompt whose KV cache was sketched
     layout: KVLayout
@@ -79,13 +79,14 @@ class Sketch:
 
     @cached_property
     def name(self) -> str:
-        """32 hex digits that name its bytes: where it lies in the store, and what stored KV says of its producer."""
+        """32 hex digits, the hash of its bytes. The sketch is stored under it, and stored KV names its producer by
+        it."""
         return sketch_name(self.body)
 
 
 @dataclass(frozen=True, slots=True)
 class SketchAgreement:
-    """Of two sketches: why the KV caches of one are not for the other ("": they are), and the difference by layer.
+    """The comparison of two sketches: why KV caches can't be exchanged ("" if they can), and the difference by layer.
 
     `formats_differ`: dtypes or formats of weights differ. `layers`: of K and of V, as a share of their norms, and what
     is taken for rounding.
@@ -99,7 +100,7 @@ class SketchAgreement:
 def read_sketch(body: bytes, name: str) -> Sketch:
     """The sketch of that name. Raises KVTransferFailed, whatever else the bytes are."""
     if len(body) > _MAX_BYTES or sketch_name(body) != name:
-        raise KVTransferFailed(f"what the store holds as sketch {name:.12} is another")
+        raise KVTransferFailed(f"the store holds another sketch under the name {name:.12}")
     header, _, rest = body.partition(b"\n")
     try:
         fields = json.loads(header)
@@ -126,9 +127,9 @@ def read_sketch(body: bytes, name: str) -> Sketch:
 
 
 def prompt_ids(vocabulary: int, tokens: int) -> tuple[int, ...]:
-    """The ids that every engine with this many gets, a shorter prompt the first of them.
+    """The prompt for every engine with this vocabulary size. A shorter prompt is a prefix of a longer one.
 
-    Control tokens lie at either end of nearly every vocabulary, so the first and the last eighth are left out.
+    Nearly every vocabulary has its control tokens at either end, so the first and the last eighth are left out.
     """
     margin = vocabulary // 8
     numbers = np.frombuffer(random_bytes(f"ids/{vocabulary}", 4 * TOKENS), "<u4")[:tokens]
@@ -141,7 +142,8 @@ def numbers_shape(layout: KVLayout) -> tuple[int, int, int, int]:
 
 
 def positions(layout: KVLayout, layer: int, tokens: int) -> list[int]:
-    """Where a layer is looked at: 9k² and the last position; with a window, evenly over the rows that are kept.
+    """The positions at which a layer is sampled: 9k² and the last one; with a window, evenly over the rows that are
+    kept.
 
     A recurrent state, whose rows follow those of the layers, is looked at after the last position.
     """
@@ -154,7 +156,7 @@ def positions(layout: KVLayout, layer: int, tokens: int) -> list[int]:
 
 
 def project(layer: int, kv_vectors: Array) -> Array:
-    """(2, WIDTH + 1) of the kv_vectors K and V, (2, size)."""
+    """The projection of K and V, (2, size), as (2, WIDTH + 1)."""
     size = kv_vectors.shape[1]
     bits = np.unpackbits(np.frombuffer(random_bytes(f"signs/{layer}", 2 * size * WIDTH // 8), np.uint8))
     signs = bits.reshape(2, size, WIDTH).astype(np.float32) * 2 - 1
@@ -163,7 +165,7 @@ def project(layer: int, kv_vectors: Array) -> Array:
 
 
 def compare(consumer: Sketch, producer: Sketch) -> SketchAgreement:
-    """Whether KV caches by the engine of `producer` are what that of `consumer` would compute, but for rounding."""
+    """Whether the engine of `consumer` would compute the same KV caches as that of `producer`, up to rounding."""
     names = f"{producer.engine} and {consumer.engine}"
     formats = {(end.rounding, end.layout.dtype) for end in (consumer, producer)}
     if consumer.tokenizer != producer.tokenizer:
@@ -200,22 +202,23 @@ def _place(layout: KVLayout, row: int, position: int, part: int) -> str:
 
 
 def _coarsest(left: Sketch, right: Sketch) -> str:
-    """The coarsest rounding on the way to either KV cache."""
+    """The coarsest rounding involved in either KV cache."""
     roundings = {left.rounding, right.rounding}
-    if left.weights == right.weights:  # rounded alike; what is left is that kernels round activations, to 8 bits
+    if left.weights == right.weights:  # rounded the same way; only kernels may still round activations, to 8 bits
         roundings = {min(rounding, "q8", key=_ROUNDINGS.index) for rounding in roundings}
     return max(roundings | {left.layout.dtype, right.layout.dtype}, key=_ROUNDINGS.index)
 
 
 def _common_positions(left: Sketch, right: Sketch, layer: int) -> list[int]:
-    """The positions of a layer that are in both."""
+    """The positions of a layer that are in both sketches."""
     return sorted(set.intersection(*(set(positions(end.layout, layer, end.tokens)) for end in (left, right))))
 
 
 def _distances(consumer: Sketch, producer: Sketch, layer: int) -> tuple[list[int], Array, Array]:
-    """The common positions of a layer, and how far both are apart there: (K and V, positions), in all and in norm.
+    """The common positions of a layer, and how far the two sketches differ there: (K and V, positions), in total and in
+    norm.
 
-    As shares of the norm there, or of the usual one where that is less.
+    The differences are shares of the norm at that position, or of the median norm if that position's is smaller.
     """
     places = _common_positions(consumer, producer, layer)
     consumer_numbers, producer_numbers = (
@@ -233,11 +236,12 @@ def _distances(consumer: Sketch, producer: Sketch, layer: int) -> tuple[list[int
 
 
 def _likely_cause(distances: Array, norms: Array, places: Sequence[int], tolerance: float) -> str:
-    """The likely reason for what is seen in the first layer that differs, as `_distances` gives it."""
+    """The likely cause of the differences that `_distances` found in the first layer that differs."""
     off = ~(distances <= tolerance)
     first = int(np.argmax(off.any(axis=0)))
     outliers = len(places) // _POSITIONS_PER_OUTLIER
-    if off[1].sum() <= outliers and (norms[0] > tolerance).sum() <= outliers:  # keys are turned, and keep their length
+    if off[1].sum() <= outliers and (norms[0] > tolerance).sum() <= outliers:
+        # Keys are rotated differently but keep their length.
         if places[0]:
             return "of RoPE's base or scaling, or of interleaved pairs: only the direction of keys differs"
         if not first:
@@ -251,19 +255,20 @@ def _likely_cause(distances: Array, norms: Array, places: Sequence[int], toleran
 
 
 class SketchStore(Protocol):
-    """Where sketches lie by their names: the cluster state."""
+    """Where sketches are stored by name: the cluster state."""
 
     def put_sketch(self, name: str, body: bytes) -> None:
-        """Keep one."""
+        """Store a sketch."""
 
     def get_sketch(self, name: str) -> bytes | None:
-        """It, or None."""
+        """The sketch with this name, or None."""
 
 
 class Sketches:
-    """A worker's own sketch, and what came of comparing others' with it. Thread-safe.
+    """A worker's own sketch, and the results of comparing others with it. Thread-safe.
 
-    Without one (an engine that makes none, or one process that hands over to itself) only KV caches of no sketch pass.
+    Without its own sketch (because the engine has none, or because one process has both roles), it only accepts KV
+    caches without a sketch.
     """
 
     def __init__(self, sketch: Sketch | None = None, store: SketchStore | None = None) -> None:
@@ -274,12 +279,13 @@ class Sketches:
         self._agreements = {self.name: SketchAgreement("")}
 
     def publish(self) -> None:
-        """Have our own lie in the store, for those who are to compare theirs with it."""
+        """Store this worker's sketch, so that others can compare theirs with it."""
         if self._sketch and self._store:
             self._store.put_sketch(self.name, self._sketch.body)
 
     def agreement(self, name: str) -> SketchAgreement:
-        """Whether to take KV caches of the producer with the sketch `name`. Compared once, as soon as it is found."""
+        """Whether to accept KV caches from the producer with the sketch `name`. It is compared once, as soon as it is
+        found."""
         if name not in self._agreements:
             if not self._sketch or not self._store or not name:
                 return SketchAgreement("its producer and this worker did not both leave a sketch of what they compute")
@@ -288,7 +294,7 @@ class Sketches:
                 return SketchAgreement("the sketch of its producer is not in the store, so nothing was compared")
             try:
                 self._agreements[name] = compare(self._sketch, read_sketch(body, name))
-            except KVTransferFailed as error:  # what lies there may be replaced
+            except KVTransferFailed as error:  # the stored bytes may be replaced later
                 return SketchAgreement(str(error))
             if self._agreements[name].problem:
                 self.refusals[name] = self._agreements[name].problem
@@ -296,10 +302,10 @@ class Sketches:
 
 
 def sketch_name(body: bytes) -> str:
-    """The hash by which a sketch goes."""
+    """The hash under which a sketch is stored."""
     return hashlib.blake2b(body, digest_size=16, person=b"kvasir.sketch").hexdigest()
 
 
 def random_bytes(name: str, size: int) -> bytes:
-    """The same bytes everywhere and for ever, which no library's random numbers promise."""
+    """Bytes that are the same everywhere and for ever, which no library's random generator guarantees."""
     return hashlib.shake_128(f"kvasir.sketch/{VERSION}/{name}".encode()).digest(size)

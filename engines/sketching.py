@@ -1,4 +1,4 @@
-"""An engine's sketch (`engines.sketch`): made when a worker first loads a model, and kept in a file."""
+"""An engine's sketch (`engines.sketch`): computed when a worker first loads a model, and kept in a file."""
 
 from collections.abc import Sequence
 
@@ -22,10 +22,11 @@ from messages.kv import Array, KVLayout, Record, RecurrentState, Window, cast
 
 
 def sketch_of(engine: PrefillEngine) -> Sketch | None:
-    """The engine's own; None for one that tells no vocabulary, and so gives its KV caches only to its like.
+    """The engine's sketch; None if the engine reports no vocabulary, and so can only exchange KV caches with its own
+    kind.
 
-    Computed once for each weights, tokenizer, build, device and dtype, and kept in the user's cache folder: a prefill
-    of at most 2,047 tokens. Raises what the engine raises.
+    It is computed by a prefill of at most 2,047 tokens, once for each combination of weights, tokenizer, build, device
+    and dtype, and kept in the user's cache folder. Raises the engine's errors.
     """
     info = engine.info
     if not info.vocabulary or info.layout is None:
@@ -45,7 +46,7 @@ def sketch_of(engine: PrefillEngine) -> Sketch | None:
 
 
 def fresh_sketch(engine: PrefillEngine, layout: KVLayout) -> Sketch:
-    """The engine's own, computed now and kept nowhere. Raises what the engine raises."""
+    """The engine's sketch, computed now and not stored. Raises the engine's errors."""
     info, tokens = engine.info, _num_tokens(engine.info)
     numbers = compute_numbers(engine, layout, prompt_ids(info.vocabulary, tokens))
     weights = info.weights or info.fingerprint
@@ -53,11 +54,12 @@ def fresh_sketch(engine: PrefillEngine, layout: KVLayout) -> Sketch:
 
 
 def _num_tokens(info: EngineInfo) -> int:
-    return min(TOKENS, info.context) - 1  # the last one would be the decoder's
+    return min(TOKENS, info.context) - 1  # the last token is left to the decoder
 
 
 def compute_numbers(engine: PrefillEngine, layout: KVLayout, ids: Sequence[int]) -> Array:
-    """The numbers of a sketch, by a prefill of `ids`. Raises what that raises, and KVTransferFailed for inf or nan."""
+    """The numbers of a sketch, from a prefill of `ids`. Raises the prefill's errors, and KVTransferFailed for inf or
+    nan."""
     numbers = np.zeros(numbers_shape(layout), np.float32)
 
     def add_record(record: Record) -> None:

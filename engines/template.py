@@ -1,7 +1,7 @@
-"""Chat templates: programs of whoever made a model, run in Jinja's sandbox, and tried before they are used.
+"""Chat templates are programs by a model's author. They run in Jinja's sandbox, and are tested before they are used.
 
-A sandbox keeps a program from reaching anything, and not from taking all time and memory. So a template is rendered
-once in a process of its own, with limits: this file is that process's program, too.
+A sandbox keeps a program from reaching anything outside, but not from using all time and memory. So a template is first
+rendered in a separate process with limits. This file is also that process's program.
 """
 
 import json
@@ -17,17 +17,17 @@ from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _LONGEST = 1 << 20  # characters that a template may put around nearly empty messages
-# Templates refuse some of these; what they do print stays within the limits.
+# Templates refuse some of these conversations; what they do print must stay within the limits.
 _CONVERSATIONS = (
     ("user",),
     ("system", "user"),
     ("user", "assistant", "user"),
-    ("system", *("user", "assistant") * 127, "user"),  # the longest that a job may have
+    ("system", *("user", "assistant") * 127, "user"),  # the longest conversation that a job may have
 )
 
 
 def sandbox() -> ImmutableSandboxedEnvironment:
-    """Where a template can reach nothing but what it is given."""
+    """An environment in which a template can't reach anything that it is not given."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
@@ -37,7 +37,7 @@ def sandbox() -> ImmutableSandboxedEnvironment:
 
 
 def rendered(template: Template, messages: list[dict[str, Any]], tokens: dict[str, str], today: datetime) -> str:
-    """These messages, and the opening of the assistant's answer. Raises what the template does."""
+    """These messages and the start of the assistant's answer. Raises the template's errors."""
     return template.render(
         messages=messages,
         add_generation_prompt=True,
@@ -51,7 +51,7 @@ def rendered(template: Template, messages: list[dict[str, Any]], tokens: dict[st
 @lru_cache(16)
 def require_bounded(text: str, tokens: tuple[tuple[str, str], ...], name: str) -> None:
     """Raises ConfigError if rendering a short conversation, or a long one, takes too much time or memory."""
-    from messages.errors import ConfigError  # here, since the trial finds no package of ours
+    from messages.errors import ConfigError  # imported here, because the test process can't import Kvasir's packages
     from messages.limits import MAX_TEMPLATE_MEMORY_BYTES, TEMPLATE_S
 
     trial = json.dumps([text, dict(tokens), TEMPLATE_S, MAX_TEMPLATE_MEMORY_BYTES]).encode()
@@ -66,7 +66,7 @@ def require_bounded(text: str, tokens: tuple[tuple[str, str], ...], name: str) -
 
 
 def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    # Not Jinja's own filter, which escapes < and > for HTML.
+    # Jinja's own filter is not used, because it escapes < and > for HTML.
     return json.dumps(value, ensure_ascii=False, indent=indent, **options)
 
 
@@ -77,7 +77,7 @@ def _raise(message: str) -> str:
 def _try(text: str, tokens: dict[str, str], seconds: int, memory: int) -> None:
     """Render the template within these limits, or die."""
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    with suppress(ValueError, OSError):  # macOS knows no such limit
+    with suppress(ValueError, OSError):  # macOS does not have this limit
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     for roles in _CONVERSATIONS:
         messages = [{"role": role, "content": "x"} for role in roles]
@@ -86,7 +86,7 @@ def _try(text: str, tokens: dict[str, str], seconds: int, memory: int) -> None:
                 sys.exit(1)
         except MemoryError:
             raise
-        except Exception:  # noqa: BLE001  what it refuses is said when it is used
+        except Exception:  # noqa: BLE001  an error about a conversation is reported when it is used
             continue
 
 

@@ -1,4 +1,4 @@
-"""How a call waits inside an engine: until it is its turn, the engine is closed, or it is told to stop."""
+"""How a call waits inside an engine: until it is its turn, the engine is closed, or the call is cancelled."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from messages.errors import Cancelled, EngineUnavailable
 
-POLL_S = 0.1  # how often whoever waits looks whether to go on
+POLL_S = 0.1  # how often a waiting call checks whether to continue
 
 
 def check_running(engine: str, closed: threading.Event, stop: threading.Event | None) -> None:
@@ -19,7 +19,7 @@ def check_running(engine: str, closed: threading.Event, stop: threading.Event | 
 
 @contextmanager
 def acquire_slot(slots: threading.Semaphore, check: Callable[[], None]) -> Iterator[None]:
-    """One of the slots, as soon as it is free. Meanwhile it lets `check` raise."""
+    """Wait for a free slot. While waiting, calls `check`, which may raise."""
     check()
     while not slots.acquire(timeout=POLL_S):
         check()

@@ -1,4 +1,4 @@
-"""What every worker's registration says of its engine and its process."""
+"""What every worker's registration says about its engine and its process."""
 
 import hashlib
 import os
@@ -14,9 +14,10 @@ MEND_ROPE = (
     "give both conversions of one configuration (llama.cpp always truncates YaRN's ramp), or run one engine at both "
     "ends"
 )
-_NOTE_CHARS = 250  # a registration's notes take 1,024 bytes, and a reason may quote anything
-_BUILD_CHARS = 60  # and a build 255
-# What templates do unlike: begin, state a system message or refuse it, close an answer, and open the next.
+_NOTE_CHARS = 250  # a registration's notes hold 1,024 bytes, and a reason may quote long text
+_BUILD_CHARS = 60  # a registration's build holds 255 bytes
+# Conversations on which templates differ: how they begin, print or refuse a system message, close an answer, and open
+# the next.
 _CONVERSATIONS = (
     (Part("user", "Why?"),),
     (Part("system", "Be brief."), Part("user", "Why?")),
@@ -32,7 +33,7 @@ def engine_registration(
     loaded_model: LoadedEngine[PrefillEngine] | LoadedEngine[DecodeEngine],
     roles: tuple[WorkerStage, ...] = (),
 ) -> WorkerInfo:
-    """The registration of this process as a worker that does nothing yet."""
+    """The registration of this process as a worker that is still idle."""
     info = loaded_model.engine.info
     return WorkerInfo(
         worker_id=worker_id,
@@ -58,6 +59,7 @@ def engine_registration(
         sketch=loaded_model.sketches.name,
         details=WorkerDetails(
             roles,
+            links=loaded_model.links,
             engine_build=info.build[:_BUILD_CHARS],
             slot_file_version=info.slot_file_version,
             template=loaded_model.template,
@@ -66,9 +68,9 @@ def engine_registration(
 
 
 def template_name(engine: Tokenizes) -> str:
-    """Names what the engine's chat template makes of fixed conversations; "": it renders none, or tells no ids.
+    """A hash of the engine's chat template's output for fixed conversations; "" if it renders none or reveals no ids.
 
-    Engines whose templates and tokenizers do the same have the same name, whatever file the template came from.
+    Engines whose templates and tokenizers behave the same have the same name, whatever file the template came from.
     """
     found: list[tuple[int, ...]] = []
     for conversation in _CONVERSATIONS:
@@ -80,7 +82,8 @@ def template_name(engine: Tokenizes) -> str:
 
 
 def different_template(left: WorkerInfo, right: WorkerInfo) -> str:
-    """That the chat templates of two workers differ, in words; "": they don't, or one doesn't say."""
+    """A sentence that says that two workers' chat templates differ; "" if they don't, or if one of them doesn't report
+    its own."""
     names = [worker.details.template for worker in (left, right)]
     if not all(names) or names[0] == names[1] or left.tokenizer != right.tokenizer:
         return ""
@@ -91,9 +94,9 @@ def different_template(left: WorkerInfo, right: WorkerInfo) -> str:
 
 
 def kv_text(info: EngineInfo) -> str:
-    """What a registration says of an engine's KV caches, such as `2 layers x …; f16; RoPE base 1e+04, …`.
+    """What a registration says about an engine's KV caches, such as `2 layers x …; f16; RoPE base 1e+04, …`.
 
-    RoPE is left out where the windows of uneven layers fill the field.
+    RoPE is left out if the windows of uneven layers fill the field.
     """
     layout, ropes = layout_text(info.layout), ropes_text(info.ropes)
     text = f"{layout}; {ropes}"
@@ -101,7 +104,8 @@ def kv_text(info: EngineInfo) -> str:
 
 
 def ignored_window(left: tuple[str, str], right: tuple[str, str]) -> str:
-    """Which of two (engine, kv_text), alike in all else, computes without a window, in words; "": neither."""
+    """Which of two (engine, kv_text) that are otherwise equal ignores the sliding window, in words; "" if neither
+    does."""
     (shape, _, left_window), (other_shape, _, right_window) = (
         text.partition(";")[0].partition(", window ") for _, text in (left, right)
     )
@@ -114,7 +118,8 @@ def ignored_window(left: tuple[str, str], right: tuple[str, str]) -> str:
 
 
 def different_rope(left: tuple[str, str], right: tuple[str, str]) -> str:
-    """What two (engine, kv_text) compute differently; "": nothing, or one doesn't say. What to do is `MEND_ROPE`."""
+    """What two (engine, kv_text) compute differently; "" if nothing, or if one doesn't say. `MEND_ROPE` says what to
+    do."""
     left_ropes, right_ropes = (text.split("; ")[2:] for _, text in (left, right))
     if not left_ropes or not right_ropes or left_ropes == right_ropes:
         return ""

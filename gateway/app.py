@@ -1,4 +1,4 @@
-"""The web application: both APIs, what operators ask, and the form of every error."""
+"""The web application: both APIs, the pages for operators, and the form of every error."""
 
 import functools
 import json
@@ -24,7 +24,7 @@ _for_operators = APIRouter(tags=["operators"])
 
 def make_app(gateway: Gateway) -> FastAPI:
     """The application of a gateway."""
-    # Routes and not routers: an included router is compared with its own routes again at every request.
+    # The routes are copied out of their routers because FastAPI matches an included router's routes twice per request.
     routes = [
         route
         for router in (openai_api.router, batches_api.router, ollama_api.router, _for_operators)
@@ -62,7 +62,10 @@ async def _describe(request: Request) -> Response:
 
 
 def _descriptions(app: FastAPI) -> dict[str, Response]:
-    """Both APIs, for people and for programs. Made once: whoever has no key may ask for them as often as he likes."""
+    """Build the OpenAPI descriptions of both APIs, as a page and as JSON.
+
+    They are built once: clients without a key may ask for them often.
+    """
     return {
         "/docs": HTMLResponse(page(app.openapi()), headers={"Content-Security-Policy": _NOTHING_FROM_ELSEWHERE}),
         "/openapi.json": JSONResponse(app.openapi()),
@@ -71,20 +74,20 @@ def _descriptions(app: FastAPI) -> dict[str, Response]:
 
 @_for_operators.get("/health")
 async def _health() -> dict[str, Any]:
-    """200 as long as the process lives."""
+    """Answer 200 as long as the process lives."""
     return {"status": "ok"}
 
 
 @_for_operators.get("/ready")
 async def _ready(request: Request) -> Response:
-    """200 if a request could be answered now, else 503 with the reasons."""
+    """Answer 200 if a request could be answered now, else 503 with the reasons."""
     reasons = await request.app.state.gateway.why_not_ready()
     return JSONResponse({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
 
 @_for_operators.get("/metrics")
 async def _metrics(request: Request) -> Response:
-    """Prometheus text format; of models only those that the key may use."""
+    """Return the metrics in Prometheus text format. They name only the models that the key may use."""
     figures = request.app.state.gateway.figures
     return Response(figures.as_text(request.state.key), media_type=CONTENT_TYPE_LATEST)
 
@@ -104,7 +107,7 @@ async def _on_http_error(request: Request, error: HTTPException) -> Response:
     path = request.url.path
     if isinstance(error.__cause__, KvasirError):
         return await _on_error(request, error.__cause__)
-    if isinstance(error.__cause__, ValueError | RecursionError):  # FastAPI calls only one kind of them invalid JSON
+    if isinstance(error.__cause__, ValueError | RecursionError):  # FastAPI reports only JSONDecodeError as invalid JSON
         return of_unread(error.__cause__).response(path)
     message = str(error.detail)
     if error.status_code == 404:

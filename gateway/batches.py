@@ -1,8 +1,8 @@
-"""Batches that clients have the gateway work on, each in a thread, as `kvasir run` does it.
+"""Batches that clients send to the gateway. Each runs in a thread, in the same way as `kvasir run`.
 
-A batch is described on disk before the client has its id. While it runs it has a folder as `kvasir run` has one: the
-journal there is the truth about its answers, so that a gateway which was killed goes on from it. At the end the answers
-become files, then the description says that it is over, and the folder goes.
+A batch's description is on disk before the client gets its id. While the batch runs, it has a folder like one of
+`kvasir run`. The journal in that folder records which answers have come, so a gateway that was killed continues from
+there. At the end the answers are written to files, the description is marked as over, and the folder is deleted.
 """
 
 import json
@@ -36,11 +36,11 @@ from producers.client import Client
 log = logging.getLogger(__name__)
 
 WINDOW_S = 24 * 3600.0
-_LATE_S = 30.0  # the workers' word that a job has expired comes first, if one holds it
+_LATE_S = 30.0  # a worker that holds an expired job gets this long to report it first
 _RETRY_S = 10.0
-_PROBLEMS = 20  # problems shown for a file without a usable line
-_TURN_S = 0.005  # spent on reading lines before the next batch gets its turn
-_reader = ThreadPoolExecutor(1, "lines")  # many threads at once would keep the event loop waiting for the interpreter
+_PROBLEMS = 20  # number of problems shown for a file that has no usable line
+_TURN_S = 0.005  # time spent on reading lines before the next batch gets its turn
+_reader = ThreadPoolExecutor(1, "lines")  # with several threads, the event loop would wait too long for the GIL
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 _FINAL_STATUSES = ("failed", "completed", "expired", "cancelled")
@@ -48,7 +48,11 @@ _FINAL_STATUSES = ("failed", "completed", "expired", "cancelled")
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A batch's description. `owner` as a file's; `models` are those that its lines may name, as they were then."""
+    """A batch's description.
+
+    `owner` is the name of the key that sent it, as in `StoredFile`. `models` are the models that its lines may name;
+    they are fixed when the batch is created.
+    """
 
     id: str
     owner: str
@@ -59,7 +63,7 @@ class StoredBatch:
     metadata: Mapping[str, str]
     models: Mapping[str, Defaults]
     status: Status = "validating"
-    since: Mapping[str, int] = field(default_factory=dict)  # when each status but the first began
+    since: Mapping[str, int] = field(default_factory=dict)  # when each status after the first began
     total: int = 0
     completed: int = 0
     failed: int = 0
@@ -67,7 +71,7 @@ class StoredBatch:
     error_file_id: str = ""
     errors: tuple[str, ...] = ()
     endpoint: str = prompt_lines.CHAT
-    output_expires_s: int = 0  # after their time of making, its output files are deleted; 0: never
+    output_expires_s: int = 0  # its output files are deleted this long after they were made; 0: never
 
     @property
     def expires(self) -> float:
@@ -76,12 +80,12 @@ class StoredBatch:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing about it will change."""
+        """Whether the batch has reached a final status."""
         return self.status in _FINAL_STATUSES
 
 
 class Batches:
-    """All batches of a gateway. Methods may be called from any thread; those that change something block."""
+    """All batches of a gateway. Methods may be called from any thread; methods that change something block."""
 
     def __init__(
         self,
@@ -90,9 +94,9 @@ class Batches:
         check_body: Callable[[dict[str, Any], str], None],
         objects: Objects = "closed",
     ) -> None:
-        """Goes on with what was under way. `check_body` raises BadLine for a body that is not served at a URL.
+        """Continue the batches that were under way. `check_body` raises BadLine for a body that its URL does not serve.
 
-        `objects`: see `strict_schema`; of batches that begin now.
+        `objects`: see `strict_schema`. It applies to batches that begin from now on.
         """
         self._folder = files.folder.with_name("batches")
         self.files = files
@@ -110,13 +114,13 @@ class Batches:
                 self._start(batch.id)
 
     def of(self, owner: str) -> list[StoredBatch]:
-        """Everything of one owner, oldest first."""
+        """Return all batches of one owner, oldest first."""
         return sorted(
             (batch for batch in list(self._batches.values()) if batch.owner == owner), key=lambda b: b.created
         )
 
     def get(self, name: str, owner: str) -> StoredBatch:
-        """Raises ApiError if there is none, or not for this owner."""
+        """Return a batch. Raises ApiError if it does not exist or belongs to another owner."""
         batch = self._batches.get(name)
         if batch is None or batch.owner != owner:
             raise ApiError(404, f"there is no batch {name!r:.80}", "batch_id", "not_found")
@@ -130,10 +134,11 @@ class Batches:
         models: Mapping[str, Defaults],
         **details: Any,
     ) -> StoredBatch:
-        """Begin a batch, on disk on return; with a key that the same content came with before, that batch.
+        """Begin a batch; its description is on disk on return.
 
-        `details` are further fields of the description.
-        Raises ApiError, BatchError.
+        The same content with the same key returns the existing batch.
+
+        `details` are further fields of the description. Raises ApiError, BatchError.
         """
         with self._changing:
             for earlier in self._batches.values() if key else ():
@@ -144,7 +149,7 @@ class Batches:
                 if number >= most:
                     message = f"{most} batches are under way already"
                     raise ApiError(429, message, code="too_many_batches", retry_s=60)
-            self.files.get(file.id, file.owner)  # it may have been deleted meanwhile
+            self.files.get(file.id, file.owner)  # the file may have been deleted since it was looked up
             name = f"batch_{secrets.token_hex(12)}"
             batch = StoredBatch(name, file.owner, file.id, file.sha256, key, time.time(), metadata, models, **details)
             self._keep(batch)
@@ -153,7 +158,10 @@ class Batches:
         return batch
 
     def cancel(self, name: str, owner: str) -> StoredBatch:
-        """Have it end with what it has, on disk on return. Raises ApiError, BatchError."""
+        """End a batch early with the answers that it has. The change is on disk on return.
+
+        Raises ApiError, BatchError.
+        """
         with self._changing:
             batch = self.get(name, owner)
             if batch.status == "cancelling":
@@ -169,11 +177,13 @@ class Batches:
         with self._changing:
             for batch in self._batches.values():
                 if batch.input_file_id == name and batch.owner == owner and not batch.is_over:
-                    raise ApiError(409, f"{batch.id} reads it: cancel that, or wait", "id", "file_in_use")
+                    raise ApiError(
+                        409, f"{batch.id} reads it: cancel that batch, or wait until it is over", "id", "file_in_use"
+                    )
             self.files.delete(name, owner)
 
     def close(self) -> None:
-        """Leave all batches where they are: the next gateway goes on. Idempotent."""
+        """Stop working on all batches without ending them: the next gateway continues them. Idempotent."""
         self._closing.set()
         threads = list(self._threads.values())
         for _, stop in threads:
@@ -269,15 +279,15 @@ class Batches:
                 yield line.job
 
     def _end_early(self, batch: Batch, progress: "_Progress", state: Literal["cancelled", "expired"]) -> None:
-        """Results that have come count; the other jobs end without one."""
+        """End the batch with the results that have come. Its other jobs get no result."""
         runner = Runner(batch, (), self._client, progress)
         runner.run(0)
         self._client.cancel(batch.batch_id)
         batch.journal.record(replace(result, state=state) for result in cancelled_results(batch))
-        runner.run(0)  # takes its queue away
+        runner.run(0)  # deletes the batch's reply queue
 
     def _finish(self, name: str, batch: Batch) -> None:
-        """Answers become files, whole or not at all; then it is over."""
+        """Write the answers to files, each whole or not at all, then mark the batch as over."""
         stored_batch, counts, file_ids = self._batches[name], batch.counts(), {}
         expires = time.time() + stored_batch.output_expires_s if stored_batch.output_expires_s else 0.0
         for kind, count in (("output", counts.succeeded), ("error", counts.total - counts.succeeded)):
@@ -319,7 +329,7 @@ class Batches:
 
 
 def _next_lines(lines: Iterator[PromptLine]) -> list[PromptLine]:
-    """The lines read in one turn; none at the end."""
+    """Return the lines read in one turn; an empty list at the end."""
     end, read_lines = time.monotonic() + _TURN_S, []
     for line in lines:
         read_lines.append(line)
@@ -330,17 +340,17 @@ def _next_lines(lines: Iterator[PromptLine]) -> list[PromptLine]:
 
 @dataclass
 class _Progress:
-    """Progress in the form that a Runner calls."""
+    """Batch progress in the form that a Runner calls."""
 
     update: Callable[[Counts], None]
 
     def say(self, sentence: str) -> None:
-        """For whoever watches the gateway."""
+        """Write a line to the log of the gateway."""
         log.info(sentence)
 
 
 def _rows(batch: Batch, successful: bool) -> Iterator[str]:
-    """Lines of the output or the error file, in the order of the input."""
+    """Yield the lines of the output file or the error file, in the order of the input."""
     for entry in batch.entries:
         if (batch.states[entry.job_id] == "succeeded") == successful and (result := batch.result(entry.job_id)):
             line = prompt_lines.output_line(entry, result, batch.created_at)

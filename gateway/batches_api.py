@@ -27,23 +27,24 @@ from producers.batch.prompt_lines import BadLine
 router = APIRouter(prefix="/v1", tags=["OpenAI"], responses=RESPONSES, route_class=BoundedRoute)
 
 _Text = Annotated[str, Field(max_length=512)]
-_keeper = ThreadPoolExecutor(2, "files")  # large uploads must not take threads that others' answers need
+# uploads have a pool of their own, so that large ones don't block other requests
+_keeper = ThreadPoolExecutor(2, "files")
 
 
 def check_body(body: dict[str, Any], url: str) -> None:
-    """Raises BadLine for a line's body that is not served."""
+    """Check the body of a batch's line. Raises BadLine if it is not served."""
     try:
         request = validated(ChatRequest if url == prompt_lines.CHAT else CompletionRequest, body)
         if request.stream:
             raise BadLine("'stream' is not served in a batch")
         if isinstance(request, ChatRequest) and request.forced_function():
-            raise BadLine("'tools' are not served in a batch: ask for the answer's form with response_format")
+            raise BadLine("'tools' are not served in a batch: use response_format to ask for an answer in a given form")
     except ApiError as error:
         raise BadLine(str(error)) from None
 
 
 class ExpiresAfter(Strict):
-    """When the answers' files are deleted, in seconds after they were made."""
+    """The output files are deleted this many seconds after they were made."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Field(ge=3600, le=2_592_000)]
@@ -61,7 +62,7 @@ class BatchRequest(Strict):
 
 @router.post("/files")
 async def upload(request: Request, gateway: ThisGateway) -> dict[str, Any]:
-    """Keep a file of prompts; a form with `file` and `purpose` (`batch`)."""
+    """Keep an uploaded file of prompts. The form has the fields `file` and `purpose` (`batch`)."""
     try:
         async with asyncio.timeout(UPLOAD_S), request.form(max_files=1, max_fields=8) as form:
             file = _form_file(form)
@@ -78,15 +79,15 @@ async def upload(request: Request, gateway: ThisGateway) -> dict[str, Any]:
 
 
 def _form_file(form: FormData) -> UploadFile:
-    """Raises ApiError for all but a batch's file."""
+    """Return the uploaded file of a form. Raises ApiError unless it is a file for a batch."""
     for name in form:
         if name not in ("file", "purpose"):
-            raise ApiError(400, f"{name!r:.80} is not served", name[:80], "unsupported_parameter")
+            raise ApiError(400, f"{name!r:.80} is not a field of this form", name[:80], "unsupported_parameter")
     if form.get("purpose") != "batch":
-        raise ApiError(400, "only files with purpose 'batch' are kept", "purpose", "invalid_value")
+        raise ApiError(400, "the purpose must be 'batch': other files are not kept", "purpose", "invalid_value")
     file = form.get("file")
     if not isinstance(file, UploadFile):
-        raise ApiError(400, "the form has no file", "file", "invalid_value")
+        raise ApiError(400, "the form has no file: send it in the field 'file'", "file", "invalid_value")
     return file
 
 
@@ -99,7 +100,7 @@ async def files(
     order: Literal["asc", "desc"] = "desc",
     purpose: str = "",
 ) -> dict[str, Any]:
-    """A page of this key's files."""
+    """Return a page of this key's files."""
     descriptions = [
         description for description in gateway.batches.files.of(_owner(request)) if purpose in ("", description.purpose)
     ]
@@ -121,7 +122,7 @@ async def content(name: str, request: Request, gateway: ThisGateway) -> Response
 
 @router.delete("/files/{name}")
 async def delete(name: str, request: Request, gateway: ThisGateway) -> dict[str, Any]:
-    """Delete one that no batch reads."""
+    """Delete a file. A file that a batch reads can't be deleted."""
     await asyncio.to_thread(gateway.batches.delete_file, name, _owner(request))
     return {"id": name, "object": "file", "deleted": True}
 
@@ -133,12 +134,17 @@ async def create(
     gateway: ThisGateway,
     idempotency_key: Annotated[str, Header(max_length=255)] = "",
 ) -> dict[str, Any]:
-    """Begin a batch; the same content with the same Idempotency-Key is the batch that there is already."""
+    """Begin a batch. The same content with the same Idempotency-Key returns the existing batch."""
     if gateway.is_stopping:
         raise ApiError(503, "the gateway is stopping", code="stopping", retry_s=RETRY_S)
     input_file = gateway.batches.files.get(body.input_file_id, _owner(request))
     if input_file.purpose != "batch":
-        raise ApiError(400, "the file was not sent with purpose 'batch'", "input_file_id", "invalid_value")
+        raise ApiError(
+            400,
+            "the file's purpose is not 'batch': upload it again with purpose 'batch'",
+            "input_file_id",
+            "invalid_value",
+        )
     models = {}
     for name in gateway.visible(request.state.key):
         model = gateway.models[name]
@@ -152,7 +158,7 @@ async def create(
 async def batches(
     request: Request, gateway: ThisGateway, after: str = "", limit: Annotated[int, Query(ge=1, le=100)] = 20
 ) -> dict[str, Any]:
-    """A page of this key's batches, the newest first."""
+    """Return a page of this key's batches, newest first."""
     descriptions = gateway.batches.of(_owner(request))
     return _page([_batch(description) for description in reversed(descriptions)], after, limit)
 
@@ -165,7 +171,7 @@ async def batch(name: str, request: Request, gateway: ThisGateway) -> dict[str, 
 
 @router.post("/batches/{name}/cancel")
 async def cancel(name: str, request: Request, gateway: ThisGateway) -> dict[str, Any]:
-    """End it; what is answered already stays."""
+    """Cancel a batch. The answers that it has are kept."""
     return _batch(await asyncio.to_thread(gateway.batches.cancel, name, _owner(request)))
 
 
@@ -174,10 +180,10 @@ def _owner(request: Request) -> str:
 
 
 def _page(objects: Sequence[dict[str, Any]], cursor: str, limit: int) -> dict[str, Any]:
-    """Raises ApiError if there is nothing to come after."""
+    """Return the page after `cursor`. Raises ApiError if no object has that id."""
     ids = [entry["id"] for entry in objects]
     if cursor and cursor not in ids:
-        raise ApiError(400, f"there is no {cursor!r:.80} to go on after", "after", "invalid_value")
+        raise ApiError(400, f"there is no {cursor!r:.80}, so there is no page after it", "after", "invalid_value")
     start = ids.index(cursor) + 1 if cursor else 0
     page = objects[start : start + limit]
     return {
@@ -204,7 +210,7 @@ def _file(description: StoredFile) -> dict[str, Any]:
 
 
 def _line_of(error: str) -> int | None:
-    """The number of the line that a batch's error is about."""
+    """Return the line number that a batch's error begins with, or None."""
     match = re.match(r"line (\d+)\b", error)
     return int(match[1]) if match else None
 

@@ -1,4 +1,4 @@
-"""An answer's text from its pieces, in order and without repeats, whatever was lost or decoded twice."""
+"""Puts an answer's text together from its pieces, in order and without repeats, even if some get lost or come twice."""
 
 from dataclasses import dataclass, field
 
@@ -7,12 +7,12 @@ from messages.jobs import TokenEvent
 
 
 class AnswerDiverged(KvasirError):
-    """The job was decoded again, to a text that does not continue what was already passed on."""
+    """The job was decoded again, and the new text does not continue the text that was already passed on."""
 
 
 @dataclass
 class _Decode:
-    """The pieces of one decode: its text without a gap, and what came after one."""
+    """The pieces of one decode: the text up to the first gap, and the pieces after it."""
 
     text: str = ""
     next: int = 0
@@ -27,10 +27,10 @@ class _Decode:
 
 
 class AnswerText:
-    """Pieces in, new text out. What follows a gap is held back; `rest` fills it from the result.
+    """Takes pieces and gives out new text. Text after a gap is held back; `rest` adds it from the result.
 
-    Of a job that is decoded again (another `delivery`) only what goes beyond the text passed on so far is new, and only
-    if it begins with that. Two decodes may run at once, and their pieces come mixed.
+    If a job is decoded again (another `delivery`), its text must begin with the text passed on so far; only what goes
+    beyond that is passed on. Two decodes may run at once, and then their pieces arrive mixed.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class AnswerText:
         self._decodes: dict[str, _Decode] = {}
 
     def feed(self, event: TokenEvent) -> str:
-        """The text that can be passed on now, or ""."""
+        """Add a piece, and return the text that can be passed on now, or ""."""
         decode = self._decodes.setdefault(event.delivery, _Decode())
         decode.add(event)
         if not decode.text.startswith(self.sent_text):
@@ -48,7 +48,7 @@ class AnswerText:
         return new
 
     def rest(self, text: str) -> str:
-        """The rest of the finished answer. Raises AnswerDiverged."""
+        """Return the part of the finished answer that was not passed on yet. Raises AnswerDiverged."""
         if not text.startswith(self.sent_text):
             raise AnswerDiverged("the job was decoded again, and the new answer does not continue this one")
         return text[len(self.sent_text) :]

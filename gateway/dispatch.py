@@ -1,6 +1,6 @@
-"""Jobs of many callers over one connection: one queue for their pieces, one for their results.
+"""Submits jobs for many callers over one connection, with one queue for their pieces and one for their results.
 
-The broker's calls block, so they are made in threads; what arrives is handed to the callers' event loop.
+The broker's calls block, so they are made in threads. What arrives is handed to the callers' event loop.
 """
 
 import asyncio
@@ -25,7 +25,10 @@ _THREADS = 16
 
 @dataclass(frozen=True, slots=True)
 class PromptRequest:
-    """One prompt for one model. `deadline_s` from now; `stream`: its pieces are wanted, too; `tag`: see PrefillJob."""
+    """One prompt for one model.
+
+    `deadline_s` counts from now. `stream` says that the caller wants the pieces too. `tag`: see PrefillJob.
+    """
 
     model: str
     prompt: tuple[Part, ...]
@@ -38,7 +41,7 @@ class PromptRequest:
 
 @dataclass(frozen=True, slots=True)
 class NoResult:
-    """No result will come, for this reason."""
+    """Tells the caller that no result will come, and why."""
 
     reason: str
 
@@ -48,24 +51,27 @@ RunEvent = TokenEvent | JobResult | NoResult
 
 @dataclass(eq=False)
 class Run:
-    """A job under way: what happens to it arrives in `events`, its result last."""
+    """A job under way. Its pieces arrive in `events`, and its result arrives last."""
 
     loop: asyncio.AbstractEventLoop
     batch_id: str = field(default_factory=lambda: f"gateway-{secrets.token_hex(8)}")
     job_id: str = ""
     events: asyncio.Queue[RunEvent] = field(default_factory=asyncio.Queue)
-    is_abandoned: bool = False  # nobody waits for it
+    is_abandoned: bool = False  # the caller no longer waits for it
 
     def tell(self, event: RunEvent) -> None:
         """From any thread."""
-        with suppress(RuntimeError):  # the loop has ended, and who waited with it
+        with suppress(RuntimeError):  # the event loop has ended, so nobody waits for the event
             self.loop.call_soon_threadsafe(self.events.put_nowait, event)
 
 
 class Dispatcher:
-    """Sends jobs and sorts what comes back. Raises BatchError if another process has the same name.
+    """Submits jobs and routes their pieces and results to the callers.
 
-    `name` is the gateway's own: started again after a crash under the same one, it clears its old results away.
+    Raises BatchError if another process has this name.
+
+    `name` identifies this gateway at the broker. A gateway that starts again under the same name after a crash deletes
+    the results that were left for it.
     """
 
     def __init__(self, client: Client, name: str) -> None:
@@ -90,7 +96,7 @@ class Dispatcher:
         return self._client.broker.is_connected and all(reader.is_alive() for reader in self._readers)
 
     async def start(self, ask: PromptRequest) -> Run:
-        """Send a job. `leave` it, whatever happens. Raises BrokerUnavailable, NoQueue, InvalidMessage."""
+        """Submit a job. The caller must call `leave` in the end. Raises BrokerUnavailable, NoQueue, InvalidMessage."""
         run = Run(asyncio.get_running_loop())
         try:
             await run.loop.run_in_executor(self._pool, self._submit, run, ask)
@@ -100,10 +106,10 @@ class Dispatcher:
         return run
 
     def leave(self, run: Run) -> None:
-        """Nobody waits any more: a job without a result is cancelled. Returns at once; safe to repeat."""
+        """Stop waiting for a run, and cancel its job if it has no result. Returns at once; may be called repeatedly."""
         if not run.is_abandoned and (not run.job_id or self._runs.pop(run.job_id, None) is not None):
             run.is_abandoned = True
-            with suppress(RuntimeError):  # closed: `close` has cancelled it
+            with suppress(RuntimeError):  # the pool is shut down: `close` has cancelled the job
                 self._pool.submit(self._cancel, run)
 
     def end_all(self, reason: str) -> None:
@@ -112,7 +118,7 @@ class Dispatcher:
             run.tell(NoResult(reason))
 
     def close(self) -> None:
-        """Cancel what is under way, and leave the broker as it was. Idempotent."""
+        """Cancel all jobs under way, and delete this gateway's queues. Idempotent."""
         if self._closing.is_set():
             return
         for run in list(self._runs.values()):
@@ -143,7 +149,7 @@ class Dispatcher:
         run.job_id = job.job_id
         self._runs[job.job_id] = run
         self._client.submit([replace(job, reply_to=self._reply_to, tag=ask.tag)])
-        if run.is_abandoned:  # while it was sent
+        if run.is_abandoned:  # the caller left while the job was being submitted
             self._cancel(run)
 
     def _cancel(self, run: Run) -> None:

@@ -1,6 +1,7 @@
-"""Every field of both APIs: what is served of it, or why it is ignored or refused.
+"""Every field of both APIs: how it is served, or why it is ignored or refused.
 
-Requests are read by these tables, and docs/reference/api.md has them (`python -m docs.write_reference`).
+Requests are checked against these tables, and docs/reference/api.md is generated from them (`python -m
+docs.write_reference`).
 """
 
 from collections.abc import Callable, Mapping
@@ -14,9 +15,10 @@ from gateway.refusal import ApiError
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """How a field is taken, and what the documentation says of it.
+    """How the gateway treats a field, and what the documentation says about it.
 
-    `neutral`: of a field that is refused, the values by which clients say that they don't want it; null always does.
+    Some clients send a refused field with a value that means "off". `neutral` lists these values, which are accepted;
+    null always is.
     """
 
     kind: Literal["served", "ignored", "refused"]
@@ -24,7 +26,7 @@ class Field:
     neutral: tuple[Any, ...] = ()
 
     def says_nothing(self, value: Any) -> bool:
-        """Whether the answer is the same without the field."""
+        """Whether the answer would be the same without the field."""
         if value is None or self.kind == "ignored":
             return True
         return any(
@@ -199,9 +201,9 @@ TABLES: Mapping[str, Fields] = {
 def meaningful_fields(
     fields: Any, table: Fields, prefix: str = "", inside: Mapping[str, Callable[[Any, str], Any]] = MappingProxyType({})
 ) -> Any:
-    """The fields of an object without those that say nothing; what is no object as it is.
+    """Return an object's fields except those that change nothing. A value that is not an object is returned unchanged.
 
-    `inside` says what becomes of a field's value, from that and its place. Raises ApiError for a field that is refused.
+    `inside` maps a field's name to a function that reads its value and place. Raises ApiError for a refused field.
     """
     if not isinstance(fields, dict):
         return fields
@@ -220,7 +222,10 @@ def meaningful_fields(
 
 
 def each(read: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    """The same for every entry of a list; what is no list stays as it is."""
+    """Return a function that applies `read` to every entry of a list.
+
+    A value that is not a list is returned unchanged.
+    """
     return lambda value, place: (
         [read(entry, f"{place}[{at}]") for at, entry in enumerate(value)] if isinstance(value, list) else value
     )

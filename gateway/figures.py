@@ -12,7 +12,10 @@ from producers.batch.openai_body import cached_tokens
 
 
 class GatewayMetrics:
-    """The metrics of one gateway; `model` is one that is configured, so its values are few."""
+    """The metrics of one gateway.
+
+    `model` labels are limited to configured models, so the number of series is bounded.
+    """
 
     def __init__(self, models: Iterable[str]) -> None:
         self.registry = CollectorRegistry()
@@ -38,7 +41,7 @@ class GatewayMetrics:
         self.tokens = Counter(
             "kvasir_gateway_tokens", "Tokens of answered jobs", ["model", "kind"], registry=self.registry
         )
-        # They are there from the start at 0: Prometheus sees no rate in a series' first value.
+        # Every series starts at 0: Prometheus computes no rate from the first value of a series.
         self.requests.labels("200")
         for model in models:
             self.first_text.labels(model)
@@ -48,7 +51,7 @@ class GatewayMetrics:
                 self.tokens.labels(model, kind)
 
     def as_text(self, key: Key | None) -> bytes:
-        """The answer of `/metrics`, with the models that this key may use."""
+        """Return the text of `/metrics`, limited to the models that this key may use."""
         return generate_latest(_Visible(self.registry, key) if key else self.registry)
 
     def count_result(self, result: JobResult, seconds: float) -> None:
@@ -64,7 +67,7 @@ class GatewayMetrics:
 
 
 class _Visible(Collector):
-    """The figures that this key may see."""
+    """The metrics that this key may see."""
 
     def __init__(self, registry: CollectorRegistry, key: Key) -> None:
         self._registry = registry

@@ -1,6 +1,6 @@
-"""What a gateway keeps on disk: one folder for one gateway, and in it the files that clients send and fetch.
+"""The files that clients upload and download. One gateway keeps them on disk, in a folder that only it uses.
 
-A file is there from the moment when its description is, which is written last; what a crash leaves without one is
+A file exists once its description exists, which is written last. A file that a crash left without a description is
 deleted at the next start.
 """
 
@@ -29,14 +29,14 @@ from producers.storage.shapes import from_json, parse_as
 T = TypeVar("T")
 
 _PIECE_BYTES = 1 << 20
-_DESCRIPTION_BYTES = 4096  # at least, on disk and in memory
+_DESCRIPTION_BYTES = 4096  # the least that a description takes, on disk and in memory
 _NAME = re.compile(r"(file-|batch_)[0-9a-f]{24}[a-z-]*")
 _FILE_NAME = re.compile(rf"\.?{_NAME.pattern}\.jsonl?(\.[0-9a-f]{{8}})?")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file's description. `owner` is the name of the key that sent it; "" where no key is needed."""
+    """A file's description. `owner` is the name of the key that sent it, or "" where no key is needed."""
 
     id: str
     owner: str
@@ -49,15 +49,15 @@ class StoredFile:
 
 
 def read_all(folder: Path, kind: type[T]) -> dict[str, T]:
-    """All descriptions of this kind in a folder, by their ids; what a crash left there is deleted.
+    """Read all descriptions of this kind in a folder, by id. Unfinished files that a crash left there are deleted.
 
-    Raises ConfigError if one is damaged.
+    Raises ConfigError if a description is damaged.
     """
     descriptions: dict[str, T] = {}
     for path in sorted(folder.glob("*.json")):
         try:
             if not _NAME.fullmatch(path.stem):
-                raise ValueError("its name is not one that the gateway gives")
+                raise ValueError("the gateway never gives this name to a file")
             description: T = parse_as(kind, from_json(read_ordinary(path)), "it")
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} can't be read ({error}): restore it, or move it away") from None
@@ -69,7 +69,7 @@ def read_all(folder: Path, kind: type[T]) -> dict[str, T]:
 
 
 def write_description(folder: Path, name: str, description: Any) -> None:
-    """Keep a description, on disk on return; fields that release 0.1.0 had not are left out if they say nothing.
+    """Write a description to disk. Fields that release 0.1.0 did not have are left out while they have their defaults.
 
     Raises BatchError.
     """
@@ -80,9 +80,9 @@ def write_description(folder: Path, name: str, description: Any) -> None:
 
 @contextmanager
 def open_files(folder: Path) -> "Iterator[Files]":
-    """The files of the gateway in this folder, which is locked meanwhile.
+    """Open the gateway's files in this folder, and lock the folder while they are open.
 
-    Raises ConfigError if it is another's, or can't be used.
+    Raises ConfigError if another gateway uses the folder, or if it can't be used.
     """
     try:
         make_folder(folder)
@@ -104,29 +104,29 @@ def open_files(folder: Path) -> "Iterator[Files]":
 
 
 class Files:
-    """Files by their ids. Methods may be called from any thread; those that change something block on the disk."""
+    """Files by their ids. Methods may be called from any thread; methods that change something wait for the disk."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files = read_all(folder, StoredFile)
 
     def path(self, name: str) -> Path:
-        """The path of a file's content."""
+        """Return the path of a file's content."""
         return self.folder / f"{name}.jsonl"
 
     def of(self, owner: str) -> list[StoredFile]:
-        """Everything of one owner, oldest first."""
+        """Return all files of one owner, oldest first."""
         return sorted((file for file in self._current_files() if file.owner == owner), key=lambda f: f.created)
 
     def get(self, name: str, owner: str) -> StoredFile:
-        """Raises ApiError if there is none, or not for this owner."""
+        """Return a file's description. Raises ApiError if it does not exist or belongs to another owner."""
         file = next((file for file in self._current_files() if file.id == name), None)
         if file is None or file.owner != owner:
             raise ApiError(404, f"there is no file {name!r:.80}", "id", "not_found")
         return file
 
     def add(self, owner: str, name: str, content: BinaryIO) -> StoredFile:
-        """Keep what a client sends, on disk on return. Raises ApiError, BatchError."""
+        """Keep a file that a client uploads. It is on disk on return. Raises ApiError, BatchError."""
         file_id = f"file-{secrets.token_hex(12)}"
         try:
             size, sha256 = _copy(content, self.path(file_id))
@@ -147,22 +147,22 @@ class Files:
             raise ApiError(400, str(error), "file", "invalid_value") from None
 
     def write(self, name: str, owner: str, title: str, lines: Iterable[str], expires: float) -> None:
-        """Keep what a batch has made, under an id that the caller chooses: again, it is the same file."""
+        """Write a batch's output file. The caller chooses the id, and writing it again replaces the file."""
         write_atomically(self.path(name), lines)
         size = self.path(name).stat().st_size
         self._describe(StoredFile(name, owner, title, size, "", time.time(), "batch_output", expires))
 
     def delete(self, name: str, owner: str) -> None:
-        """Delete a file, for good on return. Raises ApiError, OSError."""
+        """Delete a file. It is gone from the disk on return. Raises ApiError, OSError."""
         self.get(name, owner)
         self._remove(name)
         sync_folder(self.folder)
 
     def _current_files(self) -> list[StoredFile]:
-        """All files but those whose time is over, which are deleted."""
+        """Delete the files that have expired, and return all others."""
         now = time.time()
         for file in [file for file in list(self._files.values()) if 0 < file.expires < now]:
-            with suppress(KeyError, OSError):  # somebody else was faster
+            with suppress(KeyError, OSError):  # another thread deleted it first
                 self._remove(file.id)
         return list(self._files.values())
 
@@ -179,7 +179,7 @@ class Files:
 
 
 def _copy(content: BinaryIO, path: Path) -> tuple[int, str]:
-    """Size and SHA-256 of what was copied, on disk on return. Raises OSError."""
+    """Copy a file to disk, and return its size and SHA-256. Raises OSError."""
     digest, size = hashlib.sha256(), 0
     with open_private(path, "xb") as file:
         while piece := content.read(_PIECE_BYTES):

@@ -1,4 +1,4 @@
-"""What both APIs stand on: which models there are, who may use them, and the way from a request to its answer."""
+"""What both APIs share: the models, who may use them, and how a request becomes an answer."""
 
 import asyncio
 import logging
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_WAITING = 1000  # jobs in a model's queue beyond which no more are taken
-STOP_S = 10.0  # time that streams have to end after the gateway was told to stop
+MAX_WAITING = 1000  # the queue length from which a model takes no further jobs
+STOP_S = 10.0  # time that streams get to end after the gateway was told to stop
 DEADLINE_S: Mapping[Lane, float] = {"now": 600.0, "bulk": 3600.0}
-_BEYOND_DEADLINE_S = 5.0  # the worker's word that it has passed comes first, if one holds the job
+_BEYOND_DEADLINE_S = 5.0  # a worker that holds the job gets this long to report that its deadline has passed
 _FRESH_S = 1.0
 _CLIENT_LEFT = "the client has left"
 
@@ -46,8 +46,8 @@ class Gateway:
     dispatch: Dispatcher
     keys: KeyRing
     batches: Batches
-    objects: Objects = "closed"  # how a schema's objects are taken that don't say whether they are open
-    host_names: Collection[str] = ()  # this machine's, beside localhost
+    objects: Objects = "closed"  # how to read a schema's objects that don't set `additionalProperties`
+    host_names: Collection[str] = ()  # names of this machine, in addition to localhost
     figures: GatewayMetrics = field(init=False)
     started_at: float = field(default_factory=time.time)
     is_stopping: bool = False
@@ -57,38 +57,41 @@ class Gateway:
         self.figures = GatewayMetrics(self.models)
 
     def visible(self, key: Key | None) -> list[str]:
-        """The models that are there for this key."""
+        """Return the models that this key may use."""
         return [name for name in self.models if key is None or key.may_use(name)]
 
     def model(self, name: str, key: Key | None) -> ModelSettings:
-        """Raises ApiError if it does not exist, or not for this key."""
+        """Return a model's settings. Raises ApiError if the model does not exist, or if this key may not use it."""
         if name not in self.visible(key):
             names = ", ".join(self.visible(key)) or "none"
             raise ApiError(404, f"model {name!r:.120} not found; there are: {names}", "model", "model_not_found")
         return self.models[name]
 
     async def workers(self) -> list[WorkerInfo]:
-        """All workers alive, as of a moment ago."""
+        """Return all live workers. The answer is at most a second old."""
         return await self._look("workers", self.client.workers)
 
     async def decoders(self, model: str) -> list[WorkerInfo]:
-        """Those that generate this model's answers."""
+        """Return the decode workers of this model."""
         return [worker for worker in await self.workers() if (worker.role, worker.model) == ("decode", model)]
 
     async def context(self, model: str) -> int:
-        """Tokens that prompt and answer may have together; 0: not known while no worker serves the model."""
+        """Return how many tokens prompt and answer may have together.
+
+        0 means unknown, because no worker serves the model.
+        """
         context_lengths = [worker.context for worker in await self.decoders(model) if worker.context]
         return min(context_lengths, default=self.models[model].context)
 
     async def default_tokens(self, model: str) -> int:
-        """Longest answer of a request that doesn't say: the model's, or half of a small context."""
+        """Return the longest answer of a request that sets no length: the model's limit, or half of a small context."""
         context = await self.context(model)
         return min(self.models[model].max_tokens, max(1, context // 2) if context else 1 << 20)
 
     async def ask(
         self, model: str, prompt: tuple[Part, ...], sampling: Sampling, lane: Lane, stream: bool, key: Key | None
     ) -> PromptRequest:
-        """A request that is taken. Raises ApiError if nobody would work on it, or too much waits before it."""
+        """Accept a request. Raises ApiError if no worker serves the model, or if too many jobs wait in its queue."""
         if self.is_stopping:
             raise ApiError(503, "the gateway is stopping", code="stopping", retry_s=RETRY_S)
         if not await self.decoders(model):
@@ -99,7 +102,7 @@ class Gateway:
         return PromptRequest(model, prompt, sampling, lane, stream, tag_of(key), DEADLINE_S[lane])
 
     async def result(self, ask: PromptRequest, request: Request) -> JobResult:
-        """The whole answer. Raises ApiError."""
+        """Return the whole answer. Raises ApiError."""
         async with aclosing(self.answer(ask, request)) as happenings:
             async for event in happenings:
                 if isinstance(event, JobResult):
@@ -107,7 +110,7 @@ class Gateway:
         raise ApiError(500, "the answer ended without a result")
 
     async def results(self, asks: Sequence[PromptRequest], request: Request) -> list[JobResult]:
-        """Whole answers, in the order of what was asked. Raises ApiError."""
+        """Return whole answers, in the order of `asks`. Raises ApiError."""
         tasks = [asyncio.ensure_future(self.result(ask, request)) for ask in asks]
         try:
             return await asyncio.gather(*tasks)
@@ -116,7 +119,10 @@ class Gateway:
                 task.cancel()
 
     async def answer(self, ask: PromptRequest, request: Request) -> AsyncGenerator[str | JobResult, None]:
-        """Text of the first answer as it comes, if the ask streams, and the result if it succeeded. Raises ApiError."""
+        """Yield the first answer's text as it arrives, if `ask` streams, then the successful result.
+
+        Raises ApiError.
+        """
         began = time.monotonic()
         try:
             run = await self.dispatch.start(ask)
@@ -142,7 +148,10 @@ class Gateway:
             self.dispatch.leave(run)
 
     async def _next(self, run: Run, text: AnswerText, until: float) -> tuple[str, JobResult | None]:
-        """The text of all pieces that have come, waiting for the first; and the result, once it is there."""
+        """Wait for the first new piece.
+
+        Return the text of all pieces that have come, and the result if there is one.
+        """
         try:
             async with asyncio.timeout(max(0.0, until - time.monotonic())):
                 event = await run.events.get()
@@ -160,32 +169,38 @@ class Gateway:
         return new, event
 
     async def _watch(self, request: Request, run: Run) -> None:
-        """Cancel the job as soon as its client has left: whoever is to read its answer may be asleep meanwhile."""
+        """Cancel the job as soon as its client disconnects.
+
+        The code that sends the answer might notice that much later.
+        """
         while (await request.receive())["type"] != "http.disconnect":
             pass
         self.dispatch.leave(run)
         run.tell(NoResult(_CLIENT_LEFT))
 
     def stop(self) -> None:
-        """Take nothing more; what is under way has STOP_S. In the event loop."""
+        """Take no new requests; those under way get STOP_S to end. Must be called in the event loop."""
         if not self.is_stopping:
             self.is_stopping = True
             reason = "the gateway is stopping"
             asyncio.get_running_loop().call_later(STOP_S, self.dispatch.end_all, reason)
 
     async def why_not_ready(self) -> list[str]:
-        """Sentences; none: a request could be answered now."""
+        """Return the reasons why no request could be answered now, as sentences.
+
+        An empty list means that it is ready.
+        """
         return self._reasons(await self.workers())
 
     def why_not_ready_now(self) -> list[str]:
-        """The same outside the event loop."""
+        """Do the same as `why_not_ready`, but outside the event loop."""
         try:
             return self._reasons(self.client.workers())
         except KvasirError as error:
             return [str(error)]
 
     def status(self) -> dict[str, Any]:
-        """What `/status` says about this gateway, outside the event loop."""
+        """Return what `/status` says about this gateway. Must be called outside the event loop."""
         reasons = self.why_not_ready_now()
         facts = {"role": "gateway", "models": [*self.models], "uptime_s": round(time.time() - self.started_at, 1)}
         return facts | {"ready": not reasons, "reasons": reasons}
@@ -201,12 +216,12 @@ class Gateway:
         names = [name for stage in topology.WORK_STAGES for name in topology.lane_queues(stage, model, lane)]
         try:
             return sum(depth.ready for name in names if (depth := self.client.broker.depth(name)))
-        except ConfigError as error:  # from RabbitMQ 4.3 on a producer may not look
+        except ConfigError as error:  # since RabbitMQ 4.3, a producer has no right to read a queue's length
             log.info("how many jobs wait for %s is not known: %s", model, error)
             return 0
 
     async def _look(self, key: object, look: Callable[[], T]) -> T:
-        """The broker and the store are asked once a second, whoever asks us."""
+        """Return the broker's or store's answer to a question. Each question is asked at most once a second."""
         seen_at, answer = self._looks.get(key, (0.0, None))
         if seen_at < time.monotonic() - _FRESH_S:
             try:
@@ -221,7 +236,7 @@ async def _gateway_of(request: Request) -> Gateway:
     return cast(Gateway, request.app.state.gateway)
 
 
-# The gateway that a request came to, as FastAPI hands it to a route.
+# FastAPI passes a route the gateway that received the request through this type.
 ThisGateway = Annotated[Gateway, Depends(_gateway_of)]
 
 
@@ -245,14 +260,15 @@ def _require_success(result: JobResult) -> JobResult:
 
 
 def prompt_of(messages: Sequence[Message], shares: bool) -> tuple[Part, ...]:
-    """Parts of a conversation; two messages of one role in a row become one, with a blank line.
+    """Return the parts of a conversation. Consecutive messages of one role are joined with a blank line between them.
 
-    `shares`: what the system says first is taken to be the same in many requests, so that its KV cache is kept under
-    its content. Otherwise nobody can tell, by the time that it takes, whether somebody else has sent the same.
+    `shares` means that many requests begin with the same system message, so its KV cache is kept under a hash of its
+    content. Otherwise the cache is private: sharing would reveal, by the response time, that somebody else sent the
+    same text.
     """
     return conversation(messages, "class" if shares else "conversation", "conversation")
 
 
 def new_seed() -> int:
-    """For a request that names none: asked again, another answer."""
+    """Draw a seed for a request that names none, so that asking again gives another answer."""
     return random.getrandbits(32)

@@ -1,4 +1,7 @@
-"""What every request passes first: who may ask, how much, how long, how many at once."""
+"""Every request passes here first.
+
+The guard checks the key, and limits size, time and the number of requests at once.
+"""
 
 import asyncio
 import secrets
@@ -23,9 +26,10 @@ _OPEN_TO_ALL = ("/", "/health", "/ready", "/docs", "/openapi.json")
 
 
 class Guard:
-    """ASGI middleware. The request's key lies in `scope["state"]["key"]`: None where none is needed.
+    """ASGI middleware. It puts the request's key into `scope["state"]["key"]`, or None where no key is needed.
 
-    Who is not let in costs nothing: what is open to all takes no body, and no place among the requests under way.
+    A client without a key can't use up resources: the routes open to all read no body, and don't count as requests
+    under way.
     """
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
@@ -39,7 +43,7 @@ class Guard:
             return await self._app(scope, receive, send)
         send, state = self._counting(send), scope.setdefault("state", {})
         if scope["method"] == "HEAD" and not scope["path"].startswith("/api/"):
-            scope = {**scope, "method": "GET"}  # the server, which has its own, sends no body
+            scope = {**scope, "method": "GET"}  # a HEAD request is answered as a GET; uvicorn leaves the body out
         with ExitStack() as until_over:
             try:
                 key = state["key"] = self._admit(scope)
@@ -67,7 +71,7 @@ class Guard:
         except (ApiError, TimeoutError) as error:
             refusal = error if isinstance(error, ApiError) else ApiError(408, f"the body took longer than {BODY_S:g} s")
             return await refusal.response(scope["path"])(scope, receive, send)
-        if body:  # curl calls it a form unless told otherwise, and Ollama's own examples don't tell it
+        if body:  # curl sends JSON with the type of a form by default, and Ollama's own examples don't set another type
             other_headers = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
             scope["headers"] = [*other_headers, (b"content-type", b"application/json")]
         await self._app(scope, _replay_body(body, receive), send)
@@ -97,7 +101,10 @@ class Guard:
 
 
 def _header_bytes(scope: Scope) -> int:
-    """As they came, within a few bytes a line; h11 measures only what is incomplete, and a large piece may be whole."""
+    """Return the size of the headers as received, within a few bytes a line.
+
+    h11 limits only headers that are incomplete; headers that arrive in one large piece pass its limit.
+    """
     return (
         len(scope["raw_path"])
         + len(scope["query_string"])
@@ -106,13 +113,16 @@ def _header_bytes(scope: Scope) -> int:
 
 
 def _check_local(headers: Headers, names: Collection[str]) -> None:
-    """Without keys a page on the web, opened on this machine, must not be able to ask."""
+    """Refuse requests from web pages.
+
+    Without keys, a page opened in a browser on this machine could use the gateway.
+    """
     if problem := access.why_not(access.LOOPBACK, headers.get("host", ""), headers.get("origin"), names):
-        raise ApiError(403, f"without API keys {problem}: add one with kvasir keys add")
+        raise ApiError(403, f"without API keys {problem}: add a key with kvasir keys add")
 
 
 def _limit_size(scope: Scope, receive: Receive, limit: int, too_long: ApiError, take: Take) -> Receive:
-    """The body as it comes. Raises `too_long` where it is longer than `limit`, now or later."""
+    """Pass on the body as it arrives. Raises `too_long` when its declared or received length is more than `limit`."""
     if int(Headers(scope=scope).get("content-length", "0")) > limit:
         raise too_long
     size = 0
@@ -130,7 +140,7 @@ def _limit_size(scope: Scope, receive: Receive, limit: int, too_long: ApiError, 
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """The body in one piece, then whatever comes."""
+    """Return a `receive` that gives the body in one piece, and later messages after it."""
     pending: list[Callable[[], Message]] = [lambda: {"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

@@ -1,6 +1,6 @@
-"""API keys: a file of their SHA-256 hashes, each with the models that it may use.
+"""API keys, kept in a file of SHA-256 hashes. Each key lists the models that it may use.
 
-A key is 32 random bytes, so its hash can't be turned back by guessing, and needs neither salt nor many rounds.
+A key is 32 random bytes. Nobody can guess it from its hash, so the hash needs neither a salt nor many rounds.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key: its name, the hash of what the client sends, the models it may use ((): all)."""
+    """An API key: its name, the hash of the secret, and the models that it may use (an empty tuple means all)."""
 
     name: str
     sha256: str
@@ -41,26 +41,29 @@ class Key:
 
     @property
     def tag(self) -> str:
-        """Under which the KV caches of its conversations are kept. Nobody gets from it to the key, or to its hash."""
+        """The tag under which the KV caches of this key's conversations are kept.
+
+        It reveals neither the key nor its hash.
+        """
         return hashlib.sha256(b"kvasir.conversations" + self.sha256.encode()).hexdigest()[:32]
 
     def may_use(self, model: str) -> bool:
-        """Whether this model is there for its owner."""
+        """Whether the key may use this model."""
         return not self.models or model in self.models
 
 
 def tag_of(key: Key | None) -> str:
-    """The tag of a request's conversation; without keys all have the same."""
+    """Return the tag of a request's conversation. Without keys, all requests have the same tag."""
     return key.tag if key else "anybody"
 
 
 def file_in(home: Path) -> Path:
-    """The path of a gateway's keys."""
+    """Return the path of the file of keys."""
     return home / "keys.json"
 
 
 def read_keys(path: Path) -> list[Key] | None:
-    """The keys in a file; None where there is no file. Raises ConfigError."""
+    """Read the keys in a file, or return None if the file does not exist. Raises ConfigError."""
     try:
         rows = json.loads(read_ordinary(path))
         if problem := why_not_ours(path):
@@ -71,11 +74,16 @@ def read_keys(path: Path) -> list[Key] | None:
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror or error}") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, InvalidMessage):
-        raise ConfigError(f"{path} is not a file of keys of this version; move it away and add them again") from None
+        raise ConfigError(
+            f"{path} is not a file of keys that this version can read: move it away and add the keys again"
+        ) from None
 
 
 def add_key(path: Path, name: str, models: Sequence[str]) -> str:
-    """Make a key and keep its hash; the key itself, which nobody can show again. Raises UsageError, ConfigError."""
+    """Make a key, keep its hash, and return the secret. It can't be shown again later.
+
+    Raises UsageError, ConfigError.
+    """
     keys = read_keys(path) or []
     if any(key.name == name for key in keys):
         raise UsageError(f"there is a key named {name!r} already: revoke it first, or choose another name")
@@ -90,7 +98,7 @@ def add_key(path: Path, name: str, models: Sequence[str]) -> str:
 
 
 def revoke_key(path: Path, name: str) -> Key:
-    """Take a key away, and return it; a running gateway sees it within a second. Raises UsageError, ConfigError."""
+    """Delete a key and return it. A running gateway notices within a second. Raises UsageError, ConfigError."""
     keys = read_keys(path) or []
     remaining_keys = [key for key in keys if key.name != name]
     if len(remaining_keys) == len(keys):
@@ -114,12 +122,16 @@ def _hash(secret: str) -> str:
 
 
 class KeyRing:
-    """The keys of a running gateway, read again when the file changes. A damaged or deleted file lets nobody in."""
+    """The keys of a running gateway.
+
+    The file is read again when it changes; a damaged or deleted file admits nobody.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigError if the file is there and can't be used."""
+        """Raises ConfigError if the file exists and can't be used."""
         keys = read_keys(path)
-        self.is_required = keys is not None  # fixed while this gateway runs: deleting the file opens nothing
+        # fixed while this gateway runs: deleting the file must not open it to everybody
+        self.is_required = keys is not None
         self._path = path
         self._keys = keys or []
         self._file_state: Any = self._state()
@@ -127,7 +139,10 @@ class KeyRing:
         self._lock = threading.Lock()
 
     def find(self, secret: str) -> Key | None:
-        """The key that a client sends; in a time that does not depend on how much of it is right."""
+        """Return the key with this secret, or None.
+
+        The time taken does not depend on how much of the secret is right.
+        """
         digest, matching_key = _hash(secret), None
         for key in self._now():
             if hmac.compare_digest(key.sha256, digest):

@@ -1,4 +1,4 @@
-"""Ollama's API: chat, generate, and what is asked about models. docs/reference/api.md lists every field."""
+"""Ollama's API: chat, generate, and the requests about models. docs/reference/api.md lists every field."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ _ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
 
 class Options(Strict):
-    """How tokens are chosen. `num_ctx` changes nothing: a model has the context that it has."""
+    """The sampling options. `num_ctx` has no effect: a model's context is set where its worker runs."""
 
     num_ctx: Annotated[int | None, Field(ge=1)] = None
     num_predict: int | None = None
@@ -43,11 +43,13 @@ class Options(Strict):
 
 
 class OllamaRequest(Strict):
-    """The fields of both kinds of request."""
+    """The fields that chat and generate requests share."""
 
     model: str
     format: Literal["", "json"] | dict[str, Any] = ""
-    keep_alive: int | float | str | None = Field(None, description="Workers keep their models.")
+    keep_alive: int | float | str | None = Field(
+        None, description="Accepted and ignored: workers keep their models loaded."
+    )
     options: Options = Options()
     stream: bool = True
 
@@ -77,12 +79,15 @@ class OllamaRequest(Strict):
         return replace_fields(sampling, top_k=options.top_k)
 
     def forced_function(self) -> Function | None:
-        """The one that the answer has to call. Raises ApiError where the model would have to choose."""
+        """Return the function that the answer has to call, or None.
+
+        Raises ApiError if the model would have to choose one.
+        """
         return None
 
 
 class OllamaMessage(Strict):
-    """Who says what, calls which function, or what that gave back."""
+    """One message: its role, and its text, a function call, or the result of a function."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
@@ -91,14 +96,14 @@ class OllamaMessage(Strict):
 
 
 class OllamaChatRequest(OllamaRequest):
-    """POST /api/chat. Without messages it only asks whether the model is there."""
+    """POST /api/chat. A request without messages only asks whether the model exists."""
 
     messages: Annotated[list[OllamaMessage], FailFast()] = Field(default_factory=list)
     tools: list[Tool] = Field(default_factory=list)
 
     @property
     def conversation(self) -> list[Message]:
-        """All messages that say something."""
+        """The messages that hold something."""
         return messages_of(self.model_dump()) if self.messages else []
 
     def forced_function(self) -> Function | None:
@@ -110,7 +115,7 @@ class OllamaChatRequest(OllamaRequest):
 
 
 class GenerateRequest(OllamaRequest):
-    """POST /api/generate. Without a prompt it only asks whether the model is there."""
+    """POST /api/generate. A request without a prompt only asks whether the model exists."""
 
     prompt: str = ""
     system: str = ""
@@ -118,7 +123,7 @@ class GenerateRequest(OllamaRequest):
 
     @property
     def conversation(self) -> list[Message]:
-        """All messages; a raw prompt is one of its own."""
+        """The messages to send. A raw prompt is a single message with the role `raw`."""
         if not self.prompt:
             return []
         if self.raw:
@@ -127,7 +132,7 @@ class GenerateRequest(OllamaRequest):
 
 
 class ShowRequest(Strict):
-    """POST /api/show; `name` is what older clients call the model. Ollama's own program sends all fields, empty."""
+    """POST /api/show. Older clients call the model `name`. Ollama's own client sends all fields, most of them empty."""
 
     model: str | None = None
     name: str | None = None
@@ -139,7 +144,7 @@ class ShowRequest(Strict):
 
 @router.post("/chat")
 async def chat(body: OllamaChatRequest, request: Request, gateway: ThisGateway) -> Response:
-    """An answer to a conversation, by default as a stream of JSON lines."""
+    """Answer a conversation, by default as a stream of JSON lines."""
     return await _respond(
         gateway, body, body.conversation, request, lambda text: {"message": {"role": "assistant", "content": text}}
     )
@@ -147,19 +152,19 @@ async def chat(body: OllamaChatRequest, request: Request, gateway: ThisGateway) 
 
 @router.post("/generate")
 async def generate(body: GenerateRequest, request: Request, gateway: ThisGateway) -> Response:
-    """An answer to a prompt, by default as a stream of JSON lines."""
+    """Answer a prompt, by default as a stream of JSON lines."""
     return await _respond(gateway, body, body.conversation, request, lambda text: {"response": text})
 
 
 @router.get("/tags")
 async def tags(request: Request, gateway: ThisGateway) -> dict[str, Any]:
-    """The models that there are for this key."""
+    """List the models that this key may use."""
     return {"models": [await _list_entry(gateway, name) for name in gateway.visible(request.state.key)]}
 
 
 @router.get("/ps")
 async def ps(request: Request, gateway: ThisGateway) -> dict[str, Any]:
-    """Those that a worker has in its memory."""
+    """List the models that some worker has loaded."""
     models = []
     for name in gateway.visible(request.state.key):
         if await gateway.decoders(name):
@@ -172,7 +177,7 @@ async def ps(request: Request, gateway: ThisGateway) -> dict[str, Any]:
 
 @router.post("/show")
 async def show(body: ShowRequest, request: Request, gateway: ThisGateway) -> dict[str, Any]:
-    """What is known about one model."""
+    """Return what is known about one model."""
     model = _model(gateway, body.model or body.name or "", request)
     info: dict[str, Any] = {"general.architecture": "kvasir", "general.basename": model.name}
     if context := await gateway.context(model.name):
@@ -190,13 +195,13 @@ async def show(body: ShowRequest, request: Request, gateway: ThisGateway) -> dic
 
 @router.get("/version")
 async def version() -> dict[str, str]:
-    """The release of Ollama whose API this follows."""
+    """Return the release of Ollama whose API this follows."""
     return {"version": LIKE}
 
 
 @router.api_route("/{rest:path}", methods=_ALL_METHODS, include_in_schema=False)
 async def nothing_else(rest: str, request: Request) -> Response:
-    """Models are managed by kvasir.toml, and embeddings are not served."""
+    """Refuse all other routes: kvasir.toml sets the models, and embeddings are not served."""
     raise ApiError(501, f"{request.method} /api/{rest:.80} is not served by Kvasir: models come from its kvasir.toml")
 
 
@@ -220,7 +225,7 @@ async def _respond(
     if ask.stream:
         lines = _lines(gateway.answer(ask, request), body.model, words)
         response: Response = await stream_response(lines, _error_line, _LINES)
-    else:  # a call's arguments are an object, so they come whole in a stream, too
+    else:  # Ollama sends a call's arguments as an object, so even a stream gets them in one piece
         result = await gateway.result(ask, request)
         whole = _last(body.model, result, _call_or_text(result.text, words, function))
         response = Response(_line(whole), media_type=_LINES if body.stream else "application/json")
@@ -241,7 +246,7 @@ async def _lines(
 
 
 def _call_or_text(text: str, words: Callable[[str], dict[str, Any]], function: Function | None) -> dict[str, Any]:
-    """A whole answer; as a call of the function, unless num_predict has cut its arguments off."""
+    """Return the message of a whole answer: a function call, or the plain text if num_predict cut the arguments off."""
     try:
         call = {"function": {"name": function.name, "arguments": json.loads(text)}} if function else None
     except ValueError:
@@ -254,7 +259,7 @@ def _line(fields: dict[str, Any]) -> str:
 
 
 def _last(name: str, result: JobResult, words: dict[str, Any]) -> dict[str, Any]:
-    """The whole answer, or the end of a stream; times in nanoseconds."""
+    """Return the whole answer, or the last line of a stream. Times are in nanoseconds."""
     report = result.decode
     return {
         "model": name,
@@ -282,7 +287,7 @@ _DETAILS = {
 
 
 async def _list_entry(gateway: Gateway, name: str) -> dict[str, Any]:
-    """A model in a list. Its weights lie with the workers, so nobody knows their size here."""
+    """Describe a model for a list. The size is 0, because only the workers know the size of its weights."""
     prints = sorted(worker.fingerprint for worker in await gateway.decoders(name))
     return {
         "name": name,
@@ -295,7 +300,7 @@ async def _list_entry(gateway: Gateway, name: str) -> dict[str, Any]:
 
 
 def _model(gateway: Gateway, name: str, request: Request) -> ModelSettings:
-    """Ollama adds `:latest` to a name without a tag."""
+    """Return a model's settings. Ollama's clients add `:latest` to a name without a tag."""
     bare = name.removesuffix(":latest")
     return gateway.model(bare if bare in gateway.models else name, request.state.key)
 

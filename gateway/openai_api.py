@@ -1,6 +1,7 @@
 """OpenAI's API: models, chat completions and completions. `gateway.fields` lists every field.
 
-A function that `tool_choice` forces is a schema: the answer is its arguments, and is told as a call of it.
+If `tool_choice` forces a function, its parameters become the answer's schema, and the answer is reported as a call of
+it.
 """
 
 import json
@@ -39,14 +40,14 @@ _LANES: Mapping[str, Lane] = {"auto": "now", "default": "now", "flex": "bulk"}
 
 
 class TextPart(Strict):
-    """A piece of a message's content."""
+    """A text part of a message's content."""
 
     type: Literal["text"]
     text: str
 
 
 class ChatMessage(Strict):
-    """Who says what, calls which function, or what that gave back."""
+    """One message: its role, and its text, a function call, or the result of a function."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -55,7 +56,7 @@ class ChatMessage(Strict):
 
 
 class Function(Strict):
-    """What the model may call: its arguments are an object that keeps the schema `parameters`."""
+    """A function that the model may call. Its arguments are an object that follows the schema `parameters`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._\-]{1,128}$")]
     description: str | None = None
@@ -64,14 +65,14 @@ class Function(Strict):
 
 
 class Tool(Strict):
-    """A function; as `tool_choice` by its name alone."""
+    """A function that is offered; in `tool_choice`, only its name is read."""
 
     type: Literal["function"]
     function: Function
 
 
 class JsonSchema(Strict):
-    """A schema that the answer keeps; it is enforced, `strict` or not."""
+    """A schema that the answer follows. It is enforced whether `strict` is set or not."""
 
     name: str
     description: str | None = None
@@ -80,21 +81,21 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """The form of the answer."""
+    """The form that the answer must have."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StreamOptions(Strict):
-    """`include_usage`: a last chunk with the usage."""
+    """`include_usage` asks for a last chunk with the token counts."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
 class _OpenAIRequest(Strict):
-    """The fields of both kinds of request. Without temperature, top_p or a length the model's defaults count."""
+    """The fields of both kinds of request. The model's defaults stand in for a missing temperature, top_p or length."""
 
     model: str
     max_tokens: int | None = None
@@ -109,7 +110,7 @@ class _OpenAIRequest(Strict):
     async def ask(
         self, gateway: Gateway, request: Request, fields: dict[str, Any], prompt: tuple[Part, ...], lane: Lane = "now"
     ) -> PromptRequest:
-        """The job that these fields ask for, with this prompt. Raises ApiError, InvalidMessage, InvalidSchema."""
+        """Build the job for these fields and this prompt. Raises ApiError, InvalidMessage, InvalidSchema."""
         if self.stream_options and not self.stream:
             raise ApiError(400, "stream_options is only for streams", "stream_options", "invalid_value")
         model = gateway.model(self.model, request.state.key)
@@ -135,7 +136,7 @@ class ChatRequest(_OpenAIRequest):
         return meaningful_fields(body, CHAT, inside={"messages": each(_message)})
 
     def fields(self) -> dict[str, Any]:
-        """All fields; a forced function's parameters as the form of the answer."""
+        """Return all fields. The parameters of a forced function become the response format."""
         fields = self.model_dump(by_alias=True)
         if function := self.forced_function():
             schema = function.parameters or {"type": "object", "properties": {}}
@@ -143,12 +144,20 @@ class ChatRequest(_OpenAIRequest):
         return fields
 
     def forced_function(self) -> Function | None:
-        """The one that the answer has to call. Raises ApiError where the model would have to choose."""
+        """Return the function that the answer has to call, or None.
+
+        Raises ApiError if the model would have to choose one.
+        """
         functions = {tool.function.name: tool.function for tool in self.tools}
         if isinstance(self.tool_choice, Tool):
             if function := functions.get(self.tool_choice.function.name):
                 return function
-            raise ApiError(400, "tool_choice names none of the tools", "tool_choice.function.name", "invalid_value")
+            raise ApiError(
+                400,
+                "tool_choice names a function that is not among the tools",
+                "tool_choice.function.name",
+                "invalid_value",
+            )
         if self.tool_choice == "required" and len(functions) == 1:
             return self.tools[0].function
         if self.tool_choice == "required" or (functions and self.tool_choice != "none"):
@@ -161,7 +170,7 @@ class ChatRequest(_OpenAIRequest):
 
 
 class CompletionRequest(_OpenAIRequest):
-    """POST /v1/completions. A prompt is continued as it stands, without the model's chat template."""
+    """POST /v1/completions. The model continues the prompt as it stands, without a chat template."""
 
     prompt: _Text | Annotated[list[_Text], Field(min_length=1)]
 
@@ -172,7 +181,10 @@ class CompletionRequest(_OpenAIRequest):
 
 
 def _message(message: Any, place: str) -> Any:
-    """One message without what says nothing. Raises ApiError for what is no text, by its name."""
+    """Return a message without the fields that change nothing.
+
+    Raises ApiError, with the place, for content that is not text.
+    """
     if isinstance(message, dict) and message.get("role") == "function":
         raise ApiError(400, f"{place}.role: function messages are not served", f"{place}.role", "invalid_value")
     return meaningful_fields(message, MESSAGE, f"{place}.", {"content": each(_part)})
@@ -181,13 +193,13 @@ def _message(message: Any, place: str) -> Any:
 def _part(part: Any, place: str) -> Any:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind != "text":
-        raise ApiError(400, f"{place}: {kind[:40]} is not served, only text", place, "unsupported_parameter")
+        raise ApiError(400, f"{place}: {kind[:40]} is not served; send text", place, "unsupported_parameter")
     return meaningful_fields(part, PART, f"{place}.")
 
 
 @router.get("/models")
 async def models(request: Request, gateway: ThisGateway) -> dict[str, Any]:
-    """The models that there are for this key."""
+    """List the models that this key may use."""
     return {"object": "list", "data": [_model(gateway, name) for name in gateway.visible(request.state.key)]}
 
 
@@ -199,7 +211,7 @@ async def model(name: str, request: Request, gateway: ThisGateway) -> dict[str, 
 
 @router.post("/chat/completions")
 async def chat_completions(body: ChatRequest, request: Request, gateway: ThisGateway) -> Response:
-    """An answer to a conversation."""
+    """Answer a conversation."""
     fields = body.fields()
     prompt = prompt_of(messages_of(fields), shares=request.state.key is None)
     ask = await body.ask(gateway, request, fields, prompt, _LANES[body.service_tier])
@@ -208,11 +220,16 @@ async def chat_completions(body: ChatRequest, request: Request, gateway: ThisGat
 
 @router.post("/completions")
 async def completions(body: CompletionRequest, request: Request, gateway: ThisGateway) -> Response:
-    """How texts go on, in the form of OpenAI's older API; several are answered one after the other in a stream."""
+    """Continue one or more texts, as OpenAI's older API does. A stream answers several texts one after the other."""
     fields = body.model_dump()
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if len(texts) * body.n > MAX_ANSWERS:
-        raise ApiError(400, f"prompt: at most {MAX_ANSWERS} answers in all", "prompt", "invalid_value")
+        raise ApiError(
+            400,
+            f"prompt: at most {MAX_ANSWERS} answers are allowed in one request (texts × n)",
+            "prompt",
+            "invalid_value",
+        )
     asks = [await body.ask(gateway, request, fields, raw_prompt(text)) for text in texts]
     return await _respond(gateway, asks, request, _Continuation(body))
 
@@ -233,7 +250,7 @@ def _model(gateway: Gateway, name: str) -> dict[str, Any]:
 
 
 class _Completion(ABC):
-    """The objects of one answer: the same id and time in all of them."""
+    """Builds the response objects of one answer. All of them have the same id and time."""
 
     def __init__(self, body: _OpenAIRequest, name: str, kind: str, chunk_kind: str, **fields: Any) -> None:
         self._common_fields = {
@@ -249,19 +266,22 @@ class _Completion(ABC):
 
     @abstractmethod
     def choices(self, result: JobResult, first: int) -> list[dict[str, Any]]:
-        """The whole answers to one prompt; the first has the index `first`."""
+        """Return the whole answers to one prompt. The first gets the index `first`."""
 
     @abstractmethod
     def piece(self, text: str, opens: bool) -> dict[str, Any]:
-        """The part of a chunk's choice that holds new text."""
+        """Return the part of a chunk's choice that holds new text."""
 
     def whole(self, results: Sequence[JobResult]) -> dict[str, Any]:
-        """The answer to a request without a stream."""
+        """Return the answer to a request without a stream."""
         choices = [choice for number, result in enumerate(results) for choice in self.choices(result, number * self._n)]
         return self._object(self._kind, choices) | {"usage": usage_of(*results)}
 
     async def chunks(self, answers: Iterable[AsyncGenerator[str | JobResult, None]]) -> AsyncGenerator[str, None]:
-        """Server-sent events: the first answer to a prompt as it is generated, others whole at its end."""
+        """Yield server-sent events.
+
+        A prompt's first answer streams as it is generated; its other answers come whole at the end.
+        """
         results: list[JobResult] = []
         for answer in answers:
             first = len(results) * self._n
@@ -276,7 +296,7 @@ class _Completion(ABC):
         yield "data: [DONE]\n\n"
 
     def finish_reason(self, result: JobResult) -> str:
-        """Why an answer ended."""
+        """Return why an answer ended."""
         return result.finish_reason or "stop"
 
     def _end(self, result: JobResult, first: int) -> str:
@@ -328,7 +348,7 @@ class _Chat(_Completion):
         return answer | {"metadata": self._metadata} if self._metadata else answer
 
     def _call(self, arguments: str, opens: bool) -> dict[str, Any]:
-        """A call of the forced function, or what follows of its arguments."""
+        """Return a call of the forced function, or a further piece of its arguments."""
         if not (opens and self._function):
             return {"function": {"arguments": arguments}}
         function = {"name": self._function.name, "arguments": arguments}

@@ -1,4 +1,4 @@
-"""How many requests are under way, and how long bodies and files are together: of each key, and of all."""
+"""Limits on the requests under way, and on the size of their bodies and files: for each key, and for all together."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,18 +18,24 @@ Take = Callable[[int], None]
 
 
 class Places:
-    """Without keys everybody has the same name: then the bounds of one key are those of all. In the event loop."""
+    """Counts requests and bytes by key. Without keys all requests have the same name, so one key's limits apply to all.
+
+    Must be used in the event loop.
+    """
 
     def __init__(self, on_change: Callable[[int], None]) -> None:
-        """`on_change` is told how many requests are under way."""
+        """`on_change` is called with the number of requests under way."""
         self._on_change = on_change
         self._requests: Counter[str] = Counter()
         self._body_bytes: Counter[str] = Counter()
-        self._file_bytes: Counter[str] = Counter()  # of uploads under way
+        self._file_bytes: Counter[str] = Counter()  # bytes of the uploads under way
 
     @contextmanager
     def one(self, key: str, is_upload: bool) -> Iterator[Take]:
-        """A place for a request, and what is told of the bytes that it brings as they come. Both raise ApiError."""
+        """Hold a place for a request, and yield a function to call with the size of each piece of its body.
+
+        Both raise ApiError if a limit is reached.
+        """
         taken, counts, bounds = 0, self._body_bytes, (MAX_BODIES_BYTES_PER_KEY, MAX_BODIES_BYTES)
         if is_upload:
             counts, bounds = self._file_bytes, (MAX_UPLOADS_BYTES_PER_KEY, MAX_UPLOADS_BYTES)
@@ -54,4 +60,6 @@ class Places:
 def _require_room(counts: Counter[str], key: str, bounds: tuple[int, int], words: str) -> None:
     for number, most in zip((counts[key], counts.total()), bounds, strict=True):
         if number > most:
-            raise ApiError(429, f"{most:,} {words} are under way already", code="too_many_requests", retry_s=1)
+            raise ApiError(
+                429, f"{most:,} {words} are under way already: try again later", code="too_many_requests", retry_s=1
+            )

@@ -1,4 +1,4 @@
-"""The page that shows both APIs. FastAPI's own loads its script from a server elsewhere, and is empty without one."""
+"""The page that shows both APIs. FastAPI's own page loads its script from another server, and is empty without it."""
 
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -11,7 +11,7 @@ h3 { font-family: ui-monospace, monospace; margin: 1.5em 0 0 } td { padding: 0 1
 
 
 def page(api: Mapping[str, Any]) -> str:
-    """HTML of an OpenAPI description: routes with their parameters, then the bodies with their fields."""
+    """Return an OpenAPI description as HTML: routes with their parameters, then the bodies with their fields."""
     return "\n".join([_HEAD, f"<h1>{escape(api['info']['description'])}</h1>", *_routes(api), *_bodies(api)])
 
 
@@ -41,7 +41,7 @@ def _table(rows: Any) -> Iterator[str]:
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """The type of a field in HTML; of an object of ours, a link to it."""
+    """Return a field's type as HTML. An object of this API becomes a link to its description."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"<a href='#{escape(name)}'>{_short(name)}</a>"
@@ -54,5 +54,5 @@ def _kind(schema: Mapping[str, Any]) -> str:
 
 
 def _short(name: str) -> str:
-    """Of two bodies with one name FastAPI calls each by its module, too."""
+    """Return a body's short name: FastAPI prefixes the module if two bodies have the same name."""
     return escape(name.rpartition("__")[2])

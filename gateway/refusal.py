@@ -1,4 +1,4 @@
-"""What a request is refused with, in the shape of the API that it came by."""
+"""Errors for refused requests, in the shape of the API that received the request."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,23 +11,23 @@ from messages.errors import BrokerUnavailable, DeadLetter, KvasirError, NoQueue,
 from messages.jobs import JobError
 
 RETRY_S = 10
-# For the APIs' descriptions: FastAPI's own answer to a bad body, which it would name otherwise, is never sent.
+# Replaces FastAPI's own error description (422) in the API descriptions, because that error is never sent.
 RESPONSES: dict[int | str, dict[str, Any]] = {"4XX": {"description": "Refused: the body says why"}}
-# What no other attempt at the same request helps with: the request is at fault.
+# Errors that no retry helps with, because the request itself is at fault.
 _ITS_OWN_FAULT = {
     "ContextExceeded": "context_length_exceeded",
     "InvalidMessage": "invalid_value",
     "InvalidPrompt": "invalid_prompt",
     "InvalidSchema": "invalid_json_schema",
 }
-# A field's name in a sentence of ours, and in the APIs.
+# The field's name in Kvasir's messages, and its name in the APIs.
 _PARAMS = {"answers": "n", "json_schema": "response_format"}
 _ALIKE = {"max_tokens", "temperature", "top_p", "seed", "stop", "messages", "prompt", "response_format", "tool_calls"}
-_TYPES = 8  # more than any field may be of
+_TYPES = 8  # more types than any field has
 
 
 class ApiError(KvasirError):
-    """An HTTP status, a sentence, the field it is about, and the seconds until another try (0: not told)."""
+    """An HTTP error: its status, a sentence, the field concerned, and the seconds until a retry (0: not told)."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None, retry_s: int = 0
@@ -39,18 +39,18 @@ class ApiError(KvasirError):
         self.retry_s = retry_s
 
     def openai(self) -> dict[str, Any]:
-        """The body that OpenAI's clients read."""
+        """Return the error body that OpenAI's clients read."""
         kind = "rate_limit_error" if self.status == 429 else "invalid_request_error"
         if self.status >= 500:
             kind = "server_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     def ollama(self) -> dict[str, Any]:
-        """The body that Ollama's clients read."""
+        """Return the error body that Ollama's clients read."""
         return {"error": str(self)}
 
     def response(self, path: str) -> Response:
-        """The answer to a request for this path."""
+        """Return the response to a request for this path."""
         headers = {"Retry-After": str(self.retry_s)} if self.retry_s else {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
@@ -59,7 +59,7 @@ class ApiError(KvasirError):
 
 
 def of_error(error: KvasirError) -> ApiError:
-    """The answer to a client for one of Kvasir's errors."""
+    """Turn one of Kvasir's errors into the answer for a client."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, BrokerUnavailable | StoreUnavailable):
@@ -74,14 +74,14 @@ def of_error(error: KvasirError) -> ApiError:
 
 
 def of_job(error: JobError) -> ApiError:
-    """The answer to a client for a failed job."""
+    """Turn a failed job's error into the answer for a client."""
     if code := _ITS_OWN_FAULT.get(error.kind):
         return ApiError(400, error.message, code=code)
     return ApiError(500, error.message, code="job_failed")
 
 
 def of_unread(error: ValueError | RecursionError) -> ApiError:
-    """The answer for a body that Python's JSON reader could not read."""
+    """Return the answer for a body that could not be read as JSON."""
     message = "the body is not JSON that can be read: it nests too deep, or a number has too many digits"
     if isinstance(error, TooManyValues):
         message = f"the body is not read: {error}"
@@ -93,12 +93,12 @@ def of_unread(error: ValueError | RecursionError) -> ApiError:
 
 
 def of_validation(problems: Sequence[Any], request_parts: Mapping[str, Any]) -> ApiError:
-    """What is wrong with a request, whose parts are `body` and `query`; its values are not repeated.
+    """Return what is wrong with a request, whose parts are `body` and `query`. The values sent are not repeated.
 
-    Of a field that may be of several types pydantic has a problem for each. The first is as good as any, unless one
-    goes deeper, or is no wrong type: then what was sent is of that one's type.
+    If a field may have several types, pydantic reports a problem for each of them. The first is reported here, unless
+    another goes deeper or is not about the type: then the value sent was meant to be of that type.
     """
-    problems = problems[:_TYPES]  # a body may have a million, and those of one field follow each other
+    problems = problems[:_TYPES]  # a body may have a million problems; those of one field come one after the other
     paths = [_as_written(problem, request_parts) for problem in problems]
     candidates = [pair for pair in zip(problems, paths, strict=True) if pair[1][: len(paths[0])] == paths[0]]
     problem, path = max(candidates, key=lambda pair: (len(pair[1]), not pair[0]["type"].endswith("_type")))
@@ -109,7 +109,7 @@ def of_validation(problems: Sequence[Any], request_parts: Mapping[str, Any]) -> 
 
 
 def _as_written(problem: Any, node: Any) -> list[str | int]:
-    """The path to a problem without the types that pydantic puts into it: in what was given they lead nowhere."""
+    """Return the path to a problem without the type names that pydantic inserts, which are not in the request."""
     path: list[str | int] = []
     for number, part in enumerate(problem["loc"], 1):
         is_inside = part in node if isinstance(node, Mapping) else isinstance(node, list) and isinstance(part, int)

@@ -1,6 +1,6 @@
-"""What requests of both APIs have in common: nothing in them is ignored unless it says nothing.
+"""How both APIs read requests: no field is silently ignored unless it changes nothing.
 
-A long body is read in a thread of its own, one at a time, and no part of it before its length is known.
+A long body is parsed in a separate thread, one body at a time. Its length is checked before any of it is parsed.
 """
 
 import asyncio
@@ -24,14 +24,17 @@ _reader = ThreadPoolExecutor(1, "bodies")
 
 
 async def apart(request: Request, work: Callable[..., T], *arguments: Any) -> T:
-    """The result of `work` on a request; a long one is read in that thread, and nobody else waits for it."""
+    """Return the result of `work` on a request.
+
+    If the body is long, `work` runs in the thread for long bodies, so that other requests don't wait.
+    """
     if len(await request.body()) <= _LONG_BYTES:
         return work(*arguments)
     return await asyncio.get_running_loop().run_in_executor(_reader, work, *arguments)
 
 
 class Strict(BaseModel):
-    """A part of a request: a field that it doesn't have is an error."""
+    """A part of a request. An unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -48,7 +51,7 @@ class Strict(BaseModel):
 
 
 class BoundedRoute(APIRoute):
-    """A route whose long bodies become its model before FastAPI sees them."""
+    """A route that validates long bodies itself, before FastAPI sees them."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """See FastAPI."""
@@ -74,7 +77,7 @@ class _BoundedRequest(Request):
 
 
 def validated(model: type[M], body: Any) -> M:
-    """The body as this model. Raises ApiError, saying what is wrong with it."""
+    """Validate a body as this model. Raises ApiError, which says what is wrong."""
     try:
         return model.model_validate(body)
     except ValidationError as error:

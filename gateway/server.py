@@ -33,13 +33,13 @@ from producers.client import Client
 
 log = logging.getLogger(__name__)
 
-HEADERS_S = 30.0  # time that a client has to send a request's headers
-TAKE_S = 60.0  # time that it has to receive what was written
+HEADERS_S = 30.0  # time within which a client must send a request's headers
+TAKE_S = 60.0  # time within which a client must receive what was written to it
 _IDLE_S = 30
 
 
 def check_host(host: str, folder: Path) -> None:
-    """Raises ConfigError if anybody else than this machine's users could ask without a key."""
+    """Check that only users of this machine could use the gateway without a key. Raises ConfigError."""
     if not KeyRing(file_in(folder)).is_required and not is_loopback(host):
         raise ConfigError(
             f"without API keys the gateway listens on loopback only, not on {host}: "
@@ -57,10 +57,10 @@ def serve(
     objects: Objects = "closed",
     host_names: Collection[str] = (),
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C; streams have ten seconds to end then. `on_ready` is told the URL.
+    """Serve until SIGTERM or Ctrl-C; streams then get ten seconds to end. `on_ready` is called with the URL.
 
-    `folder` holds what the gateway keeps: keys, files, batches. `page`: host and port of a page such as the workers',
-    for Prometheus and supervisors, which have no key. `objects`, `host_names`: see `Gateway`.
+    `folder` holds the gateway's keys, files and batches. `page` is the host and port of a page like the workers', for
+    Prometheus and supervisors, which have no key. `objects`, `host_names`: see `Gateway`.
 
     Raises ConfigError, BatchError.
     """
@@ -81,9 +81,12 @@ def serve(
 
 
 class TimedConnection(H11Protocol):
-    """Cut if its client is too slow: uvicorn waits for ever for headers, and for one that takes nothing.
+    """A connection that is closed if its client is too slow.
 
-    A guest is a connection without a request that was let in: many of them cost nobody a connection.
+    uvicorn has no time limit for headers or for blocked writes.
+
+    A guest is a connection without an admitted request. If there are too many guests the oldest is closed, so they
+    can't crowd out other clients.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
@@ -93,7 +96,7 @@ class TimedConnection(H11Protocol):
 
     @property
     def is_guest(self) -> bool:
-        """Whether it is open and has no request under way that was let in."""
+        """Whether the connection is open without an admitted request under way."""
         is_at_work = self.cycle and not self.cycle.response_complete and self.cycle.scope["state"].get("has_place")
         return not is_at_work and not self.transport.is_closing()
 
@@ -103,7 +106,8 @@ class TimedConnection(H11Protocol):
         guests = [each for each in self.connections if isinstance(each, TimedConnection) and each.is_guest]
         if len(guests) > MAX_GUESTS:
             min(guests, key=lambda guest: guest._made_at).transport.abort()
-        transport.set_write_buffer_limits(high=0)  # `pause_writing` tells of the first byte that isn't taken
+        # so that `pause_writing` is called from the first byte that the client doesn't take
+        transport.set_write_buffer_limits(high=0)
         self._begin("headers", HEADERS_S)
 
     def data_received(self, data: bytes) -> None:
@@ -140,7 +144,7 @@ class TimedConnection(H11Protocol):
 
 
 class GatewayServer(uvicorn.Server):
-    """Tells the gateway as soon as it is told itself."""
+    """A uvicorn server that tells the gateway to stop as soon as it receives the signal itself."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -162,7 +166,7 @@ class GatewayServer(uvicorn.Server):
         )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """See uvicorn: called in the main thread, where the event loop runs."""
+        """See uvicorn. This is called in the main thread, where the event loop runs."""
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop().call_soon_threadsafe(self._gateway.stop)
         super().handle_exit(sig, frame)
@@ -170,7 +174,7 @@ class GatewayServer(uvicorn.Server):
 
 @contextmanager
 def _serve_page(gateway: Gateway, address: tuple[str, int] | None) -> Iterator[None]:
-    """The gateway's page, served meanwhile."""
+    """Serve the gateway's page for metrics and health while the context is open."""
     if address is None:
         return (yield)
     page = Page(gateway.figures.registry, lambda: {"status": "ok"}, gateway.why_not_ready_now, gateway.status)
@@ -181,7 +185,7 @@ def _serve_page(gateway: Gateway, address: tuple[str, int] | None) -> Iterator[N
 
 @contextmanager
 def _handle_early_signals(server: GatewayServer) -> Iterator[None]:
-    """A signal that comes before uvicorn listens ends it, too; the one that it raises again at its end does nothing."""
+    """Handle signals that arrive before uvicorn listens, and the one that uvicorn raises again when it ends."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         server.should_exit = True
@@ -196,18 +200,21 @@ def _handle_early_signals(server: GatewayServer) -> Iterator[None]:
 
 @contextmanager
 def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens there; port 0 takes a free one. Raises ConfigError."""
+    """Yield a socket that listens at this address; port 0 takes a free port. Raises ConfigError."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
     except OSError as error:
         raise ConfigError(f"can't listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
-    # asyncio lets small writes through at once only where it sees the protocol, and `create_server` leaves it out.
+    # asyncio sets TCP_NODELAY only on a socket whose `proto` is IPPROTO_TCP, and `create_server` leaves `proto` at 0.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=listener.detach()) as listener:
         yield listener
 
 
 def own_name(port: int) -> str:
-    """What a gateway on this port of this machine is called at the broker, however often it is started."""
+    """Return this gateway's name at the broker.
+
+    It depends on the machine and port, so it stays the same after a restart.
+    """
     host = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in socket.gethostname())
     return f"gateway-{host[:64]}-{port}"

@@ -1,4 +1,4 @@
-"""A stream as a response: what fails before its first line has a status of its own, what fails later is a line."""
+"""Streams as responses. An error before the first line sets the HTTP status; a later error is sent as a line."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -7,7 +7,7 @@ from fastapi.responses import StreamingResponse
 
 from gateway.refusal import ApiError
 
-_OPEN_S = 10.0  # then the response begins, whatever comes
+_OPEN_S = 10.0  # after this time the response begins, even without a first line
 
 
 async def stream_response(
@@ -16,7 +16,10 @@ async def stream_response(
     media_type: str,
     still_waiting: str = "",
 ) -> StreamingResponse:
-    """A response of these lines. `error_line`: the one that ends it after a failure; `still_waiting` keeps it open."""
+    """Return a response of these lines.
+
+    `error_line` makes the last line after a failure. `still_waiting` is sent to keep the connection open.
+    """
     first = asyncio.ensure_future(anext(lines))
     await asyncio.wait({first}, timeout=_OPEN_S)
     if first.done():

@@ -1,1 +1,4 @@
-"""From submissions to grades: reading, names, rubric, prompts, answers, points, reports, exports. Knows no queue."""
+"""Turns submissions into grades: reading, names, rubric, prompts, answers, points, reports, exports.
+
+Nothing in this package knows about queues.
+"""

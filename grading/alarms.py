@@ -1,4 +1,7 @@
-"""What a whole class says of its rubric: if everybody is low on one criterion, the rubric or the solution is wrong."""
+"""Warnings about a whole class.
+
+If nearly everybody is low on one criterion, the rubric or the solution is probably wrong.
+"""
 
 from collections.abc import Sequence
 from statistics import median
@@ -8,14 +11,17 @@ from grading.rubric.rubric import Rubric
 from producers.words import plural
 
 MIN_CLASS = 5
-LOW = 0.34  # of a criterion's points
+LOW = 0.34  # share of a criterion's points that counts as low
 NEARLY_ALL = 0.9  # of the class
-CONTRAST = 0.2  # by how much the median of the other criteria must be above this one's
+CONTRAST = 0.2  # the other criteria's median must be higher by this share
 
 
 def class_alarms(grades: Sequence[Grade], rubric: Rubric) -> tuple[str, ...]:
-    """A sentence for each criterion on which nearly everybody is low, one if the class is low on everything, and one if
-    it was not all graded with the same rubric."""
+    """Return the warnings about a class, one sentence each.
+
+    There is a warning for each criterion on which nearly everybody is low, one if the class is low on every criterion,
+    and one if not all submissions were graded with the same rubric.
+    """
     shares = {
         criterion.id: [
             float(item.points) / float(item.max_points)

@@ -1,7 +1,8 @@
-"""CSV in which no cell becomes a formula, whichever delimiter a spreadsheet takes the file to have.
+"""CSV in which no cell becomes a formula, whichever delimiter a spreadsheet expects.
 
-Every field is quoted. Where a spreadsheet that cuts the lines elsewhere (at semicolons, in half of Europe) could see a
-cell begin with `=`, `+`, `-` or `@`, an apostrophe stands before it. `plain_cell` takes away what `safe_cell` added.
+Every field is quoted. A spreadsheet may split lines at another character than this file uses, such as the semicolon in
+half of Europe. Wherever a cell could then begin with `=`, `+`, `-` or `@`, an apostrophe is put before it. `plain_cell`
+removes what `safe_cell` added.
 """
 
 import csv
@@ -12,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from messages.lines import with_plain_breaks
 
 _STARTS = r"[=+\-@＝＋－＠]"
-# Spreadsheets look past these, or show nothing for them.
+# Spreadsheets skip these characters or don't show them.
 _INVISIBLE = "[\x00-\x08\x0e-\x1f\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]"
 _BLANKS = rf'[^\S\t\r\n"]|{_INVISIBLE}'
-# At the beginning, and after what another spreadsheet may take for the end of a cell.
+# At the beginning of a text, and after any character where a spreadsheet may split cells.
 _OUTER = re.compile(rf"(\A(?='*[\t\r\n])|(?:\A|[;,\t\r\n\"])(?='*(?:{_BLANKS})*{_STARTS}))('*)")
-# After a blank: what would be a formula by itself, which the minus of "7 - 2" and the figure in "by -2" are not.
+# After a blank, where the rest could be a formula. The minus in "7 - 2" and the number in "by -2" could not.
 _INNER = re.compile(
     rf"( (?='*(?:[^\S \t\r\n]|{_INVISIBLE})*{_STARTS}\S)(?!'*[+-]\d{{1,15}}(?:[.,]\d{{1,15}})?(?:\s|\Z)))('*)"
 )
@@ -25,17 +26,17 @@ _NUMBER = re.compile(r"'*(?:[+-]?\d{1,15}(?:[.,]\d{1,15})?%?|-)\Z")
 
 
 def safe_cell(text: str, number: bool = True) -> str:
-    """Text that a spreadsheet shows instead of computing.
+    """Return text that a spreadsheet displays and never computes.
 
-    With `number`, a number (a negative one too) and a lone dash stay as they are: Moodle compares a dash (never graded)
-    with its own record, letter by letter.
+    With `number`, a number (also a negative one) and a single dash stay unchanged. Moodle writes a dash for "never
+    graded" and compares it letter by letter.
     """
     is_number = number and _NUMBER.match(text.strip(" "))
     return text if is_number else _INNER.sub(r"\1'\2", _OUTER.sub(r"\1'\2", text))
 
 
 def plain_cell(text: str, number: bool) -> str:
-    """The text of which `safe_cell` made this, or would leave this."""
+    """Return the text that `safe_cell` was given, from the text that it made."""
     is_number = number and _NUMBER.match(text.strip(" "))
     return text if is_number else _OUTER.sub(_with_one_less, _INNER.sub(_with_one_less, text))
 
@@ -45,7 +46,10 @@ def _with_one_less(site: re.Match[str]) -> str:
 
 
 def csv_text(rows: Iterable[Sequence[str]], delimiter: str = ",", newline: str = "\n") -> str:
-    """The rows as a file, every field in quotes. A row's first is text even if it is a number: it begins the line."""
+    """Return the rows as a CSV file with every field quoted.
+
+    A row's first cell is always text, because it begins the line.
+    """
     text = io.StringIO(newline="")
     writer = csv.writer(text, delimiter=delimiter, lineterminator=newline, quoting=csv.QUOTE_ALL)
     writer.writerows(
@@ -55,5 +59,8 @@ def csv_text(rows: Iterable[Sequence[str]], delimiter: str = ",", newline: str =
 
 
 def safe_html(fragment: str) -> str:
-    """HTML that a browser shows as before, without a sign that could begin a formula: students see no apostrophes."""
+    """Escape signs in HTML that could begin a formula.
+
+    A browser shows the same page, so students see no apostrophes.
+    """
     return re.sub(rf"(?<!\w){_STARTS}", lambda sign: f"&#{ord(sign[0])};", fragment)

@@ -1,7 +1,7 @@
-"""What a sample graded by hand says of the grades that nobody looks at: agreement, and a bound that is exact.
+"""Agreement and an exact error bound for the grades that nobody looks at, from a sample that was graded by hand.
 
-Everything here is arithmetic; `grading.hand_sample` reads and writes the files. SciPy, which the extra `bound` brings,
-is imported where it is needed. docs/explanation/grading.md has the sources.
+This module only computes; `grading.hand_sample` reads and writes the files. SciPy (extra `bound`) is imported only
+where it is needed. docs/explanation/grading.md names the sources.
 """
 
 import math
@@ -21,12 +21,12 @@ from messages.errors import UsageError
 CONFIDENCE = 0.9
 SIZES = (15, 30, 60)
 MAX_THRESHOLDS = 5
-SIGNIFICANCE_LEVEL = 0.01  # two groups with a smaller p-value are not called alike
-_ROUNDING = 1e-9  # tolerance on a probability: where it decides, the looser bound counts
+SIGNIFICANCE_LEVEL = 0.01  # two groups count as different if the p-value is below this
+_ROUNDING = 1e-9  # tolerance for rounding errors in a probability; within it, the looser bound is used
 
 
 class BoundError(UsageError):
-    """No bound can be computed from this; the message says what to change."""
+    """No bound can be computed. The message says what to change."""
 
 
 # --- signals of doubt ---
@@ -34,7 +34,10 @@ class BoundError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """What says how doubtful a grade is, before anybody has looked; and up to which values grades may go unseen."""
+    """A measure of how doubtful a grade is before anybody has looked.
+
+    Grades up to one of its thresholds may go unseen.
+    """
 
     title: str
     thresholds: tuple[float, ...]  # preset, ascending
@@ -50,7 +53,8 @@ def _spread(grade: Grade) -> float:
     return round(float(max(spreads, default=0)), 6)
 
 
-# One threshold by default: grades with a reason for review are exported blank anyway, and each further one costs.
+# Only one threshold by default: grades with a reason for review are exported blank anyway, and each further threshold
+# makes every bound looser.
 SIGNALS: Mapping[str, Signal] = MappingProxyType(
     {
         "reasons": Signal("reasons why a person must look", (0.0,), lambda grade: float(len(grade.doubts))),
@@ -63,9 +67,11 @@ SIGNALS: Mapping[str, Signal] = MappingProxyType(
 
 
 def uniform_sample(ids: Sequence[str], size: int, seed: str) -> tuple[str, ...]:
-    """`size` of the ids, or all where there are fewer: each subset is as likely, and so is each order.
+    """Draw `size` of the ids at random, or all of them if there are fewer.
 
-    The first n of them are a uniform sample as well, so that a second look can take more of the same.
+    Each subset and each order is equally likely.
+
+    The first n of the result are a uniform sample as well, so a later look can simply take more of the same sample.
     """
     return tuple(random.Random(seed).sample(sorted(ids), min(size, len(ids))))
 
@@ -75,9 +81,10 @@ def uniform_sample(ids: Sequence[str], size: int, seed: str) -> tuple[str, ...]:
 
 @cache
 def most_off(off: int, sample_size: int, population: int, confidence: float) -> int:
-    """The largest number of a finite class's grades that may be off, if `off` of a uniform sample are.
+    """Return the largest number of grades in a class that may be off, if `off` grades of a uniform sample are.
 
-    A larger number would have shown so few with a probability of at most 1 − confidence (hypergeometric).
+    If more grades than that were off, a sample would show so few with a probability of at most 1 − confidence
+    (hypergeometric).
     """
     from numpy import arange
 
@@ -88,41 +95,44 @@ def most_off(off: int, sample_size: int, population: int, confidence: float) -> 
 
 @cache
 def share_off(off: int, sample_size: int, confidence: float = CONFIDENCE) -> float:
-    """The same as a share, of a class without end (Clopper and Pearson): no error in 30 still allows 0.074."""
+    """Return the same bound as a share, for an infinite class (Clopper and Pearson).
+
+    For example, no error in 30 still allows 0.074.
+    """
     return float(_stats().beta.ppf(confidence, off + 1, sample_size - off)) if off < sample_size else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingUnit:
-    """One submission of the class that the sample was drawn from."""
+    """One submission of the class from which the sample was drawn."""
 
     doubt: float
-    off: bool | None = None  # whether the hand grade is further away than promised; None: not graded by hand
+    off: bool | None = None  # whether the hand grade differs by more than the tolerance; None: not graded by hand
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What may be said of the grades whose doubt is at most `threshold`."""
+    """What can be promised about the grades whose doubt is at most `threshold`."""
 
     threshold: float
-    released: int  # grades, those graded by hand among them
-    sampled: int  # of these, graded by hand
-    off: int  # how many of these are further off than promised
-    at_most: float  # share of the unseen that are off, with the confidence asked for; 0 to 1
+    released: int  # number of grades, including those graded by hand
+    sampled: int  # how many of these were graded by hand
+    off: int  # how many of the hand-graded ones differ by more than the tolerance
+    at_most: float  # bound on the share of unseen grades that are off, from 0 to 1
 
     @property
     def unseen_count(self) -> int:
-        """Grades that nobody looks at."""
+        """The number of grades that nobody looks at."""
         return self.released - self.sampled
 
 
 def bonferroni_confidence(confidence: float, statements: int) -> float:
-    """The confidence of each of several statements, all of which are to hold together (Bonferroni)."""
+    """Return the confidence for each of several statements that must all hold together (Bonferroni)."""
     return 1 - (1 - confidence) / statements
 
 
 def releases(units: Iterable[SamplingUnit], thresholds: Sequence[float], confidence: float) -> list[Release]:
-    """A bound for each threshold. `confidence` is each one's own: see `bonferroni_confidence`."""
+    """Return a bound for each threshold. `confidence` is that of each single bound: see `bonferroni_confidence`."""
     all_units = list(units)
     return [_release([unit for unit in all_units if unit.doubt <= limit], limit, confidence) for limit in thresholds]
 
@@ -139,7 +149,7 @@ def _release(units: Sequence[SamplingUnit], threshold: float, confidence: float)
 
 
 def best_release(candidates: Iterable[Release], at_most: float) -> Release | None:
-    """The one that leaves most grades unseen among those that keep what is wanted; None where none does.
+    """Return the release with the most unseen grades among those within `at_most`, or None.
 
     All bounds hold together, so the choice may be made after seeing them.
     """
@@ -148,7 +158,7 @@ def best_release(candidates: Iterable[Release], at_most: float) -> Release | Non
 
 
 def sufficient_size(release: Release, sample_size: int, at_most: float, confidence: float) -> int:
-    """The smallest of SIZES that could keep what `sample_size` can't, if as many of each hundred are off; 0: none."""
+    """Return the smallest of SIZES that could keep the promise if the same share of grades is off, or 0."""
     for size in SIZES:
         released_sample = math.floor(release.sampled * size / sample_size)
         off = math.ceil(release.off * size / sample_size)
@@ -166,14 +176,14 @@ def sufficient_size(release: Release, sample_size: int, at_most: float, confiden
 
 
 def promise(release: Release, tolerance: Points, confidence: float) -> str:
-    """The sentence that is promised."""
+    """Return the sentence that promises the bound."""
     off_by = f"differ from yours by more than {plural_points(tolerance)}"
     share = percent(release.at_most)
     return f"With {confidence:.0%} confidence at most {share} of the grades that nobody looks at {off_by}."
 
 
 def no_promise(candidates: Sequence[Release], sample_size: int, at_most: float, confidence: float) -> str:
-    """Why nothing is promised, and what would help. `confidence` is each bound's own."""
+    """Say why nothing is promised, and what would help. `confidence` is that of each single bound."""
     able = [size for release in candidates if (size := sufficient_size(release, sample_size, at_most, confidence))]
     if able:
         return f"{sample_size} grades can't promise that; {min(able)} could."
@@ -184,18 +194,18 @@ def no_promise(candidates: Sequence[Release], sample_size: int, at_most: float, 
 
 
 def percent(share: float) -> str:
-    """A bound in percent, rounded up: `7.4%` says no less than is known."""
+    """Format a bound in percent, rounded up, so that the text never promises more than the bound: `7.4%`."""
     up = (Decimal(repr(share)) * 100 - Decimal("1e-9")).quantize(Decimal("0.1"), ROUND_CEILING)
     return f"{up:f}".removesuffix(".0").replace("-0", "0") + "%"
 
 
 def plural_points(points: Points) -> str:
-    """`1 point`, `0.5 points`."""
+    """Format points with their unit: `1 point`, `0.5 points`."""
     return f"{points} point{'' if points == 1 else 's'}"
 
 
 def percent_without_error(sample_size: int) -> str:
-    """The share that may differ still, after a sample without any error."""
+    """Return the share that may still differ after a sample without any error."""
     return percent(share_off(0, sample_size, CONFIDENCE))
 
 
@@ -204,22 +214,23 @@ def percent_without_error(sample_size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PointComparison:
-    """One criterion, or the total, over the sample: a person's points and the model's."""
+    """A person's points and the model's over the sample, for one criterion or for the total."""
 
     criterion: str  # "": the total
     title: str
     compared: int
     same: int
-    kappa: float | None  # quadratic weights; None where both gave everybody the same, or nobody was compared
-    bias: float  # person minus model, points
-    interval: tuple[float, float] | None  # interval of the bias, by Student's t; None if the differences don't vary
-    largest: float  # difference, without its sign
+    kappa: float | None  # with quadratic weights; None if both gave everybody the same points, or nobody was compared
+    bias: float  # The person's points minus the model's, on average.
+    # Confidence interval of the bias (Student's t); None if the differences don't vary.
+    interval: tuple[float, float] | None
+    largest: float  # largest absolute difference
 
 
 def compare(
     criterion: str, title: str, pairs: Sequence[tuple[Points, Points]], confidence: float = CONFIDENCE
 ) -> PointComparison:
-    """Agreement of pairs (model, person)."""
+    """Compute the agreement of pairs (model, person)."""
     differences = [float(exact(person) - exact(model)) for model, person in pairs]
     return PointComparison(
         criterion,
@@ -234,9 +245,9 @@ def compare(
 
 
 def quadratic_kappa(pairs: Sequence[tuple[Points, Points]]) -> float | None:
-    """Cohen's kappa with weights that grow with the square of the difference in points.
+    """Compute Cohen's kappa with weights that grow with the square of the difference in points.
 
-    1 − the mean square between the two, over what it would be if one didn't know of the other.
+    It is 1 − the mean squared difference, divided by its expected value if the two graders were independent.
     """
     if not pairs:
         return None
@@ -254,7 +265,10 @@ def _interval(values: Sequence[float], confidence: float) -> tuple[float, float]
 
 
 def same_distribution_p(first: Sequence[float], second: Sequence[float]) -> float:
-    """p-value of two groups having one distribution (Kolmogorov and Smirnov; with ties it errs to the safe side)."""
+    """Return the p-value that two groups have the same distribution (Kolmogorov-Smirnov).
+
+    With ties, it errs on the safe side.
+    """
     return float(_stats().ks_2samp(first, second, method="asymp").pvalue) if first and second else 1.0
 
 
@@ -267,7 +281,7 @@ def _stats() -> Any:
 
 
 def check_plan(thresholds: Sequence[float], sizes: Sequence[int], at_most: float, confidence: float) -> None:
-    """Raises BoundError for what can't be promised of any class."""
+    """Check that a plan could be kept for some class. Raises BoundError if it could not."""
     problems = {
         f"name one to {MAX_THRESHOLDS} thresholds, ascending, each once: {_list(thresholds)}": (
             not 1 <= len(thresholds) <= MAX_THRESHOLDS or list(thresholds) != sorted(set(thresholds))

@@ -1,4 +1,4 @@
-"""From answers to grades: each submission's, and the class's, beside those that it has already."""
+"""Makes grades from answers: each submission's grade and the class's, combined with the grades that exist already."""
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,11 +26,11 @@ from grading.rubric.rubric import Aspect, Rubric
 from grading.submissions.lms_names import same_student
 from messages.jobs import JobResult, QuestionAnswer
 
-_WHOSE = "whose is it?"  # begins a remark on what a person has to answer
+_WHOSE = "whose is it?"  # begins a remark about an open question on whose a submission is
 
 
 def open_questions(grade: Grade) -> list[str]:
-    """The remarks on whose it is that a person has to answer before its points go to anybody."""
+    """Return the remarks on whose a submission is. A person must settle these before its points are given out."""
     return [remark for remark in grade.remarks if remark.startswith(_WHOSE)]
 
 
@@ -40,12 +40,12 @@ def make_grades(
     planned_ids: Container[str] | None = None,
     previous_class: GradedClass | None = None,
 ) -> list[Grade]:
-    """The grade of each submission, from what its jobs have produced so far.
+    """Make the grade of each submission from the results that its jobs have so far.
 
     Args:
-        planned_ids: ids of the batch's jobs; None: all are.
-        previous_class: the grades last written. They stay where the jobs that would be made now are not in the plan,
-            also if the student's work is called otherwise now.
+        planned_ids: ids of the batch's jobs; None: all jobs are in the batch.
+        previous_class: the grades last written. A submission keeps its old grade if the jobs that would be made for it
+            now are not in the plan, even if it has another name now.
     """
     hidden = _hidden_texts(assignment)
     old_grades = (
@@ -84,8 +84,11 @@ def make_grades(
 def _as_before(
     old: Grade, of_class: Mapping[str, str], now: Mapping[str, str], unchanged_remark: str = KEPT_REMARK
 ) -> Grade:
-    """A grade that stays, with the remark that says why: `unchanged_remark` where rubric and all are as they were."""
-    # Written when only the class had versions, a grade has the class's, or is known to have others.
+    """Keep an old grade and add the remark that says why.
+
+    `unchanged_remark` is used if its versions are the current ones.
+    """
+    # An older grade records no versions. It was graded with those of its class, unless a remark says otherwise.
     versions = old.versions or ({} if EARLIER_REMARK in old.remarks else of_class)
     remark = unchanged_remark if versions == now else EARLIER_REMARK
     other_remarks = [old_remark for old_remark in old.remarks if old_remark not in (KEPT_REMARK, EARLIER_REMARK)]
@@ -95,9 +98,10 @@ def _as_before(
 def with_removed_submissions(
     assignment: Assignment, new_grades: Sequence[Grade], previous_class: GradedClass | None
 ) -> list[Grade]:
-    """Also the grades of submissions that have left the folder since: a part's run, or a look, must not lose them.
+    """Add the grades of submissions that are no longer in the folder.
 
-    One that nothing has come of was never graded, and is nobody.
+    Grading a part of the class, or only looking at it, must not lose these grades. A submission without any result was
+    never graded, and is left out.
     """
     if not previous_class or assignment.request.selection == WHOLE_CLASS:
         return list(new_grades)
@@ -111,7 +115,7 @@ def with_removed_submissions(
 
 
 def _hidden_texts(assignment: Assignment) -> PrivateTexts:
-    """What no feedback may repeat, beside what the students have been given."""
+    """Return the texts that no feedback may repeat, and the texts that students know anyway."""
     rubric, solution = assignment.rubric, assignment.solution
     notes = [criterion.guidance for criterion in rubric.criteria]
     shown_works = assignment.examples.works if assignment.examples else ()
@@ -130,7 +134,7 @@ def _hidden_texts(assignment: Assignment) -> PrivateTexts:
 def make_graded_class(
     batch_id: str, assignment: Assignment, new_grades: Sequence[Grade], previous_class: GradedClass | None = None
 ) -> GradedClass:
-    """What the batch's folder keeps of the class's grades; `previous_class` as in `make_grades`."""
+    """Make the record of the class's grades for the batch's folder. `previous_class`: see `make_grades`."""
     rubric = assignment.rubric
     by_models = [grade for grade in new_grades if grade.state not in ("empty", "link only") and not grade.is_unreadable]
     earlier = previous_class and by_models and all(EARLIER_REMARK in grade.remarks for grade in by_models)
@@ -166,7 +170,7 @@ def _grade(rubric: Rubric, item: Item, result_of: Callable[[str], JobResult | No
 
 
 def _answer(rubric: Rubric, item: Item, task: Task, result: JobResult | None) -> ParsedAnswer | str:
-    """The parsed answer, or one sentence that says why there is none."""
+    """Return the parsed answer, or a sentence that says why there is none."""
     if result is None:
         return NO_RESULT_YET
     if result.state != "succeeded":
@@ -179,7 +183,7 @@ def _answer(rubric: Rubric, item: Item, task: Task, result: JobResult | None) ->
 
 
 def _answers(rubric: Rubric, item: Item, task_results: Sequence[tuple[Task, JobResult | None]]) -> ParsedAnswer | str:
-    """What the jobs that ask an aspect's questions have answered together."""
+    """Combine the answers of all jobs that ask one aspect's questions."""
     by_id = {criterion.id: criterion for criterion in rubric.criteria}
     criteria: dict[str, CriterionGrade] = {}
     problems: dict[str, str] = {}
@@ -206,7 +210,7 @@ def _answers(rubric: Rubric, item: Item, task_results: Sequence[tuple[Task, JobR
 
 
 def _answers_by_name(item: Item, task: Task, result: JobResult) -> Iterator[tuple[str, list[QuestionAnswer] | str]]:
-    """For each question that is still asked, its answers, or one sentence that says why there is none."""
+    """Yield the answers to each question that is still asked, or a sentence that says why there are none."""
     failure = f"{result.state}: {result.error.message}" if result.error else result.state
     for name, question, answers in task.question_answers(result):
         if question:
@@ -215,5 +219,5 @@ def _answers_by_name(item: Item, task: Task, result: JobResult) -> Iterator[tupl
 
 
 def _without_fence(item: Item, text: str) -> str:
-    """The code around a student's text is nobody's business: an answer that repeats it is read without it."""
+    """Replace the fence in an answer: the code around a student's text must not become known."""
     return text.replace(item.fence, "…") if item.fence else text

@@ -1,14 +1,16 @@
-"""What a class is graded by: read from the files that were named, and kept in the batch's folder as it was.
+"""The files that a class is graded by: reads them, and keeps copies in the batch's folder.
 
-A batch grades by what it was planned with: rubric, solution, template, and graded examples. Its copies lie in
-`inputs/`, under their digests; `batch.json` says which.
+A batch always grades with the rubric, solution, template and graded examples that it was planned with. The copies are
+in `inputs/`, under their digests, which `batch.json` lists.
 
-Examples are work that a person graded, shown to the models before the class's: one set a batch, so that nothing but the
-class's prefix grows. They are chosen once and kept with their texts, since what is in every prompt must not change with
-one student's file. Chosen is for each criterion the work on both sides of a boundary between two numbers of points,
-boundaries in the middle of the scale first, the shortest work at each; only work that was graded in every criterion,
-that nothing is doubtful about, and that no bound's sample holds; at most half of it, so that the rest can tell what the
-examples are worth.
+Examples are work that a person graded; the models see them before the class's work. There is one set for each batch, so
+only the shared prefix of the prompts grows. The examples are chosen once and kept with their texts, because a text in
+every prompt must not change when one student's file changes.
+
+For each criterion, the chosen examples are those on both sides of a boundary between two numbers of points. Boundaries
+in the middle of the scale come first, and for each number of points the shortest work is taken. Work can be chosen only
+if every criterion was graded, nothing about it is doubtful, and it is not in a bound's sample. At most half of the
+graded work is chosen, so that the rest can show what the examples are worth.
 """
 
 import hashlib
@@ -31,8 +33,8 @@ from producers.storage.shapes import from_json, parse_as
 
 FOLDER = "inputs"
 EXAMPLES_OF_A_CRITERION = 4
-_CONTEXT_SHARE = 0.25  # share of the smallest context for all examples together
-_Graded = Mapping[str, Mapping[str, Points]]  # by submission and criterion
+_CONTEXT_SHARE = 0.25  # largest share of the smallest context that all examples together may take
+_Graded = Mapping[str, Mapping[str, Points]]  # points by submission and criterion
 _READERS: dict[str, Callable[[Path], Any]] = {
     "rubric": load_rubric,
     "solution": read_document,
@@ -41,10 +43,10 @@ _READERS: dict[str, Callable[[Path], Any]] = {
 
 
 def read_inputs(request: GradeRequest) -> tuple[dict[str, Any], dict[str, bytes], list[Path]]:
-    """What a class is graded by: documents and their files' bytes, by kind, and files that say something else now.
+    """Read what a class is graded by. Returns documents by kind, their bytes by kind, and the files that have changed.
 
-    A batch's own copy is read, unless the file that was named grades alike: that may have another rule on lateness.
-    Raises RubricError, SubmissionError.
+    The batch's copy is used, unless the named file would grade in the same way: such a file may have another late rule.
+    A named file that differs from the copy in use counts as changed. Raises RubricError, SubmissionError.
     """
     documents, data, changed_files = {}, {}, []
     for kind, reader in _READERS.items():
@@ -64,7 +66,7 @@ def read_inputs(request: GradeRequest) -> tuple[dict[str, Any], dict[str, bytes]
 
 
 def keep_inputs(folder: Path, request: GradeRequest, data: Mapping[str, bytes]) -> dict[str, str]:
-    """Keep these files in the batch's folder, on disk on return; their digests, by kind."""
+    """Keep these files in the batch's folder, on disk on return. Returns their digests by kind."""
     digests = {kind: hashlib.sha256(kept).hexdigest() for kind, kept in data.items()}
     for kind, digest in digests.items():
         place = _place(folder, kind, digest, getattr(request, kind))
@@ -74,7 +76,10 @@ def keep_inputs(folder: Path, request: GradeRequest, data: Mapping[str, bytes]) 
 
 
 def kept_inputs(folder: Path, stored_request: Mapping[str, Any]) -> dict[str, Path]:
-    """The batch's copies, by kind; none of an older batch's, nor one that has been changed or lost."""
+    """Return the paths of the batch's copies by kind.
+
+    Copies that were changed or lost are left out; old batches have none.
+    """
     places = {
         kind: _place(folder, kind, digest, Path(stored_request.get(kind, "")))
         for kind, digest in stored_request.get("inputs", {}).items()
@@ -84,7 +89,7 @@ def kept_inputs(folder: Path, stored_request: Mapping[str, Any]) -> dict[str, Pa
 
 
 def changed_inputs(stored_request: Mapping[str, Any], data: Mapping[str, bytes]) -> list[str]:
-    """The kinds of which the batch keeps other content than these files have."""
+    """Return the kinds of file whose content differs from the batch's copy."""
     digests = stored_request.get("inputs", {})
     return [
         kind for kind, kept in data.items() if kind in digests and digests[kind] != hashlib.sha256(kept).hexdigest()
@@ -96,7 +101,7 @@ def _place(folder: Path, kind: str, digest: str, named_file: Path) -> Path:
 
 
 def content(file: Path) -> bytes:
-    """A file's content; empty if the file is gone."""
+    """Return a file's content, or nothing if the file is gone."""
     with suppress(OSError), open_ordinary(file) as opened_file:
         return opened_file.read()
     return b""
@@ -116,9 +121,11 @@ def read_examples(
     excluded_names: Collection[str],
     secret: bytes,
 ) -> ExampleSet | None:
-    """The batch's set, or a new one where there is none yet or other hand grades are named; None: none is wanted.
+    """Return the batch's examples, or choose new ones if it has none or other hand grades are named.
 
-    Texts are as they were handed in, with the names in them. Raises SubmissionError where no work can be an example,
+    None: none are wanted.
+
+    The texts are as they were handed in, including names. Raises SubmissionError if no work can be an example,
     ExportError, EvaluationError, BatchError.
     """
     if not request.examples:
@@ -128,13 +135,14 @@ def read_examples(
     try:
         kept_set = parse_as(ExampleSet, from_json(content(kept_file)), "the examples") if kept_file else None
     except ValueError as error:
-        raise BatchError(f"{kept_file} can't be read ({error}); restore it") from None
+        raise BatchError(f"{kept_file} can't be read ({error}): restore it") from None
     if isinstance(kept_set, ExampleSet) and (request.selection.from_manifest or kept_set.source == source):
         return kept_set
     ids = [criterion.id for criterion in rubric.criteria]
     by_hand = in_class(read_hand_grades(data, str(request.examples)), [work.name for work in submissions], ids)
     points: dict[str, dict[str, Points]] = {}
-    for (name, id, _), given_points in sorted(by_hand.items(), reverse=True):  # of several people's the first
+    # if several people graded the same work, the first one's points count
+    for (name, id, _), given_points in sorted(by_hand.items(), reverse=True):
         points.setdefault(name, {})[id] = given_points
     works = {
         work.name: Submission(work.name, work.language, work.parts)
@@ -147,8 +155,9 @@ def read_examples(
     chosen = _choose(works, {name: points[name] for name in works}, rubric, room)
     if not chosen:
         raise SubmissionError(
-            f"no work in {request.examples} can be an example: that takes two submissions or more with points for each "
-            "criterion, nothing doubtful about them, none of them in a bound's sample, and short enough for the model"
+            f"no work in {request.examples} can be an example: it takes at least two submissions with points "
+            "for each criterion, nothing doubtful about them, not in a bound's sample, and short enough for "
+            "the model"
         )
     fence = fence_for(secret, "\n".join(["graded examples", *(text_of(works[name]) for name in chosen)]))
     return ExampleSet(
@@ -160,7 +169,7 @@ def read_examples(
 
 
 def _choose(works: Mapping[str, Submission], graded: _Graded, rubric: Rubric, room: float) -> list[str]:
-    """In turn for each criterion, while there is room (tokens)."""
+    """Choose examples for each criterion in turn, while there is room. `room` is in tokens."""
     sizes = {name: estimate_tokens(example_text(works[name], points, "")) for name, points in graded.items()}
     beside = (_beside_boundaries(criterion, graded, sizes) for criterion in rubric.criteria)
     names = dict.fromkeys(filter(None, itertools.chain.from_iterable(itertools.zip_longest(*beside))))
@@ -173,7 +182,8 @@ def _choose(works: Mapping[str, Submission], graded: _Graded, rubric: Rubric, ro
 
 def _beside_boundaries(criterion: Criterion, graded: _Graded, sizes: Mapping[str, int]) -> list[str]:
     longest_first = sorted(graded, key=lambda name: -sizes[name])
-    shortest = {graded[name][criterion.id]: name for name in longest_first}  # the last of each
+    # later, shorter work replaces earlier work with the same points
+    shortest = {graded[name][criterion.id]: name for name in longest_first}
     boundaries = sorted(
         itertools.pairwise(sorted(shortest)), key=lambda pair: abs(sum(pair) - criterion.points - criterion.minimum)
     )

@@ -1,4 +1,4 @@
-"""The jobs of a class: each submission cut to size, its prompts, the questions after them, how answers are sampled."""
+"""Makes the jobs of a class: each submission cut to size, its prompts, their questions, and how answers are sampled."""
 
 import itertools
 import json
@@ -35,26 +35,29 @@ from messages.jobs import (
 from producers.batch.batch import BatchEntry
 from producers.words import join_with_and, plural
 
-# Several answers at temperature 0 would be one answer several times.
+# At temperature 0, several answers to one prompt would all be the same.
 SAMPLES_TEMPERATURE = 0.3
 _KEY_DIGITS = 12
-_HEADING_TOKENS = 36  # tokens of a part's heading, its code included
+_HEADING_TOKENS = 36  # tokens of the heading of one part, including the fence
 _ROOM_STEP = 1_024  # tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A job that grades one aspect of one submission. Without questions it asks for all criteria at once."""
+    """A job that grades one aspect of one submission. A job without questions asks for all criteria at once."""
 
-    job: PrefillJob  # with what is known of it before it is published
+    job: PrefillJob  # as far as it is known before it is published
     aspect: Aspect
-    # All that it asks, by key as `BatchEntry` has it; None: the answer is of no use any more.
+    # All questions of the job, by key as in `BatchEntry`. None means that the answer is no longer of use.
     questions_by_key: Mapping[str, Question | None]
 
     def question_answers(
         self, result: JobResult | None
     ) -> Iterator[tuple[str, Question | None, tuple[QuestionAnswer, ...]]]:
-        """Each question's name, the question, None if it is of no use any more, and its answers, if there are any."""
+        """Yield each question's name, the question, and its answers, if there are any.
+
+        The question is None if its answer is no longer of use.
+        """
         place = 0
         for key, question in self.questions_by_key.items():
             name, answers, _ = key.split(":")
@@ -63,13 +66,13 @@ class Task:
 
     @property
     def may_run(self) -> bool:
-        """Whether the job can be made again. One that can't has succeeded, and is kept for some of its answers."""
+        """Whether the job can be rebuilt. A job that can't has succeeded, and is kept for some of its answers."""
         return None not in self.questions_by_key.values()
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One submission, cut to size, with its tasks. None if it can't be read or is empty."""
+    """One submission, cut to size, with its tasks. It has no tasks if it can't be read or is empty."""
 
     submission: Submission
     cuts: tuple[Cut, ...]
@@ -77,53 +80,58 @@ class Item:
     item_id: str
     findings: tuple[CheckFinding, ...] = ()
     fence: str = ""
-    copy_reason: str = ""  # why it looks like a copy of the solution
+    copy_reason: str = ""  # why the work looks like a copy of the solution
     owner: Owner = UNKNOWN_OWNER
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A class's work, read and cut and turned into prompts."""
+    """A class's work: read, cut to size, and turned into prompts."""
 
     request: GradeRequest
     rubric: Rubric
     items: tuple[Item, ...]
     solution: Submission | None = None
     template: Submission | None = None
-    given_passages: tuple[str, ...] = ()  # passages that the class was given to work in
-    selected_ids: frozenset[str] = frozenset()  # item ids of the submissions that are graded now
+    given_passages: tuple[str, ...] = ()  # text that the class was given to start from
+    selected_ids: frozenset[str] = frozenset()  # item ids of the submissions that are being graded now
     input_data: Mapping[str, bytes] = field(default_factory=dict)  # the files of rubric, solution, template
-    changed_files: tuple[Path, ...] = ()  # named files that differ from the batch's own copy
-    work_digests: Mapping[str, str] = field(default_factory=dict)  # digests of all submissions, as their files are
+    changed_files: tuple[Path, ...] = ()  # files named by the user that differ from the batch's copy
+    work_digests: Mapping[str, str] = field(default_factory=dict)  # digests of all submissions' files, by name
     examples: ExampleSet | None = None
 
     @property
     def tasks(self) -> list[Task]:
-        """All prompts, those about code first: its model is the slower to prefill. Longest first in each."""
+        """All tasks.
+
+        Those for code come first, because that model is slower at prefill; within an aspect, the longest come first.
+        """
         tasks = [task for item in self.items for task in item.tasks]
         tasks.sort(key=lambda task: expected_work(task.job), reverse=True)
         return [task for aspect in ASPECTS for task in tasks if task.aspect == aspect]
 
     @property
     def jobs(self) -> list[PrefillJob]:
-        """Those of its tasks, in their order."""
+        """The jobs of all tasks, in the same order."""
         return [task.job for task in self.tasks]
 
 
 def expected_work(job: PrefillJob) -> tuple[int, int]:
-    """A key that grows with the work: tokens that may be generated, then bytes of the student's part.
+    """Return a sort key that grows with a job's work.
 
-    Queues are first in, first out, so a batch is published longest first: a long job that begins last would keep one
-    slot busy while all others are idle.
+    It consists of the tokens that may be generated, then the bytes of the student's part.
 
-    Only what is known before decoding. A model's mean answer, which workers learn, is the same for all jobs of its
-    queue and would change nothing in their order.
+    Queues are first in, first out, so a batch publishes its longest jobs first: a long job that begins last would keep
+    one slot busy while all others are idle.
+
+    Only facts known before decoding are used. A model's mean answer length, which workers learn, is the same for all
+    jobs of a queue and would not change their order.
     """
     return answer_tokens(job), len(job.prompt[-1].text.encode())
 
 
 class EarlierJobs:
-    """The jobs that ask questions in a batch already."""
+    """The jobs with questions that a batch has already."""
 
     def __init__(self, planned_entries: Sequence[BatchEntry], succeeded_ids: Container[str]) -> None:
         self._succeeded_ids = succeeded_ids
@@ -135,7 +143,7 @@ class EarlierJobs:
                 self._entries.setdefault(f"{item}.{aspect.partition('-')[0]}", []).append(entry)
 
     def usable_entries(self, item_id: str, model: str, wanted_keys: Set[str]) -> list[BatchEntry]:
-        """Those of this prompt that ask nothing but what is wanted, or have answered some of it."""
+        """Return earlier jobs for this prompt that ask only wanted questions, or have already answered a wanted one."""
         return [
             entry
             for entry in self._entries.get(item_id, ())
@@ -147,13 +155,13 @@ class EarlierJobs:
         ]
 
     def free_names(self, item_id: str) -> Iterator[str]:
-        """Item ids for further jobs of this prompt."""
+        """Return unused item ids for further jobs of this prompt."""
         names = (f"{item_id}-{number}" if number > 1 else item_id for number in itertools.count(1))
         return (name for name in names if name not in self._names)
 
 
 def _split_into_jobs(questions: Mapping[str, Question]) -> Iterator[dict[str, Question]]:
-    """Questions, as many together as one job may ask."""
+    """Split questions into groups, each as large as one job may have."""
     group: dict[str, Question] = {}
     answers = 0
     for key, question in questions.items():
@@ -167,12 +175,12 @@ def _split_into_jobs(questions: Mapping[str, Question]) -> Iterator[dict[str, Qu
 
 
 class PromptMaker:
-    """Builds the items of one class: everything that is the same for all of them is computed once."""
+    """Builds the items of one class. Everything that is the same for all of them is computed once."""
 
     def __init__(
         self, assignment: Assignment, batch_id: str, secret: bytes, common: Set[str], earlier: EarlierJobs, form: int
     ) -> None:
-        """`assignment`: the class's, without items; `form`: of the questions."""
+        """`assignment` is the class's work, still without items. `form` is the form of the questions."""
         self._form = form
         self._earlier = earlier
         self._asks_together = assignment.request.ask == "together"
@@ -183,14 +191,14 @@ class PromptMaker:
         self._aspects = [aspect for aspect in ASPECTS if assignment.rubric.for_model(aspect)]
         if missing_aspects := [aspect for aspect in self._aspects if aspect not in assignment.request.models]:
             raise ConfigError(
-                f"the rubric needs a {missing_aspects[0]} model, and this batch names none: use kvasir grade again"
+                f"the rubric needs a {missing_aspects[0]} model, and this batch names none: run kvasir grade again"
             )
         self._questions = {aspect: self._named_questions(aspect) for aspect in self._aspects if not self._asks_together}
         self._samplings = {aspect: self._longest_sampling(aspect) for aspect in self._aspects}
         self._space = min([self._submission_space(aspect) for aspect in self._aspects], default=USUAL_TOKENS)
 
     def item(self, submission: Submission) -> Item:
-        """One submission, cut, with its prompts."""
+        """Return one submission, cut to size, with its prompts."""
         assignment = self._assignment
         item_id = pseudonym(submission.name, self._secret)
         if not submission.is_gradable or (assignment.examples and submission.name in assignment.examples.points):
@@ -228,7 +236,7 @@ class PromptMaker:
         )
 
     def _tasks(self, aspect: Aspect, prompt: tuple[Part, ...], item_id: str) -> list[Task]:
-        """The aspect's prompt of one submission: one job, or those that ask all of its questions."""
+        """Return the tasks for one aspect of a submission: a single job, or jobs that together ask all questions."""
         model, sampling = self._assignment.request.models[aspect].name, self._samplings[aspect]
 
         def task(job: str, name: str, by_key: Mapping[str, Question | None]) -> Task:
@@ -255,7 +263,7 @@ class PromptMaker:
         return tasks
 
     def _named_questions(self, aspect: Aspect) -> dict[str, Question]:
-        """The aspect's questions, by name. Only of a criterion several answers are wanted."""
+        """Return the aspect's questions by name. Only questions about a criterion ask for several answers."""
         samples = self._assignment.request.samples
         return {
             name: Question(
@@ -266,7 +274,7 @@ class PromptMaker:
         }
 
     def _longest_sampling(self, aspect: Aspect) -> Sampling:
-        """Of the aspect's answers, the longest."""
+        """Return the sampling of the aspect's longest answer."""
         if not self._asks_together:
             samplings = [question.sampling for question in self._questions[aspect].values()]
             return max(samplings, key=lambda sampling: sampling.max_tokens)
@@ -274,7 +282,7 @@ class PromptMaker:
         return self._sampling(aspect, schema, self._assignment.request.samples)
 
     def _sampling(self, aspect: Aspect, schema: Mapping[str, Any], answers: int) -> Sampling:
-        """Bounded so that a constrained answer always closes, as far as the model's context allows."""
+        """Return a sampling whose token limit lets a constrained answer end, as far as the model's context allows."""
         model = self._assignment.request.models[aspect]
         worst = max_answer_tokens(schema)
         likely = max_answer_tokens(schema, char_bytes=1, space_bytes=1)
@@ -287,15 +295,17 @@ class PromptMaker:
         )
 
     def _cut(self, submission: Submission, count: Count) -> tuple[Submission, tuple[Cut, ...]]:
-        """The submission as far as the models have room for it, or as was asked for."""
+        """Cut the submission to the room that the models have, or to the requested size."""
         cap = self._assignment.request.max_submission_tokens
         if cap is None:
-            # Prompts of earlier releases did not say which cells were given.
+            # The prompts of earlier releases did not say which cells were given.
             parts = tuple(replace(part, is_given_cell=False) for part in submission.parts)
             return truncate(replace(submission, parts=parts), self._earlier_limits(), count)
-        # In steps: else one more sentence in the rubric would cut a long submission elsewhere, and ask all of it again.
+        # Rounded down to a step: otherwise one more sentence in the rubric would change where a long submission is cut,
+        # and every question about it would be asked again.
         room = self._space - self._space % _ROOM_STEP if self._space > 4 * _ROOM_STEP else self._space
-        # Headings are part of the prompt too; of thousands of parts most are left out, and theirs with them.
+        # Headings take room in the prompt too. Of thousands of parts most are left out together with their headings, so
+        # at most half of the room is set aside.
         space = max(room - _HEADING_TOKENS * len(submission.parts), room // 2)
         total = min(space, cap or space)
         sizes = count_parts(submission, count)
@@ -306,7 +316,7 @@ class PromptMaker:
         )
 
     def _earlier_limits(self) -> Limits:
-        """The default limits, scaled down where a model's context has no room for them."""
+        """Return the default limits, scaled down if the model's context has no room for them."""
         limits = Limits()
         share = min(1.0, self._space / USUAL_TOKENS)
         return replace(
@@ -317,7 +327,7 @@ class PromptMaker:
         )
 
     def _submission_space(self, aspect: Aspect) -> int:
-        """Tokens that a student's part may have with this aspect's model."""
+        """Return how many tokens a student's part may have with this aspect's model."""
         model = self._assignment.request.models[aspect]
         assignment, fence = self._assignment, fence_for(self._secret, "")
         bare = build_prompt(
@@ -331,7 +341,7 @@ class PromptMaker:
             examples=assignment.examples,
         )
         question_texts = [question.suffix[0].text for question in self._questions.get(aspect, {}).values()]
-        # Headings of parts, remarks on cuts, and the chat template around it all.
+        # room for the headings of parts, remarks on cuts, and the chat template
         margin = 256 + model.context // 16
         fixed_tokens = estimate_tokens(
             prompt_text(bare) + max(question_texts, key=len, default=""), model.letters_per_token
@@ -339,9 +349,10 @@ class PromptMaker:
         space = model.context - self._samplings[aspect].max_tokens - fixed_tokens - margin
         if space < 128:
             raise ConfigError(
-                f"model {model.name!r} has a context of {model.context:,} tokens; rubric, solution and template take "
-                f"about {fixed_tokens:,} and the answer up to {self._samplings[aspect].max_tokens:,}, which leaves no "
-                "room for a submission: use a model with a larger context, or a shorter solution or template"
+                f"model {model.name!r} has a context of {model.context:,} tokens, but rubric, solution and "
+                f"template take about {fixed_tokens:,} and the answer up to "
+                f"{self._samplings[aspect].max_tokens:,}, which leaves no room for a submission: use a model "
+                "with a larger context, or a shorter solution or template"
             )
         return space
 
@@ -351,21 +362,24 @@ class PromptMaker:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a regrade asks. Tokens are estimates: of prompts, and of answers as long as they may become."""
+    """What a regrade will ask.
 
-    asked: tuple[str, ...]  # criteria, and what else is asked about again; all in one answer if there are no questions
+    Token counts are estimates: those of prompts, and of answers at their greatest length.
+    """
+
+    asked: tuple[str, ...]  # criteria and other topics that are asked again; everything, if jobs have no questions
     removed: tuple[str, ...]  # criteria
     submissions: int
     jobs: int
     questions: int
     prompt_tokens: int
     answer_tokens: int
-    all_answer_tokens: int  # if the whole class were asked everything
-    answered: int = 0  # further jobs: a round that was left has their answers
+    all_answer_tokens: int  # tokens if every question about the whole class were asked
+    answered: int = 0  # further jobs that an unfinished round has already answered
 
     @property
     def is_fully_answered(self) -> bool:
-        """Whether a round has all the answers, and nothing is left to ask."""
+        """Whether a round has all the answers, so that nothing is left to ask."""
         return bool(self.answered and not self.jobs)
 
     def __str__(self) -> str:
@@ -390,12 +404,13 @@ def cost_of(
     graded_criteria: Set[str],
     answered_ids: Container[str] = (),
 ) -> Cost:
-    """What of this class's work a batch has no answer to yet.
+    """Compute what a batch still has to ask about this class's work.
 
     Args:
-        entries: the batch's jobs; succeeded: ids of those that have an answer.
-        graded_criteria: ids of the criteria that the class has grades for.
-        answered_ids: ids of jobs that have an answer elsewhere, in a round: they stand for a change, and cost nothing.
+        entries: the batch's jobs.
+        succeeded_ids: ids of jobs that have an answer.
+        graded_criteria: ids of the criteria for which the class has grades.
+        answered_ids: ids of jobs that a round has answered. They belong to the change, but cost nothing.
     """
     rubric = assignment.rubric
     new = [task for task in assignment.tasks if task.job.job_id not in succeeded_ids]

@@ -1,13 +1,14 @@
-"""Like answers to one criterion in groups, so that a person decides on them once. No model takes part.
+"""Groups like answers to one criterion, so that a person decides on them once. No model takes part.
 
-Answers are alike where their points and what is quoted as their evidence are equal; on request also where their points
-are equal and their passages have most of their short runs of characters in common: cosines of term frequencies, and
-agglomerative clustering with complete linkage, so that any two of a group are alike. That needs scikit-learn (extra
-`evaluate`). Rare runs weigh no more than others: with idf, likeness says less of the points, on both sets of SAF.
+Answers are alike if their points and the quoted evidence are equal. On request, answers with equal points are also
+alike if their passages have most of their short character n-grams in common. This uses cosines of term frequencies, and
+agglomerative clustering with complete linkage, so that any two members of a group are alike. It needs scikit-learn
+(extra `evaluate`). Rare n-grams get no extra weight: with idf, likeness predicted the points less well on both sets of
+SAF.
 
-By text alone a decision that is right for one answer is wrong for some of the others: `python -m benchmarks.groups`
-has the figures. So only equal evidence and points form groups unless somebody asks for more, and a person sees in what
-the members of a group differ.
+If answers are grouped by likeness of text, a decision that is right for one answer is wrong for some others; `python -m
+benchmarks.groups` has the numbers. So by default only equal evidence and points form groups, and a person sees how the
+members of a group differ.
 """
 
 from collections import Counter
@@ -22,26 +23,27 @@ from grading.quotes import quoted_lines
 from grading.rubric.rubric import Points
 from grading.submissions.submission import Submission
 
-# At 0.375 deciding by one answer of each group adds at most 2 % of full points on either language of SAF; a step less.
+# Up to 0.375, deciding on each group by one of its answers changes points by at most 2 % of full points in both
+# languages of SAF. This value is one step lower.
 MAX_DISTANCE = 0.35
-_LENGTH_WEIGHT = 0.2  # an answer that says more may be right where its beginning alone is not
+_LENGTH_WEIGHT = 0.2  # a longer answer may be right where its beginning without the rest is not, so lengths count too
 _CONTEXT_LINES = 12  # lines shown before and after the quote
 _MOST_CHARS = 4_000  # of a passage
-_MOST_TEXTS = 2_000  # their distances are 32 MB
+_MOST_TEXTS = 2_000  # the distances of this many texts take 32 MB
 
 
 @dataclass(frozen=True, slots=True)
 class CriterionAnswer:
-    """What one submission says to a criterion."""
+    """The part of a submission that answers one criterion."""
 
     item_id: str
     points: Points | None  # by the model
-    quote: str  # the evidence, where it stands in the work; "" for none
-    text: str  # the cell, or file, in which the quote stands; without one all that is the student's own, but outputs
+    quote: str  # the evidence that was found in the work; "" if none
+    text: str  # the cell or file that holds the quote; without a quote, all of the student's own text except outputs
 
     @property
     def passage(self) -> str:
-        """The lines around the quote, at most so many characters: what is shown, and compared with others."""
+        """The lines around the quote, cut to a fixed length. This is what is shown, and compared with other answers."""
         lines = self.text.split("\n")
         numbers = quoted_lines(self.text, [self.quote]) or {0, len(lines)}
         around = slice(max(0, min(numbers) - _CONTEXT_LINES), max(numbers) + _CONTEXT_LINES + 1)
@@ -49,27 +51,28 @@ class CriterionAnswer:
 
 
 def answer_of(item_id: str, grade: CriterionGrade, work: Submission) -> CriterionAnswer:
-    """The answer that this grade of a criterion is about."""
+    """Return the answer that this criterion's grade is about."""
     quote = grade.evidence if grade.evidence_state == "found" else ""
     quoted_parts = [part.text for part in work.parts if quote and quoted_lines(part.text, [quote])]
     return CriterionAnswer(item_id, grade.points, quote, quoted_parts[0] if quoted_parts else own_text(work))
 
 
 def own_text(work: Submission) -> str:
-    """What the student wrote, without outputs and without parts that the class was given."""
+    """Return what the student wrote, without outputs and without parts that the class was given."""
     return "\n".join(part.text for part in work.parts if part.kind != "output" and not part.holds_only_given_text)
 
 
 def group_answers(answers: Sequence[CriterionAnswer], max_distance: float = 0.0) -> list[list[CriterionAnswer]]:
-    """Each answer in one group, the largest group first; a group's first answer stands for the others best.
+    """Group the answers, the largest group first. Each group's first answer represents it best.
 
-    `max_distance`: up to which distance, from 0 to 1, passages count as alike; 0 leaves it at equal evidence. Raises
-    EvaluationError where scikit-learn is missing for it.
+    `max_distance`, from 0 to 1, is the distance up to which passages count as alike; with 0, only equal evidence does.
+    Raises EvaluationError if scikit-learn is needed and missing.
     """
     times = Counter(answer.text for answer in answers)
     by_evidence: dict[tuple[Points | None, str], list[CriterionAnswer]] = {}
-    for answer in sorted(answers, key=lambda answer: -times[answer.text]):  # the most frequent comes first
-        evidence = " ".join((answer.quote or answer.text).split())  # case stays: in code it is another name
+    for answer in sorted(answers, key=lambda answer: -times[answer.text]):  # The most frequent text comes first.
+        # Case is kept, because in code it makes another name.
+        evidence = " ".join((answer.quote or answer.text).split())
         by_evidence.setdefault((answer.points, evidence), []).append(answer)
     groups = list(by_evidence.values())
     are_compared = max_distance > 0 and 1 < len(groups) <= _MOST_TEXTS
@@ -77,7 +80,7 @@ def group_answers(answers: Sequence[CriterionAnswer], max_distance: float = 0.0)
 
 
 def _join_like(groups: Sequence[Sequence[CriterionAnswer]], max_distance: float) -> list[list[CriterionAnswer]]:
-    """Groups of equal points, those joined whose first answers are alike, the one in the middle first."""
+    """Join groups that have equal points and like first answers. The most central group comes first."""
     passages = [group[0].passage or "-" for group in groups]
     runs = (
         extra("sklearn.feature_extraction.text")

@@ -1,4 +1,4 @@
-"""Which text of a submission is the student's, and which the class was given. White space and case don't count."""
+"""Tells a student's own text from text that the class was given. White space and case don't count."""
 
 import re
 from collections import Counter
@@ -11,22 +11,22 @@ from grading.submissions.reading import Submission
 from grading.submissions.visible import visible_text
 from producers.words import plural
 
-# Fewer lines in common are no copy: everybody who is right writes the same few lines.
+# Fewer lines in common are no sign of copying, because all right answers share a few lines.
 MANY_LINES = 6
-# Where a task leaves little choice, half of a right answer is the solution's. A copy is more: this part of its own
-# lines, or this part of the solution's.
+# If a task leaves little choice, half of a right answer equals the solution. A copy has more: this share of the
+# student's lines, or this share of the solution's.
 MOST_OF_ITS_OWN, MOST_OF_THEIRS = 0.75, 0.9
-# A line of the grading notes has no reason to be in a submission: one counts as this many lines of code.
+# A line of the grading notes has no reason to be in a submission, so it counts as this many lines of code.
 NOTE_COUNTS = 3
 _NOTE_CHARS = 25
-_A_FEW = 3  # in a small class, this many may be most of it
-_LINE_CHARS = 4  # shorter ones (`end`, `)`) are nobody's
+_A_FEW = 3  # in a small class, a file that this many students share may still be a copy
+_LINE_CHARS = 4  # shorter lines, such as `end` or `)`, are in everybody's work
 
-# Only the student's own file says that a cell came from the teacher. It is believed for the class if at least so many
-# students have the cell, and this share of those who have such cells at all.
+# Only the student's own file says that a cell came from the teacher. This is believed for the whole class if at least
+# this many students have the cell, and this share of all students with such cells.
 _MIN_STUDENTS, _PART_OF_THEM = 2, 0.1
 
-# A line that says whose work it is: in prose or a comment, or a constant as nbgrader's.
+# A line that names its author: in prose or a comment, or as a constant like nbgrader's.
 _PERSON_FIELD = (
     r"(?:(?:your|full|student|first|last|given)[ _-])*(?:names?|authors?|students?|id|e-?mail|date|collaborators?)"
 )
@@ -35,9 +35,10 @@ _HEADER = re.compile(rf"(?:[#%/*>|\s_-]*(?i:{_PERSON_FIELD})[\s*_]*:|{_CONSTANT}
 
 
 def given_to_class(template: Submission | None, class_work: Iterable[Submission]) -> tuple[str, ...]:
-    """The passages that the class was given to work in: the template's, and cells that several have from the teacher.
+    """Return the text that the class was given to start from.
 
-    A cell that one student alone has so counts for that student only (`SubmissionPart.is_given_cell`).
+    This is the template's text, and teacher's cells that several students have. A teacher's cell that only one student
+    has counts for that student only (`SubmissionPart.is_given_cell`).
     """
     given_cells = [{part.text: None for part in work.parts if part.is_given_cell} for work in class_work]
     times = Counter(text for texts in given_cells for text in texts)
@@ -47,14 +48,15 @@ def given_to_class(template: Submission | None, class_work: Iterable[Submission]
 
 
 def given_with_rubric(rubric: Rubric, given_passages: Sequence[str]) -> list[str]:
-    """The given text, and what the rubric says to students."""
+    """Return the given text, and the rubric's text for students."""
     return [rubric.instructions, *(criterion.title for criterion in rubric.criteria), *given_passages]
 
 
 def mark_given(work: Submission, rubric: Rubric, given_passages: Sequence[str]) -> Submission:
-    """With its parts marked that hold nothing but what the class was given, and whether it adds anything to that.
+    """Mark the parts that hold only text that the class was given, and whether the work adds anything to it.
 
-    A line of the rubric may be an answer (one of several to choose from): work is not empty because of it.
+    A line of the rubric may be an answer, if students choose one of several. So the rubric's lines don't make work
+    empty.
     """
     if work.empty or work.problem:
         return work
@@ -69,7 +71,7 @@ def mark_given(work: Submission, rubric: Rubric, given_passages: Sequence[str]) 
 
 
 def _adds_nothing(work: Submission, given_passages: Sequence[str]) -> bool:
-    """Whether nothing was added but who it is from; outputs, order and white space don't count."""
+    """Whether a student added nothing except a name. Outputs, order and white space don't count."""
     if not given_passages and not any(part.is_given_cell for part in work.parts):
         return False
     own_source = "".join(part.text for part in work.parts if part.kind != "output" and not part.is_given_cell)
@@ -80,19 +82,25 @@ def _adds_nothing(work: Submission, given_passages: Sequence[str]) -> bool:
 
 
 def _given_lines(passages: Sequence[str]) -> Counter[str]:
-    """Their lines as they are written, and as a reader sees them: of the students' work only these are compared."""
+    """Return the lines of given text, both as written and as a reader sees them.
+
+    Students' lines are compared as seen.
+    """
     return line_counts(passages) | line_counts(visible_text(text, "text").shown(text) for text in passages)
 
 
 def common_lines(class_work: Iterable[Submission]) -> Set[str]:
-    """Lines that more than half of a class wrote; none for less than three."""
+    """Return the lines that more than half of a class wrote; an empty set for fewer than three submissions."""
     line_sets = [line_counts(_texts(work)).keys() for work in class_work if work.is_gradable]
     times = Counter(line for lines in line_sets for line in lines)
     return {line for line, number in times.items() if 2 * number > len(line_sets) > 2}
 
 
 def with_equal_files_noted(class_work: Sequence[Submission]) -> list[Submission]:
-    """With a remark on each that shares a file with classmates; not one that most have, or all: that was given."""
+    """Add a remark to each submission that shares a file with a few classmates.
+
+    A file that most of the class has was given to them, and is not remarked on.
+    """
     file_sets = [set() if work.only_template else set(work.file_digests) for work in class_work]
     times = Counter(digest for digests in file_sets for digest in digests)
     shared_by_few = {digest for digest, count in times.items() if 1 < count <= max(_A_FEW, len(class_work) // 2)}
@@ -109,7 +117,7 @@ def _equal_note(digest: str, count: int) -> str:
 def copy_reason(
     work: Submission, rubric: Rubric, solution: Submission | None, given_passages: Sequence[str], common: Set[str]
 ) -> str:
-    """Why it looks like a copy: most of the student's lines stand in solution or rubric. "" if it doesn't."""
+    """Return why the work looks like a copy, or "": most of its lines are also in the solution or the rubric."""
     given_lines = _given_lines(given_with_rubric(rubric, given_passages))
     own_lines, solution_lines = (
         {line for line in line_counts(texts) - given_lines if len(line) >= _LINE_CHARS}
@@ -133,7 +141,7 @@ def copy_reason(
 
 
 def own_text(work: Submission) -> str:
-    """All that a student wrote: no outputs, and no cells that were given."""
+    """Return all that a student wrote, without outputs and without cells that were given."""
     return "\n".join(_own_texts(work))
 
 

@@ -1,4 +1,4 @@
-"""From a request to a batch's plan: the class is read, its prompts are built, and their jobs written down."""
+"""Turns a request into a batch's plan: reads the class, builds the prompts, and writes down the jobs."""
 
 import json
 import os
@@ -33,11 +33,11 @@ def prepare(
     planned_entries: Sequence[BatchEntry] = (),
     succeeded_ids: Container[str] = (),
 ) -> Assignment:
-    """Read everything and build every prompt. Deterministic for a batch: a rerun finds the same job ids.
+    """Read everything and build every prompt. A rerun of the same batch gives the same job ids.
 
-    Prompts of an older form (`older_form`; None: they are of ours) can't be built again to the byte: of such a batch
-    the jobs are those `planned_entries`.
-    Questions that a planned job asks, and those that one of those `succeeded_ids` has answered, are not asked again.
+    Prompts of an older form (`older_form`; None: the current form) can't be rebuilt byte for byte, so the jobs of such
+    a batch are the `planned_entries`. Questions that a planned job asks, or that one of `succeeded_ids` has answered,
+    are not asked again.
 
     Raises RubricError, SubmissionError (folder, solution or template unusable), ConfigError.
     """
@@ -48,7 +48,7 @@ def prepare(
     sent_names = {entry.name for entry in planned_entries if entry.role != "intake"}
     unassigned_names = {name for name, owner in owners.items() if owner.question == UNASSIGNED_QUESTION} - sent_names
     selected_names = set(all_names if selection.is_whole else request.selected_names(selection))
-    # Names are taken out of everybody's texts, whoever is graded: a classmate's may be in one's work.
+    # Names are replaced in everybody's texts, no matter who is graded, because work may contain a classmate's name.
     form = older_form or QUESTION_FORM
     excluded_names = unassigned_names | request.sampled_names
     examples = read_examples(request, documents["rubric"], all_submissions, excluded_names, secret)
@@ -100,9 +100,11 @@ def assign(
     form: int = QUESTION_FORM,
     examples: ExampleSet | None = None,
 ) -> Assignment:
-    """The prompts of submissions that have been read; of `request` its models, samples and form are used.
+    """Build the prompts of submissions that have been read.
 
-    `form` is that of the questions, where it asks any.
+    Only the models, samples and ask form of `request` are used.
+
+    `form` is the form of the questions, if there are any.
     """
     submissions = list(submissions)
     given_passages = given_to_class(template, submissions)
@@ -117,7 +119,7 @@ def assign(
 
 
 def questions(assignment: Assignment) -> dict[str, str]:
-    """What a person has to say about whose the class's submissions are, by name."""
+    """Return the open questions about whose each submission is, by the submission's name."""
     return {
         item.submission.name: f"{'not sent: ' * (item.submission.problem == UNASSIGNED_QUESTION)}{item.owner.question}"
         for item in assignment.items
@@ -126,7 +128,7 @@ def questions(assignment: Assignment) -> dict[str, str]:
 
 
 def _as_planned(assignment: Assignment, planned_entries: Iterable[BatchEntry]) -> Assignment:
-    """With the ids under which its jobs were published; what was handed in since is none of the batch's."""
+    """Give the jobs the ids under which they were published. Work handed in later is not part of the batch."""
     ids = {entry.item_id: entry.job_id for entry in planned_entries}
     items = []
     for item in assignment.items:
@@ -140,15 +142,17 @@ def _as_planned(assignment: Assignment, planned_entries: Iterable[BatchEntry]) -
 
 
 def is_same(batch: Batch, assignment: Assignment) -> bool:
-    """Whether `assignment` goes on with `batch`, or the batch is new: another class's grades must not be replaced.
+    """Whether `assignment` continues `batch`.
 
-    It is the same class if some job is the very same, or if all of this holds:
+    If not, the batch is new, so that another class's grades are not replaced.
 
-    - the work: it is where it was, or where it was as seen from the batch's folder (a course folder that was copied);
-      or at least half of its names are known, and the old place is gone or the names are an LMS's, which no two
-      assignments share
-    - the rubric: it is where it was, has the title that it had, or is a version that the batch's folder keeps
-    - some name is known, and the titles have the same numbers: Homework 4 is not Homework 5
+    It is the same class if some job is identical, or if all of this holds:
+
+    - the work is where it was, or at the same place relative to the batch's folder (a course folder that was copied);
+      or at least half of its names are known, and either the old place is gone or the names are from an LMS, whose
+      names are never the same in two assignments
+    - the rubric is where it was, or has the same title, or is a version that the batch's folder keeps
+    - some name is known, and the titles contain the same numbers: Homework 4 is not Homework 5
     """
     stored_request = batch.request
     if not stored_request:
@@ -181,24 +185,24 @@ def _same_rubric(batch: Batch, assignment: Assignment) -> bool:
 
 
 def _is_there(batch: Batch, field: str, path: Path) -> bool:
-    """Whether the path is the one that the batch keeps, or would be if both had been copied together."""
+    """Whether the path is the one that the batch stores, or has the same place relative to the batch's folder."""
     stored_path, place = (str(batch.request.get(name, "")) for name in (field, "out"))
     seen_from = os.path.relpath(stored_path, place) if stored_path and place else ""
     return stored_path == str(path.resolve()) or seen_from == os.path.relpath(path.resolve(), batch.folder.resolve())
 
 
 def names_so_far(batch: Batch) -> tuple[str, ...] | Literal["all"]:
-    """Who is in the batch's class already, as `Selection.other_names` wants it."""
+    """Return who is in the batch's class already, in the form of `Selection.other_names`."""
     stored_request = batch.request
     whole = stored_request and not (stored_request.get("only") or stored_request.get("limit"))
     return "all" if whole else tuple({*stored_request.get("only", ()), *(entry.name for entry in batch.entries)})
 
 
 def select_unfinished(batch: Batch, assignment: Assignment, previous_class: GradedClass | None) -> Assignment:
-    """With those chosen of whom some job has not succeeded, for whatever reason, or of whom nothing is known."""
+    """Select the submissions with a job that has not succeeded, and those about which nothing is known."""
     succeeded_ids = batch.succeeded_ids
     unfinished_ids = {entry.item_id.rpartition(".")[0] for entry in batch.entries if entry.job_id not in succeeded_ids}
-    # By item ids: a look keeps the grade of work under a new name, and leaves the work to be graded all the same.
+    # By item ids, not by names: a grade may have been kept under a new name, and that work still has to be graded.
     graded_ids = (
         {grade.item_id for grade in previous_class.grades if not grade.has_nothing_yet} if previous_class else set()
     )
@@ -210,9 +214,9 @@ def select_unfinished(batch: Batch, assignment: Assignment, previous_class: Grad
 
 
 def plan(batch: Batch, assignment: Assignment) -> None:
-    """Write the manifest, and the failed results of what could not be read, before anything is published.
+    """Write the manifest, and failed results for unreadable submissions, before anything is published.
 
-    Of submissions that are not chosen the jobs stay as they were planned.
+    The jobs of submissions that are not selected stay as planned.
     """
     selected_items = [item for item in assignment.items if item.item_id in assignment.selected_ids]
     entries = [
@@ -243,7 +247,10 @@ def plan(batch: Batch, assignment: Assignment) -> None:
 def _with_others(
     batch: Batch, assignment: Assignment, entries: list[BatchEntry], selected_items: Sequence[Item]
 ) -> tuple[list[BatchEntry], dict[str, object], list[BatchEntry]]:
-    """What `Batch.plan` is given: a run of a part of the class leaves the others' jobs, and doesn't wait for them."""
+    """Return the arguments for `Batch.plan`.
+
+    A run for a part of the class keeps the others' jobs, and doesn't wait for them.
+    """
     selection = assignment.request.selection
     selected_students = {same_student(item.submission.name) for item in selected_items}
     graded_digests = batch.request.get("submissions", {})

@@ -1,6 +1,6 @@
-"""From answers to a grade: what the points add up to, whether the evidence is there, what a person should look at.
+"""Turns answers into a grade: adds up points, checks the evidence, and says what a person should look at.
 
-A grade is never invented. An answer that can't be read leaves its criteria without points and says why; the total is
+A grade is never invented. An answer that can't be read leaves its criteria without points and says why. The total is
 computed here, from all criteria or not at all.
 
     graded      every criterion has points
@@ -28,19 +28,22 @@ from grading.submissions.visible import MAX_PASSAGES
 from producers.words import plural
 
 GradeState = Literal["graded", "incomplete", "failed", "empty", "link only", "waiting"]
-NO_RESULT_YET = "no result yet"  # in place of an answer
-# Remarks on a grade that a later run left as it was.
+NO_RESULT_YET = "no result yet"  # Used where an answer has not come yet.
+# Remarks on a grade that a later run has kept.
 KEPT_REMARK = "as it was graded before: the work, a model or a setting has changed since"
 EXAMPLE_REMARK = "graded by hand: the others were graded with it as an example"
 EARLIER_REMARK = "as it was graded before, with another rubric, solution or template"
 
-# Answers to the same prompt that are this part of a criterion's points apart disagree.
+# Several answers to one prompt disagree if their points differ by at least this share of the criterion's points.
 DISAGREEMENT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Why a person must look before this grade is given out. `criterion_id` is "" for the submission as a whole."""
+    """A reason why a person must look before a grade is given out.
+
+    `criterion_id` is "" for the submission as a whole.
+    """
 
     criterion_id: str
     why: str
@@ -48,7 +51,7 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What came of one submission. `points` is None unless the state is graded or empty."""
+    """The grade of one submission. `points` is None unless the state is graded or empty."""
 
     submission: str
     state: GradeState
@@ -56,32 +59,33 @@ class Grade:
     max_points: Points
     criteria: tuple[CriterionGrade, ...]
     summary: str = ""
-    remarks: tuple[str, ...] = ()  # for information, a sentence each; nothing that a person must decide
+    remarks: tuple[str, ...] = ()  # information in full sentences; a person need not decide anything about them
     cuts: tuple[Cut, ...] = ()
-    reason: str = ""  # why there is no total, or why it is 0 without a look
-    item_id: str = ""  # pseudonym: what reviews and queues call the submission
-    doubts: tuple[Doubt, ...] = ()  # none of them is among the remarks
-    versions: Mapping[str, str] = field(default_factory=dict)  # versions of what graded it; empty if not known
-    person: str = ""  # the person it belongs to, if known
+    reason: str = ""  # why there is no total, or why an empty submission has 0 points
+    item_id: str = ""  # pseudonym of the submission in reviews and queues
+    doubts: tuple[Doubt, ...] = ()  # Reasons for review; they are not repeated in the remarks.
+    # Versions of the rubric, solution and so on that graded it; empty if not known.
+    versions: Mapping[str, str] = field(default_factory=dict)
+    person: str = ""  # the person whose work it is, if known
 
     @property
     def display_name(self) -> str:
-        """What people are shown of whose it is: for terminal, desk and report."""
+        """The name under which people see the submission, in the terminal, on the desk and in the report."""
         return self.person or self.submission
 
     @property
     def id(self) -> str:
-        """What files about the class call the submission: its pseudonym, or its name where it has none."""
+        """The name of the submission in files about the class: its pseudonym, or its name if it has none."""
         return self.item_id or self.submission
 
     @property
     def needs_review(self) -> bool:
-        """Whether it is exported blank until a person has looked."""
+        """Whether exports leave it blank until a person has looked."""
         return bool(self.doubts)
 
     @property
     def review_reasons(self) -> tuple[str, ...]:
-        """Why a person must decide, a sentence each."""
+        """The reasons why a person must decide, one sentence each."""
         return tuple(doubt.why for doubt in self.doubts)
 
     @property
@@ -91,12 +95,12 @@ class Grade:
 
     @property
     def has_nothing_yet(self) -> bool:
-        """Whether it waits, and has no points yet for any criterion."""
+        """Whether it is waiting and has no points yet for any criterion."""
         return self.state == "waiting" and all(criterion.points is None for criterion in self.criteria)
 
 
 def criterion_points(criteria: Iterable[CriterionGrade], id: str) -> Points | None:
-    """The points for one criterion; None if it has none, or isn't there."""
+    """Return the points for one criterion, or None if it has none or does not exist."""
     return next((criterion.points for criterion in criteria if criterion.id == id), None)
 
 
@@ -104,7 +108,7 @@ def criterion_points(criteria: Iterable[CriterionGrade], id: str) -> Points | No
 
 
 def _truncation_notes(cuts: Iterable[Cut], outputs: bool) -> list[str]:
-    """Outputs can be done without; where code or text was cut, points may have been."""
+    """Describe what was cut. Without an output, points are hardly lost; cut code or text may have cost points."""
     matching_cuts = [cut for cut in cuts if (cut.kind == "output") == outputs]
     return [f"truncated: {line} not shown to the models" for line in cut_summary(matching_cuts)]
 
@@ -129,7 +133,7 @@ def _doubts(
     cuts: Sequence[Cut],
     public_text: str,
 ) -> list[Doubt]:
-    """Why a person must look, in the order in which they are shown."""
+    """Return the reasons why a person must look, in the order in which they are shown."""
     whole = (
         *instruction_flags(submission),
         *_hidden_text(submission, public_text),
@@ -148,7 +152,10 @@ def _doubts(
 
 
 def _hidden_text(submission: Submission, public_text: str) -> list[str]:
-    """What only the source of the work holds, and the class was not given, whatever a cell's mark says of it."""
+    """Find text that only the source of the work shows, unless the class was given it.
+
+    A cell's mark is not believed.
+    """
     texts = [
         f"hidden text ({part.location or part.kind}): “{passage}”"
         for part in submission.parts
@@ -193,14 +200,14 @@ def grade_submission(
     private_texts: PrivateTexts = PrivateTexts(),  # noqa: B008  frozen
     copying_evidence: str = "",
 ) -> Grade:
-    """The grade of one submission.
+    """Make the grade of one submission.
 
     Args:
-        name: how results call the submission; a pseudonym where the class uses them.
+        name: the submission's name in results; a pseudonym if the class uses them.
         answers: for each aspect its answer, or one sentence that says why there is none.
-        submission: as it was handed in, before cuts; evidence is looked for in all of it.
-        findings: what deterministic checks found.
-        private_texts: what feedback must not repeat.
+        submission: as it was handed in, before cuts. Evidence is searched for in all of it.
+        findings: results of the deterministic checks.
+        private_texts: text that feedback must not repeat.
         copying_evidence: why it looks like a copy of the solution.
     """
     if submission.problem:
@@ -252,7 +259,10 @@ def grade_submission(
 
 
 def grade_by_hand(submission: Submission, rubric: Rubric, examples: ExampleSet) -> Grade:
-    """What a person gave the work before any model saw it. Work that is another by now needs a look."""
+    """Return the grade that a person gave before any model saw the work.
+
+    Work that has changed since then needs a look.
+    """
     (shown_work,) = [work for work in examples.works if work.name == submission.name]
     criteria = tuple(
         criterion_grade(criterion, points, reason="" if points is not None else "not graded by hand")
@@ -300,7 +310,10 @@ def _summary(answers: Mapping[Aspect, ParsedAnswer | str]) -> tuple[str, list[st
 
 
 def _passages(answers: Mapping[Aspect, ParsedAnswer | str], work_texts: SubmissionTexts) -> list[Doubt]:
-    """What a model takes to speak to whoever grades, if it stands in the work: models make quotes up."""
+    """Return doubts about passages that a model says address the grader.
+
+    They must be in the work: models invent quotes.
+    """
     passages = dict.fromkeys(answer.passage for answer in answers.values() if isinstance(answer, ParsedAnswer))
     return [
         Doubt("", f"a passage seems to speak to whoever grades{_sure(likelihood)}: “{quote}”")
@@ -319,7 +332,7 @@ def _state(criteria: Sequence[CriterionGrade]) -> GradeState:
 
 
 def total_of(criteria: Sequence[CriterionGrade]) -> Points | None:
-    """The points for all criteria; no total if one has none."""
+    """Return the total of all criteria, or None if a criterion has no points."""
     points = [item.points for item in criteria if item.points is not None]
     return total_points(points) if points and len(points) == len(criteria) else None
 

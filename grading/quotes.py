@@ -1,5 +1,7 @@
-"""Whether a quote is in the submission, and whether feedback repeats what no student may see. White space and case
-don't count."""
+"""Checks whether a quote is in the submission, and whether feedback repeats confidential text.
+
+White space and case don't count.
+"""
 
 import unicodedata
 from collections import Counter
@@ -13,11 +15,11 @@ from grading.prompts.prompt import neutralise
 from grading.submissions.submission import Submission
 from grading.submissions.visible import HIDDEN, SEEN, visible_text, without_invisible
 
-# A shorter quote is in nearly every submission: it counts only where it stands letter for letter.
+# A shorter quote would match nearly every submission, so it counts only if it matches letter for letter.
 SHORT_QUOTE_CHARS = 8
-# As long a run in common is no accident; without white space, about eight words.
+# A shared run of this length is no coincidence. Without white space it is about eight words.
 LEAK_CHARS = 40
-OWN = 1  # beside HIDDEN, which is 2
+OWN = 1  # flag of the student's own visible text; HIDDEN is 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +28,27 @@ class SubmissionTexts:
 
     texts: tuple[str, ...]
     squeezed_text: str
-    # For each character of `squeezed_text`: OWN where it is seen in a line of the student's own, HIDDEN where no reader
-    # sees it, and else 0.
+    # One flag for each character of `squeezed_text`: OWN in a visible line that the student wrote, HIDDEN where no
+    # reader sees it, else 0.
     flags: bytes
     own_text: str
 
 
 @dataclass(frozen=True, slots=True)
 class PrivateTexts:
-    """What only graders see, and what students have been given anyway, squeezed."""
+    """Text that only graders see, and text that students were given anyway, both squeezed."""
 
     secret_text: str = ""
     public_text: str = ""
-    foreign_lines: Mapping[str, int] = field(default_factory=dict)  # lines that are no student's own, as `line_counts`
+    # lines that no student wrote, and how often, as from `line_counts`
+    foreign_lines: Mapping[str, int] = field(default_factory=dict)
 
 
 def submission_texts(submission: Submission, foreign_lines: Mapping[str, int] | None = None) -> SubmissionTexts:
-    """What quotes of this submission are looked for in: all of it, before cuts. `foreign_lines`: those not its own."""
+    """Prepare a submission for the search for quotes, before any cuts.
+
+    `foreign_lines` are lines that the student did not write.
+    """
     texts = tuple(neutralise(part.text) for part in submission.parts)
     remaining_lines = Counter(foreign_lines)
     squeezed_pieces, flags, own_lines = [], bytearray(), []
@@ -63,13 +69,13 @@ def submission_texts(submission: Submission, foreign_lines: Mapping[str, int] | 
 
 
 def line_counts(texts: Iterable[str]) -> Counter[str]:
-    """Lines, squeezed, and how often each is there; without those that hold no letter and no digit."""
+    """Count the squeezed lines of texts. Lines without a letter or digit are left out."""
     lines = (squeeze(line) for text in texts for line in neutralise(text).split("\n"))
     return Counter(line for line in lines if any(map(str.isalnum, line)))
 
 
 def quoted_lines(text: str, quotes: Iterable[str]) -> set[int]:
-    """The lines of a text, from 0, on which one of the quotes stands. A quote may begin and end within a line."""
+    """Return the numbers, from 0, of the lines that hold one of the quotes. A quote may begin and end within a line."""
     lines = text.split("\n")
     squeezed_lines = [squeeze(line) for line in lines]
     whole, owners = "".join(squeezed_lines), [number for number, line in enumerate(squeezed_lines) for _ in line]
@@ -87,12 +93,12 @@ def quoted_lines(text: str, quotes: Iterable[str]) -> set[int]:
 
 
 def _bare(quote: str) -> str:
-    """Without the quotation marks that models put around their quotes."""
+    """Remove the quotation marks that models put around their quotes."""
     return neutralise(quote).strip().strip("\"'`“”‘’").strip()
 
 
 def evidence_state(quote: str, work_texts: SubmissionTexts) -> Evidence:
-    """Whether and where the quote stands."""
+    """Return whether and where the quote was found."""
     quote = _bare(quote)
     needle = squeeze(quote)
     if not needle:
@@ -118,7 +124,12 @@ def evidence_state(quote: str, work_texts: SubmissionTexts) -> Evidence:
 
 
 def private_texts(secrets: Iterable[str], public_texts: Iterable[str], notes: Iterable[str] = ()) -> PrivateTexts:
-    """`secrets`: grading notes, solution, rules. `public_texts`: instructions, template. `notes`: the rubric's."""
+    """Prepare texts for `leaks`.
+
+    `secrets` are grading notes, solution and rules; `public_texts` are instructions and template.
+
+    `notes` are the rubric's grading notes; their lines never count as the student's own.
+    """
     public_texts = list(public_texts)
     return PrivateTexts(
         squeeze("\n".join(secrets)), squeeze("\n".join(public_texts)), line_counts([*public_texts, *notes])
@@ -126,7 +137,10 @@ def private_texts(secrets: Iterable[str], public_texts: Iterable[str], notes: It
 
 
 def leaks(text: str, private_texts: PrivateTexts, work_texts: SubmissionTexts) -> bool:
-    """Whether `text` repeats a run of what only graders see that is neither the student's own nor known to all."""
+    """Whether `text` repeats a run of confidential text.
+
+    A run does not count if it is in the student's work, or if all students know it.
+    """
     squeezed_text = squeeze(text)
     runs = (squeezed_text[start : start + LEAK_CHARS] for start in range(len(squeezed_text) - LEAK_CHARS + 1))
     return any(
@@ -138,5 +152,5 @@ def leaks(text: str, private_texts: PrivateTexts, work_texts: SubmissionTexts) -
 
 
 def squeeze(text: str) -> str:
-    """The text without white space, characters without width, case and typographic variants."""
+    """Remove white space and zero-width characters, and unify case and typographic variants."""
     return "".join(unicodedata.normalize("NFKC", without_invisible(text)).casefold().split())

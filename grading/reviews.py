@@ -1,16 +1,17 @@
-"""What a person decided about a grade: `reviews.jsonl` in the batch's folder, one decision a line.
+"""People's decisions about grades: `reviews.jsonl` in the batch's folder, one decision on each line.
 
     {"item_id": "…", "criterion_id": "loops", "points": 2, "feedback": null, "reason": "…", "by": "…", "time": …,
      "version": "…"}
 
-A decision about a criterion settles what was doubtful there. One without a criterion settles the whole submission: with
-points it sets the total, without it accepts what stands. The last decision about the same thing counts.
+A decision about a criterion settles the doubts about it. A decision without a criterion settles the whole submission:
+with points it sets the total, without points it accepts the grade as it is. The last decision about the same thing
+counts.
 
-`version` names what stood about the submission when its decider looked at it. Where something else stands by the time
-that the line is written, somebody decided meanwhile: nothing is written then. Lines without one are read as ever.
+`version` identifies the decisions about the submission that the person saw. If they have changed before the line is
+written, somebody else has decided in the meantime, and nothing is written. Lines without a version are accepted too.
 
-One line may also stand for a whole review (`submission`, `criteria`, `summary`, `withdrawn`), of which the last about
-a submission counts; such a line is read as the decisions that it stands for.
+A line may also hold a whole review (`submission`, `criteria`, `summary`, `withdrawn`). The last such line about a
+submission counts. It is read as the decisions in it.
 """
 
 import hashlib
@@ -27,23 +28,23 @@ from producers.storage.journal import Lines, lock_lines
 from producers.storage.shapes import parse_as
 
 FILE = "reviews.jsonl"
-ROUND_REASON = "regraded in round"  # how the reason of a decision begins that a round made, not a person
+ROUND_REASON = "regraded in round"  # begins the reason of a decision that was made by a round, not by a person
 AFTER_A_LOOK = "These hand grades were given with the model's points in sight, which makes people agree with them."
-MAX_TEXT = 20_000  # characters of a feedback or a reason
+MAX_TEXT = 20_000  # characters in a feedback or a reason
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One decision. None leaves what the models said."""
+    """One decision. A field that is None keeps what the models said."""
 
     item_id: str  # `Grade.item_id`, or the submission's name
-    criterion_id: str | None  # None: the whole submission
+    criterion_id: str | None  # None: about the whole submission
     points: Points | None
     feedback: str | None
     reason: str
     reviewer: str = ""
     time: float = field(default_factory=time.time)  # seconds since the epoch
-    version: str | None = None  # `version_of` the decisions it was based on; None: it replaces any
+    version: str | None = None  # `version_of` the decisions that the person saw; None: the line is written in any case
 
     def __post_init__(self) -> None:
         texts = (self.feedback or "", self.reason, self.reviewer)
@@ -61,29 +62,30 @@ class Override:
 
 
 class ReviewConflict(BatchError):
-    """Somebody has decided on the same submission since these decisions were made; none of them was written."""
+    """Somebody has decided on the same submission since these decisions were made. None of them was written."""
 
 
 def version_of(standing: Iterable[Override]) -> str:
-    """Names what stands about one submission: another name as soon as anybody has decided again."""
+    """Return a digest of the current decisions about one submission. It changes whenever somebody decides again."""
     lines = sorted(json.dumps(asdict(override)) for override in standing)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def append_override(folder: Path, *overrides: Override) -> None:
-    """Add decisions to the batch in `folder`: all of them or none, on disk on return.
+    """Add decisions to the batch in `folder`: all of them or none. They are on disk on return.
 
-    Raises ReviewConflict where a decision was made on something else than what stands now, which is looked up under a
-    lock, so that of two processes one is told. Raises BatchError if the file can't be read or written.
+    Raises ReviewConflict if a decision was based on others than the current ones. This is checked under a lock, so that
+    of two processes only one succeeds. Raises BatchError if the file can't be read or written.
     """
     _append(folder, [(override.item_id, override.version, [_row(override)]) for override in overrides])
 
 
-_Change = tuple[str, str | None, list[dict[str, Any]]]  # a submission, the version that a change was made on, its lines
+# submission, version that the change was based on, lines to write
+_Change = tuple[str, str | None, list[dict[str, Any]]]
 
 
 def _append(folder: Path, changes: Sequence[_Change], leaves_conflicts: bool = False) -> list[str]:
-    """Add their lines; the submissions of those that were made on something else than what stands now."""
+    """Add the lines of changes. Returns the submissions whose decisions have changed in the meantime."""
     with lock_lines(folder / FILE, "decision"):
         standing = read_overrides(folder)
         conflict_ids = [
@@ -92,7 +94,7 @@ def _append(folder: Path, changes: Sequence[_Change], leaves_conflicts: bool = F
             if version not in (None, version_of(current_decisions(standing, item_id).values()))
         ]
         if conflict_ids and not leaves_conflicts:
-            raise ReviewConflict("somebody has decided on this submission meanwhile; look at both decisions")
+            raise ReviewConflict("somebody else has decided on this submission in the meantime; look at both decisions")
         Lines(folder / FILE, is_owner=True).append(
             row for item_id, _, rows in changes if item_id not in conflict_ids for row in rows
         )
@@ -102,9 +104,9 @@ def _append(folder: Path, changes: Sequence[_Change], leaves_conflicts: bool = F
 def undo_override(
     folder: Path, item_id: str, version: str, restored_overrides: Iterable[Override], reviewer: str
 ) -> None:
-    """Let `restored_overrides` stand again about a submission, in place of what `version` names; no line is lost.
+    """Restore earlier decisions about a submission in place of those that `version` identifies. No line is lost.
 
-    Raises ReviewConflict where something else stands by now, and BatchError as `append_override`.
+    Raises ReviewConflict if the decisions have changed in the meantime, and BatchError as `append_override`.
     """
     _append(folder, [_withdrawal(item_id, version, restored_overrides, reviewer)])
 
@@ -118,10 +120,10 @@ def decide_together(
     standing: Mapping[str, Mapping[str | None, Override]],
     reviewer: str,
 ) -> list[str]:
-    """Keep a decision about each of these submissions, made in sight of what is `standing` about each.
+    """Record the same decision about several submissions. `standing` are the decisions about each that the person saw.
 
-    All have one time, by which `decided_together` knows them. Returns the submissions on which somebody has decided
-    meanwhile: they are left as they are. Raises BatchError as `append_override`.
+    All lines get the same time, by which `decided_together` recognises them. Returns the submissions on which somebody
+    else has decided in the meantime; these are not changed. Raises BatchError as `append_override`.
     """
     now, versions = time.time(), {id: version_of(standing.get(id, {}).values()) for id in item_ids}
     decisions = [
@@ -131,9 +133,9 @@ def decide_together(
 
 
 def decided_together(standing: Mapping[str, Mapping[str | None, Override]], criterion_id: str) -> list[list[Override]]:
-    """What people decided on this criterion, the latest first; decisions of one moment are together.
+    """Group people's decisions on this criterion by the moment at which they were made, latest first.
 
-    Of a line without a time (0) nobody knows with which others it was made: it is left out.
+    A line without a time (0) is left out, because nobody knows which others were made with it.
     """
     by_moment: dict[tuple[float, str, str], list[Override]] = {}
     for decision in (decisions[criterion_id] for decisions in standing.values() if criterion_id in decisions):
@@ -147,9 +149,9 @@ def undo_together(
     standing: Mapping[str, Mapping[str | None, Override]],
     reviewer: str,
 ) -> list[str]:
-    """Withdraw these decisions about several submissions; all else that is `standing` there counts on.
+    """Withdraw these decisions about several submissions. All other decisions in `standing` remain valid.
 
-    Returns the submissions on which somebody has decided meanwhile, as `decide_together`.
+    Returns the submissions on which somebody else has decided in the meantime, as `decide_together`.
     """
     changes = [
         _withdrawal(decision.item_id, version_of(before), [each for each in before if each != decision], reviewer)
@@ -171,7 +173,7 @@ def _row(override: Override) -> dict[str, Any]:
 
 
 def read_overrides(folder: Path) -> list[Override]:
-    """All decisions that stand about the batch in `folder`, oldest first. Raises BatchError on a line that is none."""
+    """Read all current decisions about the batch in `folder`, oldest first. Raises BatchError for an invalid line."""
     standing: list[Override] = []
     for _, (whole, overrides) in Lines(folder / FILE).read_all(decisions_in, "review"):
         standing = [override for override in standing if override.item_id != whole] + overrides
@@ -179,9 +181,9 @@ def read_overrides(folder: Path) -> list[Override]:
 
 
 def decisions_in(row: dict[str, Any]) -> tuple[str | None, list[Override]]:
-    """The submission whose earlier decisions a line replaces, None for none, and the decisions in it.
+    """Return the submission whose earlier decisions a line replaces, or None, and the decisions in the line.
 
-    Raises ValueError, BatchError on a line that is none.
+    Raises ValueError or BatchError for an invalid line.
     """
     if "submission" not in row:
         return None, [parse_as(Override, {"reviewer": row.get("by", "")} | row, "the review")]
@@ -202,5 +204,5 @@ def decisions_in(row: dict[str, Any]) -> tuple[str | None, list[Override]]:
 
 
 def current_decisions(overrides: Iterable[Override], *names: str) -> dict[str | None, Override]:
-    """What counts for the submission of these names: for each criterion decided on, and for None, the last decision."""
+    """Return the last decision on each criterion, and on None (the whole), for the submission with these names."""
     return {override.criterion_id: override for override in overrides if override.item_id in names}

@@ -1,12 +1,13 @@
-"""Who is in the class, as the LMS lists them, and whose each submission is.
+"""Who is in the class according to the LMS, and whose each submission is.
 
-A roster is what every instructor can download: Canvas's gradebook and the CSV of a group set, Moodle's grading
-worksheet, GitHub Classroom's `classroom_roster.csv`. What a submission's name says is a claim: number and name are
-compared with the roster, the name as the LMS itself derives it. Where the two disagree a person is asked once, and the
-answer is kept in the batch's folder (`assigned.jsonl`), beside the roster that it was planned with (`roster.json`).
+A roster is a file that every instructor can download: Canvas's gradebook or the CSV of a group set, Moodle's grading
+worksheet, or GitHub Classroom's `classroom_roster.csv`. A submission's name only claims whose it is. Its number and
+name are compared with the roster, in the way in which the LMS derives them. If they disagree, a person is asked once.
+The answer is kept in the batch's folder (`assigned.jsonl`), beside the roster with which the batch was planned
+(`roster.json`).
 
-A team's folder at Moodle is called after the group and its id, which counts something else than participants; a group's
-file at Canvas after the group and one of its members.
+In Moodle, a team's folder is named after the group and its id, which is not a participant's number. In Canvas, a
+group's file is named after the group and one of its members.
 """
 
 import json
@@ -31,8 +32,8 @@ from producers.words import join_with_and
 
 FILE = "roster.json"
 ANSWERS = "assigned.jsonl"
-TEST_STUDENT = "Student, Test"  # Canvas's own
-# What Moodle calls everybody whose name it hides, in the languages of its own that are met most.
+TEST_STUDENT = "Student, Test"  # Canvas's own.
+# The names that Moodle shows instead of a hidden name, in its most common languages.
 HIDDEN_NAMES = frozenset({"", "anon", "participant", "teilnehmer", "teilnehmerin", "participante", "student"})
 _SAY = "say whose with kvasir assign"
 UNASSIGNED_QUESTION = f"nothing in its name says whose it is: {_SAY}"
@@ -40,33 +41,33 @@ UNASSIGNED_QUESTION = f"nothing in its name says whose it is: {_SAY}"
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """One of the class, as the LMS lists them."""
+    """A person in the class, as the LMS lists them."""
 
-    number: str  # Canvas's user id, Moodle's participant number, the account at GitHub; "": known by name alone
-    name: str = ""  # `Aldertree, Ada` at Canvas, `Ada Aldertree` at Moodle; "" where it is hidden
+    number: str  # Canvas's user id, Moodle's participant number, or the GitHub account; "": only the name is known
+    name: str = ""  # `Aldertree, Ada` in Canvas, `Ada Aldertree` in Moodle; "" if hidden
     group: str = ""
     section: str = ""
 
     @property
     def key(self) -> str:
-        """What tells people apart."""
+        """What identifies this person within the class."""
         return self.number or self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose a submission is, as far as that is known: a person's, or a group's."""
+    """The owner of a submission, as far as it is known: a person or a group."""
 
     people: tuple[Person, ...] = ()
     group: str = ""
-    display_name: str = ""  # for people; "" if nobody is known
-    question: str = ""  # a person must answer this before the grade goes to anybody
-    is_explained: bool = True  # whether some rule explains the submission's name
+    display_name: str = ""  # shown to people; "" if nobody is known
+    question: str = ""  # a person must answer this before anybody gets the grade
+    is_explained: bool = True  # whether the submission's name follows a known pattern
     claim: Claim | None = None
 
     @property
     def name(self) -> str:
-        """The group's, or the person's."""
+        """The group's name, or the person's."""
         return self.group or self.people[0].name
 
     @property
@@ -80,11 +81,11 @@ UNKNOWN_OWNER = Owner()
 
 @dataclass(frozen=True)
 class Roster:
-    """The people of a class, and what was answered about submissions. Empty where nobody gave one."""
+    """The people of a class, and the answers about whose a submission is. It is empty if no roster was given."""
 
-    product: str = ""  # where it comes from: canvas, moodle or classroom
+    product: str = ""  # the LMS that it comes from: canvas, moodle or classroom
     people: tuple[Person, ...] = ()
-    answers: Mapping[str, str] = field(default_factory=dict)  # by submission: a person's number, or a group
+    answers: Mapping[str, str] = field(default_factory=dict)  # by submission: a person's number, or a group's name
 
     @cached_property
     def by_number(self) -> dict[str, Person]:
@@ -93,7 +94,7 @@ class Roster:
 
     @cached_property
     def groups(self) -> list[Owner]:
-        """Those who may hand in together."""
+        """The groups whose members hand in together."""
         members: defaultdict[str, list[Person]] = defaultdict(list)
         for person in self.people:
             members[person.group].append(person)
@@ -101,13 +102,15 @@ class Roster:
 
     @cached_property
     def possible_owners(self) -> list[Owner]:
-        """Whoever may hand in: each person, and each group."""
+        """Everybody who may hand in: each person, and each group."""
         return [*(Owner((person,)) for person in self.by_number.values()), *self.groups]
 
     def with_more(self, other_roster: "Roster") -> "Roster":
-        """Both together: of whom both know, what this one says goes first. Raises ExportError: of two products."""
+        """Merge two rosters; this one takes precedence. Raises ExportError if they come from different LMSs."""
         if self.product and other_roster.product and self.product != other_roster.product:
-            raise ExportError(f"one roster is of {self.product}, another of {other_roster.product}; name those of one")
+            raise ExportError(
+                f"one roster is from {self.product}, another from {other_roster.product}; name rosters from one of them"
+            )
         people = {person.key: person for person in other_roster.people}
         for person in self.people:
             filled_fields = {name: value for name, value in asdict(person).items() if value}
@@ -117,9 +120,9 @@ class Roster:
         )
 
     def find(self, text: str) -> Owner:
-        """Who is meant by a number, a name or a group's name; without a roster it is a number.
+        """Find the owner with this number, name or group name. Without a roster, the text is taken as a number.
 
-        Raises UsageError where that is nobody, or not clear.
+        Raises UsageError if nobody matches, or more than one does.
         """
         if not self.people:
             return Owner((Person(text),))
@@ -129,11 +132,11 @@ class Roster:
         ]
         if len(matches) != 1:
             count = "more than one" if matches else "nobody, and no group,"
-            raise UsageError(f"the roster has {count} called {text!r:.60}; numbers tell people apart")
+            raise UsageError(f"the roster has {count} called {text!r:.60}; use the number, which is unique")
         return matches[0]
 
     def display_name(self, owner: Owner) -> str:
-        """Whose it is, for people: with the number where two have one name, or none."""
+        """Return the owner's name for people to read, with the number if the name is hidden or not unique."""
         people = "; ".join(
             person.name if self._names[person.name] == 1 else f"{person.name or 'Participant'} ({person.number})"
             for person in owner.people
@@ -147,10 +150,10 @@ class Roster:
     # --- whose a submission is
 
     def owners(self, submissions: Iterable[str]) -> dict[str, Owner]:
-        """Whose each submission is. What a person said goes before what a name says.
+        """Return the owner of each submission. A person's answer takes precedence over the submission's name.
 
-        To whom more than one would go, none goes before somebody has said which. UNASSIGNED_QUESTION is the question
-        where no rule explains a name though the LMS, or the roster, knows most of the class.
+        If more than one submission would belong to a person, none does until somebody has said which one counts. The
+        question is UNASSIGNED_QUESTION if a name follows no known pattern although most other names do.
         """
         owners = {name: self._owner(name) for name in submissions}
         names_by_number: defaultdict[str, list[str]] = defaultdict(list)
@@ -174,21 +177,22 @@ class Roster:
         return owners
 
     def names(self, submission: str) -> list[str]:
-        """How a table may call it: by its name, or the number of one of its people.
+        """Return the names under which a table may list a submission: its name, or the number of one of its people.
 
-        The id in its name is such a number only where nothing else is known of whose it is: a team's is nobody's.
+        The id in the submission's name is used only if nothing else is known about the owner: a team's id is nobody's
+        number.
         """
         owner = self._owner(submission)
         ids = sorted(owner.numbers) or ([] if owner.question else [student_id(submission)])
         return [submission, *filter(None, ids)]
 
     def key(self, submission: str) -> str:
-        """What all that one person handed in has in common."""
+        """Return a key that is the same for everything that one person handed in."""
         claim = self._owner(submission).claim
         return f"{claim.key} {claim.name}" if claim else same_student(submission)
 
     def _owner(self, submission: str) -> Owner:
-        """Whose it is by its name alone, or by what a person said."""
+        """Return the owner according to the name, or according to a person's answer."""
         owner = self._by_name(submission)
         if answer := self.answers.get(submission):
             try:
@@ -210,7 +214,10 @@ class Roster:
         return owners_by_name
 
     def _in_canvas(self, submission: str) -> Owner | None:
-        """Whose name and number stand together in a file's name: a name may hold underscores, and numbers."""
+        """Find the owner by name and number at the beginning of a Canvas file name.
+
+        A name may contain underscores and digits.
+        """
         pieces = unicodedata.normalize("NFC", PurePosixPath(submission).name).split("_")
         for place in range(1, len(pieces)):
             name, is_late = "_".join(pieces[:place]), pieces[place] == "LATE"
@@ -221,11 +228,12 @@ class Roster:
         return None
 
     def _by_claim(self, claim: Claim) -> Owner:
-        """Whose number and name an LMS wrote, where these agree with the roster's."""
+        """Find the owner by the number and name that the LMS wrote, if they agree with the roster."""
         person = self.by_number.get(claim.number)
         if claim.product != self.product or not (person or self.groups):
             return Owner(claim=claim)
-        if claim.product == "moodle" and self.groups:  # a number that equals a participant's means nothing
+        # a group's id may equal a participant's number by chance, so only the name counts
+        if claim.product == "moodle" and self.groups:
             matches = [owner for owner in self.groups if moodle_name(owner.group) == claim.name]
         else:
             is_theirs = person and (not person.name or (claim.product == "moodle" and _agrees(claim, person)))
@@ -238,7 +246,10 @@ class Roster:
         )
 
     def _by_hand(self, submission: str) -> Owner:
-        """Whose whole name, number or account a name is that no LMS made; at GitHub `<assignment>-<account>`."""
+        """Find the person by a name that no LMS made.
+
+        The name must be a person's whole name, number or account. GitHub writes `<assignment>-<account>`.
+        """
         stem = PurePosixPath(submission).stem
         matches = [
             person
@@ -256,7 +267,7 @@ EMPTY_ROSTER = Roster()
 
 
 def _words(name: str) -> Counter[str]:
-    """A name's words, in any order."""
+    """Return a name's words, in any order."""
     return Counter(filter(None, map(letters, re.split(r"[\W_]+", unicodedata.normalize("NFC", name)))))
 
 
@@ -264,21 +275,27 @@ def _words(name: str) -> Counter[str]:
 
 
 def canvas_name(name: str) -> str:
-    """As it begins a file's name: `sanitize_user_name` and `sanitize_file_name`, `lib/content_zipper.rb`."""
+    """Write a name as Canvas begins a file name.
+
+    See `sanitize_user_name` and `sanitize_file_name` in `lib/content_zipper.rb`.
+    """
     lower_name = unicodedata.normalize("NFC", re.sub(r"_(\d+)_", r"\1", name).lower())
     return "".join(char for char in lower_name if unicodedata.category(char).startswith(("L", "M", "Nd", "Pc")))
 
 
 def moodle_name(name: str) -> str:
-    """As it begins a folder's: `get_student_prefix` and `clean_filename`, that is `clean_param(…, PARAM_FILE)`."""
+    """Write a name as Moodle begins a folder name.
+
+    See `get_student_prefix` and `clean_filename`, which is `clean_param(…, PARAM_FILE)`.
+    """
     spaced_name = unicodedata.normalize("NFC", name).replace("_", " ")
     return re.sub(r"[\x00-\x1f\x7f&<>\"`|':\\/]", "", spaced_name)
 
 
 def _agrees(claim: Claim, person: Person) -> bool:
-    """Whether Moodle wrote this person's name, or none: marking was blind.
+    """Whether the claim has this person's name, or a hidden name because Moodle's marking was blind.
 
-    Before 4.1 a group that was chosen for the download stands before it (`assign::download_submissions`).
+    Before Moodle 4.1, the group chosen for the download comes first in the name (`assign::download_submissions`).
     """
     return letters(claim.name) in HIDDEN_NAMES or f"-{claim.name}".endswith(f"-{moodle_name(person.name)}")
 
@@ -287,9 +304,10 @@ def _agrees(claim: Claim, person: Person) -> bool:
 
 
 def read_rosters(paths: Iterable[Path]) -> Roster:
-    """The roster in these files: CSVs as LMSs hand them out, and what a batch's folder keeps.
+    """Read a roster from these files: CSVs from an LMS, and the files kept in a batch's folder.
 
-    Raises ExportError: a file is none, or they are of two products; BatchError: what the folder keeps is damaged.
+    Raises ExportError if a file is not a roster, or if they come from different LMSs. Raises BatchError if a kept file
+    is damaged.
     """
     roster = EMPTY_ROSTER
     for path in paths:
@@ -312,21 +330,25 @@ def _read(path: Path) -> Roster:
         raise BatchError(f"{path} can't be read ({error}); name the roster again with --roster") from None
 
 
-# By the columns that only these files have: whose they are, and where number, name, group and section stand.
+# A roster is recognised by columns that only it has. The values are the LMS, and the columns with number, name, group
+# and section.
 _KINDS = {
     ("canvas_user_id", "group_name"): ("canvas", ("canvas_user_id", "name", "group_name", "sections")),
     ("github_username", "identifier"): ("classroom", ("github_username", "identifier")),
-    # `assign_grading_table`, `mod/assign/gradingtable.php`: Group only where teams hand in
+    # see `assign_grading_table`, `mod/assign/gradingtable.php`; the column Group exists only if teams hand in
     ("Identifier", "Grade"): ("moodle", ("Identifier", "Full name", "Group")),
     ("Student", "ID"): ("canvas", ("ID", "Student", "", "Section")),
     ("LastName", "FirstName", "ID"): ("canvas", ("ID", "LastName", "", "Section")),
-    # Moodle's participants, whose numbers are others: names for the texts
+    # Moodle's list of participants. It has other numbers, so only the names are used, to replace them in texts.
     ("First name", "Last name"): ("", ("", "Last name")),
 }
 
 
 def roster_in(sheet: Sheet) -> Roster:
-    """The people in a gradebook, worksheet, groups CSV or Classroom's roster. Raises ExportError if it is none."""
+    """Read the people in a gradebook, worksheet, groups CSV or Classroom roster.
+
+    Raises ExportError if it is none of these.
+    """
     header = sheet.rows[0]
     for required_captions, (product, captions) in _KINDS.items():
         if all(column(header, caption) >= 0 for caption in required_captions):
@@ -337,8 +359,8 @@ def roster_in(sheet: Sheet) -> Roster:
             ]
             return Roster(product, tuple({person.key: person for person in people if person.key}.values()))
     raise ExportError(
-        "a roster is Canvas's gradebook or groups CSV, Moodle's grading worksheet, or GitHub Classroom's roster; "
-        f"this file has the columns {', '.join(header)[:80]}"
+        f"this file is not a roster, because it has the columns {', '.join(header)[:80]}: use Canvas's "
+        "gradebook or groups CSV, Moodle's grading worksheet, or GitHub Classroom's roster"
     )
 
 
@@ -346,7 +368,7 @@ def _person(product: str, sheet: Sheet, row: list[str], captions: Iterable[str])
     number, name, *group_and_section = (cell(row, column(sheet.rows[0], caption)).strip() for caption in captions)
     given_name = cell(row, column(sheet.rows[0], "FirstName" if product else "First name")).strip()
     name = f"{name}, {given_name}" if given_name and product else f"{given_name} {name}".strip()
-    # `GradebookExporter#student_name` quotes what a spreadsheet would compute.
+    # `GradebookExporter#student_name` writes names as ="…" if a spreadsheet would compute them.
     name = re.sub(r'\A="(.*)"\Z', r"\1", name, flags=re.DOTALL)
     match = PARTICIPANT.match(number) if product == "moodle" else None
     number = number_in(number) if product == "canvas" else number.casefold()
@@ -354,9 +376,9 @@ def _person(product: str, sheet: Sheet, row: list[str], captions: Iterable[str])
 
 
 def number_in(text: str) -> str:
-    """The id in a cell: `71003` where a spreadsheet has made `7.1003E+04` or `71003.0` of it.
+    """Return the id in a cell: `71003` even if a spreadsheet turned it into `7.1003E+04` or `71003.0`.
 
-    Raises ExportError where a digit is lost.
+    Raises ExportError if digits were lost.
     """
     if not re.fullmatch(r"\d+(?:[.,]\d*)?(?:[eE]\+?\d{1,2})?", text.strip()):
         return text.strip()
@@ -371,27 +393,30 @@ def number_in(text: str) -> str:
 
 
 def kept_files(folder: Path, rosters: tuple[Path, ...] = ()) -> tuple[Path, ...]:
-    """What a batch's folder knows of its people, for `read_rosters`; `rosters`, if any, replace its own."""
+    """Return the files in a batch's folder that `read_rosters` reads.
+
+    `rosters`, if given, replace the batch's own roster.
+    """
     roster, answers = folder / FILE, folder / ANSWERS
     files = [*(rosters or [roster]), *([] if answers in rosters else [answers])]
     return tuple(path for path in files if path in rosters or path.is_file())
 
 
 def keep_roster(folder: Path, roster: Roster) -> None:
-    """Keep it for the batch in `folder`, on disk on return, if there is anybody in it. Raises BatchError."""
+    """Keep the roster for the batch in `folder`, unless it is empty. It is on disk on return. Raises BatchError."""
     if roster.people:
         fields = {"product": roster.product, "people": [asdict(person) for person in roster.people]}
         write_atomically(folder / FILE, json.dumps(fields, indent=1, ensure_ascii=False))
 
 
 def copy_kept(folder: Path, place: Path) -> None:
-    """What is kept in one folder, in another that has nothing of the kind. Raises BatchError."""
+    """Copy the roster and answers of one folder to another folder that has none. Raises BatchError."""
     for path in kept_files(folder):
         write_atomically(place / path.name, read_ordinary(path))
 
 
 def keep_answer(folder: Path, submission: str, owner: Owner, by: str = "") -> None:
-    """Keep whose a submission is, on disk on return. Raises BatchError."""
+    """Record whose a submission is. It is on disk on return. Raises BatchError."""
     person = owner.group or owner.people[0].number
     line = {"submission": submission, "person": person, "by": by, "at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     append_line(folder / ANSWERS, line, "answer")

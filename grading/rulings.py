@@ -1,4 +1,4 @@
-"""Whom a ruling on an edge case may be about: those whose evidence shares words with it."""
+"""Finds the submissions that a ruling on an edge case may concern: their evidence shares words with it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,10 +7,10 @@ _WORD = re.compile(r"[^\W\d_]{3,}")
 
 
 def may_affect(rulings: Sequence[str], evidence: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The words that a submission's quoted evidence shares with the rulings, for each submission that has any.
+    """Return, for each submission, the words that its quoted evidence shares with the rulings, if there are any.
 
-    A word in the evidence of more than half of those who have evidence tells nobody apart, and does not count. It is a
-    hint where to look first: a submission that says the same in other words is not found.
+    A word in more than half of the evidence does not distinguish submissions, so it does not count. The result only
+    hints at where to look first: a submission that says the same in other words is not found.
     """
     words_by_name = {name: words for name, text in evidence.items() if (words := _words(text))}
     distinctive_words = {

@@ -1,4 +1,4 @@
-"""CSV as spreadsheets and LMSs write it: read and written with its own delimiter (grading/cells.py)."""
+"""Reads and writes CSV as spreadsheets and LMSs do, with the file's own delimiter (see grading/cells.py)."""
 
 import csv
 import io
@@ -12,13 +12,13 @@ from grading.rubric.rubric import Points, exact
 from messages.errors import UsageError
 
 MAX_BYTES = 32 << 20
-_HEADER_CHARS = 1 << 16  # in which the header ends
-PARTICIPANT = re.compile(r"\D*(\d+)\s*\Z")  # `Participant 11`, as Moodle identifies them
-_CENT = Decimal("0.01")  # LMSs keep two decimals
+_HEADER_CHARS = 1 << 16  # the header must end within this many characters
+PARTICIPANT = re.compile(r"\D*(\d+)\s*\Z")  # Moodle's form of an identifier: `Participant 11`
+_CENT = Decimal("0.01")  # LMSs keep two decimals of points
 
 
 class ExportError(UsageError):
-    """The export can't be made from this input; the message says what to do, and `option` with which option of ours."""
+    """The export can't be made from this input. The message says what to do; `option` names the option that helps."""
 
     def __init__(self, message: str, option: str = "") -> None:
         super().__init__(message)
@@ -35,14 +35,14 @@ class Sheet:
 
 
 def read_sheet(data: bytes, label: str) -> Sheet:
-    """The rows of a CSV file; `label` names it in errors. Raises ExportError if it is none."""
+    """Read a CSV file. `label` names it in errors. Raises ExportError if it can't be read."""
     if len(data) > MAX_BYTES:
         raise ExportError(f"the {label} is larger than {MAX_BYTES >> 20} MiB; is it the right file?")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
-    if "\0" in text:  # in UTF-16 every other byte is 0, and a spreadsheet's "Unicode text" is that
+    if "\0" in text:  # UTF-16 has many NUL bytes, and spreadsheets call it "Unicode text"
         raise ExportError(f"the {label} is not UTF-8; open it in the spreadsheet and save it as 'CSV UTF-8'")
     first = re.sub(r'"[^"]*"', "", text[:_HEADER_CHARS]).partition("\n")[0]
     delimiter = max(",;\t", key=first.count)
@@ -61,9 +61,12 @@ def read_sheet(data: bytes, label: str) -> Sheet:
 
 
 def _refuse_longer(rows: Sequence[Sequence[str]], delimiter: str, label: str) -> None:
-    """A text with the delimiter in it, without quotes, would be cut off there, and what follows it be shifted."""
+    """Raise ExportError if a row has more fields than the header.
+
+    An unquoted text that contains the delimiter would be cut there, and everything after it would shift.
+    """
     for number, row in enumerate(rows, 1):
-        if any(text.strip() for text in row[len(rows[0]) :]):  # spreadsheets leave empty ones behind
+        if any(text.strip() for text in row[len(rows[0]) :]):  # spreadsheets add empty fields at the end
             sign = {",": "a comma", ";": "a semicolon"}.get(delimiter, "a tab")
             raise ExportError(
                 f"the {label}, row {number}: it has more fields than the header; put a text that holds {sign} in quotes"
@@ -71,13 +74,13 @@ def _refuse_longer(rows: Sequence[Sequence[str]], delimiter: str, label: str) ->
 
 
 def write_sheet(sheet: Sheet, newline: str = "\r\n") -> bytes:
-    """The file's bytes; `read_sheet` gives the same sheet again."""
+    """Write a CSV file. `read_sheet` reads the same sheet from it."""
     text = csv_text(sheet.rows, sheet.delimiter, newline)
     return (b"\xef\xbb\xbf" if sheet.bom else b"") + text.encode("utf-8", "replace")
 
 
 def two_decimals(points: Points | None, decimal_comma: bool = False) -> str:
-    """`7`, `7.5`, `7.25`; nothing for None."""
+    """Format points: `7`, `7.5`, `7.25`, or an empty text for None."""
     if points is None:
         return ""
     text = f"{exact(points).quantize(_CENT, ROUND_HALF_UP):f}".rstrip("0").rstrip(".")
@@ -85,45 +88,51 @@ def two_decimals(points: Points | None, decimal_comma: bool = False) -> str:
 
 
 def differs(before: str, after: str) -> bool:
-    """Whether a cell holds a grade, and another than `after`. A dash, as Moodle writes it, is none."""
+    """Whether a cell holds a grade that is not `after`. Moodle writes a dash for "no grade"."""
     try:
         return before not in ("", "-") and Decimal(before.replace(",", ".")) != Decimal(after.replace(",", "."))
     except ArithmeticError:
-        return True  # no number: whatever it says is replaced by one
+        return True  # not a number, so it would be replaced by one
 
 
 def column(header: Sequence[str], *captions: str) -> int:
-    """The index of the first column with one of these captions, or -1; case and blanks don't count."""
+    """Return the index of the first column with one of these captions, or -1.
+
+    Case and surrounding blanks don't count.
+    """
     folded_captions = {caption.casefold() for caption in captions}
     return next((index for index, cell in enumerate(header) if cell.strip().casefold() in folded_captions), -1)
 
 
 def students(sheet: Sheet) -> list[int]:
-    """The columns that say whose a row is: a submission's name, or the learning platform's id. Empty if none does."""
+    """Return the columns that identify a row's student: by a submission's name, or by the learning platform's id."""
     header = sheet.rows[0]
     return [place for name in ("submission", "student_id", "ID", "Identifier") if (place := column(header, name)) >= 0]
 
 
 def student(sheet: Sheet, row: int, place: int) -> str:
-    """What a row says in one of the `students` columns; of a `PARTICIPANT` the number."""
+    """Return a row's entry in one of the `students` columns. For Moodle's identifier, it is only the number."""
     text, name = cell(sheet.rows[row], place), sheet.rows[0][place]
     match = PARTICIPANT.match(text) if name.strip().casefold() == "identifier" else None
     return match[1] if match else text.strip()
 
 
 def cell(row: Sequence[str], index: int) -> str:
-    """A cell, or "" where a row is shorter than the header."""
+    """Return a cell, or "" if the row is too short."""
     return row[index] if 0 <= index < len(row) else ""
 
 
 def with_cell(row: Sequence[str], index: int, text: str) -> list[str]:
-    """The row with one cell replaced, made longer if need be."""
+    """Return the row with one cell replaced, extended if needed."""
     longer = [*row, *[""] * (index + 1 - len(row))]
     longer[index] = text
     return longer
 
 
 def uses_decimal_comma(sheet: Sheet) -> bool:
-    """Whether numbers in this file have a decimal comma: one such cell tells, in a file that isn't cut at commas."""
+    """Whether numbers in this file have a decimal comma.
+
+    A single such cell is enough, unless commas are the delimiter.
+    """
     decimal = re.compile(r"-?\d+,\d+")
     return sheet.delimiter != "," and any(decimal.fullmatch(cell.strip()) for row in sheet.rows for cell in row)

@@ -15,7 +15,7 @@ with connect(load_settings(), ["qwen3-coder:30b"]) as client:
 
 import sys
 
-if sys.argv[0] == "-m" or sys.argv[0].endswith("/kvasir"):  # run as a command, which a person may stop at once
+if sys.argv[0] == "-m" or sys.argv[0].endswith("/kvasir"):  # if this is the command line, Ctrl-C must work at once
     from kvasir.early import leave_quietly
 
     leave_quietly()

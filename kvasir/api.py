@@ -1,4 +1,4 @@
-"""`from kvasir import grade, regrade`: what the commands do, as functions for scripts and notebooks."""
+"""`from kvasir import grade, regrade`: the commands as functions, for scripts and notebooks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,20 +36,20 @@ def grade(
     observe: Observer = lambda _moment: None,
     rosters: Sequence[Path | str] = (),
 ) -> Outcome:
-    """Grade every submission in `folder` and write the report; run again, it goes on where it stopped.
+    """Grade every submission in `folder` and write the report. Calling it again continues where it stopped.
 
     Args:
         folder: a folder, a zip, or one file.
-        out: folder of the batch; by default as the command has it.
-        replace: another class's batch in `out` is moved aside.
+        out: folder of the batch; the default is that of the command.
+        replace: if `out` holds another class's batch, move it aside.
         only: names or LMS ids, as a sequence or separated by commas.
-        limit: the first so many submissions; 0 for all.
+        limit: grade only this many submissions, the first ones; 0 for all.
         samples: answers to each prompt.
-        ask: all criteria in one answer (`together`), or each by a question of its own (`criteria`).
-        deadline_s: jobs published now expire after so many seconds; 0: never.
-        max_wait_s: return after so many seconds, with what there is.
+        ask: ask for all criteria in one answer (`together`), or one question for each (`criteria`).
+        deadline_s: jobs published now expire after this many seconds; 0: never.
+        max_wait_s: return after this many seconds, with the results so far.
         quiet: show no progress on stderr.
-        config: the file of --config; with `settings` neither it nor the two models are used.
+        config: the file of --config. If `settings` is given, `config` and the two models are not used.
         rosters: who is in the class: the LMS's gradebook, worksheet or groups CSV.
 
     Raises KvasirError, with a sentence that says what to do.
@@ -87,10 +87,12 @@ def regrade(
     settings: Settings | None = None,
     observe: Observer = lambda event: None,
 ) -> Regrade:
-    """Ask about what changed in the rubric of the batch in this folder, and replace nothing: see `Regrade`.
+    """Ask again about what changed in the rubric of the batch in this folder.
 
-    `cost`, `differences` and `tried` of what it returns say what came of it; its `adopt()` replaces the grades.
-    Arguments as in `grade`, and `criteria` and `rubric` as `Regrade` has them. Raises KvasirError.
+    No grades are replaced yet: see `Regrade`.
+
+    `cost`, `differences` and `tried` of the result describe the outcome; `adopt()` replaces the grades. The arguments
+    are those of `grade`, and `criteria` and `rubric` of `Regrade`. Raises KvasirError.
     """
     effective_settings = settings or load_settings(config=Path(config) if config else None)
     regrading = Regrade(effective_settings, Path(batch), criteria, Path(rubric) if rubric else None)

@@ -1,4 +1,4 @@
-"""`kvasir grade` from settings to report: what the commands share."""
+"""`kvasir grade` from settings to report: the code that several commands share."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,26 +48,26 @@ from producers.batch.runner import Progress, Runner
 from producers.storage.private import write_atomically
 from producers.words import join_with_and, shorten_names
 
-_DEFAULT_CONTEXT = 32_768  # where the configuration doesn't say; the worker refuses what its model can't hold
+_DEFAULT_CONTEXT = 32_768  # used if the configuration sets none; a worker refuses a context that its model can't hold
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a command has to show."""
+    """The outcome of a command, for display."""
 
     batch_id: str
     folder: Path
     counts: Counts
     grades: list[Grade]  # of this run's submissions
     whole: list[Grade]  # of the class
-    worked: bool  # False: everything had been graded before, no engine was called
+    worked: bool  # False: everything was graded before, and no engine was called
     alarms: tuple[str, ...] = ()  # about the class as a whole
-    note: str = ""  # why it is not as new as it could be
-    go_on: str = ""  # how to continue jobs that are still open
+    note: str = ""  # why the grades could not be brought up to date
+    go_on: str = ""  # how to continue with the jobs that are still open
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One a submission, as `--json` has them."""
+        """One row for each submission, as in `--json`."""
         return [
             {
                 "submission": grade.submission,
@@ -84,7 +84,7 @@ class Outcome:
         ]
 
     def to_csv(self, path: Path | str | None = None) -> str:
-        """The text of grades.csv; written to `path` too, if one is given."""
+        """Return the text of grades.csv. It is also written to `path`, if one is given."""
         text = (self.folder / "grades.csv").read_text("utf-8")
         if path:
             write_atomically(Path(path), text)
@@ -97,7 +97,7 @@ class Outcome:
         return f"<{summary(self.grades)}, in {self.folder}>"
 
     def _repr_html_(self) -> str:
-        """A table for notebooks; everything in it is text, whatever a file is called."""
+        """Return a table for notebooks. All names in it are escaped."""
         head = "".join(f"<th>{name}</th>" for name in SUMMARY_COLUMNS)
         cells = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in summary_rows(self.grades)]
         body = "".join(f"<tr>{row}</tr>" for row in cells)
@@ -119,9 +119,9 @@ def request_from(
     rosters: tuple[Path, ...] = (),
     examples: Path | None = None,
 ) -> GradeRequest:
-    """The request that a command's options describe, called as in `grading_options`.
+    """Make a request from a command's options, which have the names of `grading_options`.
 
-    With the configured models of the aspects that the rubric uses. Raises ConfigError, RubricError.
+    It uses the configured models for the aspects in the rubric. Raises ConfigError, RubricError.
     """
     loaded_rubric = load_rubric(rubric)
     of_aspect = {"code": settings.code_model, "feedback": settings.feedback_model}
@@ -142,7 +142,10 @@ def request_from(
 
 
 def request_of_batch(settings: Settings, batch: Batch, will_run: bool = True) -> GradeRequest:
-    """The request that a batch was made from. Raises BatchError if it never was, else as `request_from_manifest`."""
+    """Return the request that a batch was made from.
+
+    Raises BatchError if there is none, and as `request_from_manifest`.
+    """
     if not batch.request:
         raise BatchError(f"{batch.folder} holds no batch yet; start one with kvasir grade or kvasir submit")
     request = request_from_manifest(settings, batch.request, will_run)
@@ -153,17 +156,19 @@ def request_of_batch(settings: Settings, batch: Batch, will_run: bool = True) ->
 def request_from_manifest(
     settings: Settings, stored_request: Mapping[str, Any], will_run: bool = False
 ) -> GradeRequest:
-    """The request that a manifest keeps. Raises BatchError if it keeps none.
+    """Return the request in a manifest. Raises BatchError if it has none.
 
-    Only what `will_run` needs the models: they are then used as they are configured now, and ConfigError is raised
-    where one is not.
+    The models are needed only with `will_run`. Then their current settings are used, and ConfigError is raised if one
+    is not configured.
     """
     if "folder" not in stored_request:
         raise BatchError(
-            f"the folder holds prompts, not a class: use kvasir run {stored_request.get('prompts', '')} again"
+            f"the folder holds prompts instead of a class: run kvasir run {stored_request.get('prompts', '')} again"
         )
     if missing_keys := {"rubric", "solution", "template", "models", "only", "limit"} - stored_request.keys():
-        raise BatchError(f"batch.json does not say the {min(missing_keys)}: restore it, or grade with another --out")
+        raise BatchError(
+            f"batch.json does not say the {min(missing_keys)}: restore the file, or grade with another --out"
+        )
     folder, rubric, solution, template = (
         Path(stored_request[key]) for key in ("folder", "rubric", "solution", "template")
     )
@@ -182,7 +187,10 @@ def request_from_manifest(
 
 
 def open_assignment(batch: Batch, request: GradeRequest) -> Assignment:
-    """Read the class's work and write down what is to be done, unless nothing may be published; again: what is left."""
+    """Read the class's work and plan its jobs, if the batch may publish any.
+
+    An existing batch gets only unfinished work.
+    """
     assignment = read_class(batch, request)
     if request.selection.from_manifest:
         assignment = planning.select_unfinished(batch, assignment, _load_saved_class(batch))
@@ -192,13 +200,13 @@ def open_assignment(batch: Batch, request: GradeRequest) -> Assignment:
 
 
 def read_class(batch: Batch, request: GradeRequest) -> Assignment:
-    """The class's work, and what is to be asked about it beside what the batch has answers to."""
+    """Read the class's work, and find out what the batch still has to ask about it."""
     selection = request.selection
     if not (selection.is_whole or selection.from_manifest):
         request = replace(request, selection=replace(selection, other_names=planning.names_so_far(batch)))
     request = replace(request, rosters=kept_files(batch.folder, request.rosters))
     if request.examples:
-        # A round goes by the set of the batch that it may replace points of.
+        # A round (regrade) uses the examples of the batch that it belongs to.
         home = batch.folder.parents[1] if batch.folder.parent.name == "rounds" else batch.folder
         stored_request = batch.request if home == batch.folder else manifest_of(home)["request"]
         kept = {kind: place for kind, place in kept_inputs(home, stored_request).items() if kind == "examples"}
@@ -212,9 +220,10 @@ def read_class(batch: Batch, request: GradeRequest) -> Assignment:
 def open_class(
     request: GradeRequest, target: BatchPlace, say: Callable[[str], None]
 ) -> Iterator[tuple[Batch, Assignment]]:
-    """The batch of this class, planned: where it is wanted, else in its first default folder that is free or its own.
+    """Yield the planned batch of this class.
 
-    Another class's batch in the folder that is wanted raises BatchError, unless it is to be moved aside.
+    It is in the wanted folder, or else in the first default folder that is free or holds this class. If the wanted
+    folder holds another class's batch, it is moved aside with `replace`; without it, BatchError is raised.
     """
     default = place_of(request, target)
     place, number = default, 1
@@ -248,20 +257,20 @@ def open_class(
 
 
 def _as_planned(batch: Batch, request: GradeRequest) -> GradeRequest:
-    """The request with the limits that its batch's prompts were planned with, if that was by an earlier release."""
+    """Use the limits of earlier releases if an earlier release planned the batch."""
     by_earlier_release = batch.request and "max_submission_tokens" not in batch.request
     return replace(request, max_submission_tokens=None) if by_earlier_release else request
 
 
 def place_of(request: GradeRequest, target: BatchPlace) -> Path:
-    """Where the batch is to be: where it is wanted, else the default. Raises SubmissionError: not among the work."""
+    """Return the folder of the batch. Raises SubmissionError if it is inside the submissions' folder."""
     place = target.out or default_folder(request.folder, load_rubric(request.rubric).title)
     check_apart(request.folder, place)
     return place
 
 
 def exclusion_sentence(reasons: Mapping[str, str]) -> str:
-    """`GradeRequest.excluded_paths` as a sentence."""
+    """Return `GradeRequest.excluded_paths` as a sentence."""
     return (
         f"No submission, so left out: {', '.join(f'{one_line(name)} ({reason})' for name, reason in reasons.items())}"
     )
@@ -276,9 +285,9 @@ def _move_aside(place: Path) -> Path:
 
 
 def look(settings: Settings, folder: Path) -> Outcome:
-    """What the batch has so far, with the report written again where that can be: the class's work must be there.
+    """Return what the batch has so far. The report is written again if the class's work can still be read.
 
-    Another process may be at work on it. Raises UsageError where there is nothing to show.
+    Another process may be working on the batch. Raises UsageError if there is nothing to show.
     """
     with report_lock(folder), Batch(folder, is_owner=False) as batch:
         try:
@@ -302,9 +311,9 @@ def run_class(
     max_wait_s: float | None = None,
     deadline_s: float = 0.0,
 ) -> Outcome:
-    """Grade what is not graded yet, and write the report. Calls no engine if nothing is open.
+    """Grade what is not graded yet, and write the report. No engine is called if nothing is open.
 
-    Jobs published now expire in `deadline_s`, if that is given.
+    Jobs published now expire after `deadline_s` seconds, if it is given.
     """
     has_open_jobs = bool(batch.open_jobs)
     if has_open_jobs and (batch.may_publish or is_cluster(settings)):
@@ -319,7 +328,10 @@ def run_class(
 
 
 def _fetch_late(settings: Settings, batch: Batch, progress: Progress, observe: Observer) -> None:
-    """Take the results of jobs that were replayed after the batch was complete: parked, since nobody listened."""
+    """Take the results of jobs that were replayed after the batch was complete.
+
+    Nobody listened, so they were parked.
+    """
     try:
         with connect(settings, (), observe, f"sweep {batch.batch_id}") as client:
             Runner(batch, (), client, progress).run(0)
@@ -335,17 +347,20 @@ def submit(
     observe: Observer,
     deadline_s: float = 0.0,
 ) -> int:
-    """Publish what is open and don't wait; returns how many jobs. On a cluster only: nothing else would stay."""
+    """Publish the open jobs without waiting; returns their number.
+
+    It needs a cluster, because local jobs end with the process.
+    """
     with connect(settings, (), observe, f"submit {batch.batch_id}") as client:
         client.broker.open_reply_queue(batch.batch_id)
         count = Runner(batch, assignment.jobs, client, progress, deadline_s).submit()
         words = expectation(settings, client, batch, deadline_s and time.time() + deadline_s)
-        progress.say(words or "how long it takes is known when workers have measured how fast they are")
+        progress.say(words or "how long it takes will be known once the workers have measured their speed")
         return count
 
 
 def report(batch: Batch, assignment: Assignment, called_engines: bool, notice: str = "") -> Outcome:
-    """Write grades.csv, grades.json and report.html from the journal as it is now."""
+    """Write grades.csv, grades.json and report.html from the current journal."""
     with report_lock(batch.folder):
         return _report(batch, assignment, called_engines, notice)
 
@@ -378,7 +393,7 @@ def _report(batch: Batch, assignment: Assignment, called_engines: bool, notice: 
 
 
 def _difference(batch: Batch, assignment: Assignment) -> str:
-    """What to know of files that say something else than when the class was planned."""
+    """Describe files that have changed since the class was planned."""
     digests = batch.request.get("submissions", {})
     works = [name for name, digest in assignment.work_digests.items() if digests.get(name, digest) != digest]
     sentences = []
@@ -416,33 +431,36 @@ def _outcome(
 
 
 def _load_saved_class(batch: Batch) -> GradedClass | None:
-    """The grades last written, if there are any that can be read."""
+    """Return the saved grades, or None if there are none that can be read."""
     with suppress(BatchError):
         return load_graded(batch.folder)
     return None
 
 
 def _late(folder: Path, graded_class: GradedClass) -> dict[str, str]:
-    """What is taken off for lateness, in words, by submission: of the models' points, as all of the report."""
+    """Return the deductions for lateness in words, by submission.
+
+    Like the whole report, they apply to the models' points.
+    """
     late = late_of(folder, graded_class.late)
     finals = [apply_decisions(grade, {}, include_unreviewed=True, late=late) for grade in graded_class.grades]
     return {final.submission: final.penalty.words for final in finals if final.penalty}
 
 
 def _about(graded_class: GradedClass, note: str) -> list[tuple[str, str]]:
-    """What was used, and what the class as a whole says of it."""
+    """Return what was used for grading, and what the warnings about the class say."""
     versions = ", ".join(f"{name} {digest}" for name, digest in graded_class.versions.items())
     alarms = [("Look at the class", alarm) for alarm in graded_class.alarms]
     return [*alarms, *([("Changed", note)] if note else []), ("Versions", versions)]
 
 
 def facts(results: Sequence[JobResult]) -> list[tuple[str, str]]:
-    """What a reader may want to know of the run."""
+    """Return facts about the run for a reader of the report."""
     successes = [result for result in results if result.state == "succeeded"]
     if not successes:
         return []
     prompt = sum(result.decode.prompt_tokens for result in successes)
-    # Of a job with questions the report has the one that cost the most, and each answer its own.
+    # For a job with questions, the report covers only the most expensive answer, but each answer has its own count.
     evaluated_tokens = sum(
         sum(answer.evaluated_tokens for answer in result.answers) or result.decode.evaluated_tokens
         for result in successes
@@ -461,7 +479,7 @@ def facts(results: Sequence[JobResult]) -> list[tuple[str, str]]:
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
-    """The outcome for `--json`."""
+    """Return the outcome as plain data for `--json`."""
     counts = outcome.counts
     return {
         "batch": outcome.batch_id,
@@ -491,5 +509,5 @@ def _models_of_request(
 
 
 def aspect_model(model: ModelSettings) -> AspectModel:
-    """A configured model as grading plans with it."""
+    """Return a configured model in the form that planning uses."""
     return AspectModel(model.name, model.context or _DEFAULT_CONTEXT, model.temperature, model.top_p)

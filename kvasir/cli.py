@@ -1,6 +1,6 @@
-"""The `kvasir` command: its root, and the one place that turns errors into exit codes.
+"""The `kvasir` command: its root, and the only place that turns errors into exit codes.
 
-Exit codes: 0 all succeeded, 1 some jobs failed or it is open whose a grade is, 2 bad usage or input, 3 the cluster
+Exit codes: 0 all succeeded, 1 some jobs failed or nobody has said whose a grade is, 2 bad usage or input, 3 the cluster
 can't be reached, 130 interrupted.
 """
 
@@ -60,17 +60,21 @@ RESUMABLE_COMMANDS = ("demo", "grade", "submit", "watch", "retry", "regrade", "r
     "--config",
     "config_file",
     type=click.Path(path_type=Path),
-    help="Configuration file [default: ./kvasir.toml].",
+    help="Read this configuration file [default: ./kvasir.toml].",
 )
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="warning",
     show_default=True,
-    help="How much to log to stderr.",
+    help="Set how much to log to stderr.",
 )
 @click.option(
-    "--log-style", type=click.Choice(["console", "json"]), default="console", show_default=True, help="Log format."
+    "--log-style",
+    type=click.Choice(["console", "json"]),
+    default="console",
+    show_default=True,
+    help="Choose the log format.",
 )
 @click.pass_context
 def kvasir(context: click.Context, config_file: Path | None, log_level: str, log_style: Style) -> None:
@@ -94,12 +98,12 @@ complete(kvasir)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and leave with its exit code."""
+    """Run the command and exit with its code."""
     sys.exit(run_command(arguments))
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code. Errors of ours become one sentence on stderr."""
+    """Run the command and return its exit code. Kvasir's errors become one sentence on stderr."""
     adapt_streams_to_locale()
     try:
         interrupt()
@@ -118,10 +122,10 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except KvasirError as error:
         say(f"kvasir: {error}", stderr)
         return _code_of(error)
-    except BrokenPipeError:  # whoever read our output has left: `kvasir results … | head`
+    except BrokenPipeError:  # the reader of a pipe has ended, as in `kvasir results … | head`
         sys.stderr.close()
         return EXIT_FAILURE
-    except OSError as error:  # raised for a file whose reader had nothing better to say
+    except OSError as error:  # an error about a file that no other code has reported
         say(f"kvasir: {error.filename or 'a file'} can't be used: {error.strerror or error}", stderr)
         return EXIT_USAGE
     return code if isinstance(code, int) else 0

@@ -1,4 +1,4 @@
-"""From settings to a Client: over the cluster where a broker is configured, else over a pipeline in this process."""
+"""Makes a Client from settings: for the cluster if a broker is configured, else for a pipeline in this process."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def connect(
     settings: Settings, models: Sequence[str] = (), observe: Observer = lambda _event: None, name: str = "client"
 ) -> Client:
-    """A client for `models` (default: all that are configured). Close it, or use it as a context manager.
+    """Return a client for `models` (default: all configured models). Close it, or use it as a context manager.
 
     Raises:
         ConfigError: a model is not configured, or the settings contradict each other.
@@ -48,17 +48,17 @@ def is_cluster(settings: Settings) -> bool:
 
 
 def require_cluster(settings: Settings, command: str, alternative: str = "") -> None:
-    """Raises BatchError where none is configured; `alternative` ends its sentence."""
+    """Raise BatchError if no cluster is configured. `alternative` is added to the message."""
     if not is_cluster(settings):
         raise BatchError(
-            f"kvasir {command} needs a broker that outlives this process: set KVASIR_BROKER_URL and KVASIR_STORE_URL"
-            + alternative
+            f"no broker is configured, and kvasir {command} needs one that outlives this process: set "
+            "KVASIR_BROKER_URL and KVASIR_STORE_URL" + alternative
         )
 
 
 def open_broker(settings: Settings, name: str) -> "RabbitMQBroker":
-    """The configured broker. Raises BrokerUnavailable."""
-    # Here and not above: the local pipeline then needs no pika.
+    """Connect to the configured broker. Raises BrokerUnavailable."""
+    # Imported here, so that the local pipeline does not need pika.
     from infra.broker.rabbitmq import RabbitMQBroker
     from infra.broker.rabbitmq.fast import FastWire
 
@@ -68,5 +68,5 @@ def open_broker(settings: Settings, name: str) -> "RabbitMQBroker":
 
 
 def open_stores(settings: Settings) -> Stores:
-    """The configured store. Raises StoreUnavailable."""
+    """Connect to the configured store. Raises StoreUnavailable."""
     return kvstore.connect.connect(settings.store_url_with_secret())

@@ -1,4 +1,4 @@
-"""`--deadline`: a time to go, `8h` or `1h30m`, or a time of day by this machine's clock, `07:30`."""
+"""`--deadline`: a duration such as `8h` or `1h30m`, or a time of day on this machine's clock such as `07:30`."""
 
 import re
 from datetime import datetime, timedelta
@@ -11,7 +11,10 @@ _EXPECTED = "must be a time to go such as 8h, 90m or 1h30m, or a time of day suc
 
 
 def seconds_to(text: str, now: datetime) -> float:
-    """Seconds from `now`; a time of day is its next occurrence. Raises ValueError with what was expected."""
+    """Return the seconds from `now`. A time of day means its next occurrence.
+
+    Raises ValueError with the expected form.
+    """
     text = text.strip()
     if match := _TIME_OF_DAY.fullmatch(text):
         return _to_time_of_day(int(match[1]), int(match[2]), now)
@@ -29,7 +32,8 @@ def _to_time_of_day(hour: int, minute: int, now: datetime) -> float:
     moment = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
     if moment <= now:
         moment += timedelta(days=1)
-    return (moment.astimezone() - now.astimezone()).total_seconds()  # a night in which the clocks change is no day long
+    # computed with time zones, because a day on which the clocks change has no 24 hours
+    return (moment.astimezone() - now.astimezone()).total_seconds()
 
 
 def _read(_context: click.Context, _option: click.Parameter, text: str | None) -> float:
@@ -41,8 +45,8 @@ def _read(_context: click.Context, _option: click.Parameter, text: str | None) -
 
 deadline_option = click.option(
     "--deadline",
-    "deadline_s",  # seconds from now, 0 without
+    "deadline_s",  # seconds from now; 0 if not given
     callback=_read,
     metavar="WHEN",
-    help="Jobs that are not done by then expire. Give a duration (8h, 90m) or a time of day (07:30).",
+    help="Let jobs expire that are not done by then. Give a duration (8h, 90m) or a time of day (07:30).",
 )

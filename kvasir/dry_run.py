@@ -1,4 +1,4 @@
-"""`kvasir grade --dry-run`: what was found, how long it is, what the class shares, and what would be cut."""
+"""`kvasir grade --dry-run`: shows what was found, how long it is, what the class shares, and what would be cut."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -27,17 +27,17 @@ from messages.jobs import prompt_text
 from producers.client import Client
 from producers.words import plural
 
-# Any fixed ones: a dry run leaves no batch behind, and every code has the same length.
+# Fixed values are enough: a dry run leaves no batch, and all fences have the same length.
 _BATCH_ID = "dry-run"
 _SECRET = bytes(16)
 
 
 def show_dry_run(settings: Settings, request: GradeRequest, as_json: bool) -> int:
-    """Print the dry run; 0 if every submission can be read, else 1."""
+    """Print the dry run. Returns 0 if every submission can be read, else 1."""
     assignment = planning.prepare(request, _BATCH_ID, _SECRET)
     with ExitStack() as stack:
         client: Client | None = None
-        with suppress(ConfigError, Retry):  # the store that knows the workers is away or can't be reached
+        with suppress(ConfigError, Retry):  # without a client, tokens are estimated
             client = stack.enter_context(connect(settings, _models(assignment), name="dry run"))
         summary = describe(assignment, *_counter(assignment, client))
         summary["outside"] = _outside(settings, assignment, client)
@@ -48,7 +48,7 @@ def show_dry_run(settings: Settings, request: GradeRequest, as_json: bool) -> in
 
 
 def _pilot(items: Iterable[Item]) -> dict[str, list[str]]:
-    """Where works are alike, the order in which to try them: one of each group, then the second of each."""
+    """Return the order in which to try submissions if some are alike: one of each group, then the second of each."""
     answers = [
         CriterionAnswer(item.submission.name, None, "", own_text(item.submission))
         for item in items
@@ -65,7 +65,10 @@ def _pilot(items: Iterable[Item]) -> dict[str, list[str]]:
 def describe(
     assignment: Assignment, count: Callable[[str], int], exact: bool, contexts: Mapping[str, int]
 ) -> dict[str, Any]:
-    """The dry run as plain data. `contexts`: tokens that workers hold, by model, where they say so."""
+    """Return the dry run as plain data.
+
+    `contexts` are the workers' context lengths by model, as far as they are known.
+    """
     models = assignment.request.models
     context_by_model = {model.name: model.context for model in models.values()} | dict(contexts)
     items = [_item(item, count, context_by_model) for item in assignment.items]
@@ -99,7 +102,7 @@ def describe(
 
 
 def _missing(assignment: Assignment) -> list[str]:
-    """Who is in the roster, and handed in nothing."""
+    """Return the people in the roster who handed in nothing."""
     numbers = {person.number for item in assignment.items for person in item.owner.people}
     roster = assignment.request.read_roster()
     people = [person for person in roster.by_number.values() if person.number not in numbers]
@@ -160,7 +163,7 @@ def _item(item: Item, count: Callable[[str], int], contexts: Mapping[str, int]) 
 
 
 def _shared_prefix(assignment: Assignment, aspect: str, count: Callable[[str], int]) -> dict[str, Any]:
-    """How much of a role's prompts is the same for the class."""
+    """Return how much of a role's prompts is the same for the whole class."""
     jobs = [task.job for task in assignment.tasks if task.aspect == aspect]
     if not jobs:
         return {"role": aspect, "tokens": 0, "percent": 0}
@@ -178,8 +181,11 @@ def _models(assignment: Assignment) -> list[str]:
 
 
 def _outside(settings: Settings, assignment: Assignment, client: Client | None) -> list[str]:
-    """Hosts outside private networks that prompts go to: by the configuration here, and by the workers' own word."""
-    from engines.openai.http import outside  # brings an HTTP client, which takes half a second
+    """Return the hosts outside private networks to which prompts go.
+
+    They come from this configuration and from the workers' own reports.
+    """
+    from engines.openai.http import outside  # imports an HTTP client, which takes half a second
 
     names = _models(assignment)
     reported_hosts = {
@@ -193,14 +199,17 @@ def _outside(settings: Settings, assignment: Assignment, client: Client | None) 
 
 
 def _counter(assignment: Assignment, client: Client | None) -> tuple[Callable[[str], int], bool, Mapping[str, int]]:
-    """(what counts a text's tokens, whether that is the serving model's own tokenizer, contexts as for `describe`)."""
+    """Return a function that counts tokens, whether its count is exact, and the contexts for `describe`.
+
+    The count is exact if it comes from the tokenizer of a model that is being served.
+    """
     models = _models(assignment)
     if client is None:
         return estimate_tokens, False, {}
     contexts = {registration.model: registration.context for registration in client.workers()}
     if client.count_tokens(models[0], "") is None:
         return estimate_tokens, False, contexts
-    # Two models rarely share a tokenizer, but nearly so: one count is shown for both.
+    # Two models rarely share a tokenizer, but their counts hardly differ, so one count is shown for both.
     return lambda text: client.count_tokens(models[0], text) or 0, True, contexts
 
 
@@ -233,7 +242,7 @@ def _print(summary: dict[str, Any]) -> None:
 
 
 def _limit_sentence(items: Sequence[Item]) -> str:
-    """What `max_submission_tokens` costs, or what it would save; "" where no submission is long."""
+    """Say how much `max_submission_tokens` cuts or would save; "" if no submission is long."""
     if cut_tokens := sum(cut.dropped_tokens for item in items for cut in item.cuts):
         number = plural(sum(bool(item.cuts) for item in items), "submission")
         return f"{number} cut: {cut_tokens:,} tokens of work that no model reads"
@@ -246,7 +255,7 @@ def _limit_sentence(items: Sequence[Item]) -> str:
     return ""
 
 
-_COLUMNS = ("submission", "language", "prompt tokens", "needs review", "remarks")  # the last two are counts
+_COLUMNS = ("submission", "language", "prompt tokens", "needs review", "remarks")  # the last two columns are counts
 
 
 def _name(item: dict[str, Any]) -> str:
@@ -259,7 +268,7 @@ def _row(item: dict[str, Any]) -> list[str]:
 
 
 def _sayings(item: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """What there is to say of a submission, as `print_groups` wants it; of what it replaces a note says enough."""
+    """Yield what there is to say about a submission, for `print_groups`. Replaced copies are covered by their notes."""
     said_otherwise = {item["problem"], *(f"replaces {name}" for name in item["replaces"])}
     texts = {
         "can't be read": [item["problem"]] if item["problem"] else [],

@@ -1,4 +1,4 @@
-"""What `--help` shows beside each command's own words: an example of every command, and whole summaries."""
+"""Additions to `--help`: an example for every command, and summaries that are not cut off."""
 
 import click
 
@@ -42,7 +42,7 @@ EXAMPLES = {
     "engines install": ["kvasir engines install vllm"],
     "doctor": ["kvasir doctor", "kvasir doctor --try qwen3-coder:30b"],
     "plan": ["kvasir plan --submissions 300", "kvasir plan submissions/ --rubric rubric.yaml"],
-    "measure": ["kvasir measure --model qwen3-coder:30b --slots 16"],
+    "measure": ["kvasir measure --model qwen3-coder:30b --slots 16", "kvasir measure --links"],
     "export": [
         "kvasir export results/homework4 --format canvas --gradebook gradebook.csv --assignment 1234",
         "kvasir export results/homework4 --format feedback --as html",
@@ -71,7 +71,7 @@ EXAMPLES = {
 
 
 def complete(group: click.Group, prefix: str = "") -> None:
-    """Give every command of a group its example, and a summary that is not cut."""
+    """Give every command of a group its example and its full summary."""
     for name, command in group.commands.items():
         lines = EXAMPLES.get(f"{prefix}{name}", ())
         command.epilog = "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)

@@ -1,7 +1,7 @@
-"""`kvasir measure`: what this machine does with its models, as curves for kvasir.toml.
+"""`kvasir measure`: measures this machine's speed with its models, as curves for kvasir.toml.
 
-Decode is measured with so many sequences at once, each behind a prompt of CONTEXT_TOKENS; prefill with one prompt at a
-time. Prompts are random words, so that nothing that was computed before helps.
+Decode is measured with several sequences at once, each with a prompt of CONTEXT_TOKENS; prefill with one prompt at a
+time. Prompts are random words, so that nothing computed earlier can be reused.
 """
 
 import json
@@ -12,7 +12,8 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import asdict
 from datetime import date
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
@@ -22,38 +23,67 @@ import click
 from engines.base import EngineInfo
 from engines.registry import Engine, entries, open_engine
 from infra.config.sources import user_data_dir
+from kvasir.connect import require_cluster
+from kvasir.doctor.cluster import measured_links
+from kvasir.doctor.services import link_text
 from kvasir.engine_options import engine_options
 from kvasir.options import Globals, Number
 from kvasir.terminal import say
-from messages.errors import UsageError
+from messages.errors import KvasirError, UsageError
 from messages.jobs import Sampling, user_prompt
 from messages.kv import KVCache, Record, assemble_cache
+from messages.workers import MAX_LINKS, Link
 
 CONTEXT_TOKENS = 2048
 ANSWER_TOKENS = 128
-ROUNDS = 3  # the median counts; fewer where time runs out, but one of each
-FILE_NAME = "rates.json"  # in the user's data folder: what was measured last, by model
+ROUNDS = 3  # the median counts; if time runs out there are fewer rounds, but at least one
+FILE_NAME = "rates.json"  # file in the user's data folder with the last measurement of each model and of each link
 
 Points = list[tuple[int, float]]
 
 
 @click.command()
-@click.option("--model", "names", multiple=True, help="A model to measure; may be repeated [default: all].")
-@click.option("--engine", default="", help="Engine [default: the model's].")
+@click.option("--model", "names", multiple=True, help="Measure this model; may be repeated [default: all].")
+@click.option("--engine", default="", help="Use this engine [default: the model's].")
 @click.option(
-    "--slots", type=click.IntRange(1, 1024), default=16, show_default=True, help="Sequences at once, at most."
+    "--slots",
+    type=click.IntRange(1, 1024),
+    default=16,
+    show_default=True,
+    help="Measure up to this many sequences at once.",
 )
-@click.option("--machine", default="", help="This machine's name in kvasir.toml [default: the host name].")
-@click.option("--minutes", type=Number(0), default=5.0, show_default=True, help="For all models together.")
+@click.option("--machine", default="", help="Print the block for this machine of kvasir.toml [default: the host name].")
+@click.option(
+    "--minutes", type=Number(0), default=5.0, show_default=True, help="Limit the time for all models together."
+)
+@click.option(
+    "--links", "only_links", is_flag=True, help="Measure the links to the broker and the store, and no model."
+)
 @click.pass_obj
 def measure(
-    global_options: Globals, /, names: tuple[str, ...], engine: str, slots: int, machine: str, minutes: float
+    global_options: Globals,
+    /,
+    names: tuple[str, ...],
+    engine: str,
+    slots: int,
+    machine: str,
+    minutes: float,
+    only_links: bool,
 ) -> int:
     """Measure a model's tokens a second on this machine, and print them as a block for kvasir.toml.
 
     Decode by the number of sequences, prefill by the prompt's length. Stop this machine's workers first.
+
+    With --links: how far away the broker and the store are, whether large messages pass, and how fast KV caches come
+    and go. Workers that start afterwards register it, and kvasir doctor says how long a class takes at that rate.
     """
     settings = global_options.settings()
+    if only_links:
+        require_cluster(settings, "measure --links")
+        links = {link.peer: link for link in measured_links(settings)}  # of one machine with both, what the store tells
+        say("\n".join(map(link_text, links.values())))
+        keep(_file(), "links", {peer: asdict(link) for peer, link in links.items()})
+        return 0
     models = [settings.model(name) for name in names or settings.models]
     if not models:
         raise UsageError("no model is configured: add [models.NAME] with weights to kvasir.toml")
@@ -73,31 +103,47 @@ def measure(
         say(f'[machines.{machine or socket.gethostname()}.rates."{model.name}"]')
         say(f"prefill_curve = {json.dumps(prefill)}")
         say(f"decode_curve = {json.dumps(decode)}")
-    keep((user_data_dir(os.environ) or Path()) / FILE_NAME, rates)
+    keep(_file(), "models", rates)
     return 0
 
 
 def prefill_points(engine: Engine, ends_at: float) -> Points:
-    """Tokens a second of prompts of several lengths. `ends_at`, monotonic: from then on each length has one round."""
+    """Return tokens per second for prompts of several lengths.
+
+    After `ends_at` (monotonic time), each length gets only one round.
+    """
     lengths = [length for length in (512, 2048, 8192, 32_768) if length < engine.info.context]
     return _medians(lengths or [engine.info.context // 2], lambda length: _prefill(engine, length)[2], ends_at)
 
 
 def decode_points(engine: Engine, slots: int, ends_at: float) -> Points:
-    """Tokens a second of 1, 2, 4, … sequences together, up to all slots. `ends_at`: as above."""
+    """Return tokens per second of 1, 2, 4, … sequences together, up to all slots. `ends_at`: see `prefill_points`."""
     counts = sorted({*(1 << power for power in range(slots.bit_length())), slots})
     length = min(CONTEXT_TOKENS, engine.info.context // 2)
     prompts = [_prefill(engine, length)[:2] for _ in range(slots)]
     return _medians(counts, lambda count: _decode(engine, prompts[:count]), ends_at)
 
 
-def keep(path: Path, rates: Mapping[str, Mapping[str, object]]) -> None:
-    """Write the file, with what was measured earlier of other models. Raises UsageError."""
+def kept_links() -> tuple[Link, ...]:
+    """Return the last measurement of this machine's links; () if there is none or it can't be read."""
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, KvasirError):
+        return tuple(Link(**link) for link in json.loads(_file().read_text("utf-8"))["links"].values())[-MAX_LINKS:]
+    return ()
+
+
+def _file() -> Path:
+    return (user_data_dir(os.environ) or Path()) / FILE_NAME
+
+
+def keep(path: Path, key: str, measured: Mapping[str, object]) -> None:
+    """Write the measurements under `key`. Earlier measurements are kept. Raises UsageError."""
     try:
-        earlier = json.loads(path.read_text("utf-8"))["models"] if path.exists() else {}
+        earlier = json.loads(path.read_text("utf-8")) if path.exists() else {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"version": 1, "models": earlier | dict(rates)}, indent=2) + "\n", "utf-8")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        path.write_text(
+            json.dumps({"version": 1, **earlier, key: earlier.get(key, {}) | dict(measured)}, indent=2) + "\n", "utf-8"
+        )
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"what was measured can't be kept in {path}: {error}") from None
 
 
@@ -111,7 +157,10 @@ def _medians(sizes: Sequence[int], measure_once: Callable[[int], float], ends_at
 
 
 def _prefill(engine: Engine, length: int) -> tuple[tuple[int, ...], KVCache | None, float]:
-    """The tokens of a prompt, its KV cache less the last token's if the engine gives any, and tokens a second."""
+    """Return a prompt's tokens, its KV cache and the tokens per second.
+
+    The KV cache lacks the last token. It is None if the engine exports none.
+    """
     words = " ".join(random.choices(("river", "ferry", "market", "garden", "school", "harbour"), k=2 * length))
     tokens = engine.tokenize(user_prompt("", f"{random.random()} {words}"), time.time()).ids[:length]
     records: list[Record] = []
@@ -123,7 +172,10 @@ def _prefill(engine: Engine, length: int) -> tuple[tuple[int, ...], KVCache | No
 
 
 def _decode(engine: Engine, prompts: Sequence[tuple[tuple[int, ...], KVCache | None]]) -> float:
-    """All of them at once; of each what follows its first token counts, so that no import of a cache does."""
+    """Decode all prompts at once.
+
+    Each counts only after its first token, so that importing the cache is not measured.
+    """
     with ThreadPoolExecutor(len(prompts)) as pool:
         sampling = Sampling(max_tokens=ANSWER_TOKENS, seed=1)
         answers = list(pool.map(lambda prompt: engine.decode(prompt[0], prompt[1], sampling), prompts))
@@ -135,7 +187,7 @@ def _decode(engine: Engine, prompts: Sequence[tuple[tuple[int, ...], KVCache | N
 
 
 def _build(info: EngineInfo) -> str:
-    """The engine, the versions of its packages that are installed, and the device."""
+    """Return the engine, the installed versions of its packages, and the device."""
     names = packages_distributions()
     packages = [names[module][0] for module in entries()[info.engine].packages if module in names]
     return f"{', '.join([info.engine, *(f'{name} {version(name)}' for name in packages)])} on {info.device}"

@@ -1,4 +1,4 @@
-"""Which workers should be there and are not: who was lost within the hour, and whom kvasir.toml expects."""
+"""Finds workers that should be running but are not: lost within the last hour, or expected by kvasir.toml."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,10 @@ from producers.words import join_with_and, plural
 
 
 def missing_workers(settings: Settings, cluster_state: ClusterState) -> list[str]:
-    """A sentence for each. What was lost and has been started again, there and for the same, is not missing."""
+    """Return one sentence for each.
+
+    A lost worker is not missing if it was started again on the same host for the same role.
+    """
     workers, now = cluster_state.registrations(), cluster_state.now()
     losses = [
         (ended_at, worker)
@@ -37,12 +40,12 @@ def _sentence(age_s: float, lost_worker: WorkerInfo, workers: list[WorkerInfo]) 
 
 
 def _not_as_configured(settings: Settings, workers: list[WorkerInfo], lost_hosts: set[str]) -> Iterator[str]:
-    """Machines of the configuration without a worker that they should have, and of which nothing else was said.
+    """Yield the machines without a configured worker, unless something else was said about them.
 
-    A host may call itself anything. So all is well where a model has as many workers of a role as it should.
+    A host may use any name for itself. So nothing is reported if a model has as many workers of a role as configured.
     """
     roles = [(machine, role) for machine in settings.machines.values() for role in machine.roles if role.stages]
-    configured_roles = [(role.stages[-1], role.model) for _, role in roles]  # of both stages: decode
+    configured_roles = [(role.stages[-1], role.model) for _, role in roles]  # a role with both stages counts as decode
     for machine, role in roles:
         hosts = [worker.host for worker in workers if (worker.role, worker.model) == (role.stages[-1], role.model)]
         is_known = any(map(machine.is_called, (*hosts, *lost_hosts)))

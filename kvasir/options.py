@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they add up to."""
+"""Options that several commands share."""
 
 import math
 import re
@@ -30,18 +30,18 @@ class Globals:
     log_style: logs.Style
 
     def settings(self, models: "Models | None" = None) -> Settings:
-        """The settings, with these flags on top."""
+        """Load the settings, overridden by these flags."""
         flags = asdict(models) if models else {}
         return load_settings({name: value for name, value in flags.items() if value is not None}, config=self.config)
 
     def observer(self) -> Observer:
-        """The observers of each job's steps."""
+        """Return the observer of each job's steps."""
         return fan_out(logs.log_event, *trace_observers())
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlace:
-    """Where a batch lives. `replace`: another class's batch there is moved aside."""
+    """Where a batch is kept. With `replace`, another class's batch there is moved aside."""
 
     out: Path | None = None
     replace: bool = False
@@ -49,32 +49,32 @@ class BatchPlace:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """Flags that are on top of the settings; None: not given."""
+    """Flags that override the settings; None means not given."""
 
     code_model: str | None
     feedback_model: str | None
 
 
 class Number(click.FloatRange):
-    """A finite number; click's own range lets NaN pass, which is neither less nor more than its ends."""
+    """A finite number. Click's own range accepts NaN, because NaN is neither below nor above a limit."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """See click.ParamType."""
         number = float(super().convert(value, param, ctx))
-        return number if math.isfinite(number) else self.fail(f"{value!r} is no finite number.", param, ctx)
+        return number if math.isfinite(number) else self.fail(f"{value!r} is not a finite number.", param, ctx)
 
 
 path = click.Path(path_type=Path)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-quiet_option = click.option("--quiet", is_flag=True, help="No progress.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+quiet_option = click.option("--quiet", is_flag=True, help="Show no progress.")
 ssh_config_option = click.option(
-    "--ssh-config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Given to ssh as -F."
+    "--ssh-config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Pass this file to ssh as -F."
 )
 wait_option = click.option("--max-wait", type=Number(0), metavar="SECONDS", help="Stop waiting after this long.")
 
 
 def combine_options(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Options that several commands share, as one decorator."""
+    """Combine options that several commands share into one decorator."""
 
     def decorate(function: F) -> F:
         for option in reversed(options):
@@ -85,7 +85,10 @@ def combine_options(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def group_options(**groups: type) -> Callable[[F], F]:
-    """Options as objects: each argument named here is made of the options that are called like its class's fields."""
+    """Pass options as objects.
+
+    Each named argument becomes an object of its class, built from the options with the names of the class's fields.
+    """
 
     def decorate(function: F) -> F:
         @wraps(function)
@@ -106,20 +109,24 @@ page_options = combine_options(
         "--metrics-port",
         type=click.IntRange(0, 65535),
         envvar="KVASIR_METRICS_PORT",
-        help="Port for /metrics, /health, /ready and /status; 0 picks a free one [default: none].",
+        help="Serve /metrics, /health, /ready and /status on this port; 0 picks a free one [default: none].",
     ),
     click.option(
-        "--metrics-host", default=LOOPBACK, show_default=True, metavar="ADDRESS", help="Address of --metrics-port."
+        "--metrics-host",
+        default=LOOPBACK,
+        show_default=True,
+        metavar="ADDRESS",
+        help="Listen on this address for --metrics-port.",
     ),
 )
 
 
 def only_option(help_text: str) -> Callable[[F], F]:
-    """--only, which may be repeated, as the names in it."""
+    """Make the option --only, which may be repeated. Its value is all names given."""
 
     def names(_context: click.Context, _parameter: click.Parameter, values: Iterable[str]) -> tuple[str, ...]:
         names = tuple(name for text in values for name in names_in(text))
-        if values and not names:  # a variable that is not set; without the option it would be the whole class
+        if values and not names:  # an empty shell variable; ignoring it would grade the whole class
             raise click.BadParameter("it names nobody")
         return names
 
@@ -127,49 +134,51 @@ def only_option(help_text: str) -> Callable[[F], F]:
 
 
 def _not_zero(context: click.Context, parameter: click.Parameter, number: int) -> int:
-    """The default says all of them, to whoever calls the command as well (`demo`); a person who says 0 means nobody."""
+    """Refuse a 0 that a person typed, because it would mean nobody. The default 0 means all."""
     if number == 0 and context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE:
-        raise click.BadParameter("0 would grade nobody; leave it out to grade all")
+        raise click.BadParameter("0 would grade nobody: leave --limit out to grade all")
     return number
 
 
-# What goes with a class's work, and who grades it: for what grades it, and what plans that.
+# Options for the class's files and models, shared by the commands that grade and that plan.
 class_options = combine_options(
-    click.option("--solution", type=path, help="Reference solution."),
-    click.option("--template", type=path, help="The template that students started from."),
-    click.option("--code-model", metavar="M", help="Model that grades code [default: from the configuration]."),
-    click.option("--feedback-model", metavar="M", help="Model that grades text and writes feedback."),
+    click.option("--solution", type=path, help="Show the models this reference solution."),
+    click.option("--template", type=path, help="Use this template that students started from."),
+    click.option("--code-model", metavar="M", help="Grade code with this model [default: from the configuration]."),
+    click.option("--feedback-model", metavar="M", help="Grade text and write feedback with this model."),
 )
 
 examples_option = click.option(
     "--examples",
     type=path,
-    help="CSV of hand grades, as for evaluate; the models are shown some of that work as examples.",
+    help="Read a CSV of hand grades, as for evaluate; some of that work becomes examples for the models.",
 )
 
-# What to grade and where to, for `grade` and `submit`: but for `Models` and `BatchPlace`, what `request_from` takes.
+# Options of `grade` and `submit`. Except for those of `Models` and `BatchPlace`, they are arguments of `request_from`.
 grading_options = combine_options(
     click.argument("folder", type=path),
-    click.option("--rubric", type=path, required=True, help="Rubric, YAML or JSON."),
+    click.option("--rubric", type=path, required=True, help="Grade by this rubric (YAML or JSON)."),
     click.option(
         "--roster",
         "rosters",
         type=path,
         multiple=True,
-        help="Who is in the class: the LMS's gradebook, worksheet or groups CSV; may be repeated.",
+        help="Read who is in the class: the LMS's gradebook, worksheet or groups CSV; may be repeated.",
     ),
     class_options,
-    click.option("--out", type=path, help="Folder of the batch [default: results/TITLE-FOLDER]."),
+    click.option("--out", type=path, help="Keep the batch in this folder [default: results/TITLE-FOLDER]."),
     click.option("--replace", is_flag=True, help="If --out holds another class's batch, move it aside."),
     click.option(
-        "--limit", type=click.IntRange(0), default=0, callback=_not_zero, help="Only the first N submissions."
+        "--limit", type=click.IntRange(0), default=0, callback=_not_zero, help="Grade only the first N submissions."
     ),
-    only_option("Only these: names or LMS ids, comma-separated; a name with a comma in double quotes."),
+    only_option("Grade only these names or LMS ids, separated by commas; put a name with a comma in double quotes."),
     click.option(
         "--samples",
         type=click.IntRange(1, 15),
         default=1,
-        help="How many answers to each prompt, from one prefill; where they disagree, the grade needs review.",
+        help=(
+            "Ask for this many answers to each prompt, from one prefill; where they disagree, the grade needs review."
+        ),
     ),
     click.option(
         "--ask",
@@ -182,6 +191,9 @@ grading_options = combine_options(
 
 
 def default_folder(folder: Path, title: str) -> Path:
-    """Where a class's batch lives unless it is said: `results/homework-4-submissions`, by its rubric and its folder."""
+    """Return the default folder of a class's batch, such as `results/homework-4-submissions`.
+
+    It is named after the rubric and the submissions' folder.
+    """
     words = (re.sub(r"[\W_]+", "-", text.casefold()).strip("-")[:40] for text in (title, folder.resolve().stem))
     return Path("results") / ("-".join(word for word in words if word) or "batch")

@@ -1,4 +1,4 @@
-"""The pipeline in one process: the same workers as on a cluster, as threads, on an in-process broker and store."""
+"""The pipeline in one process: the same workers as on a cluster, but as threads on an in-process broker and store."""
 
 import logging
 import threading
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 
 def local_client(settings: Settings, models: Sequence[str], observe: Callable[[Event], None]) -> Client:
-    """A client of engines and workers that are started here for a few models; closing it ends them.
+    """Start engines and workers for a few models, and return a client for them. Closing the client ends them.
 
-    One engine a model does both stages and transfers the KV cache to itself, unless the model's table asks for two
-    copies. Raises ConfigError if a model has no weights for a local engine.
+    For each model one engine does both stages and transfers the KV cache to itself, unless the model's table asks for
+    two copies. Raises ConfigError if a model has no weights for a local engine.
     """
     server = EmbeddedServer()
     stores = kvstore.connect.connect("memory://")
@@ -38,7 +38,7 @@ def local_client(settings: Settings, models: Sequence[str], observe: Callable[[E
     is_closing = threading.Event()
 
     def tell(event: Event) -> None:
-        if not is_closing.is_set():  # jobs that are given back then go nowhere: nobody has to know
+        if not is_closing.is_set():  # jobs returned while closing are lost with the process, so they are not reported
             observe(event)
 
     def load(model: ModelSettings) -> Engine:
@@ -51,7 +51,7 @@ def local_client(settings: Settings, models: Sequence[str], observe: Callable[[E
     def start(make: Callable[..., PrefillWorker | DecodeWorker]) -> None:
         broker = EmbeddedBroker(server)
         worker = make(broker, stores.kv, stores.cluster_state, tell)
-        # Its own thread renews it. Put up here, it is there for whoever asks for the workers next.
+        # The worker's thread renews this. It is registered here so that a caller sees it at once.
         stores.cluster_state.register(worker.registration(), REGISTRATION_TTL_S)
         thread = threading.Thread(target=worker.run, name=worker.worker_id, daemon=True)
         thread.start()
@@ -74,7 +74,7 @@ def local_client(settings: Settings, models: Sequence[str], observe: Callable[[E
                 log.warning("model %s: no KV transfer: %s", name, why_no_kv)
             start(partial(PrefillWorker, name, LoadedEngine(prefiller, why_no_kv)))
             home = CachedModel(name, 0, LoadedEngine(decoder, why_no_kv))
-            # No KV cache comes from elsewhere, so none is checked.
+            # No KV cache comes from another machine, so none needs checking.
             start(partial(DecodeWorker, ModelCache(home), kv_check_every=0))
         return Client(
             EmbeddedBroker(server),

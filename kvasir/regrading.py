@@ -1,4 +1,7 @@
-"""Grading a batch again with its rubric as it is now: beside the grades there are, compared, then adopted or left."""
+"""Grades a batch again with its current rubric, beside the existing grades.
+
+The result is compared, and adopted or left.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,19 +26,19 @@ from producers.words import join_with_and, plural
 
 
 class Regrade:
-    """A batch and its rubric as it is now: `cost` says what changed, `run` asks, `adopt` replaces the grades.
+    """A batch and its current rubric: `cost` says what changed, `run` asks, and `adopt` replaces the grades.
 
-    Until then nothing that the batch has is touched.
+    Until `adopt` is called, nothing in the batch is changed.
     """
 
     def __init__(self, settings: Settings, folder: Path, criteria: Sequence[str], rubric: Path | None) -> None:
         """Read the batch and its class.
 
         Args:
-            criteria: what changed, to be sure that nothing else is asked about; (): whatever did.
-            rubric: another file; None: the batch's, as it is now.
+            criteria: the criteria that were changed, so that nothing else is asked about; (): whatever has changed.
+            rubric: another file; None: the batch's rubric in its current state.
 
-        Raises BatchError where there are no grades yet, or what is named is not what changed; else as `read_class`.
+        Raises BatchError if there are no grades yet, or if `criteria` are not those that changed; else as `read_class`.
         """
         self._settings, self.folder = settings, folder
         self.tried: Outcome | None = None  # the round's
@@ -45,12 +48,12 @@ class Regrade:
             if batch.open_jobs:
                 open_jobs = plural(len(batch.open_jobs), "job", "has", "have")
                 go_on = next_command("watch", folder)
-                raise BatchError(f"{open_jobs} no result yet; go on with the grading first: {go_on}")
+                raise BatchError(f"{open_jobs} no result yet; finish the grading first: {go_on}")
             request = class_run.request_of_batch(settings, batch)
             self._request = replace(request, rubric=rubric.resolve() if rubric else request.rubric, copies={})
             self._assignment = class_run.read_class(batch, self._request)
             graded_criteria = {criterion.id for grade in self._saved_class.grades for criterion in grade.criteria}
-            self.place = self._round_to_go_on()  # the round's folder; None: a new one is made
+            self.place = self._round_to_go_on()  # the round's folder; None: a new round is needed
             self.cost = cost_of(
                 self._assignment, batch.entries, batch.succeeded_ids, graded_criteria, _answered_jobs(self.place)
             )
@@ -58,7 +61,7 @@ class Regrade:
 
     @property
     def may_affect(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """For each changed criterion that has rulings: people whose evidence shares words with them, and which."""
+        """For each changed criterion with rulings: people whose evidence shares words with them, and these words."""
         changed_criteria = [
             criterion
             for criterion in self._assignment.rubric.criteria
@@ -84,7 +87,7 @@ class Regrade:
         return bool(self.cost.jobs or self.cost.answered or self.cost.removed)
 
     def run(self, progress: TerminalProgress, observe: Observer, max_wait_s: float | None = None) -> Outcome:
-        """Ask what is new, in a round of its own; one that was cut off goes on, and what failed in it runs again."""
+        """Ask what is new, in a separate round. An interrupted round is continued, and its failed jobs run again."""
         last = self._round_to_go_on()
         self.place = place = last or next_round(self.folder)
         if not last:
@@ -100,19 +103,19 @@ class Regrade:
 
     @property
     def differences(self) -> list[Difference]:
-        """What `run` brought, a row for each submission, beside the grades there are."""
+        """The differences between the existing grades and those of `run`, one row for each submission."""
         new_grades = self.tried.whole if self.tried else ()
         return differences({grade.submission: grade for grade in self._saved_class.grades}, new_grades)
 
     @property
     def failed(self) -> int:
-        """Jobs of `run` without an answer, for whatever reason; adopting them takes points away."""
+        """The number of jobs of `run` without an answer. Adopting the round would take away the points for them."""
         counts = self.tried.counts if self.tried else None
         return counts.finished_jobs - counts.succeeded - counts.unreadable if counts else 0
 
     @property
     def decided(self) -> int:
-        """Points of what is asked about again that a person has decided: these stay."""
+        """The number of points that a person has decided and that are asked about again. The decisions remain valid."""
         decisions = {
             (override.item_id, override.criterion_id)
             for override in read_overrides(self.folder)
@@ -121,9 +124,12 @@ class Regrade:
         return sum(criterion in self.cost.asked for _, criterion in decisions)
 
     def adopt(self) -> Outcome:
-        """Make what `run` brought the batch's grades, keep those there were as a version, and note who did it when."""
+        """Replace the batch's grades by those of `run`.
+
+        The old grades are kept as a version, and who did it when is recorded.
+        """
         if not (self.place and self.tried) or self.tried.counts.open:
-            raise BatchError(f"the regrade of {self.folder} is not done; run it first")
+            raise BatchError(f"the regrade of {self.folder} is not finished: run it first")
         keep_grades(self.folder, self._saved_class)
         with Batch(self.place) as round_batch:
             results = [result for entry in round_batch.entries if (result := round_batch.result(entry.job_id))]
@@ -143,8 +149,8 @@ class Regrade:
             return
         if self._request.ask != "criteria":
             raise BatchError(
-                "this batch asks for all criteria in one answer, so none can be asked about alone: regrade without "
-                "--criterion, or grade the class with --ask criteria"
+                "this batch asks for all criteria in one answer, so a single criterion can't be asked about: "
+                "regrade without --criterion, or grade the class with --ask criteria"
             )
         ids = [criterion.id for criterion in self._assignment.rubric.criteria]
         changed_ids = {*self.cost.asked, *self.cost.removed}
@@ -155,12 +161,13 @@ class Regrade:
                 raise BatchError(f"{name} has not changed since it was graded; edit {self._request.rubric} first")
         if unnamed_ids := [name for name in (*self.cost.asked, *self.cost.removed) if name not in criteria]:
             raise BatchError(
-                f"also changed: {join_with_and(unnamed_ids)}; name that too, or nothing, for all that has changed"
+                f"other criteria have changed too: {join_with_and(unnamed_ids)}; name them as well, or name "
+                "none to ask about everything that changed"
             )
 
 
 def _answered_jobs(place: Path | None) -> set[str]:
-    """Ids of the jobs that this round has answers to."""
+    """Return the ids of the jobs that this round has answered."""
     if place is None:
         return set()
     with Batch(place) as round_batch:

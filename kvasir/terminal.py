@@ -1,4 +1,4 @@
-"""What people see in a terminal: progress on stderr, results on stdout."""
+"""Output in a terminal: progress on stderr, results on stdout."""
 
 import codecs
 import io
@@ -27,21 +27,22 @@ from producers.words import plural
 
 log = logging.getLogger(__name__)
 
-_PIPED_WIDTH = 160  # a pipe or a file has no width; 80 would break file names
+_PIPED_WIDTH = 160  # a pipe or file has no width, and the default of 80 would break file names
 
-# A stream is None where its descriptor is closed, as under some supervisors; to import us must not fail there.
+# A stream is None if its descriptor is closed, as under some supervisors. The import must not fail then.
 stdout = Console(width=None if sys.stdout and sys.stdout.isatty() else _PIPED_WIDTH)
 stderr = Console(stderr=True, width=None if sys.stderr and sys.stderr.isatty() else _PIPED_WIDTH)
 
 _GAP = 2  # between two columns
-_WHOLE_BLANK = "\N{NO-BREAK SPACE}"  # within a name, while lines are made of it
-_COMMAND = re.compile(r"(?<=[^r]:) (?=kvasir [^;:,]*\Z)")  # to be typed; `kvasir: ` begins an error
+_WHOLE_BLANK = "\N{NO-BREAK SPACE}"  # Stands for a blank inside a name while lines are wrapped.
+# A command to type, at the end of a line; the colon in `kvasir: ` begins an error instead.
+_COMMAND = re.compile(r"(?<=[^r]:) (?=kvasir [^;:,]*\Z)")
 _FIGURES = re.compile(r"\d[\d,.]*")
-_MAX_LINES, _MAX_NAMES = 11, 12  # limits of the text below a table: lines, and people in each
+_MAX_LINES, _MAX_NAMES = 11, 12  # limits on the lines below a table, and on the people named in each
 
 _PLAIN_EVERY_S = 5.0
-_EXPECT_EVERY_S, _ASK_EVERY_S = 30.0, 2.0  # how long it will take: once that is known, and until then
-_PLAIN_PARTS = 4  # a line for each quarter, where a class takes less than that
+_EXPECT_EVERY_S, _ASK_EVERY_S = 30.0, 2.0  # seconds between predictions, after the first one is known and before
+_PLAIN_PARTS = 4  # a short class gets one line for each quarter
 
 _NEAR: dict[str, str | int | None] = {
     **{"–": "-", "—": "-", "−": "-", "→": "->", "·": ".", "•": "*", "…": "...", "≥": ">=", "≤": "<=", "×": "x"},
@@ -50,7 +51,7 @@ _NEAR: dict[str, str | int | None] = {
 
 
 class TerminalProgress:
-    """A bar with counts and time left where stderr is a terminal, else a plain line now and then."""
+    """Shows progress: a bar with counts and time left if stderr is a terminal, else a plain line now and then."""
 
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
@@ -67,7 +68,8 @@ class TerminalProgress:
     def __enter__(self) -> "TerminalProgress":
         if stderr.is_terminal and not stderr.is_dumb_terminal and not self._quiet:
             self._bar = Progress(
-                BarColumn(bar_width=max(10, min(40, stderr.width - 72))),  # the figures beside it come first
+                # the numbers beside the bar need their space first
+                BarColumn(bar_width=max(10, min(40, stderr.width - 72))),
                 TextColumn("{task.fields[figures]}"),
                 console=stderr,
                 transient=True,
@@ -84,7 +86,7 @@ class TerminalProgress:
         """New figures."""
         words = self._words(counts)
         if self._bar and self._task is not None:
-            # Drawn now: the jobs of a quick class may all end between two of the bar's own frames.
+            # Refreshed at once, because all jobs of a quick class may end between two frames of the bar.
             self._bar.update(
                 self._task,
                 total=counts.total,
@@ -96,11 +98,11 @@ class TerminalProgress:
             stderr.print(words, highlight=False)
 
     def expect(self, expectation: Callable[[], str]) -> None:
-        """Ask this from now on how long it will take: a few words, "" while nobody can say."""
+        """Set the function that predicts how long it will take: in a few words, or "" if unknown."""
         self._expectation = expectation
 
     def say(self, sentence: str) -> None:
-        """Something to know now; once each."""
+        """Show a sentence at once. The same sentence is shown only once."""
         if sentence not in self._said_sentences:
             self._said_sentences.add(sentence)
             say(sentence, stderr)
@@ -116,7 +118,7 @@ class TerminalProgress:
         return True
 
     def _words(self, counts: Counts) -> str:
-        """The figures, and how long it will take: asked seldom, since to find that out takes a second."""
+        """Return the counts and how long it will take. The prediction takes a second, so it is made rarely."""
         if counts.open and time.monotonic() > self._ask_again:
             self._expected = self._expectation()
             self._ask_again = time.monotonic() + (_EXPECT_EVERY_S if self._expected else _ASK_EVERY_S)
@@ -126,7 +128,7 @@ class TerminalProgress:
 
 
 def _figures(counts: Counts) -> str:
-    """`12/29 jobs, 41%, 1 unreadable`; rounded down, so that only all of them are 100%."""
+    """Format counts: `12/29 jobs, 41%, 1 unreadable`. The percentage is rounded down, so 100% means all."""
     parts = [
         (counts.failed - counts.unreadable, "failed"),
         (counts.unreadable, "unreadable"),
@@ -139,7 +141,7 @@ def _figures(counts: Counts) -> str:
 
 
 def say(sentence: str, console: Console = stdout) -> None:
-    """Print a sentence as it is, never read as markup. A terminal gets lines that end between words."""
+    """Print a sentence literally, without markup. In a terminal, lines are wrapped between words."""
     lines = sentence.split("\n")
     if console.is_terminal:
         lines = [part for line in lines for part in wrap(line, console.width)]
@@ -147,7 +149,7 @@ def say(sentence: str, console: Console = stdout) -> None:
 
 
 def wrap(line: str, width: int) -> Iterator[str]:
-    """The line in lines of this width. A command at its end is one word: whoever copies it wants it whole."""
+    """Wrap a line. A command at its end is never broken, so that people can copy it."""
     text = line.lstrip(" ")
     indent = " " * (len(line) - len(text))
     before, *command = _COMMAND.split(text, maxsplit=1)
@@ -163,11 +165,11 @@ def wrap(line: str, width: int) -> Iterator[str]:
 
 
 def print_groups(sayings: Iterable[tuple[str, str, str]], where_all: str = "--json has all") -> None:
-    """Print what there is to say of whom, given as heading, name and text: a text once, with the names.
+    """Print remarks, each given as heading, name and text. Each text is printed once, with all its names.
 
-    Texts that differ in their figures alone are one. There is room for a dozen lines; the commonest text comes first.
+    Texts that differ only in numbers are joined. There is room for a dozen lines; the most frequent text comes first.
     """
-    groups: dict[str, dict[str, dict[str, str]]] = {}  # texts by name, by text without figures, by heading
+    groups: dict[str, dict[str, dict[str, str]]] = {}  # text by name, by the text without numbers, by heading
     for heading, name, text in sayings:
         groups.setdefault(heading, {}).setdefault(_FIGURES.sub("…", text), {})[name] = text
     lines: list[str] = []
@@ -186,9 +188,9 @@ def print_groups(sayings: Iterable[tuple[str, str, str]], where_all: str = "--js
 
 
 def shortened(start: str, names: Sequence[str]) -> str:
-    """`handed in late: Aldertree, Ada; Berg, Bo; and 5 more`, with as many names as two lines have room for.
+    """Return `handed in late: Aldertree, Ada; Berg, Bo; and 5 more`, with as many names as fit on two lines.
 
-    To be printed by `say`, which ends no line within a name.
+    Print it with `say`, which does not break lines inside a name.
     """
     line = ""
     for count in range(min(len(names), _MAX_NAMES), 0, -1):
@@ -200,14 +202,17 @@ def shortened(start: str, names: Sequence[str]) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Sequence[str] = ()) -> None:
-    """Print a table on stdout; `right` names the columns of figures."""
-    stdout.print(make_table(columns, rows, right), crop=False)  # a word wider than the terminal is whole, too
+    """Print a table on stdout. `right` names the columns to align right."""
+    stdout.print(make_table(columns, rows, right), crop=False)  # a word that is wider than the terminal is not cut
 
 
 def make_table(
     columns: Sequence[str], rows: Iterable[Sequence[str | Text]], right: Sequence[str] = ()
 ) -> Table | Group:
-    """The same, to be printed. No word is broken on a terminal: where that leaves no room, each row is a paragraph."""
+    """Make a table to print.
+
+    In a terminal no word is broken; if there is no room for that, each row becomes a paragraph.
+    """
     cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     widths: Sequence[int | None] = [None] * len(columns)
     if stdout.is_terminal:
@@ -236,7 +241,10 @@ def _grid(
 
 
 def _with_long_names(columns: Sequence[str], rows: Sequence[Sequence[Text]], right: Sequence[str]) -> Group | None:
-    """A line a row, though some first cells are too long for their column; None if the other cells need the room."""
+    """Make a table in which a few long first cells may exceed their column.
+
+    Return None if the other cells need the room.
+    """
     widths = [
         max(cell_len(text) for text in (*column.split(), *(row[number].plain for row in rows)))
         for number, column in enumerate(columns)
@@ -254,7 +262,7 @@ def _with_long_names(columns: Sequence[str], rows: Sequence[Sequence[Text]], rig
 
 
 def _long_row(row: Sequence[Text], widths: Sequence[int], is_right: Sequence[bool]) -> Text:
-    """The first cell whole, and the others as far to the right as that takes; below it if there is no room."""
+    """Return a row whose first cell is too long, with the other cells moved right, or below it if there is no room."""
     figures = "".join(
         " " * _GAP + (cell.plain.rjust if right else cell.plain.ljust)(width - cell_len(cell.plain) + len(cell.plain))
         for cell, width, right in zip(row[1:], widths[1:], is_right[1:], strict=True)
@@ -267,12 +275,15 @@ def _long_row(row: Sequence[Text], widths: Sequence[int], is_right: Sequence[boo
 
 
 def _whole(name: str) -> str:
-    """The name as `wrap` leaves it whole; between those of a group a line may end."""
+    """Protect the blanks in a name, so that `wrap` does not break it.
+
+    A line may still end between the names of a group.
+    """
     return name.replace(" ", _WHOLE_BLANK).replace(f";{_WHOLE_BLANK}", "; ")
 
 
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[Text]], unbroken: Sequence[str]) -> list[int]:
-    """Each column's width, in which no word is broken, nor a cell of those `unbroken`; [] if there is no room."""
+    """Return column widths that break no word, and no cell of the columns `unbroken`; [] if there is no room."""
     widths, missing = [], []
     for number, column in enumerate(columns):
         texts = [row[number].plain for row in rows]
@@ -287,24 +298,24 @@ def _widths(columns: Sequence[str], rows: Sequence[Sequence[Text]], unbroken: Se
 
 
 def _paragraph(columns: Sequence[str], row: Sequence[Text]) -> Text:
-    """A row as its first cell and, below that, the others with their headings."""
+    """Return a row as its first cell, with the other cells and their headings below it."""
     facts = [f"{column}: {cell.plain}" for column, cell in zip(columns[1:], row[1:], strict=True) if cell.plain]
     lines = [row[0].plain, *wrap(f"  {'; '.join(facts)}", stdout.width)]
     return Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
 
 def say_json(value: Any) -> None:
-    """Print JSON on stdout; what the terminal can't show as escapes, so that nothing is lost."""
+    """Print JSON on stdout. Characters that the terminal can't show are escaped, so that nothing is lost."""
     click.echo(on_one_line(json.dumps(value, ensure_ascii=not _takes_everything(sys.stdout))))
 
 
 def confirm(question: str, no_change_message: str) -> bool:
-    """Ask before something is deleted. Answered n, or by nobody, it says `no_change_message`."""
+    """Ask before something is deleted. If the answer is n, or there is none, `no_change_message` is printed."""
     try:
         if click.confirm(question, err=True):
             return True
     except click.Abort as abort:
-        click.echo(f"\n{no_change_message}", err=True)  # the question's line has no end yet
+        click.echo(f"\n{no_change_message}", err=True)  # ends the line of the question
         if isinstance(abort.__context__, KeyboardInterrupt):
             raise
         return False
@@ -313,7 +324,7 @@ def confirm(question: str, no_change_message: str) -> bool:
 
 
 def adapt_streams_to_locale() -> None:
-    """Let stdout and stderr write something near for what their encoding lacks, instead of failing."""
+    """Let stdout and stderr replace characters that their encoding lacks by similar ones, instead of failing."""
     codecs.register_error("kvasir", _near)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not _takes_everything(stream):
@@ -326,7 +337,7 @@ def _takes_everything(stream: Any) -> bool:
 
 
 def _near(error: UnicodeError) -> tuple[str, int]:
-    """`-` for a dash, a letter without its accent, `?` where nothing is near."""
+    """Return `-` for a dash, a letter without its accent, or `?` if nothing is similar."""
     assert isinstance(error, UnicodeEncodeError)
     text = error.object[error.start : error.end].translate(str.maketrans(_NEAR))
     letters = (char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))

@@ -50,7 +50,7 @@ def _check_server(url: str) -> None:
         with errors_mapped(address):
             server: Any = client.info("server")
     except TypeError:  # redis-py passes unknown options of the URL on to code that doesn't accept them
-        raise ConfigError(f"the store URL for {address} has an option that redis-py does not know") from None
+        raise ConfigError(f"the store URL for {address} has an option that redis-py does not know: remove it") from None
     finally:
         client.close()
     version = str(server.get("redis_version", ""))

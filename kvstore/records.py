@@ -53,7 +53,8 @@ def check_record(layout: KVLayout, ref: BlockRef, record: Record) -> tuple[Kind,
     expected = ((ref.start, ref.end), ref.layer, shape, NUMPY_TYPES[dtype])
     if (span, layer, data_shape, record.data.dtype) != expected:
         raise ValueError(
-            f"the record is a {kind} over {span} of {record.data.dtype} {data_shape}, but {ref.key} needs {dtype} {shape}"
+            f"the record is a {kind} over {span} of {record.data.dtype} {data_shape}, "
+            f"not what is under {ref.key}: {dtype} {shape}"
         )
     return kind, dtype, shape
 
@@ -146,7 +147,7 @@ def _pack(header: dict[str, Any]) -> bytes:
 def _split(value: bytes | memoryview, ref: BlockRef) -> tuple[dict[str, Any], memoryview]:
     view = memoryview(value).toreadonly()
     if view[:1] != _ARRAY_OF_TWO:
-        raise _failure(ref, "is not one of Kvasir's records")
+        raise _failure(ref, "is not a KV record")
     unpacker = msgpack.Unpacker(max_buffer_size=MAX_HEADER_BYTES)
     try:
         unpacker.feed(view[1:MAX_HEADER_BYTES])
@@ -172,7 +173,7 @@ def _check(
         stored_field = header.get(name)
         if type(stored_field) is not type(expected_field) or stored_field != expected_field:
             raise _failure(ref, f"has {name} {_describe(stored_field)}, not {_describe(expected_field)}")
-    raise _failure(ref, "has a header that this program does not write")
+    raise _failure(ref, "has a header that this program would not write")
 
 
 def _describe(value: object) -> str:

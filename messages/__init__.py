@@ -1,1 +1,2 @@
-"""What travels: jobs, results, KV caches, the lifecycle, the error tree. No I/O; imports nothing of ours."""
+"""The message types: jobs, results, KV caches, the steps of a job, and the errors. No I/O; imports no other package of
+this project."""

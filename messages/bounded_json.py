@@ -1,4 +1,5 @@
-"""Reads JSON of others: counted first, since two bytes of it may become a hundred in memory."""
+"""Reads JSON from outside. Its values are counted first, because two bytes of JSON can take a hundred bytes in
+memory."""
 
 import json
 import re
@@ -7,18 +8,20 @@ from typing import Any
 
 from messages.limits import MAX_JSON_PIECES
 
-# A text, whole so that nothing in it is counted, or the start of a list or an object, or what divides their entries.
+# Matches a whole string (so that nothing inside it is counted), the start of a list or an object, or a comma between
+# entries.
 _PIECE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]', re.DOTALL)
 
 
 class TooManyValues(ValueError):
-    """The text holds more values than are read."""
+    """The text holds more values than the limit allows."""
 
 
 def loads(text: bytes) -> Any:
-    """As json.loads. Raises TooManyValues before it makes any; ValueError or RecursionError as that does."""
+    """The same as json.loads, with a limit. Raises TooManyValues before any value is created, and ValueError or
+    RecursionError where json.loads does."""
     limit = MAX_JSON_PIECES
-    # A piece has at least one byte, so most texts need not be counted.
+    # Each match takes at least one byte, so a text shorter than the limit need not be counted.
     if len(text) > limit and next(islice(_PIECE.finditer(text), limit, None), None):
-        raise TooManyValues("it holds too many values: lists, objects and texts")
+        raise TooManyValues("it holds too many values (lists, objects and texts)")
     return json.loads(text)

@@ -1,4 +1,4 @@
-"""Field checks that say which field, what was wrong and what is allowed. All raise `InvalidMessage`."""
+"""Field checks. Each error names the field, what was wrong and what is allowed. All raise `InvalidMessage`."""
 
 import math
 import re
@@ -12,7 +12,7 @@ _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/\-]{0,99}\Z")
 
 
 def identifier(field: str, value: object) -> None:
-    """1 to 128 of letters, digits and `._:-`: safe in a queue name, a Redis key and a file name."""
+    """1 to 128 characters out of letters, digits and `._:-`: safe in a queue name, a Redis key and a file name."""
     if not isinstance(value, str) or not _IDENTIFIER.match(value):
         raise InvalidMessage(f"{field} must be 1 to 128 letters, digits, '.', '_', ':' or '-', not {value!r:.60}")
 
@@ -27,7 +27,7 @@ def text(field: str, value: object, max_bytes: int) -> None:
     """A str of at most `max_bytes` in UTF-8."""
     if not isinstance(value, str):
         raise InvalidMessage(f"{field} must be text, not {type(value).__name__}")
-    # A character takes at most 4 bytes, so most texts are accepted without being encoded.
+    # A character takes at most 4 bytes, so most texts can be accepted without encoding them.
     if len(value) * 4 > max_bytes:
         try:
             size = len(value.encode())
@@ -38,7 +38,8 @@ def text(field: str, value: object, max_bytes: int) -> None:
 
 
 def readable(field: str, value: str) -> None:
-    """Of an address, host and port can be read; any other text is one. The error quotes nothing of it."""
+    """If the text is an address, its host and port must be readable; any other text passes. The error never quotes the
+    address, which may hold a password."""
     try:
         _ = value.startswith(("http://", "https://")) and urlsplit(value).port
     except ValueError:
@@ -53,7 +54,7 @@ def whole(field: str, value: object, low: int, high: int) -> None:
 
 def number(field: str, value: object, low: float, high: float) -> None:
     """A finite int or float from `low` to `high`, both included."""
-    if value.__class__ is float and low <= value <= high:  # nearly all values are this, so it is checked first
+    if value.__class__ is float and low <= value <= high:  # checked first, for nearly all values
         return
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise InvalidMessage(f"{field} must be a number, not {value!r:.40}")
@@ -62,14 +63,14 @@ def number(field: str, value: object, low: float, high: float) -> None:
 
 
 def instance(field: str, value: object, kind: type) -> None:
-    """One of this type."""
+    """The value must have this type."""
     if not isinstance(value, kind):
         raise InvalidMessage(f"{field} must be a {kind.__name__}, not {type(value).__name__}")
 
 
 def tuple_of(field: str, value: object, kind: type, most: int) -> None:
-    """A tuple of at most so many of this type."""
-    if value == ():  # nearly all values are this, so it is checked first
+    """A tuple of at most `most` values of this type."""
+    if value == ():  # checked first, because nearly all tuples are empty
         return
     if not isinstance(value, tuple) or len(value) > most or not all(isinstance(element, kind) for element in value):
         name = "text" if kind is str else kind.__name__
@@ -77,6 +78,6 @@ def tuple_of(field: str, value: object, kind: type, most: int) -> None:
 
 
 def one_of(field: str, value: object, choices: Collection[str]) -> None:
-    """One of a few known words."""
+    """The value must be one of `choices`."""
     if value not in choices:
         raise InvalidMessage(f"{field} must be one of {', '.join(sorted(choices))}, not {value!r:.40}")

@@ -1,11 +1,11 @@
 """Messages to bytes and back: msgpack of `{"v": version, "kind": name, ...fields}`.
 
-A field that has its default is not sent, so that a later field with a default breaks no reader of this version before
-it is used. Unknown fields are refused.
+A field that has its default value is not sent. So a field that a later version adds breaks no reader of this version
+until somebody uses it. Unknown fields are refused.
 
-Reads this version and the one before it, and writes both: whoever asks in a version is answered in it. A newer one
-raises NewerMessage (it waits for the upgrade), anything else that can't be read raises InvalidMessage; no input makes
-it raise something else.
+This module reads and writes this version and the one before it: a message is answered in the version that it came in. A
+newer version raises NewerMessage, and its job waits for the upgrade. Anything else that can't be read raises
+InvalidMessage. No input raises any other error.
 """
 
 import itertools
@@ -41,10 +41,10 @@ from messages.kv import KVLayout
 from messages.workers import Link, RateCurve, WorkerDetails, WorkerInfo
 
 VERSION = 2
-_PREVIOUS_VERSION = 1  # a prompt was two texts, and the KV transfer in a result had another name
+_PREVIOUS_VERSION = 1  # in it a prompt was two texts, and a result's KV transfer had another name
 _EARLIER_NAMES = {"kv_transfer": "hand_over", "transferred_tokens": "handed_over_tokens"}
-# Ours hold a map for each of 256 parts, four for each of 64 questions, and no list is longer than a worker's jobs. Far
-# more could be nested too deep to be shown in an error.
+# Kvasir's own messages hold one map for each of 256 parts, four for each of 64 questions, and no list longer than a
+# worker's jobs. Values nested much deeper than that could not even be shown in an error.
 _MAX_NESTS, _MAX_LENGTH = 640, 4096
 MAX_MESSAGE_BYTES = 12 * MIB  # below the 16 MiB that RabbitMQ 4 takes
 
@@ -69,23 +69,23 @@ M = TypeVar("M", PrefillJob, DecodeJob, JobResult, TokenEvent, WorkerInfo, Worke
 def encode(message: Message, version: int = VERSION) -> bytes:
     """The message as bytes, at most MAX_MESSAGE_BYTES long. Raises InvalidMessage if it is longer.
 
-    `version`: this one or the one before, in which nothing can be said but answers to what came in it.
+    `version`: this version, or the previous one. Only answers to messages of the previous version can be written in it.
     """
     fields = _plain(message, non_default_fields)
     fields = fields if version == VERSION else _downgrade(fields)
     body: bytes = msgpack.packb({"v": version, "kind": _NAMES[type(message)], **fields})
     if len(body) > MAX_MESSAGE_BYTES:
-        raise InvalidMessage(f"message of {len(body):,} bytes; at most {MAX_MESSAGE_BYTES:,} are allowed")
+        raise InvalidMessage(f"the message is {len(body):,} bytes long; at most {MAX_MESSAGE_BYTES:,} are allowed")
     return body
 
 
 def decode(body: bytes, expected: type[M]) -> M:
-    """The message in `body`, which must be an `expected`. Raises InvalidMessage or NewerMessage."""
+    """The message in `body`, which must be of the type `expected`. Raises InvalidMessage or NewerMessage."""
     if len(body) > MAX_MESSAGE_BYTES:
-        raise InvalidMessage(f"message of {len(body):,} bytes; at most {MAX_MESSAGE_BYTES:,} are allowed")
+        raise InvalidMessage(f"the message is {len(body):,} bytes long; at most {MAX_MESSAGE_BYTES:,} are allowed")
     fields = unpack(body)
     if not isinstance(fields, dict) or not all(isinstance(key, str) for key in fields):
-        raise InvalidMessage("not a msgpack map with text keys")
+        raise InvalidMessage("the message is not a msgpack map with text keys")
     version = fields.pop("v", None)
     if isinstance(version, int) and version > VERSION:
         raise NewerMessage(f"message version {version}; this program reads up to {VERSION}")
@@ -95,23 +95,23 @@ def decode(body: bytes, expected: type[M]) -> M:
         )
     kind = fields.pop("kind", None)
     if not isinstance(kind, str) or _KINDS.get(kind) is not expected:
-        raise InvalidMessage(f"a {kind!r:.40} message where a {_NAMES[expected]!r} belongs")
+        raise InvalidMessage(f"a {kind!r:.40} message came where a {_NAMES[expected]!r} is expected")
     return typing.cast(M, _build(expected, fields if version == VERSION else _upgrade(fields)))
 
 
 def version_of(body: bytes) -> int:
-    """The version of a message, without reading it; 0 if it says none. Every writer puts it first."""
+    """The version of a message, without reading the rest; 0 if it states none. Every writer puts the version first."""
     start = body.find(b"\xa1v", 1, 5) + 2
     return body[start] if start in (3, 5) and len(body) > start else 0
 
 
 def answer_version(body: bytes) -> int:
-    """The version in which whoever sent this message can read an answer."""
+    """The version in which the sender of this message can read an answer."""
     return _PREVIOUS_VERSION if version_of(body) == _PREVIOUS_VERSION else VERSION
 
 
 def _upgrade(fields: dict[str, Any]) -> dict[str, Any]:
-    """A message of the version before, with the names of this one."""
+    """A message of the previous version, with this version's field names."""
     if isinstance(report := fields.get("decode"), dict) and "hand_over" in report:
         return {**fields, "decode": _with_kv_transfer(report)}
     job = inner if isinstance(inner := fields.get("job"), dict) else fields
@@ -123,10 +123,10 @@ def _upgrade(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _downgrade(fields: dict[str, Any]) -> dict[str, Any]:
-    """A message with the names of the version before."""
+    """A message with the previous version's field names."""
     if report := fields.get("decode"):
         fields["decode"] = {_EARLIER_NAMES.get(name, name): value for name, value in report.items()}
-        if "hand_over" in fields["decode"]:  # it is sent only if there was one, and had one word for it
+        if "hand_over" in fields["decode"]:  # sent only if there was a KV transfer, which version 1 called by this word
             fields["decode"]["hand_over"] = "kv"
     job = fields.get("job", fields)
     if parts := job.pop("prompt", None):
@@ -142,21 +142,22 @@ def to_dict(result: JobResult) -> dict[str, Any]:
 
 
 def result_from_dict(fields: Any) -> JobResult:
-    """The result that `to_dict` gave. Also reads what older folders hold. Raises InvalidMessage."""
+    """The result that `to_dict` gave. Also reads results in older batch folders. Raises InvalidMessage."""
     return typing.cast(JobResult, _build(JobResult, _upgrade(fields) if isinstance(fields, dict) else fields))
 
 
 def _with_kv_transfer(report: dict[str, Any]) -> dict[str, Any]:
-    """A decode report of an older folder: the KV transfer had other names there."""
+    """A decode report from an older batch folder, with today's names: there the KV transfer was named differently."""
     new_names = {earlier: name for name, earlier in _EARLIER_NAMES.items()}
     fields = {new_names.get(name, name): value for name, value in report.items()}
     return {**fields, "kv_transfer": "verified" if fields["kv_transfer"] == "kv" else fields["kv_transfer"]}
 
 
 def unpack(body: bytes) -> Any:
-    """What msgpack made these bytes of, few and short maps and lists. Raises InvalidMessage, whatever they are.
+    """The value that these bytes encode, provided it holds few and short maps and lists. Raises InvalidMessage for any
+    other bytes.
 
-    Twelve million empty lists fit into a message, and take a gigabyte once they are made.
+    Without this limit, twelve million empty lists fit into one message, and take a gigabyte once they are created.
     """
     nest_count = itertools.count(1)
 
@@ -190,7 +191,7 @@ def _plain(message: Any, select_fields: Callable[[Any], dict[str, Any]]) -> dict
 
 @cache
 def _writers(cls: type) -> list[tuple[str, Callable[[Any, Any], Any]]]:
-    """How those fields are written that msgpack can't write."""
+    """How to write the fields that msgpack can't write itself."""
     return [(name, writer) for name, hint in typing.get_type_hints(cls).items() if (writer := _writer(name, hint))]
 
 
@@ -206,7 +207,8 @@ def _writer(name: str, hint: Any) -> Callable[[Any, Any], Any] | None:
 
 @cache
 def _readers(cls: type) -> tuple[frozenset[str], list[tuple[str, Callable[[str, Any], Any]]]]:
-    """All fields, and how those are made that are not what msgpack gave. Found once: type hints are slow to read."""
+    """All field names, and how to build the fields that need more than msgpack returns. Cached, because reading type
+    hints is slow."""
     hints = typing.get_type_hints(cls)
     return frozenset(hints), [(name, reader) for name, hint in hints.items() if (reader := _reader(name, hint))]
 
@@ -237,7 +239,7 @@ def _build(cls: type, fields: Any) -> Any:
     values = {name: reader(name, fields[name]) for name, reader in readers if name in fields}
     try:
         return cls(**(fields | values if values else fields))
-    except TypeError as error:  # a required field is missing, or a value has a type its check did not expect
+    except TypeError as error:  # a required field is missing, or a value has a type that its check did not expect
         raise InvalidMessage(f"{cls.__name__}: {error}") from None
 
 
@@ -256,7 +258,7 @@ def _packed_ids(ids: tuple[int, ...]) -> bytes:
 
 def _token_ids(value: Any) -> tuple[int, ...]:
     if not isinstance(value, bytes) or len(value) % 4:
-        raise InvalidMessage("tokens must be packed 32-bit integers")
+        raise InvalidMessage("tokens must be packed 32-bit integers: the bytes' length must be a multiple of 4")
     ids = array(_U32, value)
     if sys.byteorder == "big":
         ids.byteswap()

@@ -30,7 +30,7 @@ logs the traceback, because running a bug again is the surest way to lose a nigh
 
 
 class KvasirError(Exception):
-    """Base of everything Kvasir raises on purpose."""
+    """The base class of every error that Kvasir raises on purpose."""
 
 
 class Retry(KvasirError):
@@ -50,7 +50,7 @@ class BrokerUnavailable(Retry):
 
 
 class KVTransferFailed(KvasirError):
-    """A KV cache was missing, damaged, or not of this model: its job must be prefilled again."""
+    """A KV cache is missing, damaged, or belongs to another model: its job must be prefilled again."""
 
 
 class NewerMessage(KvasirError):
@@ -58,11 +58,11 @@ class NewerMessage(KvasirError):
 
 
 class DeadLetter(KvasirError):
-    """No number of retries helps."""
+    """The job can't succeed, however often it is retried."""
 
 
 class InvalidMessage(DeadLetter):
-    """The bytes are no message of ours, or a field is missing, mistyped or out of bounds."""
+    """The bytes are not a Kvasir message, or a field is missing, mistyped or out of bounds."""
 
 
 class InvalidSchema(DeadLetter):
@@ -82,15 +82,16 @@ class AttemptsExhausted(DeadLetter):
 
 
 class Poison(DeadLetter):
-    """Too many workers died while holding the job, without anybody reporting why: it is taken to kill its worker."""
+    """Too many workers died while holding the job, and none reported why. The job is assumed to kill its workers."""
 
 
 class Stopped(KvasirError):
-    """Somebody or some limit ended the job before it was done."""
+    """A person or a limit ended the job before it was done."""
 
 
 class Cancelled(Stopped):
-    """The engine was told to stop: the job's batch was cancelled, its deadline passed, or its worker leaves."""
+    """The engine was told to stop: the job's batch was cancelled, its deadline passed, or its worker is shutting
+    down."""
 
 
 class UsageError(KvasirError):

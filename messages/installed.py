@@ -1,7 +1,9 @@
-"""Which engines are installed: entry points of the group `kvasir.engines`, Kvasir's own and those of other wheels.
+"""Which engines are installed. They are entry points of the group `kvasir.engines`, from Kvasir itself and from other
+distributions.
 
-An entry point appears when its distribution is installed. A checkout that runs by its path has none, or those of an
-older installation; there Kvasir's own are read from pyproject.toml, out of which an installation would make them.
+An entry point exists once its distribution is installed. A checkout that runs from its path has none, or has those of
+an older installation. In that case Kvasir's own engines are read from pyproject.toml, the source from which an
+installation would create the entry points.
 """
 
 import tomllib
@@ -19,13 +21,14 @@ _PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def engine_names() -> tuple[str, ...]:
-    """Sorted. No engine is imported."""
+    """The names of all installed engines, sorted. No engine is imported."""
     return tuple(_entry_points())
 
 
 @cache
 def engine_entry(name: str) -> Any:
-    """The entry of an installed engine (`engines.entry.EngineEntry`). Raises ConfigError if it can't be had."""
+    """The entry of an installed engine (`engines.entry.EngineEntry`). Raises ConfigError if it is not installed or
+    can't be imported."""
     if name not in _entry_points():
         raise ConfigError(f"there is no engine {name!r}; choose from: {', '.join(engine_names())}")
     point = _entry_points()[name]
@@ -40,7 +43,8 @@ def engine_entry(name: str) -> Any:
 
 
 def engine_requirement(name: str) -> str:
-    """What pip is asked for to have an engine that another distribution brings; "": it comes with Kvasir."""
+    """The requirement that pip needs to install an engine of another distribution; "" if the engine comes with
+    Kvasir."""
     distribution = _entry_points()[name].dist
     if distribution is None or distribution.name == _DISTRIBUTION:
         return ""
@@ -49,7 +53,7 @@ def engine_requirement(name: str) -> str:
 
 @cache
 def _entry_points() -> Mapping[str, metadata.EntryPoint]:
-    """By name. Kvasir's own go before another distribution's of the same name."""
+    """The entry points by name. Kvasir's own win over another distribution's of the same name."""
     points = metadata.entry_points(group=GROUP)
     own_last = sorted(points, key=lambda point: point.dist is not None and point.dist.name == _DISTRIBUTION)
     project = tomllib.loads(_PYPROJECT.read_text("utf-8")).get("project", {}) if _PYPROJECT.is_file() else {}

@@ -1,6 +1,6 @@
-"""The four things that travel: PrefillJob, DecodeJob, JobResult, TokenEvent.
+"""The four messages: PrefillJob, DecodeJob, JobResult, TokenEvent.
 
-All are frozen and check themselves when made, so whoever holds one holds a valid one. `codec.py` turns them into
+All are frozen and check their fields when they are created, so every instance is valid. `codec.py` turns them into
 bytes and back.
 """
 
@@ -23,25 +23,26 @@ MIB = 1024 * KIB
 
 MAX_ERROR_BYTES = 8 * KIB
 MAX_TOKENS = 1 << 20
-# A prompt this short (1 KiB of text and a chat template) is computed sooner than its KV cache is stored and fetched.
+# Computing a prompt this short (1 KiB of text and a chat template) is faster than storing and fetching its KV cache.
 SHORT_PROMPT_TOKENS = 320
-# The first job of each prefill engine, and one in so many later, is prefilled by its decoder too, and compared.
+# The decoder also prefills the first job of each prefill engine, and then one job in this many, to compare the results.
 KV_CHECK_EVERY = 200
 MAX_STOP_STRINGS = 16
 MAX_ANSWERS = 32
-MAX_QUESTION_ANSWERS = 64  # over all questions of a job, several answers to one included
+MAX_QUESTION_ANSWERS = 64  # over all questions of a job; several answers to one question count each
 MAX_SECONDS = 1e9  # upper bound of any duration in a report
 FAR_FUTURE_S = 1e11
 
 Lane = Literal["now", "bulk"]
 LANES: tuple[Lane, ...] = ("now", "bulk")
 
-# `tool` is what a function gave back; `raw` is nobody's: a text that is continued as it stands, without a template.
+# `tool` is what a function returned. `raw` has no speaker: the model continues the text as it stands, without a chat
+# template.
 ChatRole = Literal["system", "user", "assistant", "tool", "raw"]
 CHAT_ROLES: tuple[ChatRole, ...] = ("system", "user", "assistant", "tool", "raw")
 
 Scope = Literal["class", "conversation", "own"]
-SCOPES: tuple[Scope, ...] = ("class", "conversation", "own")  # in the order in which a prompt may have them
+SCOPES: tuple[Scope, ...] = ("class", "conversation", "own")  # a prompt's parts must come in this order
 
 Stage = Literal["intake", "prefill", "decode"]
 STAGES: tuple[Stage, ...] = ("intake", "prefill", "decode")
@@ -85,13 +86,13 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a prompt: who says it, and who else's prompts have it. Consecutive parts of a role are one message.
+    """A piece of a prompt. Consecutive parts of the same role form one message.
 
-    `scope` says whose KV cache it is: `class` the same for a whole batch, `conversation` the same for the next turns
-    of this conversation, `own` this job's alone.
+    `scope` says who shares the part's KV cache: `class` is shared by a whole batch, `conversation` by the next turns of
+    this conversation, and `own` belongs to this job only.
 
-    `function` names the one that an assistant calls, with the text as its arguments (a JSON object), or whose result a
-    tool's text is. Such a part is a message of its own.
+    `function` is the name of a function. In an assistant's part, the assistant calls it, and the text is its arguments
+    (a JSON object). In a tool's part, the text is its result. A part with a function is always a separate message.
     """
 
     role: ChatRole
@@ -104,18 +105,21 @@ class Part:
         checks.text("prompt", self.text, MAX_PROMPT_BYTES)
         checks.one_of("scope", self.scope, SCOPES)
         if self.function != "":
-            checks.identifier("a function's name", self.function)  # templates print it: nothing spells a control token
+            # Templates print the name, so it must not be able to spell a control token.
+            checks.identifier("a function's name", self.function)
         if not self.text:
             raise InvalidMessage("a part of the prompt is empty")
 
 
-Message = tuple[str, str] | tuple[str, str, str]  # role, text, and the function that it is about, if it is
+Message = tuple[str, str] | tuple[str, str, str]  # role, text, and a function's name if there is one
 
 
 def conversation(messages: Iterable[Message], opening: Scope, rest: Scope) -> tuple[Part, ...]:
-    """Parts of messages; two of one role in a row become one, with a blank line between.
+    """The parts of a conversation's messages. Two consecutive messages of one role become one, with a blank line
+    between them.
 
-    `opening` is the scope of what the system says first, `rest` that of all else; `developer` is `system`.
+    `opening` is the scope of the first system message, `rest` the scope of everything else. The role `developer` counts
+    as `system`.
     """
     roles: dict[str, Any] = {"developer": "system"}
     parts: list[Part] = []
@@ -128,21 +132,22 @@ def conversation(messages: Iterable[Message], opening: Scope, rest: Scope) -> tu
 
 
 def prompt_text(prompt: Iterable[Part]) -> str:
-    """All that a prompt says, whoever says it."""
+    """All text of a prompt, whatever its roles."""
     return "".join([part.text for part in prompt])
 
 
 def user_prompt(class_text: str, job_text: str) -> tuple[Part, ...]:
-    """One user message: what the whole class has in common, then what belongs to this job; either may be empty."""
+    """One user message: the text that the whole class shares, then the text of this job. Either may be empty."""
     common = (Part("user", class_text, "class"),) if class_text else ()
     return (*common, Part("user", job_text)) if job_text else common
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Something asked after a job's prompt: a suffix of its own, from the same KV cache, with its own sampling.
+    """Something asked after a job's prompt. Each question has its own suffix and its own sampling, and all share the
+    job's KV cache.
 
-    `tokens` are the ids that follow the job's; empty as long as those are.
+    `tokens` are the token ids that follow the job's; empty until the job is tokenized.
     """
 
     suffix: tuple[Part, ...]
@@ -155,19 +160,19 @@ class Question:
             raise InvalidMessage("a question must have a suffix")
         checks.instance("a question's sampling", self.sampling, Sampling)
         if len(self.tokens) > MAX_TOKENS:
-            raise InvalidMessage(f"tokens: {len(self.tokens):,}; at most {MAX_TOKENS:,} are allowed")
+            raise InvalidMessage(f"a question has {len(self.tokens):,} tokens; at most {MAX_TOKENS:,} are allowed")
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillJob:
     """One prompt for one model, with everything needed to run it again from this message alone.
 
-    The prompt's parts go from what most have in common to what is this job's own, so that every scope begins where
-    the wider one ends. `tokens` is empty until a prefill worker has rendered the chat template and tokenized; decode
-    gets it with the job, and tokenizes only what no prefill worker did.
+    The prompt's parts go from the most widely shared to the job's own, so each scope begins where the wider one ends.
+    `tokens` is empty until a prefill worker has rendered the chat template and tokenized it. The decode worker receives
+    the tokens with the job, and tokenizes only jobs that skipped prefill.
 
-    With `questions` each of them is answered after the prompt, and `sampling` is not used. `tokens` are then those
-    with which all of the prompts begin, and each question has the rest of its own.
+    A job with `questions` answers each of them after the prompt, and ignores `sampling`. Its `tokens` are then the ones
+    that all questions share, and each question holds the tokens that follow.
     """
 
     job_id: str
@@ -176,16 +181,16 @@ class PrefillJob:
     model: str
     prompt: tuple[Part, ...]
     sampling: Sampling
-    run: int = 1  # retry, replay and regrade count it up
+    run: int = 1  # retry, replay and regrade raise it by one
     lane: Lane = "bulk"
-    submitted_at: float = 0.0  # seconds since the epoch, store's clock; the chat template's clock too
+    submitted_at: float = 0.0  # seconds since the epoch, store's clock; chat templates see this time
     deadline: float = 0.0  # seconds since the epoch, store's clock; 0: none
     reply_to: str = ""  # queue that takes the result
-    stream_to: str = ""  # queue that takes TokenEvents; "": nobody listens
+    stream_to: str = ""  # queue for TokenEvents; "": nobody reads them
     tokens: tuple[int, ...] = ()
-    shared_tokens: int = 0  # how many of `tokens` are the whole class's: up to the last part of scope `class`
+    shared_tokens: int = 0  # how many of `tokens` the whole class shares: up to the last part of scope `class`
     questions: tuple[Question, ...] = ()
-    tag: str = ""  # the conversation it belongs to, whose KV cache is kept for the next turn; "": not kept
+    tag: str = ""  # names the conversation whose KV cache is kept for the next turn; "": none is kept
 
     def __post_init__(self) -> None:
         if self.tag != "":
@@ -206,11 +211,11 @@ class PrefillJob:
         checks.text("reply_to", self.reply_to, 255)
         checks.text("stream_to", self.stream_to, 255)
         if len(self.tokens) > MAX_TOKENS:
-            raise InvalidMessage(f"tokens: {len(self.tokens):,}; at most {MAX_TOKENS:,} are allowed")
+            raise InvalidMessage(f"the prompt has {len(self.tokens):,} tokens; at most {MAX_TOKENS:,} are allowed")
         checks.whole("shared_tokens", self.shared_tokens, 0, len(self.tokens))
 
     def waited_s(self, now: float) -> float:
-        """Seconds since its submission by the store's clock; 0 where nobody said when that was."""
+        """Seconds since the job's submission, by the store's clock; 0 if the submission time is unknown."""
         since = max(0.0, now - self.submitted_at)
         return since if since < MAX_SECONDS else 0.0
 
@@ -220,11 +225,13 @@ class PrefillJob:
 
     @property
     def kv_tokens(self) -> int:
-        """How many of `tokens` have their KV cache transferred: all, if each question has some left for the decoder."""
+        """For how many of `tokens` the KV cache is transferred: all but the last; all of them if each question leaves
+        some tokens to the decoder."""
         return len(self.tokens) - (not self.questions or not all(question.tokens for question in self.questions))
 
     def asks(self) -> "list[Ask]":
-        """All answers that it wants, question by question; several to one prompt have seeds that count up."""
+        """One `Ask` for each answer that the job wants, question by question. Several answers to one prompt get seeds
+        that count up."""
         if not self.questions and self.sampling.answers == 1:
             return [self]
         prompts = [
@@ -242,11 +249,11 @@ class PrefillJob:
         return asks
 
 
-Ask = PrefillJob  # a job that wants one answer: the whole prompt, its ids, and how to sample it
+Ask = PrefillJob  # a job that wants a single answer: the whole prompt, its token ids, and its sampling
 
 
 def answer_tokens(job: PrefillJob) -> int:
-    """As many tokens as a job's answers may have in all: those to its questions, if it has some."""
+    """The most tokens that all answers of a job may have together, over all its questions if it has any."""
     samplings = [question.sampling for question in job.questions] or [job.sampling]
     return sum(answer_sampling.max_tokens * answer_sampling.answers for answer_sampling in samplings)
 
@@ -264,7 +271,7 @@ def _check_questions(prompt: tuple[Part, ...], questions: tuple[Question, ...]) 
 
 
 def check_prompt(prompt: tuple[Part, ...]) -> None:
-    """Raises InvalidMessage if no job can have it."""
+    """Raises InvalidMessage if the prompt is not valid for any job."""
     checks.tuple_of("prompt", prompt, Part, MAX_PARTS)
     if not prompt:
         raise InvalidMessage("prompt is empty")
@@ -277,9 +284,9 @@ def check_prompt(prompt: tuple[Part, ...]) -> None:
     if size > MAX_PROMPT_BYTES // 4:
         checks.text("prompt", prompt_text(prompt), MAX_PROMPT_BYTES)
     if prompt[-1].role == "assistant" and prompt[-1].function:
-        raise InvalidMessage("prompt ends with a function call: there is nothing to answer")
+        raise InvalidMessage("the prompt ends with a function call; it must end with a part that can be answered")
     if any(part.role == "raw" for part in prompt) and len(prompt) > 1:
-        raise InvalidMessage("a raw prompt is one text, and has no messages beside it")
+        raise InvalidMessage("a raw prompt must be a single text without other messages")
 
 
 def job_id(
@@ -290,12 +297,12 @@ def job_id(
     sampling: Sampling,
     questions: Sequence[Question] = (),
 ) -> str:
-    """32 hex digits that name this work: a changed rubric, model or parameter is another job.
+    """32 hex digits that name this work. A changed rubric, model or parameter makes another job.
 
-    The BLAKE2b hash of these texts, each after its length in 8 bytes: the three names; for each part of the prompt
-    what it states but its text, and its text; what the sampling states; then the same for each question's suffix and
-    sampling. What is stated are the fields that differ from their defaults, as JSON, so a new field with a default
-    changes no id.
+    The id is the BLAKE2b hash of these texts, each preceded by its length in 8 bytes: the batch id, the item id and the
+    model; for each part of the prompt, its other stated fields and then its text; the stated sampling; and the same for
+    each question's suffix and sampling. "Stated" fields are those that differ from their defaults, as JSON, so a new
+    field with a default changes no id.
     """
     texts = [batch_id, item_id, model, *_texts(prompt, sampling)]
     for question in questions:
@@ -325,9 +332,11 @@ def _part_text(fields: tuple[tuple[str, str], ...]) -> str:
 
 
 def _sampling_text(sampling: Sampling) -> str:
-    """Kept, because a batch's jobs share a few samplings and this takes longer than the rest of an id.
+    """The stated sampling fields as JSON. Cached, because a batch's jobs share a few samplings and this takes longer
+    than the rest of an id.
 
-    By identity: samplings that are equal may differ in their text (0 and 0.0), and so in their ids.
+    The cache goes by identity, because equal samplings may differ in their text (0 and 0.0), and therefore in their
+    ids.
     """
     entry = _sampling_texts.get(id(sampling))
     if entry is None or entry[0] is not sampling:
@@ -339,14 +348,15 @@ def _sampling_text(sampling: Sampling) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredKV:
-    """Where a job's KV cache lies. The block keys follow from this and the job's tokens (`kvstore.blocks`)."""
+    """Where a job's KV cache is stored. The block keys follow from this and from the job's tokens
+    (`kvstore.blocks`)."""
 
     fingerprint: str
     layout: KVLayout
     num_tokens: int  # tokens covered, counted from the start: `PrefillJob.kv_tokens`
     shared_tokens: int  # a multiple of the layout's block length: blocks below it are keyed by content
     stored_bytes: int = 0
-    sketch: str = ""  # hexadecimal hash of the producer's sketch; "": it left none
+    sketch: str = ""  # hexadecimal hash of the producer's sketch; "": it stored none
 
     def __post_init__(self) -> None:
         checks.identifier("fingerprint", self.fingerprint)
@@ -360,15 +370,15 @@ class StoredKV:
 
 @dataclass(frozen=True, slots=True)
 class PrefillReport:
-    """The prefill stage's report, for the result and the metrics."""
+    """What the prefill stage reports, for the result and the metrics."""
 
     worker_id: str = ""
     engine: str = ""
     queue_s: float = 0.0  # from submission to the prefill worker
     prefill_s: float = 0.0  # in the engine
-    put_s: float = 0.0  # after the last token was computed, until all KV lay in the store
+    put_s: float = 0.0  # from the last computed token until the whole KV cache was stored
     computed_tokens: int = 0
-    restored_tokens: int = 0  # prompt tokens taken from stored blocks instead of being computed
+    restored_tokens: int = 0  # prompt tokens whose KV came from stored blocks
     put_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -385,7 +395,7 @@ class PrefillReport:
 class DecodeJob:
     """A prefilled job: the PrefillJob with its tokens, and where its KV cache lies.
 
-    `kv` is None when nothing was transferred (`why_no_kv` says why): the decoder then does the prompt itself.
+    `kv` is None when nothing was transferred (`why_no_kv` says why). The decoder then computes the prompt itself.
     """
 
     job: PrefillJob
@@ -400,12 +410,12 @@ class DecodeJob:
             return
         checks.instance("kv", self.kv, StoredKV)
         if self.kv.num_tokens > self.job.kv_tokens:
-            raise InvalidMessage("kv covers the whole prompt; its last token must be left to the decoder")
+            raise InvalidMessage("kv covers the whole prompt, but the decoder must evaluate the last token")
 
 
 @dataclass(frozen=True, slots=True)
 class JobError:
-    """Why a job failed: the stage, our error class, and one sentence."""
+    """Why a job failed: the stage, the class of the error, and one sentence."""
 
     stage: Stage
     kind: str
@@ -419,9 +429,9 @@ class JobError:
 
 @dataclass(frozen=True, slots=True)
 class DecodeReport:
-    """What the decode stage did. `evaluated_tokens` is the engine's own counter: the proof of the KV transfer.
+    """What the decode stage did. `evaluated_tokens` is the engine's own counter, and proves the KV transfer.
 
-    Of several answers it is the largest; completion tokens and seconds are those of all together.
+    With several answers it is the largest of their counters, while completion tokens and seconds are totals.
     """
 
     worker_id: str = ""
@@ -433,7 +443,7 @@ class DecodeReport:
     evaluated_tokens: int = 0
     completion_tokens: int = 0
     queue_s: float = 0.0  # from submission to the decode worker, prefill included
-    get_s: float = 0.0  # KV cache, store to engine
+    get_s: float = 0.0  # to fetch the KV cache from the store
     ttft_s: float = 0.0  # from submission to the first token, queues included
     decode_s: float = 0.0  # in the engine
     total_s: float = 0.0  # from submission to the finished answer
@@ -457,7 +467,7 @@ class QuestionAnswer:
     finish_reason: str = ""
     state: State = "succeeded"
     evaluated_tokens: int = 0  # prompt tokens that the engine computed for this answer, by its own counter
-    likelihoods: tuple[float, ...] = ()  # shares of the values of the schema's first enum; (): not known
+    likelihoods: tuple[float, ...] = ()  # probability shares of the first enum's values; (): not known
 
     def __post_init__(self) -> None:
         if not isinstance(self.likelihoods, tuple):
@@ -474,8 +484,8 @@ class QuestionAnswer:
 class JobResult:
     """How a job ended: exactly one for each (job_id, run) counts, and the first in the journal wins.
 
-    Of a job with questions `answers` has one for each, in their order; of a question with several answers, all of
-    them in a row. `text` and `more_texts` are empty then.
+    For a job with questions, `answers` holds the answers in the order of the questions, and several answers to one
+    question follow each other. `text` and `more_texts` are then empty.
     """
 
     job_id: str
@@ -486,9 +496,9 @@ class JobResult:
     state: State
     text: str = ""
     finish_reason: str = ""
-    more_texts: tuple[str, ...] = ()  # the second answer and on, where several were asked for
+    more_texts: tuple[str, ...] = ()  # all answers after the first, if the job asked for several
     error: JobError | None = None
-    attempts: int = 1  # deliveries worked on that met a transient error, plus this one
+    attempts: int = 1  # earlier attempts that ended in a transient error, plus this one
     prefill: PrefillReport = field(default_factory=PrefillReport)
     decode: DecodeReport = field(default_factory=DecodeReport)
     answers: tuple[QuestionAnswer, ...] = ()
@@ -507,14 +517,14 @@ class JobResult:
         checks.one_of("finish_reason", self.finish_reason, FINISH_REASONS)
         checks.whole("attempts", self.attempts, 0, 1_000_000)
         if (self.state == "failed") != (self.error is not None):
-            raise InvalidMessage(f"a result is 'failed' exactly when it carries an error; this one is {self.state!r}")
+            raise InvalidMessage(f"a result must be 'failed' exactly if it carries an error, not {self.state!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """A piece of an answer while it is generated. Best effort: some may be lost, the result never is.
+    """A piece of an answer while it is generated. Delivery is best effort: pieces may be lost, the result is not.
 
-    A restarted decode begins again at index 0 with another `delivery`: the reader then drops what it has.
+    A restarted decode begins again at index 0 with another `delivery`; the reader then drops the pieces it has.
     """
 
     job_id: str

@@ -1,4 +1,4 @@
-"""The cost of a JSON schema for whoever makes a grammar of it, by its text."""
+"""Estimates from a JSON schema's text what it costs to build a grammar from it."""
 
 import json
 import math
@@ -10,15 +10,15 @@ from typing import Any
 from messages import limits
 from messages.errors import InvalidMessage
 
-# What each counts, and the most of it in a whole schema.
+# What each keyword adds to, and the limit for a whole schema.
 _COUNTS = {
     **dict.fromkeys(("minItems", "maxItems"), ("items in its arrays", limits.MAX_ITEMS)),
     **dict.fromkeys(("minLength", "maxLength"), ("characters in its texts", limits.MAX_LENGTHS)),
     **dict.fromkeys(("minProperties", "maxProperties", "minContains", "maxContains"), ("entries", limits.MAX_LENGTHS)),
 }
-# LLGuidance reads the last three, in `x-guidance`, as patterns too.
+# LLGuidance also reads the last three, in `x-guidance`, as patterns.
 _PATTERNS = ("pattern", "whitespace_pattern", "item_separator", "key_separator")
-_CONDITIONS = {"pattern", "multipleOf", "allOf", "anyOf", "oneOf", "$ref"}  # that hold beside each other
+_CONDITIONS = {"pattern", "multipleOf", "allOf", "anyOf", "oneOf", "$ref"}  # that can apply to the same value at once
 _REPETITION = re.compile(r"[{,](\d+)\}")
 
 
@@ -34,15 +34,15 @@ def check_schema(text: str) -> None:
 
 
 class _SchemaCost:
-    """Adds up what the parts of a schema cost. Raises InvalidMessage as soon as it is too much."""
+    """Adds up the cost of a schema's parts. Raises InvalidMessage as soon as it exceeds a limit."""
 
     def __init__(self) -> None:
         self._total_by_name: dict[str, float] = defaultdict(float)
         self._references: set[str] = set()
-        self._joins = False  # whether several conditions hold for one value
+        self._joins = False  # whether several conditions apply to one value
 
     def check(self, schema: dict[str, Any]) -> None:
-        """The whole schema."""
+        """Check the whole schema."""
         levels = self._measure(schema, 0) * len(self._references)
         _require(levels <= limits.MAX_REFERENCE_LEVELS, f"refers to parts that may nest {levels:,} levels deep")
         for name, limit in (("pattern", limits.MAX_JOINED_PATTERNS), ("multipleOf", 1)):
@@ -50,7 +50,7 @@ class _SchemaCost:
             _require(is_fine, f"has {name} more than {limit} times, beside other conditions for the same value")
 
     def _measure(self, node: Any, depth: int) -> int:
-        """How deep it nests."""
+        """How deep the node nests."""
         if not isinstance(node, dict | list):
             return depth
         self._spend("values", len(node), limits.MAX_SCHEMA_VALUES)

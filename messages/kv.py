@@ -2,8 +2,8 @@
 
 For each layer, K and V have the shape (tokens, kv_heads, head_dim). K is stored after RoPE, with the rotated pairs
 split in halves (x[i], x[i + head_dim/2]), as PyTorch and MLX keep it. bfloat16 has no NumPy type and travels as its
-16-bit pattern. A recurrent layer's state is float32, whatever the dtype: the columns that its convolution will look
-back at, (channels, columns), oldest first, then its matrix, (heads, key size, value size).
+16-bit pattern. A recurrent layer's state is always float32: first the columns that its convolution looks back at, of
+shape (channels, columns), oldest first; then its matrix, of shape (heads, key size, value size).
 """
 
 import math
@@ -25,7 +25,7 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "f32": np.dtype("<f4"),
 }
 
-# A number's bits as a type, all but the sign, and those of the exponent.
+# For each dtype: its bits as an unsigned type, a mask of all bits but the sign, and a mask of the exponent.
 _BITS: dict[DType, tuple[np.dtype[Any], int, int]] = {
     "f16": (np.dtype("<u2"), 0x7FFF, 0x7C00),
     "bf16": (np.dtype("<u2"), 0x7FFF, 0x7F80),
@@ -33,7 +33,7 @@ _BITS: dict[DType, tuple[np.dtype[Any], int, int]] = {
 }
 
 MAX_BLOCK_TOKENS = 32
-# Values of 1 to 4 MiB, many in one pipeline, move fastest through Redis; larger ones slow GETs down.
+# Redis moves values of 1 to 4 MiB fastest, many in one pipeline. Larger values slow GETs down.
 MAX_BLOCK_BYTES = 4 << 20
 
 Array = NDArray[Any]
@@ -44,8 +44,9 @@ STATE_TYPE: np.dtype[Any] = NUMPY_TYPES["f32"]
 class KVLayout:
     """The shape of a model's KV cache, and the kind of each layer, by its index.
 
-    A layer attends to every position (`full`), to the last `window` positions (`window`), to none but keeps a
-    recurrent state (`recurrent`), or to every position beside such a state (`both`). Those not named are full.
+    A `full` layer attends to every position, a `window` layer to the last `window` positions. A `recurrent` layer
+    attends to none and keeps a recurrent state instead. A `both` layer attends to every position and also keeps a
+    state. Layers that are not listed are full.
     """
 
     num_layers: int
@@ -58,7 +59,7 @@ class KVLayout:
     recurrent_layers: tuple[int, ...] = ()
     both_layers: tuple[int, ...] = ()
     conv_shape: tuple[int, ...] = ()  # shape of a recurrent state: channels, columns; (): not known
-    matrix_shape: tuple[int, ...] = ()  # heads, key size, value size; (): the state is its convolution's
+    matrix_shape: tuple[int, ...] = ()  # heads, key size, value size; (): the state has no matrix
 
     def __post_init__(self) -> None:
         checks.whole("num_layers", self.num_layers, 1, 1024)
@@ -72,12 +73,12 @@ class KVLayout:
         for layer in listed_layers:
             checks.whole("window_layers, recurrent_layers and both_layers", layer, 0, self.num_layers - 1)
         if len(set(listed_layers)) != len(listed_layers):
-            raise InvalidMessage("window_layers, recurrent_layers and both_layers must name a layer once at most")
+            raise InvalidMessage("window_layers, recurrent_layers and both_layers must name each layer once at most")
         if bool(self.window_layers) != bool(self.window):
-            raise InvalidMessage("window_layers must be present exactly when window is")
+            raise InvalidMessage("window_layers and window must be given together")
         for name, shape, sizes in (("conv_shape", self.conv_shape, 2), ("matrix_shape", self.matrix_shape, 3)):
             if shape and (len(shape) != sizes or not self.state_layers):
-                raise InvalidMessage(f"{name} must be {sizes} numbers, and is of recurrent layers")
+                raise InvalidMessage(f"{name} must be {sizes} numbers, and needs recurrent layers")
             for size in shape:
                 checks.whole(name, size, 1, 1 << 20)
 
@@ -94,13 +95,13 @@ class KVLayout:
 
     @property
     def snapshots(self) -> bool:
-        """Whether some layers keep the end of a sequence only: a cache then can't be cut, and is resumed where it was
-        stored."""
+        """Whether some layers keep only the end of a sequence. Such a cache can't be cut, and can only be resumed where
+        it was stored."""
         return bool(self.window_layers or self.state_layers)
 
     @cached_property
     def state_size(self) -> int:
-        """Numbers in the state of one layer."""
+        """How many numbers one layer's state has."""
         return sum(math.prod(shape) for shape in (self.conv_shape, self.matrix_shape) if shape)
 
     @property
@@ -109,19 +110,19 @@ class KVLayout:
         return len(self.state_layers) * self.state_size * STATE_TYPE.itemsize
 
     def state_parts(self, data: Array) -> tuple[Array, Array]:
-        """The convolution's columns and the matrix of a state's numbers, as views."""
+        """A state's numbers as views of its two parts: the convolution's columns and the matrix."""
         columns = math.prod(self.conv_shape)
         return data[:columns].reshape(self.conv_shape), data[columns:].reshape(self.matrix_shape or (0,))
 
     @property
     def why_unsupported(self) -> str:
-        """What in it this version can't transfer, as a sentence; "": nothing."""
+        """Why this version can't transfer a cache with this layout, as a sentence; "": it can."""
         if self.state_layers and not self.conv_shape:
-            return "the model has layers with a recurrent state of an unknown size"
+            return "the size of the model's recurrent states is unknown"
         if self.state_size * STATE_TYPE.itemsize > MAX_BLOCK_BYTES:
             return f"one layer's recurrent state takes more than {MAX_BLOCK_BYTES >> 20} MiB, and can't be stored"
         if self.v_head_dim not in (None, self.head_dim):
-            return f"K is {self.head_dim} and V {self.v_head_dim} wide, and unequal widths are not transferred yet"
+            return f"K is {self.head_dim} wide and V {self.v_head_dim}; unequal widths can't be transferred yet"
         return ""
 
     @property
@@ -131,7 +132,7 @@ class KVLayout:
 
     @cached_property
     def token_bytes(self) -> int:
-        """Bytes of K and V of one token in all full-attention layers."""
+        """Bytes of K and V for one token in all full-attention layers."""
         widths = self.head_dim + (self.head_dim if self.v_head_dim is None else self.v_head_dim)
         return len(self.full_layers) * self.kv_heads * widths * self.numpy_type.itemsize
 
@@ -157,7 +158,7 @@ class KVLayout:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A run of tokens × all full-attention layers.
+    """K and V of consecutive tokens, for all full-attention layers.
 
     `data` has the shape `layout.block_shape(num_tokens)`: (full layers, 2, tokens, kv_heads, head_dim), C-contiguous,
     K at index 0 and V at index 1 of the second axis. Treat it as read-only: it may be shared.
@@ -208,7 +209,8 @@ Record = Block | Window | RecurrentState
 class KVCache:
     """Keys and values of the first `num_tokens` tokens of a sequence, as blocks in order from position 0.
 
-    With what the other layers keep at its end: the window record, and a state for each recurrent layer, in order.
+    It also holds what the other layers keep at its end: the window record, and a state for each recurrent layer, in
+    order.
     """
 
     layout: KVLayout
@@ -220,35 +222,35 @@ class KVCache:
         position = 0
         for block in self.blocks:
             if block.start != position:
-                raise KVTransferFailed(f"block at {block.start} where one at {position} belongs")
+                raise KVTransferFailed(f"a KV block is at position {block.start}, not {position}")
             if block.data.shape != self.layout.block_shape(block.num_tokens):
                 raise KVTransferFailed(
-                    f"block of shape {block.data.shape}, not {self.layout.block_shape(block.num_tokens)}"
+                    f"a KV block has shape {block.data.shape}, not {self.layout.block_shape(block.num_tokens)}"
                 )
             if block.data.dtype != self.layout.numpy_type:
-                raise KVTransferFailed(f"block of {block.data.dtype}, not {self.layout.dtype}")
+                raise KVTransferFailed(f"a KV block has dtype {block.data.dtype}, not {self.layout.dtype}")
             position = block.end
         self._check_window(position)
         if [(state.layer, state.position) for state in self.states] != [
             (n, position) for n in self.layout.state_layers
         ]:
-            raise KVTransferFailed(f"not one state of each recurrent layer at position {position}")
+            raise KVTransferFailed(f"there is not one state of each recurrent layer at position {position}")
         if any(
             state.data.shape != (self.layout.state_size,) or state.data.dtype != STATE_TYPE for state in self.states
         ):
-            raise KVTransferFailed(f"a recurrent state of another size than {self.layout.state_size:,} float32")
+            raise KVTransferFailed(f"a recurrent state is not {self.layout.state_size:,} float32 values")
 
     def _check_window(self, position: int) -> None:
         layout, window = self.layout, self.window
         if layout.window_layers and (window is None or window.position != position):
-            raise KVTransferFailed(f"no record of the sliding-window layers at position {position}")
+            raise KVTransferFailed(f"there is no window record at position {position}")
         if window is None:
             return
         data, rows, min_rows = window.data, window.data.shape[2], min(layout.window - 1, position)
         if data.shape != layout.window_shape(rows) or data.dtype != layout.numpy_type:
-            raise KVTransferFailed(f"a record of the sliding-window layers of {data.dtype} and shape {data.shape}")
+            raise KVTransferFailed(f"the window record has the wrong dtype or shape: {data.dtype}, {data.shape}")
         if rows < min_rows:
-            raise KVTransferFailed(f"{rows} rows of the sliding-window layers; {min_rows} are needed")
+            raise KVTransferFailed(f"the window record has {rows} rows; {min_rows} are needed")
 
     @property
     def num_tokens(self) -> int:
@@ -257,31 +259,33 @@ class KVCache:
 
     @property
     def records(self) -> list[Record]:
-        """All that it is made of, blocks first."""
+        """All records of the cache, blocks first."""
         return [*self.blocks, *([self.window] if self.window else []), *self.states]
 
     @property
     def window_rows(self) -> Array:
-        """The rows that the sliding-window layers look back at, at most `window - 1`: a view, as in `Window`."""
+        """The rows that the sliding-window layers look back at, at most `window - 1`, as a view of the shape that
+        `Window` describes."""
         if self.window is None:
             return np.empty(self.layout.window_shape(0), self.layout.numpy_type)
         rows, min_rows = self.window.data.shape[2], min(self.layout.window - 1, self.num_tokens)
         return self.window.data[:, :, rows - min_rows :]
 
     def require_layout(self, model_layout: KVLayout) -> None:
-        """Raises KVTransferFailed unless a model with this layout can take it in, cast to its dtype."""
+        """Raises KVTransferFailed unless a model with this layout can load the cache, cast to its dtype."""
         if replace(self.layout, dtype=model_layout.dtype) != model_layout:
-            raise KVTransferFailed(f"the KV cache has the layout {self.layout}, this model {model_layout}")
+            raise KVTransferFailed(f"the KV cache has the layout {self.layout}, but this model has {model_layout}")
 
     def require_part_of(self, tokens: int, min_evaluated: int = 1) -> None:
-        """Raises KVTransferFailed unless it leaves so many of a prompt's `tokens` to be evaluated."""
+        """Raises KVTransferFailed unless the cache leaves at least `min_evaluated` of a prompt's `tokens` to be
+        evaluated."""
         if self.num_tokens > tokens - min_evaluated:
-            none = ": none is left" if min_evaluated else ""
+            none = ": none is left to evaluate" if min_evaluated else ""
             raise KVTransferFailed(f"the KV cache covers {self.num_tokens:,} tokens of {tokens:,}{none}")
 
 
 def assemble_cache(layout: KVLayout, records: Sequence[Record]) -> KVCache:
-    """The cache that a prefill's records make up. Raises KVTransferFailed if they don't."""
+    """The KV cache that a prefill's records form together. Raises KVTransferFailed if they don't form one."""
     blocks = tuple([record for record in records if isinstance(record, Block)])
     windows = [record for record in records if isinstance(record, Window)]
     states = tuple([record for record in records if isinstance(record, RecurrentState)])
@@ -305,7 +309,8 @@ def cut_into_blocks(layout: KVLayout, layers: Sequence[tuple[Array, Array]], fir
 
 
 def cast(data: Array, source: DType, target: DType) -> Array:
-    """`data` in another dtype, the one cast of a transfer; raises KVTransferFailed where the result is not finite."""
+    """`data` in another dtype. This is the only cast in a KV transfer. Raises KVTransferFailed if the result is not
+    finite."""
     floats = data if source != "bf16" else (data.astype(np.uint32) << 16).view(np.float32)
     if target == "bf16":
         result = data if source == "bf16" else _to_bf16(floats)
@@ -313,12 +318,12 @@ def cast(data: Array, source: DType, target: DType) -> Array:
         with np.errstate(over="ignore"):
             result = floats.astype(NUMPY_TYPES[target], copy=False)
     if not is_finite(result, target):
-        raise KVTransferFailed(f"the KV cache holds inf or nan as {target} (it came as {source})")
+        raise KVTransferFailed(f"the KV cache holds inf or nan after the cast from {source} to {target}")
     return result
 
 
 def is_finite(data: Array, dtype: DType) -> bool:
-    """Whether no value is inf or nan: those have all exponent bits set. 30 ms for 200 MiB."""
+    """Whether no value is inf or nan, whose exponent bits are all set. Takes 30 ms for 200 MiB."""
     bits, unsigned, exponent = _BITS[dtype]
     return int((data.view(bits) & unsigned).max(initial=0)) < exponent
 

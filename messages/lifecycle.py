@@ -1,13 +1,13 @@
 """The steps of a job's life.
 
-    submitted ─► prefill queue ─► prefilling ─► KV stored ─► decode queue ─► decoding ─► replied ─► journaled
-                      ▲   │            │                          ▲   │            │
-                      │   └─ retry ◄───┤ transient                │   └─ retry ◄───┤ transient
-                      └────────────────┼──────────────── KV cache gone ────────────┤
-                                       └─► dead letter + failed result ◄───────────┘
+submitted ─► prefill queue ─► prefilling ─► KV stored ─► decode queue ─► decoding ─► replied ─► journaled
+                  ▲   │            │                          ▲   │            │
+                  │   └─ retry ◄───┤ transient                │   └─ retry ◄───┤ transient
+                  └────────────────┼──────────────── KV cache gone ────────────┤
+                                   └─► dead letter + failed result ◄───────────┘
 
 Rules:
-- tests/support/lifecycle.py has them as a table, which is complete: a step that is not in it is a bug.
+- tests/support/lifecycle.py has the complete table of steps: a step that is not in it is a bug.
 - It describes one copy of one run. Crashes make copies (a redelivery, at worst a duplicate), so a *set* of observed
   steps may branch; each branch obeys the table, and the journal keeps one line per (job_id, run).
 - A copy that was delivered again after its run was ANSWERED is replied to from the decode queue, without decoding.
@@ -21,7 +21,7 @@ from typing import Any
 
 
 class Step(StrEnum):
-    """What can happen to a job. Also the names under which metrics and logs know it."""
+    """What can happen to a job. Metrics and logs use the same names."""
 
     SUBMITTED = "submitted"
     PREFILL_STARTED = "prefill_started"
@@ -45,7 +45,7 @@ class Step(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One observed step of one job, with what was known then (seconds, bytes, tokens: named with their unit)."""
+    """One observed step of one job, with what was known at that time (each field's name states its unit)."""
 
     step: Step
     job_id: str

@@ -1,7 +1,7 @@
-"""How much is taken of what comes from outside: the one table that gateway, workers and readers go by.
+"""Every limit on input from outside, in one table that the gateway, workers and readers use.
 
-Each bound is checked before what it bounds is paid for. `docs/reference/limits.md` lists them; each has its test.
-What students hand in is bounded where it is read (`grading/submissions/archives.py`).
+Each limit is checked before the work that it limits begins. `docs/reference/limits.md` lists them, and each has a test.
+The limits on students' submissions are where submissions are read (`grading/submissions/archives.py`).
 """
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
@@ -11,21 +11,22 @@ MAX_PROMPT_BYTES = 1 * _MIB
 MAX_ANSWER_BYTES = 4 * _MIB
 MAX_PARTS = 256  # parts of a prompt and of the questions after it
 
-# JSON before it is parsed. Its texts, lists, objects and commas; a schema of the greatest size has about 60,000.
+# JSON before it is parsed: how many strings, lists, objects and commas it may have. A schema of the maximum size has
+# about 60,000.
 MAX_JSON_PIECES = 100_000
 
-# A job's JSON schema. What makes a grammar of it unrolls repetitions, recurses into what it refers to on the native
-# stack, and multiplies automata, before it looks at limits of its own.
+# A job's JSON schema. The libraries that build a grammar from it unroll repetitions, follow references recursively on
+# the native stack, and multiply automata before they check any limits themselves.
 MAX_SCHEMA_BYTES = 256 * _KIB
 MAX_SCHEMA_VALUES = 40_000
 MAX_SCHEMA_DEPTH = 64
-MAX_REFERENCE_LEVELS = 2_000  # how deep it nests, times the number of parts that it refers to
+MAX_REFERENCE_LEVELS = 2_000  # nesting depth times the number of parts that the schema refers to
 MAX_ITEMS = 50_000  # minItems and maxItems of all arrays together
 MAX_LENGTHS = 10_000_000  # minLength and maxLength of all texts together
 MAX_PATTERN_BYTES = 4 * _KIB
 MAX_REPETITIONS = 100_000  # product of all repetitions in a pattern
 MAX_DIVISOR_DIGITS = 5  # significant digits of multipleOf
-MAX_JOINED_PATTERNS = 8  # in a schema that has several conditions for one value
+MAX_JOINED_PATTERNS = 8  # in a schema with several conditions for one value
 
 # Requests to the gateway.
 MAX_BODY_BYTES = 8 * _MIB
@@ -33,8 +34,8 @@ MAX_BODIES_BYTES = 64 * _MIB  # of all requests under way
 MAX_BODIES_BYTES_PER_KEY = 32 * _MIB
 MAX_HEADER_BYTES = 64 * _KIB
 MAX_CONNECTIONS = 512
-MAX_GUESTS = 256  # connections without a request that was let in: beyond that the oldest is cut
-MAX_OPEN = 256  # requests under way, streams among them
+MAX_GUESTS = 256  # connections without an authorized request; beyond this number the oldest is closed
+MAX_OPEN = 256  # requests under way, including streams
 MAX_OPEN_PER_KEY = 128
 MAX_ENTRIES = MAX_PARTS  # entries of a list or an object in a request; schemas have their own limit
 
@@ -49,11 +50,11 @@ MAX_FILES_BYTES_PER_KEY = 20 * _GIB
 MAX_BATCHES = 256  # under way
 MAX_BATCHES_PER_KEY = 32
 
-# What another server answers.
-MAX_REPLY_BYTES = 4 * _MIB  # a list of models, an error, a line of a stream, of the engines `openai` and `ollama`
-MAX_STREAM_BYTES = 64 * _MIB  # a whole stream: two hundred thousand tokens, each in an event of its own
+# Replies of other servers.
+MAX_REPLY_BYTES = 4 * _MIB  # for the engines `openai` and `ollama`: a list of models, an error, or one line of a stream
+MAX_STREAM_BYTES = 64 * _MIB  # a whole stream: 200,000 tokens, each in a separate event
 MAX_WAITING_EVENTS = 1_000  # events received and not yet read
-MAX_SERVER_REPLY_BYTES = 8 * _MIB  # llama-server's or vLLM's: it lists a prompt's tokens
+MAX_SERVER_REPLY_BYTES = 8 * _MIB  # for llama-server and vLLM, whose replies may list a prompt's tokens
 
 # A chat template. It is rendered once in a separate process before it is used.
 TEMPLATE_S = 5  # of computing

@@ -1,8 +1,8 @@
-"""What is enforced of a JSON schema that a client sends: the keywords of grammars, in objects that are closed.
+"""The part of a client's JSON schema that Kvasir enforces: the keywords that grammars support, in closed objects.
 
-JSON Schema leaves an object open that doesn't state `additionalProperties`. A grammar that takes it at its word lets a
-small model invent keys without an end, and whoever wrote the schema wants those that it names. A schema that joins
-conditions for one value keeps its objects as they are: each would forbid what the other asks for.
+In JSON Schema an object is open unless it states `additionalProperties`. A grammar that follows this lets a small model
+invent keys endlessly, while the schema's author wants only the keys it names. So objects are closed, except in a schema
+that joins conditions for one value: there each closed object would forbid what the other one requires.
 """
 
 import json
@@ -16,13 +16,13 @@ from messages.errors import InvalidSchema
 from messages.json_schema import check_schema
 from messages.limits import MAX_SCHEMA_BYTES
 
-# How objects without `additionalProperties` are taken. "verbatim" is the form of batches that were planned earlier.
+# How to treat objects without `additionalProperties`. Batches planned by earlier versions use "verbatim".
 Objects = Literal["closed", "open", "verbatim"]
 
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems", "items", "additionalItems", "additionalProperties")
-# The rest of what LLGuidance enforces (parser/src/json/schema.rs), and what it reads as saying nothing. Any other
-# keyword is an annotation by JSON Schema's own rule (core, 6.5), and is left out.
+# The other keywords that LLGuidance enforces (parser/src/json/schema.rs), and those that it accepts and ignores. JSON
+# Schema (core, 6.5) treats any other keyword as an annotation, so it is left out.
 _VALUES = {
     "type", "const", "enum", "$ref", "required", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
     "multipleOf", "minLength", "maxLength", "pattern", "minItems", "maxItems", "minProperties", "maxProperties",
@@ -30,7 +30,7 @@ _VALUES = {
     "x-guidance",
 }  # fmt: skip
 _FORMATS = {"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
-# What no engine can enforce, and the values with which it asks for nothing.
+# Keywords that no engine can enforce, each with the values that require nothing.
 _NOT_ENFORCED: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
@@ -40,16 +40,17 @@ _NOT_ENFORCED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("not", "if", "contains", "$dynamicRef", "$recursiveRef"), ()),
 }
 _JOINING = ("$ref", "allOf", "anyOf", "oneOf", "properties")
-# Look-around and back references: the regular expressions of LLGuidance's are those of Rust's `regex`.
+# Look-around and back references. LLGuidance uses the syntax of Rust's `regex`, which has neither.
 _NOT_REGULAR = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?(?:[=!]|<[=!])|\\[1-9])")
-_REFERRED_TO = re.compile(r'"\$ref":\s*"#/([^/"]+)')  # the keyword, or another place, that a reference leads to
+_REFERRED_TO = re.compile(r'"\$ref":\s*"#/([^/"]+)')  # the top-level keyword or name that a reference points to
 
 
 @lru_cache(64)
 def strict_schema(text: str, objects: Objects) -> str:
-    """The schema as engines get it, as JSON text.
+    """The schema as JSON text, in the form that engines receive.
 
-    Raises InvalidSchema, with place and keyword, for what none can enforce; InvalidMessage for what costs too much.
+    Raises InvalidSchema, with place and keyword, for anything that no engine can enforce, and InvalidMessage for a
+    schema that costs too much.
     """
     checks.text("json_schema", text, MAX_SCHEMA_BYTES)
     check_schema(text)
@@ -62,7 +63,7 @@ def strict_schema(text: str, objects: Objects) -> str:
 
 
 def _strict(node: Any, path: str, kept_names: Collection[str], closes: bool) -> Any:
-    """One schema; `path` as JSONPath has it."""
+    """One schema made strict; `path` is its place, in JSONPath's notation."""
     if not isinstance(node, dict):
         return node
     strict: dict[str, Any] = {}
@@ -77,16 +78,16 @@ def _strict(node: Any, path: str, kept_names: Collection[str], closes: bool) -> 
         elif name in kept_names or (name == "format" and str(value) in _FORMATS):
             strict[name] = value
         elif name in _NOT_ENFORCED and value not in _NOT_ENFORCED[name]:
-            raise InvalidSchema(f"the JSON schema asks for what can't be enforced, at {path}: {name}")
+            raise InvalidSchema(f"the JSON schema uses a keyword that can't be enforced, at {path}: {name}")
     if _NOT_REGULAR.search(str(node.get("pattern", ""))):
-        raise InvalidSchema(f"the JSON schema has look-around or a back reference, at {path}: pattern")
+        raise InvalidSchema(f"the JSON schema uses look-around or a back reference, at {path}: pattern")
     if not str(node.get("$ref", "#")).startswith("#"):
         raise InvalidSchema(f"the JSON schema refers to something outside it, at {path}: $ref")
     return {**strict, "additionalProperties": False} if closes and _names_its_keys(node) else strict
 
 
 def _names_its_keys(node: dict[str, Any]) -> bool:
-    """Whether a schema names the keys of an object, and doesn't say what others may be."""
+    """Whether a schema names an object's keys without stating `additionalProperties`."""
     properties, required_names = node.get("properties"), node.get("required", [])
     if not isinstance(properties, dict) or node.keys() & {"additionalProperties", "patternProperties"}:
         return False
@@ -94,7 +95,8 @@ def _names_its_keys(node: dict[str, Any]) -> bool:
 
 
 def _joins(node: Any) -> bool:
-    """Whether several conditions hold for one value, in any part of a schema: a closed one would forbid the others'."""
+    """Whether any part of a schema has several conditions for one value. A closed object in one would forbid the keys
+    of the others."""
     if not isinstance(node, dict):
         return isinstance(node, list) and any(map(_joins, node))
     all_of = node.get("allOf")

@@ -1,6 +1,8 @@
-"""What a worker registers of itself in the store, renewed by heartbeat. No registration, no worker."""
+"""What a worker registers about itself in the store, and renews by heartbeat. A worker without a registration counts as
+gone."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Literal
 
@@ -21,14 +23,16 @@ _PREFILL_SUFFIX = ".prefill"
 
 
 def prefill_id(worker_id: str) -> str:
-    """The worker_id of the other registration of a process that has two: this one is its decode role's."""
+    """The worker_id of a process's second registration, for its prefill role; `worker_id` is that of its decode
+    role."""
     return worker_id + _PREFILL_SUFFIX
 
 
 def layout_text(layout: KVLayout | None) -> str:
-    """A KV layout for people and for comparing: `48 layers x 4 kv_heads x 128 head_dim; bf16`; "" for none.
+    """A KV layout as text, for people and for comparing: `48 layers x 4 kv_heads x 128 head_dim; bf16`; "" for none.
 
-    What stands before the semicolon is the shape, which both ends must have alike; the dtype after it is cast.
+    The part before the semicolon is the shape, which must be equal at both ends. The dtype after it may differ, because
+    values are cast.
     """
     if layout is None:
         return ""
@@ -44,8 +48,14 @@ def layout_text(layout: KVLayout | None) -> str:
     return f"{shape[: MAX_LAYOUT_BYTES - 16]}; {layout.dtype}"
 
 
+def layout_token_bytes(text: str) -> int:
+    """Bytes of a token's KV at most, by what `layout_text` says; 0: it says nothing. Windows make it less."""
+    sizes = [int(word) for word in text.partition(";")[0].partition(",")[0].split() if word.isdigit()]
+    return 2 * math.prod(sizes) * (4 if "; f32" in text else 2) if sizes else 0
+
+
 def _ranges(numbers: tuple[int, ...]) -> str:
-    """`0-34 step 2` for an even sequence, else every number."""
+    """`0-34 step 2` for an evenly spaced sequence, otherwise every number."""
     ascending = sorted(numbers)
     steps = {after - before for before, after in pairwise(ascending)}
     if len(steps) == 1 and len(ascending) > 2:
@@ -55,20 +65,22 @@ def _ranges(numbers: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RateCurve:
-    """What a worker has measured of one model: tokens a second, by the length of a prompt or by sequences at once."""
+    """Rates that a worker has measured for one model, in tokens a second: by prompt length, or by the number of
+    parallel sequences."""
 
     model: str
     at: tuple[float, ...]  # prompt tokens, or sequences decoded at once; ascending
-    tokens_per_s: tuple[float, ...]  # for that prompt, or for all those sequences together
+    tokens_per_s: tuple[float, ...]  # for a prompt of that length, or for all parallel sequences together
 
     def __post_init__(self) -> None:
         checks.model_name("model", self.model)
         _check_columns("at and tokens_per_s", (self.at, self.tokens_per_s), MAX_POINTS)
         if not self.at or any(after <= before for before, after in pairwise((0, *self.at))):
-            raise InvalidMessage("at must be numbers above 0 that ascend, at least one")
+            raise InvalidMessage("at must hold at least one number; all must be above 0 and ascending")
 
     def rate(self, at: float) -> float:
-        """Tokens a second there: on a straight line between two points, level before the first and after the last."""
+        """Tokens a second at `at`: interpolated linearly between two points, constant before the first and after the
+        last."""
         points = list(zip(self.at, self.tokens_per_s, strict=True))
         for (x1, rate1), (x2, rate2) in pairwise(points):
             if at <= x2:
@@ -78,35 +90,41 @@ class RateCurve:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a worker has measured of the way to another machine."""
+    """The bandwidth and round trip that a worker has measured to another machine."""
 
     peer: str  # its host
     rtt_ms: float = 0.0
-    mb_per_s: float = 0.0  # 0: not measured
+    mb_per_s: float = 0.0  # what comes from there on one connection; 0: not measured, here and below
+    put_mb_per_s: float = 0.0  # what goes there on one
+    parallel_mb_per_s: float = 0.0  # what comes on several at once, together
+    card_mb_per_s: float = 0.0  # what the fastest network card here negotiated
+    stalls_at: int = 0  # bytes of the smallest message tried that did not pass; 0: all passed
+    rmem_max: int = 0  # bytes: the largest receive buffer that a program here may ask the kernel for
 
     def __post_init__(self) -> None:
         checks.text("peer", self.peer, 255)
-        checks.number("rtt_ms", self.rtt_ms, 0, _MAX_RATE)
-        checks.number("mb_per_s", self.mb_per_s, 0, _MAX_RATE)
+        for figure in fields(self)[1:]:
+            checks.number(figure.name, getattr(self, figure.name), 0, _MAX_RATE)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDetails:
-    """What a registration says that the release before this one can't read: it is kept beside it, under another key.
+    """The part of a registration that the previous release can't read. It is stored beside the registration, under
+    another key.
 
-    Every field may be left out, and says nothing then.
+    Every field may be left out; it then says nothing.
     """
 
-    roles: tuple[WorkerStage, ...] = ()  # all roles of its process, each of which has a registration
+    roles: tuple[WorkerStage, ...] = ()  # all roles of the worker's process; each role has a registration
     prefill_curves: tuple[RateCurve, ...] = ()  # rates by prompt length, one curve for each model
     decode_curves: tuple[RateCurve, ...] = ()  # rates by parallel sequences, one curve for each model
     links: tuple[Link, ...] = ()
-    clock_s: float = 0.0  # its machine's clock less the store's
+    clock_s: float = 0.0  # its machine's clock minus the store's
     engine_build: str = ""
     slot_file_version: str = ""  # version of the KV cache files that its engine reads and writes
-    paused_because: str = ""  # why it paused itself, in a sentence; "": it didn't
-    template: str = ""  # hash of what its chat template makes of fixed conversations
-    turns: int = 0  # queues of lane `bulk` that it takes from in turn; 0: from the first one only
+    paused_because: str = ""  # why it paused itself, in a sentence; "": it is not paused
+    template: str = ""  # hash of its chat template's output for fixed conversations
+    turns: int = 0  # how many `bulk` queues it takes jobs from in turn; 0: only from the first
 
     def __post_init__(self) -> None:
         checks.tuple_of("roles", self.roles, str, 2)
@@ -130,11 +148,11 @@ NO_DETAILS = WorkerDetails()
 
 
 def _check_columns(name: str, columns: tuple[tuple[float, ...], ...], most: int) -> None:
-    """Columns of numbers, each as long as the first."""
+    """Checks columns of numbers: all must be as long as the first."""
     if any(not isinstance(column, tuple) or len(column) != len(columns[0]) for column in columns):
         raise InvalidMessage(f"{name} must be equally long")
     if len(columns[0]) > most:
-        raise InvalidMessage(f"{name} must be at most {most} numbers")
+        raise InvalidMessage(f"{name} must hold at most {most} numbers")
     for column in columns:
         for value in column:
             checks.number(name, value, 0, _MAX_RATE)
@@ -142,7 +160,8 @@ def _check_columns(name: str, columns: tuple[tuple[float, ...], ...], most: int)
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Read by status, doctor, stealing and the producers; every figure is the worker's own."""
+    """A worker's registration, which status, doctor, stealing and the producers read. Every figure is the worker's
+    own."""
 
     worker_id: str  # host.pid.random: unique for one process's life
     role: WorkerStage
@@ -150,7 +169,7 @@ class WorkerInfo:
     engine: str
     device: str  # "cpu", "cuda", "metal", "simulated"
     fingerprint: str  # identifies the KV family; "" if it can't transfer KV
-    tokenizer: str  # hash of the tokenizer; the producers count tokens with `chars_per_token` where they lack it
+    tokenizer: str  # hash of the tokenizer; producers without it estimate tokens by `chars_per_token`
     context: int  # tokens
     slots: int
     host: str
@@ -162,20 +181,21 @@ class WorkerInfo:
     tokens_per_s: float = 0.0  # moving average for its stage; 0: nothing measured yet
     transfers_kv: bool = False  # proved at start
     off: str = ""  # why it takes no jobs now: paused, outside its hours, SELF_PAUSED, ENGINE_AWAY
-    notes: str = ""  # what an operator should know, in one sentence
-    jobs: tuple[str, ...] = ()  # job ids it holds
-    # Of a decode worker: the models in its memory, home first, and what it has measured of each; 0: nothing yet.
+    notes: str = ""  # one sentence for the operator
+    jobs: tuple[str, ...] = ()  # ids of the jobs that it holds
+    # Decode workers only: the models in memory, home model first, and what the worker has measured of each; 0: nothing
+    # yet.
     resident: tuple[str, ...] = ()
     resident_tokens_per_s: tuple[float, ...] = ()  # of one sequence
     resident_answer_tokens: tuple[float, ...] = ()  # mean length of an answer
     stolen: int = 0  # jobs of other models taken since start
-    not_stolen: int = 0  # times that taking one did not pay
-    left: int = 0  # times that it left its own model's work to a faster worker
-    layout: str = ""  # layout of its KV cache, as `layout_text` writes it; "": no transfer, or an older worker
-    sketch: str = ""  # hexadecimal hash of what its engine computes; "": it makes none, or an older worker
-    refuses: tuple[str, ...] = ()  # for a decode worker: sketches of engines whose KV caches it refuses
+    not_stolen: int = 0  # how often stealing a job would not have paid
+    left: int = 0  # how often it left jobs of its own model to a faster worker
+    layout: str = ""  # its KV cache's layout, from `layout_text`; "": no transfer, or an older worker
+    sketch: str = ""  # hexadecimal hash of its engine's sketch; "": it has none, or an older worker
+    refuses: tuple[str, ...] = ()  # decode workers only: sketches of the engines whose KV caches it refuses
     refuses_because: tuple[str, ...] = ()  # a sentence for each
-    details: WorkerDetails = NO_DETAILS  # travels by itself (`kvstore.base.encoded`)
+    details: WorkerDetails = NO_DETAILS  # encoded separately (`kvstore.base.encoded`)
 
     def __post_init__(self) -> None:
         checks.identifier("worker_id", self.worker_id)
@@ -200,7 +220,7 @@ class WorkerInfo:
     def _check_refuses(self) -> None:
         columns = (self.refuses, self.refuses_because)
         if any(not isinstance(column, tuple) or len(column) != len(self.refuses) for column in columns):
-            raise InvalidMessage("refuses must have a reason for each sketch")
+            raise InvalidMessage("refuses_because must have a reason for each sketch in refuses")
         if len(self.refuses) > MAX_REFUSALS:
             raise InvalidMessage(f"refuses must be at most {MAX_REFUSALS} sketches")
         for sketch, reason in zip(*columns, strict=True):
@@ -212,7 +232,7 @@ class WorkerInfo:
         if not isinstance(self.resident, tuple) or len(self.resident) > 64:
             raise InvalidMessage("resident must be at most 64 models")
         if any(not isinstance(column, tuple) or len(column) != len(self.resident) for column in columns):
-            raise InvalidMessage("what was measured of the resident models must have one figure for each")
+            raise InvalidMessage("the measured figures must be one for each resident model")
         for model in self.resident:
             checks.model_name("resident", model)
         for name, column in zip(("resident_tokens_per_s", "resident_answer_tokens"), columns, strict=True):
@@ -221,15 +241,15 @@ class WorkerInfo:
 
     @property
     def process(self) -> str:
-        """What the registrations of one process have in common: `worker_id`, less the role of one that has two."""
+        """What the registrations of one process share: `worker_id` without the suffix that a second role adds."""
         return self.worker_id.removesuffix(_PREFILL_SUFFIX)
 
     def why_refused(self, sketch: str) -> str:
-        """Why it uses no KV caches of producers with this sketch; "": it may, or there is none to refuse."""
+        """Why this worker refuses KV caches from producers with this sketch; "": it does not, or there is no sketch."""
         return dict(zip(self.refuses, self.refuses_because, strict=True)).get(sketch, "") if sketch else ""
 
     def figures_for(self, model: str) -> tuple[float, float]:
-        """(tokens a second of one sequence, mean tokens of an answer) here; 0 where nothing is known."""
+        """(tokens a second of one sequence, mean tokens of an answer) for this model; 0 where unknown."""
         if model not in self.resident:
             return 0.0, 0.0
         place = self.resident.index(model)

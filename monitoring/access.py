@@ -33,7 +33,7 @@ def why_not(listens_on: str, host: str, origin: str | None, names: Collection[st
     if name not in names and not _names_us(name, listens_on):
         return "requests are answered only under this machine's own names and addresses"
     if origin and not _names_us(_hostname(origin), listens_on):
-        return "requests from pages of other machines are not answered"
+        return "requests from web pages of other hosts are not answered"
     return ""
 
 

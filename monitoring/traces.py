@@ -36,7 +36,7 @@ def trace_observers() -> list[Callable[[Event], None]]:
     try:
         return [SpanMaker()]
     except ImportError as error:
-        log.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but no traces are made: %s; install kvasir[otel]", error)
+        log.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but traces can't be made: %s; install kvasir[otel]", error)
         return []
 
 

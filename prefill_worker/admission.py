@@ -120,7 +120,7 @@ class Admission:
             if usage.max_bytes and size and not negligible:
                 if size > mark:
                     raise StoreUnavailable(
-                        f"{size:,} bytes are more than the {mark:,} that all KV caches may take together"
+                        f"the KV cache takes {size:,} bytes, more than the {mark:,} that all may take together"
                     )
                 name = f"{self._name}.{next(self._numbers)}"
                 if not self._cluster_state.reserve(name, size, mark - usage.used_bytes, RESERVATION_TTL_S):

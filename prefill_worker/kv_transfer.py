@@ -93,7 +93,7 @@ class KVWriter:
         except Exception as error:  # no decode job will refer to the stored records, so they must be deleted here
             transfer.drop_own()
             if isinstance(error, StoreUnavailable):
-                reason = f"the store did not take it: {error}"
+                reason = f"the store did not accept it: {error}"
             elif isinstance(error, KVTransferFailed):
                 reason = f"the engine did not export it: {error}"
             else:
@@ -124,7 +124,7 @@ class KVWriter:
         if job.kv_tokens < 1:
             return "a prompt of one token has no KV cache to transfer"
         if job.kv_tokens * len(asks) < self._short_tokens:
-            return "a prompt this short is computed faster than its KV cache is fetched"
+            return "computing a prompt this short is faster than fetching its KV cache"
         return self._engine_why_no_kv or info.layout.why_unsupported or self._refusals.reason()
 
 

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 # Fields of the report that the event contains.
 _FACTS = ("prefill_s", "put_s", "put_bytes", "computed_tokens", "restored_tokens")
-_EARLIER_VERSION = "the job's version of messages can't say who made a KV cache"
+_EARLIER_VERSION = "the job's message version can't name the producer of a KV cache"
 
 
 class PrefillWorker:

@@ -361,10 +361,10 @@ def version_problems(cluster_state: ClusterState) -> list[tuple[str, str]]:
     older_ids, newer_ids = other_versions(cluster_state.encoded_registrations())
     problems = []
     if older_ids:
-        problem = f"{', '.join(older_ids)}: an older version, which can't read jobs from here, so they wait"
+        problem = f"workers of an older version can't read jobs from here, so these wait: {', '.join(older_ids)}"
         problems.append((problem, f"upgrade the workers first: {next_command('deploy', 'upgrade')}"))
     if newer_ids:
-        problem = f"{', '.join(newer_ids)}: a newer version, which answers jobs but can't be shown here"
+        problem = f"workers of a newer version can't be seen from here, though they answer: {', '.join(newer_ids)}"
         problems.append((problem, f"upgrade this program: {UPGRADE_COMMAND}"))
     return problems
 

@@ -73,8 +73,7 @@ class Throughput:
             return replace(self._models.get(model, Averages()))
 
     def fetch_s(self, model: str) -> float:
-        """Return the expected time to fetch a KV cache: as measured for this model, else for any model, else a guess.
-        """
+        """Return the expected time to fetch a KV cache: as measured for this model, for any model, or a first guess."""
         with self._lock:
             model_averages = [self._models[model]] if model in self._models else []
             values = [averages.fetch_s for averages in [*model_averages, *self._models.values()]]

@@ -1,1 +1,1 @@
-"""The desk's pages: what Streamlit draws. All that is decided is decided in `desk`."""
+"""The desk's pages, drawn with Streamlit. All decisions are made in `desk`."""

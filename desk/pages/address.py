@@ -1,7 +1,7 @@
-"""The address says what is shown: a reload, a link and the browser's Back show it again.
+"""Keeps what is shown in the address, so that a reload, a link and the browser's Back show it again.
 
-Anybody can write an address. Only choices that a page offers are taken from it; whether there is such an assignment or
-submission is for the page to say.
+Anybody can write an address. Only choices that a page offers are taken from it. The page itself checks whether the
+assignment or submission exists.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ def _choice_of(*choices: str) -> Parser:
     return lambda values: next((value for value in values if value in choices), choices[0])
 
 
-# Every value that an address holds, under the key that its widget has: how it is read, and where it is shown.
+# All values in an address, by their widgets' keys: how each is parsed, and in which section it is shown.
 _PARSERS: dict[str, Parser] = {
     "assignment": lambda values: values[0],
     "section": _choice_of(*SECTIONS),
@@ -44,12 +44,16 @@ _IN_SECTION = {
 
 
 def follow_address() -> None:
-    """Before any widget is drawn: go where the address leads, if it is not the one that this page wrote last."""
+    """Go where the address leads, unless this page wrote that address last.
+
+    Must be called before any widget is drawn.
+    """
     state = st.session_state
     address = {name: st.query_params.get_all(name) for name in _PARSERS if name in st.query_params}
     page_address, last_address = _page_address(), state.get("shown")
-    # A reload, a link, Back or Forward. A click can come with the address of before: then a choice has changed as well.
-    # Back pressed again comes with the choices of before the first, if the page has not been drawn since.
+    # This detects a reload, a link, Back or Forward. A click can come with the previous address, but then a choice has
+    # changed as well. If Back is pressed twice and the page has not been drawn in between, the choices are still those
+    # before the first press.
     state["went"] = address != state.get("address") and (
         last_address is None or page_address in (last_address, state.get("left"))
     )
@@ -60,18 +64,18 @@ def follow_address() -> None:
             state.pop(name, None)
     state.update(state.pop("go", {}))
     for name, values in state["remembered"].items():
-        if name not in state:  # Streamlit forgets a widget that is not drawn
+        if name not in state:  # Streamlit forgets the value of a widget that is not drawn
             state[name] = _PARSERS[name](values)
-    # Here, not in `write_address`: pressed again, Back ends this run in the middle.
+    # This must happen here and not in `write_address`, because pressing Back again ends this run before it gets there.
     if state["went"] and last_address is not None:
         state["shown"], state["left"] = _page_address(), page_address
     _leave()
 
 
 def _leave() -> None:
-    """Write what the section that is left showed last, if a field of it came together with the click that leaves it.
+    """Write the old section's address, if one of its fields changed together with the click that leaves it.
 
-    Such a run draws the new section alone: without this the browser's Back would show the field as it was before.
+    Such a run draws only the new section. Without this, the browser's Back would show the field's old value.
     """
     state = st.session_state
     last_address: dict[str, list[str]] | None = state.get("shown")
@@ -91,7 +95,7 @@ def _leave() -> None:
 
 
 def write_address() -> None:
-    """Write what is shown into the address, as a new step of the browser's history."""
+    """Write what is shown into the address, as a new step in the browser's history."""
     state = st.session_state
     last_address, page_address = state.get("shown"), _page_address()
     state["shown"] = page_address
@@ -101,7 +105,7 @@ def write_address() -> None:
         state.pop("left", None)
     if page_address == last_address or page_address == state["address"]:
         return
-    # Where the browser's Back led, history stays as it is, or nobody would ever get past that step.
+    # After Back, the history must not get a new step, because then nobody could go back any further.
     if not has_navigated or (last_address is None and state["address"].items() <= page_address.items()):
         state["address"] = page_address
         st.query_params.from_dict(page_address)
@@ -112,7 +116,7 @@ def _names(section: str) -> tuple[str, ...]:
 
 
 def _page_address(section: str = "") -> dict[str, list[str]]:
-    """What an address says of this page, or of another section as it was left: nothing of what is shown anyway."""
+    """Return the address of this page, or of another section with its last choices. Default values are left out."""
     state = st.session_state
     section = section or state.get("section", "")
     values = {name: section if name == "section" else state.get(name) for name in _names(section)}
@@ -124,12 +128,12 @@ def _page_address(section: str = "") -> dict[str, list[str]]:
 
 
 def go(section: str, assignment: str = "", submission: str = "") -> None:
-    """Show another place, from the next run on."""
+    """Show another place, starting with the next run."""
     go_next(section, assignment, submission)
     st.rerun()
 
 
 def go_next(section: str, assignment: str = "", submission: str = "") -> None:
-    """The same in a callback, which the run of its click follows."""
+    """Show another place from a callback, which is followed by a run."""
     destination = {"section": section, "assignment": assignment, "submission": submission}
     st.session_state["go"] = {name: value for name, value in destination.items() if value}

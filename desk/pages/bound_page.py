@@ -1,6 +1,6 @@
-"""How far the grades may be trusted: a sample graded by hand, blind, and what it promises of the rest.
+"""How far the grades can be trusted: a sample that is graded by hand, blind, and the bound that follows from it.
 
-Until all of the sample is graded, nothing that a model gave is on the page: no points, no evidence, no feedback.
+Until the whole sample is graded, the page shows nothing from the model: no points, no evidence, no feedback.
 """
 
 from collections import Counter
@@ -25,7 +25,8 @@ from desk.pages.shared import (
     show_table,
     wait_for,
 )
-from desk.pages.work import MOST_CHARS, draw_work
+from desk.pages.work import BLOCKS, char_count, draw_work, is_cut
+from desk.review_screen.blocks import WorkBlocks
 from desk.text import escape_markdown
 from desk.view import BatchView
 from grading import hand_sample as bounds
@@ -37,17 +38,12 @@ from grading.rubric.rubric import Criterion, exact, plain
 from messages.errors import KvasirError
 from producers.words import join_with_and, plural
 
-_KEYS = {
-    "j, k": "the next, or the previous, submission",
-    "0 to 9": "so many points for the criterion marked ▸, which then moves on to the next",
-    "?": "this list",
-}
 _GRADING = "The class is still being graded: a sample is drawn from grades that stand."
-_Sheet = Mapping[str, Mapping[str, str]]  # what the sheet holds, by item id and criterion
+_Sheet = Mapping[str, Mapping[str, str]]  # the sheet's contents by item id and criterion
 
 
 def show_bound_page(desk: Desk, folder: Path) -> None:
-    """Draw it; a click on it draws it alone, without the page around it."""
+    """Draw the page. A click inside it redraws only this part, not the page around it."""
 
     def bound() -> None:
         with show_errors():
@@ -65,7 +61,7 @@ def _bound(desk: Desk, folder: Path) -> None:
         st.caption("Nothing is graded yet.")
         return
     work = assignments.grading_work(folder)
-    if work.is_alive:  # also with another rubric for all: what the sample says is about to be wrong
+    if work.is_alive:  # also if the class is being graded with another rubric, because the sample will then be outdated
         wait_for(work, _GRADING)
         return
     if counts.open:
@@ -83,7 +79,7 @@ def _bound(desk: Desk, folder: Path) -> None:
             )
         )
     if draw is None or stale_grades:
-        ask_name()  # it stands in the record of the draw
+        ask_name()  # the record of the draw contains the name
         _draw(folder, graded_class)
         return
     sheet = bounds.entered_points(folder / SHEET, draw, graded_class)
@@ -137,7 +133,7 @@ def _draw(folder: Path, graded_class: GradedClass) -> None:
     is_unclear = not eligible_grades or (bool(upload) and not strata)
 
     def draw_now() -> None:
-        """By the plan that the fields say."""
+        """Draw a sample by the plan in the fields."""
         state = st.session_state
         size, within, percent_over, confidence, upload = (
             state[f"plan {name}"] for name in ("size", "within", "most", "confidence", "parts")
@@ -186,25 +182,27 @@ def _by_hand(
 
 
 def _show_work(desk: Desk, view: BatchView, item: Item) -> None:
-    """What was handed in, without a sign of what the model quoted."""
+    """Show the work, without marking what the model quoted."""
     submission = item.submission
     if submission.problem:
         st.error(escape_markdown(submission.problem))
-    char_count = sum(len(part.text) for part in submission.parts)
-    shows_all = char_count <= MOST_CHARS or st.toggle(f"Show all {char_count:,} characters", key=f"all {item.item_id}")
+    is_whole = is_cut(submission) and st.toggle(
+        f"Show all {char_count(submission):,} characters", key=f"all {item.item_id}"
+    )
     assert view.assignment
-    folder, most_chars = view.assignment.request.folder, char_count if shows_all else MOST_CHARS
+    folder = view.assignment.request.folder
 
-    def draw() -> Markup:
-        markup = Markup()
-        draw_work(markup, folder, submission, {}, most_chars)
-        return markup
+    def draw() -> list[dict[str, Any]]:
+        work = WorkBlocks()
+        draw_work(work, folder, submission, {}, is_whole)
+        return work.blocks
 
-    desk.get_or_make(("work by hand", view.folder, item.item_id), (submission, most_chars), draw).draw()
+    blocks = desk.get_or_make(("work by hand", view.folder, item.item_id), (submission, is_whole), draw)
+    BLOCKS(key=f"work of {item.item_id}", data={"blocks": blocks})
 
 
 def _draw_summary(folder: Path, draw: Draw, graded_class: GradedClass, sheet: _Sheet) -> None:
-    """What is to be promised, and whether it can be."""
+    """Show what is to be promised, and whether that is possible."""
     plan, members = draw.plan, sum(len(stratum.members) for stratum in draw.strata)
     st.markdown(
         escape_markdown(
@@ -230,7 +228,7 @@ def _draw_summary(folder: Path, draw: Draw, graded_class: GradedClass, sheet: _S
 
 
 def _pick(draw: Draw, graded_class: GradedClass, sheet: _Sheet, open_ids: Sequence[str]) -> str:
-    """The submission that is graded by hand, and ways to the others, in the order drawn."""
+    """Choose the submission to grade by hand, with buttons for the others in the order drawn."""
     state, names = st.session_state, draw.sampled_members()
     ids = [id for id in names if id in sheet]
     if state.get("drawn") not in sheet:
@@ -251,7 +249,6 @@ def _pick(draw: Draw, graded_class: GradedClass, sheet: _Sheet, open_ids: Sequen
         ask_name()
     markup = Markup()
     markup.caption(f"{len(ids) - len(open_ids)} of {len(ids)} graded by hand. Each entry is saved at once, in {SHEET}.")
-    markup.keys(_KEYS)
     markup.draw()
     return item_id
 
@@ -261,7 +258,10 @@ def _go(item_id: str) -> None:
 
 
 def _points(folder: Path, criteria: Sequence[Criterion], item: Item, cells: Mapping[str, str]) -> None:
-    """A field for each criterion, and buttons where there are few points: each entry goes to the sheet at once."""
+    """Show a field for each criterion, and buttons if there are few points.
+
+    Each entry is written to the sheet at once.
+    """
     state = st.session_state
     problem, conflict = state.pop("hand said", ""), state.get("hand conflict")
     drawn_criteria = [criterion for criterion in criteria if criterion.id in cells]
@@ -270,7 +270,7 @@ def _points(folder: Path, criteria: Sequence[Criterion], item: Item, cells: Mapp
         state["hand criterion"] = next((id for id in ids if not cells[id]), "done")
     for criterion, next_id in zip(drawn_criteria, [*ids[1:], "done"], strict=True):
         field = f"hand {item.item_id} {criterion.id}"
-        # The sheet's value counts, unless it was just typed and refused.
+        # The sheet's value is shown, unless the value in the field was typed just now and refused.
         if state.get("hand seen", {}).get(field) != cells[criterion.id] or field not in state:
             state.setdefault("hand seen", {})[field] = cells[criterion.id]
             state[field] = float(cells[criterion.id].replace(",", ".")) if cells[criterion.id] else None
@@ -306,7 +306,7 @@ def _press(points: float, field: str, args: tuple[Path, str, str, str]) -> None:
 
 
 def _enter_points(folder: Path, item_id: str, criterion: str, next_id: str) -> None:
-    """Write what the field says into the sheet; where somebody has entered something else meanwhile, ask."""
+    """Write a field's value into the sheet. If somebody else has changed the cell in the meantime, ask."""
     state, field = st.session_state, f"hand {item_id} {criterion}"
     entered_points = state.get(field)
     points, sheet_values = "" if entered_points is None else str(plain(exact(entered_points))), state["hand seen"]

@@ -1,4 +1,4 @@
-"""Grades leave the house."""
+"""The page that exports grades."""
 
 import hashlib
 from collections.abc import Sequence
@@ -7,8 +7,9 @@ from typing import Any
 
 import streamlit as st
 
-from desk.pages.shared import Desk, show_errors, show_problem, show_text
+from desk.pages.shared import Desk, browser_key, show_errors, show_problem, show_text
 from desk.rounds import graded_class_of
+from desk.rows import what_goes_out
 from desk.text import escape_markdown
 from desk.view import BatchView
 from grading import export
@@ -17,6 +18,17 @@ from grading.report.grades import save_graded
 from producers.words import plural
 
 _MAX_LINES = 50
+# Only the browser knows of them.
+_UNSAVED_HTML = """<p class="unsaved" role="status"></p><script>
+(() => {
+  const count = (kind) => Object.keys(localStorage).filter((key) => key.startsWith(`kvasir BATCH ${kind} `)).length;
+  const words = [[count("draft"), "not saved and will not go out"], [count("act"), "perhaps not at the desk yet"]]
+    .filter(([number]) => number)
+    .map(([number, state]) => `${number} ${number === 1 ? "change is" : "changes are"} ${state}`);
+  const place = document.querySelector(".unsaved");
+  if (words.length) place.textContent = `In this browser ${words.join(", ")}: open Review first.`;
+})();
+</script>"""
 
 
 def show_export_page(desk: Desk, folder: Path) -> None:
@@ -38,13 +50,15 @@ def show_export_page(desk: Desk, folder: Path) -> None:
             _PageForm(), (desk.title(folder), view.rubric.title if view.rubric else "")
         )
     asked = (folder, export_format.name, include_unreviewed, choices)
-    # Not before the upload is there: who is quicker than it would be told that nothing was uploaded.
+    st.html(_UNSAVED_HTML.replace("BATCH", browser_key(folder)), unsafe_allow_javascript=True)
+    # Disabled until the upload has arrived: a quick click would otherwise report that nothing was uploaded.
     if st.button("Make the file", type="primary", disabled=choices is None) and choices is not None:
         with show_errors():
             graded_class = graded_class_of(view)
             if graded_class:
                 save_graded(folder, graded_class)
-            _, grades = export.final_grades(folder, include_unreviewed)  # before the file, as the command does
+            # read before the file is made, as the command does
+            _, grades = export.final_grades(folder, include_unreviewed)
             export_file = export_format.make(folder, include_unreviewed=include_unreviewed, **choices)
             st.session_state["exported"] = (*asked, export_file, grades)
     last_export = st.session_state.get("exported")
@@ -59,6 +73,10 @@ def show_export_page(desk: Desk, folder: Path) -> None:
                     show_text("\n".join(since.lines()[:_MAX_LINES]))
                 if len(since.differences) > _MAX_LINES:
                     st.caption(f"The first {_MAX_LINES} of {len(since.differences)}.")
+            held_ids = export_file.held_ids
+            held_grades = [final for final in grades if held_ids is None or final.grade.id in held_ids]
+            for sentence in what_goes_out(held_grades, desk.rows(folder)[2]):
+                st.write(sentence)
         _offer(folder, export_file, since)
 
 
@@ -77,11 +95,11 @@ def _offer(folder: Path, file: ExportFile, since: SinceLast | None) -> None:
     if file.asks:
         st.warning("Read this first:")
         show_text("\n".join(file.asks))
-        # Its key says what is confirmed: exactly this file, after exactly these sentences.
+        # The key identifies exactly what is confirmed: this file, after these sentences.
         digest = hashlib.sha256("\n".join(file.asks).encode("utf-8", "replace") + file.data).hexdigest()
         if not st.checkbox("I have read this, and this is the file that I want", key=f"confirmed {digest}"):
             return
-    # Noted when it is taken, not when it is made: who thinks better of it has given out nothing.
+    # Recorded when the file is downloaded, not when it is made: a file that is never downloaded was not given out.
     on_download = {"on_click": export.record_export, "args": (folder, since.now)} if since else {"on_click": "ignore"}
     st.download_button(f"Download {file.name}", file.data, file.name, file.media_type, **on_download)
     for note in file.notes:

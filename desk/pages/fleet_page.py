@@ -1,4 +1,4 @@
-"""Who is alive, how fast it goes."""
+"""The page that shows which workers are alive, and how fast the work goes."""
 
 import time
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ def show_fleet_page(desk: Desk, folder: Path) -> None:
 
 
 def _show_run(desk: Desk, folder: Path) -> None:
-    """Not in the part that draws itself again: of a large class this is a lot to send."""
+    """Show the run. It is outside the part that refreshes itself, because for a large class this is much data."""
     view = desk.view(folder)
     html = pictures(desk, ("run", folder), view.version, lambda: runs.pictures(view.results))
     if html:
@@ -37,7 +37,7 @@ def _show_run(desk: Desk, folder: Path) -> None:
 
 
 def show_workers(desk: Desk, folder: Path) -> None:
-    """Who does what now: a table of the cluster's workers, or what this machine has in hand."""
+    """Show who is doing what: a table of the cluster's workers, or the jobs of this machine's process."""
     if not desk.backend.is_cluster:
         record, alive = assignments.grading_work(folder).record(), assignments.grading_work(folder).is_alive
         st.write(f"Process {record.pid} on this machine is grading." if alive and record else "Nothing is running.")
@@ -80,7 +80,7 @@ def _activity(worker: WorkerInfo) -> str:
 
 
 def _in_hand(desk: Desk, folder: Path) -> None:
-    """What this machine's process works on at this moment; whose work it is nobody needs to know here."""
+    """List the jobs that this machine's process is working on now. It does not say whose they are."""
     models, now = desk.view(folder).models(), datetime.now(UTC)
     rows = [
         {

@@ -1,4 +1,4 @@
-"""From inputs to grades: dry run, trial, the whole class, and how it goes."""
+"""The page from inputs to grades: dry run, trial, the whole class, and progress."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from grading.roster import keep_answer, kept_files, read_rosters
 from producers.batch import batch as batches
 from producers.words import plural
 
-_MAX_ROWS = 50  # rows of the dry run's table
+_MAX_ROWS = 50  # limit for the rows in the dry run's table
 
 
 def show_grade_page(desk: Desk, folder: Path) -> None:
@@ -59,7 +59,7 @@ def show_grade_page(desk: Desk, folder: Path) -> None:
     _questions(desk, folder)
 
 
-# --- who is in the class
+# --- the roster
 
 
 def _roster(folder: Path) -> None:
@@ -77,7 +77,7 @@ def _roster(folder: Path) -> None:
 
 
 def _questions(desk: Desk, folder: Path) -> None:
-    """Whose submissions are that don't say so: one is chosen, and a click gives it to somebody."""
+    """Show submissions whose owner is not clear. One is chosen, and a click assigns it to a person."""
     view = desk.view(folder)
     questions = planning.questions(view.assignment) if view.assignment else {}
     if not questions or not view.assignment:
@@ -198,7 +198,7 @@ _STOP_CLUSTER = "The cluster goes on; 'Grade all' gathers what it has done meanw
 _CANCEL_CLUSTER = "Every job that has no result yet is cancelled, for all workers. What is graded stays."
 
 
-# --- how it goes
+# --- progress
 
 
 def _figures(desk: Desk, folder: Path, work: Work) -> None:

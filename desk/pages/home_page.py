@@ -1,4 +1,4 @@
-"""All assignments, and a new one."""
+"""The page with all assignments, and a form for a new one."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -60,7 +60,7 @@ def _new(desk: Desk) -> None:
             key=key("uploads"),
         )
         st.text_input("… or a folder, zip or file on this machine", key=key("place"))
-        st.file_uploader("Rubric (none: it is written on the next page)", [*KINDS], key=key("rubric"))
+        st.file_uploader("Rubric (optional: without one, you write it on the next page)", [*KINDS], key=key("rubric"))
         left, right = st.columns(2)
         left.file_uploader("Solution (optional)", _WORK, key=key("solution"))
         right.file_uploader("Template that students started from (optional)", _WORK, key=key("template"))
@@ -72,25 +72,28 @@ def _new(desk: Desk) -> None:
                 key=key(name),
             )
         st.checkbox(
-            "Ask about each criterion by itself",
-            help="If you change a criterion later, only that one is asked about again.",
+            "Grade each criterion separately",
+            help="If you change a criterion later, only that one is graded again.",
             key=key("one by one"),
         )
         action_button("Create", lambda: _create(desk.backend.home, number), form=True, type="primary")
 
 
 def _create(home: Path, number: int) -> None:
-    """An assignment of what the form of this number says; the second of two clicks on one form leads there as well."""
+    """Create an assignment from the form with this number.
+
+    A second click on the same form leads to the same assignment.
+    """
     state = st.session_state
     if state["forms sent"] == number:
         state["made"] = _create_from_form(home, lambda name: state[f"new {number} {name}"])
         state["forms sent"] += 1
-    if not state["assignment"]:  # or the reader has chosen another meanwhile
+    if not state["assignment"]:  # unless the reader has chosen another assignment in the meantime
         go_next(*state["made"])
 
 
 def _create_from_form(home: Path, field: Callable[[str], Any]) -> tuple[str, str]:
-    """(its first section, its folder), made of what each field of the form says."""
+    """Create the assignment from the form's fields; returns (its first section, its folder)."""
     uploads, place, rubric = field("uploads"), field("place"), field("rubric")
     _check(uploads, place, rubric, (field("solution"), field("template")), home)
     title = field("title")
@@ -116,10 +119,10 @@ def _document(folder: Path, upload: Any) -> str:
 
 
 def _check(uploads: Any, place: str, rubric: Any, documents: Sequence[Any], home: Path) -> None:
-    """Before a folder is made, so that nothing half made stays behind."""
+    """Check the form before a folder is created, so that nothing half-made is left."""
     if uploads:
         assignments.check_uploads([upload.name for upload in uploads])
-        if len(uploads) == 1:  # among several it is a student's, who gets a row that says so
+        if len(uploads) == 1:  # one of several uploads is a student's work, and its problem is shown in that row
             assignments.check_zip(uploads[0].name, uploads[0])
     else:
         check_apart(assignments.find_submissions(place), home, "kvasir ui --home")

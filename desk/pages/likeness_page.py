@@ -1,4 +1,4 @@
-"""Like answers to one criterion, decided on together."""
+"""The page with like answers to one criterion, on which a person decides together."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,13 +16,13 @@ from grading.quotes import quoted_lines
 from grading.report.grades import show_points
 from grading.reviews import decide_together, decided_together, undo_together
 from grading.rubric.rubric import Criterion, exact, plain
-from producers.words import join_with_and, plural
+from producers.words import join_with_and, plural, shorten_names
 
-_MOST_SHOWN = 40  # answers that are decided on at once, and decisions that can be undone here
+_MOST_SHOWN = 40  # limit for the answers decided on at once, and for the decisions that can be undone here
 
 
 def show_likeness_page(desk: Desk, folder: Path) -> None:
-    """Draw it; a click on it draws it alone, without the page around it."""
+    """Draw the page. A click inside it redraws only this part, not the page around it."""
     draw_live(lambda: _show_groups(desk, folder))
 
 
@@ -40,6 +40,7 @@ def _show_groups(desk: Desk, folder: Path) -> None:
             help="Also answers worded alike, with equal points. A decision that is right for one may be wrong "
             "for another: read the highlighted differences, and tick those you mean.",
         )
+        is_blind = st.toggle("Without names", bool(st.session_state.get("blind")), key="like blind")
     answers = desk.get_or_make(
         ("answers", folder, criterion.id),
         view.version,
@@ -64,15 +65,20 @@ def _show_groups(desk: Desk, folder: Path) -> None:
     )
     if message := st.session_state.pop("said of group", ""):
         st.info(escape_markdown(message))
-    names = {row.final.grade.item_id: row.name for row in rows}
+    names = {row.final.grade.item_id: row.final.grade.item_id[:8] if is_blind else row.name for row in rows}
     if groups:
         number = st.selectbox(
             "Group",
             range(len(groups)),
-            format_func=lambda at: f"{len(groups[at])} answers: “{(groups[at][0].quote or groups[at][0].text):.60}”",
+            format_func=lambda at: _group_words(groups[at], names),
         )
         _show_group(folder, criterion, groups[number], names, standing)
     _show_decisions(folder, criterion.id, names, standing)
+
+
+def _group_words(group: Sequence[CriterionAnswer], names: Mapping[str, str]) -> str:
+    people = shorten_names([names[answer.item_id] for answer in group])
+    return f"{len(group)} answers, by {people}: “{(group[0].quote or group[0].text):.60}”"
 
 
 def _show_group(
@@ -82,7 +88,7 @@ def _show_group(
     names: Mapping[str, str],
     standing: Mapping[str, Overrides],
 ) -> None:
-    """One of its answers, how the others differ from it, and what those that are ticked are to get."""
+    """Show one of the group's answers, how the others differ from it, and the decision for those that are ticked."""
     state, first = st.session_state, group[0]
     markup = Markup()
     markup.caption(criterion.guidance)
@@ -119,7 +125,10 @@ def _show_group(
 
 
 def _act(act: Callable[[], list[str]], message: str, names: Mapping[str, str]) -> None:
-    """Do it, and say what came of it: on whom somebody else has decided meanwhile is left, and named."""
+    """Run an action and report the result.
+
+    Submissions on which somebody else has decided are not changed, and are named.
+    """
     left = join_with_and([names[id] for id in act()])
     st.session_state["said of group"] = message + (
         f" Somebody has decided meanwhile, and it stays: {left}." if left else ""
@@ -129,12 +138,12 @@ def _act(act: Callable[[], list[str]], message: str, names: Mapping[str, str]) -
 def _show_decisions(
     folder: Path, criterion_id: str, names: Mapping[str, str], standing: Mapping[str, Overrides]
 ) -> None:
-    """What was decided on this criterion, with a way back for all that was decided at once."""
+    """Show the decisions on this criterion, with a button to undo all that were made at once."""
     for decisions in decided_together(standing, criterion_id)[:_MOST_SHOWN]:
         last, points = decisions[0], show_points(decisions[0].points) or "points unchanged"
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown(
-                escape_markdown(f"{plural(len(decisions), 'answer')}: {points} — {last.reason} ({last.reviewer})")
+                escape_markdown(f"{plural(len(decisions), 'answer')}: {points} — {last.reason}; by {last.reviewer}")
             )
             undo = partial(
                 _act,

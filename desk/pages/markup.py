@@ -4,16 +4,12 @@ Everything that is shown is made literal first; Streamlit lets no script through
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from html import escape
 from types import MappingProxyType
 
 import streamlit as st
-
-from desk.highlight import highlight_code
-from desk.plots import Plot
-from desk.tables import Table
 
 _FAINT = "overflow-wrap:anywhere;opacity:0.8;font-size:0.875rem;margin:0.5rem 0 0.25rem"
 _BOLD = "overflow-wrap:anywhere;font-weight:600;margin:0.75rem 0 0"
@@ -21,8 +17,6 @@ _MARK = "background:rgba(255,200,60,0.4);color:inherit"
 _NOTE_STYLE = "font-size:0.75rem;font-weight:600;margin-left:0.75rem;user-select:none"
 _TOKEN = re.compile(r"\s*(?:\w+|[^\w\s])|\s+")
 _NO_MARKS: Mapping[int, str] = MappingProxyType({})
-_HEADING = re.compile(r"#{1,6}[ \t]+(.*)")
-_EMPHASIS = re.compile(r"\*\*([^*\n]{1,400})\*\*|`([^`\n]{1,400})`")
 _VERBATIM = (
     "white-space:pre-wrap;overflow-wrap:anywhere;margin:0 0 0.5rem;padding:0.6rem 0.8rem;border-radius:0.5rem;"
     "background:rgba(128,132,149,0.12);font-size:0.875rem;line-height:1.5"
@@ -50,7 +44,14 @@ class Markup:
 
     def verbatim(self, text: str, marks: Mapping[int, str] = _NO_MARKS) -> None:
         """Text as it is, with its line breaks; lines in `marks`, counted from 0, are highlighted, each with why."""
-        self._lines(f'style="{_VERBATIM}"', map(escape, text.split("\n")), marks)
+        lines_html = [
+            f'<mark style="{_MARK}" title="{escape(marks[number])}">{escape(line)}</mark>{_margin_note(marks[number])}'
+            if number in marks
+            else escape(line)
+            for number, line in enumerate(text.split("\n"))
+        ]
+        # HTML drops a line break right after <pre>: one more keeps the text's own.
+        self._pieces.append("\n".join([f'<pre style="{_VERBATIM}">', *lines_html]) + "</pre>")
 
     def changes(self, first: str, other: str) -> None:
         """`other` with what only it has highlighted, and what only `first` has struck through, word by word."""
@@ -63,29 +64,6 @@ class Markup:
         html = "".join(new if is_equal else f"<del>{old}</del>{tag}{new}</ins>" for is_equal, old, new in pieces)
         self._pieces.append(f'<pre style="{_VERBATIM}">\n{html}</pre>')
 
-    def code(self, text: str, language: str, marks: Mapping[int, str] = _NO_MARKS) -> None:
-        """A cell of code in colours."""
-        self._lines('class="work-code"', map(_colour_line, highlight_code(text, language)), marks)
-
-    def prose(self, lines: Sequence[str], marks: Mapping[int, str] = _NO_MARKS) -> None:
-        """Lines in which headings and emphasis look as they do in a notebook; no other Markdown counts."""
-        self._lines('class="work-prose"', map(_prose, lines), marks)
-
-    def output(self, lines: Sequence[str], marks: Mapping[int, str] = _NO_MARKS) -> None:
-        """What a program printed."""
-        self._lines('class="work-output"', map(escape, lines), marks)
-
-    def table(self, table: Table, marks: Mapping[int, str] = _NO_MARKS) -> None:
-        """Rows of text; those that stand on the lines in `marks` are highlighted."""
-        self._pieces.append('<table class="work-table">')
-        for place, row in zip(table.lines, table.rows, strict=True):
-            reason = marks.get(place)
-            row_tag = "<tr>" if reason is None else f'<tr style="{_MARK}" title="{escape(reason)}">'
-            tag = "th" if place == table.lines[0] else "td"
-            cells = [f"<{tag}>{escape(cell)}</{tag}>" if cell else "<td></td>" for cell in row]
-            self._pieces += [row_tag, *cells, f"<td>{_margin_note(reason)}</td>" if reason else "", "</tr>"]
-        self._pieces.append("</table>")
-
     def rows(self, rows: Sequence[Mapping[str, object]], label: str) -> None:
         """A table that is only read, under the names of its columns; numbers stand at the right, `label` is its name.
 
@@ -97,11 +75,6 @@ class Markup:
         head = f'<div class="rows" role="region" tabindex="0" aria-label="{escape(label)}">'
         self._pieces.append(f"{head}<table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table></div>")
 
-    def plot(self, plot: Plot, label: str) -> None:
-        """A picture that was drawn again."""
-        size = f'width="{plot.width}" height="{plot.height}"'
-        self._pieces.append(f'<img class="work-plot" src="{plot.source}" alt="{escape(label)}" {size}>')
-
     def draw(self) -> None:
         """Put it on the page; nothing if nothing was added."""
         if self._pieces:
@@ -110,16 +83,6 @@ class Markup:
     def _repr_html_(self) -> str:
         """Streamlit takes this as it is; a string it would try as a path first, and fix its indentation."""
         return "".join(self._pieces)
-
-    def _lines(self, look: str, lines: Iterable[str], marks: Mapping[int, str]) -> None:
-        lines_html = [
-            f'<mark style="{_MARK}" title="{escape(marks[number])}">{line}</mark>{_margin_note(marks[number])}'
-            if number in marks
-            else line
-            for number, line in enumerate(lines)
-        ]
-        # HTML drops a line break right after <pre>: one more keeps the text's own.
-        self._pieces.append("\n".join([f"<pre {look}>", *lines_html]) + "</pre>")
 
     def _add(self, style: str, text: str) -> None:
         self._pieces.append(f'<p style="{style}">{escape(text)}</p>')
@@ -133,16 +96,3 @@ def _cell(value: object) -> str:
 def _margin_note(reason: str) -> str:
     """Beside a highlighted line, and no part of what is copied."""
     return f'<small style="{_NOTE_STYLE}">◂ {escape(reason)}</small>' if reason else ""
-
-
-def _colour_line(line: Iterable[tuple[str, str]]) -> str:
-    return "".join(f'<i class="work-{kind}">{escape(text)}</i>' if kind else escape(text) for kind, text in line)
-
-
-def _prose(line: str) -> str:
-    heading = _HEADING.fullmatch(line)
-    html = _EMPHASIS.sub(
-        lambda match: f"<b>{match[1]}</b>" if match[1] else f"<code>{match[2]}</code>",
-        escape(heading[1] if heading else line),
-    )
-    return f'<b class="work-heading">{html}</b>' if heading else html

@@ -1,4 +1,7 @@
-"""Whose the decisions are: a field for the name, which the browser keeps, and keys for the points of a form."""
+"""The field for the name under which decisions are kept. The browser remembers it.
+
+Also the keys for a form's points.
+"""
 
 from urllib.parse import quote
 
@@ -7,8 +10,9 @@ import streamlit as st
 from desk.pages.shared import COOKIE
 
 _NAME_HELP = "Kept in this browser and written beside your decisions; in no file for a learning platform or a student."
-# A field is sent when it is left; here also when somebody pauses or goes, so that no reload and no Back loses words.
-# So are keys where a section was just chosen: until then they are its radio button's.
+# Streamlit sends a field when the focus leaves it. This script also sends it when the person pauses or leaves the page,
+# so that a reload or Back loses no words. It also passes keys on after a section was chosen, because until then they go
+# to its radio button.
 _SCRIPT = """; path=/; max-age=31536000; samesite=strict';
 if (document.activeElement.type === "radio") document.activeElement.blur();
 if (!window.kvasir) {
@@ -33,7 +37,6 @@ if (!window.kvasir) {
       const buttons = [...document.querySelectorAll(".st-key-points-at-hand button")];
       buttons.find((button) => button.innerText.trim() === key)?.click();
     }
-    if (key === "?") document.querySelector(".keys summary")?.click();
   });
   addEventListener("input", ({target}) => {
     clearTimeout(window.kvasir);
@@ -46,7 +49,7 @@ if (!window.kvasir) {
 
 
 def ask_name() -> None:
-    """Asked once: the browser keeps it, and no address does."""
+    """Ask for the name once. The browser keeps it; no address contains it."""
     state = st.session_state
     state.setdefault("your name", state["me"])
     state["me"] = " ".join(st.text_input("Your name", max_chars=80, key="your name", help=_NAME_HELP).split())

@@ -1,4 +1,4 @@
-"""The desk's frame: which assignment, which section."""
+"""The desk's frame: the choice of assignment and section."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,8 +19,9 @@ from desk.pages import (
     review_page,
 )
 from desk.pages.address import SECTIONS, follow_address, write_address
+from desk.pages.markup import Markup
 from desk.pages.shared import Desk, get_desk, identify_browser, show_errors
-from desk.rows import Row
+from desk.rows import Row, without_points
 from desk.text import escape_markdown
 from messages.errors import KvasirError
 
@@ -34,9 +35,33 @@ _PAGES: dict[str, Callable[[Desk, Path], None]] = {
     "Export": export_page.show_export_page,
     "Fleet": fleet_page.show_fleet_page,
 }
+# On every page, and those of a section; the review screen has a list of its own.
+_KEYS = {
+    "": {
+        "Tab": "the next field or button; with Shift the one before",
+        "Enter, Space": "press the button, or tick the box",
+        "?": "this list",
+    },
+    "Results": {"↑, ↓": "the name in the next row, or the one before; Enter opens it"},
+    "Review": {"?": "all keys of the review"},
+    "Bound": {
+        "j, k": "the next, or the previous, submission",
+        "0 to 9": "so many points for the criterion marked ▸, which then moves on to the next",
+    },
+}
+_OPEN_KEYS = """<script>
+if (!window.kvasirKeys) {
+  window.kvasirKeys = true;
+  addEventListener("keydown", ({key, target}) => {
+    if (key !== "?" || target.matches("input:not([type=radio], [type=checkbox]), textarea, [contenteditable]")) return;
+    document.querySelector(".keys summary")?.click();
+  });
+}
+</script>"""
+_MEANINGS = {"Bound": "how many grades may be wrong", "Fleet": "which machines work on what"}
 
 
-# Streamlit's own grey is fainter than 4.5:1, which small text needs to be read.
+# Streamlit's grey has a contrast below 4.5:1, which is too faint for small text.
 _STYLE = """<style>
 [data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] p { color: inherit; opacity: 0.9; }
 button:enabled kbd { color: inherit; opacity: 1; }
@@ -56,6 +81,8 @@ button:enabled kbd { color: inherit; opacity: 1; }
 .rows td.number { text-align: right; }
 .keys { font-size: 0.875rem; margin-top: 0.5rem; }
 .keys summary { cursor: pointer; }
+.unsaved:empty { display: none; }
+.unsaved { border: 1px solid light-dark(#a04f00, #e69f00); border-radius: 6px; padding: 0.5rem 0.8rem; }
 /* A submission's work. Streamlit says by color-scheme whether the page is dark. */
 .work-code, .work-prose, .work-output, .work-table { font-size: 0.875rem; line-height: 1.5; margin: 0 0 0.5rem; }
 pre[class^="work-"] { white-space: pre-wrap; overflow-wrap: anywhere; padding: 0.5rem 0.75rem; background: none; }
@@ -78,7 +105,7 @@ mark [class^="work-"] { color: inherit; }  /* on what is highlighted, only ink c
 
 
 def show_desk_page(open_backend: Callable[[], Backend]) -> None:
-    """Draw the page that the reader is on."""
+    """Draw the page that the reader has chosen."""
     st.set_page_config(page_title="Kvasir grading desk", layout="wide")
     st.html(_STYLE)
     with show_errors():
@@ -89,8 +116,14 @@ def show_desk_page(open_backend: Callable[[], Backend]) -> None:
         if desk.backend.notice:
             st.warning(escape_markdown(desk.backend.notice))
         folder = _choose_assignment(desk)
-        with st.spinner("Reading the class …"):  # which takes a minute for a thousand works, once after each start
+        # after each start this is read once, which takes a minute for a thousand works
+        with st.spinner("Reading the class …"):
             section = _section(desk, folder) if folder else ""
+        with st.sidebar:
+            markup = Markup()
+            markup.keys(_KEYS[""] | _KEYS.get(section, {}))
+            markup.draw()
+            st.html(_OPEN_KEYS, unsafe_allow_javascript=True)
         if folder is None:
             home_page.show_home_page(desk)
         else:
@@ -100,7 +133,7 @@ def show_desk_page(open_backend: Callable[[], Backend]) -> None:
 
 
 def _choose_assignment(desk: Desk) -> Path | None:
-    """The assignment of the side bar; None for all. Of an address only folders that the desk knows are opened."""
+    """Return the assignment chosen in the side bar, or None for all. Only folders that the desk knows are opened."""
     names = {str(folder): folder for folder in desk.folders()}
     assignment_name = st.session_state.get("assignment", "")
     if assignment_name not in names:
@@ -118,23 +151,28 @@ def _choose_assignment(desk: Desk) -> Path | None:
 
 
 def _section(desk: Desk, folder: Path) -> str:
-    """The section of the side bar, each with what waits there; a page that changes that draws the side bar again."""
+    """Return the section chosen in the side bar, which shows what waits in each.
+
+    A page that changes this redraws the side bar.
+    """
     waits: dict[str, str] = {}
-    with suppress(KvasirError):  # said where the class itself is shown
+    with suppress(KvasirError):  # the class's own pages report the error
         waits = _waits(desk.rows(folder)[1])
         st.session_state["counted"] = desk.by_people(folder)
-    return str(
-        st.sidebar.radio("Section", SECTIONS, captions=[waits.get(name, "") for name in SECTIONS], key="section")
-    )
+    captions = [waits.get(name, _MEANINGS.get(name, "")) for name in SECTIONS]
+    return str(st.sidebar.radio("Section", SECTIONS, captions=captions, key="section"))
 
 
 def _waits(rows: Sequence[Row]) -> dict[str, str]:
-    """What waits in each section, in words and a colour; a section in which nothing waits is left out."""
+    """Return what waits in each section, in words and a colour. Sections in which nothing waits are left out."""
+    doubtful, pointless = sum(bool(row.needs_review) for row in rows), len(without_points(rows))
+    blanks = [(doubtful, "to review"), (pointless, "without points")]
+    blank_words = ", ".join(f"{count} {words}" for count, words in blanks if count)
     counts = [
         ("Grade", ":gray[●]", sum(row.state == "waiting" for row in rows), "not graded yet"),
-        ("Review", ":orange[●]", sum(bool(row.needs_review) for row in rows), "to review"),
+        ("Review", ":orange[●]", doubtful, "to review"),
         ("Review", ":orange[●]", sum(row.awaits_reply for row in rows), "to reply to"),
-        ("Export", ":red[●]", sum(bool(row.final.why_blank) and row.state != "waiting" for row in rows), "left blank"),
+        ("Export", ":red[●]", doubtful + pointless, f"left blank: {blank_words}"),
     ]
     captions: dict[str, list[str]] = {}
     for section, dot, count, words in counts:
@@ -148,5 +186,5 @@ def _title(desk: Desk, folder: str) -> str:
         return "All assignments"
     try:
         return f"{desk.title(Path(folder))} ({Path(folder).name})"
-    except KvasirError:  # said where the assignment itself is shown; the others stay in reach
+    except KvasirError:  # the assignment's own page reports the error, and the others stay usable
         return Path(folder).name

@@ -1,4 +1,4 @@
-"""Another rubric: edited, tried on some or all, compared, adopted."""
+"""The page for another rubric: it is edited, tried on some or all submissions, compared, and adopted."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def show_regrade_page(desk: Desk, folder: Path) -> None:
 
 
 def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraft]:
-    """The version that is chosen, as it is edited; what is edited becomes a version of its own when it is saved."""
+    """Show the chosen version in an editor. Saving the changes makes a new version."""
     st.subheader("Rubric and instructions", anchor=False)
     inputs = assignments.read_inputs(folder)
     current_path = Path(inputs.rubric or folder / "rubrics" / "none.yaml")
@@ -81,7 +81,7 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
             )
             or current_path
         )
-        ask_name()  # it stands in the record of changes; and the browser is known again after a reload
+        ask_name()  # the record of changes contains the name, and it makes the browser known again after a reload
     key = (st.session_state["browser"], rubric_path)
     draft = desk.rubrics.get(key)
     if draft is None:
@@ -94,7 +94,7 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
         rubric_form.read_widgets(draft)
         name, content = draft.file
         _select_version(folder, assignments.save_rubric(folder, name, content.encode()))
-        desk.rubrics.pop(key, None)  # a double click saves twice
+        desk.rubrics.pop(key, None)  # a double click saves twice, and then the draft is gone already
 
     buttons = st.container(horizontal=True)
     action_button("Save as a new version", save, at=buttons, disabled=not draft.is_unsaved, type="primary")
@@ -112,14 +112,14 @@ def _editor(desk: Desk, folder: Path, view: BatchView) -> tuple[Path, RubricDraf
 
 
 def _select_version(folder: Path, rubric: Path) -> None:
-    """Show this version; an assignment's first is the one that it is graded with."""
+    """Show this version. By default it is the one with which the assignment is graded."""
     st.session_state["saved rubric"] = rubric
     if not assignments.read_inputs(folder).rubric:
         assignments.use_rubric(folder, rubric)
 
 
 def _against(view: BatchView, draft: RubricDraft) -> None:
-    """What is edited, and what asking about it would cost; why it is no rubric yet."""
+    """Return the edited rubric and what it would cost to ask about it, or why it is not a valid rubric yet."""
     try:
         rubric = draft.rubric()
     except RubricError as error:
@@ -148,7 +148,7 @@ def _read(path: Path) -> str:
 
 
 def _prompts(view: BatchView, draft: RubricDraft) -> None:
-    """What the class shares of each prompt, as this version makes it."""
+    """Show the shared part of each prompt, as this version makes it."""
     if not view.assignment or not st.toggle("Show the prompts that this version makes"):
         return
     rubric = draft.rubric()
@@ -237,7 +237,7 @@ def _one_round(desk: Desk, folder: Path, view: BatchView, place: Path, work: Wor
     old_grades = {grade.submission: grade for grade in view.grades}
     new_grades = [grade for grade in round_view.grades if outcome_of(grade) != "waiting"]
     _show_differences(differences(old_grades, new_grades), view)
-    if counts.open or is_running:  # a click on what is about to be drawn again would be lost
+    if counts.open or is_running:  # a click on a part that is about to be redrawn would be lost
         return
     left, right, _ = st.columns([2, 2, 4])
 
@@ -272,5 +272,5 @@ def _show_differences(comparisons: list[Difference], view: BatchView) -> None:
 
 
 def _people(view: BatchView) -> dict[str, str]:
-    """Whose each submission is, for people."""
+    """Return the name to show for each submission's owner."""
     return {grade.submission: grade.display_name for grade in view.grades}

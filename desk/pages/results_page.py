@@ -1,4 +1,4 @@
-"""The class as a table: filtered, sorted, in pages."""
+"""The page with the class as a table: filtered, sorted, and divided into pages."""
 
 from collections import Counter
 from pathlib import Path
@@ -101,7 +101,7 @@ def _request_state(row: Row) -> str:
 
 
 def _line(row: Row, criteria: list[str], has_requests: bool) -> dict[str, Any]:
-    """A row of the table: whose it is, its cells, and what kind of state it is in."""
+    """Return a row of the table: whose it is, its cells, and the kind of its state."""
     cells = [*_cells(row, criteria).values(), *([_request_state(row)] if has_requests else [])]
     return {"id": row.final.grade.item_id, "cells": cells, "state": kind_of(row)}
 
@@ -133,7 +133,7 @@ def _pictures(desk: Desk, folder: Path) -> None:
 
 
 def _requests(desk: Desk, folder: Path) -> None:
-    """Students' requests for another look, as a form or a learning platform collected them."""
+    """Read students' requests for another look, from a file made by a form or a learning platform."""
     _, rows, _ = desk.rows(folder)
     if not rows:
         return
@@ -147,7 +147,7 @@ def _requests(desk: Desk, folder: Path) -> None:
 
 
 def _read_in(folder: Path, rows: list[Row], upload: Any) -> None:
-    """Once for each upload, and then the table again, which shows who has asked."""
+    """Read each upload only once, then redraw the table, which shows who has asked."""
     file_id, message = st.session_state.get("requests read", ("", ""))
     if file_id != upload.file_id:
         requests, remark = export.requests_from(upload.getvalue(), [row.final for row in rows], decider())
@@ -159,7 +159,7 @@ def _read_in(folder: Path, rows: list[Row], upload: Any) -> None:
 
 
 def _agreement(desk: Desk, folder: Path) -> None:
-    """Model and person, with intervals and pictures: what `kvasir evaluate --reviews` says."""
+    """Show the agreement of model and person, with intervals and charts, as `kvasir evaluate --reviews` does."""
     view, rows, _ = desk.rows(folder)
     if not any(row.final.is_reviewed for row in rows) or not st.toggle(
         "Agreement between model and person", key="agreement"

@@ -1,6 +1,5 @@
-"""The review: the screen in the browser, and what the desk does with each of its messages."""
+"""The review page: the screen in the browser, and what the desk does with each of its messages."""
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,9 +10,10 @@ from typing import Any
 import streamlit as st
 
 from desk import review_screen
+from desk.decisions import account
 from desk.pages.address import write_address
-from desk.pages.shared import Desk, decider, draw_live, show_problem
-from desk.pages.work import MOST_CHARS, draw_work
+from desk.pages.shared import Desk, browser_key, decider, draw_live, show_problem
+from desk.pages.work import SCRIPT, char_count, draw_work, is_cut
 from desk.review_screen.acts import ActAnswer
 from desk.review_screen.blocks import WorkBlocks
 from desk.review_screen.content import class_content, digest_of, same_comments, submission_content
@@ -30,38 +30,39 @@ _SCREEN = st.components.v2.component(
     "kvasir_review",
     html=(_FOLDER / "screen.html").read_text("utf-8"),
     css=(_FOLDER / "screen.css").read_text("utf-8"),
-    js=(_FOLDER / "screen.js").read_text("utf-8"),
-    isolate_styles=False,  # the page's own styles of a student's work hold here as well
+    js=SCRIPT + (_FOLDER / "screen.js").read_text("utf-8"),
+    isolate_styles=False,  # not isolated, because the page's styles for a student's work must apply here too
 )
-_MOST_NEAR = 16  # submissions whose grades are sent before they are looked at
-_MOST_WORK = 4  # how many of these come with their work
-_SENT_S = 0.05  # how long what was drawn takes to be on its way to the browser
-_REFRESH_S = 5.0  # how often the screen hears what others have open and have decided
+_MOST_NEAR = 16  # number of submissions whose grades are sent before they are looked at
+_MOST_WORK = 4  # how many of these are sent with their work
+_SENT_S = 0.05  # the time that Streamlit gets to send the drawn screen to the browser
+_REFRESH_S = 5.0  # interval at which the screen learns what others have open and have decided
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """What the screen says; the acts in it are read by themselves."""
+    """What the screen reports. The acts in it are parsed separately."""
 
     sender: str = ""
     number: int = 0
     submission: str = ""
     show: str = ""
     name: str = ""
+    blind: bool = False
     near: tuple[str, ...] = ()
-    # The submissions whose work it has, each with the version that it is of.
+    # Submissions whose work the screen has, each with its version.
     have: Mapping[str, int] = field(default_factory=dict)
-    whole: str = ""  # the submission of which every character is wanted
-    prompts: str = ""  # the submission of which prompts and answers are wanted
-    same: tuple[str, ...] = ()  # a criterion and a comment: where else does it stand?
-    parts: Mapping[str, str] = field(default_factory=dict)  # of the class, that it has: their digests
+    whole: str = ""  # the submission of which all characters are wanted
+    prompts: str = ""  # the submission whose prompts and answers are wanted
+    same: tuple[str, ...] = ()  # a criterion and a comment: find the other submissions with this comment
+    parts: Mapping[str, str] = field(default_factory=dict)  # digests of the parts of the class that the screen has
 
 
 def show_review_page(desk: Desk, folder: Path) -> None:
-    """Draw it; a message of the screen draws it alone, without the page around it."""
+    """Draw the screen. A message from it redraws only this part, not the page around it."""
     draw_live(lambda: _draw_screen(desk, folder), _REFRESH_S)
-    # Where the next run waits for this one's end already, Streamlit drops what it has not sent yet, and the screen with
-    # it, but still says that this run is complete: then the page would be without its screen until that run is done.
+    # If the next run is already waiting for the end of this one, Streamlit drops what it has not sent yet, including
+    # the screen, but reports this run as complete. The page would then lack its screen until the next run is done.
     time.sleep(_SENT_S)
 
 
@@ -75,7 +76,8 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
     by_id = {row.final.grade.item_id: row for row in rows}
     elsewhere = desk.open_elsewhere(folder, state["browser"])
     _choose(rows, by_id, elsewhere)
-    if state.get("opened") != (folder, state["submission"]):  # a page left open must not hold it for ever
+    # noted only when it changes, so that a page that is left open does not hold a submission for ever
+    if state.get("opened") != (folder, state["submission"]):
         state["opened"] = folder, state["submission"]
         desk.note_open(folder, state["submission"], state["browser"])
     write_address()
@@ -93,9 +95,10 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
         data={
             "digests": {name: digest for name, (digest, _) in class_parts.items()},
             "parts": {name: part for name, (digest, part) in class_parts.items() if message.parts.get(name) != digest},
-            "batch": hashlib.sha256(str(folder).encode()).hexdigest()[:16],
+            "batch": browser_key(folder),
             "browser": state["browser"],
             "name": state["me"],
+            "account": account(),
             "heard": state.get("heard", ["", 0]),
             "current": state["submission"],
             "show": state["show"],
@@ -113,22 +116,25 @@ def _draw_screen(desk: Desk, folder: Path) -> None:
         },
         on_message_change=lambda: _hear(desk, folder, key),
     )
-    # The side bar says how many still wait. It is drawn again once nobody presses keys, since that is most of the work;
-    # and after the screen, or nothing would stand in its place meanwhile.
+    # The side bar shows how many still wait. Redrawing it is most of the work, so it waits until nobody presses keys.
+    # It comes after the screen, because the screen's place would be empty meanwhile.
     if not state.pop("has heard", False) and desk.by_people(folder) != state["counted"]:
         st.rerun()
 
 
 def _sections(folder: Path, rows: Sequence[Row]) -> dict[str, str]:
-    """The section of each submission, where a roster has one."""
-    with suppress(KvasirError):  # said where rosters are read
+    """Return the section of each submission, if a roster has sections."""
+    with suppress(KvasirError):  # the error is shown where rosters are read
         owners = read_rosters(kept_files(folder)).owners(row.final.submission for row in rows)
         return {name: owner.people[0].section for name, owner in owners.items() if owner.people}
     return {}
 
 
 def _choose(rows: Sequence[Row], by_id: Mapping[str, Row], elsewhere: set[str]) -> None:
-    """The queue and the submission, where neither the address nor the screen has said: what waits, and nobody has."""
+    """Choose the queue and the submission, if neither the address nor the screen has.
+
+    It chooses a submission that waits and that nobody else has open.
+    """
     state = st.session_state
     if state.get("show") is None:
         state["show"] = next(name for name, row_filter in QUEUES.items() if select(rows, row_filter))
@@ -138,7 +144,7 @@ def _choose(rows: Sequence[Row], by_id: Mapping[str, Row], elsewhere: set[str]) 
 
 
 def _message(key: str) -> tuple[_Message, list[Any]]:
-    """What the screen said last, and the acts in it. Nothing where it is no message: a page may send anything."""
+    """Return the screen's last message and the acts in it, or empty ones if it is invalid: a page may send anything."""
     message = (st.session_state.get(key) or {}).get("message") or {}
     try:
         acts = parse_as(dict, message, "the message").get("acts", [])
@@ -148,7 +154,7 @@ def _message(key: str) -> tuple[_Message, list[Any]]:
 
 
 def _hear(desk: Desk, folder: Path, key: str) -> None:
-    """Do what is new in a message, and go where its person has gone."""
+    """Do what is new in a message, and follow the person to another submission."""
     message, acts = _message(key)
     state = st.session_state
     if not message.sender:
@@ -158,10 +164,10 @@ def _hear(desk: Desk, folder: Path, key: str) -> None:
         _, rows, overrides_by_item = desk.rows(folder)
         return {row.final.grade.item_id: row for row in rows}, overrides_by_item
 
-    # Only here: after the desk was started again, Streamlit shows it a message of before, and calls nothing.
+    # Set only here: after a restart of the desk, Streamlit may show it an old message without calling this.
     state["heard"], state["has heard"] = [message.sender, message.number], True
     state["answers"] = desk.acts(folder).apply(rows_of, acts)
-    state["me"] = " ".join(message.name.split())[:80]
+    state["me"], state["blind"] = " ".join(message.name.split())[:80], message.blind
     if message.show in QUEUES:
         state["show"] = message.show
     state["submission"] = message.submission
@@ -169,18 +175,17 @@ def _hear(desk: Desk, folder: Path, key: str) -> None:
 
 
 def _work(desk: Desk, view: BatchView, item: Item, row: Row, message: _Message) -> dict[str, Any]:
-    """The work, where the screen does not have it; prompts and answers, where they are asked for."""
+    """Return the work if the screen does not have it, and prompts and answers if they are asked for."""
     submission = item.submission
     quotes = {
         criterion.id: criterion.evidence
         for criterion in row.final.grade.criteria
         if criterion.evidence_state == "found"
     }
-    chars = sum(len(part.text) for part in submission.parts)
     is_whole = item.item_id == message.whole
-    most_chars, work_version = chars if is_whole else MOST_CHARS, view.version * 2 + is_whole
-    content: dict[str, Any] = {"workVersion": work_version, "problem": submission.problem, "chars": chars}
-    content["cut"] = chars > most_chars
+    work_version = view.version * 2 + is_whole
+    content: dict[str, Any] = {"workVersion": work_version, "problem": submission.problem}
+    content |= {"chars": char_count(submission), "cut": is_cut(submission) and not is_whole}
     if item.item_id == message.prompts:
         content["prompts"] = _prompts(view, item)
     if message.have.get(item.item_id) != work_version:
@@ -189,16 +194,16 @@ def _work(desk: Desk, view: BatchView, item: Item, row: Row, message: _Message) 
 
         def draw() -> list[dict[str, Any]]:
             work = WorkBlocks()
-            draw_work(work, folder, submission, quotes, most_chars)
+            draw_work(work, folder, submission, quotes, is_whole)
             return work.blocks
 
-        key, stamp = ("work", view.folder, item.item_id), (submission, most_chars, *quotes.items())
+        key, stamp = ("work", view.folder, item.item_id), (submission, is_whole, *quotes.items())
         content["work"] = desk.get_or_make(key, stamp, draw)
     return content
 
 
 def _prompts(view: BatchView, item: Item) -> list[list[str]]:
-    """[what it is, the text] of each prompt and each answer, exactly as they were."""
+    """Return [what it is, the text] of each prompt and each answer, exactly as they were."""
     texts = []
     for task in item.tasks:
         result = view.result(task.job.job_id)

@@ -1,4 +1,4 @@
-"""The rubric as a form, or as the file that it is: both edit one thing."""
+"""The rubric as a form, or as the text of its file. Both edit the same draft."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -31,27 +31,27 @@ _numbers = count(1)
 
 @dataclass
 class RubricDraft:
-    """The unsaved edits. In the form its fields count, and its text where the file itself is shown."""
+    """The unsaved edits. In the form its fields count; in the view of the file its text counts."""
 
-    name: str  # name of the file that it began with
+    name: str  # name of the file from which it started
     saved_text: str  # its text
     form: RubricFields
     text: str
     view: View = "Form"
     problem: str = ""  # why the text can't be shown as a form
-    keys: list[int] = field(default_factory=list)  # one a criterion: their fields move along with them
-    number: int = 0  # other fields have other keys, or they would show what was typed before
+    keys: list[int] = field(default_factory=list)  # one key for each criterion, which its fields keep when it is moved
+    number: int = 0  # part of the fields' keys; a new number keeps them from showing what was typed before
 
     @classmethod
     def of(cls, name: str, text: str) -> "RubricDraft":
-        """A draft without changes. Raises RubricError if the text is not a rubric."""
+        """Return a draft without changes. Raises RubricError if the text is not a rubric."""
         draft = cls(name, text, read_fields(name, text, Path(name).suffix.lower()), text)
         draft._number()
         return draft
 
     @classmethod
     def begin(cls, title: str) -> "RubricDraft":
-        """One for an assignment that has none: with a criterion to begin with, and saved nowhere."""
+        """Return a draft for an assignment without a rubric. It has one criterion and is not saved yet."""
         first = CriterionFields("criterion_1", "First criterion")
         draft = cls.of("rubric.yaml", to_yaml(RubricFields(title, criteria=(first,))))
         draft.saved_text = ""
@@ -59,7 +59,7 @@ class RubricDraft:
 
     @property
     def file(self) -> tuple[str, str]:
-        """(name, text) of what would be saved: as it was where nothing is changed, comments and all."""
+        """The (name, text) that would be saved. If nothing has changed, it is the original text with its comments."""
         if self.view == "YAML":
             return self.name, self.text
         if self.form == read_fields(self.name, self.text, self._suffix):
@@ -68,16 +68,19 @@ class RubricDraft:
 
     @property
     def is_unsaved(self) -> bool:
-        """Whether something would be lost without it."""
+        """Whether closing the draft would lose something."""
         return self.file[1] != self.saved_text
 
     def rubric(self) -> Rubric:
-        """The rubric that it makes. Raises RubricError."""
+        """Return the rubric of this draft. Raises RubricError."""
         name, text = self.file
         return parse_rubric(name, text, Path(name).suffix.lower())
 
     def switch_to(self, view: View) -> None:
-        """Show it as a form, or as a file. A text that is not a rubric stays a text, and `problem` says why."""
+        """Show the draft as a form or as a file.
+
+        A text that is not a rubric is shown as text, and `problem` says why.
+        """
         self.problem = ""
         if view == "Form":
             try:
@@ -99,7 +102,7 @@ class RubricDraft:
             self.keys.insert(to, key)
 
     def add(self) -> None:
-        """A criterion at the end."""
+        """Add a criterion at the end."""
         self.form = with_criterion(self.form)
         self.keys.append(next(_numbers))
 
@@ -113,9 +116,9 @@ class RubricDraft:
 
 
 def edit(draft: RubricDraft, changes: Sequence[Change] = ()) -> None:
-    """Draw it, and take in what is typed."""
-    # Here and not in the radio's callback: a button of the form that is pressed just before has its callback after it,
-    # and the text would lack what the button did.
+    """Draw the draft, and read what is typed into it."""
+    # This is done here and not in the radio's callback: if a button of the form was pressed just before, its callback
+    # runs after the radio's, and the text would lack the button's change.
     if (requested_view := st.session_state.get(f"rubric view {draft.number}", draft.view)) != draft.view:
         read_widgets(draft)
         draft.switch_to(requested_view)
@@ -139,7 +142,7 @@ def edit(draft: RubricDraft, changes: Sequence[Change] = ()) -> None:
 
 
 def read_widgets(draft: RubricDraft) -> None:
-    """The current edits, from the form or from the text."""
+    """Read the current edits from the form or from the text."""
     if draft.view == "YAML":
         draft.text = st.session_state.get(f"rubric {draft.number} text", draft.text)
     else:
@@ -227,7 +230,7 @@ def _late(draft: RubricDraft, late: LateRule) -> None:
 
 
 def _read_form(draft: RubricDraft) -> None:
-    """The fields' current values. A field that is not drawn yet has the value that it will show."""
+    """Return the fields' current values. A field that is not drawn yet has the value that it will show."""
     criteria = []
     for key, criterion in zip(draft.keys, draft.form.criteria, strict=True):
         names = ("title", "id", "points", "step", "model", "guidance", "rulings")

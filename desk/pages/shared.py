@@ -1,6 +1,7 @@
-"""What every page uses: the process's one desk, moving about, and showing other people's text safely."""
+"""Code that all pages use: the desk of this process, navigation, and the safe display of other people's text."""
 
 import gc
+import hashlib
 import importlib
 import threading
 import time
@@ -35,26 +36,28 @@ from messages.errors import KvasirError
 T = TypeVar("T")
 
 REFRESH_S = 2.0
-CACHE_SIZE = 12  # drawn submissions and pictures that are kept for the next click on them
-HELD_S = 600.0  # how long a submission counts as open with whoever looked at it last
-_MOST_BUTTONS = 9  # points of a criterion: as many as there are keys
-COOKIE = "kvasir_desk"  # this browser's id and its person's name
+CACHE_SIZE = 12  # number of drawn submissions and pictures that are kept for the next click
+HELD_S = 600.0  # a submission counts as open this long after its page was last drawn
+_MOST_BUTTONS = 9  # criteria with more points than this get no buttons, because there are only this many keys
+COOKIE = "kvasir_desk"  # holds this browser's id and the person's name
 
 
 @dataclass
 class Desk:
-    """Everything that outlives a page: shared by all tabs of a process."""
+    """Everything that lasts longer than a page. All tabs of a process share it."""
 
     backend: Backend
     fleet: FleetWatch
-    rubrics: dict[tuple[str, Path], RubricDraft] = field(default_factory=dict)  # by browser and version
+    # by browser and the version being edited
+    rubrics: dict[tuple[str, Path], RubricDraft] = field(default_factory=dict)
     _views: dict[Path, BatchView] = field(default_factory=dict)
     _open: dict[tuple[Path, str], tuple[str, float]] = field(default_factory=dict)  # by browser
     _decisions: dict[Path, Decisions] = field(default_factory=dict)
     _acts: dict[Path, Acts] = field(default_factory=dict)
     _stages: dict[Path, Stages] = field(default_factory=dict)
-    _facts: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)  # with the stamp of what each is made of
-    _drawn: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)  # so too, those asked for last at the end
+    _facts: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)  # By key, with the stamp of the sources.
+    # Like `_facts`; the most recently used entries are at the end.
+    _drawn: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def folders(self) -> list[Path]:
@@ -62,33 +65,33 @@ class Desk:
         return find_folders(self.backend.home, self.backend.extra_folders)
 
     def title(self, folder: Path) -> str:
-        """What the assignment is called; read again only when its files have changed."""
+        """Return the assignment's title. It is read again only if its files have changed."""
         stamp = tuple(_mtime_ns(folder / name) for name in (FILE, "batch.json"))
         return self._latest(self._facts, ("title", folder), stamp, lambda: read_inputs(folder).title)
 
     def view(self, folder: Path) -> BatchView:
-        """The batch in this folder, caught up."""
+        """Return the batch in this folder, brought up to date."""
         with self._lock:
             view = self._views.setdefault(folder, BatchView(folder, self.backend.request_of))
         return view.refresh()
 
     def decisions(self, folder: Path) -> Decisions:
-        """The decisions of an assignment."""
+        """Return the decisions about an assignment."""
         with self._lock:
             return self._decisions.setdefault(folder, Decisions(folder))
 
     def acts(self, folder: Path) -> Acts:
-        """What was done on an assignment's review screen."""
+        """Return the acts on an assignment's review screen."""
         with self._lock:
             return self._acts.setdefault(folder, Acts(folder))
 
     def note_open(self, folder: Path, item_id: str, browser: str) -> None:
-        """This browser looks at this submission now, and at no other of the class."""
+        """Record that this browser shows this submission, and no other of the class."""
         with self._lock:
             self._open[folder, browser] = item_id, time.monotonic()
 
     def open_elsewhere(self, folder: Path, browser: str) -> set[str]:
-        """Submissions that others look at: no browser is led to them, and each may still choose them."""
+        """Return the submissions that others have open. No browser is led to them, but each may be chosen."""
         since = time.monotonic() - HELD_S
         with self._lock:
             open_items = list(self._open.items())
@@ -99,12 +102,12 @@ class Desk:
         }
 
     def stages(self, folder: Path) -> Stages:
-        """The stages of an assignment's, or a round's, grading."""
+        """Return the stages of the grading of an assignment or round."""
         with self._lock:
             return self._stages.setdefault(folder, Stages(folder / "runs" / "grade" / "log"))
 
     def rows(self, folder: Path) -> tuple[BatchView, list[Row], dict[str, Overrides]]:
-        """The class now. Raises BatchError if the batch can't be read."""
+        """Return the class now. Raises BatchError if the batch can't be read."""
         view, decisions = self.view(folder), self.decisions(folder)
         overrides_by_item = dict(decisions.refresh())
         stamp = (
@@ -112,29 +115,32 @@ class Desk:
             decisions.version,
             _mtime_ns(folder / TIMES),
             _mtime_ns(folder / REQUESTS),
-        )  # before the rows: what comes in between makes them again next time
+        )  # taken before the rows are made, so a change in between makes them again next time
         rows = self._latest(self._facts, ("rows", folder), stamp, lambda: make_rows(view, overrides_by_item))
         return view, list(rows), overrides_by_item
 
     def cost(self, folder: Path, rubric: Rubric, names: Sequence[str] = ()) -> str:
-        """What regrading these submissions with this rubric would ask, in words; counted again when either changes."""
+        """Describe what regrading these submissions with this rubric would ask.
+
+        It is counted again when either changes.
+        """
         view = self.view(folder)
         stamp = (view.version, rubric.digest, tuple(names))
         cost = self._latest(self._facts, ("cost", folder), stamp, lambda: view.cost(rubric, names))
         return str(cost) if cost.jobs or cost.removed else "Nothing would be asked: it is all answered."
 
     def version(self, folder: Path) -> tuple[int, ...]:
-        """Which `rows` were given out last."""
+        """Return the version of the `rows` that were returned last."""
         with self._lock:
             stamp: tuple[int, ...] = self._facts["rows", folder][0]
             return stamp
 
     def by_people(self, folder: Path) -> tuple[int, ...]:
-        """The part of `version` that people make: what they decided, asked and replied; no new result changes it."""
+        """Return the part of `version` due to people: decisions, requests and replies. New results don't change it."""
         return self.version(folder)[1:]
 
     def get_or_make(self, key: Hashable, stamp: Hashable, make: Callable[[], T]) -> T:
-        """What `make` drew for this key, as `_latest`; only the last few that were asked for are kept."""
+        """Return what `make` drew for this key, as `_latest`. Only the most recently used results are kept."""
         content = self._latest(self._drawn, key, stamp, make)
         with self._lock:
             while len(self._drawn) > CACHE_SIZE:
@@ -144,7 +150,10 @@ class Desk:
     def _latest(
         self, entries: dict[Hashable, tuple[Any, Any]], key: Hashable, stamp: Hashable, make: Callable[[], T]
     ) -> T:
-        """What `make` made for this key, made again only with another stamp: the version of what it is made of."""
+        """Return what `make` made for this key.
+
+        It is made again if the stamp, the version of its sources, has changed.
+        """
         with self._lock:
             entry = entries.get(key)
         if entry is None or entry[0] != stamp:
@@ -162,34 +171,34 @@ def _mtime_ns(path: Path) -> int:
         return 0
 
 
-# An argument with an underscore is no part of the key.
+# Streamlit leaves arguments that begin with an underscore out of the cache's key.
 @st.cache_resource(show_spinner=False)  # type: ignore[untyped-decorator]
 def get_desk(_open_backend: Callable[[], Backend]) -> Desk:
-    """The process's desk, made once."""
+    """Return the desk of this process, which is made only once."""
     backend = _open_backend()
-    # Half a second of imports that Streamlit leaves to the first table: done with the first page, and in its thread,
-    # since two threads that import them at once can see them half made.
+    # These imports take half a second, and Streamlit would do them at the first table. They are done here, in the first
+    # page's thread, because two threads that import them at once can see them half-initialised.
     for name in ("pandas", "pyarrow"):
         importlib.import_module(name)
-    # Streamlit collects after every run of a page, before it has sent all that the run drew: with the modules of pandas
-    # and pyarrow to walk over, that took longer than the run itself.
+    # Streamlit collects garbage after every run of a page, before everything drawn is sent. Going through the modules
+    # of pandas and pyarrow took longer than the run, so they are frozen.
     gc.collect()
     gc.freeze()
     return Desk(backend, FleetWatch(backend.fleet))
 
 
 def draw_live(draw: Callable[[], None], every_s: float | None = None, work: Work | None = None) -> None:
-    """Draw a part of the page that draws itself again without the rest: every so often, or after a click in it.
+    """Draw a part of the page that is redrawn separately: at intervals, or after a click in it.
 
-    With `work` only as long as that runs; when it has ended, the whole page is drawn again. An error in the part is
-    shown in its place.
+    With `work`, it is redrawn only while that work runs; when it ends, the whole page is redrawn. An error in the part
+    is shown in its place.
     """
     is_running = work is not None and work.is_alive
     page_state = {name: st.session_state.get(name) for name in ("assignment", "section", "acted")}
 
     def draw_here() -> None:
-        # Streamlit may answer a click on the side bar together with one in here, and then draws this part alone; and
-        # what a button in here has done may change the rest.
+        # Streamlit may combine a click on the side bar with one in here, and then draws only this part. Also, a button
+        # in here may have changed the rest of the page. In both cases the whole page is drawn again.
         if any(st.session_state.get(name) != value for name, value in page_state.items()):
             st.rerun()
         if is_running and work is not None and not work.is_alive:
@@ -203,12 +212,15 @@ def draw_live(draw: Callable[[], None], every_s: float | None = None, work: Work
 def action_button(
     label: str, action: Callable[[], object], key: str = "", at: Any = st, form: bool = False, **look: Any
 ) -> None:
-    """Draw a button, in `at`, for what has to be done even if its reader is in another section by then.
+    """Draw a button whose action must be done even if the reader has left the section by then.
 
-    It sends the `form` that it ends, if it ends one. What was typed just before, `action` finds in the session's state.
+    `at` is where to draw it.
 
-    Streamlit may answer two quick clicks by one run, which draws the second one's section alone: there an `if` around
-    the button is never reached. A callback runs first. Why it failed is said here, below the columns if `at` is one.
+    With `form`, the button sends the form that it ends. `action` finds the latest input in the session's state.
+
+    Streamlit may handle two quick clicks in one run, which draws only the second click's section; an `if` around the
+    button would never be reached. A callback runs before that. If the action fails, the reason is shown here, below the
+    columns if `at` is a column.
     """
     state, id = st.session_state, f"{key or label} {st.session_state['assignment']}"
 
@@ -228,7 +240,7 @@ def action_button(
 
 
 def wait_for(work: Work, message: str) -> None:
-    """Say so until it has ended; then the page is drawn again."""
+    """Show the message until the work has ended; then the page is redrawn."""
 
     def wait() -> None:
         st.info(message)
@@ -240,7 +252,7 @@ def wait_for(work: Work, message: str) -> None:
 
 @contextmanager
 def show_errors() -> Iterator[None]:
-    """What goes wrong on purpose is said in a sentence, where it happened."""
+    """Show an expected error as a sentence, at the place where it happened."""
     try:
         yield
     except KvasirError as error:
@@ -248,28 +260,33 @@ def show_errors() -> Iterator[None]:
 
 
 def show_problem(view: BatchView) -> None:
-    """What is wrong with the batch, if anything is."""
+    """Show what is wrong with the batch, if anything is."""
     if view.problem:
         st.error(escape_markdown(view.problem))
 
 
 def identify_browser() -> None:
-    """Know the browser, and the name that it keeps, by its cookie."""
+    """Recognise the browser, and the name that it keeps, by its cookie."""
     state = st.session_state
     if "browser" not in state:
         browser, _, state["me"] = unquote(st.context.cookies.get(COOKIE, "")).partition(" ")
         state["browser"] = browser or uuid4().hex
 
 
+def browser_key(folder: Path) -> str:
+    """What an assignment is called in what a browser keeps of it."""
+    return hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+
+
 def decider() -> str:
-    """The name under which a decision is kept: the one that the person gave, else that of the account."""
+    """Return the name under which decisions are kept: the person's own, or else the account's."""
     return str(st.session_state.get("me") or account())
 
 
 def pictures(desk: Desk, key: Hashable, stamp: Hashable, draw: Callable[[], Iterable[Picture]]) -> str:
-    """Pictures below each other, beside each other where there is space; light or dark as the page is. "" for none.
+    """Show pictures side by side if there is space, else one below the other, in the page's light or dark style.
 
-    Drawn again only when their `stamp` has changed.
+    A picture "" is left out. They are drawn again only if their `stamp` has changed.
     """
     dark = st.context.theme.type == "dark"
     grid = "display: grid; grid-template-columns: repeat(auto-fill, minmax(min(320px, 100%), 1fr)); gap: 24px"
@@ -291,9 +308,9 @@ def point_buttons(
     on_click: Callable[..., None],
     args: tuple[Any, ...],
 ) -> None:
-    """A button for each whole number of points, where these are few; keys press those of the criterion at hand.
+    """Draw a button for each whole number of points, if there are few. Keys press those of the current criterion.
 
-    `field` is the key of the number that they set; `on_click` is called with the points, and then `args`.
+    `field` is the key of the number that they set. `on_click` is called with the points, and then `args`.
     """
     if largest - smallest > _MOST_BUTTONS or step > 1:
         return
@@ -310,18 +327,18 @@ def point_buttons(
 
 
 def show_metrics(figures: Mapping[str, Any]) -> None:
-    """Large figures beside each other, by their labels."""
+    """Show large numbers side by side, by their labels."""
     for column, (label, value) in zip(st.columns(len(figures)), figures.items(), strict=True):
         column.metric(label, value)
 
 
 def show_table(rows: Sequence[Mapping[str, object]], label: str) -> None:
-    """Rows that are only read; `label` is what they are, for those who can't see them."""
+    """Show a read-only table. `label` describes it for people who can't see it."""
     markup = Markup()
     markup.rows(rows, label)
     markup.draw()
 
 
 def show_text(body: str) -> None:
-    """Somebody else's text as it is, with its line breaks; nothing in it is acted upon."""
+    """Show another person's text literally, with its line breaks. Nothing in it is interpreted."""
     st.code(body, language=None, wrap_lines=True)

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from desk.pages.markup import Markup
+import streamlit as st
+
+from desk import review_screen
 from desk.plots import Plot, plots
 from desk.review_screen.blocks import WorkBlocks
 from desk.tables import tables
@@ -12,56 +14,75 @@ from grading.submissions.figures import figures_of, place_of
 from grading.submissions.reading import Submission, SubmissionPart
 from producers.words import plural
 
-MOST_CHARS = 60_000  # shown of a submission, until everything is asked for
-_MOST_PART_CHARS = 20_000  # a browser chokes on an output of half a million characters
+SCRIPT = (Path(review_screen.__file__).parent / "work.js").read_text("utf-8")
+# Draws the `blocks` of `WorkBlocks` by themselves.
+BLOCKS = st.components.v2.component(
+    "kvasir_work",
+    html='<div class="kv-blocks"></div>',
+    css=".kv-blocks .kv-faint { overflow-wrap: anywhere; opacity: 0.9; font-size: 0.875rem; margin: 0.5rem 0 0.2rem; }",
+    js=f"""{SCRIPT}
+export default ({{ data, parentElement }}) =>
+  parentElement.querySelector(".kv-blocks").replaceChildren(...data.blocks.map(block));""",
+    isolate_styles=False,
+)
+_MOST_CHARS = 60_000  # shown of a submission, until all of it is asked for
+_MOST_PART_CHARS = 20_000  # of one cell or output, until then
 
 
 def draw_work(
-    markup: Markup | WorkBlocks, folder: Path, submission: Submission, quotes: Mapping[str, str], most_chars: int
+    work: WorkBlocks, folder: Path, submission: Submission, quotes: Mapping[str, str], is_whole: bool = False
 ) -> None:
-    """At most so many characters of the submission in `folder`, with its pictures, which are read now.
+    """The submission in `folder`, of a long one the beginning unless `is_whole`, with its pictures, which are read now.
 
     Lines that are quoted as evidence are highlighted, each with the ids of its criteria: `quotes` has theirs.
     """
     pictures = plots(figures_of(folder, submission.name)) if submission.images_left_out else []
     pending_plots = sorted(pictures, key=lambda plot: plot.place)
-    chars_left = most_chars
+    chars_left, most_part = (char_count(submission),) * 2 if is_whole else (_MOST_CHARS, _MOST_PART_CHARS)
     for part in submission.parts:
         place = place_of(part.location)
         while pending_plots and place and pending_plots[0].place < place:
-            _picture(markup, pending_plots.pop(0))
+            _picture(work, pending_plots.pop(0))
         if chars_left <= 0:
             break
-        chars_left -= _part(markup, part, submission.language, quotes, chars_left)
+        chars_left -= _part(work, part, submission.language, quotes, min(chars_left, most_part))
     else:
         for plot in pending_plots:
-            _picture(markup, plot)
+            _picture(work, plot)
     if submission.images_left_out:
         hidden_count = submission.images_left_out - len(pictures)
         hidden_text = f"; {hidden_count} of them can't be shown here" if hidden_count > 0 else ""
-        markup.caption(f"{plural(submission.images_left_out, 'picture')}, seen by no model{hidden_text}.")
+        work.caption(f"{plural(submission.images_left_out, 'picture')}, seen by no model{hidden_text}.")
 
 
-def _picture(markup: Markup | WorkBlocks, plot: Plot) -> None:
+def char_count(submission: Submission) -> int:
+    """How long all of its parts are together."""
+    return sum(len(part.text) for part in submission.parts)
+
+
+def is_cut(submission: Submission) -> bool:
+    """Whether less than the whole is shown until all of it is asked for."""
+    return char_count(submission) > _MOST_CHARS or any(len(part.text) > _MOST_PART_CHARS for part in submission.parts)
+
+
+def _picture(work: WorkBlocks, plot: Plot) -> None:
     names = zip(("file", "cell", "output"), plot.place, strict=True)
-    markup.plot(plot, ", ".join(["picture", *(f"{name} {number}" for name, number in names if number)]))
+    work.plot(plot, ", ".join(["picture", *(f"{name} {number}" for name, number in names if number)]))
 
 
-def _part(
-    markup: Markup | WorkBlocks, part: SubmissionPart, language: str, quotes: Mapping[str, str], most_chars: int
-) -> int:
+def _part(work: WorkBlocks, part: SubmissionPart, language: str, quotes: Mapping[str, str], most_chars: int) -> int:
     """Draw it; how many characters that were."""
-    body = part.text[: min(most_chars, _MOST_PART_CHARS)]
+    body = part.text[:most_chars]
     marks = _marks(body, quotes)
-    markup.caption(
+    work.caption(
         part.location if place_of(part.location) and part.kind == "output" else f"{part.kind}, {part.location}"
     )
     if part.kind == "code":
-        markup.code(body, language, marks)
+        work.code(body, language, marks)
     else:
-        _lines(markup, body.split("\n"), marks, part.kind == "output")
+        _lines(work, body.split("\n"), marks, part.kind == "output")
     if left_out := len(part.text) - len(body):
-        markup.caption(f"{plural(left_out, 'character')} more")
+        work.caption(f"{plural(left_out, 'character')} more, not shown")
     return len(body)
 
 
@@ -73,14 +94,14 @@ def _marks(body: str, quotes: Mapping[str, str]) -> dict[int, str]:
     return marks
 
 
-def _lines(markup: Markup | WorkBlocks, lines: list[str], marks: Mapping[int, str], output: bool) -> None:
+def _lines(work: WorkBlocks, lines: list[str], marks: Mapping[int, str], output: bool) -> None:
     """Lines, and the tables among them."""
-    draw = markup.output if output else markup.prose
+    draw = work.output if output else work.prose
     start = 0
     for table in tables(lines, with_spaces=output):
         if any(line.strip() for line in lines[start : table.start]):
             draw(lines[start : table.start], _marks_from(marks, start))
-        markup.table(table, marks)
+        work.table(table, marks)
         start = table.end
     if any(line.strip() for line in lines[start:]):
         draw(lines[start:], _marks_from(marks, start))

@@ -1,9 +1,11 @@
-"""What a person does on the review screen, as their browser tells it: each act is done once, whatever is sent again.
+"""What a person does on the review screen, as their browser reports it.
 
-The browser keeps an act until the desk has answered it, and sends all that are unanswered with each message. So a
-message that is lost, repeated or overtaken by the next one changes nothing: an act is known by its id, and its answer
-is kept. An act names the version of what stood when its person looked (`grading.reviews.version_of`); where somebody
-else has decided since, nothing is written and the answer is `conflict`.
+Each act is done once, even if it is sent again.
+
+The browser keeps an act until the desk has answered it, and sends all unanswered acts with each message. So a message
+that is lost, repeated or overtaken changes nothing: an act is known by its id, and its answer is kept. An act names the
+version of the decisions that its person saw (`grading.reviews.version_of`). If somebody else has decided since then,
+nothing is written and the answer is `conflict`.
 """
 
 import threading
@@ -22,44 +24,44 @@ from grading.tables import ExportError
 from messages.errors import BatchError, KvasirError
 from producers.storage.shapes import parse_as
 
-RowsOf = Callable[[], tuple[Mapping[str, Row], Mapping[str, Overrides]]]  # both by item id, as they are by now
+RowsOf = Callable[[], tuple[Mapping[str, Row], Mapping[str, Overrides]]]  # both by item id, in their current state
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One act of a person's on a submission."""
+    """One act of a person on a submission."""
 
-    sender: str  # the page that it was done on; another one after each reload
-    number: int  # from 1, in the order in which they were done there
+    sender: str  # the page on which it was done; each reload makes a new one
+    number: int  # counts from 1 in the order of the acts on that page
     kind: Literal["decide", "accept", "undo", "reply", "ask"]
     item_id: str
-    version: str = ""  # the version that stood when the act was done
+    version: str = ""  # the version of the decisions when the act was done
     by: str = ""
     changes: Mapping[str, GradeChange] = field(default_factory=dict)  # by criterion, or WHOLE
-    undoes: str = ""  # the id of an act
+    undoes: str = ""  # id of the act to undo
     request_id: str = ""
-    seen_reply: str | None = None  # the reply that stood when the act was done
+    seen_reply: str | None = None  # the reply that was there when the act was done
     criterion_id: str | None = None
-    text: str = ""  # a reply; a student's words
+    text: str = ""  # a reply, or a student's words
 
     @property
     def id(self) -> str:
-        """What it is called in an answer."""
+        """The id of this act in answers."""
         return f"{self.sender} {self.number}"
 
 
 @dataclass(frozen=True, slots=True)
 class ActAnswer:
-    """What came of an act: nothing of it is written unless it is `kept`. Only what `failed` is tried again."""
+    """The answer to an act. Nothing was written unless it is `kept`. Only an act that `failed` is tried again."""
 
     state: Literal["kept", "conflict", "refused", "failed"]
-    version: str = ""  # the version that stands now, if known
+    version: str = ""  # the current version of the decisions, if known
     why: str = ""
 
 
 @dataclass(slots=True)
 class _OwnVersions:
-    """What stood about a submission before and after the acts of one page, and nothing of anybody else's between."""
+    """The version before and after a page's consecutive acts on a submission, if nobody else decided in between."""
 
     versions: set[str] = field(default_factory=set)
     last: str = ""
@@ -72,11 +74,15 @@ class Acts:
         self._folder = folder
         self._lock = threading.RLock()
         self._answers: dict[str, ActAnswer] = {}
-        self._own: dict[tuple[str, str], _OwnVersions] = {}  # by sender and submission
-        self._undoable: dict[str, tuple[str, Sequence[Override], str]] = {}  # submission, what stood before, version
+        self._own: dict[tuple[str, str], _OwnVersions] = {}  # By sender and submission.
+        # By act: submission, the decisions before it, and the version after it.
+        self._undoable: dict[str, tuple[str, Sequence[Override], str]] = {}
 
     def apply(self, rows_of: RowsOf, messages: Sequence[Mapping[str, Any]]) -> dict[str, ActAnswer]:
-        """Do what is not done yet, in order; returns the answer to each by its id. What is no act is passed over."""
+        """Do all acts that are not done yet, in order. Returns the answer to each by its id.
+
+        Invalid acts are skipped.
+        """
         answers: dict[str, ActAnswer] = {}
         with self._lock:
             for message in messages:
@@ -117,10 +123,10 @@ class Acts:
         try:
             accepted = [accept_grade(grade, reviewer, standing.get(None))] if act.kind == "accept" else []
             decisions = accepted or make_overrides(grade, standing, act.changes, reviewer)
-        except BatchError as error:  # a text that is too long, say
+        except BatchError as error:  # for example a text that is too long
             raise ReviewError(str(error)) from None
         if all(_is_same(decision, standing.get(decision.criterion_id)) for decision in decisions):
-            return  # it stands already: say, this act was done before the desk was started again
+            return  # it is there already, for example because the act was done before the desk was restarted
         own = self._own.get((act.sender, act.item_id))
         version = own.last if own and act.version in own.versions else act.version
         if version != version_of(standing.values()):
@@ -132,7 +138,7 @@ class Acts:
     def _undo(self, rows_of: RowsOf, act: Act, reviewer: str) -> None:
         item_id, last_overrides, version = self._undoable.get(act.undoes, ("", (), ""))
         if not item_id and act.undoes in self._answers:
-            return  # it had changed nothing
+            return  # the act had changed nothing
         if item_id != act.item_id:
             raise ReviewError("This can't be undone any more: the desk was started again since. Decide once more.")
         undo_override(self._folder, item_id, version, last_overrides, reviewer)
@@ -140,9 +146,9 @@ class Acts:
         self._note(act, version, _version(rows_of, act))
 
     def _note(self, act: Act, before: str, after: str) -> None:
-        """This page's act led from one version to the other."""
+        """Record that this page's act led from one version to the other."""
         own = self._own.setdefault((act.sender, act.item_id), _OwnVersions())
-        if own.last != before:  # somebody else's decision lies between
+        if own.last != before:  # somebody else has decided in between
             own.versions.clear()
         own.versions |= {before, after}
         own.last = after
@@ -163,5 +169,5 @@ def _version(rows_of: RowsOf, act: Act) -> str:
 
 
 def _is_same(decision: Override, standing: Override | None) -> bool:
-    """Whether this very decision of this person stands."""
+    """Whether this person's same decision is already there."""
     return standing is not None and replace(decision, time=0, version=None) == replace(standing, time=0, version=None)

@@ -1,4 +1,4 @@
-"""A student's work as data for the review screen, which puts every letter of it on the page as text."""
+"""A student's work as data for the browser, which puts every letter of it on the page as text (`work.js`)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -12,7 +12,7 @@ _NO_MARKS: Mapping[int, str] = MappingProxyType({})
 
 
 class WorkBlocks:
-    """What `desk.pages.work.draw_work` draws, block by block; `marks` as `desk.pages.markup.Markup` takes them."""
+    """What `desk.pages.work.draw_work` draws, block by block; lines in `marks`, from 0, are highlighted with why."""
 
     def __init__(self) -> None:
         self.blocks: list[dict[str, Any]] = []

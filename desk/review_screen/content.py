@@ -1,4 +1,4 @@
-"""What the review screen is given to show, as JSON: the class, and the submissions that are near."""
+"""What the review screen shows, as JSON: the class, and the submissions near the current one."""
 
 import hashlib
 import json
@@ -14,14 +14,16 @@ from grading.report.grades import show_distribution, show_points
 from grading.reviews import ROUND_REASON, Override, version_of
 from grading.rubric.rubric import Rubric
 
-# Offered until somebody has given others.
+# Suggested reasons, until people have given others.
 _REASONS = {
     "raised": "the work shows more than the model saw",
     "lowered": "the work shows less than the model saw",
     "reworded": "reworded for the student",
 }
-_MOST_PHRASES = 9  # per criterion: as many as there are digit keys
-_USES_OF_A_HABIT = 3  # of a reason before it is filled in unasked: a sentence about one student may be wrong of another
+_MOST_PHRASES = 9  # For each criterion; there are only this many digit keys.
+# A reason is filled in by default only after this many uses, because a sentence about one student may be wrong for
+# another.
+_USES_OF_A_HABIT = 3
 
 
 def class_content(
@@ -64,18 +66,18 @@ def class_content(
 
 
 def _open_ids(row: Row) -> list[str]:
-    """The criteria on which a person has yet to decide."""
+    """Return the criteria on which a person has yet to decide."""
     open_ids = {doubt.criterion_id for doubt in row.final.grade.doubts if doubt.why in row.final.open_doubts}
     return sorted(open_ids - {""})
 
 
 def digest_of(part: object) -> str:
-    """What a part of a class is known by to a screen that has it."""
+    """Return a digest by which the screen recognises a part of the class that it already has."""
     return hashlib.sha256(json.dumps(part).encode()).hexdigest()[:16]
 
 
 def submission_content(row: Row, standing: Overrides) -> dict[str, Any]:
-    """One submission without its work: the grade, what stands about it, and what its student asked."""
+    """Return one submission without its work: the grade, the decisions about it, and its student's requests."""
     grade = row.final.grade
     return {
         "version": version_of(standing.values()),
@@ -99,7 +101,7 @@ def submission_content(row: Row, standing: Overrides) -> dict[str, Any]:
 
 
 def state_words(row: Row) -> str:
-    """What is to be done about a submission, in words."""
+    """Say what is to be done about a submission."""
     if row.state == "waiting":
         return "waiting for its results"
     if row.final.is_reviewed and not row.final.why_blank:
@@ -108,7 +110,7 @@ def state_words(row: Row) -> str:
 
 
 def kind_of(row: Row) -> str:
-    """The colour of its state: waiting, open, missing or settled."""
+    """Return the kind of its state, which decides its colour: waiting, open, missing or settled."""
     if row.state == "waiting":
         return "waiting"
     if row.needs_review or row.awaits_reply:
@@ -117,7 +119,7 @@ def kind_of(row: Row) -> str:
 
 
 def _criterion(item: CriterionGrade, original: CriterionGrade, doubts: Sequence[str]) -> dict[str, Any]:
-    """A criterion as it stands, and as the model left it."""
+    """Return a criterion with its current values and the model's."""
     return {
         "id": item.id,
         "title": item.title,
@@ -129,6 +131,7 @@ def _criterion(item: CriterionGrade, original: CriterionGrade, doubts: Sequence[
         "found": item.evidence_state,
         "likelihoods": show_distribution(original),
         "feedback": item.feedback,
+        "written": original.feedback,
         "reason": item.reason,
         "doubts": list(doubts),
     }
@@ -157,7 +160,7 @@ def _request(request: Request) -> dict[str, Any]:
 
 
 def phrases_of(rows: Iterable[Row], overrides_by_item: Mapping[str, Overrides]) -> dict[str, Any]:
-    """Reasons and comments that people have given, for each criterion those used most first.
+    """Return reasons and comments that people have given, for each criterion the most used first.
 
     {"reasons": {criterion: {"raised": […], "lowered": […], "reworded": […]}}, "comments": {criterion: [[text, uses]]}}
     """
@@ -169,7 +172,8 @@ def phrases_of(rows: Iterable[Row], overrides_by_item: Mapping[str, Overrides]) 
         criterion_ids |= given_points.keys()
         for id, override in overrides_by_item.get(row.final.grade.item_id, {}).items():
             if override.reason != ACCEPTED_REASON and not override.reason.startswith(ROUND_REASON):
-                if override.reason != TOGETHER_REASON:  # this reason is given to many at once, so it explains none
+                # this reason is given to many submissions at once, so it explains none of them
+                if override.reason != TOGETHER_REASON:
                     reasons[id or "", _direction(given_points.get(id or ""), override)][override.reason] += 1
                 if override.feedback and override.feedback != _text_of(row, id):
                     comments[id or ""][override.feedback] += 1
@@ -185,7 +189,7 @@ def phrases_of(rows: Iterable[Row], overrides_by_item: Mapping[str, Overrides]) 
 def same_comments(
     rows: Iterable[Row], overrides_by_item: Mapping[str, Overrides], criterion_id: str, text: str, reviewer: str
 ) -> list[list[str]]:
-    """[item id, version, who decided] of each submission on which this text stands; who: "" if nobody, or `reviewer`.
+    """Return [item id, version, who decided] of each submission with this text; "" if nobody, or `reviewer`, decided.
 
     `criterion_id` is "" for the summary.
     """
@@ -207,14 +211,14 @@ def _direction(points: Any, override: Override) -> str:
 
 
 def _text_of(row: Row, criterion_id: str | None) -> str:
-    """What the model wrote there."""
+    """Return what the model wrote there."""
     if criterion_id is None:
         return row.final.grade.summary
     return next((item.feedback for item in row.final.grade.criteria if item.id == criterion_id), "")
 
 
 def _by_use(counter: Counter[str], default: str) -> list[str]:
-    """Those used most first, but the first one, which is filled in unasked, is `default` or a habit."""
+    """Return texts, the most used first. The first text is filled in by default, so it must be `default` or a habit."""
     uses = counter.most_common(_MOST_PHRASES)
     habits = [reason for reason, count in uses if count >= _USES_OF_A_HABIT]
     return list(dict.fromkeys([*habits, default, *(reason for reason, _ in uses)]))[:_MOST_PHRASES]

@@ -2,7 +2,7 @@
 //
 // Streamlit calls the function at the end of this file whenever the desk has drawn the page again, with what the desk
 // says now; between two calls it passes on the last message alone. So every message holds all acts that are unanswered,
-// and everything that a person wrote reaches the page as text, never as HTML.
+// and everything that a person wrote reaches the page as text, never as HTML. Begins with work.js, in one file.
 
 const ON_ITS_WAY = "The grade is on its way.";
 const SUMMARY = "";
@@ -11,18 +11,26 @@ const MORE = " more";
 const PAUSE_MS = 600; // after which a number is complete
 const SEND_MS = 25; // several keys in one message
 const RETRY_MS = [3000, 6000, 12000];
+const GLANCE_MS = 400; // in which nobody reads a submission: a key pressed twice decides on nothing
 const LONGEST_PRESS_MS = 1500;
 const MOST_KEPT = 40; // submissions whose work is kept for a way back
 const SHARES = 6;
 
+const RULE = "Keys act on the open criterion, and it stays open: only ↑, ↓ or a click opens another one.";
+const MISQUOTED = {
+  "not found": "The model quoted this; it is not in the work:",
+  "not their own": "The model quoted this; it is only in what the students were given:",
+};
 const KEYS = [
-  ["0 to 9", "points for the open criterion; two quick digits are one number, . adds a half, - goes before points that are taken off"],
-  ["↑ ↓", "the criterion above, or below"],
-  ["Enter", "save the change, and on to the next submission"],
+  ["0 to 9", "points; two quick digits are one number, . adds a half, - goes before points that are taken off"],
+  ["↑ ↓", "open the criterion above, or below"],
+  ["Enter", "save the change, and on to the next submission; with nothing changed, the same as a"],
   ["a", "leave it as it is, and on to the next"],
   ["r", "another reason for the change, from the list"],
   ["c", "a comment that was used before, from the list"],
-  ["e", "write the comment"],
+  ["e", "write the comment: typing replaces the old one; Enter ends it, Shift Enter is a new line"],
+  ["y n", "where a changed comment is on other submissions too: change it there, or leave it"],
+  ["x", "leave the feedback out"],
   ["z", "discard what is not saved, or undo the last save"],
   ["g", "the next submission that needs a person"],
   ["j k", "the next, or the previous, submission"],
@@ -32,18 +40,6 @@ const KEYS = [
   ["Ctrl Enter", "save and go on, from a field as well"],
   ["?", "this list"],
 ];
-
-/** An element; of its children, strings are text. */
-function make(tag, properties = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(properties)) {
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name === "class") element.className = value;
-    else if (value !== undefined && value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
-  }
-  element.append(...children.filter((child) => child !== null && child !== undefined && child !== ""));
-  return element;
-}
 
 const show = (points) => (points === null || points === undefined ? "–" : String(points));
 const isText = (element) =>
@@ -95,10 +91,22 @@ class Screen {
       this.queue = [];
     }
     if (mayFollow && data.current !== this.shown) this.enter(data.current);
+    if (isNew) this.showSomething();
     this.takeSame(...data.same);
     this.extendQueue();
     this.render();
     this.whenNeeded();
+  }
+
+  /** Who comes to a queue that is empty by now is shown another one, and told so. */
+  showSomething() {
+    const isEmpty = (name) => !this.data.queues[name].some((id) => this.belongs(id));
+    const full = ["needs review", "asked for another look", "all"].find((name) => !isEmpty(name));
+    if (!isEmpty(this.show) || !full) return;
+    this.status = `Nobody is left in “${this.show}”: “${full}” is shown.`;
+    this.show = full;
+    this.queue = [];
+    this.later();
   }
 
   /** The class: what the desk has sent now of it, and the rest as it was sent before. */
@@ -199,15 +207,23 @@ class Screen {
   }
 
   changeSame() {
-    const { id, to, reason, places } = this.same;
-    for (const [item, version, who] of places) {
-      if (who) continue;
+    const free = this.same?.places?.filter(([, , who]) => !who) || [];
+    if (!free.length) return this.say("There is no comment to change on other submissions.");
+    const { id, to, reason } = this.same;
+    for (const [item, version] of free) {
       const changes = { [id]: { feedback: to, reason } };
       this.remember(this.act("decide", { item_id: item, version, seen: [], changes }), null);
     }
     this.same = null;
+    this.status = `The comment is changed on ${free.length} more.`;
     this.render();
     this.later();
+  }
+
+  leaveSame() {
+    if (!this.same?.places) return this.say("There is no comment to leave on other submissions.");
+    this.same = null;
+    this.renderAlert();
   }
 
   giveBack(act, answer) {
@@ -263,6 +279,7 @@ class Screen {
       submission: this.shown,
       show: this.show,
       name: this.yourName,
+      blind: !!this.settings.blind,
       near: this.near(),
       have,
       parts: this.classes[this.batch].digests,
@@ -380,6 +397,7 @@ class Screen {
   enter(id) {
     this.endEntry();
     this.shown = id;
+    this.enteredAt = performance.now();
     this.active = null;
     this.isRoaming = false;
     this.whole = this.prompts = "";
@@ -413,7 +431,7 @@ class Screen {
 
   /** Until the desk has sent a grade: the criteria as they are for all, and no points. */
   blankState() {
-    const blank = { points: null, model: null, evidence: "", feedback: "", likelihoods: "", reason: "…", doubts: [] };
+    const blank = { points: null, model: null, evidence: "", feedback: "", written: "", likelihoods: "", reason: "…", doubts: [] };
     const none = { requests: [], decisions: [], remarks: [], summary: "", points: "", max: "…", kind: "waiting", state: "…" };
     return { ...none, isBlank: true, criteria: this.data.criteria.map((criterion) => ({ ...criterion, ...blank })) };
   }
@@ -435,7 +453,6 @@ class Screen {
   change(id, fields) {
     const state = this.state();
     if (state.isBlank) return;
-    this.lastChanged = id;
     const base = this.cache.get(this.shown);
     const draft = this.drafts[this.shown] || { version: base.version, seen: base.decisions, changes: {} };
     const change = { ...draft.changes[id], ...fields };
@@ -487,7 +504,10 @@ class Screen {
       this.setDraft(this.shown, undefined);
       return this.accept();
     }
-    if (!draft) return this.leave("Nothing was changed.");
+    if (this.grade.querySelector('[aria-invalid="true"]')) return this.say("These points can't be given: nothing is saved.");
+    if (!draft && performance.now() - this.enteredAt < GLANCE_MS)
+      return this.say("Nothing is changed here: Enter once more leaves it as it is.");
+    if (!draft) return this.accept();
     const changes = {};
     for (const [id, change] of Object.entries(draft.changes)) changes[id] = { ...change, reason: this.reason(id) };
     const before = this.state().saved;
@@ -496,12 +516,15 @@ class Screen {
       if (feedback && from && feedback !== from) this.same = { id, from, to: feedback, reason, item: this.shown };
     }
     const doubtful = this.data.people[this.shown]?.criteria || [];
-    const open = SUMMARY in changes ? [] : this.state().criteria.filter(({ id }) => doubtful.includes(id) && !changes[id]);
+    const { criteria } = this.state();
+    const open = SUMMARY in changes ? [] : criteria.filter(({ id }) => doubtful.includes(id) && !changes[id]);
+    const misfits = criteria.filter((criterion) => changes[criterion.id] && isMisfit(criterion));
     const act = this.act("decide", { item_id: this.shown, version: draft.version, seen: draft.seen, changes });
     this.remember(act, before);
     this.setDraft(this.shown, undefined);
     const left = open.length ? ` Still open there: ${open.map(({ title }) => title).join(", ")}; a on it leaves the rest as it is.` : "";
-    this.leave(`Saved: ${this.name(act.item_id)}.${left}`);
+    const old = misfits.length ? ` Its feedback on ${misfits.map(({ title }) => title).join(", ")} was written for other points.` : "";
+    this.leave(`Saved: ${this.name(act.item_id)}.${left}${old}`);
   }
 
   accept() {
@@ -509,6 +532,7 @@ class Screen {
     if (this.isConflict(this.shown)) return this.say("Choose first which decision counts.");
     if (this.drafts[this.shown]) return this.say("There are unsaved changes: Enter saves them, z discards them.");
     if (!this.cache.get(this.shown)?.criteria) return this.say(ON_ITS_WAY);
+    if (this.state().kind === "waiting") return this.say("This one is not graded yet: j goes to the next.");
     const before = this.state().saved;
     const act = this.act("accept", { item_id: this.shown });
     this.remember(act, before);
@@ -573,53 +597,42 @@ class Screen {
   }
 
   typeDigit(digit) {
-    let entry = this.entry;
-    if (entry && !entry.isComplete && this.extendEntry(entry, entry.text + digit)) return;
-    this.endEntry();
+    const { entry } = this;
+    if (entry?.isHalf && digit === "5") return; // 2.5, typed in full
+    if (entry?.isHalf) return this.say("Keys give halves: write other points into the field.");
     const criterion = this.current();
     if (!criterion) return this.sayNoPoints();
-    entry = { id: criterion.id, text: "", isNegative: criterion.max <= 0 || this.isNegative };
-    this.isNegative = false;
-    this.extendEntry(entry, digit);
-  }
-
-  /** Whether the number with this digit is one that may be given; then it stands there at once. */
-  extendEntry(entry, text) {
-    const criterion = this.state().criteria.find(({ id }) => id === entry.id);
-    const largest = entry.isNegative ? -criterion.min : criterion.max;
-    if (Number(text) > largest) {
-      if (!entry.text) this.say(`Points go from ${criterion.min} to ${criterion.max}.`);
-      return false;
-    }
-    if (!this.give(entry.id, (entry.isNegative ? -1 : 1) * Number(text) || 0)) return false;
-    clearTimeout(entry.timer);
-    const isComplete = Number(text) === 0 || Number(text) * 10 > largest;
-    this.entry = { ...entry, text, isComplete, timer: setTimeout(() => this.endEntry(true), PAUSE_MS) };
-    if (isComplete) this.advance(entry.id);
-    this.status = "";
-    this.render();
-    return true;
+    const isNegative = entry ? entry.isNegative : criterion.max <= 0 || this.isNegative;
+    const largest = isNegative ? -criterion.min : criterion.max;
+    // Where no number has two digits, the second one corrects the first.
+    const text = (largest < 10 ? "" : entry?.text || "") + digit;
+    if (Number(text) > largest) return this.say(`Points go from ${criterion.min} to ${criterion.max}.`);
+    if (!this.give(criterion.id, (isNegative ? -1 : 1) * Number(text) || 0)) return;
+    this.beginEntry({ text, isNegative });
   }
 
   typeHalf() {
-    const entry = this.entry;
-    const id = entry ? entry.id : this.active;
-    const criterion = this.state().criteria.find((each) => each.id === id);
+    const { entry } = this;
+    const criterion = this.current();
     if (!criterion) return this.sayNoPoints();
-    const number = entry ? Number(entry.text) + 0.5 : Math.floor(Math.abs(criterion.points ?? 0)) + 0.5;
+    if (entry?.isHalf) return;
+    const number = Math.floor(Math.abs(criterion.points ?? 0)) + 0.5;
     const isNegative = entry ? entry.isNegative : criterion.points < 0 || criterion.max <= 0;
-    if (!this.give(id, isNegative ? -number : number)) return;
-    if (entry) {
-      this.entry = { ...entry, isComplete: true };
-      if (!entry.isComplete) this.advance(id);
-      this.endEntry();
-    }
+    if (this.give(criterion.id, isNegative ? -number : number)) this.beginEntry({ isHalf: true });
+  }
+
+  /** A number that stands there already, and may grow until a pause. */
+  beginEntry(entry) {
+    this.endEntry();
+    this.entry = { ...entry, timer: setTimeout(() => this.endEntry(), PAUSE_MS) };
+    this.status = "";
     this.render();
   }
 
   typeMinus() {
     const criterion = this.current();
     if (!criterion) return this.sayNoPoints();
+    this.endEntry();
     this.isNegative = criterion.min < 0;
     this.say(this.isNegative ? "−" : `Points go from ${criterion.min} to ${criterion.max}.`);
   }
@@ -628,20 +641,10 @@ class Screen {
     this.say("Points belong to a criterion: ↑ and ↓ lead to one.");
   }
 
-  /** The number is complete; the criterion after it is open from now on. */
-  endEntry(isPause = false) {
-    const entry = this.entry;
-    if (!entry) return;
-    clearTimeout(entry.timer);
+  endEntry() {
+    clearTimeout(this.entry?.timer);
     this.entry = null;
-    if (!entry.isComplete) this.advance(entry.id);
-    if (isPause) this.render();
-  }
-
-  advance(id) {
-    const ids = this.state().criteria.map((criterion) => criterion.id) || [];
-    const at = ids.indexOf(id);
-    if (this.active === id && !this.settings.order && at + 1 < ids.length) this.active = ids[at + 1];
+    this.isNegative = false;
   }
 
   step(direction) {
@@ -687,14 +690,21 @@ class Screen {
     else if (event.ctrlKey || event.altKey || event.metaKey) return;
     else if (isText(target)) {
       if (!isHere) return;
-      if (event.key === "Escape") return target.blur();
+      const endsComment = event.key === "Enter" && !event.shiftKey && target.dataset.key === "comment";
+      if (event.key === "Escape" || endsComment) {
+        this.root.focus({ preventScroll: true });
+        if (endsComment) event.preventDefault();
+        return;
+      }
       if (event.key !== "Enter" || target.tagName !== "INPUT") return;
       target.blur();
       if (!this.grade.contains(target)) return;
-    } else if (target.closest?.("button, a, summary, [role=button]") && (event.key === "Enter" || event.key === " ")) return;
+    } else if (target.type === "checkbox" && event.key === " ") return;
+    else if (target.closest?.("button, a, summary, [role=button]") && (event.key === "Enter" || event.key === " ")) return;
     else if (target.type === "radio" && event.key.startsWith("Arrow")) return;
     const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
-    if (/^[0-9]$/.test(key)) this.typeDigit(key);
+    if (event.repeat && (key === "Enter" || key === "a")) event.preventDefault(); // a key that is held decides once
+    else if (/^[0-9]$/.test(key)) this.typeDigit(key);
     else if (key === " " && event.shiftKey) this.scrollWork(-1);
     else if (this.keys()[key]) this.keys()[key]();
     else return;
@@ -716,6 +726,9 @@ class Screen {
       r: () => this.listReasons(),
       c: () => this.listComments(),
       e: () => this.write(),
+      x: () => this.leaveOut(),
+      y: () => this.changeSame(),
+      n: () => this.leaveSame(),
       z: () => this.undo(),
       j: () => this.move(1),
       k: () => this.move(-1),
@@ -726,8 +739,17 @@ class Screen {
 
   write() {
     const area = this.grade.querySelector(".kv-active textarea");
-    if (area) area.focus();
-    else this.say("There is nothing to write here.");
+    if (!area) return this.say("There is nothing to write here.");
+    area.focus();
+    area.select(); // what is typed replaces it
+  }
+
+  leaveOut() {
+    const state = this.state();
+    const text = this.active === SUMMARY ? state.summary : this.current()?.feedback;
+    if (!text) return this.say("There is no feedback to leave out here.");
+    this.change(this.active, { feedback: "" });
+    this.render();
   }
 
   scrollWork(direction) {
@@ -742,10 +764,8 @@ class Screen {
 
   listReasons() {
     this.endEntry();
-    const changes = this.drafts[this.shown]?.changes || {};
-    const id = changes[this.active] ? this.active : this.lastChanged; // points lead on to the next criterion
-    if (!changes[id]) return this.say("A reason belongs to a change: nothing is changed here.");
-    this.active = id;
+    const id = this.active;
+    if (!this.drafts[this.shown]?.changes[id]) return this.say("A reason belongs to a change: nothing is changed here.");
     const own = () => this.grade.querySelector("[data-key=reason]")?.select();
     this.list("Reason for the change", this.reasons(id), (reason) => this.change(id, { reason }), ["In other words …", own]);
   }
@@ -809,7 +829,7 @@ class Screen {
 
   help() {
     const reviewers = Object.entries(this.data.reviewers).map(([name, count]) => `${name} ${count}`).join(", ");
-    this.overlay("Keys", make("dl", { class: "kv-keys" }, ...KEYS.flatMap(([key, words]) => [make("dt", {}, key), make("dd", {}, words)])),
+    this.overlay("Keys", make("p", {}, RULE), make("dl", { class: "kv-keys" }, ...KEYS.flatMap(([key, words]) => [make("dt", {}, key), make("dd", {}, words)])),
       reviewers ? make("p", { class: "kv-faint" }, `Submissions decided on: ${reviewers}.`) : "");
   }
 
@@ -851,9 +871,9 @@ class Screen {
     const option = (value, words) => make("option", { value }, words);
     this.fields.show.append(...Object.keys(this.data.queues).map((name) => option(name, name)));
     this.fields.order.append(option("", "student by student"), ...this.data.criteria.map(({ id }) => option(id, `only ${id}`)));
-    this.fields.share.append(option("", "all"));
+    this.fields.share.append(option("", "the whole class"));
     for (let total = 2; total <= SHARES; total++)
-      for (let number = 1; number <= total; number++) this.fields.share.append(option(`${number}/${total}`, `${number} of ${total}`));
+      for (let number = 1; number <= total; number++) this.fields.share.append(option(`${number}/${total}`, `part ${number} of ${total}`));
     const sections = new Set(Object.values(this.data.people).map(({ section }) => section).filter(Boolean));
     for (const section of [...sections].sort()) this.fields.share.append(option(`section ${section}`, `section ${section}`));
     this.fields.show.addEventListener("change", () => this.choose({}, this.fields.show.value));
@@ -861,6 +881,7 @@ class Screen {
     this.fields.share.addEventListener("change", () => this.choose({ share: this.fields.share.value }));
     this.fields.blind.addEventListener("change", () => this.choose({ blind: this.fields.blind.checked }));
     this.fields.name.value = this.yourName;
+    this.fields.name.placeholder = this.data.account;
     this.fields.name.addEventListener("input", () => this.takeName());
     this.keepName();
     if (document.activeElement?.type === "radio") document.activeElement.blur();
@@ -886,9 +907,10 @@ class Screen {
 
   choose(settings, queue = this.show) {
     this.show = queue;
-    if (this.isByPointer) document.activeElement?.blur(); // keys are the screen's again
+    if (this.root.contains(document.activeElement)) this.root.focus({ preventScroll: true }); // keys are the screen's again
     Object.assign(this.settings, settings);
     this.store("settings", this.settings);
+    this.endEntry();
     this.queue = [];
     const ids = this.data.queues[queue].filter((id) => this.belongs(id));
     this.active = null;
@@ -928,8 +950,9 @@ class Screen {
     if (queues["asked for another look"].length) counts.push(`${queues["asked for another look"].length} asked for another look`);
     if (queues["without points"].length) counts.push(`${queues["without points"].length} without points`);
     const share = queues["needs review"].filter((id) => this.isMine(id)).length;
-    if (this.settings.share) counts.push(`${share} of them in this share`);
-    this.place.textContent = `${this.queue.indexOf(this.shown) + 1} of ${this.queue.length} · ${counts.join(" · ")}`;
+    if (this.settings.share) counts.push(`${share} of them in my part`);
+    const shown = [this.show, this.settings.order && `only ${this.settings.order}`].filter(Boolean).join(", ");
+    this.place.textContent = `${this.queue.indexOf(this.shown) + 1} of ${this.queue.length} shown (${shown}) · in the class ${counts.join(" · ")}`;
     this.fields.show.value = this.show;
     this.fields.order.value = this.settings.order;
     this.fields.share.value = this.settings.share;
@@ -963,17 +986,20 @@ class Screen {
     const { from, places } = this.same;
     const free = places.filter(([, , who]) => !who);
     const theirs = places.filter(([, , who]) => who).map(([item, , who]) => `${this.name(item)} (${who})`);
-    const button = (words, action) => make("button", { type: "button", onclick: action }, words);
-    return make("div", {}, `“${from.length > 80 ? `${from.slice(0, 80)}…` : from}” stands on ${places.length} more. `,
-      ...(free.length ? [button(`Change ${free.length} that ${free.length === 1 ? "is" : "are"} yours or undecided`, () => this.changeSame()), " "] : []),
-      button("Leave them", () => { this.same = null; this.renderAlert(); }),
-      theirs.length ? ` Decided by others: ${theirs.slice(0, 9).join(", ")}${theirs.length > 9 ? ", …" : ""}.` : "");
+    const button = (words, key, action) =>
+      make("button", { type: "button", onclick: action }, make("span", {}, words), " ", make("kbd", {}, key));
+    const others = places.length === 1 ? "1 other submission has" : `${places.length} other submissions have`;
+    const where = theirs.length ? `${free.length} of them` : places.length === 1 ? "it" : `all ${places.length}`;
+    return make("div", {}, `You changed a comment that ${others} as well: “${from.length > 80 ? `${from.slice(0, 80)}…` : from}”. `,
+      ...(free.length ? [button(`Change it on ${where}`, "Y", () => this.changeSame()), " "] : []),
+      button("Leave it there", "N", () => this.leaveSame()),
+      theirs.length ? ` Decided by others, and not changed: ${theirs.slice(0, 9).join(", ")}${theirs.length > 9 ? ", …" : ""}.` : "");
   }
 
   conflict() {
     const draft = this.drafts[this.shown];
     const decisions = this.cache.get(this.shown).decisions;
-    const line = ({ label, points, reason, by }) => make("div", {}, `${label}: ${points || "points unchanged"} — ${reason}${by ? ` (${by})` : ""}`);
+    const line = ({ label, points, reason, by }) => make("div", {}, `${label}: ${points || "points unchanged"} — ${reason}${by ? `; by ${by}` : ""}`);
     const before = new Set(draft.seen.map((decision) => JSON.stringify(decision)));
     const labels = new Set(decisions.map(({ label }) => label));
     const undone = draft.seen.filter(({ label }) => !labels.has(label));
@@ -1082,11 +1108,13 @@ class Screen {
   criterionBody(criterion) {
     const { id, min, max } = criterion;
     const { guidance, step } = this.data.criteria.find((each) => each.id === id) || { guidance: "", step: 1 };
+    const isOpen = this.data.people[this.shown]?.criteria.includes(id);
+    const misquoted = criterion.evidence && MISQUOTED[criterion.found];
     const model = `model: ${criterion.model === null ? "no points" : criterion.model} of ${max}`;
     const give = (points) => {
       this.endEntry();
       this.isRoaming = false;
-      if (this.give(id, points)) this.advance(id);
+      this.give(id, points);
       this.render();
     };
     const values = [];
@@ -1099,13 +1127,14 @@ class Screen {
       oninput: ({ target }) => this.typePoints(id, target) });
     field.value = criterion.points ?? "";
     return [
-      ...criterion.doubts.map((doubt) => make("p", { class: "kv-flag" }, `⚑ ${doubt}`)),
+      ...criterion.doubts.map((doubt) => make("p", { class: isOpen ? "kv-flag" : "kv-faint" }, isOpen ? `⚑ ${doubt}` : `settled: ${doubt}`)),
       ...(guidance ? [make("pre", { class: "kv-text", "aria-label": "Guidance", tabindex: "0" }, guidance)] : []),
       make("p", { class: "kv-faint" }, criterion.model === null ? criterion.reason || model : `${model}; evidence ${criterion.found}`,
         criterion.likelihoods ? ` · ${criterion.likelihoods}` : ""),
-      ...(criterion.evidence ? [make("pre", { class: "kv-text kv-quote", title: "Show it in the work", tabindex: "0", onclick: () => this.jump() }, criterion.evidence)] : []),
+      ...(misquoted ? [make("span", { class: "kv-label" }, misquoted), make("pre", { class: "kv-text kv-misquote", tabindex: "0" }, criterion.evidence)]
+        : criterion.evidence ? [make("pre", { class: "kv-text kv-quote", title: "Show it in the work", tabindex: "0", onclick: () => this.jump() }, criterion.evidence)] : []),
       make("div", { class: "kv-give" }, ...chips, bump(-step), field, bump(step)),
-      ...this.commentFields(id, `Feedback on ${id}`, criterion.feedback),
+      ...this.commentFields(id, `Feedback on ${id}`, criterion.feedback, isMisfit(criterion) ? [this.misfit(criterion)] : []),
     ];
   }
 
@@ -1113,11 +1142,20 @@ class Screen {
     return this.commentFields(SUMMARY, "Summary", state.summary);
   }
 
-  commentFields(id, label, text) {
-    const area = make("textarea", { "aria-label": label, rows: "2", "data-key": "comment", oninput: ({ target }) => { this.change(id, { feedback: target.value }); this.renderFoot(); } });
+  misfit({ id, points, model, max }) {
+    const isGiven = this.drafts[this.shown]?.changes[id]?.points !== undefined;
+    const put = (feedback) => { this.change(id, { feedback }); this.render(); };
+    return make("div", { class: "kv-misfit" },
+      make("span", {}, `This feedback was written for ${model} of ${max}; ${isGiven ? "you gave" : "it is now"} ${points}. Edit it, or leave it out.`),
+      make("button", { type: "button", onclick: () => put("") }, make("span", {}, "Leave it out"), " ", make("kbd", {}, "X")),
+      ...(isGiven ? [make("button", { type: "button", onclick: () => put(this.reason(id)) }, make("span", {}, "Put the reason there"))] : []));
+  }
+
+  commentFields(id, label, text, notes = []) {
+    const area = make("textarea", { "aria-label": label, rows: "2", "data-key": "comment", placeholder: "Nothing is said here.", oninput: ({ target }) => { this.change(id, { feedback: target.value }); this.renderFoot(); } });
     area.value = text;
     const used = (this.data.phrases.comments[id] || []).length;
-    const fields = [make("span", { class: "kv-label" }, label, used ? make("button", { type: "button", class: "kv-used", onclick: () => this.listComments() }, make("span", {}, "Used before"), " ", make("kbd", {}, "C")) : ""), area];
+    const fields = [make("span", { class: "kv-label" }, label, make("span", { class: "kv-hint" }, "Enter: done. Shift Enter: a new line."), used ? make("button", { type: "button", class: "kv-used", onclick: () => this.listComments() }, make("span", {}, "Used before"), " ", make("kbd", {}, "C")) : ""), ...notes, area];
     if (!this.drafts[this.shown]?.changes[id]) return fields;
     const reason = make("input", { "aria-label": "Reason for the change", autocomplete: "off", "data-key": "reason", oninput: ({ target }) => this.change(id, { reason: target.value.trim() || undefined }) });
     reason.value = this.reason(id);
@@ -1173,7 +1211,7 @@ class Screen {
     const texts = this.cache.get(this.shown)?.prompts;
     return [
       ...state.decisions.flatMap(({ label, points, reason, by, feedback }) => [
-        make("p", { class: "kv-faint" }, `${label}: ${points || "points unchanged"} — ${reason}${by ? ` (${by})` : ""}`),
+        make("p", { class: "kv-faint" }, `${label}: ${points || "points unchanged"} — ${reason}${by ? `; by ${by}` : ""}`),
         ...(feedback ? [make("pre", { class: "kv-text", tabindex: "0" }, feedback)] : [])]),
       make("span", { class: "kv-label" }, "Enter a request of this student"), about, words,
       make("p", { class: "kv-line" }, make("button", { type: "button", onclick: enter }, "Enter it")),
@@ -1210,6 +1248,10 @@ class Screen {
 /** What an element is called, in this drawing and the next. */
 const keyOf = (element) => element.dataset.key || element.getAttribute("aria-label") || element.textContent;
 
+/** Whether the model's words go out with points that they were not written for. */
+const isMisfit = ({ points, model, feedback, written }) =>
+  points !== null && model !== null && points !== model && !!written.trim() && feedback.trim() === written.trim();
+
 const idOf = (act) => `${act.sender} ${act.number}`;
 
 /** What an act makes of a submission, as far as it can be told here. */
@@ -1235,54 +1277,6 @@ function applyChanges(state, changes) {
     if (feedback !== undefined) criterion.feedback = feedback;
   }
 }
-
-// --- a student's work
-
-const HEADING = /^#{1,6}[ \t]+(.*)$/;
-const EMPHASIS = /\*\*([^*\n]{1,400})\*\*|`([^`\n]{1,400})`/g;
-
-function prose(line) {
-  const heading = HEADING.exec(line);
-  const text = heading ? heading[1] : line;
-  const pieces = [];
-  let start = 0;
-  for (const match of text.matchAll(EMPHASIS)) {
-    pieces.push(text.slice(start, match.index), match[1] ? make("b", {}, match[1]) : make("code", {}, match[2]));
-    start = match.index + match[0].length;
-  }
-  pieces.push(text.slice(start));
-  return heading ? [make("b", { class: "work-heading" }, ...pieces)] : pieces;
-}
-
-const lines = {
-  code: (line) => line.map(([kind, text]) => (kind ? make("i", { class: `work-${kind}` }, text) : text)),
-  prose,
-  output: (line) => [line],
-};
-
-function block({ kind, text, lines: body, marks, source, width, height }) {
-  if (kind === "caption") return make("p", { class: "kv-faint" }, text);
-  if (kind === "plot") return make("img", { class: "work-plot", src: source, alt: text, width, height });
-  if (kind === "table") return make("table", { class: "work-table" }, make("tbody", {}, ...body.map((cells, at) => row(cells, at, marks[at]))));
-  const element = make("pre", { class: `work-${kind}` });
-  body.forEach((line, at) => {
-    if (at) element.append("\n");
-    const pieces = lines[kind](line);
-    if (marks[at] === undefined) element.append(...pieces);
-    else element.append(make("mark", { title: marks[at], "data-criteria": marks[at] }, ...pieces), note(marks[at]));
-  });
-  return element;
-}
-
-function row(cells, at, reason) {
-  const tag = at ? "td" : "th";
-  const inner = cells.map((cell) => make(cell ? tag : "td", {}, cell));
-  if (reason === undefined) return make("tr", {}, ...inner);
-  return make("tr", { class: "work-marked", title: reason, "data-criteria": reason }, ...inner, make("td", {}, note(reason)));
-}
-
-/** Beside a marked line, and no part of what is copied. */
-const note = (reason) => make("small", { class: "kv-note" }, `◂ ${reason}`);
 
 export default function ({ data, setStateValue, parentElement }) {
   window.kvasirReview ??= new Screen();

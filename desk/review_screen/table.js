@@ -9,7 +9,8 @@ function cell(tag, ...children) {
 function draw({ data, setStateValue, setTriggerValue }, root) {
   const chosen = new Set(data.chosen);
   const head = cell("tr", ...["choose", ...data.columns].map((name) => {
-    const column = cell("th", name);
+    const [first, ...others] = name.split(/(?<=_)/);
+    const column = cell("th", first, ...others.flatMap((part) => [document.createElement("wbr"), part]));
     column.scope = "col";
     return column;
   }));
@@ -28,6 +29,7 @@ function draw({ data, setStateValue, setTriggerValue }, root) {
     open.type = "button";
     open.dataset.key = `open ${id}`;
     const line = cell("tr", cell("td", box), cell("td", open), ...others.map((text) => cell("td", text)));
+    line.children[data.columns.indexOf("remarks") + 1].className = "kv-remarks";
     line.children[2].replaceChildren(Object.assign(cell("span", others[0]), { className: `state state-${state}` }));
     line.addEventListener("click", ({ target }) => {
       // Near the box is the box; and who selects words does not open.

@@ -1,1 +1,1 @@
-"""What engines that load a Hugging Face model folder have in common."""
+"""What engines that load a Hugging Face model folder share."""

@@ -26,7 +26,7 @@ class Constraint:
         self._is_finished = False
 
     def accept(self, token: int) -> None:
-        """Go on by one sampled token. Raises InvalidSchema if the schema has become too hard to follow."""
+        """Advance by one sampled token. Raises InvalidSchema if the schema has become too complex to follow."""
         if self._channel is not None and not self._channel.is_open:
             self._channel.observe(token)
             return
@@ -37,9 +37,9 @@ class Constraint:
             raise InvalidSchema(f"the JSON schema can't be enforced: {self._matcher.get_error():.500}")
 
     def compute_mask(self) -> Mask:
-        """For each token id, whether it may come next. Raises InvalidSchema as `accept`."""
+        """For each token id, whether it may come next. Raises InvalidSchema under the same condition as `accept`."""
         if self._channel is not None and not self._channel.is_open:
-            return ~self._ends  # an answer that ends before it began would be no JSON
+            return ~self._ends  # an answer must not end before its JSON begins
         if self._is_finished or self._matcher.is_stopped():
             return self._ends
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
@@ -69,9 +69,9 @@ class Constrainer:
             raise ConfigError(f"the model's tokenizer can't be used for JSON schemas: {error}") from None
 
     def start(self, schema: str) -> Constraint:
-        """A constraint for one answer. In models that think aloud first, it begins with the final channel.
+        """A constraint for one answer. For models that think first, it starts with the final channel.
 
-        Raises InvalidSchema, saying why.
+        Raises InvalidSchema, which says why.
         """
         try:
             grammar = LLMatcher.grammar_from_json_schema(guidance_schema(schema))

@@ -1,4 +1,5 @@
-"""What engines share that load a Hugging Face folder, whatever computes: its tokenizer, and the texts of its ids."""
+"""What engines that load a Hugging Face folder share, whatever computes the model: the tokenizer, and the texts of
+token ids."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,9 +15,9 @@ from messages.kv import KVCache, KVLayout
 
 
 class FolderEngine:
-    """The half of an engine that knows ids and texts. The other half sets `info`.
+    """The part of an engine that handles ids and texts. The subclass sets `info`.
 
-    Where its layout is None, it sets `_no_kv_transfer`, too: that nothing is transferred, and why.
+    If its layout is None, the subclass also sets `_no_kv_transfer` to a sentence that says why nothing is transferred.
     """
 
     info: EngineInfo
@@ -37,7 +38,7 @@ class FolderEngine:
         return self._prompt.count_tokens(text)
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """See Detokenizes. A model may have more outputs than its tokenizer has tokens: those stand for nothing."""
+        """See Detokenizes. A model may have more outputs than its tokenizer has tokens; the extra ids have no text."""
         pieces = (self._token_bytes[id] for id in tokens if id < len(self._token_bytes))
         return b"".join(pieces).decode(errors="replace")
 
@@ -60,9 +61,11 @@ class FolderEngine:
         start: float,
         evaluated: Callable[[], int],
     ) -> Answer:
-        """The answer of sampled tokens as they come, none that ends it among them; a stop word ends it here.
+        """Collects the answer from sampled tokens as they arrive, without the token that ends it. A stop word also ends
+        it.
 
-        `start`: when decode was (monotonic seconds). `evaluated`: prompt tokens, by the engine's counter at the end.
+        `start`: when `decode` was called (monotonic seconds). `evaluated` returns the prompt tokens evaluated, by the
+        engine's counter at the end.
         """
         stream = TextStream(self._token_bytes, sampling.stop, final_channel(self._prompt))
         answer = StreamedText(start, on_text)

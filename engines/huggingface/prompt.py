@@ -1,6 +1,6 @@
-"""Prompts of a Hugging Face model folder: its own tokenizer and its own chat template.
+"""Tokenizes prompts for a Hugging Face model folder, with its own tokenizer and chat template.
 
-What is done with them is told in `engines.chat`; the ids are those that llama.cpp gives for the same model.
+`engines.chat` explains how. The ids equal those of llama.cpp for the same model.
 """
 
 import json
@@ -20,7 +20,7 @@ from engines.template import rendered, require_bounded, sandbox
 from messages.errors import ConfigError, InvalidPrompt
 from messages.jobs import user_prompt
 
-# Converters to GGUF make a control token of whatever is spelled like one, declared special or not.
+# Converters to GGUF turn every token with such a spelling into a control token, whether it was declared special or not.
 _SPELLED_LIKE_CONTROL = re.compile(r"<[|｜].*[|｜]>\Z", re.DOTALL)
 # Tokens that end an answer in the model families that have them, whatever their configuration lists.
 _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<|return|>",
@@ -41,16 +41,18 @@ class HFPrompt(ChatPrompt):
         control = _declare_control_tokens(definition)
         self.tokenizer_json = json.dumps(definition)
         self.control_ids = frozenset(entry["id"] for entry in control)
-        # Many a mark is declared an ordinary token (`<turn|>`, `<tool_response>`): no text of anybody's may become one.
+        # Some models declare marks as ordinary tokens (`<turn|>`, `<tool_response>`), but no user's text may become
+        # one.
         marks = [entry for entry in definition.get("added_tokens") or [] if entry["content"].strip()]
         self._control = _control_pattern(marks)
-        # llama.cpp finds these in any text; where it does, both engines cut the text inside them.
+        # llama.cpp finds these marks in any text. Wherever it would, both engines cut the text inside the mark.
         self._ordinary_marks = _pattern([re.escape(entry["content"]) for entry in marks if not entry.get("special")])
         self._parsing = _load(self.tokenizer_json, folder)
         for entry in marks:
             entry["special"] = True
-        if definition["model"].get("type") == "Unigram":  # to which they are pieces as well, and the likeliest of all
-            hidden = {entry["content"]: secrets.token_hex(16) for entry in marks}  # that nobody's text can have
+        if definition["model"].get("type") == "Unigram":  # in which the marks are also pieces, and the likeliest ones
+            # Random names that no text can contain.
+            hidden = {entry["content"]: secrets.token_hex(16) for entry in marks}
             definition["model"]["vocab"] = [
                 [hidden.get(piece, piece), score] for piece, score in definition["model"]["vocab"]
             ]
@@ -79,7 +81,7 @@ class HFPrompt(ChatPrompt):
         return (matches[0].start(), matches[-1].end()) if matches else (len(text), 0)
 
     def piece_ids(self, text: str, begins: bool, control: bool) -> Sequence[int]:
-        """See ChatPrompt. A piece has the same ids wherever it stands."""
+        """See ChatPrompt. A piece has the same ids wherever it appears."""
         if control:
             return self._parsing.encode(text, add_special_tokens=False).ids
         pieces = cut_inside(text, self._ordinary_marks.finditer(text))
@@ -94,12 +96,12 @@ class HFPrompt(ChatPrompt):
         return len(self.plain_ids(text))
 
     def control_id(self, text: str) -> int | None:
-        """The id of the control token spelled so, if there is one."""
+        """The id of the control token with this text, or None."""
         number = self._parsing.token_to_id(text)
         return number if number in self.control_ids else None
 
     def token_texts(self) -> list[str]:
-        """Each id's text as the tokenizer keeps it; "" where an id has none."""
+        """The text of each id as the tokenizer stores it; "" for an id without text."""
         vocabulary = self._parsing.get_vocab(with_added_tokens=True)
         texts = [""] * (max(vocabulary.values(), default=-1) + 1)
         for text, number in vocabulary.items():
@@ -107,11 +109,13 @@ class HFPrompt(ChatPrompt):
         return texts
 
     def _require_pieces_to_fit(self, folder: Path) -> None:
-        """Refuse a tokenizer that treats the start of a piece unlike the middle of a text."""
+        """Refuse a tokenizer that treats the start of a piece differently from the middle of a text."""
         sample = SAMPLE.strip()
         whole = self.render([{"role": "user", "content": sample}], 0.0)
         if tuple(self.piece_ids(whole, begins=True, control=True)) != self.tokenize(user_prompt("", sample), 0.0).ids:
-            raise ConfigError(f"the tokenizer of {folder} can't be used: cut at control tokens, a text has other ids")
+            raise ConfigError(
+                f"the tokenizer of {folder} can't be used: a text that is cut at control tokens gets other ids"
+            )
 
     def _find_end_ids(self, folder: Path, settings: dict[str, Any]) -> frozenset[int]:
         end_ids: set[int] = set()
@@ -123,7 +127,7 @@ class HFPrompt(ChatPrompt):
 
 
 class _Template:
-    """A folder's chat template, run where it can reach nothing but what it is given. Without one its text is ""."""
+    """A folder's chat template, run in a sandbox. If there is none, its text is ""."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self._folder = folder
@@ -143,12 +147,12 @@ class _Template:
         today = datetime.fromtimestamp(clock, UTC)
         try:
             return rendered(self._template, messages, self._tokens, today)
-        except Exception as error:  # noqa: BLE001  a template is a program of its author's: it may fail in any way
+        except Exception as error:  # noqa: BLE001  a template is a program of its author and may fail in any way
             raise InvalidPrompt(f"the chat template of {self._folder} can't be rendered: {error}") from None
 
 
 def _declare_control_tokens(definition: dict[str, Any]) -> list[dict[str, Any]]:
-    """The added tokens that are control tokens, each now declared special in `definition`."""
+    """The added tokens that are control tokens, after declaring each one special in `definition`."""
     added_tokens = definition.get("added_tokens") or []
     control = [entry for entry in added_tokens if entry.get("special") or _SPELLED_LIKE_CONTROL.match(entry["content"])]
     for entry in control:
@@ -157,7 +161,7 @@ def _declare_control_tokens(definition: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _control_pattern(control: Iterable[dict[str, Any]]) -> re.Pattern[str]:
-    """Matches any control token, with the white space that it swallows on either side."""
+    """A pattern that matches any control token, with the white space that it absorbs on either side."""
     entries = sorted(control, key=lambda entry: -len(entry["content"]))
     choices = [
         (r"\s*" if entry.get("lstrip") else "") + re.escape(entry["content"]) + (r"\s*" if entry.get("rstrip") else "")
@@ -181,7 +185,7 @@ def _load(definition: str, folder: Path) -> Tokenizer:
 
 
 def _is_byte_level(definition: dict[str, Any]) -> bool:
-    """Whether each byte has a letter of its own, as in GPT-2's vocabulary."""
+    """Whether each byte is represented by a letter, as in GPT-2's vocabulary."""
     return '"ByteLevel"' in json.dumps([definition.get("pre_tokenizer"), definition.get("decoder")])
 
 
@@ -191,7 +195,8 @@ def _merges(definition: dict[str, Any]) -> list[str]:
 
 
 def _template_text(folder: Path, settings: dict[str, Any]) -> str:
-    """The template from chat_template.jinja, else from tokenizer_config.json (of several, the default one)."""
+    """The template from chat_template.jinja, otherwise from tokenizer_config.json (the default one if there are
+    several)."""
     try:
         return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -204,7 +209,7 @@ def _template_text(folder: Path, settings: dict[str, Any]) -> str:
 
 
 def _token_text(token: Any) -> str:
-    """A token named in a configuration as text, or as an object with its text."""
+    """The text of a token that a configuration gives as text, or as an object with its text."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""

@@ -1,7 +1,7 @@
-"""The RoPE that a config.json states, as transformers 4 and 5 write it, by transformers' formulas. Pure.
+"""The RoPE that a config.json of transformers 4 or 5 states, computed by transformers' formulas. Pure functions.
 
-transformers 4 has `rope_theta` and `rope_scaling` at the top, 5 has both in `rope_parameters`, by kind of layer where
-kinds differ (gemma3). What neither states has transformers' default.
+transformers 4 has `rope_theta` and `rope_scaling` at the top level. transformers 5 has both in `rope_parameters`,
+separately for each kind of layer if kinds differ (gemma3). Missing values get transformers' defaults.
 """
 
 import math
@@ -13,12 +13,12 @@ from messages.errors import KVTransferFailed
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _WITH_ORIGINAL = ("llama3", "yarn", "longrope")
-# Of GptOssConfig, where a folder states neither rope_parameters nor rope_scaling.
+# The defaults of GptOssConfig, for folders that state neither rope_parameters nor rope_scaling.
 _GPT_OSS = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
             "original_max_position_embeddings": 4096}  # fmt: skip
 _THETA = {"gpt_oss": 150_000.0}
-# Those with Gated DeltaNet layers. The others rotate a part of each key, the first quarter if config.json doesn't say.
-# Qwen3.5 turns its pairs by three positions (M-RoPE), which are one and the same in a text.
+# Models with Gated DeltaNet layers. Their other layers rotate only a part of each key: the first quarter unless
+# config.json says otherwise. Qwen3.5 rotates pairs by three positions (M-RoPE), which are equal for text.
 GATED_DELTA = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next")
 _GEMMA3 = ("gemma3", "gemma3_text")
 _GEMMA3_THETA = {FULL: ("rope_theta", 1_000_000.0), SLIDING: ("rope_local_base_freq", 10_000.0)}
@@ -30,7 +30,7 @@ def rope_parameters(config: Mapping[str, Any], kind: str = FULL) -> dict[str, An
     nested = config.get("rope_parameters") or {}
     by_kind = any(isinstance(value, dict) for value in nested.values())
     scaling = config.get("rope_scaling") or {}
-    if model in _GEMMA3:  # an older folder's scaling is that of its full layers
+    if model in _GEMMA3:  # in an older folder, the scaling applies to the full layers
         key, theta = _GEMMA3_THETA[kind]
         parameters = {**(nested.get(kind) or {}), **(scaling if kind == FULL else {})}
     else:
@@ -93,9 +93,9 @@ def _build_rope(parameters: dict[str, Any], frequencies: list[float], base: floa
 
 
 def _llama3(frequency: float, parameters: dict[str, Any], original: float) -> float:
-    """Fast pairs as they are, slow ones slowed by `factor`, a ramp between (Llama 3.1's release)."""
+    """Fast pairs unchanged, slow ones slowed by `factor`, and a ramp in between (Llama 3.1's release)."""
     low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
-    turns = original * frequency / (2 * math.pi)  # in the original context
+    turns = original * frequency / (2 * math.pi)  # turns within the original context
     part = min(1.0, max(0.0, (turns - low) / (high - low)))
     return (1 - part) * frequency / float(parameters["factor"]) + part * frequency
 

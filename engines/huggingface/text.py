@@ -1,4 +1,5 @@
-"""Token ids to text, piece by piece: whole characters only, stop words found, a hidden preamble left out. Pure."""
+"""Turns token ids into text, piece by piece. Emits only whole characters, detects stop words, and leaves out a hidden
+preamble. Pure."""
 
 import codecs
 import json
@@ -15,8 +16,8 @@ _SENTENCEPIECE_SPACE = "\u2581"
 class TextStream:
     """The text of one answer, as its tokens come.
 
-    Stop words end it and are left out; what may be the beginning of one is held back. An answer that never opens its
-    final channel is given out whole at the end, so that a reader sees what went on.
+    Stop words end it and are left out. Text that may be the start of a stop word is held back. An answer that never
+    opens its final channel is returned whole at the end, so that a reader sees what happened.
     """
 
     def __init__(
@@ -28,10 +29,10 @@ class TextStream:
         self._hidden: list[int] = []
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._buffer = ""
-        self.has_stopped = False  # a stop word was met
+        self.has_stopped = False  # whether a stop word was found
 
     def push(self, token: int) -> str:
-        """The text that this token completes; "" while a character or a stop word may still be under way."""
+        """The text that this token completes; "" while a character or a stop word may be incomplete."""
         if self._channel is not None and not self._channel.is_open:
             self._channel.observe(token)
             self._hidden.append(token)
@@ -39,7 +40,7 @@ class TextStream:
         return self._release(self._decode(token))
 
     def finish(self) -> str:
-        """The text held back, once no token follows. A character with missing bytes is left out."""
+        """The text that was held back, when no more tokens follow. An incomplete character is left out."""
         hidden = "" if self._channel is None or self._channel.is_open else "".join(map(self._decode, self._hidden))
         piece = self._release(hidden)
         if self.has_stopped:
@@ -62,7 +63,7 @@ class TextStream:
         return text[:cut]
 
     def _partial_stop_length(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop word."""
+        """The length of the longest suffix of `text` that begins a stop word."""
         beginnings = (word[:size] for word in self._stop for size in range(1, len(word)))
         return max((len(beginning) for beginning in beginnings if text.endswith(beginning)), default=0)
 

@@ -1,4 +1,5 @@
-"""What a Hugging Face model folder tells of its KV caches: shape and family name; and whether its weights are whole.
+"""What a Hugging Face model folder says about its KV caches (shape and fingerprint), and whether its weights are
+complete.
 
 A safetensors file: u64 header length, a JSON header (name: dtype, shape, data_offsets), the tensors' bytes.
 """
@@ -16,12 +17,12 @@ from engines.huggingface.rope import GATED_DELTA, head_dim, rope_parameters
 from messages.errors import ConfigError, InvalidMessage, KVTransferFailed
 from messages.kv import DType, KVLayout
 
-FORMAT = "hf/2"  # changes when the same weights would give blocks that are laid out differently
+FORMAT = "hf/2"  # changed whenever the same weights would give blocks with another layout
 DTYPES: dict[str, DType] = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
-# Those with recurrent layers, whose states nobody here moves.
+# Models with recurrent layers whose states can't be transferred yet.
 _RECURRENT = {"bamba", "falcon_h1", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba", "mamba2",
               "nemotron_h", "olmo_hybrid", "recurrent_gemma", "rwkv", "zamba", "zamba2"}  # fmt: skip
-# Architectures whose keys are rotated in halves, all or the first part of each key, in PyTorch and MLX alike.
+# Architectures that rotate keys in halves, both in PyTorch and in MLX, over the whole key or its first part.
 ROTATED_IN_HALVES = {
     *GATED_DELTA,
     "llama",
@@ -35,9 +36,9 @@ ROTATED_IN_HALVES = {
     "phi3",
     "gemma3_text",
 }
-# RoPE whose angles change with the prompt's length: keys computed in a short prompt are wrong in a long one.
+# RoPE whose angles depend on the prompt's length. Keys that were computed in a short prompt are wrong in a long one.
 _GROWING_ROPE = {"dynamic", "longrope", "su"}
-# Keys of config.json that change no number that the model computes.
+# Keys of config.json that don't affect what the model computes.
 _IRRELEVANT = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "architectures",
                "bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "tokenizer_class"}  # fmt: skip
 _INDEX = "model.safetensors.index.json"
@@ -48,7 +49,7 @@ _CHUNK = 8 << 20
 
 @dataclass(frozen=True)
 class HFFolder:
-    """A checked model folder: its config.json, its safetensors files, and the dtype asked for ("": the folder's)."""
+    """A checked model folder: its config.json, its safetensors files, and the requested dtype ("": the folder's)."""
 
     path: Path
     config: dict[str, Any]
@@ -63,7 +64,7 @@ class HFFolder:
 
     @property
     def model_type(self) -> str:
-        """Such as "qwen3" or "gpt_oss"."""
+        """The model type, such as "qwen3" or "gpt_oss"."""
         return str(self.config.get("model_type", ""))
 
 
@@ -79,7 +80,7 @@ def open_folder(weights: str) -> HFFolder:
     config = read_json(path / "config.json")
     if (path / _ADAPTER).exists():
         raise ConfigError(
-            f"{path} holds a LoRA adapter beside the model ({_ADAPTER}), which one engine loads and another leaves "
+            f"{path} holds a LoRA adapter beside the model ({_ADAPTER}), which some engines load and others leave "
             "out: merge it into the weights, or move it away"
         )
     files = tuple(_weight_files(path))
@@ -107,7 +108,8 @@ def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
 
 
 def layout_of(folder: HFFolder, dtype: DType) -> KVLayout:
-    """The model's KV layout, by its config.json. Raises KVTransferFailed with why its KV cache can't be transferred."""
+    """The model's KV layout, from its config.json. Raises KVTransferFailed, which says why its KV cache can't be
+    transferred."""
     config, kind = folder.text, folder.model_type
     if kind in _RECURRENT:
         raise KVTransferFailed(f"the recurrent state of a {kind!r} model is not transferred")
@@ -162,9 +164,9 @@ def builds(*packages: str) -> str:
 
 
 def weights_digest(folder: HFFolder) -> str:
-    """SHA-256 over every tensor's name, type, shape and bytes, however they are cut into files.
+    """SHA-256 over every tensor's name, type, shape and bytes, however they are split into files.
 
-    Kept in the user's cache folder for the files' paths, sizes and times: 60 GB take a minute to read.
+    It is cached in the user's cache folder by the files' paths, sizes and times, because 60 GB take a minute to read.
     """
     stats = [(file, file.stat()) for file in folder.files]
     identity = "\0".join(f"{file.resolve()}\0{cached.file_identity(stat)}" for file, stat in stats)
@@ -181,7 +183,7 @@ class _Tensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    start: int  # in the file
+    start: int  # position in the file
     end: int
 
 
@@ -195,7 +197,7 @@ def _local_folder(name: str) -> Path:
         return path
     try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.jinja", "*.safetensors"]))
-    except Exception as error:  # noqa: BLE001  the hub client raises families of its own and those of its HTTP client
+    except Exception as error:  # noqa: BLE001  the hub client raises its own errors and those of its HTTP client
         reason = " ".join(str(error).split())
         raise ConfigError(f"there is no model folder {name}, and the hub doesn't give it: {reason:.200}") from None
 
@@ -216,7 +218,7 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def _tensors(file: Path) -> Iterator[_Tensor]:
-    """The file's tensors in the order of its header; raises ConfigError if it is damaged or cut short."""
+    """The file's tensors in the order of its header. Raises ConfigError if the file is damaged or cut short."""
     try:
         size = file.stat().st_size
         with file.open("rb") as source:
@@ -247,7 +249,7 @@ def _tensor_digests(file: Path) -> Iterator[str]:
 
 
 def _gated_delta(config: dict[str, Any], attention: KVLayout) -> KVLayout:
-    """The layout with its recurrent layers: all but every fourth, unless config.json says otherwise."""
+    """The layout with its recurrent layers: all except every fourth, unless config.json says otherwise."""
     interval = int(config.get("full_attention_interval") or 4)
     kinds = config.get("layer_types") or [
         "full_attention" if (index + 1) % interval == 0 else "linear_attention" for index in range(attention.num_layers)
@@ -265,7 +267,7 @@ def _gated_delta(config: dict[str, Any], attention: KVLayout) -> KVLayout:
 
 
 def _window_layers(config: dict[str, Any], kind: str, layers: int) -> tuple[int, ...]:
-    """Layers that attend to a sliding window."""
+    """The layers that attend to a sliding window."""
     kinds = config.get("layer_types")
     if kinds is None and kind == "gpt_oss":
         kinds = ["sliding_attention", "full_attention"] * layers

@@ -1,8 +1,8 @@
-"""One answer of a llama.cpp server: the request, its stream of tokens, and schemas that are seen to be kept.
+"""One answer of a llama.cpp server: the request, its stream of tokens, and a check that the server enforces schemas.
 
-A model that thinks aloud first (the Harmony format) answers in two requests on one slot: freely until its final
-channel opens, then under the job's schema and stop words, going on from the tokens that lie in the slot. A grammar
-from the first token on would forbid it to think; stop words would end its thoughts.
+A model that thinks first (the Harmony format) answers in two requests on one slot. The first is unconstrained and ends
+when the final channel opens. The second continues from the tokens in the slot, under the job's schema and stop words. A
+grammar from the first token on would prevent thinking, and stop words would end it.
 """
 
 import threading
@@ -24,21 +24,22 @@ from messages.errors import EngineUnavailable, InvalidSchema
 from messages.jobs import Sampling
 
 _FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
-# Nothing but what Sampling names, in llama.cpp's own order; its defaults (min_p, penalties) would add to it.
+# Only the samplers that Sampling names, in llama.cpp's own order. Its defaults (min_p, penalties) would be added
+# otherwise.
 _SAMPLERS = ["top_k", "top_p", "temperature"]
-_NO_JSON = "~"  # no JSON text begins with it
+_NO_JSON = "~"  # a character with which no JSON text begins
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
-    """A prompt to answer, whose KV cache may lie in the slot, and who waits for the answer."""
+    """A prompt to answer, whose KV cache may already be in the slot, and where to send the answer."""
 
     slot: int
     tokens: Sequence[int]
     sampling: Sampling
     on_text: Callable[[str], None] | None
     stop: threading.Event | None
-    start: float  # when decode() was (monotonic seconds)
+    start: float  # when decode() was called (monotonic seconds)
 
 
 class _StreamResult(StreamedText):
@@ -53,9 +54,9 @@ class _StreamResult(StreamedText):
         self.tokens: list[int] = []
 
     def consume_event(self, event: dict[str, Any]) -> Sequence[int]:
-        """Add one event; the ids that it brought.
+        """Add one event. Returns its token ids.
 
-        The server holds the ids back with the text of an unfinished character, and then sends the last one only.
+        While a character is incomplete the server sends no event, and afterwards it sends only the last id.
         """
         self.note_token()
         tokens: Sequence[int] = event.get("tokens", ())
@@ -70,31 +71,31 @@ class _StreamResult(StreamedText):
 
 
 class Completions:
-    """Makes a server answer. Callable from any thread; a slot belongs to one caller at a time."""
+    """Makes a server generate answers. Callable from any thread; a slot belongs to one caller at a time."""
 
     def __init__(self, server: LlamaServer, prompt: LlamaPrompt, can_erase: bool) -> None:
-        """`can_erase`: slots are cleared before use. If not, the server is told not to look at what lies there."""
+        """`can_erase`: slots are cleared before use. Otherwise the server is told to ignore what is in the slot."""
         self._server = server
         self._prompt = prompt
         self._can_erase = can_erase
-        self._enforced_schemas: set[str] = set()  # schemas that were seen to constrain
+        self._enforced_schemas: set[str] = set()  # schemas that the server was seen to enforce
         self._channel = final_channel(prompt)
 
     def generate(self, request: AnswerRequest) -> Answer:
-        """Answer it; thoughts come first in models that have channels."""
+        """Generate the answer. Models with channels think first."""
         if self._channel is not None:
             return self._think_and_answer(request, copy(self._channel))
         return _answer(self._read_stream(request, self._can_erase), request.sampling)
 
     def top_logprobs(self, slot: int, tokens: Sequence[int], stop: threading.Event | None) -> dict[int, float]:
-        """See DecodeEngine. The server tells the softmax of its logits, whatever its samplers make of them."""
+        """See DecodeEngine. The server reports the softmax of its logits, independent of its samplers."""
         body = {
             "prompt": list(tokens),
             "n_predict": 1,
             "id_slot": slot,
             "cache_prompt": self._can_erase,
             "temperature": 0,
-            "ignore_eos": True,  # it says nothing of an answer that is empty
+            "ignore_eos": True,  # the server reports nothing for an empty answer
             "n_probs": TOP,
             "post_sampling_probs": False,
             "response_fields": ["completion_probabilities"],
@@ -103,10 +104,11 @@ class Completions:
         return {int(candidate["id"]): float(candidate["logprob"]) for candidate in first["top_logprobs"]}
 
     def require_enforced(self, schema: str, slot: int, stop: threading.Event | None) -> None:
-        """Raise InvalidSchema unless the server is seen to keep this schema.
+        """Raise InvalidSchema unless a test shows that the server enforces this schema.
 
-        A build with LLGuidance answers freely, with status 200, when it can't use a schema. So it is asked for one
-        token with all weight on one that begins no JSON text: whoever gets that token has no constraint.
+        A build with LLGuidance ignores a schema that it can't use, and still answers with status 200. So it is asked
+        for one token, with all weight on a token with which no JSON text begins. If it returns that token, it does not
+        enforce the schema.
         """
         if not schema or schema in self._enforced_schemas:
             return
@@ -138,7 +140,7 @@ class Completions:
         return result
 
     def _think_and_answer(self, request: AnswerRequest, channel: FinalChannel) -> Answer:
-        """In two requests; all that was sampled counts, what came before the final channel is not shown."""
+        """Answer in two requests. All sampled tokens count, but the text before the final channel is not shown."""
         thoughts = self._think(request, channel)
         tokens_left = request.sampling.max_tokens - thoughts.count
         if not channel.is_open or tokens_left < 1:
@@ -156,17 +158,17 @@ class Completions:
         )
 
     def _think(self, request: AnswerRequest, channel: FinalChannel) -> _StreamResult:
-        """Answer freely until the final channel opens. Under a schema an answer can't end before it began."""
+        """Generate freely until the final channel opens. Under a schema an answer can't end before its JSON begins."""
         free = replace(request, sampling=replace(request.sampling, json_schema="", stop=()))
         body = _request(free) | {"cache_prompt": self._can_erase, "ignore_eos": bool(request.sampling.json_schema)}
-        body["timings_per_token"] = True  # its last event isn't waited for
+        body["timings_per_token"] = True  # because the stream is closed before its last event
         result = _StreamResult(request.start)
-        with closing(self._events(body, request.stop)) as events:  # closing it ends the server's work on it
+        with closing(self._events(body, request.stop)) as events:  # closing it makes the server stop
             for event in events:
                 held_back = int(event["tokens_predicted"]) - result.count > 1
                 old_length = len(result.tokens)
                 result.consume_event(event)
-                if held_back and event["content"]:  # the same text in whole tokens will do to go on from
+                if held_back and event["content"]:  # tokenizing the same text again is good enough to continue from
                     result.tokens[old_length:] = self._prompt.plain_ids(event["content"])
                 for token in result.tokens[old_length:]:
                     channel.observe(token)
@@ -175,7 +177,7 @@ class Completions:
         return result
 
     def _events(self, body: dict[str, Any], stop: threading.Event | None) -> Generator[dict[str, Any]]:
-        """The stream's events, up to its end, so that the server is through with the slot."""
+        """The stream's events up to its end, after which the server has finished with the slot."""
         is_complete = False
         with closing(self._server.stream("/completion", body, stop)) as stream:
             for event in stream:
@@ -196,7 +198,8 @@ def _request(request: AnswerRequest) -> dict[str, Any]:
         "samplers": _SAMPLERS,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        # Temperature 0 takes the likeliest token: finding one candidate is faster than weighing the whole vocabulary.
+        # At temperature 0 only the likeliest token is needed, and finding it is faster than weighing the whole
+        # vocabulary.
         "top_k": sampling.top_k if sampling.temperature else 1,
         "seed": sampling.seed % RANDOM_SEED,
         "stop": [word for word in sampling.stop if word],
@@ -209,7 +212,7 @@ def _request(request: AnswerRequest) -> dict[str, Any]:
 
 
 def _answer(result: _StreamResult, sampling: Sampling) -> Answer:
-    """The answer of an ended stream. Raises EngineUnavailable if the server ended it too early."""
+    """The answer from a stream that has ended. Raises EngineUnavailable if the server ended it too early."""
     count, tokens, reason = result.count, result.tokens, result.finish
     if reason not in _FINISH or (reason == "limit" and count < sampling.max_tokens):
         raise EngineUnavailable(f"the llama.cpp server ended its answer early, after {count:,} tokens ({reason!r})")
@@ -228,8 +231,8 @@ def _answer(result: _StreamResult, sampling: Sampling) -> Answer:
 
 
 def _thoughts_only(thoughts: _StreamResult, request: AnswerRequest, channel: FinalChannel) -> Answer:
-    """An answer that never came to its final channel is shown whole, so that a reader sees what went on."""
-    if channel.is_open:  # and no token is left
+    """An answer that never reached its final channel is shown whole, so that a reader sees what happened."""
+    if channel.is_open:  # but no tokens are left for the answer
         thoughts.finish = "limit"
         return replace(_answer(thoughts, replace(request.sampling, max_tokens=thoughts.count)), text="")
     if thoughts.text and request.on_text:

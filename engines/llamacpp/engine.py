@@ -1,9 +1,9 @@
-"""llama.cpp as an engine: real KV caches go in and out through the server's slot files.
+"""llama.cpp as an engine. KV caches go in and out through the server's slot files.
 
-`weights` is a GGUF file, loaded by a server inside this process, or the URL of a running llama-server (see
-`llamacpp_start.attach`; it must be ours alone, because slots are taken by number). The last slot is for prefill, the
-others decode. Each slot is erased before it is used, so the server's own counter of evaluated prompt tokens proves
-what was transferred.
+`weights` is a GGUF file, which a server inside this process loads, or the URL of a running llama-server (see
+`engines.llamacpp.start.attach`). Nobody else may use that server, because slots are chosen by number. The last slot is
+for prefill, and the others are for decode. Each slot is erased before use, so the server's own counter of evaluated
+prompt tokens proves what was transferred.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 def open_engine(options: EngineOptions) -> "LlamaCppEngine":
-    """Load a GGUF file, or attach to a running llama-server. Raises ConfigError, saying what to do."""
+    """Load a GGUF file, or attach to a running llama-server. Raises ConfigError, which says what to do."""
     backing = attach(options) if options.weights.startswith(SERVER_SCHEMES) else start(options)
     with closed_on_failure(backing):
         return LlamaCppEngine(backing, options.slots)
@@ -65,7 +65,7 @@ class LlamaCppEngine:
         self._closed = threading.Event()
         decode_slots = range(min(slots, max(1, backing.total_slots - 1)))
         self._decode_slots = _Slots(decode_slots, self._check_running)
-        self._prefill_slots = self._decode_slots  # a server with one slot shares it
+        self._prefill_slots = self._decode_slots  # with a single slot, prefill and decode share it
         if backing.total_slots > 1:
             self._prefill_slots = _Slots([backing.total_slots - 1], self._check_running)
         gguf = backing.gguf
@@ -80,9 +80,9 @@ class LlamaCppEngine:
         self._restored_slots: dict[int, tuple[Path, Sequence[int]]] = {}
         self._no_kv_transfer = self._learn_slot_files()
         layout = self._shape.layout if self._shape else None
-        # A window or a recurrent state that has moved on can't be taken back: the server would read all of it again.
+        # A window or recurrent state that has moved on can't be rewound; the server would read the whole prompt again.
         self._rewinds = layout is not None and not (layout.window or layout.state_layers)
-        # Where the vocabulary can't be read: what it makes of the sample.
+        # If the vocabulary can't be read, the ids of a sample identify the tokenizer.
         observed = "observed-" + hashlib.blake2b(repr(self._sample_ids).encode(), digest_size=16).hexdigest()
         self.info = EngineInfo(
             engine="llamacpp",
@@ -103,11 +103,11 @@ class LlamaCppEngine:
 
     @property
     def outage(self) -> str:
-        """See engines.base.outage_of. A server in this process never is."""
+        """See engines.base.outage_of. A server in this process is never away."""
         return self._server.outage
 
     def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
-        """See Tokenizes. Control tokens spelled in the text stay text."""
+        """See Tokenizes. Control tokens that the text spells stay text."""
         return self._prompt.tokenize(prompt, clock)
 
     def count_tokens(self, text: str) -> int:
@@ -128,7 +128,7 @@ class LlamaCppEngine:
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
     ) -> PrefillReport:
-        """See PrefillEngine. All blocks are emitted at the end: a slot is saved as a whole."""
+        """See PrefillEngine. All blocks are emitted at the end, because a slot is saved as a whole."""
         shape = self._require_kv_transfer()
         self.info.require_capacity(len(tokens))
         state = self._slot_file(tokens[: resume.num_tokens], resume, shape) if resume and resume.blocks else None
@@ -167,7 +167,7 @@ class LlamaCppEngine:
 
     @contextmanager
     def pin_cache(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
-        """See DecodeEngine: one slot file, from which each slot is restored."""
+        """See DecodeEngine. All slots are restored from one slot file."""
         state = self._slot_file(tokens[: cache.num_tokens], cache, self._require_kv_transfer())
         with self._exchange_file() as path:
             path.write_bytes(state)
@@ -195,12 +195,13 @@ class LlamaCppEngine:
             return expected
 
     def _learn_slot_files(self) -> str:
-        """Have the server write a slot file, and see how it lays them out. Why it can't transfer KV; "": it can."""
+        """Have the server write a slot file, and learn its layout. Returns why KV caches can't be transferred; "": they
+        can."""
         if self._backing.gguf is None or self._backing.slot_folder is None:
             reason = "its GGUF file or its folder of slot files can't be reached from here (see ?slots= and &model=)"
         else:
             try:
-                require_known(self._backing.gguf)  # its slot files may not even be of a form that can be read
+                require_known(self._backing.gguf)  # slot files of unknown models may not be readable
                 self._ropes = effective_ropes(self._backing.gguf)
                 with self._prefill_slots.acquire(None) as slot:
                     self._prepare(slot, None, None)
@@ -226,7 +227,7 @@ class LlamaCppEngine:
         return slotfile.build(tokens, cache, shape, self._streams)
 
     def _state(self, tokens: Sequence[int], cache: KVCache | None) -> bytes | Path | None:
-        """A slot file, or where one lies; None: nothing was transferred."""
+        """A slot file, or the path of one; None if nothing was transferred."""
         if cache is None or not cache.blocks:
             return None
         cache.require_part_of(len(tokens))
@@ -234,22 +235,22 @@ class LlamaCppEngine:
         return self._pinned_files.get(id(cache)) or self._slot_file(tokens[: cache.num_tokens], cache, shape)
 
     def _note_restored(self, slot: int, state: bytes | Path | None, tokens: Sequence[int]) -> None:
-        """Remember what a slot holds that was restored from an imported file."""
+        """Remember what a slot contains after an imported file was restored into it."""
         if isinstance(state, Path) and self._rewinds:
             self._restored_slots[slot] = (state, tokens)
 
     def _reusable_tokens(self, slot: int, state: bytes | Path | None, tokens: Sequence[int]) -> int:
-        """How many of these tokens lie in the slot, computed after this very file was restored there.
+        """How many of these tokens are already in the slot, computed since this same file was restored there.
 
-        Never after another: whoever compares a KV cache with one of our own must be given both.
+        Results from another file are never reused, because a comparison of two KV caches must really compute both.
         """
         slot_content = self._restored_slots.get(slot)
         return common_prefix(slot_content[1], tokens) if slot_content and slot_content[0] == state else 0
 
     def _prepare(self, slot: int, state: bytes | Path | None, stop: threading.Event | None) -> None:
-        """Clear a slot, and put a KV cache into it."""
+        """Clear a slot, and load a KV cache into it."""
         self._restored_slots.pop(slot, None)
-        if self._backing.slot_folder is not None:  # without a slot folder the server has no such action
+        if self._backing.slot_folder is not None:  # without a slot folder the server can't erase slots
             self._server.post(f"/slots/{slot}?action=erase", {}, stop)
         if isinstance(state, Path):
             self._restore(slot, state, stop)
@@ -268,9 +269,10 @@ class LlamaCppEngine:
         with self._exchange_file() as path:
             self._server.post(f"/slots/{slot}?action=save", {"filename": path.name}, stop)
             try:
-                # Mapped, not read: it stays readable after the file is deleted, and is copied only once, into blocks.
+                # The file is mapped and not read. It stays readable after it is deleted, and is copied only once, into
+                # blocks.
                 data = np.memmap(path, np.uint8, "r")
-            except (OSError, ValueError) as error:  # ValueError: it is empty
+            except (OSError, ValueError) as error:  # ValueError: the file is empty
                 raise KVTransferFailed(f"the server's slot file is not in {path.parent}: {error}") from None
         assert self._backing.gguf is not None
         return slotfile.parse(data.data, slot_form(self._backing.gguf), num_tokens)
@@ -281,21 +283,22 @@ class LlamaCppEngine:
         path = self._backing.slot_folder / f"kvasir-{uuid.uuid4().hex}.slot"
         try:
             folder = path.parent
-            if folder.is_dir() and stat.S_IMODE(folder.stat().st_mode) == 0o700:  # so the server is this user's, too
-                path.touch(0o600)  # else it is made with the server's umask
+            if folder.is_dir() and stat.S_IMODE(folder.stat().st_mode) == 0o700:
+                # So the server belongs to this user too.
+                path.touch(0o600)  # otherwise the server's umask would decide who can read it
             yield path
         finally:
             path.unlink(missing_ok=True)
 
     def _evaluate(self, slot: int, tokens: Sequence[int], stop: threading.Event | None) -> int:
-        """Compute the KV cache of a prompt; how many of its tokens the server evaluated."""
+        """Compute the KV cache of a prompt. Returns how many of its tokens the server evaluated."""
         body = {"prompt": list(tokens), "n_predict": 0, "id_slot": slot, "cache_prompt": True}
         timings = self._server.post("/completion", body | {"response_fields": ["timings"]}, stop)["timings"]
         return int(timings["prompt_n"])
 
 
 class _Slots:
-    """Slot numbers of the server, each lent to one caller at a time."""
+    """The server's slot numbers. Each is lent to one caller at a time."""
 
     def __init__(self, numbers: Sequence[int], check: Callable[[threading.Event | None], None]) -> None:
         self._free = list(numbers)
@@ -304,7 +307,8 @@ class _Slots:
 
     @contextmanager
     def acquire(self, stop: threading.Event | None, worth: Callable[[int], int] = lambda _slot: 0) -> Iterator[int]:
-        """A slot, as soon as one is free: of several that of most worth, then that which has been free for longest."""
+        """Wait for a free slot. Among several, take the one with the highest `worth`, then the one that has been free
+        longest."""
         with self._slot_returned:
             self._check(stop)
             while not self._free:

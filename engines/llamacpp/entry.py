@@ -5,18 +5,18 @@ from pathlib import Path
 from engines.base import Capabilities
 from engines.entry import EngineEntry, EngineOptions
 
-SERVER_SCHEMES = ("http://", "https://", "unix://")  # before the address of a server that runs already
+SERVER_SCHEMES = ("http://", "https://", "unix://")  # in front of a running server's address
 
 
 class _LlamaCpp(EngineEntry):
     def install_command(self, weights: str = "") -> str:
-        """Either the package or the program will do."""
+        """Either the package or the program is enough."""
         from engines.llamacpp.server import find_program
 
         return "" if find_program() else super().install_command(weights)
 
     def check(self, options: EngineOptions) -> tuple[str, str]:
-        """Reads the file's header; a URL passes."""
+        """Reads the file's header. A URL always passes."""
         from engines.llamacpp.gguf_file import read_gguf
         from engines.llamacpp.ollama_models import SCHEME, check_dialect, find_gguf
 

@@ -1,4 +1,4 @@
-"""Reads a GGUF file's metadata and checks that all its tensors are there, before native code is handed the file.
+"""Reads a GGUF file's metadata and checks that all its tensors are complete, before native code loads the file.
 
 GGUF versions 2 and 3, little-endian: "GGUF", u32 version, u64 tensors, u64 entries; the entries (name, u32 type,
 value); the tensor table (name, u32 dimensions, u64 each, u32 ggml type, u64 offset); then, aligned, the tensor data.
@@ -24,7 +24,7 @@ _ROPE_FACTORS, _F32 = "rope_freqs.weight", 0
 _LAYER = "blk."
 _LONG_ROPE_FACTORS = "rope_factors_long.weight"
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-# ggml type id: (values in a block, bytes of a block); a type not listed is not checked for its size.
+# By ggml type id: (values in a block, bytes of a block). The size of other types is not checked.
 _TENSOR_TYPES = {
     0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 36),
     10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 24: (1, 1),
@@ -34,11 +34,11 @@ _TENSOR_TYPES = {
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """What a GGUF file says of itself. `data_start` is where its tensor data begins, in bytes.
+    """What a GGUF file says about itself. `data_start` is where its tensor data begins, in bytes.
 
-    `rope_factors`: the values of its tensor rope_freqs.weight, () if it has none. `long_rope`: it has factors for a
-    long context, of which llama.cpp takes those or others by the context that it is started with. `kind`:
-    the ggml type id of most of its layers' weights, which make K and V.
+    `rope_factors`: the values of its tensor rope_freqs.weight; () if it has none. `long_rope`: whether it has RoPE
+    factors for long contexts; llama.cpp then chooses the factors by the context that it is started with. `kind`: the
+    ggml type id of most of its layers' weights, from which K and V are computed.
     """
 
     path: Path
@@ -51,7 +51,7 @@ class GGUFFile:
 
     @property
     def architecture(self) -> str:
-        """Such as "qwen3" or "llama"."""
+        """The architecture, such as "qwen3" or "llama"."""
         return str(self.metadata.get("general.architecture", ""))
 
     def hyperparameter(self, name: str, default: Any = None) -> Any:
@@ -82,11 +82,11 @@ def read_gguf(path: Path) -> GGUFFile:
 
 
 class _DamagedFile(Exception):
-    """What is wrong, in words that follow "is damaged: "."""
+    """What is wrong with a file, in words that follow "is damaged: "."""
 
 
 class _GGUFReader:
-    """Reads front to back; no length is believed before it is known to fit into the file."""
+    """Reads from front to back. Every length is checked against the file's size before it is used."""
 
     def __init__(self, data: mmap.mmap, size: int) -> None:
         self._data = data
@@ -158,7 +158,8 @@ def _parse(path: Path, data: mmap.mmap, size: int) -> GGUFFile:
     long_rope = any(tensor.name == _LONG_ROPE_FACTORS for tensor in tensors)
     values: Counter[int] = Counter()
     for tensor in tensors:
-        # An embedding of 262,144 tokens may be most of a small model, and rounds no key or value.
+        # The embedding is not counted: with 262,144 tokens it may be most of a small model, but it does not affect how
+        # keys and values are rounded.
         values[tensor.kind] += tensor.values if tensor.name.startswith(_LAYER) else 0
     kind = max(values, key=values.__getitem__)
     return GGUFFile(path, metadata, data_start, size, factors, long_rope, kind)
@@ -166,7 +167,7 @@ def _parse(path: Path, data: mmap.mmap, size: int) -> GGUFFile:
 
 @dataclass(frozen=True, slots=True)
 class _TensorInfo:
-    """`start` and `end` are counted from the start of the tensor data."""
+    """A tensor's place. `start` and `end` are counted from the start of the tensor data."""
 
     name: str
     kind: int

@@ -1,8 +1,8 @@
-"""Speaks HTTP with a llama.cpp server, or vLLM's: requests that can be called off while the server computes.
+"""HTTP requests to a llama.cpp or vLLM server that can be cancelled while the server computes.
 
-Each request has a connection of its own and runs in its caller's thread, because a token that changes threads on its
-way costs more than a small model needs to compute it. Reads wake up ten times a second to look whether the answer is
-still wanted. The closed connection tells the server when it isn't.
+Each request has its own connection and runs in its caller's thread, because passing a token between threads costs more
+time than a small model needs to compute it. Ten times a second, reads check whether the answer is still wanted. If not,
+closing the connection tells the server.
 """
 
 import base64
@@ -28,14 +28,14 @@ _log = logging.getLogger(__name__)
 
 _CONNECT_S = 10.0
 _SEND_S = 30.0
-_END_S = 1.0  # for a request to notice that the server is closed
+_END_S = 1.0  # time for a request to notice that the server is closed
 _ANSWER_S = 30.0  # for questions that need no computing
 _HEALTH = "/health"
-_NOT_THERE = (502, 503, 504)  # a proxy says so, or a server that loads its model
-PATIENCE_S = 10.0  # with a server that does not answer /health
+_NOT_THERE = (502, 503, 504)  # from a proxy, or from a server that is loading its model
+PATIENCE_S = 10.0  # how long to wait for an answer to /health
 _HEALTH_EVERY_S = 2.0
 _END = b"[DONE]"  # of vLLM's streams
-_WITHOUT_END = "the server answers without an end: more than any answer has"
+_WITHOUT_END = "the server's answer is longer than any answer may be"
 
 
 def socket_url(path: Path) -> str:
@@ -53,13 +53,13 @@ class ServerRefused(EngineUnavailable):
 
 
 class LlamaServer:
-    """The HTTP side of one server. All methods may be called from any thread, and raise EngineUnavailable."""
+    """The HTTP connection to one server. All methods may be called from any thread, and raise EngineUnavailable."""
 
     def __init__(self, url: str, name: str = "llama.cpp", api_key: str = "") -> None:
         self.url = url.rstrip("/")
         self._name = name
         parts = urlsplit(self.url)
-        self.connect: Callable[..., http.client.HTTPConnection]  # a connection of its own, by its `timeout`
+        self.connect: Callable[..., http.client.HTTPConnection]  # makes a new connection with the given `timeout`
         if parts.scheme == "unix":
             self.connect = partial(_UnixConnection, unquote(parts.path))
         else:
@@ -72,27 +72,27 @@ class LlamaServer:
             self._headers["Authorization"] = f"Basic {base64.b64encode(account).decode()}"
         elif api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self.outage = ""  # why nobody answers there
-        self.is_watched = False  # whether somebody sees that it is there again (`watch`)
+        self.outage = ""  # why the server does not answer
+        self.is_watched = False  # whether `watch` will notice when it is back
         self._closed = threading.Event()
         self._silent = threading.Event()
-        self._answering: set[object] = set()  # connections on which an answer is awaited
+        self._answering: set[object] = set()  # connections that wait for an answer
         self._answer_ended = threading.Condition()
 
     def get(self, path: str) -> Any:
-        """The JSON that the server answers."""
+        """The server's answer, parsed as JSON."""
         with self._response("GET", path, None, None, _ANSWER_S) as response:
             return self._json(response.read())
 
     def post(
         self, path: str, body: dict[str, Any], stop: threading.Event | None = None, timeout_s: float = float("inf")
     ) -> Any:
-        """The JSON that the server answers. Raises Cancelled soon after `stop` is set."""
+        """The server's answer, parsed as JSON. Raises Cancelled soon after `stop` is set."""
         with self._response("POST", path, body, stop, timeout_s) as response:
             return self._json(response.read())
 
     def stream(self, path: str, body: dict[str, Any], stop: threading.Event | None = None) -> Generator[Any]:
-        """The server-sent events, each as its JSON. Raises Cancelled soon after `stop` is set."""
+        """The server-sent events, each parsed as JSON. Raises Cancelled soon after `stop` is set."""
         with self._response("POST", path, body, stop, most_bytes=MAX_STREAM_BYTES) as response:
             for line in _lines(response):
                 self._check_running(stop)
@@ -101,12 +101,14 @@ class LlamaServer:
                     raise self._refusal(500, value)
                 if kind == b"data" and value != _END:
                     yield self._json(value)
-            self._check_running(stop)  # the end that a killed server leaves looks like any other
+            self._check_running(stop)  # a killed server's stream ends like any other
 
     def is_silent(self, patience_s: float) -> bool:
-        """Ask /health, and wait so long for any answer. While there was none, requests raise EngineUnavailable.
+        """Ask /health, and wait `patience_s` for any answer. If there is none, requests raise EngineUnavailable until
+        there is.
 
-        A refused connection is no silence: nobody is there to be stuck. It is away then, and while it loads.
+        A refused connection is not silence, because then no server is running that could hang. The server counts as
+        away in that case, and while it loads.
         """
         silent, outage = False, ""
         try:
@@ -121,11 +123,12 @@ class LlamaServer:
         return silent
 
     def watch(self, patience_s: float, on_silence: Callable[[], None] = lambda: None) -> None:
-        """Until it is closed, see every other second whether it answers: a hung server would hold its jobs for ever.
+        """Until this object is closed, check every two seconds whether the server answers, because a hung server would
+        hold its jobs for ever.
 
-        It answers /health while it computes and while it loads. After `patience_s` without an answer its requests end
-        as transient errors, and `on_silence` is called, in the watching thread. One that is gone, or still loads, is
-        away: its worker takes no jobs.
+        A healthy server answers /health even while it computes or loads. After `patience_s` without an answer, its
+        requests end as transient errors, and `on_silence` is called in the watching thread. A server that is gone or
+        still loading counts as away, and its worker takes no jobs.
         """
         self.is_watched = True
         self._watcher = threading.Thread(
@@ -142,7 +145,8 @@ class LlamaServer:
     def close(self) -> None:
         """Requests in progress raise EngineUnavailable. Idempotent.
 
-        Waits a moment until they have: a server in this process stops the whole process while it waits for a stream.
+        Waits a moment for these calls to end, because a server in this process would block the whole process while it
+        waits for a stream.
         """
         self._closed.set()
         if self.is_watched:
@@ -157,10 +161,10 @@ class LlamaServer:
         path: str,
         body: dict[str, Any] | None,
         stop: threading.Event | None,
-        timeout_s: float = float("inf"),  # a long prefill is silent for minutes, and `stop` is what ends it
+        timeout_s: float = float("inf"),  # a long prefill is silent for minutes; `stop` ends the wait
         most_bytes: int = MAX_SERVER_REPLY_BYTES,
     ) -> Iterator[http.client.HTTPResponse]:
-        """The answer to a request, with a connection that is closed afterwards. Raises ServerRefused if it is no."""
+        """The answer to a request. Its connection is closed afterwards. Raises ServerRefused for an error status."""
         check = partial(check_running, self._name, self._closed, None)
         if path != _HEALTH:
             check = partial(self._check_running, stop)
@@ -214,7 +218,7 @@ class LlamaServer:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """To a server that listens on a socket in the file system."""
+    """A connection to a server that listens on a Unix socket."""
 
     def __init__(self, path: str, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)
@@ -228,7 +232,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class _PollingSocket(io.RawIOBase):
-    """Reads from a socket, up to so many bytes. While it waits, it lets `check` raise."""
+    """Reads from a socket, up to a limit of bytes. While it waits, it calls `check`, which may raise."""
 
     def __init__(self, inner: socket.socket, timeout_s: float, most_bytes: int, check: Callable[[], None]) -> None:
         inner.settimeout(POLL_S)
@@ -256,12 +260,13 @@ class _PollingSocket(io.RawIOBase):
                     raise
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """The one method of a socket that http.client calls."""
+        """The only method of a socket that http.client calls."""
         return io.BufferedReader(self)
 
 
 def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """Each as soon as it is complete. Raises IncompleteRead if the stream is cut: iterating over it would just end."""
+    """Each line as soon as it is complete. Raises IncompleteRead if the stream is cut off; iterating over the response
+    would just end."""
     rest = b""
     while piece := response.read1(1 << 16):
         *lines, rest = (rest + piece).split(b"\n")

@@ -1,4 +1,5 @@
-"""What a GGUF file tells about the KV caches that llama.cpp computes from it: shape, order of pairs, family name."""
+"""What a GGUF file says about the KV caches that llama.cpp computes from it: shape, order of rotated pairs, and
+fingerprint."""
 
 import hashlib
 import json
@@ -17,18 +18,18 @@ from engines.rope import Rope, plain, yarn
 from messages.errors import InvalidMessage, KVTransferFailed
 from messages.kv import KVLayout
 
-FORMAT = "llamacpp/1"  # changes when the same weights would give blocks that are laid out differently
-# How llama.cpp rotates K, by general.architecture. Converters of the llama family reorder the rows of Q and K so that
-# rotated pairs are neighbours; the others keep split halves.
+FORMAT = "llamacpp/1"  # changed whenever the same weights would give blocks with another layout
+# How llama.cpp rotates K, by general.architecture. For the llama family, converters reorder the rows of Q and K so that
+# rotated pairs are neighbours. The architectures listed here keep split halves.
 _HALVES = {"qwen2", "qwen2moe", "qwen3", "qwen3moe", "gpt-oss", "olmo2", "phi3", "gemma3"}
 _INTERLEAVED = {"llama"}
-# Those with Gated DeltaNet layers; the first two turn keys by three positions (M-RoPE), the same ones in a text, and
-# have the heads of values in an order of their own.
+# Models with Gated DeltaNet layers. The first two rotate keys by three positions (M-RoPE), which are equal for text,
+# and order the value heads in their own way.
 _MROPE = {"qwen35", "qwen35moe"}
 _GATED_DELTA = _MROPE | {"qwen3next"}
 _HALVES |= _GATED_DELTA
 _RECURRENT = ("ssm.conv_kernel", "shortconv.l_cache", "wkv.head_size")
-# All layers but every n-th attend to a window only, unless the file says otherwise.
+# All layers except every n-th attend only to a window, unless the file says otherwise.
 _WINDOW_PATTERNS = {"gpt-oss": 2, "gemma3": 6}
 _GEMMA3_WINDOW_BASE = 10_000.0  # RoPE base in those layers, unless the file says otherwise
 
@@ -45,9 +46,9 @@ class Heads:
 # By ggml type id: F32, F16, Q8_0, Q8_1, Q8_K, BF16.
 _ROUNDING = {0: "f32", 1: "f16", 8: "q8", 9: "q8", 15: "q8", 30: "bf16"}
 _PADDING = re.compile(r"\[PAD\d+\]")
-# As llama.cpp names them (src/llama-vocab.cpp, llama_vocab::impl::load): byte-level BPE, and SentencePiece.
+# llama.cpp's names (src/llama-vocab.cpp, llama_vocab::impl::load) for byte-level BPE and for SentencePiece.
 _BYTE_LEVEL, _SENTENCE_PIECE = "gpt2", "llama"
-_USER_DEFINED = 4  # a token_type
+_USER_DEFINED = 4  # the token_type of user-defined tokens
 
 
 def rounding(gguf: GGUFFile) -> str:
@@ -56,7 +57,7 @@ def rounding(gguf: GGUFFile) -> str:
 
 
 def heads(gguf: GGUFFile) -> Heads:
-    """Raises KVTransferFailed if K and V, or the layers, differ in size."""
+    """The attention sizes. Raises KVTransferFailed if K and V, or the layers, differ in size."""
     layers, kv_heads = _layers(gguf), gguf.hyperparameter("attention.head_count_kv")
     queries = gguf.hyperparameter("attention.head_count")
     kv_heads = queries if kv_heads is None else kv_heads
@@ -74,7 +75,7 @@ def heads(gguf: GGUFFile) -> Heads:
 
 
 def require_known(gguf: GGUFFile) -> None:
-    """Raises KVTransferFailed if how llama.cpp keeps this architecture's keys is not known here."""
+    """Raises KVTransferFailed if it is unknown how llama.cpp keeps this architecture's keys."""
     if gguf.hyperparameter("attention.kv_lora_rank"):
         raise KVTransferFailed(
             f"a {gguf.architecture!r} model keeps its keys compressed (multi-head latent attention), which is not "
@@ -124,14 +125,14 @@ def slot_shape(gguf: GGUFFile, probe: SlotFile) -> SlotShape:
         raise KVTransferFailed(str(error)) from None
     key_heads = key_heads if architecture in _MROPE else 0
     shape = SlotShape(layout, interleaved, slot_form(gguf), key_heads, probe.version, probe.packs_tokens)
-    # Reading the probe checks that its caches, rows and types are what the metadata says.
+    # Reading the probe checks that its caches, rows and types match the metadata.
     slotfile.to_blocks(probe, shape)
     slotfile.snapshot(probe, shape)
     return shape
 
 
 def _layers(gguf: GGUFFile) -> Any:
-    """Those that compute; a model may have more to guess further tokens with (MTP)."""
+    """The layers that compute the answer. A model may have more, which guess further tokens (MTP)."""
     layers = gguf.hyperparameter("block_count")
     return layers - gguf.hyperparameter("nextn_predict_layers", 0) if isinstance(layers, int) else layers
 
@@ -142,7 +143,7 @@ def _recurrent_layers(gguf: GGUFFile, layers: int) -> tuple[int, ...]:
 
 
 def _gated_delta(gguf: GGUFFile, attention: KVLayout) -> tuple[int, KVLayout]:
-    """Heads of keys in a recurrent layer, and the layout with such layers."""
+    """The number of key heads in a recurrent layer, and the layout with such layers."""
     names = ("group_count", "time_step_rank", "state_size", "inner_size", "conv_kernel")
     keys, values, key_size, inner, kernel = (int(gguf.hyperparameter(f"ssm.{name}")) for name in names)
     return keys, replace(
@@ -161,9 +162,9 @@ def _window_layers(gguf: GGUFFile, layers: int) -> tuple[int, ...]:
 
 
 def effective_ropes(gguf: GGUFFile) -> tuple[Rope, ...]:
-    """What llama.cpp computes for full-attention layers, then for those with a window where that differs.
+    """The RoPE that llama.cpp computes for full-attention layers, and then for window layers if theirs differs.
 
-    Raises KVTransferFailed for a RoPE whose formula is not known here.
+    Raises KVTransferFailed if a RoPE's formula is not known here.
     """
     full = effective_rope(gguf)
     if gguf.architecture != "gemma3" or not gguf.hyperparameter("attention.sliding_window"):
@@ -187,7 +188,7 @@ def effective_rope(gguf: GGUFFile) -> Rope:
     if scaling not in ("none", "linear", "yarn") or gguf.hyperparameter("rope.scaling.yarn_log_multiplier"):
         raise KVTransferFailed(f"how llama.cpp computes RoPE scaling of the type {scaling!r:.40} is not known here")
     frequencies = plain(base, dimensions)
-    # The tensor's only reader among these architectures.
+    # Among these architectures only llama reads this tensor.
     if gguf.architecture == "llama" and len(gguf.rope_factors) == len(frequencies):
         frequencies = [f / slower for f, slower in zip(frequencies, gguf.rope_factors, strict=True)]
     if scaling == "linear":
@@ -203,7 +204,7 @@ def effective_rope(gguf: GGUFFile) -> Rope:
 
 
 def vocabulary(gguf: GGUFFile) -> list[str]:
-    """The text of each id, as a Hugging Face folder of the same model has it: without what only fills up."""
+    """The text of each id, the same as in a Hugging Face folder of the same model, without padding tokens."""
     tokens = [str(token) for token in gguf.metadata.get("tokenizer.ggml.tokens", [])]
     while tokens and _PADDING.fullmatch(tokens[-1]):
         tokens.pop()
@@ -216,7 +217,7 @@ def vocabulary(gguf: GGUFFile) -> list[str]:
 
 
 def marks(gguf: GGUFFile) -> list[str]:
-    """Texts that llama.cpp makes one token wherever they stand, whether control tokens are recognised or not."""
+    """Texts that llama.cpp turns into one token wherever they appear, whether control tokens are recognised or not."""
     tokens = gguf.metadata.get("tokenizer.ggml.tokens", [])
     return [str(tokens[number]) for number in _user_defined(gguf, len(tokens)) if str(tokens[number]).strip()]
 
@@ -227,7 +228,8 @@ def _user_defined(gguf: GGUFFile, count: int) -> list[int]:
 
 
 def tokenizer_hash(gguf: GGUFFile, encode: Callable[[str], Sequence[int]]) -> str:
-    """Names the vocabulary as a Hugging Face folder of the same model does; the chat template is no part of it.
+    """A hash that names the tokenizer, the same as for a Hugging Face folder of the same model. It does not include the
+    chat template.
 
     `encode`: the ids of a bare text.
     """
@@ -251,8 +253,8 @@ def fingerprint(gguf: GGUFFile, layout: KVLayout) -> str:
 
 
 def weights_digest(gguf: GGUFFile) -> str:
-    """SHA-256 of the tensor data, all of it. Kept in the user's cache folder for the file's path, size and time,
-    because a 30 GB file takes a minute to read."""
+    """SHA-256 of all tensor data. It is cached in the user's cache folder by the file's path, size and time, because a
+    30 GB file takes a minute to read."""
     stat = gguf.path.stat()
     identity = f"{gguf.path.resolve()}\0{cached.file_identity(stat)}\0{gguf.data_start}"
     return cached.weights_digest(identity, gguf.tensor_digest)

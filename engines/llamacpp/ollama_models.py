@@ -1,4 +1,4 @@
-"""Finds models that were pulled with Ollama, and tells which of its files llama.cpp can load.
+"""Finds models that were pulled with Ollama, and decides which of its files llama.cpp can load.
 
 A model's manifest, `manifests/<registry>/<namespace>/<name>/<tag>` in Ollama's model folder, is JSON that lists
 layers; the one of the type `application/vnd.ollama.image.model` is a GGUF file, `blobs/sha256-<digest>`.
@@ -18,13 +18,13 @@ SCHEME = "ollama:"
 _REGISTRY, _NAMESPACE, _TAG = "registry.ollama.ai", "library", "latest"
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _ADAPTER_LAYER = "application/vnd.ollama.image.adapter"
-# Architectures that only Ollama's own converter writes, and where a file in llama.cpp's form is found.
+# Architectures that only Ollama's own converter writes, and where to find a file in llama.cpp's form.
 _DIALECTS = {"gptoss": "ggml-org/gpt-oss-20b-GGUF or ggml-org/gpt-oss-120b-GGUF", "mllama": "", "qwen25vl": ""}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """A model's full name; what people leave out is filled in as `ollama pull` does."""
+    """A model's full name. Missing parts are filled in as `ollama pull` does."""
 
     registry: str
     namespace: str
@@ -49,14 +49,15 @@ def parse_name(text: str) -> ModelName:
 
 
 def model_folders() -> list[Path]:
-    """Where Ollama keeps models on this machine: what OLLAMA_MODELS says, the user's, the Linux service's."""
+    """Where Ollama keeps models on this machine: the folder in OLLAMA_MODELS, the user's folder, and that of the Linux
+    service."""
     configured_folder = os.environ.get("OLLAMA_MODELS", "")
     folders = [Path(configured_folder).expanduser()] if configured_folder else []
     return [*folders, Path.home() / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models")]
 
 
 def find_gguf(name: str, folders: Sequence[Path] | None = None) -> Path:
-    """The GGUF file of a model that was pulled. Raises ConfigError that says what is there, or what to do."""
+    """The GGUF file of a pulled model. Raises ConfigError, which says what is there, or what to do."""
     model_name = parse_name(name)
     search_path = model_folders() if folders is None else list(folders)
     for folder in search_path:
@@ -72,7 +73,7 @@ def find_gguf(name: str, folders: Sequence[Path] | None = None) -> Path:
 
 
 def check_dialect(gguf: GGUFFile) -> None:
-    """Raises ConfigError for a file that only Ollama's own engine reads: llama.cpp would fail inside its loader."""
+    """Raises ConfigError for a file that only Ollama's own engine can read. llama.cpp would fail inside its loader."""
     architecture = gguf.architecture
     if architecture in _DIALECTS:
         source = f", such as {_DIALECTS[architecture]}" if _DIALECTS[architecture] else ""
@@ -127,7 +128,7 @@ def _blob(folder: Path, name: ModelName, manifest: dict[str, Any]) -> Path:
 
 
 def _local_models(folder: Path) -> Iterator[ModelName]:
-    """The models in a folder, by their manifests."""
+    """The models in a folder, according to their manifests."""
     manifests = folder / "manifests"
     for path in manifests.glob("*/*/*/*"):
         if path.is_file() and not path.name.startswith("."):

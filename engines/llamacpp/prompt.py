@@ -1,4 +1,4 @@
-"""Prompts of a llama.cpp server: its own tokenizer and its own chat template. See `engines.chat`."""
+"""Tokenizes prompts through a llama.cpp server, with its own tokenizer and chat template. See `engines.chat`."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from engines.llamacpp.http import LlamaServer, ServerRefused
 from messages.errors import InvalidPrompt
 
 _MARK = r"<\|[^<>|\s]{1,40}\|>"
-_TEMPLATE_FAILED = (400, 500)  # the statuses that a server answers with if its template raises
+_TEMPLATE_FAILED = (400, 500)  # the statuses with which a server reports that its template failed
 _DATE_CALL = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 
 
@@ -20,9 +20,9 @@ class LlamaPrompt(ChatPrompt):
     """Tokenizes prompts on one server. Callable from any thread."""
 
     def __init__(self, server: LlamaServer, marks: Iterable[str] = (), has_template: bool = True) -> None:
-        """`marks`: what the server makes one token in any text, as far as it is known.
+        """`marks`: the texts, as far as known, that the server turns into one token wherever they appear.
 
-        `has_template`: whether the model brings a chat template; the server has one of its own for one that does not.
+        `has_template`: whether the model has a chat template. For a model without one, the server would use its own.
 
         Raises ConfigError if the model's chat template can't be used.
         """
@@ -46,7 +46,7 @@ class LlamaPrompt(ChatPrompt):
         if not self._has_template:
             raise InvalidPrompt("the model has no chat template: it continues texts, and knows no conversations")
         for call in (call["function"] for message in messages for call in message.get("tool_calls", ())):
-            call["arguments"] = json.dumps(call["arguments"])  # as OpenAI's API has them
+            call["arguments"] = json.dumps(call["arguments"])  # the form of OpenAI's API
         try:
             text = str(self._server.post("/apply-template", {"messages": messages})["prompt"])
         except ServerRefused as error:
@@ -60,15 +60,15 @@ class LlamaPrompt(ChatPrompt):
         return self._tokens(text, add_special=begins, parse_special=True) if control else self.plain_ids(text, begins)
 
     def control_id(self, text: str) -> int | None:
-        """The id of the control token spelled so, if there is one."""
+        """The id of the control token with this text, or None."""
         ids = self._tokens(text, add_special=False, parse_special=True)
         return ids[0] if len(ids) == 1 and text and ids != self.plain_ids(text) else None
 
     def _at_clock(self, text: str, clock: float) -> str:
-        """The rendered text with the server's today replaced by the day of `clock`, UTC."""
+        """The rendered text, with the server's current date replaced by the day of `clock`, UTC."""
         clock_day, today = datetime.fromtimestamp(clock, UTC), datetime.now()
         for form in self._date_formats:
-            # The server's clock may be in another time zone, or past midnight since it rendered.
+            # The server may be in another time zone, or midnight may have passed since it rendered.
             for day in (today, today - timedelta(days=1), today + timedelta(days=1)):
                 date = day.strftime(form)
                 if date and date in text:
@@ -93,8 +93,8 @@ class LlamaPrompt(ChatPrompt):
     def plain_ids(self, text: str, add_special: bool = False) -> tuple[int, ...]:
         """Ids of a text in which nothing is a control token.
 
-        llama.cpp makes user-defined tokens (gpt-oss's `<|channel|>`, Gemma's `<table>`) of what it finds in any text,
-        control tokens recognised or not. So a text that spells one is cut inside it.
+        llama.cpp turns matching text into user-defined tokens (gpt-oss's `<|channel|>`, Gemma's `<table>`), even if
+        control tokens are not recognised. So a text that spells such a token is cut inside it.
         """
         found = [match for match in self._marks.finditer(text) if self._is_always_one_token(match[0])]
         return self._tokens(cut_inside(text, found), add_special=add_special, parse_special=False)
@@ -103,6 +103,7 @@ class LlamaPrompt(ChatPrompt):
         return len(self._tokens(mark, add_special=False, parse_special=False)) == 1
 
     def _tokens(self, text: str | list[str], *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
-        """A list's texts are tokenized one by one in one request; `add_special` is of the first (llama.cpp #2306)."""
+        """The ids of a text, or of several texts that are tokenized separately in one request. `add_special` applies to
+        the first (llama.cpp #2306)."""
         body = {"content": text, "add_special": add_special, "parse_special": parse_special}
         return tuple(self._server.post("/tokenize", body)["tokens"])

@@ -1,8 +1,8 @@
-"""Runs `llama-server` from PATH: started with what a KV transfer needs, started again if it dies or hangs, ended with
-us.
+"""Runs `llama-server` from PATH, with the options that a KV transfer needs. It is restarted if it dies or hangs, and
+ends with this process.
 
-Needed where the prebuilt wheel has no build for the machine's GPU (a DGX Spark), or isn't installed. Options that only
-some releases have are given where `--help` lists them.
+This is needed if the prebuilt wheel has no build for the machine's GPU (a DGX Spark), or isn't installed. Options that
+only some releases have are passed only if `--help` lists them.
 """
 
 import logging
@@ -36,13 +36,16 @@ _log = logging.getLogger(__name__)
 PROGRAM = "llama-server"
 _SOCKET = "server.sock"
 _MAX_SOCKET_BYTES = 100  # length of a socket's path: macOS takes 103, Linux 107
-_ASK_S = 60.0  # a CUDA build takes seconds to say which devices it has
-# What a server of ours is told: as words, given where the release knows the first, and as a parameter of xllamacpp's.
+_ASK_S = 60.0  # a CUDA build takes seconds to list its devices
+# The settings of servers that Kvasir starts. Each is given as command-line words, which are used if the release knows
+# the first word, and as a parameter of xllamacpp.
 SETTINGS: tuple[tuple[tuple[str, ...], str, object], ...] = (
-    (("--no-kv-unified",), "kv_unified", False),  # else a restored slot is cleared when its neighbour starts
-    (("--swa-full",), "swa_full", True),  # else sliding-window layers forget what a restored slot needs: it starts over
-    (("--cache-ram", "0"), "cache_ram_mib", 0),  # a slot holds what was put there, and nothing that is remembered
-    (("--ctx-checkpoints", "0"), "n_ctx_checkpoints", 0),  # else a recurrent model's slot file has a state for each
+    (("--no-kv-unified",), "kv_unified", False),  # otherwise a restored slot is cleared when another slot starts
+    # Otherwise sliding-window layers drop what a restored slot needs, and the slot starts over.
+    (("--swa-full",), "swa_full", True),
+    (("--cache-ram", "0"), "cache_ram_mib", 0),  # a slot must hold only what was put there
+    # Otherwise a recurrent model's slot file holds a state for each checkpoint.
+    (("--ctx-checkpoints", "0"), "n_ctx_checkpoints", 0),
     (("--no-warmup",), "warmup", False),
     (("--no-webui",), "ui", False),
     (("--slots",), "endpoint_slots", True),
@@ -53,7 +56,7 @@ _GPUS = {"cuda": "cuda", "metal": "metal", "mtl": "metal", "rocm": "rocm", "vulk
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a server loads. `tokens`: the context of all slots together."""
+    """What a server loads. `tokens` is the context of all slots together."""
 
     weights: Path
     tokens: int
@@ -61,11 +64,12 @@ class Launch:
     slot_folder: Path  # of mode 0700
     threads: int = 0  # 0: its own choice
     architecture: str = ""  # of the weights, for messages
-    health_s: float = PATIENCE_S  # without an answer to /health until it is killed
+    health_s: float = PATIENCE_S  # how long it may leave /health unanswered before it is killed
 
     @property
     def socket(self) -> Path:
-        """Where it listens: in a folder that only this user can look into. No other user and no web page gets there."""
+        """Where the server listens: in a folder that only this user can open, so no other user and no web page can
+        reach it."""
         path = self.slot_folder / _SOCKET
         if len(os.fsencode(path)) > _MAX_SOCKET_BYTES:
             raise ConfigError(f"{self.slot_folder} is too long a path for a socket: set TMPDIR to a shorter one")
@@ -73,7 +77,7 @@ class Launch:
 
     @property
     def model(self) -> str:
-        """For messages: what a release may be too old for is the architecture."""
+        """The model for error messages. It includes the architecture, for which a release may be too old."""
         return f"{self.weights}" + (f", a {self.architecture!r} model" if self.architecture else "")
 
 
@@ -87,28 +91,28 @@ def arguments(launch: Launch, help_text: str) -> list[str]:
     words = ["--model", str(launch.weights), "--host", str(launch.socket)]
     words += ["--ctx-size", str(launch.tokens), "--parallel", str(launch.slots)]
     words += ["--slot-save-path", f"{launch.slot_folder}/"]
-    # Before it had three values, it was a switch. Without flash attention V is kept transposed.
+    # Older releases have a switch, newer ones three values. Without flash attention V is stored transposed.
     words += ["--flash-attn", "on"] if re.search(r"--flash-attn\s+[\[<{]?on", help_text) else ["--flash-attn"]
     for option in (*(option for option, _, _ in SETTINGS), ("--no-context-shift",)):
         words += option if _has_option(help_text, option[0]) else ()
-    if not _has_option(help_text, "--fit"):  # those before it computed on the CPU unless they were told
+    if not _has_option(help_text, "--fit"):  # older releases compute on the CPU unless told otherwise
         words += ["--n-gpu-layers", "999"]
     return words + (["--threads", str(launch.threads)] if launch.threads else [])
 
 
 def device_in(listing: str) -> str:
-    """The device in what `--list-devices` prints: the first GPU, else "cpu"."""
+    """The device from the output of `--list-devices`: the first GPU, otherwise "cpu"."""
     names = [name.lower() for name in re.findall(r"^\s*([A-Za-z]+)\d*: ", listing, re.MULTILINE)]
     return next((_GPUS[name] for name in names if name in _GPUS), "cpu")
 
 
 class LlamaServerProcess:
-    """One llama-server. While it is down, whoever calls it gets EngineUnavailable, and jobs are tried again."""
+    """One llama-server. While it is down, callers get EngineUnavailable, and jobs are tried again."""
 
     def __init__(self, program: str, launch: Launch) -> None:
-        """Returns once the model is loaded. Raises ConfigError with the server's last words if it isn't."""
+        """Returns once the model is loaded. Raises ConfigError with the server's last output if it can't be loaded."""
         help_text = _output_of(program, "--help")
-        if ".sock" not in help_text:  # it would take the path for a host's name
+        if ".sock" not in help_text:  # it would read the path as a host name
             raise ConfigError(f"{program} can't listen on a Unix socket, which keeps other users out: update llama.cpp")
         self._socket = launch.socket
         self.server = LlamaServer(socket_url(self._socket))
@@ -139,16 +143,16 @@ class LlamaServerProcess:
         self._thread.join()
 
     def _kill(self) -> None:
-        """End one that hangs; it is then started again like one that died."""
+        """Kill a hung server. It is then restarted like one that died."""
         with self._lock:
             self.process.kill()
 
     def _spawn(self) -> bool:
-        """Start it; False if nobody needs it any more."""
+        """Start the server. Returns False if it is no longer needed."""
         with self._lock:
             if self._closing.is_set():
                 return False
-            self._socket.unlink(missing_ok=True)  # from a killed server: nobody can listen there twice
+            self._socket.unlink(missing_ok=True)  # left by a killed server; a path can be bound only once
             self.process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
@@ -156,7 +160,7 @@ class LlamaServerProcess:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                start_new_session=True,  # Ctrl-C in the terminal is the worker's to handle
+                start_new_session=True,  # so that only the worker handles Ctrl-C in the terminal
             )
             return True
 
@@ -190,12 +194,12 @@ class LlamaServerProcess:
                 self._thread.join(POLL_S)
                 continue
             self._is_loaded.set()
-            if self._thread.is_alive():  # a server that died before this line is not started again
+            if self._thread.is_alive():  # a server that died before this line is not restarted
                 return
         raise ConfigError(f"{PROGRAM} can't load {launch.model}: {self._error_lines() or 'it said nothing'}")
 
     def _error_lines(self) -> str:
-        """Its last lines that speak of an error, else its very last."""
+        """Its last output lines that mention an error, or otherwise its very last lines."""
         lines = [line for line in self._last_words if line]
         error_lines = [line for line in lines if "error" in line.lower() or "fail" in line.lower()]
         return " | ".join((error_lines or lines)[-3:])[:600]

@@ -1,19 +1,19 @@
-"""llama.cpp slot files to canonical KV blocks and back. Pure: bytes in, bytes out.
+"""Converts llama.cpp slot files to canonical KV blocks and back. Pure: bytes in, bytes out.
 
 The file that `llama-server` writes for `/slots/N?action=save`, versions 2 to 4 (all integers little-endian):
 
-    "qsgg"  u32 version
-    u32 n   n × i32: tokens…, or packed, as servers do since August 2026: -1, 1, token count, tokens…, 0
-    per cache (one; if some layers have a sliding window a second, with its last rows only):
-        u32 streams
-        per stream: u32 cells, and if there are any:
-            per cell: i32 position, u32 sequences, sequences × i32; with M-RoPE between these the
-                position twice and, since 3, the token
-            u32 v_trans   u32 layers   since 4: u32 rotation of K, u32 of V (0: none)
-            per layer: i32 ggml type, u64 row bytes, cells × row      (K of all layers, then V of all)
-    if some layers are recurrent: u32 cells (1), i32 last position, u32 0, u32 s_trans (0), u32 layers (all of them);
-        per recurrent layer: i32 ggml type, u64 bytes, the convolution's columns, (channels, columns)
-        per recurrent layer: i32 ggml type, u64 bytes, the matrix, (heads, value size, key size)
+"qsgg"  u32 version
+u32 n   n × i32: tokens…, or packed, as servers do since August 2026: -1, 1, token count, tokens…, 0
+per cache (one; if some layers have a sliding window a second, with its last rows only):
+    u32 streams
+    per stream: u32 cells, and if there are any:
+        per cell: i32 position, u32 sequences, sequences × i32; with M-RoPE between these the
+            position twice and, since 3, the token
+        u32 v_trans   u32 layers   since 4: u32 rotation of K, u32 of V (0: none)
+        per layer: i32 ggml type, u64 row bytes, cells × row      (K of all layers, then V of all)
+if some layers are recurrent: u32 cells (1), i32 last position, u32 0, u32 s_trans (0), u32 layers (all of them);
+    per recurrent layer: i32 ggml type, u64 bytes, the convolution's columns, (channels, columns)
+    per recurrent layer: i32 ggml type, u64 bytes, the matrix, (heads, value size, key size)
 
 A row is kv_heads × head_dim values of one token as long as v_trans is 0, that is with flash attention on. The layout
 changes between llama.cpp releases without notice, so whatever differs from the above is refused, not guessed at. A
@@ -54,7 +54,7 @@ _GGML_IDS = {name: number for number, name in _GGML_TYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class SlotLayer:
-    """One layer's K and V, each (cells, row bytes) of uint8, views of the file's bytes."""
+    """One layer's K and V, each (cells, row bytes) of uint8, as views of the file's bytes."""
 
     dtype: DType
     keys: Array
@@ -63,9 +63,9 @@ class SlotLayer:
 
 @dataclass(frozen=True, slots=True)
 class SlotForm:
-    """What a file's reader must know of the model, since the file doesn't say it."""
+    """What a reader must know about the model, because the file doesn't say it."""
 
-    mrope: bool = False  # cells have three words more
+    mrope: bool = False  # cells have three more words
     layers: int = 0  # all layers of a model that has recurrent ones
     recurrent: int = 0
 
@@ -87,7 +87,7 @@ class SlotFile:
 
 @dataclass(frozen=True, slots=True)
 class SlotShape:
-    """How a model's KV cache lies in its slot files: full-attention layers first, then those with a window.
+    """How a model's KV cache is laid out in its slot files: full-attention layers first, then window layers.
 
     `interleaved`: K's rotated pairs are neighbours (llama-family GGUFs), not halves. `key_heads`, if not 0: heads of
     values that share one of keys are not neighbours, but come one for each head of keys, in turn (qwen35).
@@ -102,7 +102,7 @@ class SlotShape:
 
     @property
     def caches(self) -> tuple[int, ...]:
-        """Layers in each cache of the file."""
+        """How many layers each cache of the file has."""
         sizes = (len(self.layout.full_layers), len(self.layout.window_layers))
         return sizes if sizes[1] else sizes[:1]
 
@@ -146,7 +146,7 @@ def to_blocks(file: SlotFile, shape: SlotShape, first: int = 0) -> Iterable[Bloc
 
 
 def snapshot(file: SlotFile, shape: SlotShape) -> list[Record]:
-    """At the end of the file's tokens: the window of the sliding-window layers, then the recurrent layers' states."""
+    """The snapshot at the end of the file's tokens: the window record, then the recurrent layers' states."""
     _check_caches(file, shape)
     layout, position = shape.layout, len(file.tokens)
     records: list[Record] = []
@@ -171,8 +171,8 @@ def snapshot(file: SlotFile, shape: SlotShape) -> list[Record]:
 def build(tokens: Sequence[int], cache: KVCache, shape: SlotShape, streams: int) -> bytes:
     """A slot file of `cache`, which covers exactly `tokens`, for a server whose caches have `streams` streams.
 
-    A server refuses nothing if the number of streams is another: it answers 200 and computes the prompt again.
-    A cache of another dtype is cast, once. Raises KVTransferFailed.
+    If the number of streams is wrong, the server still answers 200, and computes the prompt again. A cache of another
+    dtype is cast once. Raises KVTransferFailed.
     """
     layout, count = shape.layout, len(tokens)
     cache.require_layout(layout)
@@ -208,8 +208,8 @@ def to_interleaved(keys: Array) -> Array:
 
 
 class _SlotFileReader:
-    """Takes bytes off the front, first magic and version; every length is checked against what is left before it is
-    used."""
+    """Takes bytes off the front, beginning with magic and version. Every length is checked against the remaining bytes
+    before it is used."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -298,14 +298,14 @@ def _parse_stream(reader: _SlotFileReader, cells: int, num_tokens: int, form: Sl
         raise KVTransferFailed("slot file: a cell that not exactly one sequence owns")
     order = np.argsort(meta[:, 0], kind="stable")
     if not np.array_equal(meta[order, 0], np.arange(num_tokens - cells, num_tokens)):
-        raise KVTransferFailed("slot file: its positions do not run to the last token without a gap")
+        raise KVTransferFailed("slot file: its positions have a gap, or do not end at the last token")
     v_trans, count = reader.u32("v_trans"), reader.u32("layers")
     rotations = reader.u64("rotations") if reader.version >= _ROTATIONS else 0
     if v_trans:
         raise KVTransferFailed("slot file: V is transposed; start llama-server with flash attention on (-fa on)")
     if rotations or not 1 <= count <= MAX_LAYERS:
         raise KVTransferFailed(f"slot file: {count:,} layers, rotations {rotations:#x}: not known here")
-    # In order, as they nearly always are, rows stay views.
+    # The cells are nearly always in order; then rows stay views.
     cell_order = slice(None) if (order[1:] > order[:-1]).all() else order
     keys = [_parse_rows(reader, cells) for _ in range(count)]
     values = [_parse_rows(reader, cells) for _ in range(count)]
@@ -316,7 +316,7 @@ def _parse_stream(reader: _SlotFileReader, cells: int, num_tokens: int, form: Sl
 
 
 def _cell_words(version: int, form: SlotForm) -> int:
-    """Words that each cell takes before its rows."""
+    """How many words each cell takes before its rows."""
     if not form.mrope:
         return 3
     return 6 if version >= _CELL_TOKENS else 5
@@ -359,7 +359,8 @@ def _row_bytes(layout: KVLayout) -> int:
 def _cache_parts(
     sides: Iterable[Sequence[Array]], cells: int, dtype: DType, shape: SlotShape, streams: int, tokens: Sequence[int]
 ) -> Iterator[bytes | memoryview]:
-    """One cache of the file. `sides`: K of its layers, then V; its cells are the last positions of `tokens`."""
+    """The parts of one cache in the file. `sides`: K of its layers, then V. Its cells are the last positions of
+    `tokens`."""
     layout = shape.layout
     meta = np.zeros((cells, _cell_words(shape.version, shape.form)), "<i4")
     meta[:, 0] = np.arange(len(tokens) - cells, len(tokens))
@@ -384,7 +385,7 @@ def _cache_parts(
 def _state_parts(states: Sequence[RecurrentState], shape: SlotShape) -> Iterator[bytes]:
     layout, state_bytes = shape.layout, []
     for state in states:
-        # In a slot it would outlive the sequence: llama.cpp clears a state by multiplying it with 0.
+        # In a slot inf or nan would survive the sequence, because llama.cpp clears a state by multiplying it by 0.
         if not is_finite(state.data, "f32"):
             raise KVTransferFailed(f"the recurrent state of layer {state.layer} holds inf or nan")
         columns, matrix = layout.state_parts(state.data)
@@ -400,9 +401,9 @@ def _state_parts(states: Sequence[RecurrentState], shape: SlotShape) -> Iterator
 
 
 def _regroup_heads(columns: Array, matrix: Array, layout: KVLayout, groups: tuple[int, int]) -> tuple[Array, Array]:
-    """A state with its heads of values, which lie as `groups` says, in the other order."""
+    """A state with its value heads, which are in the order that `groups` gives, in the other order."""
     heads, _, value_size = layout.matrix_shape
-    first = len(columns) - heads * value_size  # the channels of queries and keys come first
+    first = len(columns) - heads * value_size  # the channels of queries and keys come before those of values
     values = columns[first:].reshape(*groups, value_size, -1).swapaxes(0, 1).reshape(-1, columns.shape[1])
     new_matrix = matrix.reshape(*groups, *matrix.shape[1:]).swapaxes(0, 1).reshape(matrix.shape)
     return np.concatenate([columns[:first], values]), new_matrix

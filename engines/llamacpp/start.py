@@ -1,4 +1,5 @@
-"""Gets hold of a llama.cpp server: in this process (xllamacpp), a `llama-server` of ours, or one that runs already."""
+"""Gets a llama.cpp server: inside this process (xllamacpp), as a `llama-server` that Kvasir starts, or one that already
+runs."""
 
 import atexit
 import fcntl
@@ -27,9 +28,9 @@ from engines.template import require_bounded
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 
 _OWN_PROGRAM = f"{PROGRAM}:"
-_RunningServer = tuple[LlamaServer, str, Callable[[], None]]  # with its device, and how to end it
+_RunningServer = tuple[LlamaServer, str, Callable[[], None]]  # the server, its device, and a function that ends it
 _SLOT_FOLDERS = "kvasir-slots-"
-_NEW_S = 60.0  # a folder this young may not have been locked yet
+_NEW_S = 60.0  # a newer folder may not have been locked yet
 _WHOLE_PROMPT = 8192  # tokens; a prompt up to that is one batch
 _LONGEST_PATIENCE_S = 3600.0
 _CONTEXT_STEP = 256  # llama.cpp rounds a slot's context up to it
@@ -37,7 +38,8 @@ _CONTEXT_STEP = 256  # llama.cpp rounds a slot's context up to it
 
 @dataclass
 class Backing:
-    """A running server and what is known of it. `slot_folder` is where it keeps slot files, if we can reach that."""
+    """A running server and what is known about it. `slot_folder` is where it keeps slot files, if this process can
+    reach that."""
 
     server: LlamaServer
     gguf: GGUFFile | None
@@ -48,18 +50,18 @@ class Backing:
     release: list[Callable[[], None]] = field(default_factory=list)
 
     def close(self) -> None:
-        """Let go of the server; one in this process ends."""
+        """Release the server. A server in this process ends."""
         self.server.close()
         while self.release:
             self.release.pop()()
 
 
 def start(options: EngineOptions) -> Backing:
-    """A server of our own for a GGUF file, with one slot more than `options.slots`: that one is for prefill.
+    """Start a server for a GGUF file, with one slot more than `options.slots`, for prefill.
 
-    The weights are a path, or `ollama:NAME` for a model that was pulled with Ollama. With `llama-server:` before that,
-    or without the package xllamacpp, the server is the program llama-server on PATH, else it is in this process. Behind
-    it all `?health_s=10` may say for how long the program may hang.
+    The weights are a path, or `ollama:NAME` for a model that was pulled with Ollama. With the prefix `llama-server:`,
+    or without the package xllamacpp, the server is the program llama-server on PATH; otherwise it runs in this process.
+    The suffix `?health_s=10` sets how long the program may hang.
 
     Raises ConfigError if package and program or the file are missing, the file is damaged or in a dialect that
     llama.cpp doesn't read, or llama.cpp refuses it.
@@ -75,8 +77,8 @@ def start(options: EngineOptions) -> Backing:
     context = options.context or int(gguf.hyperparameter("context_length", 4096))
     slots = options.slots + 1
     folder, remove_folder = make_slot_folder(_spacious_folder(gguf, context * slots))
-    atexit.register(remove_folder)  # an engine that nobody closes leaves nothing in memory either
-    # The server wants one position more than the prompt and answer that it is given.
+    atexit.register(remove_folder)  # so that an engine that is never closed leaves nothing in memory
+    # The server needs one position more than prompt and answer.
     tokens = slots * (context // _CONTEXT_STEP + 1) * _CONTEXT_STEP
     launch = Launch(gguf.path, tokens, slots, folder, options.threads, gguf.architecture, _patience(patience))
     try:
@@ -88,21 +90,22 @@ def start(options: EngineOptions) -> Backing:
 
 
 def make_slot_folder(parent: Path) -> tuple[Path, Callable[[], None]]:
-    """A new folder for slot files in `parent`, and how to remove it. Those that killed processes left there go first.
+    """A new folder for slot files in `parent`, and a function that removes it. Folders that killed processes left there
+    are deleted first.
 
-    Slot files are made of students' texts, and lie in memory: nobody else would ever delete them. A folder is locked
-    for as long as its process lives. Raises ConfigError where others could exchange it for one of theirs.
+    Slot files contain students' texts and are in memory, and nothing else would delete them. A folder is locked as long
+    as its process lives. Raises ConfigError if other users could replace it.
     """
     _require_unexchangeable(parent)
     for old_folder in parent.glob(f"{_SLOT_FOLDERS}*"):
-        with suppress(OSError):  # somebody else's, gone already, or locked
+        with suppress(OSError):  # another user's, already gone, or locked
             if time.time() - old_folder.lstat().st_mtime > _NEW_S:
                 lock = _lock(old_folder)
                 shutil.rmtree(old_folder, ignore_errors=True)
                 os.close(lock)
     folder = Path(tempfile.mkdtemp(prefix=_SLOT_FOLDERS, dir=parent))
     lock = -1
-    with suppress(OSError):  # a file system without locks: nobody else can lock it either, and so delete it
+    with suppress(OSError):  # without file locks no other process can lock the folder, and so none deletes it
         lock = _lock(folder)
 
     def remove() -> None:
@@ -124,7 +127,8 @@ def _require_unexchangeable(parent: Path) -> None:
 
 
 def _lock(folder: Path) -> int:
-    """A descriptor that holds the folder's lock. Raises OSError if it is taken, or if the folder is not Kvasir's."""
+    """A descriptor that holds the folder's lock. Raises OSError if the lock is taken, or if the folder is not
+    Kvasir's."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid != os.getuid():
@@ -137,7 +141,8 @@ def _lock(folder: Path) -> int:
 
 
 def _program(is_requested: bool) -> str:
-    """Path of llama-server if that is what serves; "": it is the package. Raises ConfigError if there is neither."""
+    """The path of llama-server if the program should serve; "" for the package. Raises ConfigError if neither
+    exists."""
     if not is_requested and importlib.util.find_spec("xllamacpp"):
         return ""
     program = find_program()
@@ -152,7 +157,7 @@ def _program(is_requested: bool) -> str:
 
 
 def package_version() -> str:
-    """The version of the package with a server for this process; "" if it isn't installed."""
+    """The version of the package that provides a server in this process; "" if it isn't installed."""
     try:
         return version("xllamacpp")
     except PackageNotFoundError:
@@ -168,23 +173,24 @@ def _run_program(program: str, launch: Launch) -> _RunningServer:
 def _run_here(launch: Launch) -> _RunningServer:
     import xllamacpp
 
-    # The list holds the only reference: dropping it ends the server.
+    # The list holds the only reference, so clearing it ends the server.
     servers: list[Any] = []
     try:
         servers.append(xllamacpp.Server(_parameters(xllamacpp, launch)))
     except RuntimeError as error:
         raise ConfigError(f"llama.cpp can't load {launch.model}: {error}") from None
     server = LlamaServer(socket_url(launch.socket))
-    # It listens before its loop runs, and waits for ever if it is told to end in between. The loop answers this.
+    # The server listens before its loop runs, and hangs if it is ended in between. The loop answers this request.
     server.get("/slots")
     return server, _device(xllamacpp), servers.clear
 
 
 def attach(options: EngineOptions) -> Backing:
-    """A llama-server that runs already: `http://host:port?slots=FOLDER&model=FILE&health_s=10`, or `unix://SOCKET?…`.
+    """Attach to a running llama-server: `http://host:port?slots=FOLDER&model=FILE&health_s=10`, or `unix://SOCKET?…`.
 
-    FOLDER is its --slot-save-path as seen from here, FILE its GGUF (left out: the path that the server reports).
-    Where either can't be reached, nothing is transferred. Raises ConfigError if the server can't be reached.
+    FOLDER is its --slot-save-path as seen from here. FILE is its GGUF file (by default the path that the server
+    reports). If either can't be reached, no KV caches are transferred. Raises ConfigError if the server can't be
+    reached.
     """
     parts = urlsplit(options.weights)
     settings = options_in(options.weights, parts.query, "slots", "model", "health_s")
@@ -206,7 +212,7 @@ def attach(options: EngineOptions) -> Backing:
 
 
 def _patience(text: str) -> float:
-    """Seconds without an answer to /health after which a server is taken for hung."""
+    """How many seconds /health may stay unanswered before a server counts as hung."""
     try:
         patience_s = float(text or PATIENCE_S)
     except ValueError:
@@ -221,7 +227,7 @@ def _reported_gguf(path: str, reported_path: str) -> GGUFFile | None:
         return read_gguf(Path(path).expanduser())
     try:
         return read_gguf(Path(reported_path)) if reported_path else None
-    except ConfigError:  # a path on the server's own machine
+    except ConfigError:  # the path may be on the server's machine
         return None
 
 
@@ -232,27 +238,27 @@ def _parameters(xllamacpp: Any, launch: Launch) -> Any:
     params.n_parallel = launch.slots
     for _, name, value in SETTINGS:
         setattr(params, name, value)
-    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED  # else V is transposed
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED  # otherwise V is transposed
     params.slot_save_path = f"{launch.slot_folder}{os.sep}"
     if hasattr(params, "hostnames"):
         params.hostnames = [str(launch.socket)]
     else:  # before 2026.10
         params.hostname = str(launch.socket)
     params.verbosity = -1
-    # ggml's threads wait for each other in a busy loop: on taken cores they slow one another down fifty times. Half of
-    # the logical CPUs are the physical cores where there are two threads to a core, and leave room where there aren't.
+    # ggml's threads wait for each other in a busy loop, and on busy cores they slow each other down fifty times. Half
+    # of the logical CPUs are the physical cores if each core has two threads; otherwise half leaves room for others.
     threads = launch.threads or max(1, (os.cpu_count() or 2) // 2)
     params.cpuparams.n_threads = threads
     params.cpuparams_batch.n_threads = threads
     if launch.threads == 1:
-        # Asked for, so that answers can be compared. Attention rounds the rows of a batch of less than 64 tokens
-        # otherwise than those of a longer one, and where a prompt is cut depends on what is decoded at the moment.
+        # Set explicitly, so that answers can be compared. In batches of less than 64 tokens attention rounds
+        # differently, and where a prompt is split into batches depends on what else is being decoded.
         params.n_batch = params.n_ubatch = _WHOLE_PROMPT
     return params
 
 
 def _spacious_folder(gguf: GGUFFile, tokens: int) -> Path:
-    """Shared memory if slot files of `tokens` positions fit there twice, else the system's temporary folder."""
+    """Shared memory if slot files of `tokens` positions fit there twice, otherwise the system's temporary folder."""
     try:
         sizes = heads(gguf)
     except KVTransferFailed:

@@ -79,7 +79,7 @@ def fill(caches: Sequence[Any], layout: KVLayout, cache: KVCache) -> None:
     finite = mx.stack([mx.isfinite(part).all() for pair in pairs for part in pair]).all()
     mx.eval(finite, pairs)
     if not finite.item():
-        raise KVTransferFailed(f"the KV cache holds inf or nan as {layout.dtype} (it came as {source})")
+        raise KVTransferFailed(f"the KV cache holds inf or nan after the cast from {source} to {layout.dtype}")
 
 
 def rows(caches: Sequence[Any], layout: KVLayout, start: int, end: int) -> Rows:

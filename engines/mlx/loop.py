@@ -1,8 +1,9 @@
 """The thread that owns an MLX model: it feeds prompts in chunks and decodes all answers in one running batch.
 
-MLX arrays belong to the thread that made them, so prefills and decodes of all callers go through here. Each turn of
-the loop feeds one chunk of one waiting prompt, then takes one step of the batch: prompts join while others decode,
-and neither starves. `BatchGenerator` gets sequences whose cache already holds all prompt tokens but the last.
+MLX arrays belong to the thread that made them, so all callers' prefills and decodes go through this thread. Each turn
+of the loop feeds one chunk of one waiting prompt, and then takes one step of the batch. So prompts join while others
+decode, and neither starves. `BatchGenerator` gets sequences whose cache already holds all prompt tokens except the
+last.
 """
 
 import logging
@@ -23,14 +24,14 @@ from engines.mlx.work import DecodeWork, PrefillWork, PromptWork
 from messages.errors import EngineUnavailable, KvasirError
 
 _log = logging.getLogger(__name__)
-CHUNK_TOKENS = 512  # a multiple of every block length, so that no block lies in two chunks
+CHUNK_TOKENS = 512  # a multiple of every block length, so that no block spans two chunks
 
 
 class ModelLoop:
-    """Runs `load`, and then the model, in a thread of its own. Callable from any thread."""
+    """Runs `load`, and then the model, in a separate thread. Callable from any thread."""
 
     def __init__(self, load: Callable[[], LoadedModel], end_ids: Sequence[int], slots: int) -> None:
-        """Returns when the model is loaded; raises what `load` raises."""
+        """Returns when the model is loaded. Raises the errors of `load`."""
         self._inbox: queue.SimpleQueue[PromptWork | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -39,7 +40,7 @@ class ModelLoop:
         self._thread.start()
         outcome = ready.get()
         if isinstance(outcome, Exception):
-            self._thread.join()  # it has to end before the interpreter does
+            self._thread.join()  # the thread has to end before the interpreter
             raise outcome
         self.layout, self.ropes, self.num_logits = outcome.layout, outcome.ropes, outcome.num_logits
         self.device, self.no_kv_transfer = outcome.device, outcome.no_kv_transfer
@@ -56,7 +57,7 @@ class ModelLoop:
             raise EngineUnavailable("the MLX engine was closed")
 
     def close(self) -> None:
-        """End the thread; whoever waits for outputs gets EngineUnavailable. Idempotent."""
+        """End the thread. Callers that wait for outputs get EngineUnavailable. Idempotent."""
         with self._lock:
             self._closed = True
             self._inbox.put(None)
@@ -83,17 +84,17 @@ class ModelLoop:
                     with self._lock:
                         self._closed = True
                     turns.end()
-        except Exception as error:  # noqa: BLE001  from `load`: raised in the thread that waits for it
+        except Exception as error:  # noqa: BLE001  from `load`; raised again in the waiting thread
             ready.put(error)
         finally:
             mx.clear_cache()
-            # MLX wants a thread to do this before it ends: what is left is torn down by destructors that may meet an
-            # interpreter which is gone, and abort the process. Older releases have no such function.
+            # MLX requires this before a thread ends. Otherwise destructors clean up after the interpreter is gone, and
+            # may abort the process. Older releases don't have this function.
             getattr(mx, "clear_streams", lambda: None)()
 
 
 class _Scheduler:
-    """The loop, turn by turn, in its thread."""
+    """One turn of the loop after another, in the loop's thread."""
 
     def __init__(
         self,
@@ -115,14 +116,14 @@ class _Scheduler:
         self._batch: Any = self._new_batch()
 
     def run(self) -> None:
-        """Until None comes in."""
+        """Run until None arrives."""
         while self._receive():
             self._admit()
             self._feed()
             self._step()
 
     def end(self) -> None:
-        """Tell everybody that nothing more comes."""
+        """Tell all callers that nothing more will come."""
         while not self._inbox.empty():
             work = self._inbox.get()
             if work is not None:
@@ -132,7 +133,7 @@ class _Scheduler:
         self._batch.close()
 
     def _new_batch(self) -> Any:
-        # stop_tokens is the one way to name them that all releases share.
+        # stop_tokens is the only way to name end tokens that all releases share.
         return BatchGenerator(
             self._model,
             stop_tokens=[[number] for number in self._end_ids],
@@ -143,7 +144,7 @@ class _Scheduler:
         )
 
     def _receive(self) -> bool:
-        """Take in new work; wait for some if there is none at hand. False: the end."""
+        """Take new work, and wait for some if there is nothing to do. Returns False when the loop should end."""
         busy = bool(self._backlog or self._feeding or self._decoding)
         while not busy or not self._inbox.empty():
             work = self._inbox.get()
@@ -154,7 +155,7 @@ class _Scheduler:
         return True
 
     def _admit(self) -> None:
-        """Begin with what there is a slot for: `slots` decodes, and one prefill."""
+        """Start the work for which there is a slot: at most `slots` decodes and one prefill."""
         self._backlog = deque(work for work in self._backlog if not work.is_abandoned)
         for work in tuple(self._backlog):
             if self._has_slot(work):
@@ -170,9 +171,10 @@ class _Scheduler:
         return not any(isinstance(feeding_work, PrefillWork) for feeding_work in self._feeding)
 
     def _feed(self) -> None:
-        """One chunk of the prompt that has waited longest.
+        """Feed one chunk of the prompt that has waited longest.
 
-        Who needs none joins at once: to let in one for each step would leave slots empty in the meantime.
+        Prompts that need no chunk join the batch at once. If only one joined at each step, slots would stay empty
+        meanwhile.
         """
         for work in tuple(self._feeding):
             if isinstance(work, DecodeWork) and not work.is_abandoned and work.position >= work.to_feed:
@@ -191,7 +193,7 @@ class _Scheduler:
                 work.finish()
 
     def _feed_chunk(self, work: PromptWork) -> None:
-        # Chunks end at fixed positions, so a prompt is computed alike wherever it was resumed.
+        # Chunks end at fixed positions, so that a prompt is computed the same way wherever it was resumed.
         start, end = work.position, min(work.to_feed, (work.position // CHUNK_TOKENS + 1) * CHUNK_TOKENS)
         if end > start:
             self._model(mx.array([work.tokens[start:end]]), cache=work.caches)
@@ -211,7 +213,7 @@ class _Scheduler:
         work.caches = []
 
     def _step(self) -> None:
-        """One token of every sequence in the batch."""
+        """Generate one token for every sequence in the batch."""
         self._leave([number for number, work in self._decoding.items() if work.is_abandoned])
         if not self._decoding:
             return
@@ -232,7 +234,7 @@ class _Scheduler:
             work.put_token(token, reason)
         else:
             work.put(work.failure)
-        if reason:  # then the batch has let go of it
+        if reason:  # the batch has then already removed it
             del self._decoding[number]
         elif work.failure is not None:
             self._leave([number])
@@ -254,7 +256,7 @@ class _Scheduler:
 
 @contextmanager
 def _report_failure(work: PromptWork) -> Iterator[None]:
-    """A prompt's error goes to its caller alone."""
+    """Send a prompt's error only to its own caller."""
     try:
         yield
     except KvasirError as error:

@@ -1,4 +1,4 @@
-"""Loads a Hugging Face folder into MLX, on whatever device MLX has, and looks at the caches that the model makes."""
+"""Loads a Hugging Face folder into MLX on its default device, and examines the caches that the model makes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ _PROBE = [[0, 1, 2]]
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in memory. `layout` is None where nothing can be transferred, and `no_kv_transfer` says why."""
+    """A model in memory. If nothing can be transferred, `layout` is None, and `no_kv_transfer` says why."""
 
     model: Any
     device: str
@@ -31,9 +31,10 @@ class LoadedModel:
 
 
 def load(folder: HFFolder, context: int) -> LoadedModel:
-    """Load the weights and run the model once; `context` is what prompt and answer may have.
+    """Load the weights and run the model once. `context` is the most tokens of prompt and answer.
 
-    Raises ConfigError, in one sentence, if MLX can't, or would compute something else than config.json states.
+    Raises ConfigError, in one sentence, if MLX can't load the model, or would compute something other than config.json
+    states.
     """
     mlx_folder.require_no_ignored_window(folder, context)
     try:
@@ -52,7 +53,7 @@ def load(folder: HFFolder, context: int) -> LoadedModel:
         mx.eval(logits, mlx_kv.arrays(caches))
     except ConfigError:
         raise
-    except Exception as error:  # noqa: BLE001  the library raises whatever its loaders meet
+    except Exception as error:  # noqa: BLE001  the library's loaders may raise any error
         raise ConfigError(f"MLX can't load {folder.path}: {' '.join(str(error).split()):.300}") from None
     layout, reason = _layout(folder, caches)
     if layout is not None and not ropes:
@@ -61,7 +62,7 @@ def load(folder: HFFolder, context: int) -> LoadedModel:
 
 
 def _classes(config: dict[str, Any]) -> tuple[Any, Any]:
-    """mlx-lm's classes, the model's taking tensors under transformers 5's names too."""
+    """mlx-lm's classes. The model's class also accepts tensors under transformers 5's names."""
     model, arguments = _get_classes(config)
     kind = str(config.get("model_type"))
     if kind not in ("gpt_oss", "qwen2_moe", "qwen3_moe"):
@@ -82,9 +83,9 @@ def device() -> str:
 
 
 def _layout(folder: HFFolder, caches: list[Any]) -> tuple[KVLayout | None, str]:
-    """The layout that MLX keeps. It must be the configuration's, which PyTorch follows; otherwise None, and why."""
+    """The layout that MLX uses. If it differs from the configuration's, which PyTorch follows: None, and why."""
     try:
-        layout_of(folder, "f32")  # first: it names what this model keeps
+        layout_of(folder, "f32")  # called first because its errors say what this model keeps
         observed_layout = mlx_kv.observed_layout(caches)
         stated_layout = layout_of(folder, observed_layout.dtype)
     except KVTransferFailed as error:

@@ -1,7 +1,7 @@
-"""RoPE as an MLX model computes it: measured on its modules, and put right where it is not what config.json states.
+"""RoPE as an MLX model computes it: measured on the model's modules, and corrected if it differs from config.json.
 
-mlx-lm's modules read some of the numbers only: YaRN's ramp is always truncated, its attention factor is recomputed,
-and qwen's mixtures of experts take no scaling at all.
+mlx-lm's modules read only some of the parameters: YaRN's ramp is always truncated, its attention factor is recomputed,
+and qwen's mixtures of experts ignore scaling.
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ from engines.rope import Rope, difference
 from messages.errors import ConfigError, KVTransferFailed
 
 _OFFSETS = [4**power for power in range(12)]  # the slowest pair in use turns by 1e-7 a position
-_MAX_ANGLE = 1.5  # radians: less than half a turn, and enough to be told from rounding
+_MAX_ANGLE = 1.5  # radians: less than half a turn, but clearly larger than rounding
 
 
 class StatedRoPE(nn.Module):  # type: ignore[misc]
-    """Turns keys and queries, (…, tokens, head_dim), by the given frequencies."""
+    """Rotates keys and queries, (…, tokens, head_dim), by the given frequencies."""
 
     def __init__(self, rope: Rope) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class StatedRoPE(nn.Module):  # type: ignore[misc]
         self._scale = rope.scale
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-        """`x` turned; its first token is at position `offset`."""
+        """`x` rotated; its first token is at position `offset`."""
         if self._scale != 1:
             x = x.at[..., : self._dimensions].multiply(self._scale)
         return mx.fast.rope(
@@ -40,10 +40,10 @@ class StatedRoPE(nn.Module):  # type: ignore[misc]
 
 
 def as_stated(model: nn.Module, config: Mapping[str, Any]) -> tuple[Rope, ...]:
-    """What each kind of layer computes, after layers that differ from config.json were given the RoPE it states.
+    """What each kind of layer computes, after layers that differ from config.json were given the RoPE that it states.
 
-    () for an architecture whose formulas are not known here: it hands nothing over.
-    Raises ConfigError if what is computed still differs, or if MLX ignores a scaling whose formula is not known.
+    Returns () for an architecture whose formulas are not known here; it then transfers nothing. Raises ConfigError if
+    what is computed still differs, or if MLX ignores a scaling whose formula is not known.
     """
     config = config.get("text_config") or config
     if config.get("model_type") not in ROTATED_IN_HALVES or config.get("rope_traditional"):
@@ -67,7 +67,7 @@ def as_stated(model: nn.Module, config: Mapping[str, Any]) -> tuple[Rope, ...]:
 
 
 def measure_rope(rope: nn.Module, size: int) -> Rope:
-    """What a module does to a key of `size` numbers, by the angles of its pairs at growing positions."""
+    """What a module does to a key of `size` numbers, measured from the angles of its pairs at growing positions."""
     unit_rows = _rotate_units(rope, size, 1)
     partner = int(np.argmax(np.abs(unit_rows[0, 1:]))) + 1
     pairs = np.arange(partner)
@@ -84,6 +84,6 @@ def _wrong(rope: nn.Module, target: Rope, config: Mapping[str, Any]) -> str:
 
 
 def _rotate_units(rope: nn.Module, size: int, offset: int) -> Any:
-    """Row i: the i-th unit vector, turned as at position `offset`."""
+    """A matrix whose row i is the i-th unit vector, rotated as at position `offset`."""
     rows = rope(mx.eye(size)[None, :, None, :], offset=offset)
     return np.array(rows[0, :, 0].astype(mx.float32)).astype(np.float64)

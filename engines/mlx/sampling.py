@@ -13,15 +13,17 @@ _SMALLEST_MASS = 1e-9  # top_p = 0 still leaves the likeliest token
 
 
 def greedy(scores: mx.array) -> mx.array:
-    """The likeliest token of each row. One object for all sequences: a batch that shares it is sampled in one call."""
+    """The likeliest token of each row. All sequences share this one object, because a batch that shares its sampler is
+    sampled in one call."""
     return mx.argmax(scores, axis=-1)
 
 
 def sampler_for(sampling: Sampling) -> Sampler:
-    """A sampler of (1, vocabulary) log-probabilities; it draws from a sequence of its own, which the seed begins."""
+    """A sampler of (1, vocabulary) log-probabilities. It draws from its own random sequence, which starts at the
+    seed."""
     if sampling.temperature == 0 or sampling.top_k == 1:
         return greedy
-    key: mx.array | None = None  # made where it is used: MLX arrays belong to one thread
+    key: mx.array | None = None  # created in the thread that uses it, since MLX arrays belong to one thread
 
     def draw(scores: mx.array) -> mx.array:
         nonlocal key
@@ -33,7 +35,7 @@ def sampler_for(sampling: Sampling) -> Sampler:
 
 
 class Observer:
-    """A greedy sampler that keeps what it was given: a row of log-probabilities for each token, float32."""
+    """A greedy sampler that keeps its inputs: one row of log-probabilities for each token, float32."""
 
     def __init__(self) -> None:
         self.scores: list[NDArray[np.float32]] = []
@@ -45,7 +47,7 @@ class Observer:
 
 
 def _top(scores: mx.array, count: int) -> mx.array:
-    """All but the `count` likeliest ruled out; 0: none."""
+    """Rule out all except the `count` likeliest; 0: keep all."""
     if not 0 < count < scores.shape[-1]:
         return scores
     threshold = mx.topk(scores, count, axis=-1).min(axis=-1, keepdims=True)
@@ -53,7 +55,7 @@ def _top(scores: mx.array, count: int) -> mx.array:
 
 
 def _nucleus(scores: mx.array, mass: float) -> mx.array:
-    """The likeliest tokens that together have at least `mass`, the others ruled out."""
+    """Keep the likeliest tokens that together have at least `mass`, and rule out the others."""
     if mass >= 1:
         return scores
     chances = mx.softmax(scores, axis=-1)

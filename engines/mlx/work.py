@@ -1,4 +1,4 @@
-"""One prompt on its way through an MLX model: what its caller asked for, and the queue on which it gets the outputs."""
+"""One prompt on its way through an MLX model: the caller's request, and the queue on which it receives the outputs."""
 
 import queue
 import threading
@@ -21,23 +21,25 @@ from messages.kv import KVCache, KVLayout, Record
 _POLL_S = 0.2  # how long a cancelled caller may wait; every look takes processor time from the model
 _TOKENS_PER_PUT = 16
 _begin_computing: Any = mx.async_eval
-# Before 0.32, sequences get each other's processors once a sequence without any has left the batch.
+# Before 0.32, once a sequence without processors has left the batch, sequences get each other's processors.
 _PROCESS_ALL = not hasattr(mlx_generate, "StopSequences")
 
-Token = tuple[int, str]  # id, and why the answer ends with it: "stop" (not part of the answer), "length" or ""
+# Id, and why the answer ends here: "stop" (the token is not part of the answer), "length" or "".
+Token = tuple[int, str]
 Output = Record | list[Token] | PrefillReport | KvasirError
 
 
 class PromptWork(ABC):
-    """One prompt on its way through the model. Made by a caller, who takes its outputs; the loop does the rest."""
+    """One prompt on its way through the model. A caller creates it and takes its outputs, and the loop does the
+    rest."""
 
     def __init__(self, tokens: Sequence[int], prefix_cache: KVCache | None, to_feed: int) -> None:
-        """`to_feed`: how many of the tokens the cache is to hold when the prompt is done."""
+        """`to_feed`: how many tokens the cache should hold when the prompt is done."""
         self.tokens = list(tokens)
         self.to_feed = to_feed
         self.prefix_cache = prefix_cache
-        self.fork: list[mlx_kv.CacheState] | None = None  # `prefix_cache` as arrays, once somebody has made them
-        self.is_abandoned = False  # set by the caller, who has stopped listening
+        self.fork: list[mlx_kv.CacheState] | None = None  # `prefix_cache` as arrays, once a decode has made them
+        self.is_abandoned = False  # set by the caller when it stops listening
         self.caches: list[Any] = []
         self.position = 0  # tokens in the cache
         self.evaluated_tokens = 0  # prompt tokens that the model was given
@@ -45,12 +47,12 @@ class PromptWork(ABC):
 
     @abstractmethod
     def on_chunk(self) -> None:
-        """Another chunk is on its way into the cache."""
+        """Called when another chunk is on its way into the cache."""
 
     def begin(self, caches: list[Any], layout: KVLayout | None) -> None:
-        """Take new caches, and put what was transferred into them. Raises KVTransferFailed."""
+        """Take new caches, and load the transferred cache into them. Raises KVTransferFailed."""
         if self.prefix_cache is not None:
-            assert layout is not None  # else the engine has refused it
+            assert layout is not None  # the engine has refused it otherwise
             if self.fork:
                 mlx_kv.set_states(caches, self.fork)
             else:
@@ -58,15 +60,15 @@ class PromptWork(ABC):
                 if self.fork is not None:
                     self.fork += mlx_kv.states(caches)
             self.position = self.prefix_cache.num_tokens
-            self.prefix_cache = None  # its memory is not needed any more
+            self.prefix_cache = None  # its memory is no longer needed
         self.caches = caches
 
     def put(self, output: Output) -> None:
-        """Hand something to the caller."""
+        """Send an output to the caller."""
         self._outputs.put(output)
 
     def next_output(self, stop: threading.Event | None) -> Output:
-        """The next output; raises what the loop reports, or Cancelled."""
+        """The next output. Raises the loop's error, or Cancelled."""
         while True:
             if stop is not None and stop.is_set():
                 raise Cancelled("cancelled in the engine")
@@ -80,7 +82,7 @@ class PromptWork(ABC):
 
 
 class PrefillWork(PromptWork):
-    """Puts each Block, the Window if there is one, and the PrefillReport."""
+    """Sends each Block, the Window if there is one, and the PrefillReport."""
 
     def __init__(self, tokens: Sequence[int], prefix_cache: KVCache | None, layout: KVLayout, first: int) -> None:
         super().__init__(tokens, prefix_cache, len(tokens))
@@ -95,7 +97,7 @@ class PrefillWork(PromptWork):
         super().begin(caches, layout)
 
     def on_chunk(self) -> None:
-        """Have MLX compute the chunk, and meanwhile put the blocks of the one before it."""
+        """Start computing the chunk, and meanwhile send the blocks of the previous one."""
         partial_tokens = self.position % self.layout.block_tokens if self.position < self.to_feed else 0
         start, end = self._export_position, self.position - partial_tokens
         rows = [mlx_kv.rows(self.caches, self.layout, start, end)] if end > start else []
@@ -105,7 +107,7 @@ class PrefillWork(PromptWork):
             self._computing, self._export_position = (rows[0], start), end
 
     def finish(self) -> None:
-        """Put what is left."""
+        """Send what is left."""
         self._put_computed()
         for record in mlx_kv.snapshot(self.caches, self.layout, self.position):
             self.put(record)
@@ -126,10 +128,10 @@ class PrefillWork(PromptWork):
 
 
 class DecodeWork(PromptWork):
-    """Puts lists of Tokens. `evaluated_tokens` is final when the first one is out.
+    """Sends lists of Tokens. `evaluated_tokens` is final when the first token is sent.
 
-    `eager`: each token at once, for callers who look at the text while it grows. The others get the first one, and
-    then 16 together: each time one is passed on a thread wakes, and eight of those at each step slow the steps down.
+    `eager`: send each token at once, for callers that stream the text. Other callers get the first token, and then 16
+    together. Each message wakes a thread, and eight of these wakeups at each step would slow the steps down.
     """
 
     def __init__(
@@ -141,7 +143,7 @@ class DecodeWork(PromptWork):
         constraint: Constraint | None,
         eager: bool,
     ) -> None:
-        super().__init__(tokens, prefix_cache, len(tokens) - 1)  # the batch begins with the last
+        super().__init__(tokens, prefix_cache, len(tokens) - 1)  # the batch starts with the last token
         self.max_tokens = max_tokens
         self.sampler = sampler
         self.constraint = constraint
@@ -149,14 +151,14 @@ class DecodeWork(PromptWork):
         self._has_begun = False
         self._eager = eager
         self._token_buffer: list[Token] = []
-        self._buffer_size = 1  # the first one goes at once
+        self._buffer_size = 1  # the first token is sent at once
 
     def on_chunk(self) -> None:
-        """Wait for it, so that no more than one chunk is ever under way."""
+        """Wait for the chunk, so that at most one is ever under way."""
         mx.eval(mlx_kv.arrays(self.caches))
 
     def put_token(self, token: int, reason: str) -> None:
-        """Another token; with a `reason`, the last."""
+        """Add a token. With a `reason` it is the last one."""
         self._token_buffer.append((token, reason))
         if reason or len(self._token_buffer) >= self._buffer_size:
             self.put(self._token_buffer)
@@ -165,20 +167,20 @@ class DecodeWork(PromptWork):
 
     @property
     def processors(self) -> list[Callable[[mx.array, mx.array], mx.array]]:
-        """The processors of this sequence's logits in the batch."""
+        """The processors for this sequence's logits in the batch."""
         if self.constraint is not None:
             return [self._apply_constraint]
         return [lambda context, logits: logits] if _PROCESS_ALL else []
 
     def _apply_constraint(self, context: mx.array, logits: mx.array) -> mx.array:
-        """Rule out what the schema doesn't allow; the context ends with the token sampled last."""
+        """Rule out tokens that the schema doesn't allow. The context ends with the token sampled last."""
         assert self.constraint is not None
         try:
             if self._has_begun:
                 self.constraint.accept(np.asarray(context[-1:]).item())
             self._has_begun = True
             mask = mx.array(self.constraint.compute_mask())
-        except InvalidSchema as error:  # raised here, it would end the whole batch
+        except InvalidSchema as error:  # raising it here would end the whole batch
             self.failure = error
             return logits
         return mx.where(mask, logits, mx.array(-mx.inf, logits.dtype))

@@ -1,12 +1,13 @@
-"""Ollama as an engine: it decodes by URL and hands nothing over, because no request gives or takes a KV cache.
+"""Ollama as an engine: it decodes through a server and transfers nothing, because its API has no requests for KV
+caches.
 
 `weights` is `http://host:11434/MODEL`, or `ollama:MODEL` for the server that OLLAMA_HOST names, else this machine's.
-Its jobs pass the prefill stage as text: Ollama renders the template and tokenizes. The options that Ollama would fill
-in by itself (repeat_penalty 1.1 among them) are set to what leaves the model's distribution alone, so that a job's
-sampling means here what it means in every engine.
+Its jobs pass the prefill stage as text, because Ollama renders the template and tokenizes. Options that Ollama would
+set by itself (such as repeat_penalty 1.1) are set to values that don't change the model's distribution. So a job's
+sampling means the same as in every other engine.
 
-A prompt that doesn't fit is an error. Servers since 0.12.6 are told so in the request; older ones cut it to the
-context's length and answer, which their count of prompt tokens shows.
+A prompt that doesn't fit is an error. Since 0.12.6 the request can tell this to the server. Older servers cut the
+prompt to the context's length and still answer, which is detected by their count of prompt tokens.
 """
 
 import json
@@ -43,15 +44,16 @@ from messages.jobs import Part, Sampling
 
 _log = logging.getLogger(__name__)
 
-KEEP_ALIVE = "60m"  # stays loaded between jobs; Ollama's own 5 minutes would unload it in a quiet spell
+# Keeps the model loaded between jobs; with Ollama's default of 5 minutes it would be unloaded in quiet times.
+KEEP_ALIVE = "60m"
 _NEUTRAL = {"min_p": 0.0, "typical_p": 1.0, "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-_MARKS = (3, 4)  # token types of GGUF: control, and user-defined, which is cut out of any text as well
+_MARKS = (3, 4)  # token types of GGUF: control, and user-defined, which is also matched in any text
 _PRINTS_SYSTEM = re.compile(r"""\.System\b|"system"|\.Role\s*-?\}\}""")
 _STOP_LINE = re.compile(r"^stop\s+(\".*\"|\S+)\s*$", re.MULTILINE)
 
 
 def open_engine(options: EngineOptions) -> "OllamaEngine":
-    """Find the server and the model, and have it loaded. Raises ConfigError, saying what to do."""
+    """Find the server and the model, and have it loaded. Raises ConfigError, which says what to do."""
     host, model = parse_weights(options.weights)
     server = OllamaServer(host)
     with closed_on_failure(server):
@@ -89,7 +91,7 @@ def _describe_model(server: OllamaServer, model: str) -> ollama.ShowResponse:
 
 
 class OllamaEngine(TextOnly[OllamaServer]):
-    """`DecodesText`; the prefill half passes every job through."""
+    """Implements `DecodesText`. Its prefill half passes every job through."""
 
     def __init__(
         self, server: OllamaServer, model: str, description: ollama.ShowResponse, options: EngineOptions
@@ -119,7 +121,7 @@ class OllamaEngine(TextOnly[OllamaServer]):
         on_text: Callable[[str], None] | None = None,
         stop: threading.Event | None = None,
     ) -> Answer:
-        """See DecodesText. Raises ContextExceeded for a prompt that was cut, too, which is known only at the end."""
+        """See DecodesText. Also raises ContextExceeded for a prompt that was cut, which is known only at the end."""
         start = time.monotonic()
         if self._drops_system and any(part.role == "system" for part in prompt):
             raise InvalidPrompt(f"the chat template that Ollama has for {self._model} prints no system message")
@@ -153,7 +155,7 @@ class OllamaEngine(TextOnly[OllamaServer]):
             "top_k": sampling.top_k,
             "seed": sampling.seed % RANDOM_SEED,
         }
-        if words:  # they would take the place of the model's own
+        if words:  # the request's stop words would replace the model's own
             options["stop"] = [*self._stops, *words]
         texts = [(message, self._break_up(message.text)) for message in self._messages(prompt)]
         request: dict[str, Any] = {"model": self._model, "options": options}
@@ -171,7 +173,7 @@ class OllamaEngine(TextOnly[OllamaServer]):
     def _check_complete(
         self, prompt: Sequence[Part], sampling: Sampling, last: ollama.ChatResponse | None
     ) -> tuple[int, str]:
-        """(prompt tokens, finish reason) of an answer to the whole prompt, from its last event."""
+        """(prompt tokens, finish reason) of an answer to the whole prompt, from the stream's last event."""
         reason = str(last.done_reason) if last and last.done else "no end"
         if last is None or reason not in FINISH_REASONS:
             raise EngineUnavailable(f"Ollama ended its answer early ({reason}): was the model unloaded?")
@@ -180,7 +182,7 @@ class OllamaEngine(TextOnly[OllamaServer]):
         return prompt_tokens, reason
 
     def _warm_up(self) -> float:
-        """Have the model loaded with our context, and a text counted: letters per token."""
+        """Have the model loaded with our context, and count a text. Returns letters per token."""
         text = new_sample()
         options = _NEUTRAL | {"num_ctx": self._context, "num_predict": 1, "temperature": 0}
         response = self._server.generate(
@@ -204,23 +206,24 @@ class OllamaEngine(TextOnly[OllamaServer]):
 
 
 def model_stops(parameters: str) -> list[str]:
-    """The stop words among a model's own parameters, as `show` prints them: `stop    "<|im_end|>"` a line."""
+    """The stop words among a model's own parameters. `show` prints them as lines such as `stop "<|im_end|>"`."""
     return [json.loads(word) if word.startswith('"') else word for word in _STOP_LINE.findall(parameters)]
 
 
 def drops_system(description: ollama.ShowResponse) -> bool:
-    """Whether Ollama would leave out a system message without a word: the template prints the user's alone.
+    """Whether Ollama would silently leave out a system message, because the template prints only the user's.
 
-    A model with a renderer of Ollama's own has a template that says nothing.
+    For a model with one of Ollama's own renderers the template says nothing about this.
     """
     template = description.template or ""
     return bool(template) and not _PRINTS_SYSTEM.search(template) and "RENDERER " not in (description.modelfile or "")
 
 
 def mark_breaker(info: Mapping[str, Any]) -> Callable[[str], str]:
-    """A function that breaks up every control token spelled in a text; Ollama would take it for one.
+    """A function that breaks up every control token spelled in a text, because Ollama would treat it as one.
 
-    By the model's vocabulary; where the server doesn't tell that, by what such tokens look like in known families.
+    It uses the model's vocabulary. If the server doesn't show that, it uses the form of such tokens in known model
+    families.
     """
     tokens, kinds = (info.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
     if not isinstance(tokens, list) or not isinstance(kinds, list):
@@ -255,5 +258,5 @@ def _trained_context(description: ollama.ShowResponse) -> int:
 
 
 def _full_name(model: str) -> str:
-    """A name with its tag: `m` is `m:latest`."""
+    """A model's name with its tag: `m` becomes `m:latest`."""
     return model if ":" in model.rpartition("/")[2] else f"{model}:latest"

@@ -1,4 +1,4 @@
-"""Speaks with an Ollama server through its own client."""
+"""Talks to an Ollama server through Ollama's own client."""
 
 import json
 import threading
@@ -14,7 +14,7 @@ from messages.errors import ContextExceeded, EngineUnavailable, InvalidSchema, K
 _NOT_FOUND = 404
 _UNCUT = {"truncate": False, "shift": False}
 _EXTRA_FIELDS = {"chat": _UNCUT, "generate": _UNCUT, "show": {"verbose": True}}
-# What Ollama and the llama-server below it say of a prompt that does not fit, and of a schema that is none.
+# Words in the errors of Ollama and its llama-server about a prompt that does not fit, and about an invalid schema.
 _TOO_LONG = ("exceed_context_size", "exceeds the context", "exceeds the available context", "longer than the context")
 _NO_SCHEMA = ("grammar", "schema", "invalid format")
 
@@ -33,8 +33,9 @@ class OllamaServer(RemoteServer):
     disconnect_errors = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 
     def __init__(self, host: str) -> None:
-        """`host` is a URL, or "" for what OLLAMA_HOST says, else this machine."""
-        # No read time-out: loading and a long prompt are silent for minutes; the caller's stop event ends them.
+        """`host` is a URL. "" means the server in OLLAMA_HOST, otherwise this machine's."""
+        # There is no read time-out, because loading and long prompts are silent for minutes. The caller's stop event
+        # ends them.
         timeout = httpx.Timeout(None, connect=CONNECT_S)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=IDLE_S)
         transport = _NeverCut(limits=limits, trust_env=False)
@@ -47,7 +48,7 @@ class OllamaServer(RemoteServer):
         return sorted(str(entry.model) for entry in self._call(self._client.list).models)
 
     def show(self, model: str) -> ollama.ShowResponse:
-        """What the server says about a model."""
+        """The server's description of a model."""
         description: ollama.ShowResponse = self._call(lambda: self._client.show(model))
         return description
 
@@ -56,12 +57,13 @@ class OllamaServer(RemoteServer):
         return list(self._call(self._client.ps).models)
 
     def generate(self, **request: Any) -> ollama.GenerateResponse:
-        """An answer at once; `request` as for the client's `generate`."""
+        """A complete answer. `request` has the arguments of the client's `generate`."""
         answer: ollama.GenerateResponse = self._call(lambda: self._client.generate(**request))
         return answer
 
     def chat(self, stop: threading.Event | None = None, **request: Any) -> Iterator[ollama.ChatResponse]:
-        """An answer piece by piece; `request` as for the client's `chat`, or its `generate` with a `prompt`."""
+        """An answer piece by piece. `request` has the arguments of the client's `chat`, or with a `prompt` those of its
+        `generate`."""
         return self._receive(lambda: self._pieces(request), stop)
 
     async def _pieces(self, request: dict[str, Any]) -> AsyncIterator[Any]:
@@ -83,7 +85,8 @@ class OllamaServer(RemoteServer):
         return EngineUnavailable(f"Ollama at {self.host} answered {error.status_code}: {message:.300}")
 
     def _is_gone(self, error: BaseException) -> bool:
-        return isinstance(error, (httpx.TransportError, ConnectionError))  # the latter is the client's own
+        # ConnectionError is raised by the client itself.
+        return isinstance(error, (httpx.TransportError, ConnectionError))
 
     async def _probe(self) -> Any:
         await self._client.ps()
@@ -99,9 +102,9 @@ def _as_chat(piece: ollama.GenerateResponse) -> ollama.ChatResponse:
 
 
 class _NeverCut(httpx.AsyncHTTPTransport):
-    """Adds fields that the client (0.6) doesn't know. By default the server drops the middle of a prompt that doesn't
-    fit, and the beginning of one that its answer outgrows, and answers with status 200; and `show` keeps the model's
-    vocabulary to itself."""
+    """Adds fields that the client (0.6) doesn't know. Without them the server drops the middle of a prompt that doesn't
+    fit, or the beginning of one whose answer grows too long, and still answers with status 200; and `show` doesn't
+    include the model's vocabulary."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         extra_fields = _EXTRA_FIELDS.get(request.url.path.rpartition("/api/")[2])
@@ -113,14 +116,14 @@ class _NeverCut(httpx.AsyncHTTPTransport):
         request.headers["accept-encoding"] = "identity"
         response = await super().handle_async_request(request)
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise EngineUnavailable("Ollama answers in another form than was asked for: compressed")
+            raise EngineUnavailable("Ollama sent a compressed answer, which was not asked for")
         by_lines = "ndjson" in response.headers.get("content-type", "")
         response.stream = _Bounded(response.stream, by_lines)
         return response
 
 
 class _Bounded(httpx.AsyncByteStream):
-    """A body that ends with an error where it is longer than any answer is."""
+    """A response body that raises an error when it is longer than any answer may be."""
 
     def __init__(self, stream: Any, by_lines: bool) -> None:
         self._stream = stream

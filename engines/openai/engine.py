@@ -1,10 +1,10 @@
-"""Any server of OpenAI's chat completions as an engine: text goes in and comes out, and no KV cache.
+"""Any server with OpenAI's chat completions API as an engine: text goes in and out, without KV caches.
 
 `weights` is `http://HOST:PORT/v1/MODEL`: the server's base URL, and after `/v1/` the model by the server's own name.
 Its jobs pass the prefill stage as text: the server renders the template and tokenizes.
 
-Servers differ in what they know. At the start they are sent every field once; those that a server refuses by name are
-not sent to it again.
+Servers support different fields. At the start every field is sent once, and fields that the server refuses by name are
+not sent again.
 """
 
 import json
@@ -25,7 +25,7 @@ from messages.jobs import Part, Sampling
 _log = logging.getLogger(__name__)
 
 _SHAPE = re.compile(r"(https?://[^/?#@\s]+(?:/[^?#\s]*?)?/v\d+)/(\S+)")
-# What a server may refuse, and do without.
+# Fields that a server may refuse and that the engine can do without.
 _OPTIONAL = ("response_format", "stream_options", "seed", "top_k", "min_p", "repetition_penalty")
 _KEY_REFUSED = (401, 403)
 _CONTEXT_FIELDS = ("max_model_len", "context_length", "max_context_length", "context_window")
@@ -34,7 +34,7 @@ _KEY = "set KVASIR_API_KEY, or api_key_file in the model's table"
 
 
 def open_engine(options: EngineOptions) -> "OpenAIEngine":
-    """Find the server and the model, and try it. Raises ConfigError, saying what to do."""
+    """Find the server and the model, and test it. Raises ConfigError, which says what to do."""
     base, model = parse_weights(options.weights)
     server = OpenAIServer(base, options.api_key, options.allow_external)
     with closed_on_failure(server):
@@ -47,7 +47,8 @@ def open_engine(options: EngineOptions) -> "OpenAIEngine":
 
 
 def look_up(options: EngineOptions) -> tuple[str, bool]:
-    """(host if it is outside, else ""; whether the server lists the model: some list none).
+    """(the host if it is outside private networks, else ""; whether the server lists the model, because some servers
+    list none).
 
     Raises ConfigError if the server is not there, refuses the key, or has other models.
     """
@@ -75,7 +76,7 @@ def parse_weights(weights: str) -> tuple[str, str]:
 
 
 def startup_error(error: EngineUnavailable, with_key: bool) -> ConfigError:
-    """The error of an engine that can't start, with what to do."""
+    """The error for an engine that can't start, with what to do about it."""
     if isinstance(error, Outside):
         return ConfigError(f"{error} in the model's table")
     if isinstance(error, RequestRefused) and error.status in _KEY_REFUSED:
@@ -102,7 +103,7 @@ def find_model(server: OpenAIServer, model: str) -> dict[str, Any]:
 
 
 class OpenAIEngine(TextOnly[OpenAIServer]):
-    """`DecodesText`; the prefill half passes every job through."""
+    """Implements `DecodesText`. Its prefill half passes every job through."""
 
     def __init__(self, server: OpenAIServer, model: str, model_entry: dict[str, Any], options: EngineOptions) -> None:
         super().__init__(
@@ -131,7 +132,8 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
         on_text: Callable[[str], None] | None = None,
         stop: threading.Event | None = None,
     ) -> Answer:
-        """See DecodesText. Waits as long as a busy server (429) asks for. Counts that it does not tell are 0."""
+        """See DecodesText. If the server is busy (429), waits as long as it asks. Counts that it does not report are
+        0."""
         start = time.monotonic()
         self._check_capacity(sampling)
         reading = _AnswerReader(start, on_text)
@@ -179,7 +181,7 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
         return {name: value for name, value in request.items() if name not in self._refused_fields}
 
     def _warm_up(self) -> None:
-        """Have a text counted (letters per token), and see which fields the server refuses."""
+        """Count a text (letters per token), and see which fields the server refuses."""
         text = new_sample()
         sampling = Sampling(max_tokens=1, temperature=0, json_schema=json.dumps(_PROBE))
         while True:
@@ -196,7 +198,7 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
             return
 
     def _drop_field(self, refusal: RequestRefused, request: dict[str, Any]) -> None:
-        """The field that a refusal names is not sent again. Raises the refusal if it names none."""
+        """Stop sending the field that a refusal names. Raises the refusal if it names none."""
         refusal_text = f"{refusal.param} {refusal.message}"
         field = next((name for name in _OPTIONAL if name in request and name in refusal_text), "")
         if refusal.status not in (400, 422) or not field:
@@ -208,7 +210,7 @@ class OpenAIEngine(TextOnly[OpenAIServer]):
 
 
 class _AnswerReader(StreamedText):
-    """Reads an answer from its events."""
+    """Reads an answer from the stream's events."""
 
     prompt_tokens = 0
     completion_tokens = 0
@@ -234,7 +236,8 @@ class _AnswerReader(StreamedText):
         self.add(piece)
 
     def finish_reason(self) -> str:
-        """Raises EngineUnavailable if the answer was cut off, InvalidPrompt if it was withheld."""
+        """The finish reason. Raises EngineUnavailable if the answer was cut off, and InvalidPrompt if it was
+        withheld."""
         if self._reason == "content_filter":
             raise InvalidPrompt("the server withheld its answer (content_filter)")
         if self._reason not in FINISH_REASONS:
@@ -243,7 +246,7 @@ class _AnswerReader(StreamedText):
 
 
 def _context_in(model_entry: dict[str, Any]) -> int:
-    """Tokens of context by the server's own account (vLLM, SGLang, llama.cpp, …); 0 if it does not say."""
+    """The context in tokens that the server reports (vLLM, SGLang, llama.cpp and others); 0 if it reports none."""
     meta = model_entry.get("meta")
     lengths = [model_entry.get(name) for name in _CONTEXT_FIELDS] + [meta.get("n_ctx") if isinstance(meta, dict) else 0]
     return next((value for value in lengths if isinstance(value, int) and value > 0), 0)

@@ -6,7 +6,7 @@ from engines.entry import EngineEntry, EngineOptions
 
 class _OpenAI(EngineEntry):
     def check(self, options: EngineOptions) -> tuple[str, str]:
-        """Whether the server is there, takes the key, and has the model."""
+        """Checks that the server is there, accepts the key, and has the model."""
         from engines.openai.engine import look_up
 
         external_host, is_listed = look_up(options)

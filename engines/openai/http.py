@@ -1,4 +1,4 @@
-"""Speaks OpenAI's chat completions with a server."""
+"""Talks to a server with OpenAI's chat completions API."""
 
 import asyncio
 import ipaddress
@@ -23,14 +23,14 @@ from messages.errors import ContextExceeded, EngineUnavailable, InvalidPrompt, I
 
 _log = logging.getLogger(__name__)
 
-_END_S = 0.5  # within which a stream ends after its last event
-_LONGEST_WAIT_S = 600.0  # a server that asks for more is away
+_END_S = 0.5  # how long a stream may take to end after its last event
+_LONGEST_WAIT_S = 600.0  # a server that asks to wait longer counts as away
 _TOO_LONG = ("context length", "context size", "context_length", "maximum context", "too long", "a context of")
 _NO_SCHEMA = ("grammar", "schema", "response_format")
 _PERMANENT_STATUSES = (400, 413, 422)
-_UNAVAILABLE_STATUSES = (502, 503, 504)  # a proxy's words for a server that is away, or a server's while it loads
+_UNAVAILABLE_STATUSES = (502, 503, 504)  # from a proxy whose server is away, or from a server that is loading
 
-# Where prompts may go without being asked: this machine, and private networks.
+# Networks to which prompts may be sent without permission: this machine, and private networks.
 _INSIDE = [
     ipaddress.ip_network(network)
     for network in (
@@ -52,11 +52,11 @@ class RequestRefused(EngineUnavailable):
 
 
 class NoModelList(EngineUnavailable):
-    """The server answered, but lists no models. mlx_lm.server does so on a machine without a cache of the hub."""
+    """The server answered, but lists no models. mlx_lm.server does this on a machine without a hub cache."""
 
 
 class Outside(EngineUnavailable):
-    """The server is outside private networks, and nobody has allowed that."""
+    """The server is outside private networks, and allow_external is not set."""
 
 
 class _Busy(Exception):
@@ -75,7 +75,7 @@ class OpenAIServer(RemoteServer):
     disconnect_errors = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 
     def __init__(self, base: str, api_key: str, allow_external: bool) -> None:
-        """`base` is the URL up to and with `/v1`. The key is sent there and shown nowhere."""
+        """`base` is the URL up to and including `/v1`. The key is sent only there, and never shown."""
         self.host = base
         self._key = api_key
         self._may_be_called = allow_external or (is_fixed_address(base) and not outside(base))
@@ -87,9 +87,9 @@ class OpenAIServer(RemoteServer):
         return [entry for entry in self._call(self._probe) if isinstance(entry, dict)]
 
     def chat(self, body: dict[str, Any], stop: threading.Event | None = None) -> Iterator[dict[str, Any]]:
-        """The answer's events; `prompt` in place of `messages` is continued as it stands.
+        """The events of an answer. A `prompt` in place of `messages` is continued as it stands.
 
-        A server that is busy (429) is asked again when it says.
+        If the server is busy (429), it is asked again after the time that it states.
         """
         return self._receive(lambda: self._events_with_retry(body), stop)
 
@@ -132,7 +132,7 @@ class OpenAIServer(RemoteServer):
                 if value.strip() == b"[DONE]":
                     break
                 yield self._event(value)
-            # Read to its end, the connection serves the next request too.
+            # A response that was read to its end lets the connection serve the next request.
             with suppress(TimeoutError, EngineUnavailable):
                 async with asyncio.timeout(_END_S):
                     await self._read(response)
@@ -142,20 +142,21 @@ class OpenAIServer(RemoteServer):
         return b"".join([piece async for piece in pieces])
 
     def _open_session(self) -> aiohttp.ClientSession:
-        """The session; it belongs to the loop on which the requests run."""
+        """The session. It belongs to the event loop on which the requests run."""
         if self._session is None:
             secure = ssl.create_default_context(cafile=certifi.where())
-            # Names are looked up again each time, as `_check_place` does.
+            # Names are resolved again for each request, as `_check_place` does.
             connector = aiohttp.TCPConnector(limit=0, ssl=secure, keepalive_timeout=IDLE_S, use_dns_cache=False)
             key_header = {"Authorization": f"Bearer {self._key}"} if self._key else {}
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 headers={"Accept-Encoding": "identity", **key_header},
-                auto_decompress=False,  # a thousand times as much may come out of what was counted
-                # No read time-out: loading and a long prompt are silent for minutes; the caller's stop event ends them.
+                auto_decompress=False,  # the counted bytes may decompress to a thousand times as many
+                # There is no read time-out, because loading and long prompts are silent for minutes. The caller's stop
+                # event ends them.
                 timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                # No proxy of the environment's, and no redirect is followed: prompts go to this address and no other.
+                # No proxy from the environment is used and no redirect is followed, so prompts go only to this address.
                 trust_env=False,
             )
         return self._session
@@ -190,7 +191,7 @@ class OpenAIServer(RemoteServer):
         raise self._refusal(status, body)
 
     def _refusal(self, status: int, body: Any) -> RequestRefused:
-        """Servers write {"error": {"message"}}, {"error": "…"}, {"message"} or {"detail"}; or no JSON at all."""
+        """Servers answer with {"error": {"message"}}, {"error": "…"}, {"message"}, {"detail"}, or no JSON at all."""
         error = body.get("error", body) if isinstance(body, dict) else body
         message = (error.get("message") or error.get("detail")) if isinstance(error, dict) else error
         param = str(error.get("param") or "") if isinstance(error, dict) else ""
@@ -198,7 +199,7 @@ class OpenAIServer(RemoteServer):
         return RequestRefused(self.host, status, text.replace(self._key, "***") if self._key else text, param)
 
     async def _check_place(self) -> None:
-        """Before each request to a name: it may lead elsewhere than it did."""
+        """Runs before each request to a host name, which may now resolve to another address than before."""
         if not self._may_be_called and (external_host := await asyncio.to_thread(outside, self.host)):
             raise Outside(
                 f"{external_host} is outside private networks, or can't be found: no prompt goes there unless "
@@ -224,7 +225,7 @@ class OpenAIServer(RemoteServer):
 
 
 def permanent_error(refusal: RequestRefused) -> KvasirError:
-    """The job's error of a refusal that asking again would not change; the refusal itself if it might."""
+    """The job's error for a refusal that would come again; the refusal itself if another attempt may succeed."""
     if refusal.status not in _PERMANENT_STATUSES:
         return refusal
     if any(word in f"{refusal.message} {refusal.param}".lower() for word in _NO_SCHEMA):
@@ -233,14 +234,14 @@ def permanent_error(refusal: RequestRefused) -> KvasirError:
 
 
 def _error_text(error: BaseException) -> str:
-    """Without what aiohttp's own words have besides: a TLS context's address in memory, the URL again."""
+    """The error's text, without what aiohttp adds: the memory address of a TLS context, and the URL again."""
     cause = getattr(error, "os_error", error)
     text = getattr(cause, "strerror", "") or getattr(cause, "message", "") or str(cause) or type(cause).__name__
     return " ".join(str(text).split())
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """As they are complete, without their ends; aiohttp's own have another greatest length."""
+    """Lines as they are completed, without line ends. aiohttp's own reader has another length limit."""
     rest = b""
     async for piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
@@ -250,7 +251,7 @@ async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _seconds(retry_after: str) -> float | None:
-    """The seconds that a Retry-After asks for: a number, or a date."""
+    """The seconds in a Retry-After header, which holds a number or a date."""
     try:
         return max(0.0, float(retry_after))
     except ValueError:
@@ -262,9 +263,11 @@ def _seconds(retry_after: str) -> float | None:
 
 
 def outside(url: str) -> str:
-    """The host of a URL if it is outside, "" if it is inside. A name is where all of its addresses are.
+    """The host of a URL if it is outside private networks, "" if it is inside. A name is inside only if all of its
+    addresses are.
 
-    A name without an address is inside if its ending is kept for private networks. Blocks while it looks names up.
+    A name without an address is inside if its ending is reserved for private networks. This call blocks while names are
+    resolved.
     """
     host = urlsplit(url).hostname or ""
     try:
@@ -277,7 +280,7 @@ def outside(url: str) -> str:
 
 
 def is_fixed_address(url: str) -> bool:
-    """Whether its host is an address or `localhost`: where it is needs no looking up, and won't change."""
+    """Whether the URL's host is an address or `localhost`, which needs no name lookup and does not change."""
     host = urlsplit(url).hostname or ""
     return host == "localhost" or host.replace(".", "").isdigit() or ":" in host
 

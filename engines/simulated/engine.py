@@ -1,10 +1,10 @@
-"""An engine without a model: synthetic KV caches of true size, deterministic text, rates to order.
+"""An engine without a model: synthetic KV caches of realistic size, deterministic text, and configurable rates.
 
 For tests, benchmarks and planning. A KV cache's bytes follow from the chain of its tokens, and decode checks every
 one of them: a foreign, swapped or damaged block is a failed KV transfer here, as it would be a wrong answer elsewhere.
 `weights` is a list of settings, all optional:
 
-    sim:prefill=2000,decode=60,scale=0.01,layers=4,kv_heads=2,head_dim=16,dtype=bf16,context=32768,answer=200,spread=3,seed=1
+sim:prefill=2000,decode=60,scale=0.01,layers=4,kv_heads=2,head_dim=16,dtype=bf16,context=32768,answer=200,spread=3,seed=1
 
 prefill: tokens/s of the machine; decode: tokens/s of each slot; scale: seconds slept for each simulated one (0: as fast
 as it goes); answer: mean tokens of an answer; spread: the longest is so many times the shortest; seed: which "weights"
@@ -80,13 +80,13 @@ class SimulatedModel:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Tokens of the shortest and of the longest answer."""
+        """The token counts of the shortest and the longest answer."""
         shortest = 2 * self.answer / (1 + self.spread)
         return max(1, int(shortest)), max(1, int(shortest * self.spread))
 
     @property
     def fingerprint(self) -> str:
-        """Names the KV family: shapes and seed; machines of different rates share it."""
+        """A hash that names the KV family, from shapes and seed. Machines with different rates share it."""
         family = f"simulated/1/{self.layers}/{self.kv_heads}/{self.head_dim}/{self.dtype}/{self.seed}"
         family += f"/{self.recurrent}" if self.recurrent else ""
         return "sim-" + hashlib.blake2b(family.encode(), digest_size=12).hexdigest()
@@ -126,14 +126,14 @@ class SimulatedEngine:
         self._closed = threading.Event()
         self._prefill_slots = threading.Semaphore(model.batch)
         self._slots = threading.Semaphore(options.slots)
-        # Random bits of one token's K and V in all layers, as unsigned integers of the dtype's width.
+        # Random bits for one token's K and V in all layers, as unsigned integers of the dtype's width.
         bits = np.dtype(f"<u{self._layout.numpy_type.itemsize}")
         shape, highest = self._layout.block_shape(1), np.iinfo(bits).max
         self._pattern = np.random.default_rng(model.seed).integers(0, highest, shape, dtype=bits, endpoint=True)
         heads, dim = self._layout.kv_heads, self._layout.head_dim
-        # A token's 64 bits as so many words of the dtype's width, repeated over its row.
+        # A token's 64 bits as words of the dtype's width, repeated along its row.
         self._columns = (np.arange(heads * dim) % (8 // bits.itemsize)).reshape(heads, dim)
-        # Clears the sign and the exponent's top bit, so that any bits left are a finite number.
+        # Clears the sign and the exponent's top bit, so that the remaining bits are always a finite number.
         self._finite = bits.type(highest >> 2)
         self.info = EngineInfo(
             engine="simulated",
@@ -151,14 +151,14 @@ class SimulatedEngine:
     def tokenize(self, prompt: Sequence[Part], clock: float) -> TokenizedPrompt:
         """Begin of text, for each message its role's mark and one id for every four characters, an assistant mark.
 
-        A raw prompt has no marks, and an assistant's message at the end is not marked off.
+        A raw prompt has no marks, and an assistant's message at the end gets no mark after it.
         """
         ids, shared_tokens, whole = [_BOS], 0, True
         messages = chat(prompt)
         if messages[0].role == "raw":
             return TokenizedPrompt((_BOS, *_text_ids(messages[0].text)), 0)
         for message in messages:
-            if whole:  # so far all was the class's
+            if whole:  # so far everything belongs to the class
                 shared_tokens = len(ids) + 1 + message.common // CHARS_PER_TOKEN
             whole = whole and message.common == len(message.text)
             ids += (_MARKS[message.role], *_text_ids(message.function + message.text))
@@ -219,7 +219,7 @@ class SimulatedEngine:
             start_time = time.monotonic()
             prompt_s = (evaluated_tokens - 1) / self._model.prefill
             for index, piece in enumerate(pieces, 1):
-                # Where nobody reads along, only the first and the last token's times are seen.
+                # If nobody streams the answer, only the times of the first and the last token matter.
                 if on_text or index in (1, len(pieces)):
                     self._pace(start_time, prompt_s + index / self._model.decode, stop)
                 first_token_s = first_token_s or time.monotonic() - call_time
@@ -249,7 +249,7 @@ class SimulatedEngine:
         return {source.randrange(_VOCABULARY): -0.1 * number - 1 for number in range(TOP)}
 
     def _answer(self, tokens: Sequence[int], sampling: Sampling) -> tuple[str, str]:
-        """Text and finish reason; a text under a schema always closes, whatever max_tokens says."""
+        """Text and finish reason. A text under a schema always closes, whatever max_tokens says."""
         source = random.Random(hash((sampling.seed, *tokens)))  # hash() of integers is the same in every process
         if sampling.json_schema:
             try:
@@ -265,7 +265,7 @@ class SimulatedEngine:
         return text, "length" if length > sampling.max_tokens else "stop"
 
     def _data(self, chain: Array) -> Array:
-        """K and V of the tokens whose chain values are given: the pattern, shifted by each token's 64 bits."""
+        """K and V for the tokens with these chain values: the pattern, shifted by each token's 64 bits."""
         layout = self._layout
         words = np.ascontiguousarray(chain).view(self._pattern.dtype).reshape(len(chain), -1)
         data: Array = self._pattern + words.take(self._columns, axis=1)  # C-contiguous, as blocks are
@@ -278,7 +278,7 @@ class SimulatedEngine:
         return source.standard_normal(self._layout.state_size, np.float32)
 
     def _verify(self, tokens: Sequence[int], cache: KVCache | None, min_evaluated: int = 1) -> int:
-        """The number of tokens that it covers."""
+        """The number of tokens that the cache covers, after checking every byte of it."""
         if cache is None:
             return 0
         cache.require_part_of(len(tokens), min_evaluated=min_evaluated)
@@ -295,7 +295,8 @@ class SimulatedEngine:
         return cache.num_tokens
 
     def _pace(self, start_time: float, simulated_s: float, stop: threading.Event | None) -> None:
-        """Return when `simulated_s` have passed since `start_time`, on the scaled clock; sooner with an error."""
+        """Return when `simulated_s` have passed since `start_time` on the scaled clock; raise an error sooner if there
+        is one."""
         due = start_time + simulated_s * self._model.scale
         self._check_running(stop)
         while (remaining_s := due - time.monotonic()) > 0:
@@ -325,14 +326,14 @@ def _check_model(model: SimulatedModel) -> SimulatedModel:
             f"of {model.layers} layers of the simulated engine {model.recurrent} can't be recurrent: one must attend"
         )
     try:
-        model.layout  # noqa: B018  made for its checks
+        model.layout  # noqa: B018  evaluated only for its checks
     except InvalidMessage as error:
         raise ConfigError(f"weights of the simulated engine: {error}") from None
     return model
 
 
 def _text_ids(text: str) -> tuple[int, ...]:
-    """An id for every four characters: all at once, for a prompt of 1 KiB must cost next to nothing."""
+    """An id for every four characters, computed all at once, because a prompt of 1 KiB must cost next to nothing."""
     utf32 = text.encode("utf-32-le", "surrogatepass")
     pairs = np.frombuffer(utf32 + _NO_CHARACTERS[: -len(utf32) % len(_NO_CHARACTERS)], "<u8")
     ids = pairs[::2] * _ODD[0] + pairs[1::2] * _ODD[1]
@@ -356,7 +357,7 @@ def _chain(tokens: Sequence[int]) -> Array:
 
 
 def _mix(values: Array) -> Array:
-    """In place: each bit of a value depends on most of its bits."""
+    """Mix in place, so that each bit of a value depends on most of its bits."""
     values ^= values >> np.uint64(30)
     values *= _ODD[1]
     values ^= values >> np.uint64(27)

@@ -1,7 +1,7 @@
-"""A JSON text that fits a JSON schema, drawn at random: what the simulated engine answers under a constraint.
+"""Generates a random JSON text that fits a JSON schema. The simulated engine uses it to answer under a constraint.
 
-It knows the keywords that grading schemas use; one that would change what is valid and isn't known here raises
-InvalidSchema, so that a simulated run never claims a constraint it did not keep.
+It knows the keywords that grading schemas use. An unknown keyword that would restrict the answer raises InvalidSchema,
+so that a simulated run never claims to have kept a constraint that it ignored.
 """
 
 import json
@@ -97,7 +97,7 @@ class _Generator:
         properties, required_names = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, Mapping) or not isinstance(required_names, list):
             raise InvalidSchema("properties must be an object and required a list")
-        # Optional ones are left out deep down, so that a schema that refers to itself comes to an end.
+        # At deep levels optional properties are left out, so that a schema that refers to itself ends.
         names = [name for name in properties if name in required_names or (depth < 4 and self._source.random() < 0.8)]
         names += [name for name in required_names if name not in properties]
         return {name: self.value(properties.get(name, True), depth + 1) for name in names}
@@ -110,7 +110,8 @@ class _Generator:
         return prose(self._source, self._length(schema, "Length", 60, 120))
 
     def _length(self, schema: Mapping[str, Any], what: str, usual_most: int, most: int) -> int:
-        """Between the schema's least and most of it; where it states no most, `usual_most`, and never above `most`."""
+        """A length between the schema's minimum and maximum. Without a maximum it is at most `usual_most`, and never
+        more than `most`."""
         low = _bound(schema, f"min{what}", 0)
         high = _bound(schema, f"max{what}", max(low, usual_most))
         if low > high:
@@ -131,7 +132,7 @@ class _Generator:
         open_ended = "exclusiveMinimum" in schema or "exclusiveMaximum" in schema
         if low > high or (open_ended and low == high):
             raise InvalidSchema(f"no number fits between {low} and {high}")
-        # An inner point of the range, so that an exclusive limit is kept too.
+        # A value inside the range, so that exclusive limits are kept too.
         return float(low + (high - low) * self._source.randint(1, 15) / 16)
 
     def _resolve(self, reference: Any) -> Any:
@@ -147,7 +148,8 @@ class _Generator:
 
 
 def prose(source: random.Random, length: int) -> str:
-    """Exactly `length` characters of words; each comes once before one comes again, so that it is no loop."""
+    """Exactly `length` characters of words. All words are used once before any repeats, so that the text doesn't look
+    like a loop."""
     text = ""
     while len(text) < length:
         text += " ".join(source.sample(_WORDS, len(_WORDS))) + " "
@@ -176,7 +178,7 @@ def _bound(schema: Mapping[str, Any], keyword: str, default: int) -> int:
 
 
 def _limits(schema: Mapping[str, Any]) -> tuple[float, float]:
-    """The smallest and largest number, exclusive limits included as if they were not."""
+    """The smallest and largest number; exclusive limits are treated as inclusive ones."""
     limits = {}
     for keyword in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
         value = schema.get(keyword)

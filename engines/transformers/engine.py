@@ -1,8 +1,8 @@
 """PyTorch as an engine, through the transformers library: prefill in chunks on CUDA or CPU; decode as the reference.
 
 `weights` is a Hugging Face model folder, or a hub's OWNER/NAME (see `transformers_model.find_weights`). Blocks leave
-while later chunks are computed; on CUDA their copies run beside the computing. Decode batches nothing: each call goes
-through the model by itself, so it says what the model says, not how fast it could be said.
+while later chunks are computed; on CUDA they are copied in parallel. Decode does not batch: each call runs through the
+model separately. So it is a reference for what the model answers, not for its speed.
 """
 
 import gc
@@ -37,14 +37,14 @@ from messages.jobs import PrefillReport, Sampling
 from messages.kv import KVCache, KVLayout, Record
 
 _log = logging.getLogger(__name__)
-# Large enough to keep a GPU busy, small enough for blocks to leave early.
+# Chunks large enough to keep a GPU busy, and small enough for blocks to leave early.
 _CHUNK_TOKENS = {"cuda": 2048, "cpu": 512}
-# Chunks whose blocks may be on their way while the next one is computed.
+# How many chunks' blocks may be under way while the next chunk is computed.
 _IN_FLIGHT = {"cuda": 1, "cpu": 0}
 
 
 def open_engine(options: EngineOptions) -> "TransformersEngine":
-    """Load a model. Raises ConfigError, saying what to do."""
+    """Load a model. Raises ConfigError, which says what to do."""
     if options.threads:
         torch.set_num_threads(options.threads)
     weights = find_weights(options.weights)
@@ -91,7 +91,7 @@ class TransformersEngine(FolderEngine):
     def close(self) -> None:
         """Calls in progress raise EngineUnavailable. Idempotent."""
         self._closed.set()
-        self._model = None  # a call in progress holds it until it ends
+        self._model = None  # a call in progress keeps it until it ends
         gc.collect()  # the model's hooks refer back to it
         torch.cuda.empty_cache()
 
@@ -173,7 +173,7 @@ class TransformersEngine(FolderEngine):
 
     @contextmanager
     def _slot(self, slots: threading.Semaphore, stop: threading.Event | None) -> Iterator[TorchModel]:
-        """The model, as soon as a slot is free."""
+        """The model, once a slot is free."""
         try:
             with acquire_slot(slots, partial(self._check_running, stop)):
                 model = self._model
@@ -194,19 +194,19 @@ class TransformersEngine(FolderEngine):
     def _remember_run(self, cache: KVCache | None, tokens: Sequence[int], run: ModelRun) -> None:
         """Remember what this thread has computed after an imported cache."""
         layout = self.info.layout
-        # A window or a recurrent state that has moved on can't be taken back.
+        # A window or a recurrent state that has moved on can't be rewound.
         if (source := self._pinned_caches.get(id(cache))) and layout and not (layout.window or layout.state_layers):
             source.runs[threading.get_ident()] = (tokens, run)
 
     def _reusable_run(self, cache: KVCache | None, tokens: Sequence[int]) -> ModelRun | None:
-        """This thread's last computation after this cache, as far as these tokens begin with it."""
+        """This thread's last computation after this cache, cut to the tokens that it shares with these."""
         source = self._pinned_caches.get(id(cache))
         if source is None or threading.get_ident() not in source.runs:
             return None
         run_tokens, run = source.runs.pop(threading.get_ident())
         common = min(common_prefix(run_tokens, tokens), len(tokens) - 1)
         if common < run.length:
-            run.past.crop(common - run.length)  # negative: so many tokens less
+            run.past.crop(common - run.length)  # negative: the number of tokens to remove
         return run
 
     def _split_chunks(self, tokens: Sequence[int]) -> list[Sequence[int]]:
@@ -221,7 +221,8 @@ class TransformersEngine(FolderEngine):
         spans: deque[tuple[int, int]],
         check: Check,
     ) -> Iterator[Copies]:
-        """Compute what `run` lacks of `tokens`, chunk by chunk; the blocks at `spans` as their tokens are done."""
+        """Compute the rest of `tokens` that `run` lacks, chunk by chunk, and yield the blocks at `spans` when their
+        tokens are done."""
         under_way: deque[Copies] = deque()
         for chunk in self._split_chunks(tokens[run.length :]) or [()]:
             model.compute(run, chunk, check)
@@ -233,7 +234,8 @@ class TransformersEngine(FolderEngine):
         yield from under_way
 
     def _read_prompt(self, model: TorchModel, run: ModelRun, tokens: Sequence[int], check: Check) -> Scores:
-        # Cut as prefill cuts: a cold run then computes, bit for bit, what a transferred cache holds.
+        # Chunks are cut as in prefill, so that a cold run computes exactly, bit for bit, what a transferred cache
+        # holds.
         for chunk in self._split_chunks(tokens[run.length : -1]):
             model.compute(run, chunk, check)
         return model.scores(run, tokens[-1:], check)
@@ -247,7 +249,7 @@ class TransformersEngine(FolderEngine):
         constraint: Constraint | None,
         check: Check,
     ) -> Iterator[int]:
-        """At most max_tokens ids, up to one that ends the answer, which is left out."""
+        """At most max_tokens ids, up to one that ends the answer; that one is left out."""
         sampler = Sampler(sampling)
         for count in range(1, sampling.max_tokens + 1):
             token = sampler.choose(
@@ -264,7 +266,7 @@ class TransformersEngine(FolderEngine):
 
 @dataclass(frozen=True, slots=True)
 class _PinnedCache:
-    """A cache that decodes begin with a copy of; by thread, what was computed last after it."""
+    """A cache from which decodes start with a copy, and by thread, what was last computed after it."""
 
     past: DynamicCache
     runs: dict[int, tuple[Sequence[int], ModelRun]] = field(default_factory=dict)

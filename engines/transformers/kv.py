@@ -1,11 +1,11 @@
-"""PyTorch's `past_key_values` to canonical KV blocks and back.
+"""Converts PyTorch's `past_key_values` to canonical KV blocks and back.
 
 A transformers cache keeps, per layer, K and V as (1, kv_heads, tokens, head_dim), K after RoPE in split halves: the
 canonical layout with two axes swapped. A sliding-window layer keeps its last `window - 1` rows only, oldest first, and
 counts apart how many it has seen. A recurrent layer keeps its convolution's last columns, of which the oldest is never
 read again, as (1, channels, columns + 1), and its matrix as (1, heads, key size, value size).
 
-From a CUDA device the copies run on a stream of their own into pinned memory, beside the computing.
+From a CUDA device, copies go into pinned memory on a separate stream, in parallel with computing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ TORCH_TYPES: dict[DType, torch.dtype] = {"f16": torch.float16, "bf16": torch.bfl
 def layout_of(past: DynamicCache) -> KVLayout:
     """The layout of a cache that holds at least one token.
 
-    Raises KVTransferFailed with the reason why such a cache can't be transferred.
+    Raises KVTransferFailed, which says why such a cache can't be transferred.
     """
     recurrent = {index: layer for index, layer in enumerate(past.layers) if type(layer) is LinearAttentionLayer}
     attending = {index: layer for index, layer in enumerate(past.layers) if index not in recurrent}
@@ -51,7 +51,7 @@ def layout_of(past: DynamicCache) -> KVLayout:
 
 
 def restore(past: DynamicCache, cache: KVCache, layout: KVLayout, device: torch.device) -> None:
-    """Fill `past`, which is empty, from a canonical cache: cast once to this model's dtype.
+    """Fill the empty `past` from a canonical cache, cast once to this model's dtype.
 
     Raises KVTransferFailed if the cache has other shapes, or holds inf or nan.
     """
@@ -68,14 +68,16 @@ def restore(past: DynamicCache, cache: KVCache, layout: KVLayout, device: torch.
         if layer.is_sliding:
             layer.cumulative_length = cache.num_tokens
     if not bool(torch.stack(finite).all()):
-        raise KVTransferFailed(f"the KV cache holds inf or nan as {layout.dtype} (it came as {cache.layout.dtype})")
+        raise KVTransferFailed(
+            f"the KV cache holds inf or nan after the cast from {cache.layout.dtype} to {layout.dtype}"
+        )
 
 
 def fork_layers(past: DynamicCache) -> list[Any]:
-    """The layers of another sequence that begins with this one.
+    """The layers for another sequence that starts with this one.
 
-    PyTorch appends to a layer's keys and values by making new tensors: those that it began with may be anybody's. A
-    recurrent state it overwrites in place.
+    PyTorch appends keys and values by making new tensors, so several sequences may share the old ones. It overwrites
+    recurrent states in place, so these are copied.
     """
     layers = [copy(layer) for layer in past.layers]
     for layer in layers:
@@ -92,13 +94,13 @@ def fork_layers(past: DynamicCache) -> list[Any]:
 
 @dataclass(frozen=True)
 class Copies:
-    """Blocks on their way to this machine's memory."""
+    """Blocks that are being copied to this machine's memory."""
 
     blocks: tuple[Block, ...]
-    copy_event: torch.cuda.Event | None  # None: they are here
+    copy_event: torch.cuda.Event | None  # None: the blocks have arrived
 
     def wait_for_blocks(self) -> Iterator[Block]:
-        """Waits for them."""
+        """The blocks, after waiting for their copies."""
         if self.copy_event is not None:
             self.copy_event.synchronize()
         yield from self.blocks
@@ -114,7 +116,7 @@ class Exporter:
     def blocks(self, past: DynamicCache, spans: Sequence[tuple[int, int]]) -> Copies:
         """The blocks of neighbouring `spans` [start, end), as canonical arrays of their own memory.
 
-        What is copied is gathered at once: `past` may go on growing.
+        The values are gathered at once, so `past` may continue to grow.
         """
         if not spans:
             return Copies((), None)
@@ -145,14 +147,14 @@ class Exporter:
     @staticmethod
     def _block(all_rows: torch.Tensor, span: tuple[int, int], begin: int) -> Block:
         rows = all_rows[:, :, span[0] - begin : span[1] - begin]
-        # PyTorch keeps pinned memory that is let go of, and lends it again: only the first blocks pay for pinning.
+        # PyTorch keeps released pinned memory and reuses it, so only the first blocks pay for pinning.
         host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.is_cuda)
         host.copy_(rows, non_blocking=True)
         return Block(span[0], as_numpy(host))
 
 
 def as_numpy(tensor: torch.Tensor) -> Array:
-    """A view of a tensor in this machine's memory; bfloat16 as its bit pattern."""
+    """A view of a tensor in this machine's memory; bfloat16 appears as its bit pattern."""
     array: Array = (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
     return array
 
@@ -177,7 +179,7 @@ def _state_shapes(index: int, layer: LinearAttentionLayer) -> tuple[tuple[int, .
 def _set_state(
     layer: LinearAttentionLayer, state: RecurrentState, layout: KVLayout, device: torch.device
 ) -> torch.Tensor:
-    """Put a state into a new layer; whether it is finite."""
+    """Load a state into a new layer. Returns whether it is finite."""
     columns, matrix = (torch.from_numpy(np.array(part)).to(device) for part in layout.state_parts(state.data))
     columns = torch.nn.functional.pad(columns, (1, 0)).to(TORCH_TYPES[layout.dtype])
     layer.update_conv_state(columns.unsqueeze(0))

@@ -24,11 +24,11 @@ from engines.transformers.kv import TORCH_TYPES
 from messages.errors import ConfigError, EngineUnavailable, KVTransferFailed
 from messages.kv import KVLayout
 
-Check = Callable[[], None]  # raises when the work must end
+Check = Callable[[], None]  # raises an error when the work must end
 
 _DEVICES = ("cpu", "cuda")
-# Seen in transformers 5.23: logits after 100 tokens in two calls are not those after all at once. A jamba forgets its
-# states, a bamba counts positions from 0 again.
+# Models that transformers 5.23 computes differently in two calls than in one, as seen in the logits after 100 tokens. A
+# jamba loses its states, and a bamba counts positions from 0 again.
 _WRONG_IN_PARTS = {"bamba", "jamba", "recurrent_gemma"}
 
 
@@ -71,14 +71,14 @@ class ModelRun:
 
 
 class TorchModel:
-    """A loaded model. Callable from any thread, each with its own Run."""
+    """A loaded model. Callable from any thread, each with its own ModelRun."""
 
     def __init__(self, weights: Weights) -> None:
         """Raises ConfigError if the folder holds no causal language model, or a damaged one."""
         self._model = _load(weights)
         self.config = self._model.config.get_text_config(decoder=True)
         self.device = self._model.device
-        # What `forward` calls the cache; transformers 5.24 renamed `past_key_values`.
+        # The name of the cache argument of `forward`; transformers 5.24 renamed `past_key_values`.
         self._cache = "cache" if "cache" in inspect.signature(self._model.forward).parameters else "past_key_values"
         self._local = threading.local()
         self._require_cache(weights.folder)
@@ -95,27 +95,27 @@ class TorchModel:
         return ModelRun(DynamicCache(config=self.config))
 
     def compute(self, run: ModelRun, tokens: Sequence[int], check: Check) -> None:
-        """Extend the cache, and nothing more. On CUDA the work may still be going on when this returns.
+        """Extend the cache without computing logits. On CUDA the work may still be running when this returns.
 
-        `check` runs before every layer, and ends the work by raising.
+        `check` runs before every layer, and stops the work by raising.
         """
         if tokens:
             with self._feeding(run, tokens, check) as arguments:
                 self._model.base_model(**arguments)
 
     def scores(self, run: ModelRun, tokens: Sequence[int], check: Check) -> NDArray[np.float32]:
-        """Extend the cache; every token's logit after the last one. `check` as above."""
+        """Extend the cache. Returns every token's logit after the last one. `check` is the same as in `compute`."""
         with self._feeding(run, tokens, check) as arguments:
             logits = self._model(**arguments, logits_to_keep=1).logits
             scores: NDArray[np.float32] = logits[0, -1].float().cpu().numpy()
         return scores
 
     def layout(self, folder: HFFolder) -> KVLayout:
-        """The layout of this model's caches: what config.json states, and what PyTorch is seen to keep.
+        """The layout of this model's caches, which config.json states and which PyTorch's caches must confirm.
 
-        Raises KVTransferFailed with the reason why they can't be transferred.
+        Raises KVTransferFailed, which says why they can't be transferred.
         """
-        # Before anything is computed: other kinds of caches have none of the attributes that are looked at.
+        # Checked before anything is computed, because other kinds of caches lack the attributes that are read below.
         hf_weights.layout_of(folder, "f32")
         run = self.new_run()
         self.compute(run, range(4), lambda: None)
@@ -126,10 +126,9 @@ class TorchModel:
         return observed_layout
 
     def ropes(self, folder: HFFolder) -> tuple[Rope, ...]:
-        """The model's RoPE: what its module computes, which must be what config.json states. Raises
-        KVTransferFailed."""
+        """The model's RoPE as its module computes it. It must be what config.json states. Raises KVTransferFailed."""
         module = getattr(self._model.base_model, "rotary_emb", None)
-        # One for all layers, or one for each kind of them.
+        # One module for all layers, or one for each kind of layer.
         prefixes = {"": FULL} if hasattr(module, "inv_freq") else {f"{kind}_": kind for kind in (FULL, SLIDING)}
         observed_ropes = []
         for prefix in prefixes:

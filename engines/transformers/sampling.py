@@ -1,4 +1,4 @@
-"""Chooses tokens as llama.cpp does: the top_k likeliest, of those top_p, then temperature, then a draw."""
+"""Chooses tokens the way llama.cpp does: the top_k likeliest, of those top_p, then the temperature, then a draw."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ Scores = NDArray[np.floating[Any]]
 
 
 class Sampler:
-    """One answer's choices; the same seed makes the same ones."""
+    """One answer's random choices. The same seed gives the same choices."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
@@ -32,7 +32,7 @@ class Sampler:
         order = order[: self._sampling.top_k or len(order)]
         order = order[scores[order] > -np.inf]
         if self._sampling.top_p < 1:
-            # The token that reaches top_p stays in.
+            # The token that reaches top_p is kept.
             preceding_mass = np.cumsum(_softmax(scores[order])) - _softmax(scores[order])
             order = order[: max(1, int(np.count_nonzero(preceding_mass < self._sampling.top_p)))]
         return order

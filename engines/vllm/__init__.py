@@ -1,1 +1,2 @@
-"""vLLM as an engine: a host process in vLLM's own environment, and what talks to it. Code for there is in `host`."""
+"""vLLM as an engine: a host process in vLLM's own environment, and the code that talks to it. `host` holds the code
+that runs there."""

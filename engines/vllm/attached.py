@@ -1,7 +1,8 @@
-"""A `vllm serve` that runs already, with Kvasir's connector in it: asked by HTTP, keys and values by shared memory.
+"""A running `vllm serve` with Kvasir's connector: requests go by HTTP, keys and values through shared memory.
 
-What the host process does for an engine of ours, the server's own API does here, and the connector the rest (`events`).
-Somebody else starts and ends it. Once it is gone it is looked for again, and is taken only if it is what it was.
+The server's own API does what the host process does for Kvasir's own vLLM, and the connector does the rest (`events`).
+Somebody else starts and stops the server. If it vanishes, it is searched for again, and used again only if it serves
+the same model.
 """
 
 import logging
@@ -40,10 +41,10 @@ _log = logging.getLogger(__name__)
 
 COMMAND = "kvasir engines connector FOLDER"
 _COMPLETIONS = "/v1/completions"
-_LONGEST_PAUSE_S = 5.0  # a look costs a refused connection, and its jobs wait for its return
+_LONGEST_PAUSE_S = 5.0  # a look costs only a refused connection, and jobs wait for the server
 _GREETING = (0, 1, 2, 3)  # a prompt that says nothing
-_TOLERANCE = 0.02  # of the greeting's keys and values, relative: rounding of a few steps in bfloat16
-# A server may have others as defaults.
+_TOLERANCE = 0.02  # relative tolerance for the greeting's keys and values: rounding of a few steps in bfloat16
+# Set explicitly, because a server may have other defaults.
 _PLAIN = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0,
           "frequency_penalty": 0, "n": 1, "return_token_ids": True}  # fmt: skip
 
@@ -60,7 +61,7 @@ class AttachedServer(Conversation):
     """A vLLM server at `url`, which reaches `shared_folder` too."""
 
     def __init__(self, url: str, shared_folder: Path, api_key: str = "") -> None:
-        """Returns once it has shown what it serves. Raises ConfigError, saying what to do."""
+        """Returns once the server has shown what it serves. Raises ConfigError, which says what to do."""
         if not shared_folder.is_dir():
             raise ConfigError(f"there is no folder {shared_folder}, which a worker and vLLM would share")
         super().__init__(shared_folder)
@@ -72,7 +73,7 @@ class AttachedServer(Conversation):
         self._failed_keys: set[str] = set()
         self._stops: dict[str, threading.Event] = {}
         self._up = threading.Event()
-        self._outage_reason = ""  # it is not up
+        self._outage_reason = ""  # why the server is not up
         self._block = 1
         self._thread = threading.Thread(target=self._watch_server, name="vllm-server", daemon=True)
         with closed_on_failure(self):
@@ -89,7 +90,7 @@ class AttachedServer(Conversation):
         return "" if self._up.is_set() else f"{self._server.url} is looked for again: {self._outage_reason}"
 
     def close(self) -> None:
-        """Calls in progress raise EngineUnavailable; the server goes on. Idempotent."""
+        """Calls in progress raise EngineUnavailable. The server keeps running. Idempotent."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -107,10 +108,10 @@ class AttachedServer(Conversation):
 
     def _abort(self, key: str) -> None:
         if stop := self._stops.get(key):
-            stop.set()  # closes the connection, which tells the server
+            stop.set()  # closes the connection, which tells the server to stop
 
     def _give_up(self, reason: str) -> None:
-        """Look for it again, and tell all who wait."""
+        """Start to search for the server again, and tell all waiting callers."""
         if self._up.is_set():
             self._outage_reason = reason
             self._up.clear()
@@ -118,12 +119,12 @@ class AttachedServer(Conversation):
             self._fail_all(f"{self._server.url}: {reason}")
 
     def _run_request(self, key: str, request: Message) -> None:
-        """One request, from its beginning to its end."""
+        """Run one request from start to end."""
         end_message: Message = {"op": "failed", "kind": "engine", "why": "vLLM's answer broke off"}
         try:
             for tokens in self._stream_tokens(key, request):
                 while (inbox := self._inboxes.get(key)) and inbox.qsize() >= MAX_WAITING_EVENTS:
-                    time.sleep(POLL_S)  # it may be faster than whoever reads
+                    time.sleep(POLL_S)  # the server may be faster than the reader
                 self._hand_on(tokens)
                 if tokens["last"]:
                     end_message = {"op": "done", "evaluated": tokens["evaluated"]}
@@ -140,7 +141,7 @@ class AttachedServer(Conversation):
             end_message["why"] = f"vLLM's answer is not understood: {error!r:.200}"
         finally:
             self._drain()
-            if key not in self._failed_keys:  # then the connector has said why
+            if key not in self._failed_keys:  # otherwise the connector has already reported the reason
                 self._hand_on(end_message | {"id": key})
             self._failed_keys.discard(key)
             self._evaluated_tokens.pop(key, None)
@@ -155,7 +156,7 @@ class AttachedServer(Conversation):
         if request["logprobs"]:
             body |= {"logprobs": request["logprobs"], "return_tokens_as_token_ids": True}
         for event in self._server.stream(_COMPLETIONS, body | {"stream": True}, self._stops[key]):
-            self._drain()  # drop what the connector sent before this
+            self._drain()  # drop older messages of the connector
             for choice in event["choices"]:
                 yield {
                     "op": "tokens",
@@ -169,18 +170,19 @@ class AttachedServer(Conversation):
     def _body(self, key: str, tokens: Any, max_tokens: int, emit: int | None, inject: Any) -> dict[str, Any]:
         transfer = {"version": events.VERSION, "key": key, "folder": self.folder.name, "block": self._block}
         transfer |= {"emit": emit, "inject": inject, "sampling": None}
-        # With a salt of its own it takes nothing from vLLM's prefix cache, where our counter would prove nothing, and
-        # leaves nothing there that was computed elsewhere.
+        # With its own salt the request uses nothing from vLLM's prefix cache, where the counter would prove nothing,
+        # and leaves nothing in it that was computed elsewhere.
         request = {"prompt": list(tokens), "max_tokens": max_tokens, "cache_salt": key}
         return _PLAIN | request | {"kv_transfer_params": {events.NAME: transfer}}
 
     def _greet(self) -> tuple[Message, Array]:
-        """Its model, and the keys and values of a short prompt. Raises EngineUnavailable and ConfigError."""
+        """The server's model, and the keys and values of a short prompt. Raises EngineUnavailable and ConfigError."""
         key = uuid.uuid4().hex
         inbox = self._inboxes[key] = SimpleQueue()
         try:
             body = self._body(key, _GREETING, 1, 0, None) | {"logprobs": TOP}
-            # All in one block, whatever the model's has: so they are laid out alike each time.
+            # All values are in one block, whatever the model's block length, so that their layout is the same each
+            # time.
             body["kv_transfer_params"][events.NAME]["block"] = len(_GREETING)
             answer = self._server.post(_COMPLETIONS, body, timeout_s=SILENT_S)
             self._drain()
@@ -208,13 +210,13 @@ class AttachedServer(Conversation):
             self._evaluated_tokens.pop(key, None)
 
     def _learn_layout(self, description: Message, message: Message) -> tuple[Message, Array]:
-        """What the connector gave out of the greeting's KV cache. Raises ConfigError."""
+        """What the connector reported about the greeting's KV cache. Raises ConfigError."""
         if message["op"] == "failed":
             raise ConfigError(f"the connector in {self._server.url} refuses: {message['why']}")
         try:
             layout = layout_seen(message["shape"])
             with self.open_file(message["file"]) as file:
-                shape = layout.block_shape(len(_GREETING))  # and no more than that, whatever the file has
+                shape = layout.block_shape(len(_GREETING))  # read only this much, whatever the file holds
                 numbers = cast(np.fromfile(file, layout.numpy_type, int(np.prod(shape))), layout.dtype, "f32")
         except (TypeError, ValueError, OSError, InvalidMessage) as error:
             raise ConfigError(f"{self._server.url} gives its KV cache in a form that is not known: {error}") from None
@@ -224,7 +226,7 @@ class AttachedServer(Conversation):
         return description | {"shape": message["shape"]}, numbers
 
     def _watch_server(self) -> None:
-        """Hear what the connector says; while the server is away, look for it."""
+        """Receive the connector's messages. While the server is away, search for it."""
         pause_s = FIRST_PAUSE_S
         while not self._closing.is_set():
             if self._up.is_set():
@@ -239,12 +241,12 @@ class AttachedServer(Conversation):
             except KvasirError as error:
                 if self._closing.is_set():
                     return
-                if str(error) != self._outage_reason:  # said once
+                if str(error) != self._outage_reason:  # reported once
                     self._outage_reason = str(error)
                     _log.warning("%s", self.outage)
 
     def _take_up(self, served_model: Message, numbers: Array) -> None:
-        """It is there again. Raises ConfigError if it computes something else now."""
+        """The server is back. Raises ConfigError if it now computes something else."""
         expected = self.served_model | {"instance": served_model["instance"]}
         is_alike = numbers.shape == self._numbers.shape and bool(
             np.linalg.norm(numbers - self._numbers) <= _TOLERANCE * np.linalg.norm(self._numbers)
@@ -256,11 +258,12 @@ class AttachedServer(Conversation):
         self._up.set()
 
     def _drain(self) -> None:
-        """Take what the connector said."""
+        """Receive the connector's waiting messages."""
         with self._draining, suppress(BlockingIOError):
             while True:
                 datagram = self._events.recv(events.LARGEST, socket.MSG_DONTWAIT)
-                with suppress(KeyError, TypeError, ValueError, OSError):  # garbled: nothing of ours
+                with suppress(KeyError, TypeError, ValueError, OSError):
+                    # An unreadable message can't be the connector's.
                     self._handle_event(events.unpack_datagram(datagram))
 
     def _handle_event(self, message: Message) -> None:
@@ -279,14 +282,14 @@ class AttachedServer(Conversation):
 
 
 def _kind(error: ServerRefused, request: Message) -> str:
-    """The subject of a refusal."""
+    """What a refusal is about."""
     if error.status < 500:
         return "schema" if request["constraint"] else "engine"
     return "kv" if request["inject"] else "engine"
 
 
 def _likely(choice: dict[str, Any]) -> list[tuple[int, float]]:
-    """The likeliest ids of the first token, with their log-probabilities."""
+    """The likeliest ids for the first token, with their log-probabilities."""
     top_logprobs = (choice.get("logprobs") or {}).get("top_logprobs") or [{}]
     first: dict[str, float] = top_logprobs[0]
     return [(int(name.removeprefix("token_id:")), float(value)) for name, value in first.items()]

@@ -1,6 +1,6 @@
-"""What is asked of vLLM and what comes back, whoever runs it: `process` does, or somebody else (`attached`).
+"""Requests to vLLM and its answers, whether Kvasir runs it (`process`) or somebody else (`attached`).
 
-While it is down, whoever asks gets EngineUnavailable, and jobs are tried again.
+While vLLM is down, requests raise EngineUnavailable, and jobs are tried again.
 """
 
 import os
@@ -21,7 +21,7 @@ from engines.waiting import POLL_S, check_running
 from messages.errors import EngineUnavailable, InvalidSchema, KvasirError, KVTransferFailed
 from messages.kv import KVLayout
 
-SILENT_S = 120.0  # with work in hand; one step takes seconds
+SILENT_S = 120.0  # silence while it has work; one step takes seconds
 _KINDS: dict[str, type[KvasirError]] = {"kv": KVTransferFailed, "schema": InvalidSchema, "engine": EngineUnavailable}
 
 
@@ -31,20 +31,20 @@ def layout_seen(shape: Message) -> KVLayout:
 
 
 class Conversation(ABC):
-    """vLLM with a model loaded, and a folder that both reach. Callable from any thread."""
+    """A vLLM with a loaded model, and a folder that both sides can reach. Callable from any thread."""
 
     def __init__(self, parent: Path) -> None:
         self.folder, self._remove_folder = make_slot_folder(parent)
         self._handle = open_folder(self.folder)
         self.served_model: Message = {}
         self._inboxes: dict[str, queue.SimpleQueue[Message]] = {}
-        self._last_message_at = 0.0  # when it last said something; monotonic clock
+        self._last_message_at = 0.0  # when it last sent something; monotonic clock
         self._closing = threading.Event()
 
     @property
     @abstractmethod
     def outage(self) -> str:
-        """Why nothing can be asked of it now; "": it is there."""
+        """Why vLLM can't be asked now; "" if it can."""
 
     @abstractmethod
     def close(self) -> None:
@@ -52,18 +52,18 @@ class Conversation(ABC):
 
     @abstractmethod
     def _begin(self, key: str, request: Message) -> None:
-        """Ask for a `generate` (see `wire`). Raises EngineUnavailable."""
+        """Send a `generate` request (see `wire`). Raises EngineUnavailable."""
 
     @abstractmethod
     def _abort(self, key: str) -> None:
-        """It is not wanted any more."""
+        """Tell vLLM that the request is no longer wanted."""
 
     @abstractmethod
     def _give_up(self, reason: str) -> None:
-        """It hangs: all who ask are to be told. May be called often."""
+        """vLLM hangs: fail all requests. May be called repeatedly."""
 
     def ask(self, stop: threading.Event | None, **request: Any) -> Generator[Message, None, None]:
-        """What comes back for one `generate`, the last of it `done`.
+        """The messages for one `generate` request; the last one is `done`.
 
         Raises Cancelled soon after `stop` is set, EngineUnavailable, KVTransferFailed, InvalidSchema.
         """
@@ -97,17 +97,17 @@ class Conversation(ABC):
         check_running("vllm", self._closing, stop)
 
     def open_file(self, name: object, flags: int = os.O_RDONLY) -> BinaryIO:
-        """A file that it speaks of: one in the folder, whatever it says. Raises OSError."""
+        """Open a file that vLLM names. It must be in the folder, whatever the name is. Raises OSError."""
         descriptor = open_file(self._handle, Path(str(name)).name, flags)
         return open(descriptor, "wb" if flags & os.O_WRONLY else "rb")
 
     def remove_file(self, name: object) -> None:
-        """It may be gone already, and the folder too."""
+        """Remove a file. It, and the folder, may already be gone."""
         with suppress(OSError):
             os.unlink(Path(str(name)).name, dir_fd=self._handle)
 
     def _close_folder(self) -> None:
-        """And delete it."""
+        """Close the folder and delete it."""
         handle, self._handle = self._handle, -1
         os.close(handle)
         self._remove_folder()

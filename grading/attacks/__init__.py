@@ -1,1 +1,1 @@
-"""Text in a submission that speaks to the grader."""
+"""Detects text in a submission that addresses the grader."""

@@ -1,9 +1,9 @@
-"""Text in a submission that speaks to the grader instead of to the assignment.
+"""Detects text in a submission that addresses the grader instead of the assignment.
 
-A small model (`scorer.py`) scores sentences, and runs of two and three; it asks a person to look, and decides nothing.
-Points come from criteria and from an enumeration, so the worst that an attack can reach is a wrong number of points,
-and that is what the person is asked to look for. Homework may well speak of grades, of instructions and of language
-models: the model was taught that as well (`examples/attacks`).
+A small model (`scorer.py`) scores sentences, and runs of two or three sentences. It only asks a person to look, and
+decides nothing. The grading model must choose points from a fixed list, so the worst that an attack can cause is a
+wrong number of points. That is what the person is asked to check. Homework may well mention grades, instructions and
+language models, so the training data contains such homework too (`examples/attacks`).
 """
 
 import re
@@ -18,27 +18,27 @@ from grading.prompts.prompt import has_control_tokens
 from grading.submissions.reading import Submission
 
 MAX_FLAGS = 3
-MAX_CHARS = 150_000  # read at both ends of a submission: a runaway output is no letter to anybody
+MAX_CHARS = 150_000  # longer texts are read only at both ends: a very long output is not meant for a reader
 MAX_SENTENCES = 6_000
 MAX_SHOWN = 120
-_RUN, _RUN_CHARS = 3, 420  # sentences that are read as one: a phrase may go on in the next line
-_LINES, _LINES_CHARS = 6, 120  # or in several, if they are short
-_USUAL, _CAUTION = 20, 1.1  # sentences; more of them give chance more chances, so each has to be clearer
-_NEW_WORDS = 2  # words that decoding must produce where there were none
+_RUN, _RUN_CHARS = 3, 420  # sentences that are read together, because a phrase may continue in the next line
+_LINES, _LINES_CHARS = 6, 120  # or as many as this, if they are short
+_USUAL, _CAUTION = 20, 1.1  # with more sentences than this, false alarms get more likely, so the score must be higher
+_NEW_WORDS = 2  # a decoded text counts only if it has at least this many more known words
 
 _END = re.compile(
     r"""\n+|(?<=[!?…])\s+|(?<=[\w)\]"'”»’`*>][.])\s+|(?<=[。।؟\uff01\uff1b\uff1f])"""
-)  # not within Morse, or an entity
+)  # a dot inside Morse code or an entity does not end a sentence
 _MARGIN = re.compile(r"^[\s#>*/%|–—•-]+|[\s*|–—-]+$")
 _LETTERS = re.compile(r"[^\W\d_]")
 _PIECE = re.compile(r".{1,240}(?:\s|$)|.{1,240}")
 
 
-@lru_cache(maxsize=1024)  # a watched batch is graded again with each result, and its submissions stay as they are
+@lru_cache(maxsize=1024)  # while a batch runs it is graded again after each result, and its submissions don't change
 def instruction_flags(submission: Submission) -> tuple[str, ...]:
-    """A sentence for each part, at most three, with the passage that most reads as if it spoke to the grader.
+    """Return a sentence for each suspicious part, at most three, with the passage that scores highest.
 
-    What the whole class was given is not asked: it is the teacher's.
+    Text that the whole class was given is skipped, because the teacher wrote it.
     """
     flags = []
     parts = [part for part in submission.parts if not part.holds_only_given_text]
@@ -55,9 +55,10 @@ def instruction_flags(submission: Submission) -> tuple[str, ...]:
 def strongest_passages(
     texts: Sequence[str], scorer_weights: ScorerWeights | None = None
 ) -> list[tuple[float, str] | None]:
-    """For each text its strongest passage with its score, from 0.5 to 1, or None.
+    """Return each text's highest-scoring passage with its score, from 0.5 to 1, or None.
 
-    The passage is quoted in the words of the text, and as it reads where that is something else.
+    The passage is quoted as it stands in the text. If removing disguises gave another reading, that reading is quoted
+    too.
     """
     best: list[tuple[float, str] | None] = [None] * len(texts)
     pieces = _both_ends(
@@ -96,7 +97,7 @@ def _both_ends(items: list[tuple[int, str]]) -> list[tuple[int, str]]:
 
 
 def _cut(texts: Sequence[str]) -> Iterator[str]:
-    """Each text's beginning and end, so that all of them together are about as long as is read."""
+    """Cut each text to its beginning and end, so that all texts together have about MAX_CHARS characters."""
     share = MAX_CHARS / max(sum(map(len, texts)), 1)
     for text in texts:
         end_chars = int(len(text) * share / 2)
@@ -104,13 +105,16 @@ def _cut(texts: Sequence[str]) -> Iterator[str]:
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a text, and the lines of code, without disguises and without what stands in their margins."""
+    """Split a text into sentences and lines of code. Disguises and the marks at both ends of a line are removed."""
     sentences = (_MARGIN.sub("", part) for piece in _END.split(text) for part in _END.split(uncover(piece)))
     return [piece for sentence in sentences for piece in _PIECE.findall(sentence) if _LETTERS.search(piece)]
 
 
 def _runs(owners: Sequence[int], sentences: Sequence[str], changes: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Neighbouring sentences of one text, up to three, or six short ones, of which one at least is new."""
+    """Yield runs of neighbouring sentences of one text that contain at least one changed sentence.
+
+    A run has up to three sentences, or up to six short ones.
+    """
     for first, owner in enumerate(owners):
         length, is_new = 0, False
         for last in range(first, min(first + _LINES, len(owners))):
@@ -126,7 +130,7 @@ def _runs(owners: Sequence[int], sentences: Sequence[str], changes: Sequence[boo
 def _logits(sentences: Sequence[str], runs: Sequence[tuple[int, int]], scorer_weights: ScorerWeights | None) -> Floats:
     if not runs:
         return np.zeros(0, np.float32)
-    # What a program prints it often prints again.
+    # Programs often print the same line many times, so each distinct sentence is simplified only once.
     plain_texts = {sentence: plain(sentence) for sentence in set(sentences)}
     texts = [plain_texts[sentence] for sentence in sentences]
     starts = np.cumsum([0, *(len(text) + 1 for text in texts)])

@@ -1,8 +1,8 @@
-"""Text as it reads once the disguises are off that can be taken off mechanically.
+"""Removes the disguises of a text that can be removed mechanically.
 
-What is taken off: invisible characters, look-alike letters, accents, full width, HTML tags, comments, entities,
-escapes, colours of LaTeX, base64, base32 and hex (also twice), Morse, letters set apart, and digits for letters. A
-decoded reading counts only where it is language, and what stood there was none.
+These are: invisible characters, look-alike letters, accents, full-width letters, HTML tags, comments, entities,
+escapes, LaTeX colours, base64, base32 and hex (also nested), Morse code, letters set apart, and digits used as letters.
+A decoded text counts only if it reads as language and the original did not.
 """
 
 import base64
@@ -13,11 +13,11 @@ import unicodedata
 from collections.abc import Callable
 from urllib.parse import unquote
 
-FULL = "\ue000"  # stands for 10/10, 10 of 10 and 100 %, whatever the numbers
+FULL = "\ue000"  # stands for any full score, such as 10/10, 10 of 10 or 100 %
 _MAX_PAYLOADS = 50
 _MAX_PAYLOAD = 4096
-_MAX_TIMES = 3  # that something is encoded
-_LETTERS_OF_LANGUAGE = 0.85  # share of letters in its characters, spaces between words included
+_MAX_TIMES = 3  # how deeply encoded text may be nested
+_LETTERS_OF_LANGUAGE = 0.85  # least share of letters and spaces in a text that counts as language
 
 _INLINE_TAG = re.compile(
     r"</?(?:a|b|big|code|em|font|i|ins|mark|s|small|span|strong|sub|sup|u|wbr)(?:\s[^<>]{0,300})?>", re.I
@@ -39,8 +39,8 @@ _MORSE_LETTERS = {
         "-w.--x-..-y-.--z--..0-----1.----2..---3...--4....-5.....6-....7--...8---..9----.",
     )
 }
-_BLOB = 64  # letters and digits in one word as long as this are data
-_TAGS = re.compile(r"[\U000e0020-\U000e007e]+")  # invisible twins of ASCII
+_BLOB = 64  # a word of at least this many letters and digits is taken to be data
+_TAGS = re.compile(r"[\U000e0020-\U000e007e]+")  # invisible copies of the ASCII characters
 _MIXED_SCRIPTS = re.compile(r"\b(?=\w*[A-Za-z])(?=\w*[\u0370-\u052f])\w+")
 _TWINS = str.maketrans(
     "аеорсухіјѕԁһкмтвнАВЕІЈКМНОРСТУХαβεικμνορτυχΑΒΕΖΗΙΚΜΝΟΡΤΥΧ",
@@ -48,7 +48,7 @@ _TWINS = str.maketrans(
 )
 _LETTER_FORMS = {
     **str.maketrans("ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ", "abcdefghijklmnoprstuvwyz"),  # small capitals
-    **str.maketrans("ıłøđ", "ilod"),  # no accent on them that could be taken off
+    **str.maketrans("ıłøđ", "ilod"),  # these have no accent that normalisation could remove
     **{first + n: 97 + n for first in (0x1F150, 0x1F170, 0x1F1E6) for n in range(26)},  # boxed
 }
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -63,7 +63,7 @@ _LEET = str.maketrans("0134578@$!|+", "oieastbasilt")
 
 
 def uncover(text: str) -> str:
-    """The text without markup and escapes, and under it what its hidden characters and encoded words say."""
+    """Return the text without markup and escapes, followed by what its hidden characters and encoded words say."""
     text = _ESCAPE.sub(lambda match: chr(int(match[1] or match[2], 16)), text)
     text = unquote(html.unescape(text)) if "&" in text or "%" in text else text
     hidden = ["".join(chr(ord(char) - 0xE0000) for char in run) for run in _TAGS.findall(text)]
@@ -75,7 +75,10 @@ def uncover(text: str) -> str:
 
 
 def _decode_payload(word: str, times: int = 1) -> str:
-    """What hex, base32 or base64 says, however often it is encoded, if that is words with spaces between them."""
+    """Decode hex, base32 or base64, repeatedly if needed.
+
+    The result counts only if it is words with spaces between them.
+    """
     bare = word.strip().rstrip("=")[:_MAX_PAYLOAD]
     for decode in _DECODERS:
         try:
@@ -103,7 +106,10 @@ def _decode_morse(signs: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Lower case, without accents and look-alikes; names of variables are words, and all digits one digit."""
+    """Simplify a text: lower case, no accents, no look-alikes.
+
+    Variable names become words, and all digits become one digit.
+    """
     text = _RULE.sub(r"\1\1", _CAMEL.sub(" ", text).replace("_", " "))
     if not text.isascii():
         text = unicodedata.normalize("NFKD", text.translate(_LETTER_FORMS))
@@ -112,7 +118,7 @@ def plain(text: str) -> str:
     return " ".join(_DIGIT.sub("0", _TEN_OF_TEN.sub(f" {FULL} ", text.casefold())).split())
 
 
-# Each makes another text of a sentence; a sentence that stays as it is need not be read again.
+# Each function gives another reading of a sentence. A sentence that a reading leaves unchanged is not scored again.
 READINGS: tuple[Callable[[str], str], ...] = (
     str,
     lambda text: _LETTERS_APART.sub(lambda match: re.sub(r"[ .\-_*·]", "", match[0]), text),

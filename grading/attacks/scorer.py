@@ -1,9 +1,9 @@
-"""How much a piece of text reads as if it spoke to who grades: a linear model over n-grams of characters and words.
+"""Scores how much a text reads as if it addressed the grader: a linear model over n-grams of characters and words.
 
-The text is read once. Every n-gram has a weight in a small hashed table; running sums over those weights give the score
-of any passage in constant time, so that all sentences, and all runs of a few, cost no more than the text itself. What
-words mean (`attacks.words`) has weights of its own: two meanings in one passage, however far apart and in whatever
-language, say more of an attack of a kind never met than its spelling does. `examples/attacks/train.py` makes the table.
+The text is read once. Every n-gram has a weight in a small hashed table. Running sums over these weights give the score
+of any passage in constant time, so scoring all sentences and short runs costs no more than reading the text. Meanings
+of words (`attacks.words`) have separate weights: two meanings in one passage reveal an attack of an unknown kind better
+than its spelling does, in any language and at any distance. `examples/attacks/train.py` makes the table.
 """
 
 import json
@@ -25,9 +25,10 @@ _ODD = tuple(map(np.uint64, (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 0xC2B2AE3D2
 WEIGHTS = "attacks.weights"
 GRAMS = (3, 4)
 WORD_WEIGHT = 4.0
-SHORT = 800.0  # limits how certain a word or two can be
-PAIR_WEIGHT, FEW_PAIRS = 0.5, 10.0  # pairs of meanings: beside the n-grams, and when there are few of them
-NEAR = (0, 1, 2, 3)  # a word, and the pairs that it makes with the words that follow
+SHORT = 800.0  # Keeps the score of one or two words from being too certain.
+# Weight of pairs of meanings relative to n-grams, and a constant that damps it when pairs are few.
+PAIR_WEIGHT, FEW_PAIRS = 0.5, 10.0
+NEAR = (0, 1, 2, 3)  # distances between the two words of a pair; 0 is the word by itself
 _CJK = "\u3040-\u30ff\u3400-\u9fff"
 _STEM = 5
 _ARTICLE = re.compile("^(?:و|ف)?(?:ال|بال|لل)?(?=..)")
@@ -39,7 +40,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ScorerWeights:
-    """Weights of hashed n-grams and of pairs of meanings, and the bias: what is above 0 is worth a look."""
+    """The weights of hashed n-grams and of pairs of meanings, and the bias. A score above 0 is worth a look."""
 
     weights: Floats
     bias: float
@@ -47,7 +48,7 @@ class ScorerWeights:
 
 @cache
 def table() -> ScorerWeights:
-    """The table that comes with the package: a line of JSON, then a byte for each weight."""
+    """Read the table in the package. It is a line of JSON, followed by one byte for each weight."""
     head, _, body = resources.files("grading.attacks").joinpath(WEIGHTS).read_bytes().partition(b"\n")
     numbers = json.loads(head)
     weights = np.frombuffer(body, np.int8).astype(np.float32) * np.float32(numbers["step"])
@@ -56,16 +57,16 @@ def table() -> ScorerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """One sort of feature: where each may start, their buckets, how far it reaches, and what it counts."""
+    """One kind of feature: where each starts, its bucket, how far it reaches, and its weight."""
 
     starts: Integers
     buckets: Integers
-    reach: int  # in characters, or in words
+    reach: int  # distance from its start to its end, in characters or in words
     counts: float
 
 
 def words_in(text: str) -> tuple[Integers, npt.NDArray[np.uint64]]:
-    """Where each word of a text starts, and what it means or how it begins."""
+    """Return the position of each word in a text, and a number for its meaning, or for its first letters."""
     occurrences = [(match.start(), meaning(match[0])) for match in word_list()[1].finditer(text)]
     return np.array([start for start, _ in occurrences], np.int64), np.array(
         [stem for _, stem in occurrences], np.uint64
@@ -73,7 +74,7 @@ def words_in(text: str) -> tuple[Integers, npt.NDArray[np.uint64]]:
 
 
 def features_in(text: str, starts: Integers, stems: npt.NDArray[np.uint64]) -> Iterator[Features]:
-    """All features of a text: n-grams of its characters, and pairs of its words."""
+    """Yield all features of a text: n-grams of its characters, and pairs of its words."""
     codes = np.frombuffer(text.encode("utf-32-le", "replace"), np.uint32).astype(np.uint64)
     hashes = np.zeros(len(codes), np.uint64)
     for size in range(1, max(GRAMS) + 1):
@@ -92,12 +93,15 @@ def _bucket(hashes: npt.NDArray[np.uint64], salt: int) -> Integers:
 
 
 def pair_worth(count: npt.ArrayLike) -> Floats:
-    """The value of each pair in passages that hold so many."""
+    """Return the weight of each pair in a passage that holds this many pairs."""
     return np.asarray(PAIR_WEIGHT / np.sqrt(FEW_PAIRS + np.asarray(count)), np.float32)
 
 
 def scores(text: str, passages: Sequence[tuple[int, int]], scorer_weights: ScorerWeights | None = None) -> Floats:
-    """The logit of each passage, given by its first character and the one after its last; above 0: worth a look."""
+    """Return the logit of each passage; above 0 the passage is worth a look.
+
+    A passage is given by the positions of its first character and of the one after its last.
+    """
     scorer_weights = scorer_weights or table()
     first, last = np.array(passages, np.int64).reshape(-1, 2).T
     total, squares = np.zeros(len(passages)), np.zeros(len(passages))
@@ -105,7 +109,7 @@ def scores(text: str, passages: Sequence[tuple[int, int]], scorer_weights: Score
     for feature in features_in(text, starts, stems):
         sums = np.concatenate(([0.0], np.cumsum(scorer_weights.weights[feature.buckets], dtype=np.float64)))
         low = np.minimum(np.searchsorted(feature.starts, first), len(feature.buckets))
-        # Those that reach beyond the passage are not in it. Characters are counted, words have places.
+        # A feature that reaches beyond the passage is left out. N-grams are cut off by characters, pairs by words.
         in_words = feature.counts != 1
         high = np.searchsorted(feature.starts, last) - feature.reach if in_words else last - feature.reach
         high = np.clip(high, low, len(feature.buckets))
@@ -119,8 +123,12 @@ def scores(text: str, passages: Sequence[tuple[int, int]], scorer_weights: Score
 
 
 def _meaning_presence(stems: npt.NDArray[np.uint64], first: Integers, last: Integers) -> Floats:
-    """For each passage, given by its first word and the one after its last, 1 for each meaning in it, else 0."""
-    sets = np.zeros((-(-meaning_count() // 64), len(stems) + 1), np.uint64)  # 64 meanings in each number, one bit each
+    """Return, for each passage, 1 for each meaning that occurs in it, else 0.
+
+    A passage is given by the positions of its first word and of the one after its last.
+    """
+    # each number holds 64 meanings, one bit each
+    sets = np.zeros((-(-meaning_count() // 64), len(stems) + 1), np.uint64)
     positions = np.flatnonzero(stems < meaning_count())
     sets[stems[positions] >> np.uint64(6), positions] = np.uint64(1) << (stems[positions] & np.uint64(63))
     ends = np.column_stack((first, last)).ravel()
@@ -131,24 +139,31 @@ def _meaning_presence(stems: npt.NDArray[np.uint64], first: Integers, last: Inte
 
 @cache
 def word_list() -> tuple[dict[str, int], re.Pattern[str]]:
-    """Words, and beginnings of words, with the number of what they mean; and what finds the words of a text."""
+    """Return the number of each word's meaning, and a pattern that finds a text's words.
+
+    The keys are words and beginnings of words.
+    """
     lines = resources.files("grading.attacks").joinpath(WORDS).read_text("utf-8").splitlines()
     numbered_stems = [(plain(stem), number) for number, line in enumerate(lines) for stem in line.split()[1:]]
-    stem_numbers = dict(reversed(numbered_stems))  # the first line that has a stem keeps it
+    stem_numbers = dict(reversed(numbered_stems))  # a stem that is in several lines belongs to the first
     cjk_stems = sorted((stem for stem in stem_numbers if re.match(f"[{_CJK}]", stem)), key=len, reverse=True)
-    # The three begin with different characters; the longest comes last, or each word would be held against it first.
+    # The alternatives begin with different characters. The long list comes late, so that few words are compared with
+    # it.
     return stem_numbers, re.compile("|".join([rf"[^\W_{_CJK}]+", r"[^\w\s]", *map(re.escape, cjk_stems), f"[{_CJK}]"]))
 
 
 @cache
 def meaning_count() -> int:
-    """How many meanings `attacks.words` has; they are counted from 0."""
+    """Return how many meanings `attacks.words` has. They are numbered from 0."""
     return max(word_list()[0].values()) + 1
 
 
 @lru_cache(maxsize=65_536)
 def meaning(word: str) -> int:
-    """The number of what a word means, if the list has it, else one from `meanings()` on for its beginning."""
+    """Return the number of a word's meaning.
+
+    A word that is not in the list gets a number at or above `meaning_count()`, made from its first letters.
+    """
     stem_numbers, _ = word_list()
     bare = _ARTICLE.sub("", word)
     for size in range(len(bare), 0, -1):
@@ -159,5 +174,5 @@ def meaning(word: str) -> int:
 
 
 def known_words(text: str) -> int:
-    """How many different words of a text the list has."""
+    """Return how many different words of a text are in the list."""
     return len({word for match in word_list()[1].finditer(plain(text)) if meaning(word := match[0]) < meaning_count()})

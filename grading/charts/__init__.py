@@ -1,1 +1,1 @@
-"""Pictures of a class and of a run, as SVG: the same on the desk, in `report.html` and from `kvasir plan --chart`."""
+"""Charts of a class and of a run as SVG, used on the desk, in `report.html` and by `kvasir plan --chart`."""

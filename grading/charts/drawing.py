@@ -1,7 +1,8 @@
-"""Four forms of picture as SVG: columns, points, lines and spans of time.
+"""Draws four kinds of chart as SVG: columns, points, lines and time spans.
 
-A picture is as wide as its place: what lies across is in percent, text has its own size, so that it reads on a phone.
-Each has a title, axes in words, and a text alternative. What people or models wrote is escaped.
+A chart is as wide as its place on the page: horizontal positions are percentages and text keeps its size, so it can be
+read on a phone. Each chart has a title, labelled axes and a text alternative. Text that people or models wrote is
+escaped.
 """
 
 import base64
@@ -14,15 +15,15 @@ from html import escape
 
 from grading.rubric.rubric import Points, exact, plain
 
-_LEFT, _RIGHT = 8.0, 99.0  # percent: between them lies what is drawn
-_HEIGHT = 150  # pixels of the part that holds columns, points or lines
+_LEFT, _RIGHT = 8.0, 99.0  # percent; the chart is drawn between these two
+_HEIGHT = 150  # height in pixels of the area for columns, points or lines
 _LINE = 18  # pixels from one line of text to the next
-_LANE = 12  # pixels of a slot
-_MANY_SPANS = 2_000  # more are joined where nobody could see them apart
+_LANE = 12  # height of a slot in pixels
+_MANY_SPANS = 2_000  # with more spans than this, spans too close to tell apart are joined
 _SHADES = 5
-MAX_BARS = 12  # more can't be read on a phone
+MAX_BARS = 12  # more bars than this can't be read on a phone
 
-# Told apart by people who see few colours (after Okabe and Ito), at least 3:1 against the page.
+# Colours that people with colour blindness can tell apart (after Okabe and Ito), with a contrast of at least 3:1.
 _LIGHT = ("#1d1f21", "#63666a", "#d9d6cf", ("#0072b2", "#d55e00", "#00805d", "#b0568a", "#6b6b6b"))
 _DARK = ("#f2f0ec", "#b4b1ab", "#44474d", ("#56b4e9", "#e69f00", "#35c49a", "#e39cc4", "#c0c0c0"))
 
@@ -45,7 +46,7 @@ STYLE = f"{_FORM}{_style(*_LIGHT)}@media (prefers-color-scheme:dark){{{_style(*_
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawn picture; `words` says what it shows to those who don't see it."""
+    """A drawn chart. `words` describes it for people who can't see it."""
 
     title: str
     words: str
@@ -53,11 +54,11 @@ class Picture:
     body: str
 
     def inline(self) -> str:
-        """The element for a page that holds `STYLE`."""
+        """Return the SVG element for a page that includes `STYLE`."""
         return self._element("", "")
 
     def file(self, dark: bool | None = None) -> str:
-        """The text of a file of its own. `dark` None: as the reader's system is set."""
+        """Return the SVG as a file. If `dark` is None, it follows the reader's system setting."""
         style = STYLE if dark is None else _FORM + _style(*(_DARK if dark else _LIGHT))
         ground = ".chart{background:#fff}@media (prefers-color-scheme:dark){.chart{background:#17181a}}"
         return self._element(
@@ -65,7 +66,7 @@ class Picture:
         )
 
     def image(self, dark: bool) -> str:
-        """An `img` for a page that lets no SVG in."""
+        """Return an `img` element with the chart, for a page that allows no SVG."""
         data = base64.b64encode(self.file(dark).encode()).decode()
         return (
             f'<img alt="{escape(self._alternative())}" width="100%" height="{self.height}" '
@@ -84,7 +85,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`count` times it was one of the points that `label` names: `7`, or `6–8` with both ends."""
+    """How often (`count`) a value was one of the points in `label`: `7`, or `6–8`, which includes both ends."""
 
     label: str
     count: int
@@ -92,7 +93,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that a slot did from `start_s` to `end_s`. Spans of one row that overlap lie in lanes of their own."""
+    """What a slot did from `start_s` to `end_s`. Spans of one row that overlap are drawn in separate lanes."""
 
     row: str
     kind: str
@@ -101,10 +102,11 @@ class Span:
 
 
 def histogram(values: Iterable[Points], maximum: Points, step: Points) -> tuple[Bar, ...]:
-    """Bars for 0 to `maximum` in steps of `step`, lowest first: one a step, or MAX_BARS at most with equally many.
+    """Count values into bars for 0 to `maximum` in steps of `step`, lowest first.
 
-    The last may have fewer steps. A value between two steps counts for the lower one, one above `maximum` for the
-    last bar, one below 0 for the first.
+    There is one bar for each step, or at most MAX_BARS bars of equally many steps; the last bar may have fewer. A value
+    between two steps counts for the lower one. Values above `maximum` go to the last bar, and values below 0 to the
+    first.
     """
     width, steps = exact(step), int(exact(maximum) / exact(step)) + 1
     steps_per_bar = -(-steps // MAX_BARS)
@@ -117,7 +119,7 @@ def histogram(values: Iterable[Points], maximum: Points, step: Points) -> tuple[
 
 
 def columns(title: str, across: str, up: str, series: Mapping[str, Sequence[Bar]]) -> Picture:
-    """Beside each other, for each label, how often each of the series had it. All have the same labels."""
+    """Draw columns for each label side by side, one for each series. All series have the same labels."""
     first_bars = next(iter(series.values()))
     largest_count = max(bar.count for bars in series.values() for bar in bars)
     ticks, maximum = _scale(largest_count, whole=True)
@@ -140,9 +142,11 @@ def columns(title: str, across: str, up: str, series: Mapping[str, Sequence[Bar]
 
 
 def points(title: str, across: str, up: str, pairs: Mapping[tuple[float, float], int], maximum: float) -> Picture:
-    """Circles whose area says how often a pair (across, up) came, each from 0 to `maximum`.
+    """Draw a circle for each pair (across, up); its area shows how often the pair occurs.
 
-    On the dashed line both are equal.
+    Values go from 0 to `maximum`.
+
+    Both values are equal on the dashed line.
     """
     top, head = _head(title, (), f"{up}; dashed: both the same")
     largest = max(pairs.values(), default=1)
@@ -175,14 +179,15 @@ def points(title: str, across: str, up: str, pairs: Mapping[tuple[float, float],
 
 
 def lines(title: str, up: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
-    """Steps over time: of each series (seconds, value) in order of time, each value until the next."""
+    """Draw a step line for each series of (seconds, value), sorted by time. Each value holds until the next."""
     length_s = max((at for steps in series.values() for at, _ in steps), default=0) or 1.0
     ticks, maximum = _scale(max((value for steps in series.values() for _, value in steps), default=0), whole=True)
     top, head = _head(title, series, up)
     body = [head, _rules(top, ticks, maximum)]
     for number, steps in enumerate(series.values()):
-        steps_by_pixel = {int(at / length_s * 700): (at, value) for at, value in steps}  # the last on each
-        # Each value until the next one's time, the last to the end.
+        # of the values that fall on one pixel, the last is drawn
+        steps_by_pixel = {int(at / length_s * 700): (at, value) for at, value in steps}
+        # A value is drawn until the time of the next value, and the last one until the end.
         corners = [
             (_LEFT + at / length_s * (_RIGHT - _LEFT), top + (1 - value / maximum) * _HEIGHT)
             for (start, value), (end, _) in itertools.pairwise([*steps_by_pixel.values(), (length_s, 0.0)])
@@ -198,7 +203,7 @@ def lines(title: str, up: str, series: Mapping[str, Sequence[tuple[float, float]
 
 
 def spans(title: str, all_spans: Iterable[Span]) -> Picture:
-    """A Gantt chart: rows in the order in which they come, with as many lanes as are needed at once."""
+    """Draw a Gantt chart. Rows keep their order, and each has as many lanes as it has spans at the same time."""
     rows: dict[str, list[Span]] = {}
     for span in all_spans:
         rows.setdefault(span.row, []).append(span)
@@ -229,7 +234,10 @@ def spans(title: str, all_spans: Iterable[Span]) -> Picture:
 
 
 def _head(title: str, names: Iterable[str], up: str) -> tuple[int, str]:
-    """Title, what the colours mean where there are several, and the axis that goes up; and where they end."""
+    """Draw the title, the legend if there are several series, and the vertical axis's label.
+
+    Also return where they end.
+    """
     names = list(names)
     parts, y = [_text(0, 16, title, kind="title")], 16 + _LINE
     if len(names) > 1:
@@ -265,7 +273,7 @@ def _text(across: float, y: float, text: str, anchor: str = "start", kind: str =
 
 
 def _ticks(maximum: float, whole: bool = False) -> list[float]:
-    """From 0, at most six, in steps of 1, 2 or 5 times a power of ten."""
+    """Return at most six ticks from 0, in steps of 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(maximum / 5))
     step = next(power * factor for factor in (1, 2, 5, 10) if maximum / (power * factor) <= 5)
     step = max(1.0, step) if whole else step
@@ -274,7 +282,7 @@ def _ticks(maximum: float, whole: bool = False) -> list[float]:
 
 
 def _scale(maximum: float, whole: bool = False) -> tuple[list[float], float]:
-    """Ticks up to the first that is not below `maximum`, and that one."""
+    """Return the ticks up to the first one at or above `maximum`, and the value of that tick."""
     ticks = _ticks(maximum or 1.0, whole)
     if ticks[-1] < maximum:
         ticks.append(round(ticks[-1] + ticks[1], 6))
@@ -282,7 +290,7 @@ def _scale(maximum: float, whole: bool = False) -> tuple[list[float], float]:
 
 
 def _lanes(spans: Iterable[Span]) -> list[list[Span]]:
-    """As few as hold them without two at once."""
+    """Put spans into as few lanes as possible, so that no two in a lane overlap."""
     lanes: list[list[Span]] = []
     for span in sorted(spans, key=lambda span: span.start_s):
         free = next((lane for lane in lanes if lane[-1].end_s <= span.start_s), None)
@@ -294,7 +302,7 @@ def _lanes(spans: Iterable[Span]) -> list[list[Span]]:
 
 
 def _merge_neighbours(lane: Iterable[Span], gap_s: float) -> list[Span]:
-    """Neighbours of one kind become one where less than `gap_s` parts them."""
+    """Join neighbouring spans of the same kind that are less than `gap_s` apart."""
     merged_spans: list[Span] = []
     for span in lane:
         if merged_spans and merged_spans[-1].kind == span.kind and span.start_s - merged_spans[-1].end_s <= gap_s:

@@ -1,7 +1,7 @@
-"""What a run did, from its results: who worked when, how many jobs waited, how many were done.
+"""Charts of a run, from its results: who worked when, how many jobs waited, and how many were done.
 
-Results know when things happened since their job was submitted, which a run does with all of them at its start; jobs
-that were submitted again later are drawn from their own start.
+Times in results count from the submission of their job. A run submits all jobs at its start, so these times can be
+compared. A job that was submitted again later is drawn from its own submission.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,11 +11,11 @@ from messages.jobs import JobResult
 
 
 def pictures(results: Iterable[JobResult]) -> list[Picture]:
-    """Progress, queues and Gantt chart; none before the first job has been decoded."""
+    """Draw progress, queues and a Gantt chart; an empty list until the first job has been decoded."""
     decoded_results = [result for result in results if result.decode.total_s > 0]
     if not decoded_results:
         return []
-    # Without a prefill worker a job left the first queue when decode took it.
+    # Without prefill workers, a job left its first queue when a decode worker took it.
     prefill_starts = [(r.prefill if r.prefill.worker_id else r.decode).queue_s for r in decoded_results]
     prefill_ends = [_prefill_end(result) for result in decoded_results if result.prefill.worker_id]
     is_split = len(prefill_ends) == len(decoded_results)
@@ -35,7 +35,7 @@ def pictures(results: Iterable[JobResult]) -> list[Picture]:
 
 
 def worker_spans(results: Sequence[JobResult]) -> list[Span]:
-    """What each worker did for each job, prefill first, workers by name."""
+    """Return what each worker did for each job. Prefill workers come first; workers are sorted by name."""
     prefill_spans = [
         Span(f"{result.prefill.worker_id} · prefill", result.model, result.prefill.queue_s, _prefill_end(result))
         for result in results
@@ -57,7 +57,7 @@ def _prefill_end(result: JobResult) -> float:
 
 
 def _steps(up: Iterable[float], down: Iterable[float]) -> list[tuple[float, float]]:
-    """How many came and have not gone, at each moment; without `up` how many have gone."""
+    """Return, for each moment, how many jobs have entered and not left. Without `up`, it is how many have left."""
     arrivals = [(at, 1) for at in up]
     moves = sorted([*arrivals, *((at, -1 if arrivals else 1) for at in down)], key=lambda move: (move[0], -move[1]))
     level, steps = 0, [(0.0, 0.0)]

@@ -1,1 +1,1 @@
-"""How good grades are, beside people's: what `kvasir evaluate` measures."""
+"""Compares the models' grades with people's, for `kvasir evaluate`."""

@@ -5,9 +5,9 @@
     bias         mean of the first grader's points minus the second's: above 0 the first is lenient
     exact        share of equal points; `within_step`: of those at most one step apart
 
-What is drawn again is a submission, with all of its criteria and raters: these are no independent grades. Everything is
-a ratio of sums over submissions, so that thousands of bootstrap samples are sums of one array. SciPy and scikit-learn,
-which the extra `evaluate` brings, are imported where they are needed.
+The bootstrap draws whole submissions, with all of their criteria and raters, because grades of one submission are not
+independent. Every measure is a ratio of sums over submissions, so thousands of bootstrap samples are sums of one array.
+SciPy and scikit-learn (extra `evaluate`) are imported only where they are needed.
 """
 
 import importlib
@@ -26,22 +26,22 @@ from messages.errors import UsageError
 
 MEASURES = ("qwk", "mae", "mae_share", "bias", "exact", "within_step")
 CONFIDENCE = 0.95
-MIN_UNITS = 10  # submissions; of fewer no interval is said
+MIN_UNITS = 10  # with fewer submissions than this, no interval is given
 RESAMPLES = 1_999
-_BATCH = 200  # bootstrap samples in memory at once
-MIN_FLOOR_GRADES = 9  # per criterion: the floor's line is fitted on a third of them
+_BATCH = 200  # bootstrap samples held in memory at once
+MIN_FLOOR_GRADES = 9  # for each criterion, because a third of its grades is needed to fit the floor's line
 
-_WORD = re.compile(r"\w\w")  # the least that the vectorizer counts
+_WORD = re.compile(r"\w\w")  # the words that scikit-learn's vectorizer counts by default
 _Floats = NDArray[np.float64]
 
 
 class EvaluationError(UsageError):
-    """Nothing can be measured from this; the message says what to change."""
+    """Nothing can be measured from these grades. The message says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradePair:
-    """Two graders' points for the same criterion of the same submission. `step`: of the points that may be given."""
+    """Two graders' points for one criterion of one submission. `step` is the step between possible points."""
 
     submission: str
     criterion: str  # "": the total
@@ -49,23 +49,26 @@ class GradePair:
     second: Points
     max_points: Points
     step: Points = 1
-    min_points: Points = 0  # below 0 where points can be lost
+    min_points: Points = 0  # below 0 if the criterion can cost points
 
     @property
     def difference(self) -> float:
-        """First minus second, points."""
+        """The first grader's points minus the second's."""
         return float(exact(self.first) - exact(self.second))
 
     @property
     def shares(self) -> tuple[float, float]:
-        """Both graders' points as shares of what there is to earn."""
+        """Both graders' points, as shares of the range from the fewest to the most possible points."""
         low, high = float(self.min_points), float(self.max_points)
         return (float(self.first) - low) / (high - low), (float(self.second) - low) / (high - low)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A measure, None where it has none, and its interval (BCa bootstrap), None where nothing is known of it."""
+    """A measure's value and its BCa bootstrap interval.
+
+    The value is None if the measure is undefined. The interval is None if it is unknown.
+    """
 
     value: float | None
     interval: tuple[float, float] | None = None
@@ -73,7 +76,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Two graders over some of the criteria. `measures` has all of MEASURES."""
+    """The agreement of two graders over some of the criteria. `measures` has an entry for each of MEASURES."""
 
     name: str
     submissions: int
@@ -82,7 +85,7 @@ class Agreement:
 
 
 def extra(module: str) -> Any:
-    """A module of the extra's packages. Raises EvaluationError where they are not installed."""
+    """Import a module that an extra installs. Raises EvaluationError if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -92,9 +95,10 @@ def extra(module: str) -> Any:
 
 
 def agreement(name: str, pairs: Sequence[GradePair], before: Sequence[GradePair] = (), seed: int = 0) -> Agreement:
-    """What these pairs say; the same seed gives the same intervals.
+    """Compute the agreement of these pairs. The same seed gives the same intervals.
 
-    With `before`, another grader's pairs with the same people: how much these are above, over what both graded.
+    `before` are another grader's pairs with the same people. With them, the result is how much higher the measures of
+    `pairs` are, over the submissions that both graded.
     """
     units = {pair.submission for pair in pairs} & {pair.submission for pair in (before or pairs)}
     sides = [[pair for pair in side if pair.submission in units] for side in (before, pairs) if side]
@@ -107,7 +111,10 @@ def agreement(name: str, pairs: Sequence[GradePair], before: Sequence[GradePair]
 
 
 def sums_of(pairs: Sequence[GradePair]) -> _Floats:
-    """A row for each of the sums that measures are made of, a column for each submission, by name."""
+    """Return the sums from which the measures are computed.
+
+    There is a row for each sum and a column for each submission, sorted by name.
+    """
     places = {unit: place for place, unit in enumerate(sorted({pair.submission for pair in pairs}))}
     sums = np.zeros((10, len(places)))
     for pair in pairs:
@@ -120,9 +127,9 @@ def sums_of(pairs: Sequence[GradePair]) -> _Floats:
 
 
 def _measures(sums: _Floats) -> _Floats:
-    """MEASURES of sums over some submissions, along the first axis; nan where there is none.
+    """Compute MEASURES from sums over submissions, along the first axis. An undefined measure is nan.
 
-    Kappa is 1 − the mean square between the two, over what it would be if neither knew of the other.
+    Kappa is 1 − the mean squared difference, divided by its expected value if the two graders were independent.
     """
     count, first, second, squares, between, *others = sums
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -132,7 +139,10 @@ def _measures(sums: _Floats) -> _Floats:
 
 
 def estimates(sums: Sequence[_Floats], seed: int = 0, resamples: int = RESAMPLES) -> dict[str, Estimate]:
-    """MEASURES with intervals, of the sums of one comparison; of two the second's minus the first's."""
+    """Compute MEASURES with their intervals from the sums of one comparison.
+
+    For two comparisons, it is the second's measures minus the first's.
+    """
     unit_count = sums[0].shape[1] if sums else 0
     if not unit_count:
         return dict.fromkeys(MEASURES, Estimate(None))
@@ -144,7 +154,8 @@ def estimates(sums: Sequence[_Floats], seed: int = 0, resamples: int = RESAMPLES
     values, bounds = statistic(np.arange(unit_count)), np.full((2, len(MEASURES)), math.nan)
     if unit_count >= MIN_UNITS and resamples:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # where nothing varies there is no interval, and that is said so
+            # if nothing varies SciPy warns, and the result then has no interval
+            warnings.simplefilter("ignore")
             bounds = np.stack(
                 extra("scipy.stats")
                 .bootstrap(
@@ -170,11 +181,12 @@ def estimates(sums: Sequence[_Floats], seed: int = 0, resamples: int = RESAMPLES
 def tfidf_floor(
     reference: str, answers: Sequence[str], shares: Sequence[float], draw: np.random.Generator
 ) -> list[tuple[int, float]]:
-    """What counting words reaches: a line from an answer's likeness to the reference to its share of the points.
+    """Return the points that counting words would give: a floor that any grader should beat.
 
-    A third of the answers is drawn, and the line fitted on their cosines of tf-idf vectors (sublinear tf, vocabulary
-    and weights of these texts). For each answer of the rest: its place, and the share from 0 to 1. None where there
-    are fewer than MIN_FLOOR_GRADES answers, or the reference has no word.
+    A line is fitted from an answer's likeness to the reference to its share of the points. The likeness is the cosine
+    of tf-idf vectors (sublinear tf; vocabulary and weights come from these texts). A random third of the answers is
+    used for the fit. The result holds, for each other answer, its place and the predicted share from 0 to 1. It is None
+    if there are fewer than MIN_FLOOR_GRADES answers, or the reference has no word.
     """
     if len(answers) < MIN_FLOOR_GRADES or not _WORD.search(reference):
         return []

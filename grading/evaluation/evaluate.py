@@ -1,7 +1,8 @@
-"""A class's grades beside people's: agreement by criterion and by band, people among themselves, a floor, doubts.
+"""Compares a class's grades with people's.
 
-Where several people graded, the model is compared with each of them, as they are with one another: no mean of theirs
-stands for the truth. Work that was an example for the others, or that no model gave points to, is left out.
+It gives agreement by criterion and by band, people's agreement among themselves, a floor, and what the doubts are
+worth. If several people graded, the model is compared with each of them, as they are with one another; their mean is
+never used as the truth. Work that was an example for the models, or that no model gave points to, is left out.
 """
 
 import re
@@ -21,23 +22,27 @@ from grading.points import EXAMPLE_REMARK, Doubt, Grade
 from grading.report.grades import GradedClass
 from grading.rubric.rubric import Points, exact, plain
 
-BANDS = ("none", "partial", "full")  # bands of a criterion's points, as the person gave them
-WHOLE, EVERY_CRITERION = "the total", "all criteria"  # no criterion can be called so
+BANDS = ("none", "partial", "full")  # ranges of a criterion's points, as the person gave them
+WHOLE, EVERY_CRITERION = "the total", "all criteria"  # labels that no criterion can have as its id
 _LIKELIHOOD_BINS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was measured of one batch. `agreements`: of the `model` with people, by `band`, of `people`, of the `floor`.
+    """What was measured of one batch.
 
-    Of each the most general comes first; `people` is empty where one person graded.
+    `agreements` has those of the `model` with people, by `band`, of `people`, of the `floor`.
+
+    The most general agreement comes first in each list. `people` is empty if only one person graded.
     """
 
     title: str
     submissions: int
     agreements: Mapping[str, Sequence[Agreement]]
-    doubts: Sequence[Mapping[str, Any]]  # kind, flagged, flagged_wrong, unflagged, unflagged_wrong; submissions
-    reliability: Sequence[Sequence[float]]  # share that a person gave too, mean likelihood of the points given
+    # numbers of submissions, by kind of doubt: flagged, flagged_wrong, unflagged, unflagged_wrong
+    doubts: Sequence[Mapping[str, Any]]
+    # pairs (share of the model's points that a person gave too, mean likelihood of these points)
+    reliability: Sequence[Sequence[float]]
     pairs: Sequence[GradePair]  # model and person
 
 
@@ -48,14 +53,14 @@ def evaluate(
     tolerance: Points = 1,
     seed: int = 0,
 ) -> Evaluation:
-    """Measure a class that models have graded.
+    """Measure how well models graded a class.
 
     Args:
-        assignment: the class's work, where it is still there: for the floor, and for the steps of points.
-        tolerance: points by which a total may differ before the grade is called wrong.
-        seed: of the bootstrap samples and of the floor's third.
+        assignment: the class's work, if it still exists. The floor needs it, and the steps of points.
+        tolerance: a grade counts as wrong if its total differs by more points than this.
+        seed: seed of the bootstrap samples and of the floor's third.
 
-    Raises EvaluationError where nothing can be compared, or a person gave what the rubric doesn't allow.
+    Raises EvaluationError if there is nothing to compare, or if a person gave points that the rubric doesn't allow.
     """
     grades = [
         grade
@@ -90,7 +95,9 @@ def evaluate(
     }
     pairs = [pair for points in by_rater.values() for pair in pairs_of(by_model, points)]
     if not pairs:
-        raise EvaluationError("no hand grade belongs to a submission that has a model's points; use the batch's names")
+        raise EvaluationError(
+            "no hand grade belongs to a submission with a model's points: use the submissions' names as in the batch"
+        )
     parts = {
         "model": by_name(pairs),
         "band": {band: [pair for pair in finest(pairs) if band_of(pair) == band] for band in BANDS},
@@ -103,7 +110,7 @@ def evaluate(
     }
     agreements["band"] = [
         replace(each, measures={**each.measures, "qwk": Estimate(None)}) for each in agreements["band"]
-    ]  # within a band one of the two hardly varies, and kappa says nothing
+    ]  # within a band, one of the two graders hardly varies, so kappa means nothing
     judged = {pair.submission for pair in pairs}
     return Evaluation(
         graded_class.title,
@@ -116,7 +123,10 @@ def evaluate(
 
 
 def by_name(pairs: Sequence[GradePair]) -> dict[str, list[GradePair]]:
-    """Pairs of the total, of all criteria together where there are several, and of each; those that there are."""
+    """Group the pairs: the total, all criteria together if there are several, and each criterion.
+
+    Empty groups are left out.
+    """
     criteria = dict.fromkeys(pair.criterion for pair in pairs)
     named_pairs = {id or WHOLE: [pair for pair in pairs if pair.criterion == id] for id in criteria}
     several = {EVERY_CRITERION: finest(pairs)} if len(named_pairs.keys() - {WHOLE}) > 1 else {}
@@ -124,7 +134,7 @@ def by_name(pairs: Sequence[GradePair]) -> dict[str, list[GradePair]]:
 
 
 def finest(pairs: Sequence[GradePair]) -> list[GradePair]:
-    """Those of criteria, or the totals where people gave nothing else."""
+    """Return the pairs for criteria, or those for totals if people gave nothing else."""
     return [pair for pair in pairs if pair.criterion] or [*pairs]
 
 
@@ -134,9 +144,10 @@ def band_of(pair: GradePair) -> str:
 
 
 def _floor(pairs_by_name: Mapping[str, Sequence[GradePair]], assignment: Assignment, seed: int) -> list[GradePair]:
-    """What counting words gives to two thirds of each criterion's grades, beside what a person gave.
+    """Pair the points that counting words would give with a person's, for two thirds of each criterion's grades.
 
-    The reference is the solution; without one each criterion's guidance, and for the total all of it.
+    The reference text is the solution. Without a solution it is each criterion's guidance, and for the total all
+    guidance.
     """
     texts = {item.submission.name: own_text(item.submission) for item in assignment.items}
     guidance = {criterion.id: criterion.guidance or criterion.title for criterion in assignment.rubric.criteria}
@@ -157,16 +168,16 @@ def _floor(pairs_by_name: Mapping[str, Sequence[GradePair]], assignment: Assignm
 
 
 def kind_of(doubt: Doubt) -> str:
-    """A reason for doubt without what is this submission's own: names of criteria, figures, quotes."""
+    """Return the kind of a doubt: its sentence without names of criteria, numbers and quotes."""
     text = doubt.why.removeprefix(f"{doubt.criterion_id}: ")
     return re.sub(r"\d[\d.,]*", "…", re.split(r"[:(“]", text)[0]).strip()
 
 
 def _doubt_records(grades: Sequence[Grade], pairs: Sequence[GradePair], tolerance: Points) -> list[dict[str, Any]]:
-    """Whether there was any doubt, then each kind of it.
+    """Count wrong grades with and without doubts: first for any doubt, then for each kind.
 
-    Wrong is a submission of which most of the totals that people gave, or of the criteria where they gave no totals,
-    are further off than `tolerance`, or than a step.
+    A submission is wrong if most of the totals that people gave it differ by more than `tolerance`. If they gave no
+    totals, it is wrong if most criteria differ by more than a step.
     """
     far: dict[str, list[bool]] = defaultdict(list)
     for pair in [pair for pair in pairs if not pair.criterion] or pairs:

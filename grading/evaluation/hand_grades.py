@@ -1,8 +1,8 @@
-"""Grades that people gave, from a table or from the desk's reviews.
+"""Grades that people gave, read from a table or from the desk's reviews.
 
-One form of CSV, with a header: `submission`, `criterion`, `points`, `rater`. A submission is named as the batch names
-it, or by its number at the learning platform; `criterion` is an id of the rubric's, empty or left out for the total;
-`rater` tells two people apart. A row without points is one that nobody has graded. Of another table, such as a
+The table is a CSV with a header: `submission`, `criterion`, `points`, `rater`. A submission is given by its name in the
+batch or by its number at the learning platform. `criterion` is a criterion's id, and is empty or missing for the total.
+`rater` tells several people apart. A row without points means that nobody graded it. In another table, such as a
 gradebook, one column may be read as the totals.
 """
 
@@ -17,12 +17,15 @@ from grading.rubric.rubric import MAX_POINTS, Points, total_points
 from grading.submissions.lms_names import student_id
 from grading.tables import cell, column, read_sheet, student, students
 
-TOTAL = ""  # in the place of a criterion
-HandGrades = Mapping[tuple[str, str, str], Points]  # by submission, criterion and rater
+TOTAL = ""  # stands in for a criterion's id
+HandGrades = Mapping[tuple[str, str, str], Points]  # keys: submission, criterion, rater
 
 
 def read_hand_grades(data: bytes, label: str, total_column: str = "") -> HandGrades:
-    """The grades in a table; `label` names it in errors. Raises EvaluationError, ExportError, BoundError."""
+    """Read the grades in a table. `label` names the table in errors.
+
+    Raises EvaluationError, ExportError, BoundError.
+    """
     sheet = read_sheet(data, label)
     of_points, of_criterion, of_rater = (
         column(sheet.rows[0], caption)
@@ -30,8 +33,8 @@ def read_hand_grades(data: bytes, label: str, total_column: str = "") -> HandGra
     )
     if of_points < 0 or not students(sheet):
         raise EvaluationError(
-            f"{label} needs the columns submission, criterion, points and rater; or one that says whose a row is, and "
-            "--column names that of the totals"
+            f"{label} needs the columns submission, criterion, points and rater, or a column that says whose a "
+            "row is and --column for the totals"
         )
     graded_rows = [number for number, row in enumerate(sheet.rows) if number and cell(row, of_points).strip()]
     grades = {
@@ -42,12 +45,15 @@ def read_hand_grades(data: bytes, label: str, total_column: str = "") -> HandGra
         for row in [sheet.rows[number]]
     }
     if len(grades) < len(graded_rows):
-        raise EvaluationError(f"{label}: somebody graded the same twice; keep one row for each")
+        raise EvaluationError(f"{label}: the same work is graded twice by the same person; keep one row for each")
     return grades
 
 
 def reviewed_grades(folder: Path) -> HandGrades:
-    """What stands about each submission of the batch in `folder` that a person has decided on. Raises BatchError."""
+    """Return the grades of all submissions in the batch in `folder` on which a person has decided.
+
+    Raises BatchError.
+    """
     decisions = [override for override in read_overrides(folder) if not override.reason.startswith(ROUND_REASON)]
     names = {override.item_id for override in decisions}
     return {
@@ -60,7 +66,10 @@ def reviewed_grades(folder: Path) -> HandGrades:
 
 
 def in_class(grades: HandGrades, submissions: Iterable[str], criteria: Collection[str]) -> HandGrades:
-    """Those of the class's submissions, under their names; with the totals of what was graded in every criterion."""
+    """Return the grades of the class's submissions under their names.
+
+    A total is added where every criterion was graded.
+    """
     names = {alias: name for name in submissions for alias in (student_id(name), name) if alias}
     known = {(names[name], id, rater): points for (name, id, rater), points in grades.items() if name in names}
     totals = {

@@ -1,4 +1,4 @@
-"""How an evaluation is shown: rows of a table, sentences, pictures, and a page that needs nothing else."""
+"""Shows an evaluation: table rows, sentences, charts, and a self-contained page."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ _COLUMNS = {
 
 
 def rows(evaluation: Evaluation, gains: Iterable[Agreement] = ()) -> list[dict[str, str]]:
-    """All that was measured as a table shows it, each interval in a line of its own."""
+    """Return everything that was measured as table rows. Each interval has its own line."""
     return [
         {"grades": f"{part}: {measured.name}", "n": str(measured.pairs)}
         | {title: _shown(measured.measures[name], form) for name, (title, form) in _COLUMNS.items()}
@@ -33,7 +33,7 @@ def _shown(estimate: Estimate, form: str) -> str:
 
 
 def sentences(evaluation: Evaluation) -> list[str]:
-    """Notes on the figures, and what the doubts were worth."""
+    """Return notes on the numbers, and sentences on what the doubts were worth."""
     remarks = {
         f"Fewer than {MIN_UNITS} submissions: no intervals.": evaluation.submissions < MIN_UNITS,
         "One person graded: how far two would agree is not known.": not evaluation.agreements["people"],
@@ -51,7 +51,7 @@ def sentences(evaluation: Evaluation) -> list[str]:
 
 
 def pictures(evaluation: Evaluation) -> list[Picture]:
-    """Bands, reliability, and the points of the total and of each criterion by person and by model."""
+    """Draw bands, reliability, and the points of the total and of each criterion, by person and by model."""
     bands = Counter((band_of(pair), (pair.difference > 0) - (pair.difference < 0)) for pair in finest(evaluation.pairs))
     series = {
         title: [Bar(band, bands[band, sign]) for band in BANDS]
@@ -80,12 +80,12 @@ def pictures(evaluation: Evaluation) -> list[Picture]:
 
 
 def _places(pairs: Sequence[GradePair]) -> Counter[tuple[float, float]]:
-    """Counted from the fewest points that there are."""
+    """Return points as a number of steps above the fewest possible points."""
     return Counter((float(pair.second - pair.min_points), float(pair.first - pair.min_points)) for pair in pairs)
 
 
 def render_evaluation(evaluation: Evaluation, facts: Mapping[str, str], gains: Iterable[Agreement] = ()) -> str:
-    """The page as HTML. `facts`: of the run; `gains`: over another batch."""
+    """Render the page as HTML. `facts` describe the run. `gains` are the differences from another batch."""
     return render_template(
         "evaluation_page.html.j2",
         title=evaluation.title,

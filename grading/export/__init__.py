@@ -1,11 +1,11 @@
-"""Grades leave the house: a file for the LMS, a table, feedback for each student.
+"""Exports grades: a file for the LMS, a table, or feedback for each student.
 
-`FORMATS` has them all. Each takes a batch's folder and gives an `ExportFile`: bytes to save or to offer for download,
-and the list of submissions that were left blank, with the reason. A grade that failed, is incomplete or waits for a
-person is blank, never 0; only what was read and found empty gets 0.
+`FORMATS` lists all formats. Each takes a batch's folder and returns an `ExportFile`: bytes to save or to offer for
+download, and the submissions that were left blank, with the reason. A grade that failed, is incomplete or waits for a
+person is left blank, never 0. Only work that was read and found empty gets 0.
 
-The decisions in the folder's reviews.jsonl count. What `ExportFile.asks` says must have been confirmed before the file
-is given out. Raises ExportError (a UsageError).
+The decisions in the folder's reviews.jsonl are applied. A person must confirm the sentences in `ExportFile.asks` before
+the file is given out. Raises ExportError (a UsageError).
 """
 
 from grading.export import canvas, feedback, moodle, moodle_feedback, plain, requests
@@ -32,7 +32,7 @@ FORMATS: tuple[ExportFormat, ...] = (
     plain.FORMAT,
     feedback.FORMAT,
 )
-# On the desk the table is first: it needs no file of anybody's. `kvasir requests --to` writes the replies.
+# The desk lists the table first, because it needs no file from the LMS. Replies are written by `kvasir requests --to`.
 DESK_FORMATS = (*sorted(FORMATS, key=lambda export_format: export_format is not plain.FORMAT), requests.REPLIES)
 
 __all__ = [

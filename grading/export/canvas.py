@@ -1,9 +1,9 @@
-"""Canvas's gradebook: the file that an instructor downloads there, filled in, and taken back by "Import grades".
+"""Fills in Canvas's gradebook: the file that an instructor exports from Canvas, and imports again.
 
-What Canvas asks of the file: a header with `Student`, `ID` and a last column of facts about the student that contains
-"Section"; one column an assignment, named `Title (assignment id)` (a title without a known id would create a new
-assignment); a row `    Points Possible` above the students. Students are matched by ID, blanks leave a grade as it is,
-`EX` excuses, columns with `(read only)` are ignored.
+Canvas expects a header with `Student`, `ID`, and a last column of facts about the student that contains "Section".
+Each assignment has a column named `Title (assignment id)`; a title without a known id would create a new assignment.
+Above the students stands a row `    Points Possible`. Canvas matches students by ID. A blank leaves a grade as it is,
+`EX` excuses, and columns with `(read only)` are ignored.
 """
 
 import re
@@ -45,18 +45,18 @@ _FILE = "canvas-gradebook.csv"
 
 @dataclass(frozen=True, slots=True)
 class _Gradebook:
-    """A gradebook's sheet and where things are in it."""
+    """A gradebook, and where things are in it."""
 
     sheet: Sheet
     id_column: int
-    last_fact: int  # the last column of facts about the student
+    last_fact: int  # index of the last column of facts about the student
     assignment: int
-    possible: int  # the row `Points Possible`
+    possible: int  # index of the row `Points Possible`
     decimal_comma: bool
 
     @property
     def name(self) -> str:
-        """What the column of the assignment is called."""
+        """The name of the assignment's column."""
         return self.sheet.rows[0][self.assignment].strip()
 
 
@@ -69,21 +69,23 @@ def export_canvas(
     all_columns: bool = False,
     scale: bool = False,
 ) -> ExportFile:
-    """The grades as a gradebook that Canvas imports.
+    """Fill a class's grades into a gradebook that Canvas imports.
 
     Args:
-        gradebook: what the instructor exported from Canvas, which says whose a submission is.
-        assignment: the column: its id, its title, or both as in `Homework 4 (1234)`; "" if there is only one, and
-            its title is the class's. Grades in another assignment's column are the worst that can happen here.
-        all_columns: keep the other assignments' columns. Left out, the import can't bring back old grades there.
-        scale: scale to Canvas's points possible, where they differ from the rubric's total.
+        gradebook: what the instructor exported from Canvas. It says which student each row belongs to.
+        assignment: the column, as an id, a title, or both as in `Homework 4 (1234)`. "" is allowed if the gradebook has
+            one assignment, with the class's title: nothing is worse than grades in another assignment's column.
+        all_columns: keep the columns of other assignments. By default they are left out, so that the import can't
+            overwrite newer grades with old ones.
+        scale: scale to Canvas's points possible, if they differ from the rubric's total.
 
     Raises ExportError, BatchError.
     """
     graded_class, grades = final_grades(folder, include_unreviewed)
     if gradebook is None:
         raise ExportError(
-            "the gradebook says whose a grade is: export it from Canvas (Grades, Export) and name it with --gradebook"
+            "the gradebook is missing, which says whose each grade is: export it from Canvas (Grades, Export) "
+            "and name it with --gradebook"
         )
     book = _read(gradebook, assignment.strip(), graded_class.title)
     factor, notes = _factor(book, graded_class.total, scale)
@@ -122,20 +124,21 @@ def export_canvas(
 
 _NO_ID = "its name holds no Canvas user id, so it is not in the file"
 _NOT_LISTED = "its Canvas user id is not in the gradebook, so it is not in the file"
-# `NON_ASSIGNMENT_COLUMN_HEADERS` in instructure/canvas-lms, `lib/gradebook_importer.rb`: they may stand anywhere in it.
+# Columns that Canvas ignores wherever they stand: `NON_ASSIGNMENT_COLUMN_HEADERS` in instructure/canvas-lms,
+# `lib/gradebook_importer.rb`.
 _IGNORED_TITLE = re.compile("(?:Current|Final) (?:Score|Points|Grade)|Override (?:Score|Grade|Status)")
 _PASS_OR_FAIL = frozenset({"complete", "incomplete"})
 
 
 def assignment_columns(gradebook: bytes) -> list[str]:
-    """The assignments of a downloaded gradebook that can take grades, as their columns are called."""
+    """Return the column names of all assignments in a gradebook that can take grades."""
     sheet = read_sheet(gradebook, "gradebook")
     _, last = _facts(sheet)
     return [name.strip() for name in sheet.rows[0][last + 1 :] if _takes_grades(name)]
 
 
 def matching_columns(columns: Iterable[str], *names: str) -> list[str]:
-    """Those columns whose title, or id, is one of these names; case, punctuation and blanks don't count."""
+    """Return the columns whose title or id is one of these names. Case, punctuation and blanks don't count."""
     sought_names = {_words(name) for name in names} - {""}
     return [column for column in columns if not sought_names.isdisjoint(_names(column))]
 
@@ -146,7 +149,7 @@ def _names(column: str) -> set[str]:
 
 
 def _words(text: str) -> str:
-    """Letters and digits alone; signs that make another number of one, as in 1.5, stay."""
+    """Reduce a text to letters and digits. Signs that belong to a number, such as the dot in 1.5, are kept."""
     words = re.findall(r"\d+(?:[.,]\d+)*|[^\W\d_]+|[+#]+", unicodedata.normalize("NFKC", text).casefold())
     return " ".join(words)
 
@@ -163,9 +166,13 @@ def _read(data: bytes, assignment: str, title: str) -> _Gradebook:
     assignment_column = _find_assignment_column(sheet.rows[0], last_fact, assignment, title)
     name = sheet.rows[0][assignment_column].strip()
     if _IGNORED_TITLE.search(name):
-        raise ExportError(f"Canvas ignores the column {name!r} because of its title: give the assignment another there")
+        raise ExportError(
+            f"Canvas ignores the column {name!r} because of its title: give the assignment another title in Canvas"
+        )
     if re.search(r"read\s+only", cell(sheet.rows[possible], assignment_column), re.IGNORECASE):
-        raise ExportError(f"Canvas ignores the column {name!r}: it is read only there")
+        raise ExportError(
+            f"Canvas ignores the column {name!r}, because it is read only: allow grading of the assignment in Canvas"
+        )
     rows = [
         with_cell(row, id_column, number_in(cell(row, id_column))) if index > possible else row
         for index, row in enumerate(sheet.rows)
@@ -175,7 +182,7 @@ def _read(data: bytes, assignment: str, title: str) -> _Gradebook:
 
 
 def _facts(sheet: Sheet) -> tuple[int, int]:
-    """The columns of the ID and of the last fact about a student."""
+    """Return the index of the ID column, and of the last column of facts about the student."""
     header = sheet.rows[0]
     id_column = column(header, "ID")
     sections = [
@@ -193,11 +200,11 @@ def _takes_grades(name: str) -> bool:
 
 
 def _find_assignment_column(header: Sequence[str], last_fact: int, assignment: str, title: str) -> int:
-    """The column of the assignment: never by its place."""
+    """Find the assignment's column by its name. Its position is never used to guess."""
     columns = {index: header[index] for index in range(last_fact + 1, len(header)) if _takes_grades(header[index])}
     is_ambiguous = not assignment and len(columns) > 1
     matching_names = [] if is_ambiguous else matching_columns(columns.values(), assignment or title)
-    # A whole name goes before a part of one.
+    # An exact name is preferred to one that matches only in part.
     candidates = [name for name in matching_names if name.strip() == assignment] or matching_names
     indices = [index for index, name in columns.items() if name in candidates]
     if len(indices) == 1:
@@ -211,7 +218,7 @@ def _find_assignment_column(header: Sequence[str], last_fact: int, assignment: s
 
 
 def _factor(book: _Gradebook, total: Points, scale: bool) -> tuple[Decimal, list[str]]:
-    """By what points are multiplied, and a note on it."""
+    """Return the factor by which points are multiplied, and notes about it."""
     text = cell(book.sheet.rows[book.possible], book.assignment).strip().replace(",", ".")
     if not text:
         return Decimal(1), []
@@ -232,16 +239,17 @@ def _factor(book: _Gradebook, total: Points, scale: bool) -> tuple[Decimal, list
 
 
 def _drops(book: _Gradebook) -> list[str]:
-    """What Canvas doesn't keep, or doesn't show, of the points."""
+    """Return what Canvas does not store, or does not show, of the points."""
     cells = [cell(row, book.assignment).strip().casefold() for row in book.sheet.rows]
     remark = f"in {book.name!r} Canvas keeps no points, only whether they are complete"
     return [remark] if _PASS_OR_FAIL.intersection(cells) else []
 
 
 def _hidden(book: _Gradebook) -> list[str]:
-    """What Canvas says, between header and points possible, of grades that students don't see at once.
+    """Return a note if Canvas hides new grades from students until they are posted.
 
-    `Manual Posting`, alone or with more after it (`GradebookExporter#hidden_assignment_text`); once it was `Muted`.
+    The row between the header and the points possible then holds `Manual Posting`, possibly with more text
+    (`GradebookExporter#hidden_assignment_text`), or `Muted` in older versions.
     """
     return [
         f"students see them only when you post them: of this column Canvas says {text!r:.80}"
@@ -259,7 +267,7 @@ def _fields(form: Form, names: Sequence[str]) -> Choices | None:
         return None
     columns = assignment_columns(gradebook)
     matching = matching_columns(columns, *names)
-    # Before one is chosen it is the column of this name, or none: nothing is chosen by its place.
+    # The default column is the one with the class's title, or none. A column's position is never used to guess.
     assignment = form.column("Assignment", columns, matching[0] if len(matching) == 1 else None)
     scale = form.flag("Scale the points to Canvas's, where those are others")
     return {"gradebook": gradebook, "assignment": assignment, "scale": scale} if assignment else None
@@ -272,8 +280,8 @@ FORMAT = ExportFormat(
     (_FILE,),
     export_canvas,
     (
-        ExportOption("--gradebook", "file", "canvas: the gradebook that you exported there."),
-        ExportOption("--assignment", "text", "canvas: the assignment's id, or 'Title (id)'.", metavar="A"),
+        ExportOption("--gradebook", "file", "canvas: fill in this gradebook, which you exported there."),
+        ExportOption("--assignment", "text", "canvas: use the assignment with this id, or 'Title (id)'.", metavar="A"),
         ExportOption("--all-columns", "flag", "canvas: keep the other assignments' columns."),
         ExportOption("--scale", "flag", "canvas: scale to the points possible there."),
     ),

@@ -1,4 +1,7 @@
-"""What a student reads: points, feedback and the quoted evidence. Never the grading notes, solution or prompt."""
+"""The feedback that a student reads: points, comments and quoted evidence.
+
+It never contains the grading notes, the solution or the prompt.
+"""
 
 import html
 import io
@@ -16,7 +19,7 @@ FeedbackKind = Literal["md", "html"]
 
 WITHHELD_NOTICE = "(The feedback on this point is withheld; please ask your instructor.)"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-_NAME_BYTES = 230  # file systems take names of 255
+_NAME_BYTES = 230  # file systems allow names of 255 bytes
 _MARKUP = re.compile(r"([\\`*_{}\[\]()#+!|~=-])")
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:42rem;margin:2rem auto;padding:0 1rem}"
@@ -30,9 +33,9 @@ def export_feedback(
     *,
     include_unreviewed: bool = False,
 ) -> ExportFile:
-    """A zip with one file a student, named after the submission. Raises BatchError.
+    """Make a zip with one file for each student, named after the submission. Raises BatchError.
 
-    Who has no final grade has no file. Feedback that repeats what no student may see is withheld and listed.
+    Students without a final grade get no file. Feedback that repeats confidential text is withheld and listed.
     """
     graded_class, grades = final_grades(folder, include_unreviewed)
     used_file_names: set[str] = set()
@@ -51,7 +54,7 @@ def export_feedback(
 
 
 def zip_feedback(files: Iterable[tuple[str, str]]) -> bytes:
-    """A zip of texts by their names: the same texts make the same bytes."""
+    """Zip texts under their names. The same texts always give the same bytes."""
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as archive:
         for name, text in files:
@@ -65,7 +68,7 @@ def _withheld_note(final: FinalGrade) -> str:
 
 
 def _file_name(submission: str, kind: FeedbackKind, used_names: set[str]) -> str:
-    """A file name that unpacks anywhere and that no other submission has."""
+    """Return a file name that is valid on every system and that no other submission has."""
     stem = re.sub(r"[^\w.\- ]", "_", PurePosixPath(submission).name).strip(". ")[:120]
     stem = stem.encode()[:_NAME_BYTES].decode("utf-8", "ignore") or "submission"
     name, number = f"{stem}.{kind}", 1
@@ -77,7 +80,7 @@ def _file_name(submission: str, kind: FeedbackKind, used_names: set[str]) -> str
 
 
 def feedback_text(title: str, final: FinalGrade, kind: FeedbackKind) -> str:
-    """One student's feedback as a file."""
+    """Return one student's feedback as the text of a file."""
     if kind == "md":
         return (
             "\n\n".join(_MARKDOWN[block].format(_escape_markdown(text)) for block, text in _blocks(title, final)) + "\n"
@@ -88,7 +91,7 @@ def feedback_text(title: str, final: FinalGrade, kind: FeedbackKind) -> str:
 
 
 def feedback_fragment(title: str, final: FinalGrade) -> str:
-    """The same as a piece of HTML, for a field that takes it; `title` "" leaves the heading out."""
+    """Return one student's feedback as HTML for a text field. If `title` is "", there is no heading."""
     return "\n".join(_HTML[block].format(html.escape(text)) for block, text in _blocks(title, final))
 
 
@@ -103,7 +106,7 @@ _HTML = {
 
 
 def _blocks(title: str, final: FinalGrade) -> list[tuple[str, str]]:
-    """What is said, one below the other: each with what it is."""
+    """Yield the blocks of the feedback in order, each with its kind."""
     grade, is_empty = final.grade, final.grade.state == "empty"
     blocks = [
         ("title", title),
@@ -112,10 +115,11 @@ def _blocks(title: str, final: FinalGrade) -> list[tuple[str, str]]:
         ("text", f"Taken off: {final.penalty.words}" if final.penalty else ""),
         ("text", one_line(final.summary)),
     ]
-    # None where a person set the total of what has no criteria points, or nothing was handed in.
+    # None if a person set only the total of work without points for criteria, or if nothing was handed in
     has_points = not is_empty and all(criterion.points is not None for criterion in final.criteria)
     for criterion in final.criteria if has_points else ():
-        is_quoted = criterion.evidence_state == "found" and not criterion.leaks  # the student's own words, if they are
+        # the evidence is shown as a quote only if it stands in the student's own work
+        is_quoted = criterion.evidence_state == "found" and not criterion.leaks
         blocks += [
             ("heading", f"{criterion.title}: {show_points(criterion.points)} of {show_points(criterion.max_points)}"),
             ("text", WITHHELD_NOTICE if criterion.leaks else one_line(criterion.feedback)),
@@ -125,7 +129,7 @@ def _blocks(title: str, final: FinalGrade) -> list[tuple[str, str]]:
 
 
 def _escape_markdown(text: str) -> str:
-    """Text in which Markdown finds no markup and no HTML."""
+    """Escape a text so that Markdown finds no markup and no HTML in it."""
     return html.escape(_MARKUP.sub(r"\\\1", text), quote=False)
 
 
@@ -135,6 +139,6 @@ FORMAT = ExportFormat(
     "Points, feedback and evidence, one file for each student.",
     ("feedback-md.zip", "feedback-html.zip"),
     export_feedback,
-    (ExportOption("--as", "choice", "feedback: Markdown or HTML.", "kind", choices=("md", "html")),),
+    (ExportOption("--as", "choice", "feedback: write Markdown or HTML.", "kind", choices=("md", "html")),),
     fields=lambda form, _names: {"kind": form.one_of("Files", ("html", "md"))},
 )

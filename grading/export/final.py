@@ -1,4 +1,4 @@
-"""The grade that leaves the house: what the models said, what a person decided, or a blank with the reason."""
+"""The final grade of an export: the models' points, a person's decision, or a blank with the reason."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ _SHOWN_CHANGES = 5
 
 @dataclass(frozen=True, slots=True)
 class LeftBlank:
-    """A submission without a grade in an export, and all reasons why; one line each."""
+    """A submission that has no grade in an export, with all reasons on one line."""
 
     submission: str
     reason: str
@@ -27,10 +27,10 @@ class LeftBlank:
 
 @dataclass(frozen=True, slots=True)
 class ExportFile:
-    """One file: save `data` as `name`. `left_blank` and `notes` belong under it.
+    """A file to give out: save `data` as `name`. Show `left_blank` and `notes` below it.
 
-    `asks` are sentences that a person must have read, and said yes to, before the file leaves the house.
-    `held_ids` are the ids of the class's grades, blank ones too, that the file holds; None: of all of them.
+    A person must read the sentences in `asks` and agree before the file is given out. `held_ids` are the ids of the
+    class's grades that the file holds, including blank ones; None means all.
     """
 
     name: str
@@ -44,38 +44,38 @@ class ExportFile:
 
 @dataclass(frozen=True, slots=True)
 class FinalGrade:
-    """One submission's grade with its reviews. `points` is None exactly when `why_blank` says why."""
+    """One submission's grade after review. `points` is None exactly when `why_blank` gives a reason."""
 
-    grade: Grade  # as the models left it
-    criteria: tuple[CriterionGrade, ...]  # with what a person changed
+    grade: Grade  # as the models made it
+    criteria: tuple[CriterionGrade, ...]  # with a person's changes
     summary: str
     points: Points | None  # less the penalty
     why_blank: str
     is_reviewed: bool
-    open_doubts: tuple[str, ...] = ()  # why it needs review: what no decision has settled
-    reviewers: tuple[str, ...] = ()  # who decided; only for files that stay with the instructor
+    open_doubts: tuple[str, ...] = ()  # reasons for review that no decision has settled
+    reviewers: tuple[str, ...] = ()  # people who decided; only for files that stay with the instructor
     penalty: Penalty | None = None  # for lateness
 
     @property
     def earned_points(self) -> Points | None:
-        """The points before anything is taken off for lateness."""
+        """The points before any deduction for lateness."""
         if self.points is None or self.penalty is None:
             return self.points
         return plain(exact(self.points) + exact(self.penalty.points))
 
     @property
     def submission(self) -> str:
-        """The submission's own name: for files that stay with the instructor."""
+        """The submission's real name. Use it only in files that stay with the instructor."""
         return self.grade.submission
 
 
 def final_grades(folder: Path, include_unreviewed: bool = False) -> tuple[GradedClass, list[FinalGrade]]:
-    """The class in `folder` and its grades with the decisions of its reviews.jsonl applied, in order.
+    """Read the class in `folder`, and its grades in order, with the decisions in reviews.jsonl applied.
 
     Args:
-        include_unreviewed: give out complete grades that nobody has looked at although somebody should.
+        include_unreviewed: include complete grades that still need a person's review.
 
-    A decision about a criterion that the rubric no longer has changes nothing. Raises BatchError if the folder has no
+    A decision about a criterion that is no longer in the rubric has no effect. Raises BatchError if the folder has no
     grades.
     """
     graded_class = load_graded(folder)
@@ -91,12 +91,12 @@ def final_grades(folder: Path, include_unreviewed: bool = False) -> tuple[Graded
 def apply_decisions(
     grade: Grade, decisions: Mapping[str | None, Override], include_unreviewed: bool = False, late: Late | None = None
 ) -> FinalGrade:
-    """One grade with the decisions about it. A total that a person set is final: nothing is taken off."""
+    """Apply the decisions about one grade. A total that a person set is final: lateness takes nothing off it."""
     whole = decisions.get(None)
     criteria = tuple(_apply_override(criterion, decisions.get(criterion.id)) for criterion in grade.criteria)
     points = whole.points if whole and whole.points is not None else total_of(criteria)
     blank_reason = "" if points is not None else _why_none(grade, criteria)
-    # A decision about a criterion settles what was doubtful there, one about the whole everything.
+    # A decision about a criterion settles the doubts about it; a decision about the whole settles all doubts.
     open_doubts = [doubt for doubt in grade.doubts if not doubt.criterion_id or doubt.criterion_id not in decisions]
     doubts = () if whole else tuple(doubt.why for doubt in open_doubts)
     if points is not None and doubts and not include_unreviewed:
@@ -134,19 +134,20 @@ def _why_none(grade: Grade, criteria: Iterable[CriterionGrade]) -> str:
 
 @dataclass(slots=True)
 class FilledIn:
-    """A file of the LMS's with a class's grades in it, a team's for each of its members, and what came of its rows."""
+    """A file from the LMS with grades filled in. A team's grade is filled in for each member."""
 
-    product: str  # whose the file is
+    product: str  # the LMS that made the file
     owners: Mapping[str, Owner]  # by submission
     grades: Sequence[FinalGrade]
     rows: list[list[str]] = field(default_factory=list)
-    listed_numbers: set[str] = field(default_factory=set)  # people of the class who are listed in the file
-    held_ids: set[str] = field(default_factory=set)  # grades, blank ones too, whose cell in the file is ours to write
+    listed_numbers: set[str] = field(default_factory=set)  # Numbers of the people who are in the file.
+    # Ids of the grades, including blank ones, whose cell in the file may be changed.
+    held_ids: set[str] = field(default_factory=set)
     kept_count: int = 0
     replacements: list[tuple[str, str, str]] = field(default_factory=list)  # student, old, new
 
     def left_blank(self, no_id: str, not_listed: str) -> tuple[LeftBlank, ...]:
-        """As `left_blank`, and the grades that aren't, or not for each of their people, in the file."""
+        """Like the function `left_blank`. It also lists the grades of people who are missing from the file."""
 
         def why_out(final: FinalGrade) -> str:
             owner = self.owners[final.submission]
@@ -173,15 +174,15 @@ def fill_in(
     is_kept: Callable[[str, list[str]], bool],
     with_grade: Callable[[list[str], FinalGrade], list[str]],
 ) -> FilledIn:
-    """The rows of a file from the LMS with each person's grade, where there is one. Raises ExportError.
+    """Fill each person's grade into the rows of a file from the LMS. Raises ExportError.
 
-    Whose the grades are is said by the file, and by what the batch's folder knows.
+    The file and the batch's folder together say which person a grade belongs to.
 
     Args:
-        sheet: the file; rows: those of it that may be somebody's.
-        number_of: whose a row is; "" of nobody.
-        is_kept: whether the LMS, or a person there, has settled a row with this grade: it stays as it is.
-        with_grade: a row with points, and what else goes with them.
+        sheet: the file; rows: its rows that may belong to a student.
+        number_of: returns the number of the student of a row, or "".
+        is_kept: whether the LMS, or a person there, has settled the row's grade, which is then kept.
+        with_grade: returns the row with the points, and whatever belongs to them, filled in.
     """
     roster = roster_in(sheet).with_more(read_rosters(kept_files(folder)))
     owners = roster.owners(final.submission for final in grades)
@@ -194,7 +195,7 @@ def fill_in(
             filled.listed_numbers.add(number)
             if is_kept(before, row):
                 filled.kept_count += 1
-            elif final.points is not None or before in ("", "-"):  # it stays if we have nothing in its place
+            elif final.points is not None or before in ("", "-"):  # without new points, an existing grade is kept
                 row = with_grade(row, final) if final.points is not None else row
                 after = cell(row, grade_column)
                 filled.held_ids.add(final.grade.id)
@@ -205,7 +206,7 @@ def fill_in(
 
 
 def changes(place: str, replacements: Sequence[tuple[str, str, str]]) -> tuple[str, ...]:
-    """What to ask before grades that stand in `place` are replaced: (student, old, new); () if none is."""
+    """Return what to ask before grades in `place` are replaced; () if none is. Replacements are (student, old, new)."""
     lines = [one_line(f"{student}: {old} → {new}") for student, old, new in replacements[:_SHOWN_CHANGES]]
     remainder = [f"… and {len(replacements) - len(lines)} more"] if len(replacements) > len(lines) else []
     return (
@@ -218,7 +219,7 @@ def changes(place: str, replacements: Sequence[tuple[str, str, str]]) -> tuple[s
 def left_blank(
     grades: Iterable[FinalGrade], why_left_out: Callable[[FinalGrade], str] = lambda _final: ""
 ) -> tuple[LeftBlank, ...]:
-    """Those without points, and those that `why_left_out` says are not in the file: each once, on one line."""
+    """List the grades without points, and those that `why_left_out` says are not in the file, each on one line."""
     blank_reasons = ((final, "; ".join(filter(None, (final.why_blank, why_left_out(final))))) for final in grades)
     return tuple(
         LeftBlank(one_line(final.grade.display_name), one_line(reason)) for final, reason in blank_reasons if reason

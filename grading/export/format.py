@@ -1,4 +1,4 @@
-"""What an export format is: one object beside the function that makes its file, read by command, desk and docs."""
+"""An export format: one object beside the function that makes its file. The command, the desk and the docs read it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,32 +10,35 @@ Choices = Mapping[str, Any]  # the options chosen for a format, by name
 
 
 class Form(Protocol):
-    """Fields that the desk shows one below the other, each with its label; each method gives what is in it now."""
+    """Form fields that the desk shows one below the other, each with a label.
+
+    Each method returns the field's current value.
+    """
 
     def file(self, label: str) -> bytes | None:
-        """An upload (CSV); None as long as there is none."""
+        """Return an uploaded CSV file, or None if there is none yet."""
 
     def text(self, label: str) -> str:
-        """A line of text."""
+        """Return a line of text."""
 
     def flag(self, label: str) -> bool:
-        """A box to tick."""
+        """Return whether a box is ticked."""
 
     def one_of(self, label: str, choices: Sequence[str]) -> str:
-        """One of a few; at first the first."""
+        """Return one of a few choices. The first is chosen by default."""
 
     def column(self, label: str, columns: Sequence[str], suggestion: str | None) -> str | None:
-        """A column of an upload; None as long as none is chosen."""
+        """Return a column of an uploaded file, or None if none is chosen yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportOption:
-    """An option of a format: `flag` in the command, and the argument `name` of the function that makes the file."""
+    """An option of a format: `flag` in the command, and `name` as an argument of the function that makes the file."""
 
     flag: str
     kind: Literal["file", "text", "flag", "choice"]
     help: str
-    argument: str = ""  # "": as the flag is called
+    argument: str = ""  # "": derived from the flag
     metavar: str | None = None
     choices: tuple[str, ...] = ()  # of a choice
 
@@ -47,25 +50,25 @@ class ExportOption:
 
 @dataclass(frozen=True, slots=True)
 class ExportFormat:
-    """One format.
+    """An export format.
 
-    `make` is called with the batch's folder, `include_unreviewed`, and what was chosen for the options. An option that
-    was not given is left out, a file is its bytes.
+    `make` is called with the batch's folder, `include_unreviewed`, and the chosen options. Options that were not given
+    are left out. A file is passed as its bytes.
     """
 
-    name: str  # the name in `kvasir export --format` and in exports.jsonl
+    name: str  # its name in `kvasir export --format` and in exports.jsonl
     title: str  # on the desk
     purpose: str  # a sentence
     file_names: tuple[str, ...]
     make: Callable[..., ExportFile]
     options: tuple[ExportOption, ...] = ()
-    is_compared: bool = True  # with the last export of its kind, and then noted as one
-    # What the desk asks, given the names of the assignment: the choices, or None as long as something is missing. A
-    # format without one is asked for each of its options.
+    is_compared: bool = True  # Whether it is compared with the last export of its kind, and recorded.
+    # Shows the desk's form, given the names of the class's assignment, and returns the choices, or None while one is
+    # missing. A format without this function shows a field for each option.
     fields: Callable[[Form, Sequence[str]], Choices | None] | None = None
 
     def choices_from(self, form: Form, names: Sequence[str]) -> Choices | None:
-        """The choices on the desk; None as long as one is missing. Raises ExportError."""
+        """Return the choices made on the desk, or None while one is missing. Raises ExportError."""
         if self.fields:
             return self.fields(form, names)
         choices = {option.name: _field(form, option) for option in self.options}

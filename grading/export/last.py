@@ -1,8 +1,8 @@
-"""What was given out last: `exports.jsonl` in the batch's folder, one export a line, and what would differ now.
+"""Records what was exported, in `exports.jsonl` in the batch's folder, and says what has changed since then.
 
     {"kind": "canvas", "at": …, "points": {"<item_id>": 7.5, "<item_id>": null}}
 
-Kinds are kept apart: a table made for a look says nothing about what the gradebook holds.
+Kinds are kept apart: a table that was only looked at says nothing about what the gradebook holds.
 """
 
 import time
@@ -22,7 +22,7 @@ FILE = "exports.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class ExportedPoints:
-    """The points that an export gave out, by item; None was left blank."""
+    """The points that one export gave out, by item. None means that the item was left blank."""
 
     kind: str
     points: Mapping[str, Points | None]
@@ -31,14 +31,15 @@ class ExportedPoints:
 
 @dataclass(frozen=True, slots=True)
 class SinceLast:
-    """An export as it would be now, beside the last one of its kind; `last` is None if there was none."""
+    """A new export compared with the last one of its kind. `last` is None if there was none."""
 
     now: ExportedPoints
     last: ExportedPoints | None
-    differences: tuple[tuple[str, Points | None, Points | None], ...]  # submission, then, now; in the class's order
+    # (submission, points then, points now), in the class's order
+    differences: tuple[tuple[str, Points | None, Points | None], ...]
 
     def summary(self) -> str:
-        """In a sentence, without the submissions."""
+        """Return the comparison in one sentence, without names of submissions."""
         if self.last is None:
             return "This would be the first export of this kind."
         export_time = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.last.at))
@@ -49,7 +50,7 @@ class SinceLast:
         )
 
     def lines(self) -> list[str]:
-        """`name: 6 → 7`, one each."""
+        """Return one line for each difference: `name: 6 → 7`."""
         return [
             one_line(f"{name}: {show_points(old_points) or 'blank'} → {show_points(now) or 'blank'}")
             for name, old_points, now in self.differences
@@ -59,12 +60,11 @@ class SinceLast:
 def since_last(
     folder: Path, kind: str, grades: Sequence[FinalGrade], held_ids: Collection[str] | None = None
 ) -> SinceLast:
-    """How these grades differ from those that were last given out as this kind. Raises BatchError.
+    """Compare grades with those last exported as this kind. Raises BatchError.
 
     Args:
-        grades: the class's.
-        held_ids: of those of them that the file holds; None: of all. The others are neither compared nor noted as given
-            out.
+        grades: all grades of the class.
+        held_ids: ids of the grades that the file holds; None: all. Other grades are neither compared nor recorded.
     """
     now = {final.grade.id: final for final in grades}
     current_export = ExportedPoints(
@@ -74,7 +74,7 @@ def since_last(
     earlier = [export for _, export in lines if export.kind == kind]
     if not earlier:
         return SinceLast(current_export, None, ())
-    # Of all earlier exports: the last one may have held another section's students.
+    # Earlier exports count too, because the last one may have held another section's students.
     before = {item: points for export in earlier for item, points in export.points.items()}
     after, last = current_export.points, earlier[-1]
     items = [*after, *(item for item in last.points if item not in now)]
@@ -90,6 +90,6 @@ def since_last(
 
 
 def record_export(folder: Path, export: ExportedPoints) -> None:
-    """Keep that this was given out. Raises BatchError."""
+    """Record that this was given out. Raises BatchError."""
     row = {"kind": export.kind, "at": export.at, "points": dict(export.points)}
     append_line(folder / FILE, row, "export")

@@ -1,7 +1,8 @@
-"""Who handed in when, `times.csv` in the batch's folder, and what lateness costs by the rubric's rule.
+"""When work was handed in (`times.csv` in the batch's folder), and what lateness costs by the rubric's rule.
 
-A column `submission` (its name), `student_id`, `ID` or `Identifier` (the learning platform's), and `submitted_at` as
-ISO 8601. Who is not in it counts as on time, unless Canvas marked the work as late: then nobody knows how late.
+The table has a column `submission` (its name), `student_id`, `ID` or `Identifier` (the learning platform's), and a
+column `submitted_at` in ISO 8601. A submission that is not in the table counts as on time, unless Canvas marked it as
+late; then the delay is unknown.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,12 +23,12 @@ from producers.words import plural, shorten_names
 
 FILE = "times.csv"
 UNKNOWN_DELAY = "late by Canvas's mark, and when is not known: upload the times of submission"
-_Row = tuple[int, list[str], datetime]  # its number, whom it names, and when
+_Row = tuple[int, list[str], datetime]  # row number, the names in the row, and the time
 
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """What lateness takes off one grade."""
+    """The deduction for lateness from one grade."""
 
     points: Points
     words: str  # `late, 2 days begun: 20 % of 6 points, −1.2`
@@ -35,14 +36,14 @@ class Penalty:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """The rule of a class and when each submission came, by name and by the student's id."""
+    """A class's late rule, and when each submission came, by its name and by the student's id."""
 
     rule: LateRule
     times: Mapping[str, datetime]
     roster: Roster = EMPTY_ROSTER
 
     def penalty(self, submission: str, points: Points, possible: Points) -> Penalty | None:
-        """What is taken off, at most all of the points; None: nothing. Raises ExportError where it can't be told."""
+        """Return the deduction, at most all of the points, or None. Raises ExportError if it can't be computed."""
         submitted_at = next((self.times[name] for name in self.roster.names(submission) if name in self.times), None)
         if submitted_at is None:
             return None
@@ -53,12 +54,12 @@ class Late:
         return Penalty(off, words) if off else None
 
     def has_unknown_delay(self, submission: str) -> bool:
-        """Whether it was late and nobody knows how much."""
+        """Whether the work was late by an unknown time."""
         return is_late(submission) and self.times.keys().isdisjoint(self.roster.names(submission))
 
 
 def late_of(folder: Path, rule: LateRule | None) -> Late | None:
-    """The rule with the folder's times; None without a rule. Raises ExportError, BatchError."""
+    """Return the rule with the times in the folder, or None without a rule. Raises ExportError, BatchError."""
     if rule is None:
         return None
     try:
@@ -72,10 +73,11 @@ def late_of(folder: Path, rule: LateRule | None) -> Late | None:
 
 
 def keep_times(folder: Path, data: bytes, graded_class: GradedClass) -> tuple[int, str]:
-    """Check a table of times, and keep it for the batch in `folder`: of how many of the class, and what to say of it.
+    """Check a table of times, and keep it for the batch in `folder`.
 
-    Raises ExportError, also for times that can't be compared with the rule's, or are of nobody in the class: without
-    them all lateness would be taken away.
+    Returns how many submissions of the class have a time, and a remark or "". Raises ExportError also if the times
+    can't be compared with the rule's, or if none belongs to the class: otherwise all deductions for lateness would
+    silently be lost.
     """
     rows = _rows(data)
     if graded_class.late:
@@ -90,7 +92,10 @@ def keep_times(folder: Path, data: bytes, graded_class: GradedClass) -> tuple[in
 
 
 def _match_rows(rows: Iterable[_Row], graded_class: GradedClass, roster: Roster) -> tuple[int, str]:
-    """How many submissions have a time, and a remark on rows of others: who handed in nothing may have one too."""
+    """Count the submissions that have a time, and return a remark on rows of other people.
+
+    Students who handed in nothing may have a row too.
+    """
     submissions = [grade.submission for grade in graded_class.grades]
     by_name = {name: submission for submission in submissions for name in roster.names(submission)}
     times: dict[str, datetime] = {}
@@ -102,7 +107,8 @@ def _match_rows(rows: Iterable[_Row], graded_class: GradedClass, roster: Roster)
             strangers.append(repr(row_names))
         if names and times.setdefault(submission or names[0], time) != time:
             raise ExportError(
-                f"times, row {number}: {row_names!r} has another time in a row above; keep the one that counts"
+                f"times, row {number}: {row_names!r} has a different time in an earlier row; keep only the row "
+                "that counts"
             )
     count = len(times.keys() & set(submissions))
     if not count:
@@ -116,15 +122,20 @@ def _days(rule: LateRule, submitted_at: datetime) -> int:
     try:
         return rule.days(submitted_at)
     except TypeError:
-        raise ExportError("due time and times of submission: write an offset (+01:00) in both, or in none") from None
+        raise ExportError(
+            "the due time and the times of submission can't be compared: write an offset (+01:00) in both, or in "
+            "neither"
+        ) from None
 
 
 def _rows(data: bytes) -> list[_Row]:
-    """The rows that hold a time."""
+    """Return the rows that hold a time."""
     sheet = read_sheet(data, "table of times")
     student_columns, time_column = students(sheet), column(sheet.rows[0], "submitted_at")
     if not student_columns or time_column < 0:
-        raise ExportError("the table of times needs submitted_at, and submission (or student_id, ID, Identifier)")
+        raise ExportError(
+            "the table of times lacks columns: it needs submitted_at, and submission (or student_id, ID, Identifier)"
+        )
     return [
         (number + 1, [name for place in student_columns if (name := student(sheet, number, place))], time)
         for number in range(1, len(sheet.rows))

@@ -1,7 +1,7 @@
-"""Moodle: the offline grading worksheet, filled in.
+"""Fills in Moodle's offline grading worksheet.
 
-The worksheet must have the columns `Identifier` ("Participant 123"), `Grade` and `Last modified (grade)`; Moodle
-compares the last with its own record and leaves newer grades alone, so it goes back as it came.
+The worksheet must have the columns `Identifier` ("Participant 123"), `Grade` and `Last modified (grade)`. Moodle
+compares the last one with its own record and keeps grades that are newer, so this column is left unchanged.
 """
 
 import re
@@ -47,11 +47,11 @@ def export_moodle(
     *,
     include_unreviewed: bool = False,
 ) -> ExportFile:
-    """The downloaded grading worksheet with grades and feedback comments. Raises ExportError, BatchError."""
+    """Fill grades and feedback comments into a downloaded grading worksheet. Raises ExportError, BatchError."""
     if worksheet is None:
         raise ExportError(
-            "Moodle takes back only its own worksheet: download it (Assignment, Download grading worksheet) "
-            "and name it with --worksheet"
+            "the grading worksheet is missing, and Moodle takes back only its own: download it (Assignment, "
+            "Download grading worksheet) and name it with --worksheet"
         )
     graded_class, grades = final_grades(folder, include_unreviewed)
     sheet = _read(worksheet)
@@ -98,7 +98,8 @@ def _fill_in(folder: Path, sheet: Sheet, grades: Sequence[FinalGrade]) -> Filled
         row = with_cell(row, grade, two_decimals(final.points, comma))
         return with_cell(row, comments, safe_html(feedback_fragment("", final))) if comments >= 0 else row
 
-    def as_students_read(row: list[str]) -> list[str]:  # no apostrophe of ours belongs there
+    # students read these cells, so no protective apostrophe may be added
+    def as_students_read(row: list[str]) -> list[str]:
         comment = cell(row, comments)
         return with_cell(row, comments, safe_html(comment)) if safe_cell(comment) != comment else row
 
@@ -126,6 +127,6 @@ FORMAT = ExportFormat(
     "Moodle's offline grading worksheet, filled in, for its Upload grading worksheet.",
     (_FILE,),
     export_moodle,
-    (ExportOption("--worksheet", "file", "moodle: the grading worksheet that you downloaded there."),),
+    (ExportOption("--worksheet", "file", "moodle: fill in this grading worksheet, which you downloaded there."),),
     fields=_fields,
 )

@@ -1,4 +1,4 @@
-"""Moodle: the zip of feedback files. They go back in folders named like those of the submissions."""
+"""Makes a zip of feedback files for Moodle. Each file is in a folder named like the submission's folder."""
 
 from pathlib import Path, PurePosixPath
 
@@ -19,7 +19,7 @@ def export_moodle_feedback(
     *,
     include_unreviewed: bool = False,
 ) -> ExportFile:
-    """A zip for "Upload multiple feedback files in a zip". Raises ExportError, BatchError."""
+    """Make a zip for Moodle's "Upload multiple feedback files in a zip". Raises ExportError, BatchError."""
     graded_class, grades = final_grades(folder, include_unreviewed)
     roster = read_rosters(kept_files(folder))
     owners = roster.owners(final.submission for final in grades)
@@ -44,9 +44,11 @@ def export_moodle_feedback(
 
 
 def _places(name: str, owner: Owner, product: str) -> list[str]:
-    """A submission's folders in the zip: as it was called, or one for each of its people; none while that is asked.
+    """Return the folders for a submission's feedback in the zip.
 
-    Moodle finds a participant by the number there (`assignfeedback_file_zip_importer`), and knows no team's.
+    This is the folder's original name, or a folder for each person of a team. Moodle finds a participant by the number
+    in the folder's name (`assignfeedback_file_zip_importer`), and knows no numbers of teams. The list is empty while it
+    is an open question whose the submission is.
     """
     number = moodle_id(name)
     if owner.question:

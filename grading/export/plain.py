@@ -1,4 +1,4 @@
-"""One CSV for everything else: a row a submission, with what the models said beside what a person decided."""
+"""A CSV for all other uses. It has a row for each submission, with the models' points beside a person's decisions."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +9,13 @@ from grading.report.grades import name_cell, one_line, show_points
 from grading.submissions.lms_names import student_id
 from grading.tables import Sheet, write_sheet
 
-FILE = "final-grades.csv"  # grades.csv, in the same folder, is what the models gave
+FILE = "final-grades.csv"  # not grades.csv, which is in the same folder and holds the models' grades
 FIRST = ("submission", "student_id", "state", "reviewed", "reviewer", "points", "max_points", "points_by_models")
 LAST = ("late", "needs_review", "remarks", "left_blank_because", "reason")
 
 
 def export_csv(folder: Path, *, include_unreviewed: bool = False) -> ExportFile:
-    """A table of the class; columns FIRST, each criterion's points, LAST. Raises BatchError."""
+    """Make a table of the class with the columns FIRST, each criterion's points, and LAST. Raises BatchError."""
     graded_class, grades = final_grades(folder, include_unreviewed)
     ids = [criterion.id for criterion in graded_class.grades[0].criteria] if graded_class.grades else []
     rows = [[*FIRST, *ids, *LAST], *(_row(final, ids) for final in grades)]

@@ -1,11 +1,11 @@
-"""Students who ask for another look at their grade: `requests.jsonl` in the batch's folder, which only grows.
+"""Students' requests for another look at their grade. `requests.jsonl` in the batch's folder is only appended to.
 
     {"id": "3f0c…", "item_id": "…", "criterion_id": "joins", "text": "…", "points": 2, "by": "…", "time": …}
     {"answers": "3f0c…", "reply": "…", "points": 3, "by": "…", "time": …}
 
-`points` are those that stood, of the criterion or, where `criterion_id` is null, of the whole grade. An answer changes
-no points: that is a decision (`grading.reviews`). A request may be answered again; the last answer counts.
-A student's words are shown and kept, and go into no prompt.
+`points` are the points at that time, for the criterion, or for the whole grade if `criterion_id` is null. An answer
+does not change points; a decision does (`grading.reviews`). A request may be answered again, and then the last answer
+counts. A student's words are shown and kept, but never go into a prompt.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class RequestReply:
-    """What a person replied to a request, and the points that stood then."""
+    """A person's reply to a request, with the points at that time."""
 
     answers: str  # the request's id
     reply: str
@@ -46,17 +46,17 @@ class RequestReply:
 
     def __post_init__(self) -> None:
         if not self.reply.strip():
-            raise ExportError("write a reply: the student gets it")
+            raise ExportError("the reply is empty: write what the student will read")
         _require_short("reply", self.reply)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a student asked, as somebody entered it."""
+    """A student's request, as somebody entered it."""
 
-    id: str  # hash of submission, criterion and text, so that reading a file twice adds nothing
+    id: str  # hash of submission, criterion and text, so that reading a file twice adds no duplicates
     item_id: str  # `Grade.item_id`
-    criterion_id: str | None  # None: the whole grade
+    criterion_id: str | None  # None: about the whole grade
     text: str
     points: Points | None
     by: str = ""
@@ -65,9 +65,9 @@ class Request:
 
     @classmethod
     def about(cls, final: FinalGrade, criterion_id: str | None, text: str, by: str = "") -> "Request":
-        """A request about a grade, or one of its criteria, as it stands. Raises ExportError."""
+        """Make a request about a grade, or about one of its criteria. Raises ExportError."""
         if not text.strip():
-            raise ExportError("a request needs the student's words")
+            raise ExportError("the request is empty: enter the student's words")
         _require_short("request", text)
         item_id = final.grade.id
         identity = "\0".join((item_id, criterion_id or "", text.strip()))
@@ -76,12 +76,12 @@ class Request:
 
 
 def points_of(final: FinalGrade, criterion_id: str | None) -> Points | None:
-    """The points that stand, of a criterion or of all."""
+    """Return the current points for a criterion, or for the whole grade."""
     return final.points if criterion_id is None else criterion_points(final.criteria, criterion_id)
 
 
 def read_requests(folder: Path) -> list[Request]:
-    """All requests of the batch in `folder`, oldest first, each with its last answer. Raises BatchError."""
+    """Read all requests of the batch in `folder`, oldest first, each with its last answer. Raises BatchError."""
     requests: dict[str, Request] = {}
     for _, entry in Lines(folder / FILE).read_all(
         lambda row: parse_as(RequestReply if "answers" in row else Request, row, "the request"), "request"
@@ -94,7 +94,7 @@ def read_requests(folder: Path) -> list[Request]:
 
 
 def add_requests(folder: Path, requests: Iterable[Request]) -> int:
-    """Keep those that are not kept yet; returns how many. Raises BatchError, and keeps none then."""
+    """Keep the requests that are new, and return how many there were. If it raises BatchError, nothing was kept."""
     with lock_lines(folder / FILE, "request"):
         stored_ids = {request.id for request in read_requests(folder)}
         new = {request.id: request for request in requests if request.id not in stored_ids}
@@ -106,9 +106,9 @@ def add_requests(folder: Path, requests: Iterable[Request]) -> int:
 
 
 def save_reply(folder: Path, request: Request, reply: str, points: Points | None, by: str = "") -> None:
-    """Keep a reply to a request that was seen as it is here, with the answer that it has.
+    """Keep a reply to a request.
 
-    Raises ExportError if there is no reply, or somebody has answered since the request was read; BatchError.
+    Raises ExportError if the reply is empty, or if somebody else has answered since `request` was read; BatchError.
     """
     new_reply = RequestReply(request.id, reply.strip(), points, by)
     with lock_lines(folder / FILE, "request"):
@@ -117,14 +117,15 @@ def save_reply(folder: Path, request: Request, reply: str, points: Points | None
         )
         if standing and standing != request.answer:
             replier = f" ({standing.by})" if standing.by else ""
-            raise ExportError(f"somebody has replied meanwhile{replier}; read that reply first")
+            raise ExportError(f"somebody else has replied in the meantime{replier}: read that reply first")
         Lines(folder / FILE, is_owner=True).append([asdict(new_reply)])
 
 
 def requests_from(data: bytes, grades: Sequence[FinalGrade], by: str = "") -> tuple[list[Request], str]:
-    """The requests of a CSV: `submission` (or student_id, ID, Identifier), `request`, and `criterion` (id or title).
+    """Read requests from a CSV: `submission` (or student_id, ID, Identifier), `request`, and `criterion` (id or title).
 
-    And a sentence on rows that name somebody and hold no request, or "". Raises ExportError, which names the row.
+    Also returns a sentence on rows that name a student but hold no request, or "". Raises ExportError, which names the
+    row.
     """
     sheet = read_sheet(data, "table of requests")
     header = sheet.rows[0]
@@ -134,7 +135,9 @@ def requests_from(data: bytes, grades: Sequence[FinalGrade], by: str = "") -> tu
         column(header, "criterion"),
     )
     if not student_columns or text_column < 0:
-        raise ExportError("the table of requests needs request, and submission (or student_id, ID, Identifier)")
+        raise ExportError(
+            "the table of requests lacks columns: it needs request, and submission (or student_id, ID, Identifier)"
+        )
     by_name = {name: final for final in grades for name in (student_id(final.submission), final.submission) if name}
     requests = list(_rows(sheet, by_name, student_columns, text_column, criterion_column, by))
     empty = [
@@ -162,7 +165,7 @@ def _rows(
         final = next((by_name[name] for name in names if name in by_name), None)
         if final is None:
             row_names = one_line(", ".join(names))[:60] or "nobody"
-            raise ExportError(f"requests, row {number + 1}: no submission of this class is {row_names!r}")
+            raise ExportError(f"requests, row {number + 1}: this class has no submission {row_names!r}")
         yield Request.about(final, _criterion(final, cell(sheet.rows[number], criterion_column), number), text, by)
 
 
@@ -180,7 +183,10 @@ def _criterion(final: FinalGrade, text: str, row: int) -> str | None:
 
 
 def export_replies(folder: Path) -> ExportFile:
-    """Each request beside its reply, the points then and now, and the evidence and feedback that stand. BatchError."""
+    """Export each request with its reply, the points then and now, and the current evidence and feedback.
+
+    Raises BatchError.
+    """
     _, grades = final_grades(folder)
     by_item = {final.grade.id: final for final in grades}
     requests = read_requests(folder)
@@ -215,10 +221,12 @@ def _reply(request: Request, final: FinalGrade | None) -> list[str]:
 
 def _require_short(label: str, text: str) -> None:
     if len(text) > MAX_TEXT:
-        raise ExportError(f"a {label} may have {MAX_TEXT:,} characters; this one has {len(text):,}")
+        raise ExportError(
+            f"the {label} is too long: at most {MAX_TEXT:,} characters are allowed, and it has {len(text):,}"
+        )
 
 
-# For the desk alone: `kvasir requests --to` writes them.
+# This format is used by the desk only; in the terminal, `kvasir requests --to` writes the replies.
 REPLIES = ExportFormat(
     "replies",
     "Replies to requests for another look",

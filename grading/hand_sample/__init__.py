@@ -1,11 +1,11 @@
-"""A sample of a class, graded by hand without seeing the model's points, and what it promises of the rest.
+"""A sample of a class that is graded by hand without seeing the model's points, and the bound that follows from it.
 
-    draw_sample(folder, SamplePlan(), by="Ada")  draws it, and writes bound.json and hand-grades.csv
-    enter_points(folder, item, id, "2", "")      points for one criterion, as they are typed; the sheet may be filled in
-                                                 at once too
-    bound_of(folder)                             agreement and the sentence, once the sample is graded
+    draw_sample(folder, SamplePlan(), by="Ada")  draws the sample, and writes bound.json and hand-grades.csv
+    enter_points(folder, item, id, "2", "")      enters points for one criterion; instead, the whole sheet may be
+                                                 filled in by hand
+    bound_of(folder)                             gives agreement and the bound, once the sample is graded
 
-`grading.error_bound` has the arithmetic, docs/explanation/grading.md says what is promised and what is not.
+`grading.error_bound` does the computation. docs/explanation/grading.md says what is promised and what is not.
 """
 
 from grading.error_bound import BoundError

@@ -1,4 +1,4 @@
-"""What a sample graded by hand says: agreement, the sentence, and what it is not about."""
+"""What a hand-graded sample says: agreement, the bound as a sentence, and what the bound does not cover."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -44,47 +44,48 @@ from producers.words import plural
 
 @dataclass(frozen=True, slots=True)
 class SamplePart:
-    """The class, or one of the parts that have a sample each. `name` is "" for the class."""
+    """The class, or a part of it with its own sample. `name` is "" for the whole class."""
 
     name: str
     members: int
     drawn: int
-    agreement: tuple[PointComparison, ...]  # each criterion, then the total
+    agreement: tuple[PointComparison, ...]  # for each criterion, and last for the total
     found: tuple[Release, ...]  # one a threshold
-    choice: Release | None  # what is promised; None: nothing
+    choice: Release | None  # what is promised, or None if nothing is
     sentence: str
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """All there is to show. `warnings` belong above the sentence, where there are some."""
+    """Everything to show about a bound. `warnings` belong above the sentence."""
 
     title: str
     draw: Draw
     parts: tuple[SamplePart, ...]
-    blind: bool  # whether the hand grades were given without the model's points in sight
+    blind: bool  # whether the hand grades were given without seeing the model's points
     warnings: tuple[str, ...]
 
     @property
     def is_promised(self) -> bool:
-        """Whether every part has its promise."""
+        """Whether every part has a promise."""
         return all(part.choice for part in self.parts)
 
 
 def bound_of(folder: Path, sheet: Path | None = None, from_reviews: bool = False) -> Bound:
-    """What the sample of the class in `folder` says.
+    """Compute the bound from the graded sample of the class in `folder`.
 
     Args:
-        sheet: where the hand grades are; None: the folder's hand-grades.csv.
-        from_reviews: take the decisions made in the desk since the draw instead, which were not blind.
+        sheet: path of the hand grades; None: the folder's hand-grades.csv.
+        from_reviews: use the decisions made on the desk since the draw instead. These were not made blind.
 
-    Raises BoundError where no sample is drawn, it is not wholly graded, or the grades were changed since; BatchError.
+    Raises BoundError if no sample is drawn, if it is not completely graded, or if the grades were changed since;
+    BatchError.
     """
     draw, graded_class = load_draw(folder), load_graded(folder)
     if changed_names := changed_submissions(draw, graded_class):
         raise BoundError(
             f"{plural(len(changed_names), 'grade')} changed since the sample was drawn, the first that of "
-            f"{changed_names[0]!r}: what was drawn says nothing of them. Draw again: "
+            f"{changed_names[0]!r}, so the sample says nothing about them. Draw again: "
             f"{next_command('bound', folder, '--draw', draw.size)}"
         )
     by_hand = (
@@ -137,7 +138,7 @@ def _agreement(pairs: Sequence[tuple[Grade, HandGrade]], draw: Draw) -> list[Poi
 
 
 def _grades_from_reviews(folder: Path, draw: Draw, graded_class: GradedClass) -> dict[str, HandGrade]:
-    """What was decided in the desk since the draw. Raises BoundError where a submission's review is not whole."""
+    """Read the decisions made on the desk since the draw. Raises BoundError if a submission's review is incomplete."""
     since = [override for override in read_overrides(folder) if override.time >= draw.at]
     by_id = {grade.id: grade for grade in graded_class.grades}
     hand_grades, unreviewed_names = {}, []
@@ -150,8 +151,9 @@ def _grades_from_reviews(folder: Path, draw: Draw, graded_class: GradedClass) ->
             unreviewed_names.append(member.submission)
     if unreviewed_names:
         raise BoundError(
-            f"{len(unreviewed_names)} of {len(draw.sampled_members())} submissions drawn have no review since the "
-            f"draw, the first {unreviewed_names[0]!r}: save each in the desk, also where nothing is to be changed"
+            f"{len(unreviewed_names)} of {len(draw.sampled_members())} submissions drawn have no review since "
+            f"the draw, the first {unreviewed_names[0]!r}: save a review of each on the desk, even if nothing "
+            "is to be changed"
         )
     return hand_grades
 
@@ -186,7 +188,10 @@ def _warnings(folder: Path, draw: Draw, graded_class: GradedClass, from_reviews:
 
 
 def sections(folder: Path, other_folders: Sequence[Path]) -> list[str]:
-    """A warning for each other class: that nothing is promised of it, and how it differs from the one drawn from."""
+    """Return a warning for each other class.
+
+    It says that nothing is promised about that class, and how it differs from the sampled one.
+    """
     draw, graded_class = load_draw(folder), load_graded(folder)
     class_grades = [grade for grade in graded_class.grades if counts(grade)]
     warnings = []
@@ -206,13 +211,13 @@ def sections(folder: Path, other_folders: Sequence[Path]) -> list[str]:
 
 
 def _difference(grades: Sequence[Grade], reference_grades: Sequence[Grade], draw: Draw) -> str:
-    """What tells two groups of grades apart, as the end of a sentence; "" if nothing does."""
+    """Return how two groups of grades differ, as the end of a sentence, or "" if no difference is found."""
     signal = SIGNALS[draw.plan.signal].of
     sides = {
         "doubts": ([signal(grade) for grade in grades], [signal(grade) for grade in reference_grades]),
         "model's points": ([_share(grade) for grade in grades], [_share(grade) for grade in reference_grades]),
     }
-    # Two comparisons: each gets half of the risk of a false alarm.
+    # The significance level is divided between the two comparisons, to keep the rate of false alarms.
     differing_sides = [
         name
         for name, (first, second) in sides.items()
@@ -229,7 +234,7 @@ def _share(grade: Grade) -> float:
 
 
 def words(bound: Bound) -> list[str]:
-    """The sentences, in the order in which they are to be read."""
+    """Return the sentences in reading order."""
     return [
         *bound.warnings,
         *(sentence for part in bound.parts for sentence in words_of(bound, part)),
@@ -239,7 +244,7 @@ def words(bound: Bound) -> list[str]:
 
 
 def words_of(bound: Bound, part: SamplePart) -> list[str]:
-    """What is promised of one part, or that nothing is; then which grades that is about."""
+    """Return the promise for one part, or that there is none, and then which grades it covers."""
     sentences = [f"{part.name}: {part.sentence}" if part.name else part.sentence]
     if part.choice:
         about = plural(part.choice.unseen_count, "grade")
@@ -259,7 +264,10 @@ def _grades_in_words(bound: Bound, choice: Release) -> str:
 
 
 def prospect(draw: Draw, stratum: Stratum) -> str:
-    """What this sample can promise at best: how doubtful the grades are is known before anybody grades."""
+    """Return what this sample can promise at best.
+
+    This is known in advance, because doubt does not depend on hand grades.
+    """
     name = f"{stratum.name}: " if stratum.name else ""
     ids = {*draw.sample(stratum)}
     if len(ids) == len(stratum.members):
@@ -277,7 +285,7 @@ def prospect(draw: Draw, stratum: Stratum) -> str:
 
 
 def agreement_row(comparison: PointComparison) -> dict[str, str]:
-    """A criterion, or the total, as a table shows it."""
+    """Return a table row for a criterion or the total."""
     return {
         "criterion": comparison.criterion or "total",
         "title": one_line(comparison.title) if comparison.criterion else "",
@@ -292,7 +300,7 @@ def agreement_row(comparison: PointComparison) -> dict[str, str]:
 
 
 def as_json(bound: Bound) -> dict[str, Any]:
-    """What `kvasir bound --json` prints: no submission's name is in it."""
+    """Return what `kvasir bound --json` prints. It contains no names of submissions."""
     plan = bound.draw.plan
     return {
         "title": bound.title,

@@ -1,8 +1,8 @@
-"""`bound.json`: who was drawn to be graded by hand, when, by whom, and what is promised; and the sheet of hand grades.
+"""The record of a draw (`bound.json`), and the sheet of hand grades (`hand-grades.csv`).
 
-The draw is written before anybody grades, and is not changed after: who could choose what to promise, or another
-sample, once the first one is graded, would choose what suits. The sheet, `hand-grades.csv`, begins empty; it is read as
-a whole, or points are written into it one by one.
+The record says who was drawn to be graded by hand, when, by whom, and what is to be promised. It is written before
+anybody grades and is not changed afterwards: otherwise somebody could see the hand grades and then choose the promise
+or the sample that suits. The sheet begins empty. It is read as a whole, or points are entered one by one.
 """
 
 import fcntl
@@ -29,18 +29,19 @@ from producers.storage.shapes import from_json, parse_as
 from producers.words import plural, shorten_names
 
 FILE = "bound.json"
-SHEET = "hand-grades.csv"  # it says nothing of what the models gave
+SHEET = "hand-grades.csv"  # it does not show the model's points
 _NAME, _REMARK = "submission", "remark"
 _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class SamplePlan:
-    """The promise that is planned. `thresholds` (): the signal's own."""
+    """The planned promise. With `thresholds` (), the signal's default thresholds are used."""
 
-    sizes: tuple[int, ...] = (30,)  # grades by hand; of several, each is a look, and looks cost
+    # numbers of hand grades; each further size is another look at the data, which makes the bound looser
+    sizes: tuple[int, ...] = (30,)
     tolerance: Points = 1  # points by which a grade may differ
-    at_most: float = 0.2  # share of the unseen that may differ by more
+    at_most: float = 0.2  # share of unseen grades that may differ by more than that
     confidence: float = CONFIDENCE
     signal: str = "reasons"
     thresholds: tuple[float, ...] = ()
@@ -48,73 +49,77 @@ class SamplePlan:
 
 @dataclass(frozen=True, slots=True)
 class SampleMember:
-    """One submission of the class as it stood at the draw."""
+    """One submission of the class, as it was when the sample was drawn."""
 
     item_id: str
     submission: str
     doubt: float
-    digest: str  # of the model's points
+    digest: str  # digest of the model's points
 
 
 @dataclass(frozen=True, slots=True)
 class Stratum:
-    """A part of the class with a sample, and a bound, of its own; "" is the whole class."""
+    """A part of the class with its own sample and bound. The name "" means the whole class."""
 
     name: str
     members: tuple[SampleMember, ...]
-    sample: tuple[str, ...]  # item ids in the order drawn, for the largest size
+    sample: tuple[str, ...]  # item ids in the order drawn, for the largest planned size
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What bound.json says. `looks` is how many of the plan's sizes have been asked for."""
+    """The contents of bound.json. `looks` is how many of the planned sizes are in use so far."""
 
     by: str
     at: float  # seconds since the epoch
-    seed: str  # made from these grades: drawing from the same grades again gives the same sample
+    seed: str  # made from the grades, so drawing from the same grades again gives the same sample
     plan: SamplePlan
     strata: tuple[Stratum, ...]
-    reviewed_before: int = 0  # grades that somebody had decided on: not drawn from
+    reviewed_before: int = 0  # grades that were left out of the draw, because somebody had decided on them already
     looks: int = 1
     version: int = field(default=_VERSION)
 
     @property
     def size(self) -> int:
-        """How many are to be graded by hand now, in each part."""
+        """How many submissions of each part are to be graded by hand now."""
         return self.plan.sizes[self.looks - 1]
 
     @property
     def confidence(self) -> float:
-        """Of each single bound, so that all of them hold together with the plan's."""
+        """The confidence of each single bound, so that all bounds hold together with the plan's confidence."""
         return bonferroni_confidence(
             self.plan.confidence, len(self.plan.thresholds) * len(self.strata) * len(self.plan.sizes)
         )
 
     def sample(self, stratum: Stratum) -> tuple[str, ...]:
-        """The item ids to be graded by hand now."""
+        """Return the item ids to be graded by hand now."""
         return stratum.sample[: self.size]
 
     def sampled_members(self) -> dict[str, SampleMember]:
-        """All who are to be graded by hand now, in the order drawn."""
+        """Return all submissions to be graded by hand now, in the order drawn."""
         by_id = {member.item_id: member for stratum in self.strata for member in stratum.members}
         return {id: by_id[id] for stratum in self.strata for id in self.sample(stratum)}
 
 
 def draw_sample(folder: Path, plan: SamplePlan, by: str, strata: Mapping[str, str] | None = None) -> Draw:
-    """Draw a sample of the class in `folder` and write it down, with an empty sheet for the hand grades.
+    """Draw a sample of the class in `folder`, and write the record and an empty sheet for the hand grades.
 
     Args:
-        by: who draws.
-        strata: the part that each submission (by name) belongs to; None makes one sample of the whole class.
+        by: the person who draws.
+        strata: the part of the class that each submission (by name) belongs to; None: one sample of the whole class.
 
-    Raises BoundError if a sample of these grades is being graded already, or there is nothing to draw from; BatchError.
+    Raises BoundError if a sample of these grades is being graded already, or if there is nothing to draw from;
+    BatchError.
     """
     graded_class = load_graded(folder)
     plan = _complete_plan(plan, graded_class)
     _refuse_second(folder, graded_class)
     members = undecided_members(folder, graded_class, plan.signal)
     if not members:
-        raise BoundError("there is no grade from a model that nobody has decided on; grade the class first")
+        raise BoundError(
+            "there is nothing to draw from: every grade from a model has a person's decision, or there is none "
+            "yet; grade the class first"
+        )
     parts, seed = _parts(members, strata), _seed(graded_class.batch_id, members)
     record = Draw(
         one_line(by),
@@ -136,36 +141,43 @@ def draw_sample(folder: Path, plan: SamplePlan, by: str, strata: Mapping[str, st
 
 
 def undecided_members(folder: Path, graded_class: GradedClass, signal: str) -> list[SampleMember]:
-    """The grades from a model that no person has decided on: what was looked at isn't unseen."""
-    decided_names = {override.item_id for override in read_overrides(folder)}  # an item's id, or its submission's name
+    """Return the models' grades on which no person has decided. Grades that somebody has looked at are not unseen."""
+    # a decision names an item's id, or the name of its submission
+    decided_names = {override.item_id for override in read_overrides(folder)}
     members = [member_of(grade, signal) for grade in graded_class.grades if counts(grade)]
     return [member for member in members if not {member.item_id, member.submission} & decided_names]
 
 
 def _seed(batch_id: str, members: Iterable[SampleMember]) -> str:
-    """Nobody chooses it: the same grades have the same, others (another rubric, a regrade) have another."""
+    """Derive the seed from the grades, so that nobody can choose it.
+
+    Other grades (another rubric, a regrade) give another seed.
+    """
     grades = sorted((member.item_id, member.digest) for member in members)
     return hashlib.sha256(json.dumps([batch_id, grades]).encode()).hexdigest()[:16]
 
 
 def _complete_plan(plan: SamplePlan, graded_class: GradedClass) -> SamplePlan:
     if plan.signal not in SIGNALS:
-        raise BoundError(f"there is no signal {plan.signal!r}; there are {', '.join(SIGNALS)}")
+        raise BoundError(f"there is no signal {plan.signal!r}; the signals are {', '.join(SIGNALS)}")
     thresholds = plan.thresholds or SIGNALS[plan.signal].thresholds
     check_plan(thresholds, plan.sizes, plan.at_most, plan.confidence)
     if not 0 <= plan.tolerance < graded_class.total:
         raise BoundError(
-            f"the class has {graded_class.total} points: a grade can't be off by more than {plan.tolerance}"
+            f"the class has {graded_class.total} points, so a grade can't be off by more than {plan.tolerance}: "
+            "choose a smaller tolerance"
         )
     if plan.signal == "spread" and not any(
         len(item.sampled) > 1 for grade in graded_class.grades for item in grade.criteria
     ):
-        raise BoundError("the signal 'spread' needs several answers to each prompt: kvasir grade --samples 3")
+        raise BoundError(
+            "the signal 'spread' needs several answers to each prompt: grade with kvasir grade --samples 3"
+        )
     return replace(plan, thresholds=tuple(thresholds))
 
 
 def strata_from(data: bytes, label: str) -> dict[str, str]:
-    """The part that each submission belongs to, from a CSV with a header (submission, part). Raises ExportError."""
+    """Read which part each submission belongs to, from a CSV with a header (submission, part). Raises ExportError."""
     return {
         one_line(cell(row, 0)): one_line(cell(row, 1))
         for row in read_sheet(data, label).rows[1:]
@@ -182,25 +194,25 @@ def _parts(members: Iterable[SampleMember], strata: Mapping[str, str] | None) ->
         parts.setdefault(part, []).append(member)
     if partless_names:
         raise BoundError(
-            f"{plural(len(partless_names), 'submission')} belong to no part, the first {partless_names[0]!r}: name all "
-            "of them"
+            f"{plural(len(partless_names), 'submission')} belong to no part, the first {partless_names[0]!r}: "
+            "add a row for each of them"
         )
     return dict(sorted(parts.items()))
 
 
 def _refuse_second(folder: Path, graded_class: GradedClass) -> None:
-    """Raises BoundError where somebody has begun to grade a sample of the same grades."""
+    """Raise BoundError if somebody has begun to grade a sample of the same grades."""
     earlier_draw = load_draw(folder) if is_drawn(folder) else None
     if earlier_draw and not changed_submissions(earlier_draw, graded_class) and _is_being_graded(folder):
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(earlier_draw.at))
         raise BoundError(
-            f"{folder} has its sample: drawn by {earlier_draw.by} on {day}. A second one of the "
-            "same grades would let you keep the better of two, and then neither promises anything"
+            f"{folder} has a sample already: drawn by {earlier_draw.by} on {day}. A second sample of the same "
+            "grades would let you keep the better of two, and then neither promises anything"
         )
 
 
 def _set_aside(folder: Path) -> None:
-    """What was drawn before, and what was filled in, also where one of the two has gone: nothing is overwritten."""
+    """Rename an earlier record and sheet, even if only one of them is left, so that neither is overwritten."""
     at = time.time_ns()
     for name in (FILE, SHEET):
         place = folder / name
@@ -210,7 +222,7 @@ def _set_aside(folder: Path) -> None:
 
 
 def _is_being_graded(folder: Path) -> bool:
-    """Whether the sheet holds points, or has gone."""
+    """Whether the sheet holds points, or is missing or unreadable."""
     try:
         rows = _read_rows(folder / SHEET).rows[1:]
     except BoundError:
@@ -219,23 +231,23 @@ def _is_being_graded(folder: Path) -> bool:
 
 
 def member_of(grade: Grade, signal: str) -> SampleMember:
-    """A submission as the record keeps it."""
+    """Return a submission as the record keeps it."""
     return SampleMember(grade.id, one_line(grade.submission), SIGNALS[signal].of(grade), digest(grade))
 
 
 def counts(grade: Grade) -> bool:
-    """Whether a model gave it a total: the others are a person's in any case."""
+    """Whether a model gave this submission a total. All others are looked at by a person anyway."""
     return grade.state == "graded" and grade.points is not None and EXAMPLE_REMARK not in grade.remarks
 
 
 def digest(grade: Grade) -> str:
-    """Names a grade's points, by criterion."""
+    """Return a digest of a grade's points, by criterion."""
     points = [(item.id, str(item.points), str(item.max_points)) for item in grade.criteria]
     return hashlib.sha256(json.dumps([str(grade.points), points]).encode()).hexdigest()[:16]
 
 
 def changed_submissions(draw: Draw, graded_class: GradedClass) -> list[str]:
-    """The submissions whose points are not those of the draw any more, or that are gone."""
+    """Return the submissions whose points have changed since the draw, or that are gone."""
     now = {
         member.item_id: member
         for member in (member_of(grade, draw.plan.signal) for grade in graded_class.grades if counts(grade))
@@ -245,7 +257,10 @@ def changed_submissions(draw: Draw, graded_class: GradedClass) -> list[str]:
 
 
 def ever_sampled(folder: Path) -> frozenset[str]:
-    """The submissions of a sample that was drawn here, those of later looks too. Raises as `load_draw`."""
+    """Return the submissions of a sample that was drawn here, including those for later looks.
+
+    Raises as `load_draw`.
+    """
     strata = load_draw(folder).strata if is_drawn(folder) else ()
     return frozenset(
         member.submission for stratum in strata for member in stratum.members if member.item_id in stratum.sample
@@ -253,12 +268,12 @@ def ever_sampled(folder: Path) -> frozenset[str]:
 
 
 def is_drawn(folder: Path) -> bool:
-    """Whether a sample was drawn here."""
+    """Whether a sample was drawn in this folder."""
     return (folder / FILE).is_file()
 
 
 def load_draw(folder: Path) -> Draw:
-    """What was drawn. Raises BoundError if nothing was, or the record can't be read."""
+    """Read the record of the draw. Raises BoundError if there is none, or if it can't be read."""
     try:
         record: Draw = parse_as(Draw, from_json(read_ordinary(folder / FILE)), "the sample")
         _check(record)
@@ -266,32 +281,32 @@ def load_draw(folder: Path) -> Draw:
     except FileNotFoundError:
         raise _not_drawn(folder) from None
     except (OSError, ValueError) as error:
-        raise BoundError(f"{folder / FILE} can't be used ({error}): it must be as it was written") from None
+        raise BoundError(f"{folder / FILE} can't be used ({error}): restore it as it was written") from None
 
 
 def _check(record: Draw) -> None:
-    """Raises ValueError where the record isn't one that `draw_sample` makes."""
+    """Raise ValueError if `draw_sample` can't have made this record."""
     if (
         record.version != _VERSION
         or record.plan.signal not in SIGNALS
         or not 1 <= record.looks <= len(record.plan.sizes)
     ):
-        raise ValueError("another version of kvasir wrote it: upgrade this one")
+        raise ValueError("another version of kvasir wrote it: upgrade kvasir here")
     check_plan(record.plan.thresholds, record.plan.sizes, record.plan.at_most, record.plan.confidence)
     for stratum in record.strata:
         ids = [member.item_id for member in stratum.members]
         if stratum.sample != uniform_sample(ids, record.plan.sizes[-1], f"{record.seed} {stratum.name}"):
-            raise ValueError("the sample is not the one that its seed draws")
+            raise ValueError("the sample does not match its seed")
 
 
 def draw_more(folder: Path) -> Draw:
-    """The next look that was planned: the sheet gets the rows for it. Raises BoundError where none was."""
+    """Begin the next planned look: add its rows to the sheet. Raises BoundError if none was planned."""
     with _lock_sheet(folder):
         record = load_draw(folder)
         if record.looks == len(record.plan.sizes):
             raise BoundError(
-                f"only {record.size} grades were planned at the draw. More looks must be planned before the first one, "
-                "because they cost: --draw 30,60"
+                f"only {record.size} grades were planned at the draw. Each look makes the bound looser, so all "
+                "looks must be planned before the first: --draw 30,60"
             )
         extended_record = replace(record, looks=record.looks + 1)
         _extend_sheet(folder, extended_record, _read_rows(folder / SHEET))
@@ -301,18 +316,19 @@ def draw_more(folder: Path) -> Draw:
 
 @contextmanager
 def _lock_sheet(folder: Path) -> Iterator[None]:
-    """Alone with record and sheet, among all who hold them so. Raises BoundError if nothing is drawn; BatchError."""
+    """Lock record and sheet against other processes. Raises BoundError if nothing is drawn; BatchError."""
     while True:
         try:
             with open_private(folder / FILE, "r+b") as record:
                 fcntl.flock(record, fcntl.LOCK_EX)
-                if os.fstat(record.fileno()).st_ino == (folder / FILE).stat().st_ino:  # else it was written again
+                # if it differs, another process replaced the file before the lock was taken
+                if os.fstat(record.fileno()).st_ino == (folder / FILE).stat().st_ino:
                     yield
                     return
         except FileNotFoundError:
             raise _not_drawn(folder) from None
         except OSError as error:
-            raise BatchError(f"can't write {folder / SHEET}: {error.strerror}; nothing is kept") from None
+            raise BatchError(f"can't write {folder / SHEET}: {error.strerror}; nothing was kept") from None
 
 
 def _not_drawn(folder: Path) -> BoundError:
@@ -323,18 +339,18 @@ def _not_drawn(folder: Path) -> BoundError:
 
 
 def limits(graded_class: GradedClass) -> dict[str, tuple[Points, Points]]:
-    """The criteria with the fewest and the most points of each, in the rubric's order."""
+    """Return the fewest and the most points of each criterion, in the rubric's order."""
     grade = next(grade for grade in graded_class.grades if counts(grade))
     return {item.id: (item.min_points, item.max_points) for item in grade.criteria}
 
 
 def _header(limits_by_id: Mapping[str, tuple[Points, Points]]) -> list[str]:
-    """The sheet's columns: who, a column a criterion, and room for a remark."""
+    """Return the sheet's columns: the submission, a column for each criterion, and a remark."""
     return [_NAME, *(f"{id} ({low} to {high})" for id, (low, high) in limits_by_id.items()), _REMARK]
 
 
 def _extend_sheet(folder: Path, record: Draw, sheet: Sheet) -> None:
-    """Write the sheet with rows for those who are drawn and not in it yet. Raises BatchError."""
+    """Write the sheet with rows for the drawn submissions that are not in it yet. Raises BatchError."""
     listed_names = {cell(row, 0) for row in sheet.rows[1:]}
     new_names = [
         member.submission for member in record.sampled_members().values() if member.submission not in listed_names
@@ -344,7 +360,7 @@ def _extend_sheet(folder: Path, record: Draw, sheet: Sheet) -> None:
 
 
 def _read_rows(place: Path) -> Sheet:
-    """The sheet as it is. Raises BoundError."""
+    """Read the sheet. Raises BoundError."""
     try:
         with open_ordinary(place) as file:
             return read_sheet(file.read(), f"sheet {place}")
@@ -359,16 +375,16 @@ def _read_rows(place: Path) -> Sheet:
 
 @dataclass(frozen=True, slots=True)
 class HandGrade:
-    """What a person gave one submission."""
+    """The points that a person gave one submission."""
 
     criteria: Mapping[str, Points]
     total: Points
 
 
 def read_sheet_of(folder: Path, draw: Draw, graded_class: GradedClass, place: Path | None) -> dict[str, HandGrade]:
-    """The hand grades by item id: of all who were drawn, or none.
+    """Read the hand grades by item id: of all submissions drawn, or of none.
 
-    Raises BoundError for a sheet that is half filled in, was changed, or holds others than were drawn.
+    Raises BoundError if the sheet is half filled in, was changed, or holds other submissions than those drawn.
     """
     place = place or folder / SHEET
     cells_by_id = entered_points(place, draw, graded_class)
@@ -376,14 +392,14 @@ def read_sheet_of(folder: Path, draw: Draw, graded_class: GradedClass, place: Pa
     empty = [name for id, name in names.items() if not any(cells_by_id[id].values())]
     if empty:
         raise BoundError(
-            f"{place}: {len(empty)} of {len(names)} submissions have no points yet ({shorten_names(empty)}); fill them "
-            "in first: a part of a sample, chosen by who was graded first, promises nothing"
+            f"{place}: {len(empty)} of {len(names)} submissions have no points yet ({shorten_names(empty)}). "
+            "Fill them in first: the submissions graded so far are not a random sample, so they can't promise anything"
         )
     return {id: _grade(place, names[id], cells, limits(graded_class)) for id, cells in cells_by_id.items()}
 
 
 class SheetConflict(BoundError):
-    """The cell holds something else than when it was looked at; `stands` is what."""
+    """The cell was changed after the person looked at it. `stands` is its content now."""
 
     def __init__(self, stands: str) -> None:
         super().__init__(f"somebody has entered {stands or 'nothing'} here meanwhile; nothing of yours is saved")
@@ -391,20 +407,20 @@ class SheetConflict(BoundError):
 
 
 def enter_points(folder: Path, item_id: str, criterion: str, points: str, seen_text: str) -> None:
-    """Write the points for one criterion of one submission into the sheet, on disk on return; "" takes them out.
+    """Write the points for one criterion of one submission into the sheet. They are on disk on return; "" removes them.
 
     Args:
-        seen_text: what the cell held when whoever grades looked at it.
+        seen_text: what the cell held when the person who grades looked at it.
 
-    Raises SheetConflict where it holds something else by now, and BoundError: points out of range, a sheet that was
-    changed, somebody who was not drawn. Nothing is written then.
+    Raises SheetConflict if the cell holds something else now. Raises BoundError if the points are out of range, the
+    sheet was changed, or the submission was not drawn. In all these cases nothing is written.
     """
     with _lock_sheet(folder):
         draw, graded_class = load_draw(folder), load_graded(folder)
         member, limits_by_id = draw.sampled_members().get(item_id), limits(graded_class)
         stands = entered_points(folder / SHEET, draw, graded_class).get(item_id, {}).get(criterion)
         if member is None or stands is None:
-            raise BoundError("this was not drawn, or the rubric is another one by now; load the page again")
+            raise BoundError("this submission was not drawn, or the rubric has changed; load the page again")
         text = (
             str(points_in(f"{member.submission!r}, {criterion}", points, limits_by_id[criterion]))
             if points.strip()
@@ -421,9 +437,9 @@ def enter_points(folder: Path, item_id: str, criterion: str, points: str, seen_t
 
 
 def entered_points(place: Path, draw: Draw, graded_class: GradedClass) -> dict[str, dict[str, str]]:
-    """What a sheet holds by now of each who was drawn, by item id: a text for each criterion, "" for none.
+    """Return what the sheet holds for each submission drawn, by item id: a text for each criterion, "" if empty.
 
-    Raises BoundError for a sheet that was changed, or holds others than were drawn.
+    Raises BoundError if the sheet was changed, or holds other submissions than those drawn.
     """
     limits_by_id = limits(graded_class)
     sheet = _read_rows(place)
@@ -442,15 +458,15 @@ def entered_points(place: Path, draw: Draw, graded_class: GradedClass) -> dict[s
         if name not in ids:
             if any(grade.submission == name for grade in graded_class.grades):
                 raise BoundError(
-                    f"{place}: {name!r} was not drawn; a grade that somebody chose says nothing of the others. "
-                    "Take the row out"
+                    f"{place}: {name!r} was not drawn. A grade that somebody chose says nothing about the "
+                    "others: remove the row"
                 )
             raise BoundError(f"{place}: nobody in this class is called {name!r}; names must stay as they were written")
         cells_by_id[ids[name]] = cells
     missing_names = [name for name, id in ids.items() if id not in cells_by_id]
     if missing_names:
         raise BoundError(
-            f"{place}: rows were taken out ({shorten_names(missing_names)}); all who were drawn must be in it"
+            f"{place}: rows are missing ({shorten_names(missing_names)}); all submissions drawn must be in it"
         )
     return cells_by_id
 
@@ -460,7 +476,7 @@ def _grade(
 ) -> HandGrade:
     empty_criteria = [id for id, text in cells.items() if not text]
     if empty_criteria:
-        raise BoundError(f"{place}: {name!r} is half filled in: no points for {', '.join(empty_criteria)}")
+        raise BoundError(f"{place}: {name!r} is half filled in: add points for {', '.join(empty_criteria)}")
     points_by_criterion = {
         id: points_in(f"{place}: {name!r}, {id}", text, limits_by_id[id]) for id, text in cells.items()
     }
@@ -468,7 +484,7 @@ def _grade(
 
 
 def points_in(place: str, text: str, bounds: tuple[Points, Points]) -> Points:
-    """A number of points as somebody has typed it; `place` names it in errors. Raises BoundError."""
+    """Parse a number of points as somebody typed it. `place` names the cell in errors. Raises BoundError."""
     try:
         value = Decimal(text.replace(",", "."))
     except InvalidOperation:

@@ -1,1 +1,1 @@
-"""Students' names: where they stand in a text, and how they are taken out."""
+"""Finds students' names in texts, and replaces them."""

@@ -1,8 +1,10 @@
-"""Words that somebody may be called and that homework is full of: alone, or written small, they are no name.
+"""Words that may be a name but are common in homework.
 
-English words that are names, too; words of statistics and of programming languages; people after whom methods are
-called; months, days, and places that data are about; short words of the languages that prose is written in. A word that
-is missing here is still safe where it stands in the work of many: see `grading.names.pseudonyms`.
+Without the other part of a name, or in lower case, they are no name.
+
+The list has English words that are also names; terms of statistics and programming languages; people after whom methods
+are named; months, days, and places that data is about; and short words of the languages in which students write. A word
+that is missing here is still safe if many in the class use it: see `grading.names.pseudonyms`.
 """
 
 COMMON_WORDS = frozenset(

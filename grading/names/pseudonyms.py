@@ -31,7 +31,7 @@ from grading.roster import EMPTY_ROSTER, HIDDEN_NAMES, Owner, Person, Roster
 from grading.submissions.reading import Submission
 from producers.batch.forms import PROMPT_FORM
 
-# What files are called that are called after nobody.
+# Common names of files that name no person.
 _COMMON = COMMON_WORDS | frozenset(
     """
     analysis assignment code coursework exercise exercises final homework lab main notebook notes plot problem project
@@ -41,17 +41,20 @@ _COMMON = COMMON_WORDS | frozenset(
 
 
 def pseudonym(name: str, secret: bytes) -> str:
-    """Ten hex digits for a submission's name: the same within a batch, and nobody's without the batch's secret."""
+    """Return ten hex digits for a submission's name.
+
+    They are the same within a batch, and need the batch's secret to compute.
+    """
     return hashlib.blake2b(name.encode(), digest_size=5, key=secret, person=b"kvasir.item").hexdigest()
 
 
 def pseudonymise(
     submissions: Iterable[Submission], secret: bytes, form: int = PROMPT_FORM, roster: Roster = EMPTY_ROSTER
 ) -> list[Submission]:
-    """The same submissions, with the names of all their authors replaced in all their texts; `name` stays.
+    """Return the submissions with all their authors' names replaced in all texts. `Submission.name` is not changed.
 
-    `form`: that of the batch's prompts. Prompts of form 1 knew only whole names of five letters or more.
-    `roster`: all of its names are replaced, also those of people who handed in nothing.
+    `form` is the form of the batch's prompts. Prompts of form 1 recognised only whole names of five letters or more.
+    `roster`: all names in it are replaced, also those of people who handed in nothing.
     """
     originals = list(submissions)
     owners = roster.owners(submission.name for submission in originals)
@@ -84,7 +87,7 @@ def pseudonymise(
 
 
 def _authors(name: str, owner: Owner, stand_ins: dict[str, str]) -> list[Student]:
-    """All who may have written a submission, its name's own words among them; none where these say nothing."""
+    """Return everybody who may have written a submission, including the name in the submission's name."""
     stand_in, claim = stand_ins[name], owner.claim
     people = [_student(person, stand_in) for person in owner.people if person.name]
     if claim is None:
@@ -105,7 +108,7 @@ def _student(person: Person, stand_in: str) -> Student:
 
 
 def _whole_name(name: str, stand_in: str) -> list[Student]:
-    """Of a file or folder that a person named: all of its name, unless it is made of what others write about too."""
+    """Return a student named as a whole file or folder, unless that name consists of words that others use too."""
     path = PurePosixPath(name)
     stem = path.stem if re.fullmatch(r"\.\w{1,5}", path.suffix) else path.name
     identifying_words = [word for word in map(letters, WORD.findall(stem)) if len(word) > 2 and word not in _COMMON]
@@ -114,7 +117,7 @@ def _whole_name(name: str, stand_in: str) -> list[Student]:
 
 
 def _exact_names(students: Iterable[Student]) -> Callable[[str], str]:
-    """Replaces names as the roster writes them, whatever stands in them: `Ada O_Brien_42`, `007, Ada`."""
+    """Return a function that replaces names exactly as the roster writes them: `Ada O_Brien_42`, `007, Ada`."""
     stand_ins = {
         name: student.stand_in
         for student in students

@@ -1,4 +1,4 @@
-"""Where a class's names stand in a text. What is looked for, and why, says `grading.names.pseudonyms`."""
+"""Finds a class's names in a text. `grading.names.pseudonyms` says what is searched for, and why."""
 
 import itertools
 import re
@@ -24,11 +24,11 @@ from grading.names.common_words import COMMON_WORDS
 from grading.submissions.reading import Submission
 from producers.batch.forms import ANY_SPELLING, PROMPT_FORM
 
-MIN_LETTERS = 5  # letters in a whole name: a shorter one counts only where it looks like a name
+MIN_LETTERS = 5  # letters in a whole name; a shorter one counts only if it is written like a name
 MAX_WORDS = 6
-_MAX_LETTERS = 60  # letters of a name; a longer one is looked for only as a whole
+_MAX_LETTERS = 60  # letters in a name; a longer name is recognised only as a whole
 _MAX_WORD = 200
-_MIN_LABEL = 4  # characters; what is shorter is inside a name, or not, whatever stands before it
+_MIN_LABEL = 4  # characters; a gap shorter than this is too short to hold a label
 
 _MACHINES = frozenset(
     """
@@ -57,38 +57,42 @@ _BEFORE = re.compile(r"(?<![^\W_])([^\W\d_])[\u0300-\u036f]?\.?(?:[ -]?[^\W\d_]\
 _AFTER = re.compile(r"(?:,?[ \u00a0]{1,2}|,)([^\W\d_])[\u0300-\u036f]?\.")
 _OLD_BETWEEN = re.compile(r"[ \t,._'’\-]{0,3}")
 
-_Span = tuple[int, int, str]  # where a name stands, and what stands in for it
-_Run = tuple[tuple[int, int], ...]  # where neighbouring words stand that may be a name
+_Span = tuple[int, int, str]  # start and end of a name, and its replacement
+_Run = tuple[tuple[int, int], ...]  # start and end of each of several neighbouring words that may form a name
 _Kind = Literal["part", "login"]
-_Needs = Literal["nothing", "a mark", "a label", "the initial"]  # beside a word, for it to mean somebody
+# what must stand beside a word so that it means a person
+_Needs = Literal["nothing", "a mark", "a label", "the initial"]
 
 
 @dataclass(eq=False, slots=True)
 class Student:
-    """What is known of one student's name."""
+    """What is known about one student's name."""
 
     stand_in: str
-    platform_name: str  # as the platform wrote it
+    platform_name: str  # as the learning platform wrote it
     number: str = ""  # the platform's
-    parts: set[tuple[str, str]] = field(default_factory=set)  # pairs of family and given name, or the reverse
-    of_words: bool = False  # made of common words
+    parts: set[tuple[str, str]] = field(default_factory=set)  # pairs of family and given name, in both orders
+    of_words: bool = False  # whether all of it is common words
     is_ambiguous: bool = False  # so, or short
-    is_whole: bool = False  # a name that some file has, of which no part means anybody
+    is_whole: bool = False  # whether it is the name of a file, no part of which means a person
 
     @property
     def wholes(self) -> set[str]:
-        """All its letters in order, in both spellings; and of three words or more those of two."""
+        """All letters of the name in order, in both spellings.
+
+        For a name of three or more words, each pair of words is included too.
+        """
         return {*_spellings(letters(self.platform_name)), *(first + second for first, second in self.parts)}
 
     def guesses(self) -> set[tuple[str, str]]:
-        """Where the family name may end, if nothing says so."""
+        """Return possible splits into family name and given name, if nothing says where the family name ends."""
         spellings = self.wholes if not (self.parts or self.is_whole) else ()
         return {(spelling[:cut], spelling[cut:]) for spelling in spellings for cut in range(2, len(spelling) - 1)}
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """One way in which letters may mean a student."""
+    """One way in which some letters may mean a student."""
 
     kind: _Kind
     student: Student
@@ -98,7 +102,7 @@ class _Form:
 
 @dataclass(frozen=True, slots=True)
 class _Meaning:
-    """Whom letters that are less than a whole name may mean in one text, and when they do."""
+    """Which student a part of a name may mean in one text, and under which condition."""
 
     kind: _Kind
     initial: str
@@ -108,24 +112,24 @@ class _Meaning:
 
 @dataclass(frozen=True, slots=True)
 class _PartialMeanings:
-    """All that such letters may mean in one text, in the order in which it is tried.
+    """Everything that the same letters may mean in one text, in the order in which it is tried.
 
-    A family name that many share would otherwise be looked at once for each of them, wherever it stands.
+    Without this, a family name that many students share would be checked once for each of them wherever it occurs.
     """
 
     meanings: list[_Meaning]
-    without_initials: list[_Meaning]  # the same, where no initial stands beside that is one of theirs
+    without_initials: list[_Meaning]  # the same, for places where no known initial stands beside the word
     common: bool
 
     def with_initials(self, initials: Collection[str]) -> list[_Meaning]:
-        """What they mean beside these initials."""
-        if self.common:  # an initial is no proof then, but a label before it may be
+        """Return what the letters mean beside these initials."""
+        if self.common:  # for a common word an initial proves nothing, but a label before it may
             return self.meanings
         return [meaning for meaning in self.meanings if meaning.initial in initials] or self.without_initials
 
 
 def student_called(platform_name: str, stand_in: str, number: str = "", words: Sequence[str] = ()) -> Student:
-    """A student of this name; `words`: those of the name, where the platform keeps them apart."""
+    """Make a student with this name. `words` are the words of the name, if the platform keeps them apart."""
     student = Student(stand_in, platform_name, number)
     for spell in (str, without_digraphs) if len(words) > 1 else ():
         parts = [spell(letters(word)) for word in words]
@@ -137,18 +141,18 @@ def student_called(platform_name: str, stand_in: str, number: str = "", words: S
 
 
 class Names:
-    """The names of a class, and where they stand in a text."""
+    """The names of a class, and a search for them in texts."""
 
     def __init__(self, students: list[Student], form: int = PROMPT_FORM) -> None:
         self.students = students
         self._old = form < ANY_SPELLING
-        self._in_use: set[str] = set()  # parts of names that others write about
+        self._in_use: set[str] = set()  # parts of names that other students use as ordinary words
         self._index()
 
     def learn(self, submissions: Sequence[Submission], authors: Sequence[Student | None]) -> list[set[Student]]:
-        """Look through the class for where names are written in two words, and for what is a word to many.
+        """Search the class's work for names written as separate words, and for parts of names that are ordinary words.
 
-        Returns for each submission whose whole name stands in it, its author's included.
+        Returns, for each submission, the students whose whole name occurs in it, including the author.
         """
         writers: defaultdict[str, set[int]] = defaultdict(set)
         present: list[set[Student]] = [{author} if author else set() for author in authors]
@@ -176,8 +180,8 @@ class Names:
         return present
 
     def replace_names(self, text: str, author: Student | None, present: set[Student]) -> str:
-        """The text with all names replaced."""
-        longest: dict[int, _Span] = {}  # by start; of two of the same length, the first
+        """Return the text with all names replaced."""
+        longest: dict[int, _Span] = {}  # the longest span at each start; of two with the same length, the first
         for span in self._find_spans(text if self._old else without_markup(text), author, present):
             longest_span = longest.setdefault(span[0], span)
             if span[1] > longest_span[1]:
@@ -190,10 +194,10 @@ class Names:
                 cursor = end
         return "".join([*pieces, text[cursor:]]) if pieces else text
 
-    # --- what there is to look for
+    # --- index of spellings
 
     def _index(self) -> None:
-        """`_wholes`, `_forms`: what letters mean; `_prefixes`: what a run of words may have when it isn't over."""
+        """Build `_wholes` and `_forms` (what letters mean) and `_prefixes` (the beginnings of all whole names)."""
         self._wholes: dict[str, list[Student]] = {}
         self._forms: dict[str, list[_Form]] = {}
         self._prefixes: set[str] = set()
@@ -225,13 +229,19 @@ class Names:
                 self._forms.setdefault(login, []).append(_Form("login", student, sure=sure))
 
     def _is_in_use(self, part: str, writer_indices: set[int], present: Sequence[set[Student]]) -> bool:
-        """Whether one in fifty, and somebody, writes about it whom no student of that name has anything to do with."""
+        """Whether enough submissions use this word without having a student of that name in them.
+
+        Enough means at least one in fifty submissions, and at least one.
+        """
         students = {form.student for form in self._forms.get(part, ()) if form.kind == "part"}
         outsider_count = sum(not (students & present[index]) for index in writer_indices) if students else 0
         return outsider_count > 0 and outsider_count * 50 >= len(present)
 
     def _wholes_in(self, author: Student | None, present: set[Student]) -> Callable[[str], list[list[Student]]]:
-        """Whose whole name letters are in one text: those together who are told alike."""
+        """Return a function that finds the students with a whole name.
+
+        Students with the same conditions are grouped.
+        """
 
         @cache
         def wholes(spelling: str) -> list[list[Student]]:
@@ -250,7 +260,7 @@ class Names:
         return wholes
 
     def _partial_meanings_in(self, author: Student | None, present: set[Student]) -> Callable[[str], _PartialMeanings]:
-        """What letters may mean in one text if they are less than a whole name."""
+        """Return a function that finds what letters may mean in one text if they are only a part of a name."""
 
         @cache
         def partial_meanings(spelling: str) -> _PartialMeanings:
@@ -269,10 +279,10 @@ class Names:
 
         return partial_meanings
 
-    # --- where it stands
+    # --- positions in a text
 
     def _words(self, text: str) -> dict[str, str]:
-        """The words of a text that may belong to a name, and their letters."""
+        """Return the words of a text that may belong to a name, with their letters."""
         spellings = {}
         for word in set(WORD.findall(text)):
             spelling = letters(word) if len(word) <= _MAX_WORD else ""
@@ -286,11 +296,11 @@ class Names:
         return spellings
 
     def _runs(self, text: str, words: Mapping[str, str], spellings: Container[str]) -> Iterator[tuple[str, _Run]]:
-        """All runs of words whose letters are known: these, and where they stand."""
+        """Yield all runs of words whose letters form one of `spellings`, with their positions."""
         prefixes = self._prefixes
-        runs: list[tuple[str, _Run]] = []  # all of them end where the last word ends
+        runs: list[tuple[str, _Run]] = []  # runs that end at the last word
         end = 0
-        # Letters that stand alone are in every text, and no name is made of nothing else.
+        # Single letters occur in every text, and no name consists only of them.
         for match in WORD.finditer(text) if any(len(word) > 1 or not word.isascii() for word in words.values()) else ():
             spelling = words.get(match[0])
             if spelling is None:
@@ -310,7 +320,7 @@ class Names:
                     yield candidate
 
     def _is_gap(self, text: str, start: int, end: int) -> bool:
-        """Whether what stands between two words may stand inside a name."""
+        """Whether the text between two words may stand inside a name."""
         if end - start < _MIN_LABEL:
             return _is_short_gap(text[start:end], self._old)
         between = _OLD_BETWEEN if self._old else GAP
@@ -337,7 +347,7 @@ class Names:
             yield from ((*match.span(), author.stand_in) for match in number.finditer(text))
 
     def _is_whole(self, student: Student, text: str, run: _Run, author: Student | None) -> bool:
-        """Whether a run of words that has the letters of the name is the name."""
+        """Whether a run of words with the letters of a name really is that name."""
         if self._old:
             return _is_whole_in_order(student, [text[start:end] for start, end in run])
         of_words = student.of_words or _are_common(text, run)
@@ -351,7 +361,8 @@ class Names:
         gaps = [text[end:start] for (_, end), (start, _) in itertools.pairwise(run)]
         if not all(NARROW.fullmatch(gap) for gap in gaps):
             return False
-        is_list = of_words and any("," in gap for gap in gaps)  # "Min, Max, Mean" is a list, "by Mean, Max" an author
+        # "Min, Max, Mean" is a list, but "by Mean, Max" names an author
+        is_list = of_words and any("," in gap for gap in gaps)
         if is_list and not _AUTHOR_OR_START.search(text[max(0, run[0][0] - 60) : run[0][0]]):
             return False
         if all(word[0].isupper() or word in PARTICLES for word in words):
@@ -359,7 +370,10 @@ class Names:
         return student is author and not of_words and all(gap.isspace() for gap in gaps)
 
     def _part(self, partial_meanings: _PartialMeanings, text: str, run: _Run) -> _Span | None:
-        """Where a part of a name means a student: with the other one's initial, alone, or as an account's name."""
+        """Return where a part of a name means a student.
+
+        It does so beside the other part's initial, by itself, or as an account's name.
+        """
         start, end = run[0][0], run[-1][1]
         is_lower = text[start].islower() and all(text[first].islower() for first, _ in run[1:])
         if len(run) > 1 and (is_lower or _are_common(text, run)):
@@ -388,7 +402,7 @@ class Names:
         return spelling in COMMON_WORDS or spelling in self._in_use
 
     def _cjk_spans(self, text: str) -> Iterator[_Span]:
-        """Names in scripts that are written without white space, inside what is a word to others."""
+        """Find names in scripts without spaces, inside longer runs of letters."""
         firsts = {name[0] for name in self._cjk_names}
         sizes = sorted({len(name) for name in self._cjk_names}, reverse=True)
         for match in CJK.finditer(text) if firsts else ():
@@ -401,7 +415,7 @@ class Names:
                         yield places[at], places[at + size - 1] + 1, student.stand_in
 
     def _account_spans(self, text: str, account: Callable[[str], Student | None]) -> Iterator[_Span]:
-        """Names where an account's must stand: before an @, below a folder of homes, behind a host of repositories."""
+        """Find names where account names stand: before an @, in a folder of homes, or after a code host's address."""
         for match in itertools.chain(*(pattern.finditer(text) for pattern in (_MAIL, _ACCOUNT, _LOGIN))):
             start, _ = match.span("who")
             words = [word for word, _ in zip(WORD.finditer(match["who"]), range(4), strict=False)]
@@ -436,7 +450,7 @@ def _is_short_gap(between: str, old: bool) -> bool:
 
 
 def _note_parts(students: Sequence[Student], spelling: str, words: Sequence[str]) -> None:
-    """Where the family name ends in what Canvas wrote in one word, now that somebody wrote it in several."""
+    """Record where the family name ends in a name that Canvas wrote as one word, once somebody wrote it as several."""
     cuts = list(itertools.accumulate(map(len, words[:-1])))
     for student in students:
         for way in _spellings(letters(student.platform_name)):
@@ -472,7 +486,7 @@ def _are_common(text: str, run: _Run) -> bool:
 
 
 def _initials(text: str, start: int, end: int) -> dict[str, tuple[int, int]]:
-    """The letters that stand as initials beside a run of words, and where both stand."""
+    """Return the initials that stand beside a run of words, with the span of both."""
     initials = {}
     after = _AFTER.match(text, end) if "." in text[end : end + 6] else None
     if after and after[1].isupper():
@@ -485,14 +499,14 @@ def _initials(text: str, start: int, end: int) -> dict[str, tuple[int, int]]:
 
 
 def _shortest(form: _Form, is_author: bool, is_present: bool) -> int:
-    """Letters that a part, or an account's name wherever it stands, must have to mean the student."""
+    """Return how many letters a part of a name, or an account's name, needs at least to mean the student."""
     if form.kind == "login":
         return MIN_LETTERS
     return (2 if is_present else 3) if form.sure else (3 if is_author else 5)
 
 
 def _needs(form: _Form, spelling: str, is_author: bool, is_present: bool, common: bool) -> _Needs | None:
-    """What has to stand beside letters for them to mean this student in one text; None if nothing would do."""
+    """Return what must stand beside letters so that they mean this student in one text; None if nothing would do."""
     if len(spelling) < _shortest(form, is_author, is_present) or (common and not (is_author and form.kind == "part")):
         return None
     if form.kind == "login":
@@ -503,7 +517,7 @@ def _needs(form: _Form, spelling: str, is_author: bool, is_present: bool, common
 
 
 def _after_numbers(student: Student, text: str, end: int) -> int:
-    """Where the platform's numbers end behind a name: files are called so."""
+    """Return where the platform's numbers after a name end, because file names contain both."""
     if not student.number or text[end : end + 1] != "_":
         return end
     match = re.compile(rf"(?:_LATE)?_{student.number}(?:_\d+)?").match(text, end)
@@ -511,6 +525,6 @@ def _after_numbers(student: Student, text: str, end: int) -> int:
 
 
 def _stands_out(compact_text: str, start: int, end: int) -> bool:
-    """Whether two letters of a name stand as a word: what is before and behind isn't a part of another one."""
+    """Whether two letters of a name stand as a separate word, judged by the characters before and after them."""
     before, after = compact_text[max(0, start - 1) : start], compact_text[end : end + 1]
     return before in "者名生是由和与跟及我叫给谢：" and after in "的和与及在是同老君说写做、さんはがのと은는이가의와"

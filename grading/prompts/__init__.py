@@ -1,1 +1,1 @@
-"""What a model is asked, and how its answer is read."""
+"""Builds the prompts for models, and reads their answers."""

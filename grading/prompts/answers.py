@@ -1,4 +1,4 @@
-"""What a model answers: the JSON schema that constrains it, the bound on its length, and its strict reading."""
+"""A model's answer: the JSON schema that constrains it, the bound on its length, and a strict parser for it."""
 
 import json
 from collections import Counter
@@ -13,26 +13,26 @@ from messages.jobs import QuestionAnswer
 
 _AnswerT = TypeVar("_AnswerT")
 
-# Characters; the prompt asks for them, the schema enforces them.
+# In characters. The prompt asks for these lengths and the schema enforces them.
 EVIDENCE_CHARS = 160
 FEEDBACK_CHARS = 200
 SUMMARY_CHARS = 400
 
 
-# "not their own": it stands there, but only in what was given: cells, template, instructions, rubric.
+# "not their own": the quote exists, but only in text that was given: cells, template, instructions or rubric.
 Evidence = Literal["found", "not found", "none given", "not their own"]
 
 
 class AnswerError(KvasirError):
-    """A model's answer is not what its schema says; the message names the place and what was there."""
+    """A model's answer does not follow its schema. The message names the place and what was found there."""
 
 
 @dataclass(frozen=True, slots=True)
 class CriterionGrade:
-    """One criterion of one submission, as it is read from an answer and as it is given out.
+    """The grade of one submission for one criterion.
 
-    `points`, one of the criterion's steps, is None exactly when `reason` says why there are none. What of the rest
-    takes the submission and what graders see is added by `grading.points`: `evidence_state` and `leaks`.
+    `points` is one of the criterion's steps, or None, and then `reason` says why. `evidence_state` and `leaks` need the
+    submission and the confidential texts, so `grading.points` fills them in.
     """
 
     id: str
@@ -43,14 +43,19 @@ class CriterionGrade:
     evidence_state: Evidence = "none given"
     feedback: str = ""
     reason: str = ""
-    sampled: tuple[Points, ...] = ()  # points of each of several answers; the first one counts
-    leaks: bool = False  # the feedback repeats the grading notes, the solution or the prompt: no student may see it
-    likelihoods: Mapping[str, float] = field(default_factory=dict)  # by step, from the model's own probabilities
-    min_points: Points = 0  # below 0 where points can be lost
+    sampled: tuple[Points, ...] = ()  # The points in each of several answers to the same prompt.
+    # Whether the feedback repeats the grading notes, the solution or the prompt; then no student may see it.
+    leaks: bool = False
+    # likelihood of each step, from the model's own probabilities
+    likelihoods: Mapping[str, float] = field(default_factory=dict)
+    min_points: Points = 0  # below 0 if the criterion can cost points
 
     @property
     def distribution(self) -> Mapping[str, float]:
-        """The share of each step: of the model's probability, else of several answers; empty if neither is there."""
+        """The share of each step: from the model's probabilities, or else from several answers.
+
+        Empty if there is neither.
+        """
         if self.likelihoods or len(self.sampled) < 2:
             return self.likelihoods
         counts = Counter(map(str, sorted(self.sampled)))
@@ -58,7 +63,7 @@ class CriterionGrade:
 
 
 def criterion_grade(criterion: Criterion, points: Points | None, **fields: Any) -> CriterionGrade:
-    """A grade for this criterion."""
+    """Make a grade for this criterion."""
     return CriterionGrade(
         criterion.id, criterion.title, criterion.points, points, min_points=criterion.minimum, **fields
     )
@@ -66,12 +71,12 @@ def criterion_grade(criterion: Criterion, points: Points | None, **fields: Any) 
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswer:
-    """A whole answer: one entry for each criterion asked for, in order; without points if it was asked in vain."""
+    """A whole answer: one entry for each criterion that was asked about, in order. An entry without points says why."""
 
     criteria: Mapping[str, CriterionGrade]
     summary: str = ""
-    no_summary: str = ""  # why there is none
-    # Of the work, what speaks to whoever grades, says the model, and how likely its yes was, if that is known.
+    no_summary: str = ""  # Why there is no summary.
+    # A quote that addresses the grader, according to the model, and the likelihood of its "yes" if that is known.
     passage: tuple[str, float | None] | None = None
 
 
@@ -79,9 +84,11 @@ class ParsedAnswer:
 
 
 def answer_schema(criteria: Sequence[Criterion], with_summary: bool) -> dict[str, Any]:
-    """The JSON schema of an answer: everything bounded, in the order in which it is to be written.
+    """Return the JSON schema of an answer.
 
-    Evidence comes before points, so that a model that writes from left to right looks before it judges.
+    Every text is bounded, and the properties are in the order in which to write them.
+
+    Evidence comes before points: a model writes from left to right, so it looks for evidence before it judges.
     """
     properties: dict[str, Any] = {criterion.id: criterion_schema(criterion) for criterion in criteria}
     if with_summary:
@@ -90,7 +97,7 @@ def answer_schema(criteria: Sequence[Criterion], with_summary: bool) -> dict[str
 
 
 def criterion_schema(criterion: Criterion) -> dict[str, Any]:
-    """The JSON schema of what is said of one criterion."""
+    """Return the JSON schema of the answer about one criterion."""
     return _closed_object(
         {
             "evidence": _bounded_text(EVIDENCE_CHARS),
@@ -113,35 +120,36 @@ def _closed_object(properties: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# Of a summary that is asked for by itself.
+# For a question that asks only for a summary.
 SUMMARY_SCHEMA = _closed_object({"summary": _bounded_text(SUMMARY_CHARS)})
-# Of whether a passage speaks to whoever grades. The quote comes first: it is looked for first.
+# For the question whether a passage addresses the grader. The quote comes first, so that the model looks before it
+# decides.
 PASSAGE_SCHEMA = _closed_object({"quote": _bounded_text(EVIDENCE_CHARS), "addressed": {"enum": ["no", "yes"]}})
 
 
 def max_answer_tokens(schema: Mapping[str, Any], char_bytes: int = 6, space_bytes: int = 22) -> int:
-    """A number of tokens within which every answer that is constrained by `schema` closes.
+    """Return a number of tokens within which every answer constrained by `schema` ends.
 
-    A token is at least one byte of text. One character of a string is at most 6 bytes (`\\uXXXX`; raw UTF-8 takes 4),
-    and a grammar counts each escape as one character, halves of a pair included. White space between two JSON tokens
-    is at most 22 bytes (llama.cpp: two line breaks and 20 blanks); an engine whose grammar leaves white space open has
-    to close it. One token more ends the answer.
+    A token is at least one byte of text. One character of a string takes at most 6 bytes (`\\uXXXX`; raw UTF-8 takes
+    4), and a grammar counts each escape as one character, including each half of a surrogate pair. White space between
+    two JSON tokens is at most 22 bytes (llama.cpp: two line breaks and 20 blanks); an engine whose grammar does not
+    limit white space must limit it itself. One more token ends the answer.
 
-    The worst case is several times what models write. `char_bytes=1, space_bytes=1` bounds an ASCII answer without
-    escapes: use that to plan, and where a context is too short for the worst; an answer cut off there is not JSON and
-    becomes a failure, not a grade.
+    This worst case is several times what models write. `char_bytes=1, space_bytes=1` bounds an ASCII answer without
+    escapes. Use these values for planning, and where a context is too short for the worst case: an answer that is cut
+    off there is not JSON, so it becomes a failure and not a grade.
     """
     return _max_bytes(schema, char_bytes, space_bytes) + space_bytes + 1
 
 
 def _max_bytes(schema: Mapping[str, Any], char_bytes: int, space_bytes: int) -> int:
-    """Bytes of one value and the white space after it."""
+    """Return the most bytes that a value and the white space after it can take."""
     if "enum" in schema:
         return max(len(json.dumps(value)) for value in schema["enum"]) + space_bytes
     if schema["type"] == "string":
         return 2 + int(schema["maxLength"]) * char_bytes + space_bytes
     members = [
-        # the key, its colon and, for all but the last, a comma: each followed by white space
+        # each key, colon and comma may be followed by white space; the last key has no comma
         len(json.dumps(key)) + 2 + 3 * space_bytes + _max_bytes(value, char_bytes, space_bytes)
         for key, value in schema["properties"].items()
     ]
@@ -152,10 +160,10 @@ def _max_bytes(schema: Mapping[str, Any], char_bytes: int, space_bytes: int) -> 
 
 
 def parse_answer(text: str, criteria: Sequence[Criterion], with_summary: bool) -> ParsedAnswer:
-    """Read a model's answer. Repairs nothing and fills nothing in.
+    """Read a model's answer strictly: nothing is repaired or filled in.
 
-    A text longer than its schema allows is taken as it is: an engine without constraint may write it, and its length
-    changes no points. Raises AnswerError with one sentence for anything else that departs from the schema.
+    A text longer than its schema allows is accepted, because an engine without constraints may write it and its length
+    does not affect points. Raises AnswerError, with one sentence, for any other deviation from the schema.
     """
     data = _load_object(text)
     expected = [criterion.id for criterion in criteria] + (["summary"] if with_summary else [])
@@ -167,7 +175,7 @@ def parse_answer(text: str, criteria: Sequence[Criterion], with_summary: bool) -
 def parse_criterion(text: str, criterion: Criterion) -> CriterionGrade:
     """Read the answer to a question about one criterion, as strictly as `parse_answer`. Raises AnswerError.
 
-    Answers in batches of an earlier form don't name it.
+    In batches of an earlier form, the answer does not name the criterion.
     """
     data = _load_object(text)
     return _criterion_answer(criterion, data[criterion.id] if set(data) == {criterion.id} else data)
@@ -181,9 +189,11 @@ def parse_summary(text: str) -> str:
 
 
 def parse_passage(text: str, likelihoods: Sequence[float] = ()) -> tuple[str, float | None] | None:
-    """What the model took to speak to whoever grades, as `ParsedAnswer.passage`; None if nothing. Raises AnswerError.
+    """Return the passage that the model says addresses the grader, as in `ParsedAnswer.passage`, or None.
 
-    likelihoods: of no and yes, where they are known; they decide then, whatever of the two was drawn.
+    Raises AnswerError.
+
+    likelihoods: those of "no" and "yes", if known. Then they decide, no matter which of the two was sampled.
     """
     data = _load_object(text)
     _check_keys("the answer", data, ("quote", "addressed"))
@@ -195,14 +205,14 @@ def parse_passage(text: str, likelihoods: Sequence[float] = ()) -> tuple[str, fl
     return (quote, likelihood) if is_addressed and quote else None
 
 
-# --- several answers to one prompt: the median counts, and how far they are apart is kept ---
+# --- several answers to one prompt: the median counts, and all points are kept ---
 
 
 def parse_samples(texts: Sequence[str], criteria: Sequence[Criterion], with_summary: bool) -> ParsedAnswer:
-    """One answer made of several. Raises AnswerError unless more than half of them can be read.
+    """Combine several answers to one prompt. Raises AnswerError unless more than half of them can be read.
 
-    Each criterion gets the median of the points (of two middle ones the lower), with the evidence and feedback of the
-    first answer that awarded it; the summary is that of the first answer.
+    Each criterion gets the median of the points (the lower of two middle ones), with the evidence and feedback of the
+    first answer that gave these points. The summary is that of the first answer.
     """
     parsed_answers = _readable(texts, lambda text: parse_answer(text, criteria, with_summary))
     if len(parsed_answers) == 1:
@@ -214,9 +224,9 @@ def parse_samples(texts: Sequence[str], criteria: Sequence[Criterion], with_summ
 
 
 def parse_criterion_samples(answers: Sequence[QuestionAnswer], criterion: Criterion) -> CriterionGrade:
-    """The same for answers to a question about one criterion. Raises as `parse_samples`.
+    """Combine several answers to a question about one criterion. Raises as `parse_samples`.
 
-    The likelihoods of the steps are those that the first answer came with.
+    The likelihoods of the steps are those of the first answer.
     """
     parsed_answers = _readable([answer.text for answer in answers], lambda text: parse_criterion(text, criterion))
     median_answer = _median(parsed_answers) if len(parsed_answers) > 1 else parsed_answers[0]
@@ -233,7 +243,11 @@ def _readable(texts: Sequence[str], parse: Callable[[str], _AnswerT]) -> list[_A
         except AnswerError as error:
             errors.append(error)
     if len(parsed_answers) * 2 <= len(texts):
-        raise errors[0] if len(texts) == 1 else AnswerError(f"{len(errors)} of {len(texts)} answers: {errors[0]}")
+        raise (
+            errors[0]
+            if len(texts) == 1
+            else AnswerError(f"{len(errors)} of {len(texts)} answers can't be used: {errors[0]}")
+        )
     return parsed_answers
 
 
@@ -251,18 +265,18 @@ def _load_object(text: str) -> dict[str, Any]:
     def no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         repeated_keys = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
         if repeated_keys:
-            raise AnswerError(f"the answer has {repeated_keys[0]!r:.60} twice")
+            raise AnswerError(f"the answer has the key {repeated_keys[0]!r:.60} twice")
         return dict(pairs)
 
     def no_constants(name: str) -> None:
-        raise AnswerError(f"the answer holds {name}, which is no JSON number")
+        raise AnswerError(f"the answer holds {name}, which is not a JSON number")
 
     try:
         data = json.loads(text, object_pairs_hook=no_repeats, parse_constant=no_constants)
     except json.JSONDecodeError as error:
         raise AnswerError(f"the answer is not JSON at character {error.pos:,} of {len(text):,}: {error.msg}") from None
     except (ValueError, RecursionError) as error:
-        raise AnswerError(f"the answer is not JSON that can be read: {error}") from None
+        raise AnswerError(f"the answer is JSON that can't be read: {error}") from None
     if not isinstance(data, dict):
         raise AnswerError(f"the answer is JSON, but {_kind(data)} instead of an object")
     return data
@@ -300,7 +314,7 @@ def _points(criterion: Criterion, value: Any) -> Points:
 
 
 def _student_text(place: str, value: Any) -> str:
-    """What a student may read."""
+    """Return a text that a student may read. Raises AnswerError if it only repeats itself."""
     text = _text_field(place.removeprefix("the "), value)
     if is_repetition(text):
         raise AnswerError(f"{place} only repeats itself")

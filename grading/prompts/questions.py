@@ -1,8 +1,9 @@
-"""One question at a time after a submission: a criterion each, a summary, and whether the work speaks to its graders.
+"""Asks one question at a time about a submission.
 
-What comes before the questions, the class's part and the student's work, is the same for all of them, so its KV cache
-is computed once; each question adds only its own tokens. A criterion's wording stands in its question alone: changing
-it leaves every other answer as it is.
+There is a question for each criterion, one for a summary, and one whether the work addresses its graders. The text
+before the questions (the class's part and the student's work) is the same for all of them, so its KV cache is computed
+once, and each question adds only its own tokens. A criterion's wording is only in its question, so changing it leaves
+all other answers valid.
 """
 
 from collections.abc import Mapping
@@ -21,14 +22,17 @@ from grading.prompts.prompt import answer_format, criterion_text, summary_style
 from grading.rubric.rubric import Aspect, Criterion, Rubric
 from producers.batch.forms import QUESTION_FORM
 
-# Names of the questions that are no criteria: no criterion can have them.
+# Names of the questions that are not about a criterion. No criterion can have these ids.
 SUMMARY, PASSAGE = "summary", ".passage"
 
 
 def questions_of(aspect: Aspect, rubric: Rubric, form: int = QUESTION_FORM) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """What this aspect's model is asked about each submission, in order; `form`: that of the batch's prompts.
+    """Return the questions to this aspect's model about each submission, in order.
 
-    By name, which is a criterion's id, SUMMARY or PASSAGE: the text that follows the work, and the answer's schema.
+    `form` is the form of the batch's prompts.
+
+    The keys are criteria's ids, SUMMARY or PASSAGE. The values are the text that follows the work, and the answer's
+    schema.
     """
     is_named = form >= QUESTION_FORM
     questions = {}

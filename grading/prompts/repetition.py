@@ -1,16 +1,16 @@
-"""Whether a text is one thing said again and again: what a model writes that has lost its way. In any script.
+"""Detects text that repeats the same thing again and again, as a model does when it gets stuck. Works in any script.
 
-Lists, tables, dashes, code and a word said three times are none: what repeats must be most of the text's words.
+Lists, tables, dashes, code, or a word written three times do not count: most of the text's words must repeat.
 """
 
 import re
 import unicodedata
 
-_LEAST_CHARS = 16  # shortest text that can be judged
-_LOOP_CHARS = 12  # a shorter loop is "very, very, very"
+_LEAST_CHARS = 16  # shorter texts can't be judged
+_LOOP_CHARS = 12  # a shorter loop may be emphasis, such as "very, very, very"
 _MOST_CHARS = 4_000
 _WINDOW, _STEP = 80, 20
-_DIFFERENT = 0.2  # share of distinct four-letter runs: a numbered list has more
+_DIFFERENT = 0.2  # share of distinct four-letter runs; even a numbered list has more
 
 _ONE_CHARACTER = re.compile(r"([^\W\d_])\1{19,}|(\S)\2{99,}")
 _WORD = re.compile(r"[^\W_]+")
@@ -18,7 +18,7 @@ _LOOP = re.compile(r"(.{1,200}?)\1{2,}")
 
 
 def is_repetition(text: str) -> bool:
-    """Whether two thirds of the text, or a piece of it, repeat themselves, or it holds no word at all."""
+    """Whether two thirds of the text is a loop, or a stretch of it hardly varies, or it holds no word at all."""
     text = unicodedata.normalize("NFKC", text).casefold().strip()[:_MOST_CHARS]
     words = " ".join(_WORD.findall(text))
     if _ONE_CHARACTER.search(text) or (len(text) >= _LEAST_CHARS and not words):
@@ -32,6 +32,6 @@ def is_repetition(text: str) -> bool:
 
 
 def _variety(text: str) -> float:
-    """The share of its runs of four letters that are different, 0 to 1."""
+    """Return the share of distinct runs among its runs of four letters, from 0 to 1."""
     runs = [text[at : at + 4] for at in range(len(text) - 3)]
     return len(set(runs)) / len(runs)

@@ -1,1 +1,1 @@
-"""What is kept of a class's grades, and the page that shows them."""
+"""Stores a class's grades, and makes the page that shows them."""

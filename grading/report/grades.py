@@ -1,6 +1,6 @@
-"""What is kept of a class's grades: grades.json, for exports and reviews, grades.csv, and rows for the terminal.
+"""Stores a class's grades: grades.json for exports and reviews, grades.csv, and rows for the terminal.
 
-`grades.json` is a graded class as its folder keeps it; whoever reads it needs no model and no submissions.
+`grades.json` is the graded class in the batch's folder. Reading it needs neither a model nor the submissions.
 """
 
 import json
@@ -33,7 +33,7 @@ OUTCOMES = ("graded", "empty", "link only", "unreadable", "unassigned", "incompl
 
 @dataclass(frozen=True, slots=True)
 class GradedClass:
-    """What came of a class. `versions` are digests of rubric, solution, template and prompt, by name."""
+    """The grades of a class. `versions` are digests of rubric, solution, template and prompt, by name."""
 
     batch_id: str
     title: str
@@ -61,15 +61,15 @@ def save_graded(folder: Path, graded_class: GradedClass) -> None:
 
 
 def load_graded(folder: Path) -> GradedClass:
-    """Read grades.json. Raises BatchError if the folder has none, or it can't be read."""
+    """Read grades.json. Raises BatchError if the folder has none, or if it can't be read."""
     path = folder / FILE
     command_hint = f"with: {next_command('results', folder)}"
     try:
         fields = from_json(read_ordinary(path))
         if isinstance(fields, dict) and fields.get("version") != _VERSION:
             raise BatchError(
-                f"{path} was written by another version of kvasir; upgrade this one ({UPGRADE_COMMAND}), "
-                f"or write it again {command_hint}"
+                f"{path} was written by another version of kvasir; upgrade this one ({UPGRADE_COMMAND}), or "
+                f"write the file again {command_hint}"
             )
         graded_class: GradedClass = parse_as(GradedClass, _as_now(fields), "the class")
         if not graded_class.total > 0:
@@ -77,14 +77,14 @@ def load_graded(folder: Path) -> GradedClass:
         return graded_class
     except FileNotFoundError:
         if not (folder / "batch.json").is_file():
-            raise BatchError(f"{folder} holds no batch; name the folder given to --out") from None
-        raise BatchError(f"{folder} has no {FILE} yet; write it {command_hint}") from None
+            raise BatchError(f"{folder} holds no batch; name the folder that was given to --out") from None
+        raise BatchError(f"{folder} has no {FILE} yet; write the file {command_hint}") from None
     except (OSError, ValueError) as error:
-        raise BatchError(f"{path} can't be read ({error}); write it again {command_hint}") from None
+        raise BatchError(f"{path} can't be read ({error}); write the file again {command_hint}") from None
 
 
 def _as_now(fields: Any) -> Any:
-    """Of a class that was written when one list, `flags`, held both: the remarks apart."""
+    """Convert a class written when remarks and doubts were in one list, `flags`."""
     grades = fields.get("grades") if isinstance(fields, dict) else None
     for grade in grades if isinstance(grades, list) else ():
         if isinstance(grade, dict) and isinstance(grade.get("flags"), list):
@@ -97,10 +97,10 @@ def _as_now(fields: Any) -> Any:
 
 
 def write_grades_csv(path: Path, grades: Iterable[Grade], rubric: Rubric) -> None:
-    """One row a submission, in the order given: FIXED_COLUMNS, the points of each criterion, LAST_COLUMNS.
+    """Write one row for each submission, in the order given: FIXED_COLUMNS, the points of each criterion, LAST_COLUMNS.
 
-    `needs_review` says why a person must decide, and is blank where nobody must. Where there are no points the cell is
-    blank, never 0; an empty submission has 0 points and a reason. The file is replaced as a whole or not at all.
+    `needs_review` says why a person must decide, and is blank if nobody must. Without points the cell is blank, never
+    0; an empty submission has 0 points and a reason. The file is replaced as a whole or not at all.
     """
     ids = [criterion.id for criterion in rubric.criteria]
     rows = [[*FIXED_COLUMNS, *ids, *LAST_COLUMNS], *(_row(grade, ids) for grade in grades)]
@@ -122,12 +122,15 @@ def _row(grade: Grade, ids: Sequence[str]) -> list[str]:
 
 
 def show_points(points: Points | None) -> str:
-    """`7`, `7.5`, or nothing."""
+    """Format points: `7`, `7.5`, or an empty text for None."""
     return "" if points is None else str(points)
 
 
 def show_distribution(item: CriterionGrade) -> str:
-    """`the model: 81% for 2, 15% for 1`, or the same of several answers; "" if nothing is known. From 1% on."""
+    """Format the shares of points: `the model: 81% for 2, 15% for 1`, or the same for several answers.
+
+    Shares below 1% are left out. The text is "" if nothing is known.
+    """
     source = "the model's own likelihoods" if item.likelihoods else f"{len(item.sampled)} answers"
     likely = sorted(item.distribution.items(), key=lambda step_share: -step_share[1])
     shares = [f"{share:.0%} for {step}" for step, share in likely if share >= 0.01]
@@ -135,44 +138,50 @@ def show_distribution(item: CriterionGrade) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text without line breaks and without characters that a terminal or a file would stumble over."""
+    """Join a text into one line, and replace characters that a terminal or a file can't show."""
     return name_cell(" ".join(text.split()))
 
 
 def name_cell(name: str) -> str:
-    """A submission's name for a table, as it has to be written to be found by it: with all of its spaces."""
-    joiners = "\u200c\u200d"  # unprintable by name, but part of Persian words and of emoji
+    """Return a submission's name for a table.
+
+    All of its spaces are kept, so that the submission can be found by this name.
+    """
+    joiners = "\u200c\u200d"  # Python calls them unprintable, but Persian words and emoji contain them
     return "".join(char if char.isprintable() or char in joiners or category(char) == "Zs" else "�" for char in name)
 
 
 def count_states(grades: Iterable[Grade]) -> dict[GradeState, int]:
-    """How many submissions are in each state; all states, in the order of `GradeState`."""
+    """Count the submissions in each state. All states are included, in the order of `GradeState`."""
     counts = Counter(grade.state for grade in grades)
     return {state: counts[state] for state in get_args(GradeState)}
 
 
 def outcome_of(grade: Grade) -> str:
-    """Its state in the words of a summary: an `unreadable` or `unassigned` file is nobody's failure."""
+    """Return the word for a grade's state in a summary.
+
+    An `unreadable` or `unassigned` file does not count as failed.
+    """
     return "unassigned" if grade.reason == UNASSIGNED_QUESTION else "unreadable" if grade.is_unreadable else grade.state
 
 
 def summary(grades: Sequence[Grade]) -> str:
-    """`16 submissions: 14 graded, 1 empty, 1 unreadable; 3 need review`."""
+    """Summarise grades: `16 submissions: 14 graded, 1 empty, 1 unreadable; 3 need review`."""
     need = sum(grade.needs_review for grade in grades)
     review = "none needs review" if not need else f"{need:,} {'needs' if need == 1 else 'need'} review"
     return f"{plural(len(grades), 'submission')}: {outcomes(grades)}; {review}"
 
 
 def outcomes(grades: Iterable[Grade]) -> str:
-    """`14 graded, 1 empty, 1 unreadable`."""
+    """Count outcomes in words: `14 graded, 1 empty, 1 unreadable`."""
     counts = Counter(map(outcome_of, grades))
     return ", ".join(f"{counts[outcome]:,} {outcome}" for outcome in OUTCOMES if counts[outcome]) or "none"
 
 
 def summary_rows(grades: Iterable[Grade]) -> list[tuple[str, str, str, str, str]]:
-    """SUMMARY_COLUMNS for the terminal: one line each, no control characters.
+    """Return SUMMARY_COLUMNS for the terminal, one line each, without control characters.
 
-    The last is the reason if there is one, else the number of remarks.
+    The last column is the reason if there is one, else the number of remarks.
     """
     return [
         (

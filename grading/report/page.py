@@ -1,7 +1,8 @@
-"""report.html: a class's grades on one page that needs nothing else.
+"""Makes report.html: a class's grades on one self-contained page.
 
-No request leaves the page: style and script are inside, named by their hashes in its content security policy, and
-everything that a student or a model wrote is escaped. It reads on a phone, on paper, in the dark, and without script.
+The page makes no requests: style and script are inside, and its content security policy names them by their hashes.
+Everything that a student or a model wrote is escaped. The page can be read on a phone, on paper, in dark mode, and
+without scripts.
 """
 
 import base64
@@ -20,7 +21,7 @@ from grading.rubric.rubric import Criterion, Rubric
 from producers.words import plural
 
 _TEMPLATE = "report_page.html.j2"
-# Controls but for tab and line break, halves of surrogate pairs, and non-characters: what HTML doesn't allow.
+# Characters that HTML does not allow: controls except tab and line break, surrogates, and non-characters.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 
 
@@ -32,14 +33,14 @@ def render_page(
     pictures: Sequence[Picture] = (),
     late: Mapping[str, str] | None = None,
 ) -> str:
-    """The page as HTML.
+    """Render the page as HTML.
 
     Args:
         grades: in the order in which they are listed.
         facts: (label, value) about the run, shown under the title.
         notice: a banner across the top; "" for none.
-        pictures: of the run, after the criteria.
-        late: what is taken off for lateness, in words, by submission.
+        pictures: charts of the run, shown after the criteria.
+        late: deductions for lateness in words, by submission.
     """
     return render_template(
         _TEMPLATE,
@@ -56,13 +57,16 @@ def render_page(
 
 
 def render_template(name: str, **fields: Any) -> str:
-    """A page of this folder's template `name`, with the report's style, without what HTML doesn't allow."""
+    """Render this folder's template `name` with the report's style, without characters that HTML does not allow."""
     return _FORBIDDEN.sub("�", _template(name).render(fields))
 
 
 @cache
 def _template(template_name: str) -> Any:
-    """Ready with what is the same in every page. Jinja is imported here: most commands make no page."""
+    """Load a template with everything that is the same on every page.
+
+    Jinja is imported here, because most commands need none.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -78,14 +82,15 @@ def _template(template_name: str) -> Any:
     }
     for name, kind in (("style", "css"), ("script", "js")):
         source = (folder / f"report_page.{kind}").read_text("utf-8") + (STYLE if kind == "css" else "")
-        digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()  # names it in the policy
-        # Not escaped: the page's own style and script, and pictures, which escape what they hold.
+        # the content security policy names the source by this digest
+        digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+        # These are not escaped: the page's style and script, and the charts, which escape their texts themselves.
         template_globals |= {name: Markup(source), f"{name}_hash": f"sha256-{digest}"}
     return environment.get_template(template_name, globals=template_globals)
 
 
 def _lead(grades: Sequence[Grade], rubric: Rubric) -> str:
-    """The figures of the class, under the title."""
+    """Return the numbers about the class for the line under the title."""
     counts = [f"{count} {state}" for state, count in count_states(grades).items() if count]
     review = f"{sum(grade.needs_review for grade in grades)} of {len(grades)} need review"
     return " · ".join(
@@ -94,7 +99,7 @@ def _lead(grades: Sequence[Grade], rubric: Rubric) -> str:
 
 
 def _criterion_figures(grades: Sequence[Grade], criterion: Criterion) -> tuple[float | None, tuple[Bar, ...]]:
-    """Mean and distribution, of those who handed something in and got points for it; None and () if nobody did."""
+    """Return the mean and distribution of all who handed something in and got points; None and () if nobody did."""
     handed_in = (criterion_points(grade.criteria, criterion.id) for grade in grades if grade.state != "empty")
     class_points = [points for points in handed_in if points is not None]
     return (
@@ -103,7 +108,7 @@ def _criterion_figures(grades: Sequence[Grade], criterion: Criterion) -> tuple[f
 
 
 def _totals(grades: Sequence[Grade], rubric: Rubric) -> tuple[str, Picture | None]:
-    """What all the graded submissions reached: in words, and as a picture."""
+    """Describe the totals of all graded submissions in words and as a chart."""
     totals = [grade.points for grade in grades if grade.state == "graded" and grade.points is not None]
     if not totals:
         return "", None

@@ -1,1 +1,1 @@
-"""The rubric, in our format and others, and its deterministic checks."""
+"""The rubric, in Kvasir's format and others, and its deterministic checks."""

@@ -7,9 +7,9 @@
       - {criterion: churn, output: present}              # some cell has an output
       - {criterion: churn, output: as solution}          # the figures in the solution's outputs are in the student's
 
-`criterion` is optional. A check that a format can't answer says nothing: a script holds no outputs, Markdown calls no
-function, SQL assigns no variable. The findings stand in the student's part of the prompt, after the prefix, and
-beside the model's answer: full points where a check of that criterion failed wait for a person.
+`criterion` is optional. A check is skipped if the format can't answer it: a script holds no outputs, Markdown calls no
+function, SQL assigns no variable. The findings are shown in the student's part of the prompt, after the prefix, and
+beside the model's answer. If a criterion gets full points although its check failed, a person must look.
 """
 
 import math
@@ -31,25 +31,27 @@ MAX_NAMES = 50
 _NAME = re.compile(r"[^\W\d][\w.]{0,79}(?:(?:::|\.)[\w.]{1,80})?\Z")
 _COLUMN = re.compile(r"[^\n\"'`]{1,80}\Z")
 _FIGURE = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w])")
-_ENOUGH_DIGITS = 3  # shorter figures are everywhere
+_ENOUGH_DIGITS = 3  # shorter numbers occur in every output
 _MOST_FIGURES = 200
-_CLOSE = 1e-3  # relative: outputs are rounded to different lengths
-_MATCHING_SHARE = 0.8  # of the solution's figures
-_CELL = re.compile(r"(?:^|, )cell \d")  # how a part of a notebook names its place
-_PROSE = re.compile(r"(?:^|, )text\Z")  # Markdown, plain text, what was typed into the LMS
-_QUERY = re.compile(r"\bselect\s+[^\s(].{0,2000}?\bfrom\b", re.IGNORECASE | re.DOTALL)  # also in a Python string
+_CLOSE = 1e-3  # relative tolerance, because outputs are rounded differently
+_MATCHING_SHARE = 0.8  # share of the solution's numbers that must be found
+_CELL = re.compile(r"(?:^|, )cell \d")  # location of a part from a notebook
+_PROSE = re.compile(r"(?:^|, )text\Z")  # Location of Markdown, plain text, or text typed into the LMS.
+# A query, also inside a Python string.
+_QUERY = re.compile(r"\bselect\s+[^\s(].{0,2000}?\bfrom\b", re.IGNORECASE | re.DOTALL)
 _SQL_FUNCTION = re.compile(
     "abs|avg|cast|ceil|coalesce|concat|count|date|dense_rank|extract|floor|ifnull|lag|lead|length|lower|max|min|ntile"
     "|nullif|now|rank|replace|round|row_number|strftime|substr|substring|sum|total|trim|upper",
     re.IGNORECASE,
 )
 _STRING = r"""(\"{3}.*?\"{3}|'{3}.*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
-# A "#" in a string begins no comment. In SQL it is part of a name.
+# The keys say whether the language is SQL. A "#" in a string begins no comment; in SQL it is part of a name.
 _COMMENTS = {
     False: re.compile(rf"(?s:{_STRING})|(?:#|--(?= )).*"),
     True: re.compile(rf"(?s:{_STRING})|--.*|(?s:/\*.*?\*/)"),
 }
-# `{0}` is the name. Assigned: by an arrow or "=", among others, with a type, by a loop; in SQL by AS, or as a table.
+# `{0}` is the name. A variable is assigned by an arrow or "=", among others, with a type, or by a loop; in SQL by AS,
+# or as a table.
 _PATTERNS = {
     "variables": r"(?<![\w.$]){0}\s*(?::\s?[\w.\[\], |]+)?(?:<<?-|:?=(?!=)|[-+*/|&%]=)|->>?\s*{0}(?![\w.])"
     r"|(?m:^[ \t(\[]*(?:\*?\w+[ \t]*,[ \t]*)*{0}[ \t]*,[ \t\w,*]*[)\]]?[ \t]*=(?!=))|\bfor\s*\(?\s*{0}\s+in\b"
@@ -61,7 +63,7 @@ _PATTERNS = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the rubric's `checks`. Each name may hold alternatives, separated by "|"."""
+    """One entry of the rubric's `checks`. Each name may hold alternatives, separated by "|"."""
 
     kind: Kind
     names: tuple[str, ...]
@@ -70,7 +72,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class CheckFinding:
-    """What one check says. `text` holds no word of the student's."""
+    """The result of one check. `text` contains no words of the student."""
 
     criterion: str
     has_passed: bool
@@ -78,7 +80,7 @@ class CheckFinding:
 
 
 def parse_checks(file: str, data: Any, criteria: Iterable[str]) -> tuple[Check, ...]:
-    """The rubric's checks. Raises RubricError that names the file and the line of the list."""
+    """Parse the rubric's checks. Raises RubricError, which names the file and the entry."""
     if not isinstance(data, list) or len(data) > MAX_CHECKS:
         raise RubricError(f"{file}: 'checks' must be a list of at most {MAX_CHECKS} checks")
     criterion_ids = set(criteria)
@@ -90,10 +92,10 @@ def parse_checks(file: str, data: Any, criteria: Iterable[str]) -> tuple[Check, 
 def _check(at: str, check_data: Any, criteria: set[str]) -> Check:
     kinds = [kind for kind in KINDS if isinstance(check_data, dict) and kind in check_data]
     if not isinstance(check_data, dict) or len(kinds) != 1 or set(check_data) - {*KINDS, "criterion"}:
-        raise RubricError(f"{at} must have one of {', '.join(KINDS)}, and may have 'criterion'; nothing else")
+        raise RubricError(f"{at} must have exactly one of {', '.join(KINDS)}, and apart from that only 'criterion'")
     criterion, kind = check_data.get("criterion", ""), kinds[0]
     if criterion != "" and not (isinstance(criterion, str) and criterion in criteria):
-        raise RubricError(f"{at}: {criterion!r:.60} is not the id of a criterion")
+        raise RubricError(f"{at}: {criterion!r:.60} is not the id of a criterion: use one that is in 'criteria'")
     if kind == "output":
         if check_data[kind] not in (PRESENT, AS_SOLUTION):
             raise RubricError(f"{at}: 'output' must be '{PRESENT}' or '{AS_SOLUTION}', not {check_data[kind]!r:.60}")
@@ -106,7 +108,7 @@ def _check(at: str, check_data: Any, criteria: set[str]) -> Check:
         if not isinstance(name, str) or not all(
             name_pattern.match(alternative.strip()) for alternative in name.split("|")
         ):
-            raise RubricError(f"{at}: {name!r:.60} is not a name; alternatives are written a|b")
+            raise RubricError(f"{at}: {name!r:.60} is not a valid name; write alternatives as a|b")
     return Check(kind, tuple(names), criterion)
 
 
@@ -116,9 +118,10 @@ def run_checks(
     solution: Iterable[SubmissionPart] = (),
     language: str = "",
 ) -> list[CheckFinding]:
-    """What the checks find in a submission's parts, before cuts; nothing where its format can't answer.
+    """Run checks on a submission's parts, before cuts. A check that the format can't answer gives no finding.
 
-    Only notebooks hold outputs, prose calls no function, and what R and Python do by one SQL does by other words.
+    Only notebooks hold outputs, prose calls no functions, and SQL has other words for what functions do in R and
+    Python.
     """
     parts = list(parts)
     source = "\n".join(part.text for part in parts if part.kind == "code")
@@ -145,7 +148,7 @@ def run_checks(
 
 
 def _can_tell(check: Check, name: str, sql: bool, language: str) -> bool:
-    """Whether it means something that the name was not found."""
+    """Whether a name that was not found means that the check failed."""
     if check.kind == "variables":
         return language != "SQL"
     has_sql_function = any(_SQL_FUNCTION.fullmatch(alternative.strip()) for alternative in name.split("|"))
@@ -192,7 +195,7 @@ def _output_finding(check: Check, output_text: str, expected: str) -> CheckFindi
 
 
 def _figures(text: str) -> list[float]:
-    """The different figures with three digits or more, in order."""
+    """Return the distinct numbers with three digits or more, in order."""
     figures = _FIGURE.findall(text[:1_000_000])
     long_figures = (figure for figure in figures if len(re.sub(r"\D", "", figure).lstrip("0")) >= _ENOUGH_DIGITS)
     return list(dict.fromkeys(float(figure.replace(",", "")) for figure in long_figures))[:_MOST_FIGURES]

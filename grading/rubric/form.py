@@ -1,7 +1,7 @@
-"""A rubric as the fields of a form, and the file that such fields make.
+"""A rubric as the fields of a form, and back as a file.
 
-What a form says nothing about (checks) goes from one file to the next as it was. A form that changes nothing makes a
-rubric of the same digest; comments are no part of a rubric, so a file that is written from a form has none.
+Parts that the form does not show, such as checks, are copied unchanged. If the form changes nothing, the new rubric has
+the same digest. Comments are not part of a rubric, so a file written from a form has none.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,15 @@ import yaml
 from grading.rubric.late import LateRule
 from grading.rubric.rubric import Points, Rubric, add_points, parse_rubric, rubric_data
 
-_FIRST_WIDTH = 110  # columns of a line
+_FIRST_WIDTH = 110  # characters in a line
 
 
 @dataclass(frozen=True, slots=True)
 class CriterionFields:
-    """One criterion. `rulings` are lines; `saved_id` is the id that the file has, "" for one that was added."""
+    """The fields of one criterion.
+
+    `rulings` has one ruling on each line. `saved_id` is the id in the file, or "" for a new criterion.
+    """
 
     id: str = ""
     title: str = ""
@@ -32,12 +35,12 @@ class CriterionFields:
     deduction: Points = 0
 
 
-NO_LATE_RULE = LateRule(due="", percent=10)  # `due` stands as it is written, "" for no rule
+NO_LATE_RULE = LateRule(due="", percent=10)  # `due` is as written in the file; "" means no rule
 
 
 @dataclass(frozen=True, slots=True)
 class RubricFields:
-    """All of it. `rest` is what no field shows: checks, and whether the total is written."""
+    """All fields of a rubric. `rest` holds what no field shows: checks, and whether the total is written."""
 
     title: str = ""
     instructions: str = ""
@@ -48,12 +51,12 @@ class RubricFields:
 
     @property
     def total(self) -> Points:
-        """Points that can be had."""
+        """The most points that can be earned."""
         return add_points(criterion.points for criterion in self.criteria)
 
 
 def read_fields(file: str, text: str, suffix: str) -> RubricFields:
-    """The fields of a rubric in a text of the kind that files with this suffix hold. Raises RubricError."""
+    """Read a rubric's fields from a text. `suffix` says which kind of file it comes from. Raises RubricError."""
     parse_rubric(file, text, suffix)
     data = rubric_data(file, text, suffix)
     criteria = tuple(
@@ -73,7 +76,7 @@ def read_fields(file: str, text: str, suffix: str) -> RubricFields:
 
 
 def to_yaml(form: RubricFields) -> str:
-    """The YAML that says what the fields say."""
+    """Return the fields as a YAML rubric."""
     data: dict[str, Any] = {"title": form.title}
     data |= {name: getattr(form, name) for name in ("instructions", "feedback") if getattr(form, name)}
     data |= {"total": form.total} if "total" in form.rest else {}
@@ -100,7 +103,7 @@ def _criterion_data(criterion: CriterionFields) -> dict[str, Any]:
 
 
 def _checks_data(form: RubricFields) -> list[Any]:
-    """With the criteria's ids as they are now; a check of a criterion that has gone goes with it."""
+    """Return the checks with the criteria's current ids. Checks of deleted criteria are left out."""
     now = {criterion.saved_id: criterion.id for criterion in form.criteria if criterion.saved_id}
     checks = form.rest.get("checks", [])
     return [
@@ -111,14 +114,14 @@ def _checks_data(form: RubricFields) -> list[Any]:
 
 
 def with_criterion(form: RubricFields) -> RubricFields:
-    """With a new criterion at the end, under an id that is free."""
+    """Add a new criterion at the end, under an unused id."""
     used_ids = {id.casefold() for criterion in form.criteria for id in (criterion.id, criterion.saved_id)}
     free = next(f"criterion_{number}" for number in count(1) if f"criterion_{number}" not in used_ids)
     return replace(form, criteria=(*form.criteria, CriterionFields(id=free)))
 
 
 def move_criterion(form: RubricFields, at: int, to: int | None) -> RubricFields:
-    """With the criterion `at` in another place; None takes it out."""
+    """Move the criterion at index `at` to index `to`, or delete it if `to` is None."""
     criteria = list(form.criteria)
     criterion = criteria.pop(at)
     if to is not None:
@@ -127,7 +130,7 @@ def move_criterion(form: RubricFields, at: int, to: int | None) -> RubricFields:
 
 
 def rubric_differences(before: Rubric, after: Rubric) -> list[str]:
-    """What differs between two rubrics, as a person would name it: ids of criteria first."""
+    """Return what differs between two rubrics, in words. Ids of criteria come first."""
     old, new = ({criterion.id: criterion for criterion in rubric.criteria} for rubric in (before, after))
     differences = [f"{id} (new)" if id not in old else id for id, criterion in new.items() if old.get(id) != criterion]
     differences += [f"{id} (removed)" for id in old if id not in new]
@@ -140,7 +143,7 @@ def rubric_differences(before: Rubric, after: Rubric) -> list[str]:
 
 
 def has_comments(text: str) -> bool:
-    """Whether a YAML text holds comments: a `#` between two of its parts."""
+    """Whether a YAML text holds comments: a `#` between two of its tokens."""
     end = 0
     try:
         for token in yaml.scan(text, Loader=yaml.SafeLoader):
@@ -153,10 +156,10 @@ def has_comments(text: str) -> bool:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Lines of a text below each other, as a person writes them; nothing is written once and referred to."""
+    """Writes texts line by line, as a person would. Repeated values are written out, without YAML aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """No text is an alias of another."""
+        """Never use an alias for a repeated value."""
         return True
 
 

@@ -1,11 +1,11 @@
-"""Rubrics in other people's formats, turned into the keys and values of ours.
+"""Converts rubrics in other formats into the keys and values of Kvasir's.
 
     the earlier grader's JSON   assignment_info, rubric_elements, …, or only {name: {points, description}}
     Canvas's rubric CSV         Rubric Name, Criteria Name, Criteria Description, Criteria Enable Range, the ratings
     nbgrader's notebook         `grade_id` and `points` of each graded cell; hidden tests are left out
     Otter-Grader's notebook     `name` and `points` of each `# BEGIN QUESTION` (otter/assign/blocks.py)
 
-What the first two don't say is which model reads a criterion: words of its name decide, as CODE_WORDS lists them.
+The first two formats don't say which model reads a criterion. Words in its name decide this: see CODE_WORDS.
 """
 
 import csv
@@ -27,7 +27,7 @@ CODE_WORDS = re.compile(
     re.IGNORECASE,
 )
 _STEPS = tuple(Decimal(step) for step in ("1", "0.5", "0.25", "0.1", "0.05", "0.01", "0.001"))
-# An id is a key of the answer and a column of grades.csv; these are taken there.
+# An id becomes a key of the answer and a column of grades.csv. These names are in use there.
 RESERVED_IDS = ("summary", "submission", "state", "points", "max_points", "needs_review", "remarks", "reason")
 _OTTER_BOUNDARY = re.compile(r"(?:```otter\s*)?#\s+(BEGIN|END)\s+QUESTION\b", re.IGNORECASE)
 _OTTER_TEST = re.compile(r"#+\s*(?:hidden\s*)?test\b|\W*(?:\w\s*=\s*)?\W*#\s*BEGIN\s*TEST\s*CONFIG", re.IGNORECASE)
@@ -35,7 +35,7 @@ _CANVAS = ("Rubric Name", "Criteria Name", "Criteria Description", "Criteria Ena
 
 
 def is_earlier_form(data: Any) -> bool:
-    """Whether this JSON is a rubric of the earlier grader's, in its long or its short form."""
+    """Whether this JSON is a rubric of the earlier grader, in its long or short form."""
     if not isinstance(data, dict) or "criteria" in data:
         return False
     return "rubric_elements" in data or (
@@ -44,7 +44,7 @@ def is_earlier_form(data: Any) -> bool:
 
 
 def from_earlier_form(file: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Our keys and values. Raises RubricError; that the points add up is left to whoever reads the result."""
+    """Convert the earlier grader's rubric. Raises RubricError. The caller checks that the points add up."""
     info = as_dict(data.get("assignment_info"))
     elements = data.get("rubric_elements", data)
     if not isinstance(elements, dict) or not elements:
@@ -62,12 +62,12 @@ def from_earlier_form(file: str, data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _earlier_criterion(file: str, key: str, value: Any, total: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise RubricError(f"{file}: {key!r:.60} must be keys and values (points or max_points, description)")
+        raise RubricError(f"{file}: {key!r:.60} must hold keys and values (points or max_points, description)")
     points = value.get("max_points", value.get("points"))
     if points is None and "weight" in value and _parse_number(total) is not None:
         points = plain((_parse_number(value["weight"]) or Decimal(0)) * (_parse_number(total) or Decimal(0)))
     if _parse_number(points) is None:
-        raise RubricError(f"{file}: {key!r:.60} says no points; add 'max_points: …'")
+        raise RubricError(f"{file}: {key!r:.60} has no points; add 'max_points: …'")
     title = key.replace("_", " ").strip().capitalize()
     notes = [str(value.get("description") or ""), *map(str, as_list(value.get("criteria")))]
     notes += [f"Deduction: {fault}: {deduction}" for fault, deduction in as_dict(value.get("deductions")).items()]
@@ -75,7 +75,7 @@ def _earlier_criterion(file: str, key: str, value: Any, total: Any) -> dict[str,
 
 
 def _earlier_checks(autograder: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """The earlier grader's regular-expression checks; equivalents of a function are alternatives to it."""
+    """Convert the earlier grader's regular-expression checks. Equivalents of a function become alternatives to it."""
     if autograder.get("required_variables"):
         yield {"variables": list(map(str, as_list(autograder["required_variables"])))}
     for section in as_dict(autograder.get("sections")).values():
@@ -97,7 +97,7 @@ def _earlier_checks(autograder: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
 
 
 def from_canvas(file: str, text: str) -> dict[str, Any]:
-    """Our keys and values of a rubric that Canvas wrote as CSV. Raises RubricError."""
+    """Convert a rubric that Canvas exported as CSV. Raises RubricError."""
     try:
         rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if any(map(str.strip, row))]
     except csv.Error as error:
@@ -105,11 +105,13 @@ def from_canvas(file: str, text: str) -> dict[str, Any]:
     header = [name.strip() for name in rows[0]] if rows else []
     missing_columns = [name for name in _CANVAS if name not in header]
     if missing_columns:
-        raise RubricError(f"{file}: a rubric of Canvas's has the column {missing_columns[0]!r}; export it there again")
+        raise RubricError(
+            f"{file}: a rubric from Canvas needs the column {missing_columns[0]!r}; export it there again"
+        )
     at = {name: header.index(name) for name in _CANVAS}
     titles = {_cell(row, at["Rubric Name"]) for row in rows[1:]} - {""}
     if len(titles) != 1:
-        raise RubricError(f"{file}: {len(titles)} rubrics in one file; keep the rows of one")
+        raise RubricError(f"{file}: it holds {len(titles)} rubrics; keep only the rows of one")
     criteria = [_canvas_criterion(file, number, row, at, header) for number, row in enumerate(rows[1:], 1)]
     return {"title": titles.pop()[:200], "criteria": _with_ids(criteria)}
 
@@ -144,7 +146,7 @@ def _ratings(row: Sequence[str], first: int) -> Iterable[tuple[str, str, str]]:
 
 
 def _common_step(values: Iterable[Decimal]) -> Decimal:
-    """The largest step that meets every rating."""
+    """Return the largest step of which every rating is a multiple."""
     nonzero_ratings = [value for value in values if value]
     steps = sorted({max(nonzero_ratings, default=Decimal(1)), *nonzero_ratings, *_STEPS}, reverse=True)
     return next((step for step in steps if all(value % step == 0 for value in nonzero_ratings)), _STEPS[-1])
@@ -154,19 +156,19 @@ def _common_step(values: Iterable[Decimal]) -> Decimal:
 
 
 def from_notebook(file: str, text: str) -> dict[str, Any]:
-    """Our keys and values of what a teacher's notebook says of points. Raises RubricError."""
+    """Read the points in a teacher's notebook. Raises RubricError."""
     cells = cells_of(text)
     criteria = [*_nbgrader_criteria(cells), *_otter_criteria(file, cells)]
     if not criteria:
         raise RubricError(
-            f"{file} says no points: it has no graded cell of nbgrader's and no question of Otter-Grader's"
+            f"{file} gives no points: it has neither a graded cell of nbgrader nor a question of Otter-Grader"
         )
     headings = (line for cell in cells for line in join_lines(cell.get("source")).split("\n") if line.startswith("# "))
     return {"title": _plain_title(next(headings, "")) or "Assignment", "criteria": _with_ids(criteria)}
 
 
 def _nbgrader_criteria(cells: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
-    """One of each cell that has points. Its title is the text before it, or its own if it is the task."""
+    """Yield a criterion for each cell with points. Its title is the text before it, or its own text if it is a task."""
     question = ""
     for cell in cells:
         marks, kind = nbgrader_of(cell), str(cell.get("cell_type"))
@@ -180,7 +182,7 @@ def _nbgrader_criteria(cells: Iterable[Mapping[str, Any]]) -> Iterable[dict[str,
 
 
 def _otter_criteria(file: str, cells: Iterable[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
-    """One of each question. Its title is the first text in it."""
+    """Yield a criterion for each question. Its title is the first text in the question."""
     config: Mapping[str, Any] = {}
     question, tests = "", 0
     for cell in cells:
@@ -204,7 +206,10 @@ def _otter_criteria(file: str, cells: Iterable[Mapping[str, Any]]) -> Iterable[d
 
 
 def _otter_points(config: Mapping[str, Any], tests: int) -> Any:
-    """otter/assign/tests_manager.py, `determine_question_point_value`: one where nothing is said."""
+    """Return a question's points as Otter-Grader does: 1 if none are given.
+
+    See otter/assign/tests_manager.py, `determine_question_point_value`.
+    """
     points = config.get("points")
     if isinstance(points, list):
         return sum(map(_one_unless_number, points))
@@ -219,7 +224,7 @@ def _yaml(file: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
-        raise RubricError(f"{file}: a `# BEGIN QUESTION` holds no YAML that can be read") from None
+        raise RubricError(f"{file}: a `# BEGIN QUESTION` does not hold valid YAML") from None
 
 
 def _of_cell(id: str, question: str, points: Any, notes: str, is_code: bool) -> dict[str, Any]:
@@ -250,7 +255,7 @@ def _make_criterion(id: str, title: str, points: Any, guidance: str) -> dict[str
 
 
 def _with_ids(criteria: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Ids that are allowed and different."""
+    """Give every criterion a valid and unique id."""
     used_ids: set[str] = set()
     for number, criterion in enumerate(criteria, 1):
         words = re.sub(r"[^A-Za-z0-9]+", "_", criterion["id"]).strip("_").lower()[:36]
@@ -262,7 +267,7 @@ def _with_ids(criteria: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _parse_number(value: Any) -> Decimal | None:
-    """None for what is no number, or none of points: a millionth is the least, and nobody gives a thousand million."""
+    """Parse a number of points, or return None if it is not a plausible one (a millionth to under 10⁹)."""
     try:
         number = Decimal(str(value).strip()).normalize()
     except ArithmeticError:
@@ -271,7 +276,7 @@ def _parse_number(value: Any) -> Decimal | None:
 
 
 def plain(number: Decimal) -> int | float:
-    """An int where the number is whole, else the nearest float."""
+    """Return an int if the number is whole, else the nearest float."""
     return int(number) if number == number.to_integral_value() else float(number)
 
 

@@ -1,12 +1,12 @@
-"""What is taken off work that was handed in late: `late:` of a rubric.
+"""The deduction for late work: `late:` in a rubric.
 
     late:
       due: 2026-11-03T23:59:00+01:00
       percent: 10            # of the points possible, for each day begun after the due time
-      grace_minutes: 15      # optional, 0: later than this costs, and then counts from the due time
+      grace_minutes: 15      # optional, 0: work within it is on time; later work counts from the due time
       most_percent: 50       # optional, 100
 
-No model is told of it and it is no part of the rubric's digest: another due time computes nothing again.
+The rule is not in any prompt and not in the rubric's digest, so a changed due time does not cause new jobs.
 """
 
 import math
@@ -24,7 +24,7 @@ _CENT = Decimal("0.01")
 
 @dataclass(frozen=True, slots=True)
 class LateRule:
-    """See the module. `due` as ISO 8601."""
+    """The deduction for late work, as described at the top of this file. `due` is in ISO 8601."""
 
     due: str
     percent: int | float
@@ -32,18 +32,21 @@ class LateRule:
     most_percent: int | float = 100
 
     def days(self, submitted_at: datetime) -> int:
-        """Days begun after the due time; 0 within the grace. Raises TypeError if only one of both has an offset."""
+        """Return the number of days begun after the due time, 0 within the grace.
+
+        Raises TypeError if only one of the two times has an offset.
+        """
         late = submitted_at - datetime.fromisoformat(self.due)
         return 0 if late <= timedelta(minutes=self.grace_minutes) else math.ceil(late / timedelta(days=1))
 
     def deduction(self, days: int, possible: int | float) -> tuple[Decimal, Decimal]:
-        """(percent, points to two decimals) that so many days cost."""
+        """Return what this many days cost, as (percent, points with two decimals)."""
         percent = min(Decimal(str(self.percent)) * days, Decimal(str(self.most_percent)))
         return percent, (Decimal(str(possible)) * percent / 100).quantize(_CENT, ROUND_HALF_UP)
 
 
 def parse_late(file: str, fields: Mapping[str, Any]) -> LateRule:
-    """The rule of a rubric. Raises RubricError."""
+    """Parse the late rule of a rubric. Raises RubricError."""
     text = str(fields["due"])
     try:
         due = datetime.fromisoformat(text)

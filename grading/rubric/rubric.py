@@ -6,17 +6,17 @@
     total: 10                                                          # optional: checked against the sum
     criteria:
       - id: loops
-        title: Uses a loop where one belongs
+        title: Uses a loop where it is the right tool
         points: 6
         step: 0.5                                                      # optional, 1
-        deduction: 2                                                   # optional, 0: from -2 points on
+        deduction: 2                                                   # optional, 0: the fewest points are then -2
         model: code                                                    # code | feedback
         guidance: A while loop is fine too.                            # optional; students never see it
         rulings: [Half the points where the loop never ends.]          # optional: on edge cases; part of the guidance
     late: {due: 2026-11-03T23:59:00+01:00, percent: 10}               # optional: see grading/rubric/late.py
     checks: […]                                                        # optional: see grading/rubric/checks.py
 
-YAML or JSON, by the file's ending. Other people's formats are read too: see grading/rubric/formats.py.
+The file is YAML or JSON, according to its suffix. Other formats can be read too: see grading/rubric/formats.py.
 """
 
 import difflib
@@ -43,21 +43,21 @@ from producers.storage.private import open_ordinary
 
 Aspect = Literal["code", "feedback"]
 ASPECTS: tuple[Aspect, ...] = ("code", "feedback")
-KINDS = ("yaml", "yml", "json", "csv")  # how a rubric's file name ends
+KINDS = ("yaml", "yml", "json", "csv")  # suffixes of a rubric's file name
 Points = int | float
 
 MAX_FILE_BYTES = 1 << 20
-MAX_ALIASES = 10  # each may double what came before: enough for one shared text, too few for a bomb
+MAX_ALIASES = 10  # each alias may double the size: enough for a shared text, too few for a YAML bomb
 MAX_DEPTH = 10  # nesting of lists and keys
-MAX_PARTS = 10_000  # nodes in a YAML file; the largest rubric has about 4,000, and PyYAML is slow
-MAX_DIGITS = 40  # digits of a number; YAML takes 1:1:1:… for one, too
+MAX_PARTS = 10_000  # nodes in a YAML file; large rubrics have about 4,000, and PyYAML is slow
+MAX_DIGITS = 40  # digits of a number; YAML also reads 1:1:1:… as a number
 MAX_CRITERIA = 60
 MAX_POINTS = 10_000
-MAX_STEPS = 201  # values of one criterion, 0 included
+MAX_STEPS = 201  # number of possible values of one criterion, including 0
 MIN_STEP = Decimal("0.001")
 MAX_TITLE = 200  # characters
 MAX_GUIDANCE = 8_000
-MAX_RULINGS, MAX_RULING = 20, 400  # rulings of a criterion; characters in each
+MAX_RULINGS, MAX_RULING = 20, 400  # number of rulings of a criterion, and characters in each
 MAX_INSTRUCTIONS = 50_000
 
 _TOO_DEEP = f"lists and keys within each other, more than {MAX_DEPTH} deep; is this the rubric?"
@@ -68,9 +68,9 @@ _CRITERION_KEYS = ("id", "title", "points", "guidance", "model", "step", "deduct
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """One thing that earns points: `minimum` to `points` in steps of `step`. `guidance` is for the grader only.
+    """Something that earns points, from `minimum` to `points` in steps of `step`. `guidance` is for graders only.
 
-    `rulings` on edge cases are part of the guidance already, each on a line of its own at its end.
+    `guidance` ends with the `rulings` on edge cases, one on each line.
     """
 
     id: str
@@ -80,26 +80,26 @@ class Criterion:
     model: Aspect
     step: Points = 1
     rulings: tuple[str, ...] = ()
-    minimum: Points = 0  # below 0 where it can cost points
+    minimum: Points = 0  # below 0 if the criterion can cost points
 
     @property
     def grid(self) -> tuple[Points, ...]:
-        """Every number of points that may be awarded, the fewest first."""
+        """All numbers of points that may be given, in ascending order."""
         first, last = (int(exact(points) / exact(self.step)) for points in (self.minimum, self.points))
         return tuple(plain(exact(self.step) * i) for i in range(first, last + 1))
 
 
 @dataclass(frozen=True)
 class Rubric:
-    """A checked rubric. `digest` (32 hex digits) changes with anything that a model could notice."""
+    """A checked rubric. `digest` (32 hex digits) changes with everything that a model could notice."""
 
     title: str
     instructions: str
     criteria: tuple[Criterion, ...]
     digest: str
     checks: tuple[Check, ...] = ()
-    feedback: str = ""  # how the summary is to be written
-    late: LateRule | None = None  # no part of the digest
+    feedback: str = ""  # instructions for the summary
+    late: LateRule | None = None  # not part of the digest
 
     @cached_property
     def total(self) -> Points:
@@ -107,27 +107,27 @@ class Rubric:
         return add_points(criterion.points for criterion in self.criteria)
 
     def for_model(self, aspect: Aspect) -> tuple[Criterion, ...]:
-        """The criteria that this model grades, in the rubric's order; may be none."""
+        """Return the criteria that this model grades, in the rubric's order. There may be none."""
         return tuple(criterion for criterion in self.criteria if criterion.model == aspect)
 
 
 def exact(points: Points) -> Decimal:
-    """The number as it is written: 0.1 is a tenth."""
+    """Return the number exactly as it is written: 0.1 is a tenth."""
     return Decimal(str(points))
 
 
 def add_points(points: Iterable[Points]) -> Points:
-    """The sum without binary rounding: ten times 0.1 is 1."""
+    """Add points without binary rounding: ten times 0.1 is 1."""
     return plain(sum(map(exact, points), Decimal(0)))
 
 
 def total_points(points: Iterable[Points]) -> Points:
-    """What they add up to; a submission can't lose more than it earned (Moodle reads less than 0 as no grade)."""
+    """Return the sum of points, but at least 0, because Moodle reads a negative number as "no grade"."""
     return max(0, add_points(points))
 
 
 def load_rubric(path: Path) -> Rubric:
-    """Read a rubric from a .yaml, .yml or .json file, or from the .csv that Canvas writes.
+    """Read a rubric from a .yaml, .yml or .json file, or from a .csv exported by Canvas.
 
     Raises RubricError: one sentence with the file, the place in it, and what to write instead.
     """
@@ -135,7 +135,7 @@ def load_rubric(path: Path) -> Rubric:
 
 
 def parse_rubric(file: str, text: str, suffix: str) -> Rubric:
-    """The rubric in a text of the kind that files with this suffix hold. Raises as `load_rubric`."""
+    """Read a rubric from a text. `suffix` says which kind of file it comes from. Raises as `load_rubric`."""
     top = _mapping(file, "the rubric", rubric_data(file, text, suffix), _TOP_KEYS, ("title", "criteria"))
     title = _text(file, "title", top["title"], MAX_TITLE, line=True)
     instructions = _text(file, "instructions", top.get("instructions", ""), MAX_INSTRUCTIONS)
@@ -152,7 +152,7 @@ def parse_rubric(file: str, text: str, suffix: str) -> Rubric:
 
 
 def rubric_data(file: str, text: str, suffix: str) -> Any:
-    """The keys and values of ours that a text says, whichever form it has; not checked. Raises RubricError."""
+    """Read a rubric in any format into Kvasir's keys and values, unchecked. Raises RubricError."""
     if suffix == ".csv":
         return from_canvas(file, text)
     data = _parse_json(file, text) if suffix == ".json" else _parse_yaml(file, text)
@@ -163,13 +163,14 @@ def rubric_data(file: str, text: str, suffix: str) -> Any:
 def _digest(
     title: str, instructions: str, criteria: tuple[Criterion, ...], checks: tuple[Check, ...], feedback: str
 ) -> str:
-    # Without the rulings, which the guidance holds, and a minimum of 0: a rubric without either keeps its digest.
+    # Rulings are part of the guidance, and a minimum of 0 is the default. Leaving both out keeps the digests of older
+    # rubrics.
     criteria_data = [
         {name: value for name, value in asdict(criterion).items() if name != "rulings" and (name != "minimum" or value)}
         for criterion in criteria
     ]
     content = [title, instructions, criteria_data, [asdict(check) for check in checks]]
-    content += [feedback] if feedback else []  # a rubric without is the one that it was before there was this key
+    content += [feedback] if feedback else []  # without this key, the digest is the same as before the key existed
     return hashlib.blake2b(json.dumps(content).encode(), digest_size=16, person=b"kvasir.rubric").hexdigest()
 
 
@@ -178,14 +179,14 @@ def _digest(
 
 def _read_text(path: Path) -> str:
     if path.suffix.lower() not in {f".{kind}" for kind in KINDS}:
-        raise RubricError(f"{path}: a rubric's file name ends in .yaml, .yml, .json or .csv (Canvas)")
+        raise RubricError(f"{path}: a rubric's file name must end in .yaml, .yml, .json or .csv (Canvas)")
     try:
         with open_ordinary(path) as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise RubricError(f"{path}: the rubric can't be read: {error.strerror or error}") from None
     if len(data) > MAX_FILE_BYTES:
-        raise RubricError(f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB; is this the rubric?")
+        raise RubricError(f"{path}: the file is larger than {MAX_FILE_BYTES >> 20} MiB; is this the rubric?")
     is_csv = path.suffix.lower() == ".csv"
     remedy = "open it in the spreadsheet and save it as 'CSV UTF-8'" if is_csv else "save the file as UTF-8"
     try:
@@ -193,7 +194,7 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise RubricError(f"{path}: line {line} is not UTF-8; {remedy}") from None
-    if "\0" in text:  # UTF-16 without its mark
+    if "\0" in text:  # UTF-16 without a byte order mark
         raise RubricError(f"{path} is not UTF-8; {remedy}")
     return text
 
@@ -208,13 +209,13 @@ def _parse_json(file: str, text: str) -> Any:
     except json.JSONDecodeError as error:
         raise RubricError(f"{file}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
-        raise RubricError(f"{file}: not JSON that can be read: {error}") from None
+        raise RubricError(f"{file}: this is JSON that can't be read: {error}") from None
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader; a key written twice is an error instead of a silent win for the second.
+    """PyYAML's safe loader, except that a duplicate key is an error instead of silently replacing the first.
 
-    What would take long, or much memory, is refused on the way: PyYAML reads one part of the file after the other.
+    Content that would take long or much memory to load is refused early: PyYAML reads a file event by event.
     """
 
     def __init__(self, file: str, text: str) -> None:
@@ -223,7 +224,10 @@ class _Loader(yaml.SafeLoader):
         self._parts = self._aliases = self._depth = 0
 
     def get_event(self) -> Any:
-        """The next part of the file. Raises RubricError if that is one too many, or too deep."""
+        """Return the next part of the file.
+
+        Raises RubricError if there are too many parts, or if they are nested too deeply.
+        """
         event = super().get_event()  # type: ignore[no-untyped-call]
         self._parts += 1
         self._aliases += isinstance(event, yaml.AliasEvent)
@@ -261,15 +265,15 @@ def _parse_yaml(file: str, text: str) -> Any:
         raise RubricError(f"{file}: {position}not YAML: {error.problem or error.context}") from None
     except Exception as error:  # noqa: BLE001  PyYAML meets odd scalars with ValueError, KeyError, AttributeError, ...
         first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise RubricError(f"{file}: not YAML that can be read: {first_line}") from None
+        raise RubricError(f"{file}: this is YAML that can't be read: {first_line}") from None
 
 
 def _check_values(file: str, data: Any, depth: int = 0) -> None:
-    """Refuse what the code after this couldn't show or count with."""
+    """Refuse values that later code could not show or compute with."""
     if depth > MAX_DEPTH:
         raise RubricError(f"{file}: {_TOO_DEEP}")
     if isinstance(data, int) and abs(data) >= 10**MAX_DIGITS:
-        raise RubricError(f"{file}: a number of more than {MAX_DIGITS} digits; points go up to {MAX_POINTS:,}")
+        raise RubricError(f"{file}: a number has more than {MAX_DIGITS} digits; points go up to {MAX_POINTS:,}")
     for key in data if isinstance(data, dict) else ():
         if not isinstance(key, str):
             raise RubricError(f"{file}: the key {_quote(key)} must be text; put it in quotes")
@@ -279,7 +283,8 @@ def _check_values(file: str, data: Any, depth: int = 0) -> None:
 
 def _refuse_repeats(place: str, keys: list[Any]) -> None:
     seen_keys: set[Hashable] = set()
-    for key in (key for key in keys if isinstance(key, Hashable)):  # PyYAML itself refuses others, and says where
+    # PyYAML itself refuses other keys, and says where they are
+    for key in (key for key in keys if isinstance(key, Hashable)):
         if key in seen_keys:
             raise RubricError(f"{place}: the key {_quote(key)} is there twice; remove one")
         seen_keys.add(key)
@@ -294,14 +299,14 @@ def _parse_criteria(file: str, data: Any) -> tuple[Criterion, ...]:
     if not data:
         raise RubricError(f"{file}: 'criteria' is empty; write at least one, with id, title, points and model")
     if len(data) > MAX_CRITERIA:
-        raise RubricError(f"{file}: {len(data)} criteria; at most {MAX_CRITERIA} are read: join some")
+        raise RubricError(f"{file}: it has {len(data)} criteria; at most {MAX_CRITERIA} are read: join some")
     criteria = tuple(_parse_criterion(file, number, criterion_data) for number, criterion_data in enumerate(data, 1))
     first_numbers: dict[str, int] = {}
     for number, criterion in enumerate(criteria, 1):
-        # Columns of a spreadsheet that differ only in case are one trap too many.
+        # Ids must differ in more than case, because spreadsheet columns are easily confused otherwise.
         first = first_numbers.setdefault(criterion.id.casefold(), number)
         if first != number:
-            raise RubricError(f"{file}: criteria {first} and {number} have the id {criterion.id!r}; rename one")
+            raise RubricError(f"{file}: criteria {first} and {number} both have the id {criterion.id!r}; rename one")
     return criteria
 
 
@@ -352,14 +357,14 @@ def _mapping(
 
 
 def _text(at: str, key: str, value: Any, longest: int, line: bool = False) -> str:
-    """The text, stripped; `line` asks for one that is not empty and has no line break."""
+    """Return the text, stripped. With `line`, it must not be empty and must have no line break."""
     if not isinstance(value, str):
         raise RubricError(f"{at}: '{key}' must be text, not {_quote(value)}; put it in quotes")
     text = value.strip()
     if len(text) > longest:
         raise RubricError(f"{at}: '{key}' is {len(text):,} characters long; at most {longest:,} are read: shorten it")
     if any(0xD800 <= ord(char) < 0xE000 or (char < " " and char not in "\t\n\r") for char in text):
-        raise RubricError(f"{at}: '{key}' holds a control character; write it without")
+        raise RubricError(f"{at}: '{key}' holds a control character; remove it")
     if line and (not text or "\n" in text or "\r" in text):
         raise RubricError(f"{at}: '{key}' must be one line of text, not {_quote(value)}")
     return text
@@ -370,11 +375,11 @@ def _id(at: str, value: Any) -> str:
         raise RubricError(f"{at}: 'id' must be text, not {_quote(value)}; put it in quotes")
     if not _ID.match(value):
         raise RubricError(
-            f"{at}: 'id' must be a letter and up to 39 letters, digits, '_' or '-', not {_quote(value)}; "
-            "the title is the place for words"
+            f"{at}: 'id' must be a letter and up to 39 letters, digits, '_' or '-', not {_quote(value)}; put "
+            "words into the title"
         )
     if value.casefold() in RESERVED_IDS:
-        raise RubricError(f"{at}: the id {value!r} names something else in the results; choose another")
+        raise RubricError(f"{at}: the id {value!r} has another meaning in the results; choose another")
     return value
 
 
@@ -416,7 +421,7 @@ def _check_total(file: str, total: Any, real: Points) -> None:
 
 
 def _quote(value: Any) -> str:
-    """A value as an error message shows it: short, and never by walking through a whole container."""
+    """Return a short form of a value for an error message, without looking through a whole container."""
     if isinstance(value, dict):
         return "keys and values"
     if isinstance(value, list | tuple | set):

@@ -1,1 +1,1 @@
-"""What students hand in: files, zips and notebooks, read into parts and cut to size."""
+"""Reads what students hand in (files, zips and notebooks) into parts, and cuts it to size."""

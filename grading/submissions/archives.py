@@ -1,7 +1,7 @@
-"""The files of a folder, a zip or a single path, as bytes, within bounds. Nothing is ever written to disk.
+"""Reads the files of a folder, a zip or a single path as bytes, within limits. Nothing is ever written to disk.
 
-Students' uploads come from anywhere, so nothing a file says of itself is believed: sizes are counted while reading,
-links don't lead out of their submission, and a zip's members can't name a place outside it.
+Students' uploads can come from anywhere, so nothing that a file says about itself is believed. Sizes are counted while
+reading, links can't lead out of their submission, and a zip's members can't name a place outside the zip.
 """
 
 import io
@@ -22,19 +22,20 @@ from messages.errors import SubmissionError
 
 MIB = 1 << 20
 MAX_FILE_BYTES = 64 * MIB
-MAX_SUBMISSION_BYTES = 2 * MAX_FILE_BYTES  # of all of one student's files that are read
-MAX_ZIP_BYTES = 4096 * MIB  # uncompressed, all members that are read: a class of students who each reach their limit
+MAX_SUBMISSION_BYTES = 2 * MAX_FILE_BYTES  # Limit for all files of one student that are read.
+# Limit for all members that are read, uncompressed: as much as 32 students who each reach their limit.
+MAX_ZIP_BYTES = 4096 * MIB
 MAX_MEMBERS = 2_000  # of one student
 MAX_ZIP_MEMBERS = 20_000  # of a class
-MAX_RATIO = 200  # uncompressed : compressed; notebooks reach about 40
-RATIO_FREE_BYTES = 8 * MIB  # below this a high ratio is harmless: one repetitive output can have it
+MAX_RATIO = 200  # uncompressed size divided by compressed size; notebooks reach about 40
+RATIO_FREE_BYTES = 8 * MIB  # below this size a high ratio is harmless, and a single repetitive output can have it
 
-# A central directory of 20,000 members is below this; zipfile reads it whole, and one object per member.
+# The central directory of 20,000 members is smaller. zipfile reads it whole and makes an object for each member.
 _MAX_DIRECTORY_BYTES = 4 * MIB
 _CHUNK = 1 << 16
-# GitHub Classroom's list of the class is downloaded under the last of these names.
+# The last of these is the name of GitHub Classroom's list of the class.
 _CLUTTER = frozenset({"__macosx", "thumbs.db", "desktop.ini", "classroom_roster.csv"})
-# Folders that pip, npm, renv, packrat, git and Python fill: nobody's work, and often thousands of files.
+# Folders that pip, npm, renv, packrat, git and Python fill. They hold no student's work, and often thousands of files.
 _IGNORED_FOLDERS = frozenset(
     {"venv", ".venv", "site-packages", "node_modules", "renv", ".renv", "packrat", ".git", "__pycache__", ".cache"}
 )
@@ -43,12 +44,13 @@ _DATA_SUFFIXES = frozenset(
     | {".rds", ".rda", ".rdata", ".rdb", ".rdx", ".sqlite", ".db", ".dta", ".sav", ".sas7bdat"}
 )
 _UNSAFE_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-# Control characters per character; terminal output kept in a file (ESC) stays far below.
+# Largest share of control characters in a text. Terminal output kept in a file (ESC) stays far below it.
 _BINARY_SHARE = 0.1
-_ASCII_SHARE = 10  # UTF-16 of line ends, blanks and code has this many times more NULs at one place of its pairs
-# What no Western text has, read as Windows-1252: a byte without a letter there; four letters with marks in a row
-# (Cyrillic, Chinese, …); what are Mac's and DOS's umlauts and accents; a capital after a small letter; a sign within a
-# word. Signs that people do put into words (d’été, col·lecció, word—word, a±b) are none of them.
+# in UTF-16 text, one of the two bytes of a pair is NUL at least this many times more often than the other
+_ASCII_SHARE = 10
+# Signs that a text read as Windows-1252 is not Western: a byte that has no letter there; four letters with marks in a
+# row (Cyrillic, Chinese, …); what umlauts and accents of Mac and DOS turn into; a capital after a small letter; a sign
+# within a word. Signs that people do put into words (d’été, col·lecció, word—word, a±b) are not among them.
 _GIBBERISH = re.compile(
     r"[\x80-\x9f]|[^\x00-\x7f\s‘’“”«»…–—]{4}|[ŠšŽžŸˆ˜ƒ‡‰]|[a-zß-öø-ÿ][À-ÖØ-Þ]|[^\W\d_][„‚]"
     r"|[^\W\d_][“”†™¡-ª®-°²³¶¸-º¼-¿][^\W\d_]"
@@ -66,17 +68,17 @@ _GUESSED_ENCODINGS = [
     "cp1255",
     "cp1256",
 ]
-_OLD_WESTERN_ENCODINGS = ("cp850", "mac_roman")  # DOS and Mac; they differ from Windows in every accent
-_PIECE_BYTES, _MAX_PIECES = 4_000, 100  # pieces of text from which an encoding is guessed
+_OLD_WESTERN_ENCODINGS = ("cp850", "mac_roman")  # encodings of DOS and old Macs; every accent differs from Windows
+_PIECE_BYTES, _MAX_PIECES = 4_000, 100  # an encoding is guessed from pieces of text: their greatest size and number
 _CONTROLS = re.compile(r"[\x01-\x08\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
 _ENCRYPTED_FLAG = 0x1
 _UTF8_NAME = 0x800
 
 
 class Unreadable(Exception):
-    """One file can't be read. The message says why and what to do, and never holds the file's name.
+    """A file can't be read. The message says why and what to do, and never contains the file's name.
 
-    `bytes_read` counts the bytes that were read before that was known.
+    `bytes_read` counts the bytes that were read before the problem was found.
     """
 
     def __init__(self, reason: str, bytes_read: int = 0) -> None:
@@ -86,40 +88,44 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveEntry:
-    """A file, or an empty folder, of a class's submissions."""
+    """A file or an empty folder among a class's submissions."""
 
-    path: str  # "/"-separated, relative to the folder or the zip; always encodes to UTF-8
-    load: Callable[[], bytes]  # at most MAX_FILE_BYTES; raises Unreadable
+    path: str  # "/"-separated, relative to the folder or zip; can always be encoded as UTF-8
+    load: Callable[[], bytes]  # returns at most MAX_FILE_BYTES; raises Unreadable
     problem: str = ""  # known before reading
     is_folder: bool = False
 
     @property
     def ignored_kind(self) -> str:
-        """What it is if it is nobody's work: `venv`, `.csv files`; "" for work."""
+        """The kind of file if it is nobody's work, such as `venv` or `.csv files`; "" for work."""
         path = PurePosixPath(self.path)
         folder = next((part.lower() for part in path.parts if part.lower() in _IGNORED_FOLDERS), "")
         return folder or (f"{path.suffix.lower()} files" if path.suffix.lower() in _DATA_SUFFIXES else "")
 
 
 def replace_controls(text: str) -> str:
-    """`text` with lone surrogates and control characters (not newline and tab) as U+FFFD: it encodes to UTF-8."""
+    """Replace lone surrogates and control characters (except newline and tab) with U+FFFD.
+
+    The result encodes to UTF-8.
+    """
     return _UNSAFE_CHARACTERS.sub("\ufffd", text)
 
 
 def printable_path(path: Path) -> str:
-    """A path as an error message can print it."""
+    """Return a path in a form that an error message can show."""
     return replace_controls(str(path))
 
 
 @contextmanager
 def open_entries(path: Path) -> Iterator[list[ArchiveEntry]]:
-    """The entries of a folder, a zip, or one file, without hidden files and clutter; read them inside the `with`.
+    """Yield the entries of a folder, a zip, or one file, without hidden files and clutter. Read them inside the `with`.
 
-    A zip in the folder or the zip is a student's, and stands as a folder of its members.
+    A zip inside the folder or zip belongs to a student, and is treated as a folder of its members.
 
-    Raises SubmissionError if there is no such path, or the zip is none, has too many members, or expands to too much.
+    Raises SubmissionError if the path does not exist, or the zip is invalid, has too many members, or expands to too
+    much.
     """
-    if os.path.isdir(path):  # pathlib's twin raises where this says no
+    if os.path.isdir(path):  # for some paths pathlib's method raises where this returns False
         yield _unpack_zips(_folder_entries(path))
     elif not os.path.isfile(path):
         raise SubmissionError(f"{printable_path(path)}: there is no such file or folder")
@@ -131,9 +137,9 @@ def open_entries(path: Path) -> Iterator[list[ArchiveEntry]]:
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of an ordinary file of at most MAX_FILE_BYTES. Raises Unreadable."""
+    """Read an ordinary file of at most MAX_FILE_BYTES. Raises Unreadable."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe could wait for ever
             raise Unreadable("it is not an ordinary file")
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -150,20 +156,20 @@ def _too_large() -> Unreadable:
 
 
 def too_many_files() -> str:
-    """What is wrong with more than MAX_MEMBERS files of one student."""
+    """Return the problem of a submission with more than MAX_MEMBERS files."""
     return f"the folder holds more than {MAX_MEMBERS:,} files; hand in the work alone"
 
 
 def _is_clutter(path: str) -> bool:
-    """Whether it, or a folder around it, is hidden or clutter; what lies in an ignored folder is not."""
+    """Whether a file, or a folder around it, is hidden or clutter. Files in ignored folders are judged elsewhere."""
     parts = itertools.takewhile(lambda part: part.lower() not in _IGNORED_FOLDERS, PurePosixPath(path).parts)
     return any(part.startswith(".") or part.lower() in _CLUTTER for part in parts)
 
 
 def decode_text(data: bytes) -> tuple[str, str, str]:
-    """The text of a file, a note if its encoding had to be guessed, and a doubt if the guess may be wrong.
+    """Decode a file. Returns its text, a note if the encoding was guessed, and a doubt if the guess may be wrong.
 
-    Raises Unreadable if it is no text.
+    Raises Unreadable if it is not text.
     """
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return _check_text(data.decode("utf-16", "replace")), "", ""
@@ -174,15 +180,18 @@ def decode_text(data: bytes) -> tuple[str, str, str]:
         return _check_text(data.decode("utf-8-sig")), "", ""
     except UnicodeDecodeError:
         text = data.decode("latin-1")
-    with suppress(UnicodeDecodeError):  # five bytes mean nothing in it
+    with suppress(UnicodeDecodeError):  # fails on five byte values that the encoding does not define
         text = data.decode("cp1252")
     note = "its encoding is not UTF-8; it was read as Windows-1252"
     return (_check_text(text), note, "") if not _GIBBERISH.search(text) else _guess(data, text)
 
 
 def _guess(data: bytes, as_western: str) -> tuple[str, str, str]:
-    """As `decode_text`, of what can't be a Western text. Whoever reads the doubt sees whether the guess was right."""
-    from charset_normalizer import from_bytes  # imports for a while, and hardly any class needs it
+    """Decode text that can't be Western, as `decode_text`.
+
+    A person who reads the doubt can see whether the guess was right.
+    """
+    from charset_normalizer import from_bytes  # slow to import, and rarely needed
 
     for encoding in _OLD_WESTERN_ENCODINGS:
         text = data.decode(encoding)
@@ -204,7 +213,7 @@ def _check_text(text: str) -> str:
     if "\0" in text:
         raise Unreadable("it holds NUL bytes, so it is not a text file")
     if text.count("\ufffd") + len(_CONTROLS.findall(text)) > _BINARY_SHARE * len(text):
-        raise Unreadable("it is not a text file, or damaged")
+        raise Unreadable("it is not a text file, or it is damaged")
     return text
 
 
@@ -220,10 +229,10 @@ def _folder_entries(root: Path) -> Iterator[ArchiveEntry]:
 
 
 def _subfolder_entries(folder: Path, root: Path) -> list[ArchiveEntry]:
-    """Every file below `folder`, or one entry that stands for the folder if there is none or too many."""
+    """Return every file below `folder`. If there are none or too many, return one entry that stands for the folder."""
     name = replace_controls(folder.name)
     entries: list[ArchiveEntry] = []
-    folder_stack = [folder]  # a stack of our own: folders can be nested deeper than Python's
+    folder_stack = [folder]  # not recursive, because folders can be nested deeper than Python's stack allows
     while folder_stack:
         try:
             paths = _listing(folder_stack.pop(), root)
@@ -254,13 +263,16 @@ def _file_entry(path: Path, root: Path) -> ArchiveEntry:
 
 
 def _link_problem(path: Path, root: Path) -> str:
-    """A link may lead to a file of the same submission: beside it lie the classmates' files."""
+    """Return "" if a link leads to a file of the same submission, else the problem.
+
+    Elsewhere in the folder are classmates' files.
+    """
     if not os.path.islink(path):
         return ""
     try:
         submission = root.resolve() / path.relative_to(root).parts[0]
         inside = path.resolve(strict=True).is_relative_to(submission)
-    except (OSError, RuntimeError):  # dangling, or a loop
+    except (OSError, RuntimeError):  # the link is broken or is a loop
         inside = False
     return "" if inside and os.path.isfile(path) else "it is a link that doesn't lead to a file of this submission"
 
@@ -269,7 +281,10 @@ def _link_problem(path: Path, root: Path) -> str:
 
 
 class _BoundedReader(io.BufferedReader):
-    """zipfile reads the central directory in one call, of a size that the file itself names."""
+    """Limits how much zipfile reads at once.
+
+    zipfile reads the central directory in one call, and the file itself states the size.
+    """
 
     def read(self, size: int | None = -1, /) -> bytes:
         byte_count = _MAX_DIRECTORY_BYTES + 1 if size is None or size < 0 else size
@@ -281,7 +296,7 @@ class _BoundedReader(io.BufferedReader):
 
 @dataclass(slots=True)
 class _Meter:
-    """Bytes uncompressed so far, of all members of one zip."""
+    """Counts the uncompressed bytes of all members of one zip."""
 
     path: Path
     byte_count: int = 0
@@ -305,13 +320,16 @@ def _open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
         try:
             archive = _parse_zip(file)
         except Unreadable as error:
-            raise SubmissionError(f"{printable_path(path)} is not a zip that can be read: {error}") from None
+            raise SubmissionError(f"{printable_path(path)} is not a readable zip: {error}") from None
         with archive:
             yield archive
 
 
 def _parse_zip(file: IO[bytes]) -> zipfile.ZipFile:
-    """Raises Unreadable, saying why the zip is damaged; other errors than zipfile's own would quote its bytes."""
+    """Open a zip.
+
+    Raises Unreadable, with the reason only from zipfile's own errors: others would quote the file's bytes.
+    """
     try:
         return zipfile.ZipFile(file)
     except Exception as error:  # noqa: BLE001  a damaged directory raises a dozen kinds
@@ -331,7 +349,7 @@ def _zip_entries(path: Path, archive: zipfile.ZipFile) -> list[ArchiveEntry]:
 
 
 def _unpack_zips(entries: Iterable[ArchiveEntry]) -> list[ArchiveEntry]:
-    """With the members of students' zips in the place of these. What lies in a zip in such a zip is not read."""
+    """Replace students' zips by their members. Zips inside these zips are not read."""
     zips = _StudentsZips()
     unpacked_entries: list[ArchiveEntry] = []
     for entry in entries:
@@ -341,14 +359,20 @@ def _unpack_zips(entries: Iterable[ArchiveEntry]) -> list[ArchiveEntry]:
 
 
 class _StudentsZips:
-    """Zips among a class's files. The one that was read last is kept in memory: a student's files are read together."""
+    """The zips among a class's files.
+
+    The last one is kept open, because a student's files are read one after the other.
+    """
 
     def __init__(self) -> None:
         self._outer: ArchiveEntry | None = None
         self._archive: zipfile.ZipFile | None = None
 
     def members(self, outer: ArchiveEntry) -> list[ArchiveEntry]:
-        """Its members, as entries below its own path; itself, saying why, if there are none or it can't be opened."""
+        """Return the members of a zip as entries below its path.
+
+        If there are none, or it can't be opened, return the zip with a problem.
+        """
         try:
             infos = self._open(outer).infolist()
         except Unreadable:
@@ -365,7 +389,7 @@ class _StudentsZips:
 
     def _open(self, outer: ArchiveEntry) -> zipfile.ZipFile:
         if self._archive is None or self._outer is not outer:
-            self._archive = None  # before the next one is read
+            self._archive = None  # frees the last zip before the next is read
             self._archive = _parse_zip(_BoundedReader(io.BytesIO(outer.load())))
             self._outer = outer
         return self._archive
@@ -386,7 +410,10 @@ def _zip_entry(info: zipfile.ZipInfo, load: Callable[[], bytes]) -> ArchiveEntry
 
 
 def _member_name(info: zipfile.ZipInfo) -> str:
-    """zipfile takes a name that isn't marked as UTF-8 for cp437; macOS and many tools write UTF-8 without the mark."""
+    """Return a member's name.
+
+    zipfile reads names not marked as UTF-8 as cp437, but macOS and many tools omit the mark.
+    """
     name = info.orig_filename
     if info.flag_bits & _UTF8_NAME:
         return name
@@ -400,7 +427,7 @@ def _is_path_trick(name: str) -> bool:
     parts = name.removesuffix("/").split("/")
     if "\\" in name or re.match(r"[A-Za-z]:", name) or _UNSAFE_CHARACTERS.search(name) or "\n" in name or "\t" in name:
         return True
-    return any(part in ("", ".", "..") for part in parts)  # "" also finds absolute paths
+    return any(part in ("", ".", "..") for part in parts)  # "" also detects absolute paths
 
 
 def _member_problem(info: zipfile.ZipInfo) -> str:
@@ -408,7 +435,7 @@ def _member_problem(info: zipfile.ZipInfo) -> str:
         return "it is encrypted; hand it in without a password"
     if stat.S_ISLNK(info.external_attr >> 16):
         return "it is a link, not a file"
-    # bzip2 and lzma reach any ratio, and lzma any amount of memory.
+    # bzip2 and lzma can reach any compression ratio, and lzma can use any amount of memory.
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return "it is compressed in a way that isn't read; use an ordinary zip (deflate)"
     return ""
@@ -418,7 +445,7 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, meter: _Meter)
     bytes_before = meter.byte_count
     try:
         with archive.open(info) as file:
-            data = io.BytesIO()  # joining pieces would hold all of it twice
+            data = io.BytesIO()  # joining a list of pieces would hold the content twice
             data.writelines(_meter_chunks(iter(partial(file.read, _CHUNK), b""), info.compress_size, meter))
             return data.getvalue()
     except (Unreadable, SubmissionError):
@@ -439,5 +466,5 @@ def _meter_chunks(chunks: Iterator[bytes], compressed_size: int, meter: _Meter) 
         if size > MAX_FILE_BYTES:
             raise _too_large()
         if size > RATIO_FREE_BYTES and size > MAX_RATIO * compressed_size:
-            raise Unreadable(f"it expands more than {MAX_RATIO}-fold, as a zip bomb does, so it is not read", size)
+            raise Unreadable(f"it expands more than {MAX_RATIO}-fold, like a zip bomb, so it is not read", size)
         yield chunk

@@ -1,13 +1,13 @@
-"""What nbgrader and Otter-Grader write into a notebook: which cells the students were given, and hidden tests.
+"""The marks of nbgrader and Otter-Grader in a notebook: which cells the students were given, and hidden tests.
 
 The rules are those of the two programs:
 
-- nbgrader/utils.py, `is_locked` and `compute_checksum`: a cell that is graded, and no solution, is locked too. Each
-  cell's checksum is taken when the notebook is handed out. It holds as long as nobody has written into the cell, for
-  solutions as well (`determine_grade` gives these 0 points).
-- otter/assign/utils.py, `lock`: a cell of its own is not editable.
-- nbgrader/preprocessors/clearhiddentests.py: hidden tests stand between two lines that say so.
-- otter/assign/tests_manager.py, `read_test`: a hidden test is a cell, by its first line or by its configuration.
+- nbgrader/utils.py, `is_locked` and `compute_checksum`: a cell that is graded and is not a solution is locked too. Each
+  cell's checksum is computed when the notebook is handed out. It stays valid until somebody writes into the cell, also
+  for solutions (`determine_grade` gives these 0 points).
+- otter/assign/utils.py, `lock`: cells that students must not change are not editable.
+- nbgrader/preprocessors/clearhiddentests.py: hidden tests stand between two marker lines.
+- otter/assign/tests_manager.py, `read_test`: a hidden test is a cell, marked by its first line or its configuration.
 """
 
 import hashlib
@@ -23,14 +23,14 @@ _HIDDEN_CONFIG = re.compile(r"#?\s*hidden:\s*true\b", re.IGNORECASE)
 
 
 def nbgrader_of(cell: Mapping[str, Any]) -> Mapping[str, Any]:
-    """nbgrader's marks of a cell; empty if it has none."""
+    """Return nbgrader's marks of a cell; empty if it has none."""
     metadata = cell.get("metadata")
     marks = metadata.get("nbgrader") if isinstance(metadata, dict) else None
     return marks if isinstance(marks, dict) else {}
 
 
 def is_given(cell: Mapping[str, Any], source: str) -> bool:
-    """Whether the students were given this cell, and this student has not written into it."""
+    """Whether the students were given this cell, and this student has not changed it."""
     marks, metadata = nbgrader_of(cell), cell.get("metadata")
     if isinstance(marks.get("checksum"), str):
         return bool(marks["checksum"] == _checksum(str(cell.get("cell_type")), source, marks))
@@ -44,7 +44,7 @@ def _is_locked(marks: Mapping[str, Any]) -> bool:
 
 
 def _checksum(cell_type: str, source: str, marks: Mapping[str, Any]) -> str:
-    """nbgrader's checksum of a cell; "" where its metadata are not whole."""
+    """Compute nbgrader's checksum of a cell; "" if its metadata are incomplete."""
     is_graded = bool(marks.get("grade"))
     flags = f"{is_graded}{bool(marks.get('solution'))}{_is_locked(marks)}"
     points = marks.get("points", 0)
@@ -55,7 +55,7 @@ def _checksum(cell_type: str, source: str, marks: Mapping[str, Any]) -> str:
 
 
 def without_hidden_tests(cell_type: str, source: str) -> str:
-    """A cell's text without its hidden tests."""
+    """Return a cell's text without its hidden tests."""
     if cell_type == "code" and _is_hidden_test(source):
         return ""
     if _BEGIN not in source:

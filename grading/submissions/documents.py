@@ -1,8 +1,8 @@
-"""Word documents and PDFs as text, each within bounds of size, pages, nesting and time. Pictures are counted.
+"""Reads Word documents and PDFs as text, within limits of size, pages, nesting and time. Pictures are only counted.
 
-An export beside the file that it was made from, as a notebook's PDF, counts once.
+If a file is an export of another file, such as a notebook's PDF, its text counts only once.
 
-Both libraries are an extra (`kvasir-inference[documents]`). Neither fetches anything that a document points to.
+Both libraries are in an extra (`kvasir-inference[documents]`). Neither fetches anything that a document links to.
 """
 
 import html
@@ -20,36 +20,40 @@ from grading.submissions.notebooks import clean_source, html_to_text
 from grading.submissions.submission import Submission, SubmissionPart
 from producers.words import plural
 
-_MAX_EXPANDED, _MAX_FILES = 64 * MIB, 2_000  # for a Word document, which is a zip
-_MAX_XML, _MAX_TAGS = 16 * MIB, 400_000  # for each file inside it that is read
-_MAX_PAGES, _MAX_PAGE_BYTES, _MAX_OPERATORS = 300, 16 * MIB, 1_000_000  # for a PDF; operators on all pages together
-_MAX_DRAWINGS = 5_000  # forms and pictures, wherever they are drawn
-# A run of a Word document, and what makes it hidden, white on no ground of its own, or as small as a point.
+_MAX_EXPANDED, _MAX_FILES = 64 * MIB, 2_000  # limits for a Word document, which is a zip
+_MAX_XML, _MAX_TAGS = 16 * MIB, 400_000  # Limits for each XML file in it that is read.
+# Limits for a PDF; the operators of all pages count together.
+_MAX_PAGES, _MAX_PAGE_BYTES, _MAX_OPERATORS = 300, 16 * MIB, 1_000_000
+_MAX_DRAWINGS = 5_000  # Number of times that forms and pictures are drawn, on all pages together.
+# A run of text in a Word document, and what makes it invisible: it is hidden, white without a background, or at most 1
+# point high.
 _RUN = re.compile(rb"<w:r(?:\s[^<>]*)?>(?:(?!</?w:r[\s>]).)*</w:r>", re.DOTALL)
 _HIDDEN_RUN = re.compile(
     rb"\A(?!.*<w:(?:shd|highlight)\b).*<w:color w:val=\"[fF]{6}\"|<w:vanish/>|<w:sz w:val=\"[0-2]\"/>", re.DOTALL
 )
-_SHOWN_PART = re.compile(r"word/(?:document|footnotes|endnotes)\d*\.xml")  # Word on the web: document2.xml
+_SHOWN_PART = re.compile(r"word/(?:document|footnotes|endnotes)\d*\.xml")  # Word on the web writes document2.xml
 _RUN_TEXT = re.compile(rb"<w:t(?:\s[^<>]*)?>([^<>]*)</w:t>")
-_THIN_CHARS = 80  # on a page, on average: less is a scan, or drawings
-_EXPORTS = ("(.pdf)", "(.docx)")  # how the labels of files end that may be made of another
-_MAX_COMPARED = 1_000_000  # characters of a submission's files
-# What printed notebooks have beside their text: numbers of cells, and a mark where a long line goes on.
+_THIN_CHARS = 80  # average on a page; with fewer characters, the pages are probably scans or drawings
+_EXPORTS = ("(.pdf)", "(.docx)")  # label endings of files that may be exports of another file
+_MAX_COMPARED = 1_000_000  # Characters of source files; longer ones are not compared with exports.
+# What printed notebooks add to the text: cell numbers, and a mark where a long line continues.
 _PRINTED = re.compile(r"(?:\b(?:in|out) ?)?\[[\d ]*\]:|↪\s*→?")
 _TYPESET = str.maketrans({**dict.fromkeys("‐‑‒–—―−", "-"), **dict.fromkeys("\"'`‘’“”„«»•", " "), "ˆ": "^", "∗": "*"})
-_MARKUP = re.compile(r"[*_#~|$\\\[\]()<>]+")  # what pages do not show of Markdown
-# Word writes UTF-8. In another encoding what is refused could be hidden.
+_MARKUP = re.compile(r"[*_#~|$\\\[\]()<>]+")  # Markdown signs that a rendered page does not show.
+# Word writes UTF-8. Another encoding could hide the declarations that are refused.
 _OTHER_ENCODING = re.compile(rb"<\?xml[^>]{0,200}encoding\s*=\s*[\"'](?!utf-8[\"']|us-ascii[\"'])", re.IGNORECASE)
 _COMMAND = "pip install 'kvasir-inference[documents]'"
 
 
 def read_docx(data: bytes, _suffix: str = "") -> Submission:
-    """A Word document: headings, paragraphs, lists, tables, text boxes and notes. Raises Unreadable."""
+    """Read a Word document: headings, paragraphs, lists, tables, text boxes and notes. Raises Unreadable."""
     _check_package(data)
     try:
         import mammoth  # an extra
     except ImportError:
-        raise Unreadable(f"Word documents can't be read here: install what reads them with {_COMMAND}") from None
+        raise Unreadable(
+            f"Word documents can't be read because a package is missing: install it with {_COMMAND}"
+        ) from None
     try:
         result = mammoth.convert_to_html(
             io.BytesIO(data), convert_image=mammoth.images.img_element(lambda _: {"src": ""})
@@ -57,7 +61,9 @@ def read_docx(data: bytes, _suffix: str = "") -> Submission:
     except RecursionError:
         raise Unreadable("it is nested too deeply to be a document; save it again in Word") from None
     except Exception as error:  # noqa: BLE001  a damaged document raises a dozen kinds
-        raise Unreadable(f"it is no Word document, or damaged ({type(error).__name__}); save it again") from None
+        raise Unreadable(
+            f"it is not a Word document, or it is damaged ({type(error).__name__}); save it again"
+        ) from None
     text, images = html_to_text(result.value)
     equations = sum("oMath" in message.message for message in result.messages)
     doubt = f"{plural(equations, 'equation')} in it can't be read" if equations else ""
@@ -65,7 +71,7 @@ def read_docx(data: bytes, _suffix: str = "") -> Submission:
 
 
 def _hidden_text(data: bytes) -> str:
-    """A doubt about what Word does not show of a document, or nobody can read; "" if there is nothing."""
+    """Return a doubt about text that Word does not show or that nobody can read, or ""."""
     archive = zipfile.ZipFile(io.BytesIO(data))
     body = b"".join(archive.read(name) for name in archive.namelist() if _SHOWN_PART.fullmatch(name))
     pieces = [text for run in _RUN.findall(body) if _HIDDEN_RUN.search(run) for text in _RUN_TEXT.findall(run)]
@@ -74,51 +80,57 @@ def _hidden_text(data: bytes) -> str:
 
 
 def _check_package(data: bytes) -> None:
-    """Raises Unreadable if reading it would take much, or if it holds what can stand for more text than is there."""
+    """Raise Unreadable if the document would take too much to read, or declares entities that expand to more text."""
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
         files = archive.infolist()
         if len(files) > _MAX_FILES or sum(file.file_size for file in files) > _MAX_EXPANDED:
             raise Unreadable("it expands to more than a document needs, so it is not read")
-        for file in files:  # a reader gets no more bytes than the size that was added up
+        for file in files:  # a reader gets no more bytes than this declared size, even if it is wrong
             if file.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise Unreadable("it is compressed in a way that isn't read; save it again in Word")
+                raise Unreadable("it is compressed in an unusual way that isn't read; save it again in Word")
             if file.filename.lower().endswith((".xml", ".rels")):
                 _check_xml(archive.read(file))
     except Unreadable:
         raise
     except Exception as error:  # noqa: BLE001  a damaged zip raises a dozen kinds
-        raise Unreadable(f"it is no Word document, or damaged ({type(error).__name__}); save it again") from None
+        raise Unreadable(
+            f"it is not a Word document, or it is damaged ({type(error).__name__}); save it again"
+        ) from None
 
 
 def _check_xml(xml: bytes) -> None:
     if len(xml) > _MAX_XML or xml.count(b"<") > _MAX_TAGS:
-        raise Unreadable("it holds too much for a document; hand in the text alone")
+        raise Unreadable("it holds too much for a document; hand in only the text")
     if (
         b"<!DOCTYPE" in xml
         or b"<!ENTITY" in xml
         or b"\0" in xml
         or _OTHER_ENCODING.match(xml.lstrip(b"\xef\xbb\xbf \r\n"))
     ):
-        raise Unreadable("it is not read: it declares entities or an odd encoding, which no word processor writes")
+        raise Unreadable(
+            "it is not read, because it declares entities or an unusual encoding, which no word processor writes; "
+            "save it again in Word"
+        )
 
 
 def read_pdf(data: bytes, _suffix: str = "") -> Submission:
-    """A PDF's text, page by page. Raises Unreadable."""
+    """Read a PDF's text, page by page. Raises Unreadable."""
     try:
         import pypdf  # an extra
     except ImportError:
-        raise Unreadable(f"PDFs can't be read here: install what reads them with {_COMMAND}") from None
+        raise Unreadable(f"PDFs can't be read because a package is missing: install it with {_COMMAND}") from None
     bounds: dict[str, Any] = {
         "page_tree_maximum_entries": 10 * _MAX_PAGES,
         "zlib_maximum_output_length": _MAX_PAGE_BYTES,
         "lzw_maximum_output_length": _MAX_PAGE_BYTES,
         "run_length_maximum_output_length": _MAX_PAGE_BYTES,
         "stream_parsing_work_maximum_count": _MAX_OPERATORS,
-        "xform_maximum_invocations_per_extraction": 2 * _MAX_DRAWINGS,  # past them pypdf would leave text out
-        "jbig2dec_binary": None,  # no program is started
+        # beyond this limit pypdf would silently leave text out, so it is higher than ours
+        "xform_maximum_invocations_per_extraction": 2 * _MAX_DRAWINGS,
+        "jbig2dec_binary": None,  # no external program is started
     }
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # its messages about a file quote the student's text
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # pypdf's messages about a file quote the student's text
     try:
         with pypdf.apply_configuration(**bounds):
             return _pdf(pypdf.PdfReader(io.BytesIO(data)))
@@ -129,7 +141,7 @@ def read_pdf(data: bytes, _suffix: str = "") -> Submission:
     except pypdf.errors.LimitReachedError:
         raise Unreadable("it expands to more than a document needs, so it is not read") from None
     except Exception as error:  # noqa: BLE001  a damaged document raises a dozen kinds
-        raise Unreadable(f"it is no PDF, or damaged ({type(error).__name__}); export it again") from None
+        raise Unreadable(f"it is not a PDF, or it is damaged ({type(error).__name__}); export it again") from None
 
 
 def _pdf(reader: Any) -> Submission:
@@ -137,12 +149,12 @@ def _pdf(reader: Any) -> Submission:
         raise Unreadable("it is encrypted; hand it in without a password")
     pages = reader.pages
     if len(pages) > _MAX_PAGES:
-        raise Unreadable(f"it has {len(pages):,} pages, and at most {_MAX_PAGES} are read; hand in the work alone")
+        raise Unreadable(f"it has {len(pages):,} pages, and at most {_MAX_PAGES} are read; hand in only the work")
     work = _PdfWork()
     texts, images = [], 0
     for page in pages:
         texts.append(page.extract_text(visitor_operand_before=work.count))
-        work.check()  # pypdf goes on where a drawing can't be read
+        work.check()  # pypdf swallows the error raised inside a drawing, so check again
         resources = page.get("/Resources", {})
         xobjects = resources.get("/XObject", {})
         images += sum(xobjects[name].get("/Subtype") == "/Image" for name in xobjects)
@@ -154,28 +166,31 @@ def _pdf(reader: Any) -> Submission:
 
 @dataclass(slots=True)
 class _PdfWork:
-    """What the pages of a PDF have drawn so far. Drawings may draw each other, ten times each."""
+    """Counts what the pages of a PDF have drawn so far.
+
+    Nested drawings can multiply: each may draw another ten times.
+    """
 
     operators: int = 0
     drawings: int = 0
 
     def count(self, operator: bytes, *_: object) -> None:
-        """One more. Raises as `check`."""
+        """Count one operator. Raises as `check`."""
         self.operators += 1
         self.drawings += operator == b"Do"
         self.check()
 
     def check(self) -> None:
-        """Raises Unreadable if it is more than a document needs."""
+        """Raise Unreadable if there is more than a document needs."""
         if self.operators > _MAX_OPERATORS or self.drawings > _MAX_DRAWINGS:
-            raise Unreadable("it holds too much for a document; hand in the text alone")
+            raise Unreadable("it holds too much for a document; hand in only the text")
 
 
 def without_exports(files: Sequence[tuple[str, Submission]]) -> list[tuple[str, Submission]]:
-    """A submission's files, each with its label, where an export repeats its source, as a notebook's PDF does.
+    """Remove repeated text from files that are exports of another file, such as a notebook's PDF. Files have labels.
 
-    Of such an export only the lines count that hold what no other file does: a word, or two in a row with the same
-    signs between them. Pages break lines elsewhere, so whole lines can't be compared.
+    A line of such an export is kept only if it holds something new: a word, or two neighbouring words with other signs
+    between them. Whole lines can't be compared, because pages break lines elsewhere.
     """
     sources = [part for label, file in files if not label.endswith(_EXPORTS) for part in file.parts]
     has_exports = len(sources) < sum(len(file.parts) for _, file in files)
@@ -186,7 +201,7 @@ def without_exports(files: Sequence[tuple[str, Submission]]) -> list[tuple[str, 
 
 
 def _without_known(export: Submission, known: Set[object]) -> Submission:
-    """Without the lines that hold nothing but what is known, if these are most of it."""
+    """Remove the lines that hold nothing new, if these are most of the export."""
     lines = [line for part in export.parts for line in part.text.split("\n") if len(_pairs(line)) > 1]
     new_lines = [line for line in lines if not _line_keys(line) <= known]
     if 3 * len(new_lines) > len(lines) or not lines:
@@ -197,9 +212,9 @@ def _without_known(export: Submission, known: Set[object]) -> Submission:
 
 
 def _pairs(text: str) -> list[tuple[str, str, str]]:
-    """Each word, what stands between it and the next, and the next; "" before the first and after the last.
+    """Return each word with the text up to the next word, and the next word; "" before the first and after the last.
 
-    Dashes and quotes are of one kind: typesetting changes them.
+    All dashes and quotes are treated alike, because typesetting changes them.
     """
     plain = _PRINTED.sub(" ", unicodedata.normalize("NFKC", text).casefold()).translate(_TYPESET)
     words = ["", *re.findall(r"\w+", plain), ""]
@@ -207,14 +222,17 @@ def _pairs(text: str) -> list[tuple[str, str, str]]:
 
 
 def _line_keys(line: str) -> Set[object]:
-    """What a page's line holds: its words with the signs between them, and those that touch its first and last."""
+    """Return what a page's line holds: pairs of words with the signs between them, and the signs at both ends."""
     first, *inner_pairs, last = _pairs(line)
     pairs = {(word, "".join(gap.split()), next_word) for word, gap, next_word in inner_pairs}
     return {*pairs, ("", first[1][-1:].strip(), first[2]), (last[0], last[1][:1].strip(), "")}
 
 
 def _source_keys(part: SubmissionPart) -> Iterator[object]:
-    """The same of a source, wherever pages may break its lines. Signs in prose may be markup, and not shown."""
+    """Yield the same for a source, for every place where a page may break its lines.
+
+    Signs in prose may be markup that a page does not show.
+    """
     for word, gap, next_word in _pairs(part.text):
         for shown in {gap, *((_MARKUP.sub("", gap), "") * (part.kind == "text"))}:
             yield word, "".join(shown.split()), next_word
@@ -223,7 +241,7 @@ def _source_keys(part: SubmissionPart) -> Iterator[object]:
 
 
 def text_document(text: str, images: int = 0, *doubts: str) -> Submission:
-    """A text as one part, without the pictures in it, which are counted; `doubts`: what a person must look at."""
+    """Make a submission of one text. Pictures in it are only counted. `doubts` are what a person must look at."""
     text, inline_images = clean_source(text)
     parts = (SubmissionPart("text", text.strip("\n"), "text"),) if text.strip() else ()
     doubts = tuple(filter(None, doubts))

@@ -1,6 +1,6 @@
-"""The pictures of one submission, as they lie in its notebooks: read only when somebody looks at it.
+"""The pictures in a submission's notebooks. They are read only when somebody looks at the submission.
 
-They go into no prompt. What is called a PNG or a JPEG here are any bytes, of a student's choice.
+They are not in any prompt. A student may put any bytes into what is labelled PNG or JPEG.
 """
 
 import base64
@@ -17,24 +17,27 @@ from grading.submissions.notebooks import pictures_in, slim_notebook
 from grading.submissions.reading import notebooks_of
 from messages.errors import SubmissionError
 
-MAX_FIGURES = 40  # in one submission: plotting in a loop gives hundreds
+MAX_FIGURES = 40  # for one submission, because a plot in a loop gives hundreds
 MAX_FIGURE_BYTES = 4 * MIB
 _TOKEN = re.compile(r"taken ([0-9]{1,4})")
 _PLACE = re.compile(r"(?:file ([0-9]{1,5}) \([^)]*\), )?cell ([0-9]{1,6})(?:, output(?: ([0-9]{1,6}))?)?")
 
-Place = tuple[int, int, int]  # file, cell, output; 0 where there is only one file, or for the cell itself
+Place = tuple[int, int, int]  # file, cell, output; file is 0 if there is only one, and output is 0 for the cell itself
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A picture, and where it stands. No bytes: it is too large, or no base64."""
+    """A picture and its place. `data` is empty if the picture is too large or is not base64."""
 
     place: Place
     data: bytes
 
 
 def figures_of(path: Path, name: str) -> list[Figure]:
-    """The first pictures of the submission that has this name in `read_submissions(path)`; none if it can't be read."""
+    """Return the first pictures of the submission that `read_submissions(path)` gives this name.
+
+    The list is empty if the submission can't be read.
+    """
     figures: list[Figure] = []
     with suppress(SubmissionError):
         for prefix, data in notebooks_of(path, name):
@@ -47,7 +50,7 @@ def figures_of(path: Path, name: str) -> list[Figure]:
 
 
 def place_of(location: str) -> Place | None:
-    """`SubmissionPart.location` as numbers, which sort; None where it names no cell."""
+    """Return `SubmissionPart.location` as numbers that can be sorted, or None if it names no cell."""
     match = _PLACE.fullmatch(location)
     if not match:
         return None
@@ -57,7 +60,7 @@ def place_of(location: str) -> Place | None:
 
 @dataclass(slots=True)
 class _PictureStash:
-    """Base64 that is kept out of the way of the JSON parser, which would hold it as text once more."""
+    """Keeps base64 away from the JSON parser, which would make another copy of it as text."""
 
     pieces: list[bytes] = field(default_factory=list)
 
@@ -66,7 +69,7 @@ class _PictureStash:
         return b"taken %d" % (len(self.pieces) - 1)
 
     def restore(self, content: Any) -> bytes:
-        """The base64 of a picture in a notebook: the piece taken before, or the notebook's lines."""
+        """Return the base64 of a picture: the piece that was set aside, or the notebook's lines."""
         match = _TOKEN.fullmatch(content) if isinstance(content, str) else None
         if match:
             number = int(match[1])
@@ -76,7 +79,7 @@ class _PictureStash:
 
 
 def _notebook_pictures(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Where each picture stands, and its base64. Raises Unreadable."""
+    """Yield each picture's place and base64. Raises Unreadable."""
     stash = _PictureStash()
     slim = slim_notebook(data, stash.set_aside)
     for location, content in pictures_in(decode_text(slim)[0]):

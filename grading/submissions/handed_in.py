@@ -1,7 +1,8 @@
-"""Which files make one submission: all of a student's top-level files and folders.
+"""Decides which files make one submission: all of a student's top-level files and folders.
 
-An LMS's download holds the current attempt, and each of its attachments is work. Of copies of one file (`hw.R`,
-`hw (1).R`, as browsers call a second download) the latest counts; that is a guess, so a person is asked.
+An LMS's download holds the current attempt, and each of its attachments is work. If a file was handed in more than once
+(`hw.R`, and `hw (1).R` as browsers name a second download), the latest copy counts. This is a guess, so a person is
+asked.
 """
 
 import unicodedata
@@ -24,17 +25,17 @@ class FileGroup:
     name: str
     is_folder: bool = False
     entries: list[ArchiveEntry] = field(default_factory=list)
-    extra_files: int = 0  # files beside the first that other attachments brought
+    extra_files: int = 0  # number of files from the student's other attachments
     superseded_names: list[str] = field(default_factory=list)
 
     def matches(self, query: str) -> bool:
-        """Whether a person who writes `query` means this one."""
+        """Whether a person who writes `query` means this submission."""
         name = PurePosixPath(self.name).name
         names = (self.name, name, name if self.is_folder else PurePosixPath(name).stem)
         return query in names or query == student_id(name)
 
     def check(self) -> None:
-        """Raises Unreadable if there are too many files, or two that can't be told apart."""
+        """Raise Unreadable if there are too many files, or two with the same name."""
         if sum(not entry.ignored_kind for entry in self.entries) > archives.MAX_MEMBERS:
             raise Unreadable(archives.too_many_files())
         paths = [entry.path for entry in self.entries if not entry.is_folder]
@@ -47,10 +48,10 @@ def resolve(
     readability: Callable[[FileGroup], int],
     student_of: Callable[[str], str] = same_student,
 ) -> list[FileGroup]:
-    """One group a student, sorted by name, each with what it replaces; named after what is read.
+    """Return one group for each student, sorted by name, with the names of replaced copies.
 
-    `readability`: of a student's files, the newest of those that have most of it names the submission.
-    `student_of` says of a name what all have in common that one student handed in.
+    `readability`: of a student's groups, the newest of the most readable ones names the submission. `student_of`
+    returns the same key for all names of one student.
     """
     by_student: dict[str, list[FileGroup]] = {}
     for group in groups:
@@ -60,7 +61,7 @@ def resolve(
 
 
 def _merge_groups(student_groups: list[FileGroup], readability: Callable[[FileGroup], int]) -> FileGroup:
-    """One student's files that count, as one group."""
+    """Merge one student's files into one group. Only the latest of several copies counts."""
     copies_by_name: dict[str, list[FileGroup]] = {}
     for group in sorted(student_groups, key=lambda group: age(group.name)):
         copies_by_name.setdefault(_without_copy_number(group.name), []).append(group)
@@ -77,7 +78,7 @@ def _merge_groups(student_groups: list[FileGroup], readability: Callable[[FileGr
 
 
 def _without_copy_number(name: str) -> str:
-    """The name that copies of one file share: the student's, without the number in brackets."""
+    """Return the name that copies of one file share: the student's file name without the number in brackets."""
     attachment, copy_number, _ = age(name)
     own_name = name.partition(f"_{attachment}_")[2] if attachment else ""
     path = PurePosixPath(unicodedata.normalize("NFC", own_name or name))
@@ -85,7 +86,7 @@ def _without_copy_number(name: str) -> str:
 
 
 def ignored_files_sentence(submissions: Iterable[Submission]) -> str:
-    """What of the class's files is nobody's work, said once for all; "" if there is none."""
+    """Return one sentence about the class's files that are nobody's work, or ""."""
     counts = Counter(kind for submission in submissions for kind in submission.ignored_kinds)
     kinds = [f"{kind} (in {plural(count, 'submission')})" for kind, count in sorted(counts.items())]
     return f"Not the students' own, so not read: {', '.join(kinds)}" if kinds else ""

@@ -1,11 +1,12 @@
-"""What an LMS wrote into a submission's name: whose it says that it is, and whether it was late.
+"""What an LMS wrote into a submission's name: whose it is, and whether it was late.
 
-It is a claim, which `grading.roster` compares with the people there are. Names stay with the producer.
+This is only a claim, which `grading.roster` compares with the people in the class. Names stay with the producer.
 
 Canvas   <name>[_LATE]_<user id>_<attachment id>_<file>, or …_<user id>_text.html or …_link.html; anonymous
          [LATE_]anon_<anonymous id>_…: `ContentZipper#get_filename` in instructure/canvas-lms, `lib/content_zipper.rb`
-Moodle   <full name>_<participant number>_assignsubmission_<plugin>[_], a folder, or with _<file> a file; a team's
-         <group>_<group id>_…, of those without a group <default team>_…: `downloader::get_student_prefix` in
+Moodle   <full name>_<participant number>_assignsubmission_<plugin>[_] for a folder, or with _<file> for a file; for a
+team
+         <group>_<group id>_…, for people without a group <default team>_…: `downloader::get_student_prefix` in
          moodle/moodle, `mod/assign/classes/downloader.php`
 """
 
@@ -18,36 +19,38 @@ from typing import Literal
 
 _CANVAS = re.compile(
     r"(?:(?P<early>LATE_)?anon(?P<late>_LATE)?_(?P<anonymous>[A-Za-z0-9]+)"
-    # A name is in small letters; one with underscores of its own is only known by the mark after it.
+    # Names are in lower case. One with underscores is recognised only if _LATE follows it.
     r"|(?P<name>[^_]+|[^A-Z]+(?=_LATE_))(?P<is_late>_LATE)?_(?P<number>[0-9]+))"
     r"_(?:(?P<attachment>[0-9]+)(?:_.*)?|(?:text|link)\.html)\Z",
     re.DOTALL,
 )
 _MOODLE = re.compile(r"(?P<name>.*?)(?:_(?P<number>\d+))?_assignsubmission_[a-z]+(?:_.*)?\Z", re.DOTALL)
-_COPY = re.compile(r"(?P<stem>.+?) ?\((?P<number>\d{1,3})\)\Z")  # how browsers call a second download
+_COPY = re.compile(r"(?P<stem>.+?) ?\((?P<number>\d{1,3})\)\Z")  # browsers name a second download `hw (1).R`
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The claim of a name, as the LMS wrote it."""
+    """What a submission's name claims, as the LMS wrote it."""
 
     product: Literal["canvas", "moodle"]
-    name: str  # name of a person or a group; "" if hidden
-    number: str  # Canvas's user id, Moodle's participant number or group id; "" of Moodle's default team
+    name: str  # name of a person or group; "" if hidden
+    number: str  # Canvas's user id, Moodle's participant number or group id; "" for Moodle's default team
     is_late: bool = False
-    attachment: int = 0  # Canvas's id of the file, which grows with time
+    attachment: int = 0  # Canvas's id of the file; later files have higher ids
 
     @property
     def key(self) -> str:
-        """The same for all that one person, or one team, handed in."""
+        """A key that is the same for everything that one person or team handed in."""
         return f"{self.product} {self.number or self.name}"
 
 
 @lru_cache(maxsize=1 << 14)
 def claim_of(path: str) -> Claim | None:
-    """What the name at the end of a path says; None: no LMS made it. A year or a number of somebody's own makes none.
+    """Return the claim in the last part of a path, or None if no LMS made the name.
 
-    The name is given in NFC: macOS and zips spell an umlaut in two ways.
+    Years and students' own numbers don't count.
+
+    The name is in NFC, because macOS and zips spell umlauts differently.
     """
     name = unicodedata.normalize("NFC", PurePosixPath(path).name)
     if match := _MOODLE.match(name):
@@ -60,25 +63,25 @@ def claim_of(path: str) -> Claim | None:
 
 
 def moodle_id(name: str) -> str:
-    """The participant number, or a group's id, in a name that Moodle made; "" if it is none."""
+    """Return the participant number or group id in a name that Moodle made, or ""."""
     claim = claim_of(name)
     return claim.number if claim and claim.product == "moodle" else ""
 
 
 def student_id(name: str) -> str:
-    """Canvas's user id or Moodle's participant number; "" if the name holds neither."""
+    """Return Canvas's user id or Moodle's participant number, or "" if the name holds neither."""
     claim = claim_of(name)
     return claim.number if claim else ""
 
 
 def is_late(name: str) -> bool:
-    """Whether Canvas marked it as late."""
+    """Whether Canvas marked the submission as late."""
     claim = claim_of(name)
     return claim is not None and claim.is_late
 
 
 def same_student(name: str) -> str:
-    """What two submissions of one student have in common; a name of its own kind where nothing is known."""
+    """Return a key that all submissions of one student share. Without a claim, copies of one file share a key."""
     if claim := claim_of(name):
         return claim.key
     path = PurePosixPath(unicodedata.normalize("NFC", name))
@@ -87,6 +90,6 @@ def same_student(name: str) -> str:
 
 
 def age(name: str) -> tuple[int, int, str]:
-    """Sorts one student's submissions, the latest last."""
+    """Return a sort key that puts one student's latest submission last."""
     claim, match = claim_of(name), _COPY.match(PurePosixPath(name).stem)
     return claim.attachment if claim else 0, int(match["number"]) if match else 0, name

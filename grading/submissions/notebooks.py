@@ -1,7 +1,7 @@
-"""A Jupyter notebook (nbformat 3 or 4) as parts: code, text and text outputs, in the order of its cells.
+"""Reads a Jupyter notebook (nbformat 3 or 4) into parts: code, text and text outputs, in the order of its cells.
 
-Read as plain JSON, so that a notebook that some tool left slightly wrong is still read. Notebook and cell metadata
-never enter a part: authors' names live there. Pictures are left out and counted.
+It is parsed as plain JSON, so that a notebook with small errors can still be read. Notebook and cell metadata never
+become part of the text, because they hold authors' names. Pictures are left out and counted.
 """
 
 import html
@@ -20,7 +20,7 @@ from grading.submissions.submission import PartKind, Submission, SubmissionPart
 from grading.submissions.visible import visible_text
 from producers.words import plural
 
-# Fixed names, because what a notebook says of its kernel is the student's text.
+# Only these names are used, because a notebook's own name for its kernel is the student's text.
 _LANGUAGES = {
     "r": "R",
     "ir": "R",
@@ -50,24 +50,27 @@ _V3_MIME = {
 _V3_OUTPUT = {"pyout": "execute_result", "pyerr": "error"}
 _PICTURES = ("image/", "application/pdf", "application/vnd.plotly", "application/vnd.vega")
 _WIDGET = "application/vnd.jupyter.widget"
-_OBJECT = re.compile(r"<[^<>\n]{1,200}>")  # what Python prints if only the HTML version says something
+_OBJECT = re.compile(r"<[^<>\n]{1,200}>")  # what Python prints if only the HTML form has content
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,1000}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _DATA_URI = re.compile(r"data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,[A-Za-z0-9+/=%]*")
 _ANY_TAG = re.compile(r"<[!?/]?[A-Za-z][^<>]*>|<!?--|<[!/A-Za-z][^<>]*\Z")
 _SPACE = re.compile(r"\s+")
-_LONG_REFERENCE = re.compile(r"&#[0-9]{9,};?")  # no character, and from some length on no number for Python
+_LONG_REFERENCE = re.compile(
+    r"&#[0-9]{9,};?"
+)  # too long for a valid character, and Python refuses to convert very long numbers
 _CELL_END = re.compile(r"</t[dh]\b[^<>]*>", re.IGNORECASE)
 _BREAK = re.compile(
     r"</?(?:br|p|div|tr|table|thead|tbody|ul|ol|li|dl|dt|dd|pre|h[1-6]|hr|caption)\b[^<>]*>", re.IGNORECASE
 )
-# What is scanned of anybody's notebook: prompts hold far less, and every later step walks over all of it.
+# Limits on what is read of one notebook. Prompts hold far less, and every later step goes through all of it.
 _MAX_BYTES = 16 * MIB  # without pictures
 _MAX_STRINGS, _MAX_VALUES, _MAX_NESTS = 600_000, 600_000, 200_000
-_MAX_SCANNED, _MAX_PART = 4 * MIB, 720_000  # characters of each kind, and of one part, before they are cleaned
+_MAX_SCANNED, _MAX_PART = 4 * MIB, 720_000  # limits on the characters of each kind, and of one part, before cleaning
 _MAX_MARKUP = MIB // 2
-_MAX_MARKS = 30  # on one letter: Unicode's own bound; sorting a long run takes time by its square
-# Possessive: a string of 60 MiB must not leave a step back for each of its escapes.
+# Limit for marks on one letter (Unicode's own limit), because the time to sort a long run grows with its square.
+_MAX_MARKS = 30
+# Possessive quantifiers, so that a string of 60 MiB does not store a backtracking point for each escape.
 _IN_STRING = rb'[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _PICTURE = re.compile(rb'("(?:image/[a-z.+-]{1,40}|application/pdf|png|jpeg)"\s{0,9}:\s{0,9}")' + _IN_STRING)
 _STRING = re.compile(b'"' + _IN_STRING)
@@ -77,7 +80,7 @@ _DRAWING = re.compile(r"<svg\b", re.IGNORECASE)
 
 
 def read_notebook(text: str) -> Submission:
-    """The parts of a notebook. Raises Unreadable if it is not valid JSON, or JSON that is no notebook."""
+    """Read the parts of a notebook. Raises Unreadable if it is not valid JSON, or is not a notebook."""
     notebook = _load_json(text)
     cells = _cells(notebook)
     reader = _NotebookReader(counts_runs=any(as_dict(cell).get("execution_count") is not None for cell in cells))
@@ -87,9 +90,9 @@ def read_notebook(text: str) -> Submission:
 
 
 def pictures_in(text: str) -> Iterator[tuple[str, Any]]:
-    """The location of each PNG and JPEG of a notebook, as a part has it, and what stands there: base64, unchecked.
+    """Yield the location of each PNG and JPEG of a notebook, and its unchecked base64.
 
-    Raises Unreadable, as `read_notebook`.
+    The location has the form of a part's location. Raises Unreadable, as `read_notebook`.
     """
     for number, cell in enumerate(_cells(_load_json(text)), 1):
         location = f"cell {number}"
@@ -99,26 +102,27 @@ def pictures_in(text: str) -> Iterator[tuple[str, Any]]:
             (_of_output(location, index, outputs), as_dict(output.get("data")))
             for index, output in enumerate(outputs, 1)
         ]
-        for place, forms in (*attachment_forms, *output_forms):  # several forms of one output are one picture
+        # several forms of one output are the same picture, so only one is taken
+        for place, forms in (*attachment_forms, *output_forms):
             if kind := next((kind for kind in ("image/png", "image/jpeg") if kind in forms), ""):
                 yield place, forms[kind]
 
 
 def cells_of(text: str) -> list[dict[str, Any]]:
-    """The cells of a notebook that are objects, as nbformat 4 has them. Raises Unreadable, as `read_notebook`."""
+    """Return the cells that are JSON objects, in the form of nbformat 4. Raises Unreadable, as `read_notebook`."""
     return [cell for cell in _cells(_load_json(text)) if isinstance(cell, dict)]
 
 
 def slim_notebook(data: bytes, placeholder_for: Callable[[bytes], bytes] = lambda _: b"") -> bytes:
-    """The file with `placeholder_for(base64)` instead of each picture's base64.
+    """Replace each picture's base64 in the file by `placeholder_for(base64)`.
 
-    Raises Unreadable if what is left would take seconds and gigabytes to read.
+    Raises Unreadable if what remains would take seconds and gigabytes to read.
     """
     data = _PICTURE.sub(lambda match: match[1] + placeholder_for(match[0][len(match[1]) : -1]) + b'"', data)
     too_many = Unreadable("it holds too many values for a notebook; clear its outputs and hand it in again")
     if data.count(b'"') > 2 * _MAX_STRINGS:
         raise too_many
-    if len(data) > _MAX_BYTES:  # charts bring a library of megabytes along, as one string
+    if len(data) > _MAX_BYTES:  # interactive charts contain a JavaScript library of megabytes as one string
         data = _STRING.sub(lambda match: match[0] if len(match[0]) < MIB else _LEFT_OUT, data)
     if len(data) > _MAX_BYTES:
         raise Unreadable(
@@ -131,12 +135,12 @@ def slim_notebook(data: bytes, placeholder_for: Callable[[bytes], bytes] = lambd
 
 
 def language_name(name: object) -> str:
-    """`R`, `Python`, `SQL`, … for what a kernel or a code chunk calls its language; "" if it is none we know."""
+    """Return the name of a kernel's or code chunk's language, such as `R`, `Python` or `SQL`; "" if it is unknown."""
     return _LANGUAGES.get(name.strip().lower().rstrip("0123456789."), "") if isinstance(name, str) else ""
 
 
 def clean_source(text: str) -> tuple[str, int]:
-    """Code or prose that is safe to send on, and the number of inline base64 pictures taken out of it."""
+    """Make code or prose safe to send on. Returns it with the number of inline base64 pictures that were removed."""
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n").replace("\v", "\n")
     text, images = _DATA_URI.subn("[image left out]", text)
     text = text if text.isascii() else _long_marks().sub(r"\1", text)
@@ -145,13 +149,13 @@ def clean_source(text: str) -> tuple[str, int]:
 
 @cache
 def _long_marks() -> re.Pattern[str]:
-    """A run of combining marks that is longer than any letter needs."""
+    """Return a pattern that matches runs of combining marks longer than any letter needs."""
     marks = "".join(chr(code) for code in range(0x300, 0x1F000) if unicodedata.combining(chr(code)))
     return re.compile(f"([{marks}]{{{_MAX_MARKS}}})[{marks}]+")
 
 
 def water_level(sizes: Sequence[int], budget: int) -> int:
-    """The largest share such that the sum of min(size, share) is within the budget."""
+    """Return the largest share for which the sum of min(size, share) is within the budget."""
     remaining_budget = budget
     for index, size in enumerate(sorted(sizes)):
         share = remaining_budget // (len(sizes) - index)
@@ -162,7 +166,7 @@ def water_level(sizes: Sequence[int], budget: int) -> int:
 
 
 def shorten(text: str, max_chars: int) -> str:
-    """Beginning and end of a text of more than `max_chars` characters, around a line that says so."""
+    """Cut a text to its beginning and end if it has more than `max_chars` characters. A line between them says so."""
     if len(text) <= max_chars:
         return text
     head, tail = max_chars * 3 // 5, len(text) - max_chars * 2 // 5
@@ -170,7 +174,10 @@ def shorten(text: str, max_chars: int) -> str:
 
 
 def clean_output(text: str) -> tuple[str, int]:
-    """Output as a terminal would show it: no ANSI codes, and of a line that was overwritten only the last state."""
+    """Return output as a terminal would show it, without ANSI codes.
+
+    Of a line that was overwritten, only the last state is kept.
+    """
     text = _ANSI.sub("", text)
     if "\r" in text:
         text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
@@ -178,7 +185,7 @@ def clean_output(text: str) -> tuple[str, int]:
 
 
 def without_header(text: str) -> str:
-    """Prose without its leading YAML header, where R Markdown and Quarto keep the author's name."""
+    """Remove a leading YAML header, where R Markdown and Quarto keep the author's name."""
     first_line, *lines = text.lstrip("\ufeff \n").split("\n")
     end = next((index for index, line in enumerate(lines) if line.rstrip() in ("---", "...")), -1)
     return "\n".join(lines[end + 1 :]) if first_line.rstrip() == "---" and end >= 0 else text
@@ -191,15 +198,15 @@ def _load_json(text: str) -> dict[str, Any]:
         raise Unreadable("it is nested too deeply to be a notebook; save it again in Jupyter") from None
     except json.JSONDecodeError as error:
         raise Unreadable(f"not valid JSON: {error}; save it again in Jupyter") from None
-    except ValueError:  # a number of more digits than Python converts
-        raise Unreadable("not a notebook: it holds a number of thousands of digits") from None
+    except ValueError:  # a number has more digits than Python converts
+        raise Unreadable("not a notebook: it holds a number with thousands of digits") from None
     if not isinstance(notebook, dict):
         raise Unreadable("not a notebook: its JSON is not an object")
     return notebook
 
 
 def _cells(notebook: Mapping[str, Any]) -> list[Any]:
-    """The cells, in nbformat 4's shape."""
+    """Return the cells in the form of nbformat 4."""
     cells, sheets = notebook.get("cells"), notebook.get("worksheets")
     if isinstance(cells, list):
         return cells
@@ -230,19 +237,19 @@ def _output_from_v3(output: Any) -> Any:
 
 @dataclass(slots=True)
 class _NotebookReader:
-    """Collects parts and counts over one notebook."""
+    """Collects the parts and counts of one notebook."""
 
     parts: list[SubmissionPart] = field(default_factory=list)
     images: int = 0
     never_run: int = 0
-    counts_runs: bool = False  # whether any cell has a number that its run got
+    counts_runs: bool = False  # whether any cell has an execution count
     failed_cells: int = 0
     unknown_cells: int = 0
     language: str = ""  # language of the first code cell that names one (nbformat 3)
     markup: int = _MAX_MARKUP  # characters of HTML that may still be read
     scanned_chars: Counter[PartKind] = field(default_factory=Counter)
-    hidden_tests: list[str] = field(default_factory=list)  # where they were left out
-    doubtful: list[str] = field(default_factory=list)  # those of them that nbgrader did not mark
+    hidden_tests: list[str] = field(default_factory=list)  # locations of hidden tests that were left out
+    doubtful: list[str] = field(default_factory=list)  # locations of hidden tests that nbgrader did not mark
 
     def submission(self, notebook: Mapping[str, Any]) -> Submission:
         metadata = as_dict(notebook.get("metadata"))
@@ -287,7 +294,7 @@ class _NotebookReader:
 
     def _code(self, location: str, cell: Mapping[str, Any]) -> None:
         source, is_given_cell = self._source(location, cell)
-        has_hidden_tests = location in self.hidden_tests  # an error's trace would show them
+        has_hidden_tests = location in self.hidden_tests  # the traceback of an error would show the hidden tests
         outputs = [] if has_hidden_tests else _merge_streams(as_list(cell.get("outputs")))
         self.language = self.language or language_name(cell.get("language"))
         self.never_run += bool(source.strip()) and cell.get("execution_count") is None and not outputs
@@ -298,7 +305,7 @@ class _NotebookReader:
             self._add("output", self._output(output), _of_output(location, index, outputs), has_no_run=has_no_run)
 
     def _source(self, location: str, cell: Mapping[str, Any]) -> tuple[str, bool]:
-        """A cell's text without hidden tests, and whether the student was given it like that."""
+        """Return a cell's text without hidden tests, and whether the student was given it in this form."""
         source = join_lines(cell.get("source"))
         visible_source = without_hidden_tests(cell["cell_type"], source)
         if visible_source != source:
@@ -316,7 +323,7 @@ class _NotebookReader:
         return self._data(as_dict(output.get("data")))
 
     def _data(self, data: Mapping[str, Any]) -> str:
-        """The text of one result that comes in several forms. A plot in three formats is one picture."""
+        """Return the text of one result that comes in several forms. A plot in three formats counts as one picture."""
         if any(mime.startswith(_WIDGET) for mime in data):
             return ""
         plain, markup = join_lines(data.get("text/plain")), join_lines(data.get("text/html"))
@@ -344,7 +351,7 @@ def _of_output(location: str, index: int, outputs: Sequence[Any]) -> str:
 
 
 def _merge_streams(outputs: list[Any]) -> list[dict[str, Any]]:
-    """Outputs with neighbouring pieces of one stream joined: kernels send a line or less at a time."""
+    """Join neighbouring pieces of one output stream: kernels send a line or less at a time."""
     result: list[dict[str, Any]] = []
     pieces: list[str] = []
     for output in outputs:
@@ -362,25 +369,29 @@ def _merge_streams(outputs: list[Any]) -> list[dict[str, Any]]:
 
 
 def join_lines(value: Any) -> str:
-    """nbformat's multi-line string: one string, or a list of them."""
+    """Join nbformat's multi-line string, which is one string or a list of them."""
     if isinstance(value, str):
         return value
     return "".join(line for line in value if isinstance(line, str)) if isinstance(value, list) else ""
 
 
 def as_dict(value: Any) -> dict[str, Any]:
-    """A value of somebody's JSON if it is an object, else an empty one."""
+    """Return a JSON value if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def as_list(value: Any) -> list[Any]:
-    """The same for a list."""
+    """Return a JSON value if it is a list, else an empty one."""
     return value if isinstance(value, list) else []
 
 
 def html_to_text(markup: str) -> tuple[str, int]:
-    """The text of HTML that a browser shows, one line per table row or block, and the number of pictures in it."""
-    markup = _PICTURE_TAG.sub(r"<\1>", markup)  # its alternative text hides words, and not the picture
+    """Return the text of HTML that a browser shows, and the number of pictures.
+
+    There is one line for each table row or block.
+    """
+    # keep the tag, so that the picture counts, but drop its alternative text, which is not shown
+    markup = _PICTURE_TAG.sub(r"<\1>", markup)
     shown = visible_text(markup, "html").shown(markup, with_markup=True)
     text = _ANY_TAG.sub("", _BREAK.sub("\n", _CELL_END.sub(" | ", _SPACE.sub(" ", shown))))
     lines = html.unescape(_LONG_REFERENCE.sub("\ufffd", text)).split("\n")

@@ -1,8 +1,9 @@
-"""Students' submissions: a folder, a zip or one file, read into parts.
+"""Reads students' submissions from a folder, a zip or one file into parts.
 
-Each top-level file is a submission; each top-level subfolder or zip is one, made of its readable files. What is wrong
-with one submission is its `problem`, and the rest of the class goes on. Only `Submission.name` may identify a student:
-parts, notes and problems never hold a file's name, and R Markdown headers and notebook metadata are left out.
+Each top-level file is a submission, and so is each top-level subfolder or zip, made of its readable files. If something
+is wrong with one submission, its `problem` says so, and the rest of the class is read. Only `Submission.name` may
+identify a student: parts, notes and problems never contain a file's name. R Markdown headers and notebook metadata are
+left out.
 """
 
 import hashlib
@@ -57,37 +58,41 @@ __all__ = [
 
 _CHUNK_START = re.compile(r"[\t >]*`{3,}\s*\{([A-Za-z]\w*).*\}\s*$")
 _CHUNK_END = re.compile(r"[\t >]*`{3,}\s*$")
-# What is kept of one submission, beyond any prompt: every later step walks over all of it.
+# Limits on the characters kept of one submission. No prompt needs more, and every later step goes through all of them.
 _MAX_CHARS: dict[PartKind, int] = {"code": 150_000, "text": 150_000, "output": 720_000}
 _MAX_PARTS = 10_000
 _VERY_LONG = "very long"
-_MAX_TEXT_BYTES = MIB // 2  # in one file that is not a notebook
-MAX_FOLDER_BYTES = 4 * MIB  # in all of a student's such files; notebooks count a quarter, documents a sixteenth
+_MAX_TEXT_BYTES = MIB // 2  # Limit for one file that is not a notebook.
+# Limit for all of a student's files together; notebooks count a quarter, documents a sixteenth.
+MAX_FOLDER_BYTES = 4 * MIB
 _DATA_URI = re.compile(rb"(data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,)[A-Za-z0-9+/=%]*")
-# The first line of each version of the specification (git-lfs/git-lfs, docs/spec.md).
+# The first line in each version of the specification (git-lfs/git-lfs, docs/spec.md).
 _LFS_POINTER = (b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/")
-# An address alone, bare or as Markdown's link.
+# A text that is only an address, bare or as a Markdown link.
 _ONLY_LINK = re.compile(r"(?:\[[^\]\n]{0,300}\]\()?<?((?:https?://|www\.)[^\s<>]{1,2000}?)>?\)?", re.IGNORECASE)
-# Canvas's page for an address (canvas-lms, app/views/assignments/redirect_page.html.erb) leads there.
+# Canvas hands in an address as a page that redirects to it (canvas-lms, app/views/assignments/redirect_page.html.erb).
 _REDIRECT = re.compile(
     r"""<meta\s{1,9}http-equiv=["']?refresh["']?\s{1,9}content=["']?\d{1,9};\s{0,9}url=([^"'<>\s]+)""", re.IGNORECASE
 )
-# Its page for a text (text_entry_page.html.erb) has assignment and author as title and as heading; the text follows.
+# Canvas's page for a typed text (text_entry_page.html.erb) repeats assignment and author in title and heading.
 _PAGE_HEADING = re.compile(r"<title>(.{0,999}?)</title>\s*</head>\s*<body>\s*<h1>\1</h1>")
-# Beside work that is read these are only remarked on: pictures, and what projects are made of. Of others a person is
-# asked whether they hold work.
+# Types of file that hold no answer: pictures, and the usual files of a project. If other work was read, they get only a
+# note. For other unreadable files, a person is asked whether they hold work.
 _NO_ANSWER = frozenset(
     {".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".ico", ".css", ".rproj"}
     | {".lock", ".toml", ".yml", ".yaml", ".cfg", ".ini", ".bib", ".log", "license", "makefile", "dockerfile"}
 )
-_TINY_BYTES = 100  # equal files smaller than this mean nothing
-_MOODLE_FOLDER = "_assignsubmission_"  # in the name of each student's folder
+_TINY_BYTES = 100  # equal files smaller than this prove nothing
+_MOODLE_FOLDER = "_assignsubmission_"  # part of the name of each student's folder
 
 
 def inputs_inside(folder: Path, input_files: Mapping[str, Path | None]) -> dict[str, str]:
-    """Files in the submissions' folder that are given for something else: what for, by their places there."""
+    """Return the input files inside the submissions' folder.
+
+    The keys are their paths there, the values their purposes, such as "the rubric".
+    """
     root = folder.resolve()
-    if not os.path.isdir(root):  # one file that is named, or a zip, holds what was meant
+    if not os.path.isdir(root):  # a single file or a zip is read as it is
         return {}
     places = (
         (purpose, file.parent.resolve() / file.name, file.resolve()) for purpose, file in input_files.items() if file
@@ -102,12 +107,12 @@ def inputs_inside(folder: Path, input_files: Mapping[str, Path | None]) -> dict[
 
 
 def check_apart(folder: Path, results: Path, option: str = "--out") -> None:
-    """Raises SubmissionError if what is written to `results` would be read with the submissions."""
+    """Raise SubmissionError if files written to `results` would later be read as submissions."""
     root, place = folder.resolve(), results.resolve()
     if os.path.isdir(root) and root in (place, *place.parents):
         raise SubmissionError(
-            f"{printable_path(results)} {'is' if place == root else 'lies in'} the submissions' folder, and the next "
-            f"run would take the results for submissions: name a folder elsewhere with {option}"
+            f"{printable_path(results)} {('is' if place == root else 'lies in')} the submissions' folder, so "
+            f"the next run would read the results as submissions: name a folder elsewhere with {option}"
         )
 
 
@@ -119,22 +124,23 @@ def read_submissions(
     excluded_paths: Container[str] = (),
     student_of: Callable[[str], str] = same_student,
 ) -> list[Submission]:
-    """The submissions in a folder or zip, or the one in a file, sorted by name.
+    """Read the submissions in a folder or zip, or the one in a file, sorted by name.
 
-    A zip that holds nothing but one folder, with two or more files of one kind or subfolders in it, is read as that
-    folder: file managers make such zips of a class, and taking a class for one student would be worse than the reverse.
+    A zip that holds nothing but one folder is read as that folder, if it contains two or more subfolders or files of
+    one kind. File managers make such zips of a class, and reading a class as one student would be worse than the
+    reverse.
 
     Args:
         path: a folder, a .zip, or one file.
         names: file names, names without suffix, or Canvas user ids; () for all.
-        limit: at most so many, the first by name; 0 for all.
-        lenient: a name in `names` that matches nothing is no error.
-        excluded_paths: places of files in the folder that are no submissions.
-        student_of: as in `resolve`.
+        limit: read only this many, the first by name; 0 for all.
+        lenient: don't raise if a name in `names` matches nothing.
+        excluded_paths: paths of files in the folder that are not submissions.
+        student_of: see `resolve`.
 
     Raises:
-        SubmissionError: nothing there is of a kind that can be read, the zip is damaged or expands to too much, or a
-            name in `names` matches nothing.
+        SubmissionError: there is nothing of a readable kind, the zip is damaged or expands to too much, or a name in
+            `names` matches nothing.
     """
     with _selected_groups(path, names, limit, lenient, excluded_paths, student_of) as groups:
         return [_with_notes(group, _read_group(group)) for group in groups]
@@ -148,28 +154,31 @@ def list_submissions(
     excluded_paths: Container[str] = (),
     student_of: Callable[[str], str] = same_student,
 ) -> list[str]:
-    """The names of those that `read_submissions` would read. Raises as it does; no file is read for it."""
+    """Return the names of the submissions that `read_submissions` would read, without reading files.
+
+    Raises as it does.
+    """
     with _selected_groups(path, names, limit, lenient, excluded_paths, student_of) as groups:
         return [group.name for group in groups]
 
 
 def read_document(path: Path) -> Submission:
-    """A solution or template: one file. Raises SubmissionError if it can't be read."""
+    """Read a solution or template from one file. Raises SubmissionError if it can't be read."""
     if os.path.isdir(path) or path.suffix.lower() == ".zip":
-        raise SubmissionError(f"{printable_path(path)}: name one file, not a folder or zip")
+        raise SubmissionError(f"{printable_path(path)} is a folder or zip: name one file")
     document = read_submissions(path)[0]
     if document.problem:
         raise SubmissionError(f"{printable_path(path)} can't be read: {document.problem}")
     if cut := next((note for note in document.notes if note.startswith(_VERY_LONG)), ""):
-        raise SubmissionError(f"{printable_path(path)} is too much for every prompt of the class: {cut}")
+        raise SubmissionError(f"{printable_path(path)} is too long to be in every prompt of the class: {cut}")
     return document
 
 
 def notebooks_of(path: Path, name: str) -> Iterator[tuple[str, bytes]]:
-    """The notebooks of the submission that `read_submissions(path)` calls by this name, as they are.
+    """Yield the notebooks, as bytes, of the submission that has this name in `read_submissions(path)`.
 
-    Each with what stands before "cell 1" in the places of its parts. Raises SubmissionError if the path can't be read;
-    a notebook that can't be is left out.
+    Each comes with the text that precedes "cell 1" in the locations of its parts. Raises SubmissionError if the path
+    can't be read. Unreadable notebooks are left out.
     """
     with open_entries(path) as entries:
         groups = _groups(path, entries)
@@ -202,21 +211,22 @@ def _selected_groups(
     excluded_paths: Container[str],
     student_of: Callable[[str], str],
 ) -> Iterator[list[FileGroup]]:
-    """As `read_submissions` has it; the groups' files can be read until it is left."""
+    """Select groups of files as `read_submissions` describes. The files can be read until the context ends."""
     if limit < 0:
         raise SubmissionError(f"limit must be 0 (all) or more, not {limit}")
     with open_entries(path) as all_entries:
         groups = _groups(path, [entry for entry in all_entries if entry.path not in excluded_paths], student_of)
         if not any(_readable(group) for group in groups):
             raise SubmissionError(
-                f"{printable_path(path)} holds no submission that can be read; these kinds are: {', '.join(_READERS)}"
+                f"{printable_path(path)} holds no submission of a readable kind; these kinds can be read: "
+                f"{', '.join(_READERS)}"
             )
         selected_groups = _select_groups(groups, names, path, lenient)
         yield selected_groups[:limit] if limit else selected_groups
 
 
 def _with_notes(group: FileGroup, submission: Submission) -> Submission:
-    """With what its name and its student's other files say."""
+    """Add the notes that follow from the submission's name, and from the student's other files."""
     notes = ["handed in late"] if is_late(group.name) else []
     if group.extra_files:
         notes.append(f"graded with {plural(group.extra_files, 'more file')} of the same student")
@@ -233,7 +243,7 @@ def _with_notes(group: FileGroup, submission: Submission) -> Submission:
 
 
 def _read_group(group: FileGroup) -> Submission:
-    """One submission; what is wrong with it is its problem."""
+    """Read one submission. If something is wrong with it, its `problem` says so."""
     try:
         group.check()
         submission = _read_files(group)
@@ -248,7 +258,10 @@ def _read_group(group: FileGroup) -> Submission:
 
 
 def _bound_parts(parts: tuple[SubmissionPart, ...]) -> tuple[tuple[SubmissionPart, ...], list[str]]:
-    """Parts within bounds, and what an instructor should know of it. Small parts stay whole, giants are cut first."""
+    """Limit the number and size of parts. Also returns notes for the instructor.
+
+    Small parts stay whole; the largest are cut.
+    """
     notes = [f"only its first {_MAX_PARTS:,} of {len(parts):,} parts are read"] if len(parts) > _MAX_PARTS else []
     bounded_parts = parts[:_MAX_PARTS]
     for kind, max_chars in _MAX_CHARS.items():
@@ -263,7 +276,7 @@ def _bound_parts(parts: tuple[SubmissionPart, ...]) -> tuple[tuple[SubmissionPar
 
 
 def _wrapper(entries: Iterable[ArchiveEntry]) -> str:
-    """The one folder, with a slash, that holds a whole class's work in a zip; "" if there is none."""
+    """Return the folder, with a slash, if a zip holds a whole class inside one folder; else ""."""
     paths = [entry.path + "/" * entry.is_folder for entry in entries if "/" in entry.path or not entry.problem]
     tops = {path.partition("/")[0] if "/" in path else "" for path in paths}
     top = tops.pop() if len(tops) == 1 else ""
@@ -303,14 +316,14 @@ def _suffix(path: str) -> str:
 
 
 def _load_entry(entry: ArchiveEntry) -> bytes:
-    """The file as it is. Raises Unreadable."""
+    """Return the content of a file. Raises Unreadable."""
     if entry.problem:
         raise Unreadable(entry.problem)
     return entry.load()
 
 
 def _kind(path: str, data: bytes) -> str:
-    """The suffix by which a file is read. Browsers and editors append .txt, as in notebook.ipynb.txt."""
+    """Return the suffix that decides how a file is read. Browsers and editors append .txt, as in notebook.ipynb.txt."""
     suffix = _suffix(path)
     if suffix != ".txt":
         return suffix
@@ -323,7 +336,7 @@ def _kind(path: str, data: bytes) -> str:
 def _parse(data: bytes, cut: str, path: str, suffix: str) -> Submission:
     """Raises Unreadable."""
     if data.startswith(_LFS_POINTER):
-        raise Unreadable("it is a Git LFS pointer, not the file that it stands for; hand in the file itself")
+        raise Unreadable("it is a Git LFS pointer instead of the file; hand in the file itself")
     text, note, doubt = (data, "", "") if suffix in _BINARY else decode_text(data)
     if suffix == ".ipynb" and _has_conflict(str(text)):
         raise Unreadable("it holds an unresolved merge conflict; resolve it and hand it in again")
@@ -343,14 +356,14 @@ def _parse(data: bytes, cut: str, path: str, suffix: str) -> Submission:
 
 
 def _has_conflict(text: str) -> bool:
-    """Whether git's three marks stand in it, in their order, each at the beginning of a line."""
+    """Whether git's three conflict marks are in the text, in order, each at the beginning of a line."""
     start = re.search("^<<<<<<< ", text, re.MULTILINE)
     middle = text.find("\n=======", start.end()) if start else -1
     return middle >= 0 and text.find("\n>>>>>>> ", middle) >= 0
 
 
 def _slim(data: bytes, suffix: str) -> tuple[bytes, str]:
-    """The file as far as it is read, and a note if that is not all of it. Raises Unreadable."""
+    """Cut a file to the size that is read, and return a note if it was cut. Raises Unreadable."""
     if suffix == ".ipynb":
         return slim_notebook(data), ""
     if suffix in _BINARY:
@@ -359,7 +372,7 @@ def _slim(data: bytes, suffix: str) -> tuple[bytes, str]:
     if len(short) <= _MAX_TEXT_BYTES and len(data) <= 8 * _MAX_TEXT_BYTES:
         return short, ""
     end = min(len(short), _MAX_TEXT_BYTES)
-    # Not in the middle of a character.
+    # Move back to the beginning of a UTF-8 character.
     end = next((end - offset for offset in (1, 2, 3) if short[end - offset] >= 0xC0), end)
     return short[:end], f"{_VERY_LONG}: only its first {end >> 10:,} KiB are read"
 
@@ -371,7 +384,7 @@ def _kind_of(path: str) -> str:
 
 
 def _read_files(group: FileGroup) -> Submission:
-    """Its readable files as one submission. Raises Unreadable if not one of them could be read."""
+    """Read a group's files as one submission. Raises Unreadable if none of them can be read."""
     for entry in group.entries:
         if entry.problem and (entry.is_folder or not group.is_folder):
             raise Unreadable(entry.problem)
@@ -406,7 +419,10 @@ def _read_files(group: FileGroup) -> Submission:
 
 
 def _labels(files: list[ArchiveEntry]) -> list[str]:
-    """Numbers in order of name instead of names: students put their own into them."""
+    """Return a number for each file, in order of name.
+
+    File names are not shown, because students put their own names in them.
+    """
     numbered = [f"file {number} ({_suffix(entry.path)})" for number, entry in enumerate(files, 1)]
     return [""] if len(files) == 1 else numbered
 
@@ -416,7 +432,10 @@ def _with_label(label: str, text: str, separator: str) -> str:
 
 
 def _read_all(entries: list[ArchiveEntry], labels: list[str]) -> tuple[list[tuple[str, Submission]], list[str]]:
-    """What each holds, and problems of the others. Raises Unreadable if it is too much for one submission."""
+    """Read files. Returns their content, and the problems of unreadable ones.
+
+    Raises Unreadable if they are too much together.
+    """
     files, problems, bytes_read, bytes_scanned = [], [], 0, 0
     for label, entry in zip(labels, entries, strict=True):
         try:
@@ -438,22 +457,27 @@ def _read_all(entries: list[ArchiveEntry], labels: list[str]) -> tuple[list[tupl
 
 
 def _readable(group: FileGroup) -> list[ArchiveEntry]:
-    """Files of a kind that can be read, sorted by path."""
+    """Return the files of a readable kind, sorted by path."""
     work = (entry for entry in group.entries if not entry.is_folder and not entry.ignored_kind)
     return sorted((entry for entry in work if _suffix(entry.path) in _READERS), key=lambda entry: entry.path)
 
 
 def _readability(group: FileGroup) -> int:
-    """2 for text, 1 for documents alone, which are read only where an extra is installed, and 0 if nothing is read.
+    """Rank a group by what can be read of it.
 
-    The extra must not change a submission's name: its row and its jobs' ids go by it.
+    The rank is 2 if it has text files, 1 if it has only documents, which need an extra, and 0 if nothing can be read.
+    It must not depend on whether the extra is installed: it decides the submission's name, which identifies its row and
+    jobs.
     """
     suffixes = {_suffix(entry.path) for entry in _readable(group)}
     return bool(suffixes) + bool(suffixes.difference(_BINARY))
 
 
 def _skipped_files(group: FileGroup) -> list[list[str]]:
-    """Notes on the files that are not read, one a kind: those that hold no answer, and those that may."""
+    """Return notes on files that are not read, one for each kind.
+
+    The first list is about files that hold no answer, the second about files that may.
+    """
     counts: list[Counter[str]] = [Counter(), Counter()]
     for entry in group.entries:
         if not (entry.is_folder or entry.ignored_kind or _suffix(entry.path) in _READERS):
@@ -463,7 +487,7 @@ def _skipped_files(group: FileGroup) -> list[list[str]]:
 
 
 def _main_language(files: Iterable[Submission]) -> str:
-    """The language with most code."""
+    """Return the language with the most code."""
     sizes: Counter[str] = Counter()
     for file in files:
         sizes[file.language] += sum(len(part.text) for part in file.parts if part.kind == "code")
@@ -471,7 +495,7 @@ def _main_language(files: Iterable[Submission]) -> str:
 
 
 def _largest(sizes: Mapping[str, int]) -> str:
-    """The name with the largest size, of several the first; "" if there is none."""
+    """Return the name with the largest size, the first of several; "" if there is none."""
     return max(sorted(filter(None, sizes)), key=sizes.__getitem__, default="")
 
 
@@ -496,9 +520,9 @@ def _prose(text: str, suffix: str) -> Submission:
 
 
 def _page(text: str, _suffix: str) -> Submission:
-    """What was typed into the LMS's own editor, or the address that was given to it."""
+    """Read what a student typed into the LMS's editor, or the address that was entered there."""
     if redirect := _REDIRECT.search(text):
-        return text_document(redirect[1])  # Canvas escapes nothing there
+        return text_document(redirect[1])  # Canvas does not escape the address
     markup = _PAGE_HEADING.sub("</head><body>", text)
     hidden_passages = visible_text(markup, "html").hidden_passages[:MAX_PASSAGES]
     doubts = tuple(f"hidden text left out: “{passage}”" for passage in hidden_passages)
@@ -506,7 +530,7 @@ def _page(text: str, _suffix: str) -> Submission:
 
 
 def _markdown_with_chunks(text: str, suffix: str) -> Submission:
-    """R Markdown and Quarto: executable chunks are code, everything between them is prose, the header is left out."""
+    """Read R Markdown or Quarto: executable chunks are code, the rest is prose, and the header is left out."""
     text, images = clean_source(text)
     chunks = list(_split_chunks(without_header(text)))
     parts: list[SubmissionPart] = []
@@ -524,7 +548,7 @@ def _markdown_with_chunks(text: str, suffix: str) -> Submission:
 
 
 def _split_chunks(text: str) -> Iterator[tuple[str | None, str]]:
-    """The chunks, each with its language, "" if it is none we know, and the prose between them with None."""
+    """Yield the chunks with their language ("" if unknown), and the prose between them with None."""
     language: str | None = None
     lines: list[str] = []
     for line in text.split("\n"):
@@ -550,5 +574,5 @@ _READERS: dict[str, Callable[[Any, str], Submission]] = {
     ".docx": read_docx,
     ".pdf": read_pdf,
 }
-_BINARY = (".docx", ".pdf")  # their readers are given bytes
+_BINARY = (".docx", ".pdf")  # readers of these kinds get bytes instead of text
 READABLE = tuple(_READERS)

@@ -1,4 +1,4 @@
-"""A submission as the rest of the project has it: its parts, and what an instructor should know of them."""
+"""A submission as all other modules see it: its parts, and notes for the instructor."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,55 +10,57 @@ PartKind = Literal["code", "text", "output"]
 
 @dataclass(frozen=True, slots=True)
 class SubmissionPart:
-    """A piece of a submission. `location` is for people ("cell 3") and never holds a file's name."""
+    """A piece of a submission. `location` is for people ("cell 3") and never contains a file's name."""
 
     kind: PartKind
     text: str
     location: str
-    is_given_cell: bool = False  # its notebook calls it the teacher's, as the students were given it
-    holds_only_given_text: bool = False  # every line is among what the class was given
-    has_no_run: bool = False  # an output, where the notebook knows of no run that could have made it
+    is_given_cell: bool = False  # the notebook marks it as the teacher's, and it was not changed
+    holds_only_given_text: bool = False  # every line was given to the class
+    has_no_run: bool = False  # it is an output, but the notebook shows no run that could have made it
 
     @property
     def visible(self) -> VisibleText:
-        """The text that a reader of the rendered work sees."""
+        """The parts of the text that a reader of the rendered work sees."""
         return visible_text(self.text, self.kind)
 
     @property
     def seen_text(self) -> str:
-        """Its text without what no reader sees."""
+        """The text without what no reader sees."""
         return self.visible.shown(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One student's work, or a solution or template; while it is read, one of its files.
+    """One student's work, or a solution or template. While a submission is being read, also one of its files.
 
-    `parts` is empty if `problem` says why it can't be read.
-    `link` is the address, if there is nothing else: the work is there, and nobody has seen it.
+    `parts` is empty if `problem` says why it can't be read. `link` is an address, if nothing else was handed in: then
+    nobody has seen the work behind it.
     """
 
-    name: str  # relative to the folder or zip; may hold a student's name: stays with the producer, never in a queue
+    # path relative to the folder or zip; may hold a student's name, so it stays with the producer, never in a queue
+    name: str
     language: str  # "R", "Python", "SQL", …; "" if unknown
     parts: tuple[SubmissionPart, ...]
     images_left_out: int = 0
-    notes: tuple[str, ...] = ()  # what an instructor should know
+    notes: tuple[str, ...] = ()  # information for the instructor
     problem: str = ""
-    doubtful_notes: tuple[str, ...] = ()  # notes that a person must look at: work left out, or guessed
-    only_template: bool = False  # nothing was added to what the students were given
+    # those notes that a person must look at: work was left out, or something was guessed
+    doubtful_notes: tuple[str, ...] = ()
+    only_template: bool = False  # the student added nothing to what the class was given
     superseded_names: tuple[str, ...] = ()  # earlier copies of the same student's files, which are left out
     link: str = ""
-    ignored_kinds: tuple[str, ...] = ()  # kinds of files in it that are nobody's work, as `venv`: not read
-    file_digests: tuple[str, ...] = ()  # digests of its files that aren't tiny, to find equal ones
+    ignored_kinds: tuple[str, ...] = ()  # kinds of files that are nobody's work, such as `venv`, and were not read
+    file_digests: tuple[str, ...] = ()  # digests of all but tiny files, to find equal files
 
     @property
     def empty(self) -> bool:
-        """Whether it is readable but shows a reader no code or text that the student wrote."""
+        """Whether it is readable, but shows a reader no code or text that the student wrote."""
         return not self.problem and (
             self.only_template or all(part.kind == "output" or not part.seen_text.strip() for part in self.parts)
         )
 
     @property
     def is_gradable(self) -> bool:
-        """Whether there is something to ask a model about."""
+        """Whether there is work about which a model can be asked."""
         return not (self.problem or self.link or self.empty)

@@ -1,7 +1,7 @@
-"""Counting tokens without a tokenizer, on the safe side, and the same everywhere.
+"""Estimates tokens without a tokenizer: on the safe side, and the same on every machine.
 
-What is cut from a submission decides its prompt and so its job id. It must not depend on which machine happens to
-have the model's tokenizer; so cuts are measured with this estimate, and exact counts are only shown to people.
+What is cut from a submission decides its prompt and so its job id. This must not depend on which machine has the
+model's tokenizer. So cuts are measured with this estimate, and exact counts are only shown to people.
 """
 
 import math
@@ -9,12 +9,15 @@ import re
 
 _PIECES = re.compile(r"[^\W\d_]+|\d|[^\w\s]|_|\n+|[ \t]{2,}")
 
-# With byte-pair vocabularies a token has 4 to 5 letters of English, or 3 to 4 of code; 3 leaves room.
+# With byte-pair vocabularies a token has 4 to 5 letters of English, or 3 to 4 letters of code. 3 leaves a margin.
 LETTERS_PER_TOKEN = 3.0
 
 
 def estimate_tokens(text: str, letters_per_token: float = LETTERS_PER_TOKEN) -> int:
-    """About how many tokens a text is: letters by the run, digits and signs one each, other scripts by their bytes."""
+    """Estimate how many tokens a text has.
+
+    Letters count in runs, digits and signs count one token each, and other scripts count by their bytes.
+    """
     total = 0
     for match in _PIECES.finditer(text):
         piece = match.group()

@@ -1,9 +1,9 @@
-"""Cutting over-long submissions, visibly.
+"""Cuts submissions that are too long, and says so.
 
-A submission may hold an output of half a million characters. Each kind of part has a budget of tokens. Within a kind
-the budget is shared out by water-filling: every part gets the same share, and what small ones don't need goes to the
-others, so that many small parts survive and giants are cut first. A part that is cut keeps its beginning and its end
-around a line that says how much is missing. Nothing is cut without a `Cut` that reports it.
+A submission may hold an output of half a million characters. Each kind of part has a budget of tokens. Within a kind,
+the budget is shared by water-filling: every part gets the same share, and what small parts don't need goes to the
+others. So many small parts survive, and the largest are cut first. A part that is cut keeps its beginning and its end,
+around a line that says how much is missing. Every cut is reported as a `Cut`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,22 +16,22 @@ from grading.submissions.submission import PartKind, SubmissionPart
 
 Count = Callable[[str], int]
 
-_KINDS: tuple[PartKind, ...] = ("output", "text", "code")  # the order in which cuts are made and reported
-_HEAD_SHARE = 0.6  # share of the kept text taken from the beginning, which says what the part is
-_GOOD_FIT = 0.85  # share of the allowance used from which another try isn't worth it
+_KINDS: tuple[PartKind, ...] = ("output", "text", "code")  # cuts are made and reported in this order
+_HEAD_SHARE = 0.6  # share of the kept text that comes from the beginning, which says what the part is
+_GOOD_FIT = 0.85  # if at least this share of the allowance is used, another try isn't worth it
 _TRIES = 5
-_LINE_SHARE = 0.2  # a cut moves to the end of a line if that costs no more than this
+_LINE_SHARE = 0.2  # a cut moves to the end of a line if that loses at most this share
 
 
-# More than this of one submission is rare, and was cut by earlier releases, whatever the model could hold.
+# Submissions longer than this are rare. Earlier releases cut them even if the model had room.
 USUAL_TOKENS = 22_000
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Budgets in tokens: per kind, and for any single output. 0 leaves a kind out.
+    """Budgets in tokens: one for each kind, and one for any single output. 0 leaves a kind out.
 
-    The defaults are those of earlier releases, for every model; batches that were planned with them keep them.
+    The defaults are the limits that earlier releases used for every model. Batches planned with them keep them.
     """
 
     code_tokens: int = 12_000
@@ -40,14 +40,16 @@ class Limits:
     part_tokens: int = 2_000
 
     def of(self, kind: PartKind) -> int:
-        """The budget of a kind."""
+        """Return the budget of a kind."""
         return {"code": self.code_tokens, "text": self.text_tokens, "output": self.output_tokens}[kind]
 
 
 def limits_within(sizes: Mapping[PartKind, int], total: int) -> Limits:
-    """Budgets for a submission of these sizes that is to have `total` tokens: what one kind doesn't need, others get.
+    """Return budgets with the sum `total` for a submission of these sizes.
 
-    Outputs are cut first, down to the part that they have in the default limits.
+    What one kind doesn't need goes to the others.
+
+    Outputs are cut first, down to the share that they have in the default limits.
     """
     usual = Limits()
     outputs = min(
@@ -60,7 +62,7 @@ def limits_within(sizes: Mapping[PartKind, int], total: int) -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One part that was shortened, or left out (kept_tokens is 0)."""
+    """A part that was shortened, or left out (kept_tokens is 0)."""
 
     where: str
     kind: PartKind
@@ -75,10 +77,11 @@ def count_parts(submission: Submission, count: Count) -> dict[PartKind, int]:
 
 
 def truncate(submission: Submission, limits: Limits, count: Count) -> tuple[Submission, tuple[Cut, ...]]:
-    """The submission within its limits, and what was cut, outputs first. The same submission if nothing was.
+    """Cut the submission to its limits. Returns it with the list of cuts, outputs first.
 
-    By `count`, each kind stays within its budget, except for one marker line where the budget is smaller than that.
-    `count` is called once per part, and on short texts a few times for each part that is cut.
+    If nothing is cut, the same submission is returned. Each kind stays within its budget as measured by `count`, except
+    for one marker line if the budget is smaller than that. `count` is called once for each part, and a few times on
+    short texts for each part that is cut.
     """
     parts: list[SubmissionPart | None] = list(submission.parts)
     cuts: list[Cut] = []
@@ -102,13 +105,13 @@ class _Cutter:
         self.count = count
 
     def cut(self, parts: Sequence[SubmissionPart]) -> list[tuple[SubmissionPart | None, Cut | None]]:
-        """For each part what remains of it, and what was cut."""
+        """Return, for each part, what remains of it and what was cut."""
         sizes = [self.count(part.text) for part in parts]
         if sum(sizes) <= self.budget and max(sizes, default=0) <= self.max_part_tokens:
             return [(part, None) for part in parts]
         self.marker_tokens = self.count(f"\n{_marker(sum(sizes), len(parts))}\n")
         level = water_level([min(size, self.max_part_tokens) for size in sizes], self.budget)
-        min_tokens = 2 * self.marker_tokens  # a part cut to less would hold little but its marker
+        min_tokens = 2 * self.marker_tokens  # a part cut to less than this would be little more than its marker
         if min(level, self.max_part_tokens) >= min_tokens:
             return [
                 self._fit(part, size, min(level, self.max_part_tokens)) for part, size in zip(parts, sizes, strict=True)
@@ -118,7 +121,10 @@ class _Cutter:
     def _leave_out(
         self, parts: Sequence[SubmissionPart], sizes: Sequence[int], min_tokens: int
     ) -> list[tuple[SubmissionPart | None, Cut | None]]:
-        """Too many parts to give each a useful share: first and last ones stay, one line stands for the others."""
+        """Leave out middle parts if there are too many to give each a useful share.
+
+        One line stands for all that are left out.
+        """
         budget = max(0, self.budget - self.marker_tokens)
         kept_indices = _from_both_ends([min(size, min_tokens) for size in sizes], budget, self.max_part_tokens)
         level = min(
@@ -140,10 +146,10 @@ class _Cutter:
         return replace(part, text=text), Cut(part.location, part.kind, kept_tokens, size - kept_tokens)
 
     def _shorten(self, text: str, size: int, max_tokens: int) -> tuple[str, int]:
-        """Beginning and end of `text` within `max_tokens` tokens, and the tokens kept of it.
+        """Cut `text` to its beginning and end within `max_tokens` tokens. Also returns the number of tokens kept.
 
-        Guesses the length from tokens per character and corrects the guess by what came out, because tokenizing the
-        whole text again would take seconds.
+        The length is guessed from tokens per character, and the guess is corrected by the result, because tokenizing
+        the whole text again would take seconds.
         """
         best, best_kept_tokens = _marker(size), 0
         low, high = 0, len(text)
@@ -159,7 +165,8 @@ class _Cutter:
                     break
             else:
                 high = chars
-            guess = min(chars * max_tokens // max(used_tokens, 1), 2 * chars)  # where the tokens sit in the middle
+            # a guess can be far off if most tokens are in the middle
+            guess = min(chars * max_tokens // max(used_tokens, 1), 2 * chars)
             chars = min(max(guess, low + 1), high - 1)
             if chars <= low:
                 break
@@ -171,7 +178,7 @@ def _marker(tokens: int, parts: int = 1) -> str:
 
 
 def _from_both_ends(sizes: Sequence[int], budget: int, max_size: int) -> set[int]:
-    """Indices whose sum is within the budget, taken from the beginning and the end in turn."""
+    """Return indices whose sum is within the budget, taken from the beginning and the end in turn."""
     order = [i for pair in zip(range(len(sizes)), reversed(range(len(sizes))), strict=True) for i in pair]
     indices: set[int] = set()
     for index in order[: len(sizes)]:
@@ -182,7 +189,7 @@ def _from_both_ends(sizes: Sequence[int], budget: int, max_size: int) -> set[int
 
 
 def _ends(text: str, chars: int) -> tuple[str, str]:
-    """The first and last of `text`, `chars` or a little less in all, at line ends where one is near."""
+    """Return the beginning and end of `text`, about `chars` characters in all, cut at line ends if one is near."""
     first = int(chars * _HEAD_SHARE)
     head, tail = text[:first], text[len(text) - (chars - first) :]
     line_end = head.rfind("\n")

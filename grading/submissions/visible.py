@@ -1,8 +1,8 @@
-"""What a reader of the rendered work sees of a text, and what only its source holds.
+"""Separates text that a reader of the rendered work sees from text that only its source holds.
 
 Markdown, HTML and LaTeX can hold text that nobody sees: comments, elements without size, white letters, phantoms,
-titles and alternative texts of links and pictures, definitions of links, and characters without width. Such text is no
-evidence. Source code stays visible, whether it was run or not.
+titles and alternative texts of links and pictures, link definitions, and zero-width characters. Such text does not
+count as evidence. Source code counts as visible, whether it was run or not.
 """
 
 import re
@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 SEEN, UNSEEN, HIDDEN = range(3)
-MAX_PASSAGES = 10  # passages of a submission shown to a person
+MAX_PASSAGES = 10  # maximum number of passages of a submission shown to a person
 _FEW_WORDS, _MAX_SHOWN = 3, 80
-_MAX_MARKUP = 5_000  # pieces of it in one text: what comes after them is taken for unseen
+_MAX_MARKUP = 5_000  # limit for pieces of markup in one text; everything after them counts as not seen
 
-# Without width, or a direction, or invisible twins of ASCII: no reader sees them, and a quote need not have them.
+# Zero-width characters, direction marks, and invisible copies of ASCII. No reader sees them, so quotes may leave them
+# out.
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff\U000e0000-\U000e007f]+"
 )
@@ -34,7 +35,8 @@ _TOKEN = re.compile(
     """,
     re.MULTILINE | re.VERBOSE,
 )
-_TOKENS = {"text": _TOKEN, "html": re.compile(f"(?=<)(?:{_TOKEN.pattern})", _TOKEN.flags)}  # by the kind of a text
+# patterns by the kind of text
+_TOKENS = {"text": _TOKEN, "html": re.compile(f"(?=<)(?:{_TOKEN.pattern})", _TOKEN.flags)}
 _LINE_START = re.compile(r"(?:\A|\n) {0,3}<\Z")
 _HIDING = re.compile(
     r"(?<![-\w:])(?<!: )hidden(?![-\w])|visibility\s*:\s*hidden|display\s*:\s*none|opacity\s*:\s*0?(?:\.0+)?(?![\d.])"
@@ -57,24 +59,24 @@ _GROUP = re.compile(r"(?<!\\)[{}]|\$|\n\n")
 
 @dataclass(frozen=True, slots=True)
 class VisibleText:
-    """For each character of a text whether it is SEEN, UNSEEN markup, or HIDDEN; and hidden passages to ask about.
+    """A flag for each character of a text (SEEN, UNSEEN markup, or HIDDEN), and hidden passages to ask about.
 
-    Alternative texts of pictures are hidden, but usual: nobody is asked about them.
+    Alternative texts of pictures are hidden, but so common that nobody is asked about them.
     """
 
     flags: bytes
     hidden_passages: tuple[str, ...]
 
     def shown(self, text: str, *, with_markup: bool = False) -> str:
-        """What is seen of the text that this was made of."""
+        """Return the visible characters of the text from which this was made."""
         return "".join(char for char, flag in zip(text, self.flags, strict=True) if flag <= with_markup * UNSEEN)
 
 
 def visible_text(text: str, kind: str) -> VisibleText:
-    """What a reader sees of a text.
+    """Find out what a reader sees of a text.
 
     Args:
-        kind: of a part (`code`, `text` or `output`), of which only `text` is rendered, as Markdown; or `html`.
+        kind: `html`, or the kind of a part (`code`, `text` or `output`). Of these only `text` is rendered, as Markdown.
     """
     flags, passages = bytearray(len(text)), []
     twins = (
@@ -89,17 +91,17 @@ def visible_text(text: str, kind: str) -> VisibleText:
 
 
 def without_invisible(text: str) -> str:
-    """The text without characters that have no width."""
+    """Remove zero-width characters from a text."""
     return text if text.isascii() else _INVISIBLE.sub("", text)
 
 
 def _rendered(text: str, token: re.Pattern[str]) -> Iterator[tuple[int, int, int, str]]:
-    """What Markdown with HTML and LaTeX in it, or HTML, does not show. One pass: what is read once is not read again.
+    """Find what rendered HTML, or Markdown with HTML and LaTeX, does not show. Each character is read only once.
 
-    Where each piece begins and ends, its flag, and what a person may be asked about.
+    Yields the start and end of each piece, its flag, and the text that a person may be asked about.
     """
     cursor, tags = 0, list[tuple[re.Match[str], int]]()
-    html_end = 0  # up to it a block of HTML goes on, in which marks of code are letters (CommonMark, 4.6)
+    html_end = 0  # end of the current HTML block, in which code marks are ordinary characters (CommonMark, 4.6)
     for _ in range(_MAX_MARKUP):
         if not (match := token.search(text, cursor)):
             break
@@ -121,10 +123,11 @@ def _rendered(text: str, token: re.Pattern[str]) -> Iterator[tuple[int, int, int
 
 
 def _end(match: re.Match[str], text: str) -> int:
-    """Where what a piece of markup begins ends."""
+    """Return where the element that a piece of markup begins ends."""
     if match["group"] is not None:
         return _group_end(text, match.end(), bool(match["group"]))
-    if tick := match["tick"]:  # code in a line; over several it could be another paragraph's
+    # inline code ends on the same line, because a later mark could belong to another paragraph
+    if tick := match["tick"]:
         line_end = text.find("\n", match.end())
         found = re.compile(f"(?<!`){tick}(?!`)").search(text, match.end(), line_end if line_end >= 0 else len(text))
         return found.end() if found else match.end()
@@ -154,10 +157,10 @@ def _is_never_shown(match: re.Match[str]) -> bool:
 
 
 def _hidden_elements(text: str, tags: Iterable[tuple[re.Match[str], int]]) -> Iterator[tuple[int, int]]:
-    """Where the outermost elements that hide what they hold begin and end."""
+    """Yield the start and end of the outermost elements that hide their content."""
     hidden_from, hidden_depth = 0, 0
     open_elements: list[str] = []
-    has_ground = [False]  # whether each element, after the page itself, has a background colour
+    has_ground = [False]  # whether each open element has a background colour; the first entry is the page
     for tag, end in tags:
         name, attributes = tag["name"].lower(), tag["attributes"] or ""
         if tag["slash"] and name in open_elements:
@@ -177,7 +180,10 @@ def _hidden_elements(text: str, tags: Iterable[tuple[re.Match[str], int]]) -> It
 
 
 def _group_end(text: str, start: int, has_begun: bool) -> int:
-    """Where a LaTeX command's effect ends: with its group, the group around it, its formula or its paragraph."""
+    """Return where a LaTeX command's effect ends.
+
+    It ends with its group, the enclosing group, the formula or the paragraph.
+    """
     depth = 0
     for match in _GROUP.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(match[0], -len(text))

@@ -23,7 +23,7 @@ def answer_deaths(broker: Broker, settler: Settler, model: str) -> None:
         headers = delivery.message.headers
         stage: WorkerStage = "decode" if headers.get("kvasir-stage") == "decode" else "prefill"
         envelope = open_envelope(delivery, stage, _model(headers.get("kvasir-model"), model))
-        reason = f"the broker gave it up: it came back more than {topology.BROKER_DELIVERY_LIMIT} times"
+        reason = f"the broker gave the job up, because it came back more than {topology.BROKER_DELIVERY_LIMIT} times"
         settler.fail(Attempt[Any]([delivery], envelope), Poison(reason))
 
 

@@ -66,7 +66,7 @@ def _kill(_place: str) -> None:
 
 
 def _fail(place: str) -> None:
-    raise EngineUnavailable(f"a fault that {VARIABLE} asked for at {place}")
+    raise EngineUnavailable(f"a test fault at {place}")
 
 
 _ACTIONS: dict[str, Callable[[str], None]] = {"kill": _kill, "fail": _fail}

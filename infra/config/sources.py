@@ -157,7 +157,7 @@ def _refusal(layer: Layer, error: "ErrorDetails") -> ConfigError:
     except ValueError:
         problem, secret = f"{_spell_path(loc)} must not be a number with thousands of digits", False
     if secret:
-        problem = "the value looks like a URL with a password, which is not allowed here"
+        problem = "a URL with a password, or a value that looks like one, is not allowed here"
     return ConfigError(f"{layer.origin(keys)}: {problem}")
 
 

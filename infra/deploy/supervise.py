@@ -18,7 +18,7 @@ from types import FrameType
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _RAN_WELL_S = 60.0
-_START_S, _STOP_S = 10.0, 900.0
+_START_S, _STOP_S = 30.0, 900.0  # a busy machine needs long for an interpreter
 _POLL_S = 0.1
 
 
@@ -119,18 +119,18 @@ class SupervisedCommand:
             if self._leaving:
                 return
             pause_s = _FIRST_PAUSE_S if time.monotonic() - started_at > _RAN_WELL_S else pause_s
-            os.write(2, f"supervise: the command ended with {code}; starting it again in {pause_s:.0f} s\n".encode())
+            os.write(2, f"supervise: the command ended with {code}; it starts again in {pause_s:.0f} s\n".encode())
             _wait_until(lambda: self._leaving, pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _run_once(self) -> int | None:
         try:
-            # The child must not inherit the lock, which would then outlive this process.
+            # The child must not inherit the lock, which would then outlive the supervisor.
             self._child = subprocess.Popen(self._command, close_fds=True)
         except OSError as error:
             os.write(2, f"supervise: {error}\n".encode())
             return None
-        if self._leaving:  # SIGTERM came while no child was running
+        if self._leaving:  # told to stop while no child was running
             self._child.terminate()
         return self._child.wait()
 

@@ -154,7 +154,7 @@ def unit_file(supervisor: Supervisor, unit: Unit, place: Place) -> tuple[str, st
     for value in words:
         if CONTROL.search(value):
             raise ConfigError(
-                f"{unit.name}: a line break or another control character is not allowed in a unit: {value!r:.80}"
+                f"{unit.name}: a unit can't hold a line break or another control character: {value!r:.80}"
             )
     if supervisor == "systemd":
         return f"/etc/systemd/system/{unit.name}.service", _systemd(unit, place)

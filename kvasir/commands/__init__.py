@@ -1,1 +1,1 @@
-"""The commands of `kvasir`, grouped by what they are about; `plan` has its own package."""
+"""The commands of `kvasir`, grouped by topic. The code behind `plan` is a separate package."""

@@ -13,11 +13,11 @@ from messages.jobs import JobResult, Sampling, TokenEvent
 
 @click.command()
 @click.argument("prompt")
-@click.option("--model", metavar="M", required=True, help="Model to ask.")
+@click.option("--model", metavar="M", required=True, help="Ask this model.")
 @click.option("--stream", is_flag=True, help="Print the answer as it is generated.")
 @click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True)
 @click.option("--temperature", type=Number(0), default=0.2, show_default=True)
-@click.option("--answers", type=click.IntRange(1), default=1, help="How many answers to generate from one prefill.")
+@click.option("--answers", type=click.IntRange(1), default=1, help="Generate this many answers from one prefill.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole result as JSON.")
 @click.pass_obj
 def ask(
@@ -33,7 +33,7 @@ def ask(
     """Send one PROMPT, ahead of the bulk, and print the answer."""
     settings = global_options.settings()
     settings.model(model)
-    # Where the locale has no UTF-8, its bytes come as surrogates, which no message can carry.
+    # If the locale is not UTF-8, the argument's bytes arrive as surrogates, which a message can't hold.
     prompt = prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     with connect(settings, [model], global_options.observer(), "ask") as client:
         for name in client.unserved([model]):
@@ -43,13 +43,14 @@ def ask(
 
 
 def print_answer(events: Iterable[TokenEvent | JobResult], stream: bool, as_json: bool) -> int:
-    """Print pieces as they come, in a new line where a decode began again, and then what is left; the exit code.
+    """Print pieces as they come, then the rest of the answer, and return the exit code.
 
-    Pieces may be lost or come late, the result never is: what they left out is printed from it.
+    If the decode begins again, the new text starts on a new line. Pieces may be lost or come late, but the result is
+    never lost: whatever the pieces left out is printed from it.
     """
-    delivery, printed_text = "", ""  # printed of this delivery
+    delivery, printed_text = "", ""  # the text printed so far for this delivery
     result: JobResult | None = None
-    for event in events:  # to their end: whoever leaves before cancels the job
+    for event in events:  # read to the end, because leaving the loop early cancels the job
         if isinstance(event, JobResult):
             result = event
         elif stream and not as_json:

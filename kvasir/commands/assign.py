@@ -1,4 +1,4 @@
-"""`kvasir assign`: whose a submission is, where its name doesn't say, or says what the roster doesn't."""
+"""`kvasir assign`: says whose a submission is, if its name does not say so or contradicts the roster."""
 
 from pathlib import Path
 
@@ -35,5 +35,5 @@ def assign(batch: Path, submission: str, person: str) -> int:
     owner = roster.find(person)
     keep_answer(batch, matching_names[0], owner, account())
     people = roster.display_name(owner)
-    say(f"{one_line(matching_names[0])} is {people}'s; what was not sent for this: {next_command('watch', batch)}")
+    say(f"{one_line(matching_names[0])} is {people}'s; send what was held back: {next_command('watch', batch)}")
     return 0

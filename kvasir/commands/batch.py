@@ -65,7 +65,7 @@ def grade(
     settings = global_options.settings(models)
     request = class_run.request_from(settings, **request_options)
     if dry:
-        class_run.place_of(request, place)  # a dry run says what the run would refuse
+        class_run.place_of(request, place)  # a dry run must report the same problems as a real run
         return dry_run.show_dry_run(settings, request, as_json)
     with (
         TerminalProgress(quiet) as progress,
@@ -134,7 +134,7 @@ def results(global_options: Globals, batch: Path, as_json: bool) -> int:
 
 @click.command()
 @click.argument("batch", type=path)
-@only_option("Only these submissions, even if they succeeded.")
+@only_option("Run only these submissions again, even if they succeeded.")
 @json_option
 @quiet_option
 @wait_option
@@ -183,22 +183,25 @@ def _existing(folder: Path) -> Batch:
 
 def _check_exists(folder: Path) -> None:
     if not batches.exists(folder):
-        raise BatchError(f"{folder} holds no batch; name the folder given to --out")
+        raise BatchError(f"{folder} holds no batch: name the folder that was given to --out")
 
 
 def _names_in_batch(batch: Batch, request: GradeRequest, selectors: tuple[str, ...]) -> set[str]:
-    """The submissions that are meant, by the rule of `grade --only`. Raises UsageError for what is not in the batch."""
+    """Return the names of the wanted submissions, by the rules of `grade --only`.
+
+    Raises UsageError for unknown ones.
+    """
     names = set(request.selected_names(Selection(selectors))) if selectors else set()
     strangers = names - {entry.name for entry in batch.entries}
     if strangers:
-        raise BatchError(f"the batch in {batch.folder} holds no {', '.join(sorted(strangers))}")
+        raise BatchError(f"the batch in {batch.folder} has no submission {', '.join(sorted(strangers))}")
     return names
 
 
 def show_outcome(
     outcome: class_run.Outcome, as_json: bool, extra_fields: Mapping[str, Any] = MappingProxyType({})
 ) -> int:
-    """Print it, as JSON with `extra_fields` in it; the exit code."""
+    """Print the outcome, or JSON that includes `extra_fields`, and return the exit code."""
     counts = outcome.counts
     if as_json:
         say_json({**class_run.as_json(outcome), **extra_fields})

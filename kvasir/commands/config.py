@@ -1,4 +1,4 @@
-"""`kvasir config`: the settings, and where each came from."""
+"""`kvasir config`: shows the settings, and where each value came from."""
 
 import json
 

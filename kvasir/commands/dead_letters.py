@@ -1,4 +1,4 @@
-"""`dead list | show | replay | drop`: what became of jobs that could not succeed."""
+"""`dead list | show | replay | drop`: looks at jobs that could not succeed, and runs or deletes them."""
 
 import json
 import time
@@ -21,38 +21,40 @@ from producers.batch.dead_letters import DeadLetters, Letter, LetterFilter, read
 from producers.client import Client
 from producers.words import plural
 
-_ROWS = 100  # rows of a table; --json has all
+_ROWS = 100  # rows of the table; --json prints all
 _MESSAGE_CHARS = 100
 
-all_option = click.option("--all", "all_letters", is_flag=True, help="Every dead letter; needed if you name no others.")
+all_option = click.option(
+    "--all", "all_letters", is_flag=True, help="Select every dead letter; needed if nothing else selects any."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Filters:
-    """Which letters are meant, as it was said."""
+    """Which letters the command line selects."""
 
     jobs: tuple[str, ...]
-    batch: str  # its id, or its folder
+    batch: str  # its id or its folder
     model: str
     error: str
 
     def letter_filter(self) -> LetterFilter:
-        """What to look for."""
+        """Return the filter."""
         return LetterFilter(batches.id_or_folder(self.batch), self.model, self.error, self.jobs)
 
     def required_filter(self, all_letters: bool) -> LetterFilter:
-        """The same for what changes letters: raises UsageError where nothing was said."""
+        """Return the filter for a command that changes letters. Raises UsageError if nothing was selected."""
         if not (self.jobs or self.batch or self.model or self.error or all_letters):
-            raise UsageError("which dead letters? name jobs, --batch, --model or --error, or say --all")
+            raise UsageError("no dead letters are selected: name jobs, --batch, --model or --error, or pass --all")
         return self.letter_filter()
 
 
-# Options that say which letters are meant.
+# Options that select letters.
 filter_options = combine_options(
     click.argument("jobs", nargs=-1, metavar="[JOB]..."),
-    click.option("--batch", default="", metavar="B", help="Only those of this batch (its id or its folder)."),
-    click.option("--model", default="", metavar="M", help="Only this model's."),
-    click.option("--error", default="", metavar="CLASS", help="Only those with this error class, such as Poison."),
+    click.option("--batch", default="", metavar="B", help="Select letters of this batch (its id or its folder)."),
+    click.option("--model", default="", metavar="M", help="Select letters of this model."),
+    click.option("--error", default="", metavar="CLASS", help="Select letters with this error class, such as Poison."),
     group_options(filters=_Filters),
 )
 
@@ -166,7 +168,7 @@ def _open_dead_letters(global_options: Globals) -> Iterator[tuple[Client, DeadLe
 
 @contextmanager
 def _own_batch(batch: str) -> Iterator[Batch | None]:
-    """The batch whose folder was named, unless its owner is at work: the results then reach that process."""
+    """Open the named batch's folder, unless another process owns the batch: then the results reach that process."""
     if not batches.exists(Path(batch)) or batches.is_owned(Path(batch)):
         yield None
         return

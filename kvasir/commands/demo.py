@@ -1,7 +1,7 @@
-"""`kvasir demo`: a small made-up class graded by a tiny model, in this process.
+"""`kvasir demo`: grades a small made-up class with a tiny model, in this process.
 
-Ends 0 only if exactly the submissions named in expected.json could not be read, each for the reason given there, and
-every other one has a grade (the empty one: 0 points, with the reason).
+The exit code is 0 only if exactly the submissions named in expected.json could not be read, each for the reason given
+there, and every other one has a grade (the empty one: 0 points, with the reason).
 """
 
 import importlib.util
@@ -34,7 +34,7 @@ INPUTS = {
 
 
 class _DemoOptions(Globals):
-    """The demo's configuration, and nothing of the user's: neither a cluster nor other models."""
+    """The demo's configuration. It uses none of the user's settings: no cluster and no other models."""
 
     def settings(self, models: Models | None = None) -> Settings:
         return load_settings(config=CONFIG, environ={}, cwd=HOMEWORK)
@@ -46,15 +46,17 @@ class _DemoOptions(Globals):
     type=click.Path(path_type=Path),
     default=Path("results/demo"),
     show_default=True,
-    help="Folder of the results.",
+    help="Write the results to this folder.",
 )
 @click.pass_context
 def demo(context: click.Context, out: Path) -> int:
     """Grade a small made-up class with a tiny model on this machine. Needs no services and no account."""
     if not CONFIG.is_file():
-        raise ConfigError("this installation came without the demo: run it in a checkout, or from a wheel made there")
+        raise ConfigError(
+            "this installation does not contain the demo: run it in a checkout, or from a wheel that was built there"
+        )
     if command := entries()["llamacpp"].install_command():
-        raise ConfigError(f"the demo's model needs llama.cpp: {command}")
+        raise ConfigError(f"llama.cpp is missing, which the demo's model needs: {command}")
     files = {option: HOMEWORK / name for option, name in INPUTS.items()}
     say("A tiny model grades a made-up class: prefill, KV transfer and decode, all in this process.")
     say("For your own class you type the same command:\n")
@@ -80,7 +82,7 @@ def demo(context: click.Context, out: Path) -> int:
 
 
 def _problems(grades: tuple[Grade, ...]) -> Iterator[str]:
-    """The differences from expected.json, a sentence each."""
+    """Return the differences from expected.json, one sentence each."""
     expected = json.loads((HOMEWORK / "expected.json").read_text("utf-8"))
     for grade in grades:
         reason = expected["failed"].get(grade.submission, "")

@@ -1,4 +1,4 @@
-"""`kvasir deploy`: puts Kvasir on the machines of kvasir.toml over ssh, and starts, stops and upgrades it there."""
+"""`kvasir deploy`: installs Kvasir on the machines of kvasir.toml over ssh, and starts, stops and upgrades it there."""
 
 import atexit
 import shutil
@@ -46,7 +46,7 @@ VERBS = ("install", "start", "stop", "restart", "upgrade", "status")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What `kvasir deploy` has to do."""
+    """The task of one `kvasir deploy` command."""
 
     verb: str
     machines: Sequence[MachineSettings]
@@ -54,14 +54,14 @@ class Order:
     settings: Settings
     ssh_config: Path | None
     wheel: Path | None  # None: built from this checkout
-    services: bool  # broker and store, in place of the workers
+    services: bool  # set up the broker and the store instead of the workers
     with_weights: bool  # which are copied
     dry_run: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One machine of the order."""
+    """One machine of the order, and what was found out about it."""
 
     machine: MachineSettings
     remote: Remote
@@ -73,10 +73,12 @@ class Site:
 
 @click.command("deploy")
 @click.argument("verb", type=click.Choice(VERBS), default="install")
-@click.option("--machine", "names", multiple=True, metavar="NAME", help="Only this machine; may be repeated.")
+@click.option("--machine", "names", multiple=True, metavar="NAME", help="Deploy to this machine only; may be repeated.")
 @ssh_config_option
 @click.option(
-    "--wheel", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Of Kvasir [default: build one]."
+    "--wheel",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Install Kvasir from this wheel [default: build one].",
 )
 @click.option("--services", is_flag=True, help="Set up the broker and the store instead of the workers.")
 @click.option("--with-weights", is_flag=True, help="Also copy the workers' weights from beside the configuration.")
@@ -121,7 +123,7 @@ def deploy(
 
 
 def _machines_for(settings: Settings, names: Sequence[str], services: bool) -> list[MachineSettings]:
-    """Machines that run workers, or services, in the order of the configuration."""
+    """Return the machines that run workers, or services, in the order of the configuration."""
     machines = [
         m for m in select_machines(settings, names) if (service_units(m, settings) if services else units_of(m))
     ]
@@ -165,7 +167,7 @@ def _site(order: Order, machine: MachineSettings) -> Site:
 
 
 def _steps(order: Order, site: Site) -> Iterator[DeployStep]:
-    """The steps of the order on one machine."""
+    """Yield the steps of the order on one machine."""
     place, supervisor = site.place, supervisor_of(site.machine)
     if order.verb not in ("install", "upgrade"):
         return (yield from steps.switch(place, supervisor, site.units, cast(steps.Switch, order.verb)))
@@ -195,13 +197,16 @@ def _steps(order: Order, site: Site) -> Iterator[DeployStep]:
 
 
 def _weights(order: Order, machine: MachineSettings) -> list[Path]:
-    """What the machine's workers load from its folder, and the order copies there from beside the configuration."""
+    """Return the weights that the machine's workers load by a relative path.
+
+    They are copied from beside the configuration.
+    """
     stated = {
         role.weights or order.settings.model(role.model).weights.get(role.engine, "")
         for role in machine.roles
         if role.stages and order.with_weights and not order.services
     }
-    beside = order.config.parent.absolute()  # where the settings begin with a relative path
+    beside = order.config.parent.absolute()  # relative paths in the settings start from this folder
     paths = {beside / place.partition("?")[0] for place in stated if place}
     return sorted(path.relative_to(beside) for path in paths if path.is_relative_to(beside) and path.exists())
 
@@ -216,7 +221,7 @@ def _service_files(order: Order, site: Site) -> DeployStep:
 
 
 def _prepare_passwords(order: Order) -> None:
-    """Make those that are missing; what is there is kept. Raises UsageError before anything is done anywhere."""
+    """Make the missing passwords and keep existing ones. Raises UsageError before any machine is changed."""
     for service in SERVICES:
         if _hosts(service, order.machines):
             accounts(order.settings, service, for_show=True)
@@ -230,14 +235,14 @@ def _hosts(service: Service, machines: Sequence[MachineSettings]) -> bool:
 
 
 def _outdated_secrets(order: Order, site: Site) -> list[str]:
-    """The operator's passwords, which machines were given before there was a user for each role."""
+    """Return the operator's passwords, which machines held before there was a user for each role."""
     if order.services and units_of(site.machine):
-        return []  # until its workers are deployed
+        return []  # they are removed when this machine's workers are deployed
     return [service for service in SERVICES if has_roles(order.settings, service)]
 
 
 def _declare(order: Order) -> None:
-    """Declare all exchanges and queues as the operator."""
+    """Declare all exchanges and queues with the operator's login."""
     click.echo("declare the exchanges, and the queues of each model, as the operator (workers may not)", err=True)
     if order.dry_run:
         return
@@ -247,7 +252,7 @@ def _declare(order: Order) -> None:
 
 
 def _requirements(order: Order, site: Site) -> tuple[Path, list[str]]:
-    """Kvasir's own wheel, built once an order, and all that the machine's pip is asked for."""
+    """Return Kvasir's wheel, which is built only once for all machines, and the requirements for the machine's pip."""
     shown = Path("kvasir_inference-VERSION-py3-none-any.whl") if order.dry_run else None
     wheel = order.wheel or shown or _build_wheel()
     return wheel, wheelhouse.requirements_of(site.machine, wheel)
@@ -259,7 +264,10 @@ def _build_wheel() -> Path:
 
 
 def _install(site: Site, wheel: Path, requirements: Sequence[str], release: str) -> None:
-    """Install a release from wheels that are copied there; what the machine's pip finds missing is brought."""
+    """Install a release from wheels that are copied to the machine.
+
+    If pip finds one missing, it is fetched and copied too.
+    """
     target = site.facts.target
     click.echo(f"  collect the wheels for {target.system} {target.processor}, Python {target.python}", err=True)
     remote_folder = f"{site.place.folder}/wheelhouse"
@@ -281,7 +289,7 @@ def _install(site: Site, wheel: Path, requirements: Sequence[str], release: str)
 
 @cache
 def _wheels(target: wheelhouse.WheelTarget, requirements: tuple[str, ...], wheel: Path) -> Path:
-    """A folder of wheels for machines that are alike, collected once."""
+    """Return a folder of wheels. Machines of the same kind share it, so it is collected only once."""
     folder = Path(tempfile.mkdtemp(prefix="kvasir-wheels-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     wheelhouse.fill(folder, requirements, target, wheel)

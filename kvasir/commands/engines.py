@@ -1,4 +1,4 @@
-"""`engines`, `doctor`: what could run here, and whether what runs fits together."""
+"""`engines`, `doctor`: show what could run here, and check whether what runs fits together."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from messages.errors import ConfigError, StoreUnavailable, UsageError
 from producers.words import plural
 
 EVERY_MODEL = "*"
-_LOCAL_REGISTRATIONS_S = 10.0  # the workers of this process are up when their threads are
+_LOCAL_REGISTRATIONS_S = 10.0  # local workers register as soon as their threads run
 _TRIAL_COLUMNS = (
     *("", "model", "prefill", "decode", "KV transfer"),
     *("evaluated", "prefill tokens/s", "put ≥ MB/s", "get MB/s", "decode tokens/s", "seconds"),
@@ -68,7 +68,7 @@ def install(engine: str) -> int:
     """
     try:
         vllm = environment.find()
-    except ConfigError:  # none, or half of one
+    except ConfigError:  # there is no environment, or an incomplete one
         if os.environ.get(environment.VARIABLE):
             raise
         cuda = shutil.which("nvidia-smi") is not None
@@ -138,7 +138,9 @@ def _entry_json(entry: EngineEntry) -> dict[str, Any]:
     is_flag=False,
     flag_value=EVERY_MODEL,
     metavar="[MODEL]",
-    help="Send a job of 2,000 tokens through every live pair of workers instead [default: of every served model].",
+    help=(
+        "Send a job of 2,000 tokens through every live pair of workers of this model [default: of every served model]."
+    ),
 )
 @click.option(
     "--wait",
@@ -147,7 +149,7 @@ def _entry_json(entry: EngineEntry) -> dict[str, Any]:
     default=300.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long --try waits for the answers.",
+    help="Limit how long --try waits for answers.",
 )
 @json_option
 @click.pass_obj
@@ -172,7 +174,9 @@ def doctor(global_options: Globals, model: str | None, wait_s: float, as_json: b
 def _try(settings: Settings, model: str, wait_s: float, as_json: bool) -> int:
     cluster = is_cluster(settings)
     if model == EVERY_MODEL and not cluster:
-        raise UsageError("no broker is configured, so nothing runs: name the model to load and try here (--try MODEL)")
+        raise UsageError(
+            "no broker is configured, so nothing is running: name a model to load and try here (--try MODEL)"
+        )
     names = list(settings.models) if model == EVERY_MODEL else [settings.model(model).name]
     with connect(settings, names, name="doctor") as client:
         if model == EVERY_MODEL:
@@ -180,7 +184,7 @@ def _try(settings: Settings, model: str, wait_s: float, as_json: bool) -> int:
         results = [try_model(client, name, wait_s, 0.0 if cluster else _LOCAL_REGISTRATIONS_S) for name in names]
     _print_trials(results, as_json)
     if cluster:
-        with suppress(StoreUnavailable):  # their results' TTL ends them
+        with suppress(StoreUnavailable):  # their results expire by their TTL
             forget_named(settings.store_url_with_secret(), [job for result in results for job in result.job_ids])
     return 1 if any(result.has_failed for result in results) else 0
 
@@ -217,14 +221,14 @@ def _trial_row(trial: Trial) -> list[str]:
 
 
 def _figure(value: float) -> str:
-    """Three digits or more; a dash for what was not measured."""
+    """Format a number with at least three digits, or a dash if it was not measured."""
     if not value:
         return "–"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def print_findings(findings: list[Finding]) -> None:
-    """A table on stdout. Above it, for each service that was tried step by step, its milliseconds."""
+    """Print a table on stdout. Services that were tried step by step have their times above it, in milliseconds."""
     service_findings = [finding for finding in findings if finding.steps or finding.stopped_at]
     if service_findings:
         print_table(("ms", *STEPS), [_steps_row(finding) for finding in service_findings], STEPS)
@@ -236,6 +240,6 @@ def print_findings(findings: list[Finding]) -> None:
 
 
 def _steps_row(finding: Finding) -> list[str]:
-    """A figure for each step that was done, "no" where it stopped, a dash for what was left out."""
+    """Return a time for each completed step, "no" where it stopped, and a dash for steps that were not tried."""
     milliseconds = {name: f"{1000 * seconds:,.0f}" for name, seconds in finding.steps.items()}
     return [finding.subject, *(milliseconds.get(name, "no" if name == finding.stopped_at else "–") for name in STEPS)]

@@ -1,4 +1,4 @@
-"""`kvasir bound`: a sample graded by hand, and what it promises of the rest."""
+"""`kvasir bound`: draws a sample to grade by hand, and says what it promises about the other grades."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,7 +18,7 @@ from producers.words import plural
 
 
 class _Numbers(click.ParamType[tuple[float, ...]]):
-    """Numbers with commas between them."""
+    """Numbers separated by commas."""
 
     name = "numbers"
 
@@ -26,16 +26,16 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
         self._kind = kind
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
-        """`30,60` as (30, 60)."""
+        """Convert `30,60` to (30, 60)."""
         try:
             return tuple(self._kind(part) for part in str(value).split(","))
         except ValueError:
-            self.fail(f"{value!r} is no list of numbers such as 30,60", param, ctx)
+            self.fail(f"{value!r} is not a list of numbers such as 30,60", param, ctx)
 
 
 @dataclass(frozen=True, slots=True)
 class _Drawing:
-    """What is said at the draw; None: not given."""
+    """The options that are fixed at the draw. None means not given."""
 
     draw: tuple[int, ...] | None
     by: str | None
@@ -47,7 +47,7 @@ class _Drawing:
     strata: Path | None
 
     def plan(self) -> SamplePlan:
-        """With the defaults for what wasn't given."""
+        """Return the plan, with defaults for options that were not given."""
         usual = SamplePlan()
         return SamplePlan(
             self.draw or usual.sizes,
@@ -65,33 +65,42 @@ class _Drawing:
     "--draw",
     type=_Numbers(int),
     metavar="N[,N…]",
-    help="How many to draw for grading by hand; several numbers plan several looks.",
+    help="Draw this many grades to grade by hand; several numbers plan several looks.",
 )
 @click.option(
     "--within", type=Number(0), metavar="POINTS", help="Ignore differences of up to this many points [default: 1]."
 )
-@click.option("--at-most", type=Number(), metavar="PERCENT", help="How many unseen grades may differ [default: 20].")
 @click.option(
-    "--confidence", type=Number(), metavar="PERCENT", help="Confidence of the bound, in percent [default: 90]."
+    "--at-most",
+    type=Number(),
+    metavar="PERCENT",
+    help="Promise that at most this percentage of unseen grades differ [default: 20].",
 )
 @click.option(
-    "--signal", type=click.Choice(list(SIGNALS)), help="What measures how doubtful a grade is [default: reasons]."
+    "--confidence", type=Number(), metavar="PERCENT", help="Set the confidence of the bound, in percent [default: 90]."
+)
+@click.option(
+    "--signal",
+    type=click.Choice(list(SIGNALS)),
+    help="Choose what measures how doubtful a grade is [default: reasons].",
 )
 @click.option(
     "--thresholds",
     type=_Numbers(float),
     metavar="X[,X…]",
-    help="Levels of doubt up to which grades may go unseen; at most 5.",
+    help="Set the levels of doubt up to which grades may go unseen; at most 5.",
 )
-@click.option("--strata", type=path, help="CSV (submission, part): a sample and a bound for each part.")
-@click.option("--by", metavar="NAME", help="Who draws the sample [default: the login name].")
-@click.option("--more", is_flag=True, help="Take the next planned look: adds rows to fill in.")
-@click.option("--sheet", type=path, help=f"The sheet with the hand grades [default: {SHEET} in the folder BATCH].")
+@click.option("--strata", type=path, help="Read a CSV (submission, part) and draw a sample for each part.")
+@click.option("--by", metavar="NAME", help="Record who draws the sample [default: the login name].")
+@click.option("--more", is_flag=True, help="Take the next planned look, which adds rows to fill in.")
+@click.option(
+    "--sheet", type=path, help=f"Read the hand grades from this sheet [default: {SHEET} in the folder BATCH]."
+)
 @click.option(
     "--reviews", is_flag=True, help="Use the desk's reviews since the draw as hand grades; they are not blind."
 )
 @click.option(
-    "--section", "other_classes", type=path, multiple=True, help="Folder of another class, to compare with this one."
+    "--section", "other_classes", type=path, multiple=True, help="Compare this class with the class in another folder."
 )
 @json_option
 @group_options(drawing=_Drawing)
@@ -112,7 +121,7 @@ def bound(
     if drawing.draw:
         by = drawing.by or account()
         if not by:
-            raise BoundError("say who draws: --by NAME")
+            raise BoundError("the login name is unknown: say who draws, with --by NAME")
         strata_table = bytes_of(drawing.strata)
         strata = bounds.strata_from(strata_table, f"file {drawing.strata}") if strata_table is not None else None
         return _print_draw(batch, bounds.draw_sample(batch, drawing.plan(), by, strata), as_json)
@@ -133,9 +142,7 @@ def _refuse_drawing(drawing: _Drawing) -> None:
         f"--{field.name.replace('_', '-')}" for field in fields(drawing) if getattr(drawing, field.name) is not None
     ]
     if drawing_options:
-        raise BoundError(
-            f"{', '.join(drawing_options)} goes with --draw: what is promised is fixed before anybody grades"
-        )
+        raise BoundError(f"{', '.join(drawing_options)} needs --draw: what is promised is fixed before anybody grades")
 
 
 # --- the draw ---

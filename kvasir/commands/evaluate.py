@@ -1,4 +1,4 @@
-"""`kvasir evaluate`: how far a class's grades agree with people's, of a batch, or of models that grade now."""
+"""`kvasir evaluate`: measures how far a batch's grades, or those of models that grade now, agree with people's."""
 
 from contextlib import suppress
 from dataclasses import asdict
@@ -29,27 +29,29 @@ PAGE = "evaluation.html"
 
 @click.command("evaluate")
 @click.argument("folder", type=path)
-@click.option("--grades", type=path, help="CSV of hand grades: submission, criterion, points, rater.")
+@click.option("--grades", type=path, help="Read hand grades from this CSV: submission, criterion, points, rater.")
 @click.option(
-    "--column", default="", metavar="NAME", help="The column of --grades that holds totals, for example in a gradebook."
+    "--column", default="", metavar="NAME", help="Read totals from this column of --grades, for example in a gradebook."
 )
 @click.option("--reviews", is_flag=True, help="Use the desk's reviews as hand grades; they are not blind.")
-@click.option("--compare", type=path, help="Another batch of the same class, to show how much better FOLDER is.")
+@click.option(
+    "--compare", type=path, help="Compare FOLDER with another batch of the same class, to show how much better it is."
+)
 @click.option(
     "--within",
     type=Number(0),
     default=1,
     metavar="POINTS",
-    help="A grade that is off by more points counts as wrong [default: 1].",
+    help="Count a grade as wrong if it is off by more points than this [default: 1].",
 )
 @click.option(
-    "--watts", type=Number(0), default=0, help="Power that all machines draw together, to work out the energy."
+    "--watts", type=Number(0), default=0, help="Set the power that all machines draw together, to compute the energy."
 )
 @click.option(
     "--model", "models", multiple=True, metavar="M", help="Grade the work in FOLDER with this model; may be repeated."
 )
-@click.option("--rubric", type=path, help="The rubric for --model; the other options are those of grade.")
-@click.option("--solution", type=path, help="Reference solution.")
+@click.option("--rubric", type=path, help="Use this rubric with --model; the other options are those of grade.")
+@click.option("--solution", type=path, help="Show the models this reference solution.")
 @examples_option
 @json_option
 @click.pass_obj
@@ -73,7 +75,7 @@ def evaluate_command(
     --model, FOLDER holds submissions: each model grades them in a separate batch. Writes evaluation.html.
     """
     if bool(grades) == reviews:
-        raise EvaluationError("say whose grades these are compared with: --grades FILE, or --reviews")
+        raise EvaluationError("there is nothing to compare these grades with: pass --grades FILE, or --reviews")
     batches = [_grade(global_options, folder, model, request_options) for model in models] or [folder]
     by_hand = read_hand_grades(bytes_of(grades) or b"", str(grades), column) if grades else reviewed_grades(batches[0])
     settings, reports = global_options.settings(), []
@@ -99,9 +101,9 @@ def evaluate_command(
 
 
 def _grade(global_options: Globals, folder: Path, model: str, request_options: dict[str, Any]) -> Path:
-    """The folder of this model's batch, once it is graded."""
+    """Grade the class with this model, and return the folder of its batch."""
     if not request_options["rubric"]:
-        raise EvaluationError("--model needs the --rubric")
+        raise EvaluationError("--rubric is missing, which --model needs")
     settings = global_options.settings(Models(model, model))
     request = class_run.request_from(settings, folder, **request_options)
     place = BatchPlace(default_folder(folder, f"{load_rubric(request.rubric).title} {model}"))
@@ -110,7 +112,7 @@ def _grade(global_options: Globals, folder: Path, model: str, request_options: d
 
 
 def _measure(settings: Settings, folder: Path, by_hand: HandGrades, tolerance: float) -> Evaluation:
-    """Measure the batch in `folder`. Without the class's work there is no floor."""
+    """Measure the batch in `folder`. If the class's work is gone, there is no floor."""
     assignment = None
     with Batch(folder, is_owner=False) as batch, suppress(UsageError):
         assignment = class_run.read_class(batch, class_run.request_of_batch(settings, batch, will_run=False))
@@ -118,7 +120,7 @@ def _measure(settings: Settings, folder: Path, by_hand: HandGrades, tolerance: f
 
 
 def _facts(folder: Path, watts: float) -> dict[str, str]:
-    """What the run took; its time is that from when its jobs were submitted to the last answer."""
+    """Return facts about the run. Its time is from the submission of its jobs to the last answer."""
     with Batch(folder, is_owner=False) as batch:
         results = [result for entry in batch.entries if (result := batch.result(entry.job_id))]
     duration_s = max((result.decode.total_s for result in results), default=0.0)

@@ -1,4 +1,4 @@
-"""`kvasir export`: the grades of a batch, as the LMS wants them."""
+"""`kvasir export`: writes the grades of a batch in the form that the LMS expects."""
 
 import re
 from codecs import BOM_UTF8
@@ -20,14 +20,14 @@ from messages.errors import BatchError, UsageError
 from producers.batch import batch as batches
 from producers.storage.private import kept_in, open_ordinary, write_atomically
 
-_BEGINNING = 4096  # bytes, which tell what a file is
+_BEGINNING = 4096  # number of bytes that tell what kind of file it is
 
 
-_OF_FORMAT = "of_format_"  # before the names of the formats' options
+_OF_FORMAT = "of_format_"  # prefix of the argument names of the formats' options
 
 
 def _format_options(function: F) -> F:
-    """The options of all formats; one that several have is there once."""
+    """Return the options of all formats. An option of several formats is included only once."""
     options = {option.flag: option for export_format in out.FORMATS for option in export_format.options}
     for option in reversed(options.values()):
         kinds: dict[str, dict[str, Any]] = {
@@ -48,14 +48,14 @@ def _format_options(function: F) -> F:
     "format_name",
     type=click.Choice([export_format.name for export_format in out.FORMATS]),
     required=True,
-    help="What to write.",
+    help="Choose what to write.",
 )
 @_format_options
-@click.option("--times", type=path, help="CSV with submission and submitted_at, if the rubric has a late rule.")
+@click.option("--times", type=path, help="Read a CSV with submission and submitted_at, if the rubric has a late rule.")
 @click.option("--include-unreviewed", is_flag=True, help="Include grades that still need review.")
 @click.option("--yes", is_flag=True, help="Don't ask before replacing grades or giving out a doubtful class.")
 @click.option("--dry-run", is_flag=True, help="Only show what changed since the last export; write no file.")
-@click.option("--to", type=path, help="Where to write it [default: in the folder BATCH].")
+@click.option("--to", type=path, help="Write to this file or folder [default: in the folder BATCH].")
 @click.pass_obj
 def export(
     global_options: Globals,
@@ -81,7 +81,8 @@ def export(
     export_format = next(registered for registered in out.FORMATS if registered.name == format_name)
     choices = _choices(export_format, format_values)
     try:
-        _, grades = out.final_grades(batch, include_unreviewed)  # before the file: what is decided since then differs
+        # read before the file is made, so a decision made after this shows up as a difference
+        _, grades = out.final_grades(batch, include_unreviewed)
         export_file = export_format.make(batch, include_unreviewed=include_unreviewed, **choices)
         since = out.since_last(batch, export_format.name, grades, export_file.held_ids)
         if dry_run:
@@ -95,7 +96,7 @@ def export(
         lines = ("With --yes:" if yes else "Read this first:", *export_file.asks)
         say("\n".join(lines), stderr)
     if export_file.asks and not yes:
-        raise out.ExportError("nothing is written yet: read the lines above, and add --yes if that is what you want")
+        raise out.ExportError("nothing was written: read the lines above, and add --yes if you agree")
     source_files = [value for value in (times, *format_values.values()) if isinstance(value, Path)]
     exit_code = write_export(export_file, batch, to, source_files)
     out.record_export(batch, since.now)
@@ -103,7 +104,7 @@ def export(
 
 
 def _choices(export_format: ExportFormat, format_values: Mapping[str, Any]) -> Choices:
-    """The options given for this format, by name. Raises ExportError."""
+    """Return the options given for this format, by name. Raises ExportError."""
     values = {option.name: format_values[_OF_FORMAT + option.name] for option in export_format.options}
     return {
         name: bytes_of(value) if isinstance(value, Path) else value
@@ -127,8 +128,8 @@ def _print_changes(since: SinceLast) -> None:
 
 
 def _bring_up_to_date(global_options: Globals, batch: Path) -> None:
-    """Write grades.json from the journal as it is now, where that is newer and possible."""
-    batches.batch_id(batch)  # says that there is none
+    """Write grades.json from the current journal, if it is newer and the class's work can be read."""
+    batches.batch_id(batch)  # raises BatchError if the folder holds no batch
     grades_file, journal = batch / "grades.json", batch / "results.jsonl"
     if grades_file.is_file() and journal.is_file() and grades_file.stat().st_mtime_ns > journal.stat().st_mtime_ns:
         return
@@ -143,7 +144,7 @@ def _bring_up_to_date(global_options: Globals, batch: Path) -> None:
 
 
 def bytes_of(path: Path | None) -> bytes | None:
-    """A file that was named; None where none was. Raises ExportError."""
+    """Read a file that was named; None if none was. Raises ExportError."""
     if path is None:
         return None
     try:
@@ -154,7 +155,7 @@ def bytes_of(path: Path | None) -> bytes | None:
 
 
 def write_export(export_file: ExportFile, batch: Path, to: Path | None, source_files: Iterable[Path] = ()) -> int:
-    """Save the file, list what is blank; 1 if anything is. `source_files` stay as they are."""
+    """Save the file and list what is blank. Returns 1 if anything is blank. `source_files` are never overwritten."""
     target = to or batch / export_file.name
     try:
         target = target / export_file.name if target.is_dir() else target
@@ -184,16 +185,17 @@ def write_export(export_file: ExportFile, batch: Path, to: Path | None, source_f
 
 
 def _check_replaceable(target: Path, batch: Path, export_file: ExportFile, source_files: Sequence[Path]) -> None:
-    """Raises ExportError if a file is there that may not be replaced."""
+    """Raise ExportError if the target exists and may not be replaced."""
     place, hint = target.resolve(), "name another place with --to"
     if place in source_files:
-        raise out.ExportError(f"{target} is what this is made of, and stays as it is; {hint}")
+        raise out.ExportError(f"{target} is a source of this export, so it is not replaced; {hint}")
     if target.name != export_file.name and place in {own_file.resolve() for own_file in kept_in(batch)}:
-        raise out.ExportError(f"{target} is a file of the batch's own; {hint}")
-    with open_ordinary(target) as file:  # an earlier export begins alike: a zip, or the name of the first column
+        raise out.ExportError(f"{target} belongs to the batch, so it is not replaced; {hint}")
+    # an earlier export begins in the same way: it is a zip, or its first column has the same name
+    with open_ordinary(target) as file:
         begins = file.read(_BEGINNING).removeprefix(BOM_UTF8)
     if begins and _first(begins) != _first(export_file.data.removeprefix(BOM_UTF8)):
-        raise out.ExportError(f"something else is in {target}: delete it, or {hint}")
+        raise out.ExportError(f"{target} holds something else: delete it, or {hint}")
 
 
 def _first(data: bytes) -> bytes:

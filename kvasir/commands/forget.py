@@ -1,4 +1,4 @@
-"""`kvasir forget`: a batch's traces deleted everywhere, when the retention period is over."""
+"""`kvasir forget`: deletes a batch's traces everywhere, when the retention period is over."""
 
 from collections import Counter
 from contextlib import ExitStack, suppress
@@ -33,10 +33,10 @@ def forget(global_options: Globals, batch: Path, yes: bool) -> int:
     """
     settings = global_options.settings()
     if batch.is_symlink():
-        raise BatchError(f"{batch} is a link; name the folder itself: {batch.resolve()}")
+        raise BatchError(f"{batch} is a link: name the folder itself, {batch.resolve()}")
     is_batch = batches.exists(batch)
     if not is_batch and not (batch / FILE).is_file():
-        raise BatchError(f"{batch} holds no batch; name the folder given to --out")
+        raise BatchError(f"{batch} holds no batch: name the folder that was given to --out")
     name = batches.batch_id(batch) if is_batch else batch.name
     if not yes:
         say(f"{name}: {_file_list(batch)} in {batch}", stderr)
@@ -46,8 +46,8 @@ def forget(global_options: Globals, batch: Path, yes: bool) -> int:
     with ExitStack() as stack:
         for folder in (batch, *_rounds(batch, name)):
             if grading_work(folder).is_alive or dry_run_work(folder).is_alive:
-                raise BatchError(f"{folder} is worked on now; stop that first, or wait for it")
-            job_ids |= stack.enter_context(Batch(folder)).every_job()  # nobody else works on it
+                raise BatchError(f"another process is working on {folder}: stop it first, or wait for it")
+            job_ids |= stack.enter_context(Batch(folder)).every_job()  # while it is open, nobody else can work on it
         if is_batch and is_cluster(settings):
             _forget_in_cluster(global_options, settings, name, job_ids)
         number = _delete(batch)
@@ -61,42 +61,43 @@ def forget(global_options: Globals, batch: Path, yes: bool) -> int:
 
 
 def _files(batch: Path) -> list[Path]:
-    """All that is deleted; batch.json and its lock last."""
+    """Return everything to delete; batch.json and its lock come last."""
     return [*uploaded_documents(batch), *kept_in(batch)]
 
 
 def _delete(batch: Path) -> int:
-    """Delete the files, and the folders that are empty then; how many files."""
+    """Delete the files, and folders that are then empty. Returns the number of files."""
     files = _files(batch)
     for file in files:
         file.unlink(missing_ok=True)
     inside = {place for file in files for place in file.parents if batch in (place, *place.parents)}
     for place in sorted(inside, key=lambda place: len(place.parts), reverse=True):
-        with suppress(OSError):  # something else is in it
+        with suppress(OSError):  # the folder holds something else
             place.rmdir()
     return len(files)
 
 
 def _rounds(batch: Path, batch_id: str) -> list[Path]:
-    """The folders of its regrades; a folder with another batch's id is none, whatever it is called."""
+    """Return the folders of its regrades. A folder with another batch's id is not one, whatever its name is."""
     places = [file.parent for file in kept_in(batch) if file.name == "batch.json" and file.parent != batch]
     return [place for place in places if batches.batch_id(place) == batch_id]
 
 
 def _file_list(batch: Path) -> str:
-    """File by file; what lies in folders by the number."""
+    """List the files by name; files in subfolders only by their number."""
     tops = Counter(str(file.relative_to(batch).parts[0]) for file in _files(batch))
     names = [f"{top}/ ({count} files)" if (batch / top).is_dir() else top for top, count in tops.items()]
     return ", ".join(name.replace("handed-in/ (", "handed-in/ (the uploaded submissions: ") for name in names)
 
 
 def _forget_in_cluster(global_options: Globals, settings: Settings, batch_id: str, job_ids: set[str]) -> None:
-    """Queues and store. What still waits for a worker is dropped by whoever takes it: the tombstone says so."""
+    """Delete the batch from queues and store. A tombstone makes workers drop jobs that are still waiting."""
     with connect(settings, (), global_options.observer(), "forget") as client:
         try:
             DeadLetters(client.broker).close()
-        except ConfigError as error:  # a producer's user, say: better told before the first thing is deleted
-            raise ConfigError(f"{error}; only the operator may forget a batch, and nothing was deleted") from None
+        # some logins, such as a producer's, may not do this: say so before anything is deleted
+        except ConfigError as error:
+            raise ConfigError(f"nothing was deleted, because only the operator may forget a batch: {error}") from None
         client.cancel(batch_id)
         say(f"results that nobody had fetched: {_discard_results(client, batch_id)}")
         with DeadLetters(client.broker) as graveyard:
@@ -105,7 +106,7 @@ def _forget_in_cluster(global_options: Globals, settings: Settings, batch_id: st
 
 
 def _discard_results(client: Client, batch_id: str) -> int:
-    """Delete the reply queue, and take what was parked."""
+    """Delete the reply queue and the parked results; returns their number."""
     replies = Replies(client.broker, batch_id)
     count = replies.backlog
     for parked_replies in replies.receive_parked():

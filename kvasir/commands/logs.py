@@ -1,4 +1,4 @@
-"""`kvasir logs` and `kvasir job`: what was logged on the machines of kvasir.toml, over ssh, and a job's life by it."""
+"""`kvasir logs` and `kvasir job`: show logs from the machines of kvasir.toml over ssh, and what happened to a job."""
 
 import queue
 import re
@@ -27,7 +27,7 @@ from monitoring.logs import TIME_FIRST, as_console_line
 from producers.batch.batch import Batch, id_or_folder
 from producers.client import Client
 
-# One of several: what a role said, why there is nothing more to come, or that it has said all.
+# Its second part is a role's lines, the reason why its log can't be read, or None at its end.
 LogMessage = tuple[str, list[str] | DeployFailed | None]
 
 _FIELDS_OF_ALL = (
@@ -37,32 +37,41 @@ _FIELDS_OF_ALL = (
     "stage",
     "run",
     "lane",
-)  # the same in each of its lines, or told by its event
+)  # fields that are the same on every line of a job, or that its event implies
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def _seconds(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
     match = re.fullmatch(r"(\d{1,6})([smhd])", value)
     if value and not match:
-        raise click.BadParameter("give a number with s, m, h or d behind it, such as 10m")
+        raise click.BadParameter(f"{value!r} is not a time: give a number followed by s, m, h or d, such as 10m")
     return int(match[1]) * _SECONDS[match[2]] if match else 0.0
 
 
 @click.command()
 @click.argument("machines", nargs=-1, metavar="[MACHINE]...")
-@click.option("-n", "--lines", type=click.IntRange(0), default=20, show_default=True, help="Of each role's log.")
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    help="Show this many lines of each role's log.",
+)
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 @click.option(
-    "--job", "of_job", default="", metavar="ID", help="Only this job's lines, from all machines, in order of time."
+    "--job", "of_job", default="", metavar="ID", help="Show only this job's lines, from all machines, in order of time."
 )
-@click.option("--batch", "of_batch", default="", metavar="ID", help="Only this batch's lines (its id or its folder).")
+@click.option(
+    "--batch", "of_batch", default="", metavar="ID", help="Show only this batch's lines (its id or its folder)."
+)
 @click.option(
     "--since",
     "since_s",
     default="",
     metavar="TIME",
     callback=_seconds,
-    help="Only lines of the last 90s, 10m, 2h or 1d.",
+    help="Show only lines of the last 90s, 10m, 2h or 1d.",
 )
 @ssh_config_option
 @click.pass_obj
@@ -87,7 +96,7 @@ def logs(
     settings, failures = global_options.settings(), set[str]()
     looks_for = lines_with(of_job, id_or_folder(of_batch), since_s=since_s)
     if looks_for and follow:
-        raise UsageError("--follow shows whatever comes: leave it out, or --job, --batch and --since")
+        raise UsageError("--follow shows only new lines: leave it out, or leave out --job, --batch and --since")
     if looks_for:
         for name, line in lines_in_order(settings, looks_for, ssh_config, failures, machines):
             click.echo(f"{name} | {as_console_line(line)}")
@@ -104,7 +113,9 @@ def logs(
 
 @click.command()
 @click.argument("job_id", metavar="ID")
-@click.option("--batch", "folder", type=path, help="Folder of its batch [default: all in results/].")
+@click.option(
+    "--batch", "folder", type=path, help="Look for the job in this batch's folder [default: all in results/]."
+)
 @ssh_config_option
 @click.pass_obj
 def job(global_options: Globals, job_id: str, folder: Path | None, ssh_config: Path | None) -> None:
@@ -137,10 +148,10 @@ def job(global_options: Globals, job_id: str, folder: Path | None, ssh_config: P
 
 
 def _whereabouts(settings: Settings, client: Client, batch: Batch | None, job_id: str, model: str) -> Iterator[str]:
-    """Where a job is that has no result in a batch's folder, and why it waits there."""
+    """Yield sentences on where an unfinished job is, and why it waits there."""
     if batch and not batch.is_confirmed(job_id):
         yield f"It was never sent: {next_command('watch', batch.folder)} does that."
-    # Where nobody decodes it, it is claimed by that, for a millisecond.
+    # This call claims the job if nobody is decoding it, so the claim is made to expire after a millisecond.
     ((body, _),) = client.cluster_state.take_up(
         "kvasir-job", [(job_id, batch.runs.get(job_id, 1) if batch else 1)], ttl_s=0.001
     )
@@ -168,9 +179,9 @@ def _ending(result: JobResult) -> str:
 
 
 def lines_with(*words: str, since_s: float = 0.0) -> str:
-    """What a log goes through in a shell to leave the lines with these words, written so long ago at most; "": all.
+    """Return a shell pipeline that filters a log: lines with all these words, at most `since_s` old; "" for no filter.
 
-    A line without a time, as of a traceback, belongs to the one before.
+    A line without a time, such as one of a traceback, belongs to the line before it.
     """
     filters = [f"grep -F -e {shlex.quote(word)}" for word in words if word]
     if since_s:
@@ -182,7 +193,10 @@ def lines_with(*words: str, since_s: float = 0.0) -> str:
 def lines_in_order(
     settings: Settings, looks_for: str, ssh_config: Path | None, failures: set[str], machines: Sequence[str] = ()
 ) -> list[tuple[str, str]]:
-    """The lines that `lines_with` leaves of all roles' logs, each with its machine and role, by its machine's clock."""
+    """Return the lines of all roles' logs that the filter `looks_for` leaves, each with its machine and role.
+
+    The lines are sorted by their machines' clocks.
+    """
     rows: list[tuple[str, str, str]] = []
     for name, chunk in _listen(settings, machines, ssh_config, failures, looks_for=looks_for):
         timed_line = ""
@@ -193,7 +207,7 @@ def lines_in_order(
 
 
 def select_machines(settings: Settings, names: Sequence[str]) -> list[MachineSettings]:
-    """Those that were named, or all, in the order of the configuration. Raises UsageError for an unknown one."""
+    """Return the named machines, or all, in the order of the configuration. Raises UsageError for an unknown name."""
     unknown_names = [name for name in names if name not in settings.machines]
     if unknown_names:
         machine_names = ", ".join(settings.machines) or "none"
@@ -210,9 +224,9 @@ def _listen(
     follow: bool = False,
     looks_for: str = "",
 ) -> Iterator[tuple[str, list[str]]]:
-    """What each role's script prints, with its machine and role, until all have ended.
+    """Yield what each role's script prints, with its machine and role, until all have ended.
 
-    What keeps a log from being read is said at once, and kept in `failures`.
+    If a log can't be read, the reason is printed at once and added to `failures`.
     """
     roles = [
         (machine, unit)
@@ -220,7 +234,7 @@ def _listen(
         for unit in (*service_units(machine, settings), *units_of(machine))
     ]
     if not roles:
-        raise UsageError("no machine in the configuration has a role: add [machines.NAME] with roles")
+        raise UsageError("no machine in the configuration has a role: add a table [machines.NAME] with roles")
     log_queue: queue.Queue[LogMessage] = queue.Queue()
     remotes: list[Remote] = []
 
@@ -245,7 +259,8 @@ def _listen(
                 yield name, message
                 continue
             open_logs -= 1
-            if message and str(message) not in failures:  # roles of one machine are not reached for one reason
+            # all roles of a machine that can't be reached have the same reason, so it is printed once
+            if message and str(message) not in failures:
                 click.echo(f"kvasir: {message}", err=True)
                 failures.add(str(message))
     finally:
@@ -255,7 +270,7 @@ def _listen(
 
 def _script(machine: MachineSettings, unit: Unit, lines: int, follow: bool, looks_for: str) -> str:
     if supervisor_of(machine) == "systemd":
-        # Only root sees all of a service's log; whoever may not ask as root sees what the worker itself wrote.
+        # Only root sees the full log of a service. Without sudo rights, what the worker itself wrote is shown.
         check = "j=journalctl; if sudo -n -l journalctl >/dev/null 2>&1; then j='sudo -n journalctl'; fi"
         show = f"$j --quiet --no-pager --output cat --lines {'all' if looks_for else lines} --unit {unit.name}"
         show += " --follow" if follow else ""
@@ -266,7 +281,8 @@ def _script(machine: MachineSettings, unit: Unit, lines: int, follow: bool, look
         show = f"tail -n {'+1' if looks_for else lines} {'-F ' if follow else ''}{path} 2>/dev/null"
     if not follow:
         return f"{check}; {show}{looks_for}"
-    # Without a terminal nothing tells a process that nobody listens any more; here the end of the input does.
+    # Without a terminal, the remote process is not told when nobody listens any more. Here, the end of its input tells
+    # it.
     return (
         f"{check}; exec 3<&0; {{ exec {show}; }} & said=$!; {{ read -r _ <&3; kill $said; }} & ear=$!; "
         "wait $said; code=$?; kill $ear; exit $code"

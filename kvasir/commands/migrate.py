@@ -1,4 +1,4 @@
-"""`kvasir migrate`: a batch that an earlier version planned and never sent, planned again."""
+"""`kvasir migrate`: plans a batch again that an earlier version planned and never sent."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,12 +28,12 @@ def migrate(global_options: Globals, batch: Path) -> int:
     Says what has changed in the input since. Sends nothing: the command that it ends with does.
     """
     if not batches.exists(batch):
-        raise BatchError(f"{batch} holds no batch; name the folder given to --out")
+        raise BatchError(f"{batch} holds no batch: name the folder that was given to --out")
     with Batch(batch) as owned_batch:
         if owned_batch.may_publish:
             say(f"{batch} is of this version's form already.")
             return 0
-        if not owned_batch.may_plan:  # its answers belong to prompts that can't be made again
+        if not owned_batch.may_plan:  # if it has answers, they belong to prompts that can't be rebuilt
             owned_batch.check_may_publish()
         planned_names = {entry.name for entry in owned_batch.entries}
         names = _names_now(global_options.settings(), owned_batch)
@@ -48,7 +48,7 @@ def migrate(global_options: Globals, batch: Path) -> int:
 
 
 def _names_now(settings: Settings, batch: Batch) -> set[str]:
-    """The lines or submissions that its input has now, by the names that jobs have. Raises UsageError, BatchError."""
+    """Return the current lines or submissions of its input, by the names of its jobs. Raises UsageError, BatchError."""
     if prompts := batch.request.get("prompts"):
         check_file(Path(prompts), prompts)
         lines = read_lines(Path(prompts), batch.batch_id, batch.secret, lambda _name: Defaults("any", 1, 0.0, 1.0))

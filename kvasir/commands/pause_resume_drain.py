@@ -1,4 +1,4 @@
-"""`pause`, `resume`, `drain`: take a machine out of the cluster's work for a while, without ending its workers."""
+"""`pause`, `resume`, `drain`: keep a machine from taking jobs for a while, without ending its workers."""
 
 import time
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def drain(global_options: Globals, worker: str, timeout_s: float) -> int:
 def _pause_or_resume(global_options: Globals, worker: str, should_pause: bool, until_idle_s: float = 0.0) -> int:
     settings = global_options.settings()
     if not is_cluster(settings):
-        raise UsageError("no broker is configured, so there are no workers to speak to: set KVASIR_BROKER_URL")
+        raise UsageError("no broker is configured, so there are no workers to pause: set KVASIR_BROKER_URL")
     with closing(open_stores(settings)) as stores, closing(open_broker(settings, "pause")) as broker:
         _broadcast_pause(broker, stores.cluster_state, worker, should_pause)
         for registration in _matching_workers(stores.cluster_state, worker):
@@ -71,7 +71,10 @@ def _pause_or_resume(global_options: Globals, worker: str, should_pause: bool, u
 
 
 def _broadcast_pause(broker: Broker, cluster_state: ClusterState, worker: str, should_pause: bool) -> None:
-    """Say it until the registrations show it: a broadcast may be lost. Raises BrokerUnavailable in the end."""
+    """Repeat the message until the registrations show its effect, because a broadcast may get lost.
+
+    Raises BrokerUnavailable if they never do.
+    """
     _matching_workers(cluster_state, worker)
 
     def has_arrived() -> bool:
@@ -97,7 +100,7 @@ def _matching_workers(cluster_state: ClusterState, worker: str, may_be_gone: boo
     ]
     if not workers and not may_be_gone:
         alive_ids = ", ".join(registration.worker_id for registration in registrations) or "none"
-        raise UsageError(f"there is no worker {worker!r}; alive now: {alive_ids}")
+        raise UsageError(f"there is no worker {worker!r}; live workers: {alive_ids}")
     return workers
 
 

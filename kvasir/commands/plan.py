@@ -1,4 +1,4 @@
-"""`kvasir plan`: how long a class will take on the configured machines, what it costs, and what limits it."""
+"""`kvasir plan`: predicts how long a class will take on the configured machines, what it costs, and what limits it."""
 
 import json
 import random
@@ -25,23 +25,23 @@ _ANSWERS = {"code": workload.CODE_ANSWER_TOKENS, "feedback": workload.FEEDBACK_A
 @click.command()
 @click.argument("folder", type=path, required=False)
 @click.option("--submissions", type=click.IntRange(1, 100_000), metavar="N", help="Plan for N made-up submissions.")
-@click.option("--rubric", type=path, help="Rubric, with FOLDER.")
+@click.option("--rubric", type=path, help="Use this rubric with FOLDER.")
 @class_options
 @click.option(
     "--code-answer",
     type=click.IntRange(1, 1_000_000),
     metavar="TOKENS",
-    help="Mean length of the code model's answers.",
+    help="Set the mean length of the code model's answers.",
 )
 @click.option(
     "--feedback-answer",
     type=click.IntRange(1, 1_000_000),
     metavar="TOKENS",
-    help="Mean length of the feedback model's answers.",
+    help="Set the mean length of the feedback model's answers.",
 )
-@click.option("--no-steal", is_flag=True, help="Without stealing: decode workers serve only their own model.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed for drawing lengths.")
-@click.option("--chart", type=path, metavar="FILE.svg", help="Write an SVG picture of who works when.")
+@click.option("--no-steal", is_flag=True, help="Plan without stealing: decode workers serve only their own model.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Set the seed for drawing lengths.")
+@click.option("--chart", type=path, metavar="FILE.svg", help="Write an SVG chart of who works when.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @group_options(models=Models)
 @click.pass_obj
@@ -68,17 +68,19 @@ def plan(
     """
     settings = global_options.settings(models)
     if (folder is None) == (submissions is None):
-        raise UsageError("say what to plan for: a FOLDER of submissions, or --submissions N, and not both")
+        raise UsageError("there is nothing to plan for: name either a FOLDER of submissions or --submissions N")
     documents = {"--rubric": rubric, "--solution": solution, "--template": template}
     if submissions and (named := [name for name, file in documents.items() if file]):
-        raise UsageError(f"{named[0]} shapes the prompts of a FOLDER; the lengths of --submissions N are drawn without")
+        raise UsageError(
+            f"{named[0]} can't be used with --submissions N, whose lengths are drawn: it shapes the prompts of a FOLDER"
+        )
     answers = {"code": code_answer, "feedback": feedback_answer}
     tokens = {aspect: answer or _ANSWERS[aspect] for aspect, answer in answers.items()}
     if submissions:
         names = settings.code_model().name, settings.feedback_model().name
         jobs = workload.draw_class(submissions, *names, seed, tokens["code"], tokens["feedback"])
     elif rubric is None:
-        raise UsageError("a FOLDER needs --rubric: the plan counts the prompts that grading would make")
+        raise UsageError("--rubric is missing: with a FOLDER, the plan counts the prompts that grading would make")
     else:
         request = class_run.request_from(settings, folder or Path(), rubric, solution, template)
         jobs = _jobs_of_request(request, tokens, seed)
@@ -92,10 +94,10 @@ def plan(
 
 
 def _jobs_of_request(request: GradeRequest, answers: dict[str, int], seed: int) -> list[PlannedJob]:
-    """The jobs that it would make, with estimated tokens and drawn answers."""
+    """Return the jobs that the request would make, with estimated prompts and randomly drawn answers."""
     tasks = planning.prepare(request, "plan", bytes(16)).tasks
     if not tasks:
-        raise UsageError(f"{request.folder} holds no submission that a model would have to read")
+        raise UsageError(f"{request.folder} holds no submission that a model would read")
     source = random.Random(seed)
     shared_tokens = {task.aspect: estimate_tokens(task.job.prompt[0].text) for task in tasks}
     return workload.longest_first(

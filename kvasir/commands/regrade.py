@@ -1,4 +1,4 @@
-"""`regrade`: ask again about what an edited rubric touches, compare, and adopt after a yes."""
+"""`regrade`: asks again about what changed in the rubric, compares, and replaces the grades if you agree."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -20,9 +20,9 @@ _NO_CHANGE_MESSAGE = "the grades stay as they are"
 
 @click.command()
 @click.argument("batch", type=path)
-@click.option("--criterion", "criteria", multiple=True, metavar="ID", help="Ask about this criterion alone.")
+@click.option("--criterion", "criteria", multiple=True, metavar="ID", help="Ask about this criterion only.")
 @click.option("--rubric", type=path, help="Use another rubric [default: the batch's, as it is now].")
-@click.option("--yes", is_flag=True, help="Don't ask: run, and replace the grades.")
+@click.option("--yes", is_flag=True, help="Run and replace the grades without asking.")
 @json_option
 @quiet_option
 @wait_option
@@ -73,7 +73,7 @@ def regrade(
 
 
 def _print_changes(regrading: Regrade) -> None:
-    """What changed, what it costs to ask about it, and what needn't be asked."""
+    """Print what changed, what it costs to ask about it, and what need not be asked."""
     sentences = [
         str(regrading.cost),
         *(_ruling_sentence(criterion, shared_words) for criterion, shared_words in regrading.may_affect.items()),
@@ -98,7 +98,8 @@ def _print_differences(differences: list[Difference], people: Mapping[str, str],
     if changed_rows:
         print_table(
             tuple(changed_rows[0]),
-            [[text.replace(" → ", "→") for text in row.values()] for row in changed_rows],  # a line each in 80 columns
+            # one line for each row in 80 columns
+            [[text.replace(" → ", "→") for text in row.values()] for row in changed_rows],
             right=("before", "after", "change"),
         )
     say(f"{len(changed_rows)} of {plural(len(differences), 'submission')} would change.")

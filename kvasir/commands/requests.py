@@ -1,4 +1,4 @@
-"""`kvasir requests`: students who ask for another look, what was replied, and the file with both."""
+"""`kvasir requests`: students' requests for another look, the replies to them, and a file with both."""
 
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,14 @@ from producers.words import plural
 @click.command()
 @click.argument("batch", type=path)
 @click.option(
-    "--from", "request_file", type=path, help="CSV of requests to read: submission (or student_id), request, criterion."
+    "--from",
+    "request_file",
+    type=path,
+    help="Read requests from this CSV: submission (or student_id), request, criterion.",
 )
-@click.option("--answer", "request_id", metavar="ID", help="The request that --reply answers.")
-@click.option("--reply", metavar="TEXT", help="What the student is told.")
-@click.option("--by", metavar="NAME", help="Who enters or answers the request [default: the login name].")
+@click.option("--answer", "request_id", metavar="ID", help="Answer this request with --reply.")
+@click.option("--reply", metavar="TEXT", help="Tell the student this.")
+@click.option("--by", metavar="NAME", help="Record who enters or answers the request [default: the login name].")
 @click.option("--to", type=path, help="Write requests, replies, points and evidence to this file (CSV).")
 @json_option
 def requests(
@@ -42,7 +45,7 @@ def requests(
     rewritten (requests.jsonl). The exit code is 1 while a request waits for its reply.
     """
     if (request_id is None) != (reply is None):
-        raise UsageError("--answer names the request, and --reply says what the student is told: give both")
+        raise UsageError("--answer and --reply must be given together: the request, and what the student is told")
     _, grades = out.final_grades(batch)
     by_item = {final.grade.id: final for final in grades}
     account_name = by or account()
@@ -74,7 +77,7 @@ def requests(
 def _save_reply(batch: Path, request_id: str, reply: str, by_item: dict[str, FinalGrade], account_name: str) -> None:
     request = next((request for request in out.read_requests(batch) if request.id == request_id), None)
     if request is None:
-        raise UsageError(f"there is no request {request_id!r}: {next_command('requests', batch)} lists them")
+        raise UsageError(f"there is no request {request_id!r}; list them with {next_command('requests', batch)}")
     final = by_item.get(request.item_id)
     out.save_reply(batch, request, reply, out.points_of(final, request.criterion_id) if final else None, account_name)
     if request.answer:

@@ -1,4 +1,4 @@
-"""`kvasir rubric`: rubrics from what a teacher has already."""
+"""`kvasir rubric`: makes rubrics from a teacher's existing files."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`kvasir run`: any batch of prompts, in and out as OpenAI's Batch API has it."""
+"""`kvasir run`: answers any batch of prompts, in the format of OpenAI's Batch API."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -26,10 +26,12 @@ from producers.words import plural
 
 @click.command()
 @click.argument("prompts", type=path)
-@click.option("--model", metavar="M", default="", help="Model for lines that name none.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Limit for lines that set none [default: the model's].")
-@click.option("--out", type=path, help="Folder of the batch [default: results/PROMPTS's name].")
-@click.option("--retry-failed", is_flag=True, help="Run again what failed, expired or was cancelled.")
+@click.option("--model", metavar="M", default="", help="Use this model for lines that name none.")
+@click.option(
+    "--max-tokens", type=click.IntRange(1), help="Set the length limit for lines that set none [default: the model's]."
+)
+@click.option("--out", type=path, help="Put the batch into this folder [default: results/PROMPTS's name].")
+@click.option("--retry-failed", is_flag=True, help="Run failed, expired and cancelled prompts again.")
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 @quiet_option
 @wait_option
@@ -53,7 +55,7 @@ def run(
     target = out or Path("results") / (prompts.stem or "prompts")
     with Batch(target) as batch, TerminalProgress(quiet) as progress:
         if "folder" in batch.request:
-            raise BatchError(f"{target} holds the grades of a class: name another folder with --out")
+            raise BatchError(f"{target} holds the grades of a class: choose another folder with --out")
         prompt_lines.check_file(prompts, str(prompts))
         resolve = _model_resolver(settings, model, max_tokens)
         objects = prompt_lines.objects_of(batch)
@@ -88,12 +90,12 @@ def _model_resolver(settings: Settings, default: str, max_tokens: int | None) ->
         )
 
     if default:
-        resolve(default)  # a wrong --model is the command's mistake, not each line's
+        resolve(default)  # a wrong --model is reported once, not for each line
     return resolve
 
 
 def _write_results(batch: Batch, as_json: bool) -> int:
-    """Write both files in the order of the input; 1 if anything has no answer."""
+    """Write both files in the order of the input. Returns 1 if any prompt has no answer."""
     results = [(entry, result) for entry in batch.entries if (result := batch.result(entry.job_id))]
     for name, is_success in (("answers.jsonl", True), ("errors.jsonl", False)):
         rows = [

@@ -1,4 +1,4 @@
-"""`kvasir serve` and `kvasir keys`: an OpenAI and Ollama endpoint in front of the queues, and who may use it."""
+"""`kvasir serve` and `kvasir keys`: serve OpenAI's and Ollama's APIs in front of the queues, and manage their users."""
 
 import importlib.util
 import json
@@ -27,7 +27,7 @@ _state = click.option(
     type=click.Path(path_type=Path),
     default=lambda: (user_data_dir(os.environ) or Path("results")) / "gateway",
     show_default="gateway, in the user's folder for data",
-    help="Folder of the gateway: its keys, files and batches.",
+    help="Keep the gateway's keys, files and batches in this folder.",
 )
 
 
@@ -36,7 +36,7 @@ _state = click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on; beyond loopback an API key is needed (kvasir keys).",
+    help="Listen on this address; beyond loopback an API key is needed (kvasir keys).",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option(
@@ -64,13 +64,13 @@ def serve(
     """
     settings = global_options.settings()
     if not all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "python_multipart")):
-        raise ConfigError("kvasir serve needs FastAPI: pip install 'kvasir-inference[gateway]'")
+        raise ConfigError("FastAPI is missing, which kvasir serve needs: pip install 'kvasir-inference[gateway]'")
     from gateway import server
 
     served_models = {name: settings.model(name) for name in models or settings.models}
     if not served_models:
         raise ConfigError("no model is configured: add a table [models.NAME] to kvasir.toml")
-    server.check_host(host, folder)  # before models are loaded
+    server.check_host(host, folder)  # fail before the models are loaded
     if not is_cluster(settings):
         stderr.print(f"no broker is configured: loading {plural(len(served_models), 'model')} into this process")
     with connect(settings, list(served_models), global_options.observer(), "serve") as client:
@@ -94,7 +94,7 @@ def keys() -> None:
 
 @keys.command("add")
 @click.argument("name")
-@click.option("--model", "models", metavar="M", multiple=True, help="A model that the key may use [default: all].")
+@click.option("--model", "models", metavar="M", multiple=True, help="Let the key use this model [default: all].")
 @_state
 @click.pass_obj
 def add(global_options: Globals, name: str, models: tuple[str, ...], folder: Path) -> None:
@@ -134,7 +134,7 @@ def revoke(global_options: Globals, name: str, folder: Path) -> None:
     if is_cluster(settings):
         try:
             deleted_count = forget_named(settings.store_url_with_secret(), {revoked_key.tag})
-        except KvasirError:  # a producer's login may not, for one
+        except KvasirError:  # some logins may not delete in the store, such as a producer's
             stderr.print("its conversations' KV caches stay in the store until they expire, a day at most:")
             raise
         say(f"KV caches of its conversations deleted from the store: {plural(deleted_count, 'record')}")

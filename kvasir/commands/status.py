@@ -1,4 +1,4 @@
-"""`kvasir status`: the cluster's workers, queues and store, as they are now."""
+"""`kvasir status`: shows the cluster's workers, queues and store as they are now."""
 
 import json
 from contextlib import closing
@@ -36,12 +36,12 @@ def status(global_options: Globals, as_json: bool) -> int:
         }
     click.echo(json.dumps(state)) if as_json else _print(state)
     if finish and not as_json:
-        say(f"All that waits: {finish.words()}")
+        say(f"Everything that waits: {finish.words()}")
     return 0
 
 
 def cluster_state(settings: Settings, client: Client) -> dict[str, Any]:
-    """What `kvasir status --json` prints: workers, those that are missing, queues, models nobody serves, store."""
+    """Return what `kvasir status --json` prints: workers (present and missing), queues, unserved models, store."""
     return {
         "workers": [_worker(registration) for registration in client.workers()],
         "queues": queue_depths(client.broker, list(settings.models)),
@@ -53,7 +53,7 @@ def cluster_state(settings: Settings, client: Client) -> dict[str, Any]:
 
 
 def store_state(settings: Settings) -> dict[str, Any]:
-    """How full the store is, what prefills under way have reserved, and where the next one has to wait."""
+    """Return how full the store is, how much running prefills have reserved, and whether the next one has to wait."""
     with closing(open_stores(settings)) as stores:
         usage, reserved_bytes = stores.kv.usage(), stores.cluster_state.reserved_bytes()
     return {
@@ -72,7 +72,7 @@ def _worker(registration: WorkerInfo) -> dict[str, Any]:
 
 
 def queue_depths(broker: Broker, models: list[str]) -> dict[str, int]:
-    """Ready messages of every queue that has some, work queues always."""
+    """Return the number of ready messages in each queue that has any; work queues are always included."""
     depths = {}
     for spec in topology.queues(models, broker.is_clustered):
         depth = broker.depth(spec.name)
@@ -107,7 +107,7 @@ def _print(state: dict[str, Any]) -> None:
 
 
 def remarks(state: dict[str, Any]) -> list[str]:
-    """What a person should know of the cluster, as sentences."""
+    """Return sentences about problems of the cluster."""
     return [
         *state["missing"],
         *(
@@ -124,7 +124,7 @@ def remarks(state: dict[str, Any]) -> list[str]:
 
 
 def store_line(store: dict[str, Any]) -> str:
-    """What the store holds, as one sentence."""
+    """Describe what the store holds in one sentence."""
     used_gb, reserved_gb, mark_gb, limit_gb = (
         store[f"{name}_bytes"] / 1e9 for name in ("used", "reserved", "mark", "max")
     )

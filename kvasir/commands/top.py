@@ -1,4 +1,4 @@
-"""`kvasir top`: queues, workers, store and batches in a terminal, live."""
+"""`kvasir top`: shows queues, workers, store and batches live in a terminal."""
 
 import time
 from collections import Counter, defaultdict
@@ -29,7 +29,7 @@ from producers.batch.batch import Batch
 from producers.client import Client
 
 State = dict[str, Any]
-EXPECT_EVERY_S = 30.0  # how often is asked when a batch will be done: it takes a second
+EXPECT_EVERY_S = 30.0  # time between two predictions of a batch's end, each of which takes a second
 _PLACES = ("now", "bulk", "suspects")
 _NO_CLUSTER = "No broker is configured: each grading runs in its own kvasir process."
 _HEADINGS = ("model", *(f"{stage} {place}" for stage in ("prefill", "decode") for place in _PLACES))
@@ -37,8 +37,10 @@ _HEADINGS = ("model", *(f"{stage} {place}" for stage in ("prefill", "decode") fo
 
 @click.command()
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--once", is_flag=True, help="Print one frame and leave.")
-@click.option("--every", type=Number(0.2), default=2.0, show_default=True, help="Seconds between frames.")
+@click.option("--once", is_flag=True, help="Print one frame and exit.")
+@click.option(
+    "--every", type=Number(0.2), default=2.0, show_default=True, help="Draw a new frame after this many seconds."
+)
 @click.pass_obj
 def top(global_options: Globals, folders: tuple[Path, ...], once: bool, every: float) -> int:
     """Watch queues, workers, store, and the batches in FOLDERS [default: those in results/]. Ctrl-C leaves.
@@ -72,7 +74,7 @@ def top(global_options: Globals, folders: tuple[Path, ...], once: bool, every: f
 
 
 def _finish_words(settings: Settings, folder: Path, client: Client) -> str:
-    """When a batch will be done, in words; "" while nobody can say."""
+    """Return when a batch will be done in words, or "" if that is unknown."""
     with Batch(folder, is_owner=False) as batch:
         return expectation(settings, client, batch)
 
@@ -84,10 +86,10 @@ def _looked_for(settings: Settings) -> str:
 
 
 def _live(look: Callable[[], RenderableType], every_s: float, looked_for: str) -> None:
-    """Redraw until Ctrl-C; in a pipe, one frame after the other.
+    """Redraw until Ctrl-C. In a pipe, print one frame after the other.
 
-    What is looked for is said before it is found. A service that is away is told of in place of the frame, and looked
-    for again.
+    The screen says what is being looked up until it is found. If a service is unreachable, a message replaces the
+    frame, and the next frame tries again.
     """
     try:
         if not stdout.is_terminal or stdout.is_dumb_terminal:
@@ -112,7 +114,7 @@ def _look_or_problem(look: Callable[[], RenderableType]) -> RenderableType:
 
 
 def frame(state: State | None, batches: Sequence[BatchState], now: float) -> RenderableType:
-    """One picture. `state` is what `kvasir status --json` prints of a cluster; None without one."""
+    """Return one frame. `state` is what `kvasir status --json` prints about a cluster, or None without one."""
     parts: list[RenderableType] = [Text(time.strftime("%H:%M:%S", time.localtime(now)), style="dim")]
     parts += _cluster(state) if state else [Text(_NO_CLUSTER)]
     if batches:
@@ -136,12 +138,12 @@ def _is_work(queue: str) -> bool:
 
 
 def _queues(state: State) -> RenderableType:
-    """Ready messages: a line for each model, in the order in which a job passes."""
+    """Return the ready messages: one line for each model, with the queues in the order in which a job passes them."""
     ready: dict[str, Counter[str]] = defaultdict(Counter)
     for name, count in state["queues"].items():
         if _is_work(name):
             stage, model = topology.stage_and_model(name)
-            # `bulk` has a queue for each turn
+            # `bulk` has one queue for each turn
             place = "suspects" if topology.is_suspects_queue(name) else name.rpartition(".")[2].partition("-")[0]
             ready[model][f"{stage} {place}"] += count
     rows = [(model, *(_count(counts.get(place, 0)) for place in _HEADINGS[1:])) for model, counts in ready.items()]

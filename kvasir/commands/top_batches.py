@@ -1,4 +1,4 @@
-"""Batches as `kvasir top` watches them: from their folders, whoever owns them, reading only what is new."""
+"""Batches as `kvasir top` watches them: read from their folders, whoever owns them, and only what is new."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,26 +13,29 @@ from producers.storage.journal import JournalLine, Standings, result_line
 
 @dataclass(frozen=True, slots=True)
 class BatchState:
-    """How far a batch is. `finish_words`: when it will be done, in words; `name` is its folder's."""
+    """How far a batch is.
+
+    `name` is its folder's name. `finish_words` says in words when it will be done.
+    """
 
     batch_id: str
     total: int
     result_count: int
-    failure_count: int  # jobs that are done but did not succeed
+    failure_count: int  # jobs that ended without success
     finish_words: str = field(default="", compare=False)
     name: str = field(default="", compare=False)
 
     @property
     def open(self) -> int:
-        """Jobs without a result."""
+        """The number of jobs without a result."""
         return self.total - self.result_count
 
 
 class BatchWatch:
-    """One batch folder, read again and again. Takes no lock and writes nothing."""
+    """Watches one batch folder by reading it repeatedly. It takes no lock and writes nothing."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises BatchError if the folder holds no batch that can be read."""
+        """Raises BatchError if the folder holds no readable batch."""
         self.folder = folder
         self._tail = LineTail(folder / "results.jsonl", make=result_line)
         self._standings: Standings[JournalLine] = Standings()
@@ -41,7 +44,7 @@ class BatchWatch:
         self._read_manifest()
 
     def look(self) -> BatchState:
-        """How far it is now. Raises BatchError if the folder has gone."""
+        """Return how far the batch is now. Raises BatchError if the folder is gone."""
         self._read_manifest()
         rows, was_replaced = self._tail.read()  # rows added since the last look
         if was_replaced:
@@ -64,21 +67,21 @@ class BatchWatch:
         try:
             modified_ns = (self.folder / "batch.json").stat().st_mtime_ns
         except OSError:
-            raise BatchError(f"{self.folder} holds no batch; name the folder given to --out") from None
+            raise BatchError(f"{self.folder} holds no batch: name the folder that was given to --out") from None
         if modified_ns != self._manifest_changed:
             self._manifest = batches.manifest_of(self.folder)
             self._manifest_changed = modified_ns
 
 
 def find_batches(folders: tuple[Path, ...], current_watches: Iterable[BatchWatch] = ()) -> list[BatchWatch]:
-    """The batches in these folders; without any, those that live in `results/`, the grading desk's too.
+    """Return watches for the batches in these folders, by default all batches in `results/`, including the desk's.
 
-    Those that are watched already stay what they are. Raises BatchError.
+    Batches that are already watched keep their watch. Raises BatchError.
     """
     watches = {watch.folder: watch for watch in current_watches}
     return [watches.get(folder) or BatchWatch(folder) for folder in folders or batch_folders()]
 
 
 def batch_folders() -> list[Path]:
-    """Those that live in `results/`, the grading desk's too."""
+    """Return the folders of all batches in `results/`, including the desk's."""
     return [path.parent for place in ("*", "desk/*") for path in sorted(Path("results").glob(f"{place}/batch.json"))]

@@ -1,4 +1,4 @@
-"""`kvasir ui`: the grading desk in a browser."""
+"""`kvasir ui`: opens the grading desk in a browser."""
 
 import importlib.util
 import os
@@ -23,14 +23,14 @@ _UPLOAD_MB = 1024
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("results/desk"),
     show_default=True,
-    help="Folder of the assignments that the desk creates.",
+    help="Keep the assignments that the desk creates in this folder.",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8501, show_default=True)
 @click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on. The desk has no login: think before you change this.",
+    help="Listen on this address. The desk has no login: think before you change this.",
 )
 @click.pass_obj
 def ui(global_options: Globals, folders: tuple[Path, ...], home: Path, port: int, host: str) -> None:
@@ -40,7 +40,7 @@ def ui(global_options: Globals, folders: tuple[Path, ...], home: Path, port: int
     """
     settings = global_options.settings()  # report configuration errors here, not in the browser
     if importlib.util.find_spec("streamlit") is None:
-        raise ConfigError("kvasir ui needs Streamlit: install it with pip install 'kvasir-inference[ui]', or make ui")
+        raise ConfigError("Streamlit is missing, which kvasir ui needs: pip install 'kvasir-inference[ui]', or make ui")
     shown_folders = find_folders(home, folders)
     for folder in folders:
         if folder not in shown_folders:
@@ -57,7 +57,7 @@ def ui(global_options: Globals, folders: tuple[Path, ...], home: Path, port: int
 
 
 def _server(host: str, port: int) -> list[str]:
-    """How Streamlit serves: no browser opened, nothing sent home, no file watched."""
+    """Streamlit's server settings: open no browser, send no statistics, watch no files."""
     options = {
         "server.address": host,
         "server.port": port,

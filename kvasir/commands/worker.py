@@ -1,4 +1,4 @@
-"""`worker`, and `prefill-worker` and `decode-worker` for one with a single role: one worker a process."""
+"""`worker`, `prefill-worker` and `decode-worker`: run one worker as a process, with both roles or one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,12 +23,17 @@ def _hours(_context: click.Context, parameter: click.Parameter, value: str) -> H
 
 
 _worker_options = combine_options(
-    click.option("--model", required=True, metavar="M", help="Model name: the queue to serve."),
-    click.option("--engine", default="", metavar="E", help="Engine [default: the model's]."),
-    click.option("--weights", default="", metavar="W", help="What the engine loads: a file, folder or URL."),
-    click.option("--context", type=click.IntRange(0), default=0, help="Tokens a sequence may have."),
+    click.option("--model", required=True, metavar="M", help="Serve the queue of this model."),
+    click.option("--engine", default="", metavar="E", help="Use this engine [default: the model's]."),
+    click.option("--weights", default="", metavar="W", help="Load these weights: a file, folder or URL."),
+    click.option("--context", type=click.IntRange(0), default=0, help="Limit a sequence to this many tokens."),
     click.option(
-        "--grace", "grace_s", type=Number(0), default=60.0, show_default=True, help="Seconds to finish on SIGTERM."
+        "--grace",
+        "grace_s",
+        type=Number(0),
+        default=60.0,
+        show_default=True,
+        help="Allow this many seconds to finish on SIGTERM.",
     ),
     click.option(
         "--hours",
@@ -46,7 +51,10 @@ _worker_options = combine_options(
 def _decode_options(kv_cache_help: str) -> Callable[[F], F]:
     return combine_options(
         click.option(
-            "--slots", type=click.IntRange(0, 1024), default=0, help="Jobs decoded at once [default: the model's]."
+            "--slots",
+            type=click.IntRange(0, 1024),
+            default=0,
+            help="Decode this many jobs at once [default: the model's].",
         ),
         click.option("--kv-cache-gb", type=Number(0), default=2.0, show_default=True, help=kv_cache_help),
         click.option(
@@ -55,7 +63,9 @@ def _decode_options(kv_cache_help: str) -> Callable[[F], F]:
             metavar="MODEL[,MODEL…]",
             envvar="KVASIR_STEAL",
             callback=lambda _context, _parameter, value: names_in(value),
-            help="Models to help when it has no job of its own and that saves time; 'all' means every configured one.",
+            help=(
+                "Help these models when it has no job of its own and that saves time; 'all' means every configured one."
+            ),
         ),
         click.option(
             "--memory",
@@ -64,7 +74,9 @@ def _decode_options(kv_cache_help: str) -> Callable[[F], F]:
             default=0.0,
             metavar="GB",
             envvar="KVASIR_MEMORY_GB",
-            help="Memory for the weights of all models held at once [default: 80% of this machine's memory].",
+            help=(
+                "Limit the memory for the weights of all models held at once [default: 80% of this machine's memory]."
+            ),
         ),
         group_options(decode=DecodeOptions),
     )
@@ -73,9 +85,9 @@ def _decode_options(kv_cache_help: str) -> Callable[[F], F]:
 def _roles(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[WorkerStage, ...]:
     names = names_in(value)
     if unknown := set(names) - {*BOTH_ROLES}:
-        raise click.BadParameter(f"{min(unknown)!r} is no role; known: {', '.join(BOTH_ROLES)}")
+        raise click.BadParameter(f"{min(unknown)!r} is not a role; the roles are {', '.join(BOTH_ROLES)}")
     if not names:
-        raise click.BadParameter(f"name at least one of {', '.join(BOTH_ROLES)}")
+        raise click.BadParameter(f"no role is named: name at least one of {', '.join(BOTH_ROLES)}")
     return tuple(role for role in BOTH_ROLES if role in names)
 
 
@@ -87,7 +99,7 @@ def _roles(_context: click.Context, _parameter: click.Parameter, value: str) -> 
     show_default=True,
     metavar="ROLE[,ROLE]",
     callback=_roles,
-    help="Work to do for the model, with one copy of its weights.",
+    help="Choose the work to do for the model, with one copy of its weights.",
 )
 @_decode_options("KV kept in memory, in GB: what is shared, and what it prefilled itself.")
 @click.pass_obj
@@ -114,7 +126,7 @@ def decode_worker(global_options: Globals, /, **options: Any) -> int:
 
 
 def _serve(global_options: Globals, *roles: WorkerStage, **options: Any) -> int:
-    # A worker's log is its only face.
+    # The log is all that a worker shows, so it logs at level info by default.
     level = "info" if global_options.log_level == "warning" else global_options.log_level
     logs.configure(level, global_options.log_style, background=True)
     serve(global_options.settings(), WorkerOptions(roles, **options), global_options.observer())

@@ -1,4 +1,4 @@
-"""The names and shapes of the team's earlier scripts, over today's pipeline (docs/how-to/migration.md)."""
+"""The names and interfaces of the team's earlier scripts, on top of Kvasir (docs/how-to/migration.md)."""
 
 from kvasir.compat.client import DisaggregatedClient, DisaggregatedInference, GenerationFailed
 from kvasir.compat.grader import BusinessAnalyticsGraderV2, GradingFailed, grade_submission

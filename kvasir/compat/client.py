@@ -1,4 +1,4 @@
-"""The names and shapes of the team's earlier scripts, over today's pipeline.
+"""The names and interfaces of the team's earlier scripts, on top of Kvasir.
 
 docs/how-to/migration.md says what to use instead.
 
@@ -7,7 +7,7 @@ docs/how-to/migration.md says what to use instead.
     await DisaggregatedInference(config).generate(prompt=, model_type=, max_tokens=)    gives {"response", …}
     BusinessAnalyticsGraderV2(…).grade_submission(…)                                    gives {"final_score", …}
 
-Where the machines are is said by kvasir.toml: hosts, ports and URLs given here are not used.
+kvasir.toml says where the machines are. Hosts, ports and URLs given here are not used.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ _SERVER_LISTS = ("prefill_servers", "decode_servers")
 
 
 class GenerationFailed(KvasirError):
-    """The job ended without an answer; the message says how and why. Nothing is made up in its place."""
+    """The job ended without an answer. The message says how and why; no text is made up in its place."""
 
 
 class _Connected:
-    """Has one client a model, opened when it is first asked for. Safe to use from several threads."""
+    """Holds one client for each model, opened when it is first needed. Safe to use from several threads."""
 
     def __init__(self, settings: Settings | None) -> None:
         self._settings = settings or load_settings()
@@ -43,7 +43,7 @@ class _Connected:
         self._lock = threading.Lock()
 
     def _ask(self, model: str, prompt: str, max_tokens: int) -> tuple[JobResult, float]:
-        """The result and the seconds it took. Raises GenerationFailed, ConfigError, BrokerUnavailable."""
+        """Return the result and the time in seconds. Raises GenerationFailed, ConfigError, BrokerUnavailable."""
         name = resolve_model(self._settings, model)
         model_settings = self._settings.model(name)
         start = time.monotonic()
@@ -61,7 +61,7 @@ class _Connected:
             return self._clients[name]
 
     def close(self) -> None:
-        """End what was started. Idempotent."""
+        """Close all clients. Idempotent."""
         with self._lock:
             clients, self._clients = self._clients, {}
         for client in clients.values():
@@ -69,10 +69,10 @@ class _Connected:
 
 
 class DisaggregatedClient(_Connected):
-    """Both earlier classes of this name.
+    """Replaces both earlier classes of this name.
 
-    With a path to their config_current.json, to a kvasir.toml, or with nothing, `generate` gives (text, metrics). With
-    two URLs and a model it gives one dict.
+    With a path to their config_current.json, a path to a kvasir.toml, or no argument, `generate` returns (text,
+    metrics). With two URLs and a model, it returns one dict.
     """
 
     def __init__(
@@ -82,18 +82,18 @@ class DisaggregatedClient(_Connected):
         model: str = "",
         settings: Settings | None = None,
     ) -> None:
-        """Raises ConfigError: a file that is neither, or a URL without a model."""
+        """Raises ConfigError if the file is of neither kind, or if a URL comes without a model."""
         self._model = model
         if bool(decode_url) != bool(model):
-            raise ConfigError("DisaggregatedClient takes a configuration's path, or two URLs and a model")
+            raise ConfigError("DisaggregatedClient needs either a configuration's path, or two URLs and a model")
         if not model and config_path is not None:
             settings = settings or _settings_for(Path(config_path))
         super().__init__(settings)
 
     def generate(self, *args: str, **named: Any) -> Any:
-        """`generate(model=, prompt=, max_tokens=2000)` or, made with URLs, `generate(prompt, max_tokens=)`.
+        """Call as `generate(model=, prompt=, max_tokens=2000)` or, if made with URLs, `generate(prompt, max_tokens=)`.
 
-        Raises GenerationFailed where the earlier one gave an error text as if it were an answer.
+        Raises GenerationFailed in cases where the earlier class returned an error text as if it were an answer.
         """
         names = ("prompt", "max_tokens") if self._model else ("model", "prompt", "max_tokens")
         arguments = {**dict(zip(names, args, strict=False)), **named}
@@ -110,21 +110,21 @@ class DisaggregatedClient(_Connected):
 
 
 class DisaggregatedInference(_Connected):
-    """The earlier orchestrator: a dict of servers, and an awaitable `generate`."""
+    """Replaces the earlier orchestrator, with a dict of servers and an awaitable `generate`."""
 
     def __init__(self, config: Mapping[str, Any], settings: Settings | None = None) -> None:
         _check_servers("the configuration", config)
         super().__init__(settings)
 
     async def generate(self, prompt: str, model_type: str = "qwen", max_tokens: int = 2000) -> dict[str, Any]:
-        """{"response", "tokens_per_sec", …}. Several may run at once. Raises GenerationFailed."""
+        """Return {"response", "tokens_per_sec", …}. Several calls may run at once. Raises GenerationFailed."""
         result, seconds = await asyncio.to_thread(self._ask, model_type, prompt, max_tokens)
         figures = metrics(result, seconds)
         return {"response": result.text, "tokens_per_sec": figures["decode_speed"], **figures}
 
 
 def metrics(result: JobResult, seconds: float) -> Metrics:
-    """The figures under the names that the earlier client used; seconds and tokens a second."""
+    """Return the metrics under the earlier client's names, in seconds and tokens per second."""
     prefill, decode = result.prefill, result.decode
     computed_tokens = prefill.computed_tokens + decode.evaluated_tokens
     return {
@@ -143,7 +143,7 @@ def metrics(result: JobResult, seconds: float) -> Metrics:
 
 
 def _settings_for(path: Path) -> Settings:
-    """Their JSON is checked and leaves the settings as they are; a .toml is ours."""
+    """Load settings. An earlier JSON file is only checked and changes nothing; a .toml is Kvasir's configuration."""
     if path.suffix.lower() == ".toml":
         return load_settings(config=path)
     try:

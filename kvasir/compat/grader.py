@@ -1,7 +1,7 @@
-"""The earlier grader's `grade_submission`: its arguments, its result's keys, today's rubric and rules.
+"""The earlier grader's `grade_submission`: its arguments and result keys, with Kvasir's rubric and rules.
 
-Points come from the rubric's criteria and are summed here; a model that fails makes no grade. The earlier one put 85 in
-its place: this one raises GradingFailed.
+Points come from the rubric's criteria and are summed here. If a model fails there is no grade: the earlier grader used
+85 points instead, while this one raises GradingFailed.
 """
 
 import json
@@ -27,8 +27,8 @@ from kvasir.connect import connect
 from messages.errors import ConfigError, KvasirError
 from messages.jobs import JobResult
 
-STRENGTH = 0.75  # share of a criterion's points from which it counts as done well
-MAX_ENTRIES = 10  # entries of a list, as before
+STRENGTH = 0.75  # a criterion counts as a strength from this share of its points
+MAX_ENTRIES = 10  # limit for the entries of a list, as in the earlier grader
 _COMPONENTS = {
     "business": ("business", "recommend", "decision", "application"),
     "communication": ("communicat", "clarity", "present", "writing", "reflect"),
@@ -36,7 +36,7 @@ _COMPONENTS = {
 
 
 class GradingFailed(KvasirError):
-    """There is no grade; the message says why. `grade` is what came of it, with the criteria that have points."""
+    """There is no grade; the message says why. `grade` holds the criteria that have points."""
 
     def __init__(self, message: str, made: Grade) -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ class GradingFailed(KvasirError):
 
 
 class BusinessAnalyticsGraderV2:
-    """The earlier grader's class; `ollama_url` is not used."""
+    """Replaces the earlier grader's class. `ollama_url` is not used."""
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class BusinessAnalyticsGraderV2:
         notebook_path: str | Path | None = None,
         preprocessing_info: Any = None,
     ) -> dict[str, Any]:
-        """The result under the earlier names; both models work at the same time.
+        """Grade a submission and return the result under the earlier names. Both models work at the same time.
 
-        `notebook_path` replaces code and text, and brings outputs. Nothing of `assignment_info` but its rubric reaches
-        a model, and no student's name. Raises GradingFailed, ConfigError, RubricError, BrokerUnavailable.
+        `notebook_path` replaces code and text, and adds outputs. Of `assignment_info`, only the rubric reaches a model,
+        and a student's name never does. Raises GradingFailed, ConfigError, RubricError, BrokerUnavailable.
         """
         rubric = self._rubric or _rubric_in(assignment_info or {})
         work = read_document(Path(notebook_path)) if notebook_path else _work(student_code, student_markdown)
@@ -110,9 +110,9 @@ class BusinessAnalyticsGraderV2:
 
 
 def grade_submission(*args: Any, settings: Settings | None = None, **named: Any) -> dict[str, Any]:
-    """One submission with the configured models; the arguments of BusinessAnalyticsGraderV2.grade_submission.
+    """Grade one submission with the configured models. Arguments: see BusinessAnalyticsGraderV2.grade_submission.
 
-    The rubric comes with `assignment_info={"rubric": …}`.
+    The rubric is given as `assignment_info={"rubric": …}`.
     """
     return BusinessAnalyticsGraderV2(settings=settings).grade_submission(*args, **named)
 
@@ -120,7 +120,7 @@ def grade_submission(*args: Any, settings: Settings | None = None, **named: Any)
 def _rubric_in(info: Mapping[str, Any]) -> Rubric:
     rubric = info.get("rubric")
     if not rubric:
-        raise ConfigError("no rubric: pass rubric_path, or assignment_info={'rubric': …}")
+        raise ConfigError("there is no rubric: pass rubric_path, or assignment_info={'rubric': …}")
     text = rubric if isinstance(rubric, str) else json.dumps(rubric)
     return parse_rubric("assignment_info['rubric']", text, ".json")
 
@@ -185,7 +185,7 @@ _PARTS = ("technical", "business", "analysis", "communication")
 
 
 def _component(rubric: Rubric, item: CriterionGrade) -> str:
-    """Which of the earlier grader's four parts a criterion belongs to; analysis where nothing says."""
+    """Return which of the earlier grader's four parts a criterion belongs to; analysis if nothing says."""
     if any(criterion.id == item.id for criterion in rubric.for_model("code")):
         return "technical"
     words = f"{item.id} {item.title}".lower()
@@ -197,13 +197,13 @@ def _points(items: Iterable[CriterionGrade]) -> float:
 
 
 def _percent(items: Sequence[CriterionGrade]) -> float | None:
-    """None where the rubric has no such criterion: nothing is made up."""
+    """Return the share in percent, or None if the rubric has no such criterion. No number is made up."""
     max_points = sum(float(item.max_points) for item in items)
     return round(100 * _points(items) / max_points, 2) if max_points else None
 
 
 def _feedback_lines(items: Iterable[CriterionGrade], strong: bool | None = None) -> list[str]:
-    """Feedback of the criteria that went well, or didn't, or all."""
+    """Return the feedback of the criteria that went well, of those that didn't, or of all."""
     selected_criteria = [
         item for item in items if strong is None or strong == (_points([item]) >= STRENGTH * item.max_points)
     ]

@@ -1,4 +1,4 @@
-"""The earlier scripts' names for models, resolved through [models] of kvasir.toml."""
+"""Resolves the model names of the earlier scripts through [models] of kvasir.toml."""
 
 from infra.config.settings import Settings
 from messages.errors import ConfigError
@@ -8,10 +8,10 @@ SHORT_NAMES = ("qwen", "gpt-oss")
 
 
 def resolve_model(settings: Settings, name: str) -> str:
-    """The configured model that `name` means: itself, without the prefix `disaggregated:`, or by a short name.
+    """Return the configured model for `name`: the same name, without the prefix `disaggregated:`, or a short name.
 
-    A short name means the one configured model whose name begins so; of several, the one that [grading] names.
-    Raises ConfigError if there is none, or no way to choose.
+    A short name means the only configured model whose name begins with it; if there are several, the one that [grading]
+    names. Raises ConfigError if there is none, or if the choice is not clear.
     """
     bare = name.removeprefix(PREFIX)
     if bare in settings.models or bare not in SHORT_NAMES:
@@ -25,5 +25,9 @@ def resolve_model(settings: Settings, name: str) -> str:
             return candidates[0]
     if not matching_models:
         configured_names = ", ".join(sorted(settings.models)) or "none"
-        raise ConfigError(f"no configured model's name begins with {bare!r}; configured: {configured_names}")
-    raise ConfigError(f"{bare!r} may mean {' or '.join(sorted(matching_models))}; name one, or set it in [grading]")
+        raise ConfigError(
+            f"no configured model's name begins with {bare!r}; the configured models are {configured_names}"
+        )
+    raise ConfigError(
+        f"{bare!r} may mean {' or '.join(sorted(matching_models))}: use a full name, or set it in [grading]"
+    )

@@ -1,1 +1,1 @@
-"""What the desk is given when it starts: its backend, the application that is served, and the script that it runs."""
+"""What the desk needs at its start: its backend, the application that is served, and the script that Streamlit runs."""

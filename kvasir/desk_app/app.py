@@ -1,6 +1,6 @@
-"""The application that Streamlit serves: the desk, behind the check of who may ask.
+"""The application that Streamlit serves: the desk, behind a check of the host name.
 
-Streamlit's own `server.allowedHosts` is asked for WebSockets only; media, uploads and downloads are plain HTTP.
+Streamlit checks its own `server.allowedHosts` only for WebSockets, but media, uploads and downloads use plain HTTP.
 """
 
 from pathlib import Path

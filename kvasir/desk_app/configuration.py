@@ -1,4 +1,4 @@
-"""What the grading desk is given to work with: one configuration, and how to act on it."""
+"""The backend of the grading desk: one configuration, and how to act on it."""
 
 import sys
 import threading
@@ -16,11 +16,11 @@ from kvasir.connect import connect, is_cluster
 from messages.errors import KvasirError
 from producers.client import Client
 
-_FRESH_S = 1.5  # several pages that look at once share one look
+_FRESH_S = 1.5  # pages that ask within this time share one answer
 
 
 class DeskBackend:
-    """A `desk.backend.Backend`. Connects to nothing until the fleet is looked at."""
+    """Implements `desk.backend.Backend`. It connects to nothing until a page asks for the fleet."""
 
     def __init__(self, settings: Settings, config: Path | None, home: Path, extra_folders: Sequence[Path] = ()) -> None:
         self.home = home.absolute()
@@ -30,23 +30,26 @@ class DeskBackend:
         self.is_cluster = is_cluster(settings)
         self._settings = settings
         self._config = config
-        # One connection for all pages, opened when somebody looks, and again after it failed.
+        # One connection for all pages. It is opened when a page needs it, and reopened after an error.
         self._client: Client | None = None
         self._view = FleetView()
         self._viewed_at = -_FRESH_S
         self._looking = threading.Lock()
 
     def command(self, *arguments: str) -> list[str]:
-        """`kvasir` by this Python, under the same configuration."""
+        """Return a `kvasir` command line that uses this Python and the same configuration."""
         config_option = ["--config", str(self._config.absolute())] if self._config else []
         return [sys.executable, "-m", "kvasir", *config_option, *arguments]
 
     def request_of(self, manifest_request: Mapping[str, Any]) -> GradeRequest:
-        """The request that a manifest keeps. Raises ConfigError."""
+        """Return the request that a manifest keeps. Raises ConfigError."""
         return class_run.request_from_manifest(self._settings, manifest_request)
 
     def fleet(self) -> FleetView:
-        """Workers and queues, at most a moment old, or why the cluster can't be reached; empty without one."""
+        """Return workers and queues, at most a moment old, or why the cluster can't be reached.
+
+        Without a cluster it is empty.
+        """
         if not self.is_cluster:
             return FleetView()
         with self._looking:

@@ -1,4 +1,4 @@
-"""The script that Streamlit runs for every look at the desk: arguments in, page out."""
+"""The script that Streamlit runs each time a page of the desk is shown."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from kvasir.desk_app.configuration import DeskBackend
 
 
 def main(arguments: list[str]) -> None:
-    """HOME CONFIG [FOLDER…]; an empty CONFIG stands for none."""
+    """Show the page. The arguments are HOME CONFIG [FOLDER…]; an empty CONFIG means none."""
     home, config, *extra_folders = arguments
     config_file = Path(config) if config else None
     next_command.keep(config_file)

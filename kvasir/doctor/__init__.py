@@ -1,1 +1,1 @@
-"""Whether a cluster's parts are there and fit together."""
+"""Checks whether the parts of a cluster work and fit together."""

@@ -1,4 +1,4 @@
-"""Whether a cluster's nodes and queues can lose a node. AMQP doesn't tell; RabbitMQ's management API does."""
+"""Checks whether a broker cluster survives the loss of a node. AMQP doesn't say; RabbitMQ's management API does."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 from kvasir.doctor.findings import Finding, ok, warn
 
-_PORT_OFFSET = 10_000  # the API's port, counted from AMQP's: 15672 for 5672
-_QUORUM_MEMBERS = 3  # members: what RabbitMQ gives a queue that is declared where so many nodes run
+_PORT_OFFSET = 10_000  # the API's port minus AMQP's port, as in 15672 for 5672
+_QUORUM_MEMBERS = 3  # number of members that RabbitMQ gives a new queue if there are enough nodes
 _NAMES_SHOWN = 5
 _WITHIN_S = 5.0
 _LOOK = "rabbitmqctl list_queues name type members online; rabbitmqctl cluster_status"
@@ -16,7 +16,7 @@ _GROW = "rabbitmq-queues grow NODE all, for each node that lacks them"
 
 
 def check_members(url: str, nodes: int) -> Iterator[Finding]:
-    """Whether all nodes see each other, and each quorum queue has members enough to lose a node, all of them up."""
+    """Check that all nodes see each other, and that each quorum queue has enough members and all of them are up."""
     required_members = min(nodes, _QUORUM_MEMBERS)
     queues = _query_management(url, "queues/{vhost}?columns=name,type,members,online")
     if queues is None:
@@ -50,7 +50,10 @@ def check_members(url: str, nodes: int) -> Iterator[Finding]:
 
 
 def separated_from_largest(nodes: list[dict[str, Any]]) -> list[str]:
-    """All nodes but those of the largest part. Each says whom it lost sight of; at first only one may have noticed."""
+    """Return all nodes outside the largest connected part.
+
+    Each node names the nodes that it lost sight of. At first only one side may have noticed.
+    """
     cut_links = {frozenset((node["name"], peer)) for node in nodes for peer in node.get("partitions", ())}
     parts: list[list[str]] = []
     for node in nodes:
@@ -70,11 +73,13 @@ def _names(names: list[str]) -> str:
 
 
 def _query_management(url: str, query: str) -> list[dict[str, Any]] | None:
-    """What the first node tells that answers; None if none does. Never asked without TLS over amqps.
+    """Return the answer of the first node that answers, or None.
+
+    With an amqps URL it is not asked, because this request would send the password without TLS.
 
     `query`: queues or nodes, and which of their fields.
     """
-    # Here and not above: without a broker nothing needs them.
+    # Imported here, because only clusters with a broker need them.
     import httpx
 
     from infra.broker.rabbitmq.connection import all_parameters

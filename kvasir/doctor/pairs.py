@@ -1,4 +1,4 @@
-"""Checks what the workers registered: who serves a model, whether each pair can transfer KV, and on which device."""
+"""Checks the workers' registrations: who serves a model, whether each pair can transfer KV, and on which device."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -11,14 +11,15 @@ from engines.worker_info import MEND_ROPE, different_rope, different_template, i
 from infra.config.next_command import next_command
 from infra.config.settings import MachineSettings, ModelSettings, Settings
 from kvasir.doctor.findings import Finding, error, ok, warn
+from kvasir.doctor.services import link_finding
 from messages.errors import KVTransferFailed
-from messages.workers import WorkerInfo
+from messages.workers import WorkerInfo, layout_token_bytes
 
 _GPU_PLATFORMS = {"linux-cuda": "cuda", "macos": "metal"}
 _MEND_SKETCH = "give both workers conversions of one model and one configuration, or run one engine at both ends"
-# A class by which a refusal is made a figure.
+# An example class, used to express the cost of a refused KV transfer.
 _CLASS, _CLASS_PROMPT_TOKENS = 100, 4000
-_OBSERVED_PREFIX = "observed-"  # a tokenizer known only by what it makes of a sample
+_OBSERVED_PREFIX = "observed-"  # the tokenizer's identity was derived from how it splits a sample text
 
 
 Fetch = Callable[[str], bytes | None]
@@ -27,11 +28,12 @@ Fetch = Callable[[str], bytes | None]
 def check_workers(
     settings: Settings, registrations: Sequence[WorkerInfo], fetch: Fetch = lambda _: None
 ) -> Iterator[Finding]:
-    """One model after another, then each worker's device. `fetch` gives a sketch by its name."""
+    """Check each model in turn, then each worker's device. `fetch` returns a sketch by its name."""
     for model in settings.models.values():
         yield from _check_model(
             settings, model, [registration for registration in registrations if registration.model == model.name], fetch
         )
+    yield from check_links(registrations)
     for registration in registrations:
         yield from _check_device(settings, registration)
         if registration.model not in settings.models:
@@ -40,6 +42,23 @@ def check_workers(
                 f"{_describe(registration)} serves a model that this configuration does not have",
                 f'add [models."{registration.model}"], or stop the worker',
             )
+
+
+def check_links(registrations: Sequence[WorkerInfo]) -> Iterator[Finding]:
+    """What each machine has measured of its links, and what each means for a class that it decodes, or only prefills.
+
+    The size is an upper bound: sliding windows make it less.
+    """
+    decoders_last = sorted(registrations, key=lambda registration: registration.role == "decode")
+    by_link = {(each.host, link): each for each in decoders_last for link in each.details.links}
+    for (host, link), worker in by_link.items():
+        yield link_finding(
+            host,
+            link,
+            link.parallel_mb_per_s if worker.role == "decode" else link.put_mb_per_s,
+            _CLASS * _CLASS_PROMPT_TOKENS * layout_token_bytes(worker.layout) / 1e6,
+            f"the KV of a class of {_CLASS} with prompts of {_CLASS_PROMPT_TOKENS:,} tokens",
+        )
 
 
 def _check_model(
@@ -72,7 +91,7 @@ def _missing_stage_finding(settings: Settings, model: ModelSettings, prefill: bo
 
 
 def _distinct_pairs(pairs: Iterator[tuple[WorkerInfo, WorkerInfo]]) -> Iterator[tuple[WorkerInfo, WorkerInfo]]:
-    """One pair of each kind: ten equal decode workers are one finding."""
+    """Yield one pair of each kind, so that ten equal decode workers give one finding."""
     seen_kinds = set()
     for prefill, decode in pairs:
         kind = tuple(
@@ -88,7 +107,10 @@ def _distinct_pairs(pairs: Iterator[tuple[WorkerInfo, WorkerInfo]]) -> Iterator[
 
 
 def _different_builds(prefill: WorkerInfo, decode: WorkerInfo) -> str:
-    """Both, to be added to a sentence, where one engine's differ; "": they don't, or one is not known."""
+    """Return the end of a sentence that names both builds, if the workers have different builds of one engine.
+
+    It is "" if the builds are equal, or if one is unknown.
+    """
     builds = _build(prefill), _build(decode)
     if prefill.engine != decode.engine or builds[0] == builds[1] or not all(builds):
         return ""
@@ -96,7 +118,7 @@ def _different_builds(prefill: WorkerInfo, decode: WorkerInfo) -> str:
 
 
 def _build(registration: WorkerInfo) -> str:
-    """Of its engine, with the version of its slot files where it has such; "" where an older worker doesn't say."""
+    """Return the engine's build, and the version of its slot files if it has any; "" if an older worker doesn't say."""
     details = registration.details
     return details.engine_build + (f", slot files {details.slot_file_version}" if details.slot_file_version else "")
 
@@ -127,7 +149,7 @@ def _check_pair(model: ModelSettings, prefill: WorkerInfo, decode: WorkerInfo, f
         because = ", because same_weights says that it may" if prefill.engine != decode.engine else ""
         return ok(model.name, f"{pair}: hands its KV cache over{because} (family {prefill.fingerprint:.12})")
     if {prefill.engine, decode.engine} <= set(model.same_weights) and prefill.engine != decode.engine:
-        # Another RoPE, or one of them was started without it.
+        # The two have different RoPE settings, or one of them was started without them.
         if rope := different_rope((prefill.engine, prefill.layout), (decode.engine, decode.layout)):
             return error(model.name, f"{pair}: {rope}; every prompt is computed twice", MEND_ROPE)
         return error(
@@ -145,7 +167,10 @@ def _check_pair(model: ModelSettings, prefill: WorkerInfo, decode: WorkerInfo, f
 
 
 def _with_cost(model: ModelSettings, finding: Finding, prefill: WorkerInfo, decode: WorkerInfo) -> Finding:
-    """What it costs a class that the pair is refused, and that the producer may load the consumer's weights instead."""
+    """Add what the refused pair costs a class.
+
+    If possible, also suggest that the prefill worker loads the decode worker's weights instead.
+    """
     tokens = _CLASS * _CLASS_PROMPT_TOKENS
     cost = (
         f"; of a class of {_CLASS} with prompts of {_CLASS_PROMPT_TOKENS:,} tokens the decode worker then computes "
@@ -164,7 +189,7 @@ def _with_cost(model: ModelSettings, finding: Finding, prefill: WorkerInfo, deco
 
 
 def _agreement(prefill: WorkerInfo, decode: WorkerInfo, fetch: Fetch) -> SketchAgreement:
-    """What the decode worker makes of the prefill worker's sketch."""
+    """Compare the sketches of both workers, as the decode worker does."""
     bodies = [
         (registration.sketch and fetch(registration.sketch), registration.sketch) for registration in (decode, prefill)
     ]
@@ -197,7 +222,7 @@ def _check_agreement(model: ModelSettings, pair: str, prefill: WorkerInfo, agree
 
 
 def _shape(registration: WorkerInfo) -> str:
-    """Layers, heads and windows of its KV cache, without the dtype; "" where an older worker doesn't say."""
+    """Return layers, heads and windows of the KV cache, without the dtype; "" if an older worker doesn't say."""
     return registration.layout.partition(";")[0]
 
 
@@ -253,8 +278,12 @@ def _mend_device(registration: WorkerInfo, expected: str) -> str:
 
 
 def _machines_of(settings: Settings, registration: WorkerInfo) -> list[MachineSettings]:
-    """The machine whose name or host was registered; else one that is configured for just this, if all such have a
-    GPU: an address in the configuration says nothing of the host's own name."""
+    """Return the machines that a registration may belong to.
+
+    This is the machine with the registered name or host. If there is none, it is every machine that is configured for
+    this role and model, but only if all of them have a GPU: an address in the configuration does not tell the host's
+    own name.
+    """
     machines = list(settings.machines.values())
     named_machines = [machine for machine in machines if machine.is_called(registration.host)]
     if named_machines:

@@ -1,23 +1,29 @@
-"""What doctor finds at the broker, at the store, and on this machine's disks; and how fast the link to the store is."""
+"""Checks the broker, the store, this machine's disks, and the speed of the link to the store."""
 
+import math
 import os
 import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from timeit import repeat
 from typing import Any
 
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from engines.program import SHARED_MEMORY
-from infra.config.next_command import next_command
 from kvasir.doctor.findings import Finding, error, ok, warn
+from kvasir.doctor.steps import CAUSES, SIZES, ServiceCheck, diagnose, host_and_port
+from kvstore.blocks import BlockRef
 from kvstore.redis.client import errors_mapped, is_cluster, open_client, place, product
+from kvstore.redis.store import RedisKVStore
 from messages.errors import StoreUnavailable
+from messages.workers import Link
 from producers.words import plural
 
 OLDEST_RABBITMQ = (3, 10)
@@ -25,10 +31,11 @@ _REQUIRED_CAPABILITIES = ("publisher_confirms", "consumer_cancel_notify", "conne
 
 CLOCKS_DIFFER_S = 2.0
 
-LINK_BYTES = 16_000_000
-_LINK_VALUES = 4  # values of 4 MB in one pipeline, as blocks travel
+_CONNECTIONS = 4
 _LINK_KEY_TTL_S = 60
-_SLOW_LINK_BYTES_PER_S = 100e6
+_RATES = ("put_mb_per_s", "mb_per_s", "parallel_mb_per_s")  # fields of a Link, in the order of measurement
+_SLOW_LINK_MB_PER_S, _GIGABIT_MB_PER_S, _LONG_PROMPT_MB = 100, 125, 2_000
+_CARDS = Path("/sys/class/net")
 
 _SLOTS = 16384
 _SLOW_FAILOVER_S = 5.0
@@ -38,7 +45,7 @@ _SLOT_BYTES = 4e9
 
 
 def check_broker_itself(server: Mapping[str, Any]) -> Iterator[Finding]:
-    """What the properties of a connection tell of a RabbitMQ."""
+    """Check a RabbitMQ by the properties that it sends when a connection opens."""
     product, version = str(server.get("product", "an unknown broker")), str(server.get("version", "?"))
     can = server.get("capabilities") or {}
     absent = [name for name in _REQUIRED_CAPABILITIES if not can.get(name)]
@@ -58,13 +65,13 @@ def check_broker_itself(server: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """`3.10.8-rc.1` as (3, 10, 8); () for what is no version, which counts as too old."""
+    """Convert `3.10.8-rc.1` to (3, 10, 8). Anything else gives (), which counts as too old."""
     parts = version.partition("-")[0].split(".")
     return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
 
 
 def check_clock(difference_s: float) -> Finding:
-    """The store's clock minus this machine's."""
+    """Judge the difference between the store's clock and this machine's."""
     if abs(difference_s) < CLOCKS_DIFFER_S:
         return ok("clocks", f"the store's is this machine's ({difference_s:+.1f} s)")
     return warn(
@@ -76,7 +83,7 @@ def check_clock(difference_s: float) -> Finding:
 
 
 def check_other_clocks() -> Finding:
-    """What can't be known from here."""
+    """Say which clocks can't be checked from here."""
     return Finding(
         "ok",
         "clocks",
@@ -87,14 +94,14 @@ def check_other_clocks() -> Finding:
 
 
 def clock_difference_s(store_now: Any) -> float:
-    """`store_now()` minus this machine's clock in the middle of the call, of the shortest of three."""
+    """Return `store_now()` minus this machine's clock at the middle of the call. The shortest of three calls counts."""
     calls = [(time.time(), float(store_now()), time.time()) for _ in range(3)]
     before, store_time, after = min(calls, key=lambda call: call[2] - call[0])
     return store_time - (before + after) / 2
 
 
 def check_redis(info: Mapping[str, Any], saves: str) -> Iterator[Finding]:
-    """What `INFO` and the setting `save` say of how Redis treats a full memory, and whether it writes to disk."""
+    """Check how Redis treats a full memory, and whether it writes to disk, by `INFO` and the setting `save`."""
     limit, policy = int(info.get("maxmemory", 0)), str(info.get("maxmemory_policy", ""))
     if not limit:
         yield warn("store", "maxmemory is not set: prefill can't tell when it is full", "redis: maxmemory 128gb, or so")
@@ -118,7 +125,10 @@ def check_redis(info: Mapping[str, Any], saves: str) -> Iterator[Finding]:
 
 
 def check_store_servers(url: str) -> Iterator[Finding]:
-    """The Redis at `url`, or each primary of a Redis Cluster and what they make together. Raises StoreUnavailable."""
+    """Check the Redis at `url`, or each primary of a Redis Cluster and the cluster as a whole.
+
+    Raises StoreUnavailable.
+    """
     client: Any = open_client(url)
     with closing(client), errors_mapped(place(url)):
         if is_cluster(url):
@@ -136,7 +146,8 @@ def _check_redis_cluster(client: Any) -> Iterator[Finding]:
     for primary in client.get_primaries():
         try:
             infos[primary] = {} if primary.name in unreachable_nodes else client.info(target_nodes=primary)
-        except (ConnectionError, TimeoutError):  # the others will know in a moment, or it is a matter of the network
+        # either the node has just failed and the others don't know yet, or the network is the problem
+        except (ConnectionError, TimeoutError):
             unreachable_nodes[primary.name] = "this machine"
     infos = {primary: info for primary, info in infos.items() if info}
     have_replicas = {
@@ -148,7 +159,8 @@ def _check_redis_cluster(client: Any) -> Iterator[Finding]:
     for primary, info in infos.items():
         for finding in check_redis(info, _setting(client, "save", target_nodes=primary)):
             yield replace(finding, what=f"{primary.name}: {finding.what}")
-    node_options = {"target_nodes": next(iter(infos))} if infos else {}  # one that answers, now
+    # the other questions go to one node that is known to answer
+    node_options = {"target_nodes": next(iter(infos))} if infos else {}
     yield from _check_slots(int(client.cluster_info(**node_options)["cluster_slots_ok"]), unreachable_nodes)
     if single_nodes := sorted(
         name for name, node in nodes.items() if node["slots"] and node["node_id"] not in have_replicas
@@ -162,7 +174,7 @@ def _check_redis_cluster(client: Any) -> Iterator[Finding]:
     if _setting(client, "cluster-require-full-coverage", **node_options) == "yes":
         yield warn(
             "store",
-            "cluster-require-full-coverage is yes: with one primary all of the cluster is away",
+            "cluster-require-full-coverage is yes: if one primary fails, the whole cluster is down",
             "on each node: redis-cli CONFIG SET cluster-require-full-coverage no, and the same in redis.conf",
         )
     timeout_s = int(_setting(client, "cluster-node-timeout", **node_options) or 0) / 1000
@@ -175,7 +187,7 @@ def _check_redis_cluster(client: Any) -> Iterator[Finding]:
 
 
 def _check_slots(served_slots: int, unreachable_nodes: Mapping[str, str]) -> Iterator[Finding]:
-    """`unreachable_nodes`: nodes by name, and whom they don't answer."""
+    """Check that all slots are served. `unreachable_nodes` maps a node's name to who can't reach it."""
     if served_slots < _SLOTS:
         message = f"{_SLOTS - served_slots:,} of {_SLOTS:,} slots are served by no node: jobs go without KV transfer"
         yield error("store", message, "start the node that had them, or: redis-cli --cluster fix HOST:PORT")
@@ -186,82 +198,126 @@ def _check_slots(served_slots: int, unreachable_nodes: Mapping[str, str]) -> Ite
 
 
 def _setting(client: Any, name: str, **node_options: Any) -> str:
-    """A setting, of a cluster's node; "" where reading it is forbidden, as managed services do."""
+    """Return a setting of a Redis node, or "" if reading it is forbidden, as with managed services."""
     with suppress(ResponseError):
         return str(client.config_get(name, **node_options).get(name, ""))
     return ""
 
 
-def check_link(url: str) -> Finding:
-    """Put random bytes into the store, get them back, delete them. Raises StoreUnavailable."""
-    client: Any = open_client(url)
+def check_link(url: str, steps: Finding) -> Finding:
+    """Measure how fast the link to a store is. `steps`: the finding about this store; all its steps succeeded."""
     try:
-        with closing(client), errors_mapped(place(url)):
-            put_s, get_s = _time_link(client)
+        link = measured_link(url, steps, most_mb=16, within_s=3.0)
     except StoreUnavailable as refusal:
-        if "is full" in str(refusal):
-            return error(
-                "store",
-                str(refusal),
-                f"{next_command('status')} says what is in it; redis-cli CONFIG SET maxmemory",
-                "store_full",
-            )
-        if "refused a command" in str(refusal):
-            todo = "try it as a user that may SET, GET and UNLINK doctor:*"
-            return warn("store", f"its link was not timed: {refusal}", todo)
-        raise
-    return link_finding(LINK_BYTES / put_s, LINK_BYTES / get_s)
+        return diagnose(ServiceCheck("store", url, stopped_at="1 MB", failure=refusal))
+    slower_way = min(link.put_mb_per_s, link.mb_per_s)
+    return link_finding("this machine", link, slower_way, _LONG_PROMPT_MB, "the KV cache of a long prompt")
 
 
-def _time_link(client: Any) -> tuple[float, float]:
-    """Seconds to put and to get LINK_BYTES. The keys have a TTL, so that a cut connection leaves none for long."""
-    data = os.urandom(LINK_BYTES // _LINK_VALUES)
-    keys = [f"doctor:{secrets.token_hex(8)}:{number}" for number in range(_LINK_VALUES)]
-    client.exists(*keys)  # connecting and logging in, of a cluster to each node, are not what is measured
-    try:
-        put, get = client.pipeline(transaction=False), client.pipeline(transaction=False)
-        for key in keys:
-            put.set(key, data, ex=_LINK_KEY_TTL_S)
-            get.get(key)
-        return _seconds(put), _seconds(get)
-    finally:
-        client.unlink(*keys)
+def measured_link(url: str, steps: Finding, most_mb: int, within_s: float) -> Link:
+    """Return what `steps` found about the link to an address. For a store, also measure its rates.
 
-
-def _seconds(pipeline: Any) -> float:
-    start = time.monotonic()
-    pipeline.execute()
-    return max(1e-6, time.monotonic() - start)
-
-
-def link_finding(put_bytes_per_s: float, get_bytes_per_s: float) -> Finding:
-    """What a link of this speed means for a KV transfer."""
-    message = f"link from this machine: put {put_bytes_per_s / 1e6:,.0f} MB/s, get {get_bytes_per_s / 1e6:,.0f} MB/s"
-    slower = min(put_bytes_per_s, get_bytes_per_s)
-    if slower >= _SLOW_LINK_BYTES_PER_S:
-        return ok("store", message)
-    return warn(
-        "store",
-        f"{message}: the KV cache of a long prompt (2 GB) needs {2e9 / slower:,.0f} s each way",
-        "try again when nothing else uses the link; see that the URL names the fastest address; iperf3 between both",
+    The rates are measured with up to `most_mb` megabytes, fewer if the "1 MB" step predicts more than `within_s`. A link
+    that is too slow for that gets the rate of the step. Raises StoreUnavailable.
+    """
+    megabyte_s = steps.steps.get("1 MB", math.inf) / 2 if steps.subject == "store" else math.inf  # there and back
+    megabytes = min(most_mb, int(within_s / (2 * len(_RATES)) / max(1e-6, megabyte_s)))
+    return Link(
+        host_and_port(url)[0],
+        rtt_ms=round(1000 * steps.steps.get("connect", 0.0), 2),
+        card_mb_per_s=max([0, *(_number_in(card.with_name("speed")) for card in _CARDS.glob("*/device"))]) / 8,
+        stalls_at=SIZES.get(steps.stopped_at, 0) if steps.cause in ("mtu", "slow_link") else 0,
+        rmem_max=_number_in(Path("/proc/sys/net/core/rmem_max")),
+        **_rates(url, megabytes) if megabytes >= _CONNECTIONS else dict.fromkeys(_RATES, round(1 / megabyte_s, 2)),
     )
 
 
+def _rates(url: str, megabytes: int) -> dict[str, float]:
+    """Measure the MB/s to and from a store, with the code that moves a worker's KV caches.
+
+    Both directions use one connection; the way back is also measured on several. The better of two rounds counts,
+    because the first one opens the connections. The keys have a TTL, in case the connection is lost before they are
+    deleted. Raises StoreUnavailable.
+    """
+    megabyte = memoryview(os.urandom(1_000_000))
+    keys = [f"doctor:{secrets.token_hex(8)}:{number}" for number in range(megabytes)]
+    with closing(RedisKVStore(url)) as kv, ThreadPoolExecutor(_CONNECTIONS) as pool, errors_mapped(place(url)):
+        moves: Sequence[Callable[[], object]] = (
+            lambda: kv.transport.put([(key, b"", megabyte) for key in keys], _LINK_KEY_TTL_S),
+            lambda: list(kv.transport.get(keys, _LINK_KEY_TTL_S)),
+            lambda: list(
+                pool.map(
+                    lambda first: list(kv.transport.get(keys[first::_CONNECTIONS], _LINK_KEY_TTL_S)),
+                    range(_CONNECTIONS),
+                )
+            ),
+        )
+        try:
+            best_s = [min(repeat(move, number=1, repeat=2)) for move in moves]
+        finally:
+            kv.delete([BlockRef(key, "", 0, 0, is_shared=False) for key in keys])
+    return {name: round(megabytes / seconds, 1) for name, seconds in zip(_RATES, best_s, strict=True)}
+
+
+def link_text(link: Link) -> str:
+    """Return a link's other end and its figures, in words."""
+    facts = (
+        (f"{link.peer}: round trip {link.rtt_ms:g} ms", True),
+        (f"messages of {link.stalls_at:,} bytes do not pass", link.stalls_at),
+        (f"put {link.put_mb_per_s:,.0f} MB/s, get {link.mb_per_s:,.0f}", link.mb_per_s),
+        (f"get {link.parallel_mb_per_s:,.0f} on {_CONNECTIONS} connections", link.parallel_mb_per_s),
+        (f"the fastest network card has {link.card_mb_per_s:,.0f}", link.card_mb_per_s),
+        (f"rmem_max {link.rmem_max:,}", link.rmem_max),
+    )
+    return ", ".join(fact for fact, is_known in facts if is_known)
+
+
+def _number_in(path: Path) -> int:
+    """Return the number in a file of the kernel; 0 if the file is missing (macOS) or empty (a card without a cable)."""
+    with suppress(OSError, ValueError):
+        return int(path.read_text())
+    return 0
+
+
+def link_finding(host: str, link: Link, mb_per_s: float, size_mb: float, what_is_sent: str) -> Finding:
+    """Describe a link of `host`, and how long it needs for `size_mb` at `mb_per_s` (0: not known).
+
+    The finding is an error if a message does not pass, and a warning below 100 MB/s or below half of the rate that the
+    network card negotiated.
+    """
+    message = f"link of {host} to {link_text(link)}" + (
+        f": {what_is_sent}, {size_mb / 1e3:,.1f} GB, takes {size_mb / mb_per_s / 60:,.1f} minutes; at 1 Gb/s "
+        f"{size_mb / _GIGABIT_MB_PER_S / 60:,.1f}"
+        if mb_per_s and size_mb
+        else ""
+    )
+    if link.stalls_at:
+        cause = "mtu" if link.stalls_at < SIZES["1 MB"] else "slow_link"
+        return error("links", message, CAUSES[cause][2].format(host=link.peer), cause)
+    if 0 < mb_per_s < max(_SLOW_LINK_MB_PER_S, link.card_mb_per_s / 2):
+        return warn(
+            "links",
+            message,
+            "see that nothing else uses the link, and that the URL names the fastest address; iperf3 between both",
+        )
+    return ok("links", message)
+
+
 def check_journal_disk(results: Path) -> Finding:
-    """Space for journals and reports in `results`; the nearest folder above it that exists counts."""
+    """Check the space for journals and reports in `results`, or in its nearest parent folder that exists."""
     folder = next(path for path in (results.absolute(), *results.absolute().parents) if path.exists())
     return disk_finding("journals and reports", folder, shutil.disk_usage(folder).free, _JOURNAL_BYTES)
 
 
 def check_slot_disk() -> Finding:
-    """Space for llama.cpp's slot files on this machine: in shared memory, or in the folder of temporary files."""
+    """Check the space for llama.cpp's slot files on this machine, in shared memory or in the temporary folder."""
     folders = [path for path in (SHARED_MEMORY, Path(tempfile.gettempdir())) if path.is_dir()]
     free, folder = max((shutil.disk_usage(path).free, path) for path in folders)
     return disk_finding("slot files of llama.cpp, each as large as a prompt's KV cache", folder, free, _SLOT_BYTES)
 
 
 def disk_finding(use: str, folder: Path, free_bytes: float, wanted_bytes: float) -> Finding:
-    """Whether that is enough: an error where it is less than a tenth of it."""
+    """Judge the free space. Less than a tenth of the wanted space is an error."""
     message = f"{free_bytes / 1e9:,.1f} GB free in {folder} for {use}"
     if free_bytes >= wanted_bytes:
         return ok("disk", message)

@@ -1,4 +1,4 @@
-"""A service tried step by step, from its name to a confirm: the step at which it stops, and how, names the cause."""
+"""Tries a service step by step, from its name to a confirm. The step at which it stops, and how, tell the cause."""
 
 import errno
 import os
@@ -21,19 +21,22 @@ from kvasir.doctor.findings import Finding, Level
 from kvstore.redis.client import errors_mapped, is_cluster, node_urls, open_client, place
 from messages.errors import BrokerUnavailable, ConfigError, KvasirError
 
-STEPS = ("resolve", "connect", "TLS", "log in", "8 KB", "1 MB", "confirm")
-WITHIN_S = 5.8  # longer than a name server that is dead takes to be passed over for the next one: 5 s
-_SIZES = {"8 KB": 8_192, "1 MB": 1_000_000}
-_CONNECT_S = 3.5  # two lost SYNs are sent again within 3 s; so long the kernel looks for a machine
-_OTHER_PORTS = (22, 80, 1)  # a machine that is there accepts or refuses at one of them, unless all is dropped
+STEPS = ("resolve", "connect", "TLS", "log in", "8 KB", "1 MB", "confirm")  # the steps that are printed
+WITHIN_S = 5.8  # longer than the 5 s after which a dead name server is skipped for the next one
+# Message sizes in bytes: up to what tunnels carry, up to an Ethernet frame, and beyond.
+SIZES = {"500 B": 500, "1,000 B": 1_000, "1,300 B": 1_300, "1,400 B": 1_400, "8 KB": 8_192, "1 MB": 1_000_000}
+_CONNECT_S = 3.5  # Within 3 s two lost SYNs are sent again, and the kernel gives up looking for the machine's address.
+# A live machine accepts or refuses a connection at one of these, unless a firewall drops everything.
+_OTHER_PORTS = (22, 80, 1)
 _OTHER_PORT_S = 0.6
-_SILENT_S = 3.0  # silence of a broker that let us in; the rest of the time is for removing the queue
+# after this silence a broker that accepted the login counts as stuck; the rest of the time is for deleting the queue
+_SILENT_S = 3.0
 _SLOW_NAME_S = 1.0
-_FAR_S = 0.15  # a round trip; within a building it is a hundredth of that
+_FAR_S = 0.15  # seconds of a round trip; inside a building it is a hundredth of this
 _VALUE_BYTES, _KEY_TTL_S = 4_096, 60
 
 # cause: (level, what was found, what to do)
-_CAUSES: dict[str, tuple[Level, str, str]] = {
+CAUSES: dict[str, tuple[Level, str, str]] = {
     "": ("ok", "each step works", ""),
     "dns": (
         "error",
@@ -122,17 +125,17 @@ _CAUSES: dict[str, tuple[Level, str, str]] = {
 }
 
 
-# What no answer at all means, by the step that waited for one.
+# The cause if a step got no answer at all.
 _SILENCE = {
     "resolve": "dns",
     "connect": "cut",
-    "TLS": "tls",  # Redis without TLS says nothing to who begins with it
+    "TLS": "tls",  # Redis without TLS does not answer a TLS handshake
     "log in": "hangs",
-    "8 KB": "mtu",
+    **dict.fromkeys(SIZES, "mtu"),
     "1 MB": "slow_link",
     "confirm": "no_confirm",
 }
-# What an error means: the first whose word is in the error's class or text, or in those of its cause.
+# The cause of an error: the first entry whose word is in the class or text of the error, or of its own cause.
 _ERRORS = {
     f"[Errno {socket.EAI_AGAIN}]": "dns",
     "gaierror": "unknown_name",
@@ -153,27 +156,27 @@ _ERRORS = {
 
 @dataclass(slots=True)
 class ServiceCheck:
-    """How far a service let itself be used."""
+    """How far a service could be used."""
 
     service: Literal["broker", "store"]
     url: str = field(repr=False)  # with its password
-    seconds: dict[str, float] = field(default_factory=dict)  # seconds of each step that was done
-    stopped_at: str = ""  # the step that was begun and not done; "" at the end
-    failure: Exception | None = None  # None where there was no answer
-    broker: Any = None  # while it is open
-    alarm: str = ""  # why the broker takes nothing, in its words
-    is_there: bool = False  # the machine answers at another port
-    server: str = ""  # the name the service knows itself by
+    seconds: dict[str, float] = field(default_factory=dict)  # time of each completed step
+    stopped_at: str = ""  # the step that was begun and not completed; "" at the end
+    failure: Exception | None = None  # None if there was no answer
+    broker: Any = None  # the connection, while it is open
+    alarm: str = ""  # why the broker accepts no messages, in its own words
+    is_there: bool = False  # whether the machine answers at another port
+    server: str = ""  # the server's own name
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """A step, timed if it is done."""
+        """Run a step, and record its time if it completes."""
         self.stopped_at, start = name, time.monotonic()
         yield
         self.seconds[name], self.stopped_at = time.monotonic() - start, ""
 
     def run(self, ca_file: str) -> None:
-        """All steps, to the end or the first that fails; nothing is raised."""
+        """Run all steps, up to the first that fails. Nothing is raised."""
         try:
             if urlsplit(self.url).scheme != "unix":
                 self._reach()
@@ -185,7 +188,7 @@ class ServiceCheck:
             self.failure = problem
 
     def _reach(self) -> None:
-        host, port = _place(self.url)
+        host, port = host_and_port(self.url)
         with self.step("resolve"):
             family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         try:
@@ -195,11 +198,11 @@ class ServiceCheck:
             self.is_there = any(_answers(family, str(address[0]), other_port) for other_port in _OTHER_PORTS)
             raise
         if urlsplit(self.url).scheme in ("amqps", "rediss"):
-            with self.step("TLS"):  # only its time: who logs in checks the certificate
+            with self.step("TLS"):  # only to measure the time: the login checks the certificate
                 ssl.get_server_certificate((host, port), timeout=2 * WITHIN_S)
 
     def _try_broker(self, ca_file: str) -> None:
-        # Here and not above: without a broker no pika is needed.
+        # Imported here, so that pika is not needed without a broker.
         from infra.broker.rabbitmq import RabbitMQBroker
 
         with self.step("log in"):
@@ -210,15 +213,15 @@ class ServiceCheck:
             name = f"doctor-{secrets.token_hex(8)}"
             queue = topology.reply_queue(name)
             try:
-                for step, size in _SIZES.items():
+                for step in ("8 KB", "1 MB"):  # each costs round trips, and time is short: the store's are tried finely
                     with self.step(step):
                         broker.open_reply_queue(name)
-                        broker.publish(topology.reply(queue), Message(os.urandom(size)), _SILENT_S)
-                        broker.get(queue)  # goes with the queue
+                        broker.publish(topology.reply(queue), Message(os.urandom(SIZES[step])), _SILENT_S)
+                        broker.get(queue)  # not acknowledged, because the message is deleted with its queue
                 with self.step("confirm"):
                     broker.publish(topology.reply(queue), Message(b"doctor"), _SILENT_S)
             finally:
-                # Else it could not be made either, or nothing can be done about it.
+                # If this fails, the queue could not be created either, or nothing can be done about it.
                 with suppress(BrokerUnavailable, ConfigError):
                     broker.delete_queue(queue)
 
@@ -228,33 +231,37 @@ class ServiceCheck:
         with closing(client), errors_mapped(place(url)):
             with self.step("log in"):
                 client.ping()
-            for step, size in _SIZES.items():
+            for step, size in SIZES.items():
                 with self.step(step):
                     client.echo(os.urandom(size))
             with self.step("confirm"):
-                with suppress(ResponseError):  # not everybody may ask
+                with suppress(ResponseError):  # not every user may ask this
                     nodes = client.execute_command("CLUSTER NODES") if is_cluster(self.url) else {}
                     self.server = min((node["node_id"] for node in nodes.values()), default="")
                     self.server = self.server or str(client.info("server")["run_id"])
-                if not is_cluster(self.url):  # there a key has its own place; the link's check finds it
+                # in a cluster each key belongs to one node; the check of the link covers this
+                if not is_cluster(self.url):
                     key = f"doctor:{secrets.token_hex(8)}"
                     client.set(key, os.urandom(_VALUE_BYTES), ex=_KEY_TTL_S)
                     client.unlink(key)
 
 
 def try_service(service: Literal["broker", "store"], url: str, ca_file: str = "") -> Finding:
-    """What one address of a service did within WITHIN_S. Raises nothing; a thread of it may stay and wait."""
+    """Return what one address of a service did within WITHIN_S.
+
+    Nothing is raised; a thread may stay behind, waiting.
+    """
     check = ServiceCheck(service, url)
     thread = threading.Thread(target=check.run, args=(ca_file,), name=f"doctor {service}", daemon=True)
     thread.start()
     thread.join(WITHIN_S)
     alarm = check.broker.alarm if check.broker else ""
-    return diagnose(replace(check, seconds=dict(check.seconds), alarm=alarm))  # as it is now
+    return diagnose(replace(check, seconds=dict(check.seconds), alarm=alarm))  # a copy of its state at this moment
 
 
 def diagnose(check: ServiceCheck) -> Finding:
-    """The finding, with its cause where it stopped or was slow."""
-    host, port = _place(check.url)
+    """Return the finding, with its cause if the service stopped or was slow."""
+    host, port = host_and_port(check.url)
     facts = {
         "host": host,
         "port": port,
@@ -264,7 +271,7 @@ def diagnose(check: ServiceCheck) -> Finding:
         "problem": check.failure or "no answer in time",
     }
     cause = _cause(check)
-    level, sentence, todo = _CAUSES[cause]
+    level, sentence, todo = CAUSES[cause]
     return Finding(
         level,
         check.service,
@@ -278,7 +285,7 @@ def diagnose(check: ServiceCheck) -> Finding:
 
 
 def _cause(check: ServiceCheck) -> str:
-    """A key of _CAUSES; "" if nothing is wrong."""
+    """Return a key of CAUSES, or "" if nothing is wrong."""
     if check.alarm:
         return "disk_alarm" if "disk" in check.alarm else "memory_alarm"
     if check.seconds.get("resolve", 0.0) >= _SLOW_NAME_S:
@@ -293,12 +300,12 @@ def _cause(check: ServiceCheck) -> str:
 
 
 def _is_late(error: Exception) -> bool:
-    """Whether it tells of a wait and of nothing else."""
+    """Whether the error only means that a wait was too long."""
     return isinstance(error, TimeoutError) or any(word in str(error) for word in ("in time", "no confirm"))
 
 
-def _place(url: str) -> tuple[str, int]:
-    """Host and port; a socket's path and 0."""
+def host_and_port(url: str) -> tuple[str, int]:
+    """Return host and port, or a socket's path and 0."""
     parts = urlsplit(url)
     port = parts.port or {"amqp": 5672, "amqps": 5671}.get(parts.scheme, 6379)
     return (parts.path, 0) if parts.scheme == "unix" else (parts.hostname or "localhost", port)

@@ -1,7 +1,7 @@
-"""`kvasir doctor --try`: sends made-up jobs through every live pair of workers, and says what each KV transfer did.
+"""`kvasir doctor --try`: sends made-up jobs through every live pair of workers, and reports each KV transfer.
 
-Jobs can't be addressed to a worker. So rounds of as many jobs as there are workers of the larger stage are sent, until
-each pair has had one, or four times as many jobs as there are pairs have been sent.
+A job can't be addressed to a particular worker. So jobs are sent in rounds, each with as many jobs as the larger stage
+has workers. It ends when each pair has had a job, or after four times as many jobs as there are pairs.
 """
 
 import random
@@ -25,7 +25,7 @@ from producers.words import plural
 PROMPT_TOKENS = 2000
 ANSWER_TOKENS = 64
 JOBS_PER_PAIR = 4
-_LATE_S = 5.0  # after its deadline a job's result says that it has expired
+_LATE_S = 5.0  # a job's result says that it expired at most this long after its deadline
 
 _SUBJECTS = ("river", "ferry", "bridge", "market", "garden", "school", "library", "harbour")
 _PLACES = ("in the north", "by the sea", "near the old town", "on the hill", "under the trees", "at the border")
@@ -34,7 +34,7 @@ _STATISTICS = ("total", "mean", "largest", "smallest", "median", "spread", "coun
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one job showed of the pair that it met. A rate of 0 was not measured."""
+    """What one job showed about its pair of workers. A rate of 0 was not measured."""
 
     level: Level
     model: str
@@ -46,11 +46,11 @@ class Trial:
     found: str  # why there was no KV transfer, or what is wrong; "" if all is well
     prompt_tokens: int
     transferred_tokens: int
-    evaluated_tokens: int  # prompt tokens computed, by the decoder's own counter
+    evaluated_tokens: int  # prompt tokens that the decoder computed, by its own counter
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
     kv_bytes: int
-    put_bytes_per_s: float  # at least: saving, cutting, and being taken by the decoder are in it
+    put_bytes_per_s: float  # a lower bound, because saving, splitting, and the wait for a decoder are included
     get_bytes_per_s: float
     total_s: float  # from submission to the finished answer
     todo: str = ""
@@ -58,30 +58,30 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """Everything that was seen of one model."""
+    """All results of the trial of one model."""
 
     trials: tuple[Trial, ...]
-    findings: tuple[Finding, ...]  # pairs that no job met, and what kept jobs from running
+    findings: tuple[Finding, ...]  # pairs that no job reached, and problems that kept jobs from running
     job_ids: tuple[str, ...] = ()  # that were sent
 
     @property
     def has_failed(self) -> bool:
-        """Whether a KV transfer that should work did not, or a job failed."""
+        """Whether an expected KV transfer did not happen, or a job failed."""
         levels = [trial.level for trial in self.trials] + [finding.level for finding in self.findings]
         return "error" in levels
 
 
 def served_models(client: Client) -> list[str]:
-    """The configured models that have live workers of both stages."""
+    """Return the configured models that have live workers of both stages."""
     registrations = client.workers()
     return [m for m in client.models if _live(registrations, m, "prefill") and _live(registrations, m, "decode")]
 
 
 def try_model(client: Client, model: str, wait_s: float, registrations_within_s: float) -> TrialResult:
-    """Send jobs of the `now` lane until every live pair was met; `wait_s` bounds the wait for each round.
+    """Send jobs in the lane `now` until every live pair has had one. `wait_s` limits the wait for each round.
 
-    Workers that have just been started may take `registrations_within_s` to register. Leaves nothing behind at the
-    broker. Raises BrokerUnavailable, NoQueue.
+    Workers that were just started may take `registrations_within_s` to register. Nothing is left behind at the broker.
+    Raises BrokerUnavailable, NoQueue.
     """
     registrations = _registrations(client, model, registrations_within_s)
     absent = [stage for stage in ("prefill", "decode") if not _live(registrations, model, stage)]
@@ -102,12 +102,12 @@ def try_model(client: Client, model: str, wait_s: float, registrations_within_s:
 
 
 def judge(result: JobResult, registrations: Sequence[WorkerInfo]) -> Trial:
-    """One job's result as a line. `registrations`: of the workers that were alive when it was sent."""
+    """Turn one job's result into a trial. `registrations` are those of the workers alive when the job was sent."""
     by_id = {registration.worker_id: registration for registration in registrations}
     prefill, decode = by_id.get(result.prefill.worker_id), by_id.get(result.decode.worker_id)
     level, problem, todo = _verdict(result, prefill, decode)
     prefill_report, decode_report = result.prefill, result.decode
-    # What was put is the job's suffix; a template's first tokens may have lain there already.
+    # Only the job's suffix was put: the store may already have had the template's first tokens.
     size = (
         prefill_report.put_bytes * decode_report.transferred_tokens // prefill_report.computed_tokens
         if prefill_report.computed_tokens
@@ -136,7 +136,7 @@ def judge(result: JobResult, registrations: Sequence[WorkerInfo]) -> Trial:
 
 
 def _verdict(result: JobResult, prefill: WorkerInfo | None, decode: WorkerInfo | None) -> tuple[Level, str, str]:
-    """(level, what was found, what to do)."""
+    """Return (level, what was found, what to do)."""
     decode_report = result.decode
     if result.error or result.state != "succeeded":
         reason = result.error.message if result.error else "nobody took it in time"
@@ -160,16 +160,19 @@ def _verdict(result: JobResult, prefill: WorkerInfo | None, decode: WorkerInfo |
 
 
 def _should_kv_transfer(model: str, prefill: WorkerInfo | None, decode: WorkerInfo | None) -> bool:
-    """By the registrations. Of a decode worker that took another model's job they tell nothing."""
+    """Whether the registrations promise a KV transfer.
+
+    They promise none to a decode worker that took another model's job.
+    """
     if prefill is None or decode is None or decode.model != model:
         return False
     return prefill.transfers_kv and decode.transfers_kv and prefill.fingerprint == decode.fingerprint != ""
 
 
 def _put_window_s(result: JobResult) -> float:
-    """Within which all KV went into the store: after computing, or from its beginning where the engine overlaps both.
+    """Return the time in which all KV was put: after computing, or all of it if the engine puts while it computes.
 
-    The report's `put_s` is what was left to put when the engine returned: dividing by it would flatter the link.
+    The report's `put_s` covers only what was left when the engine returned, so dividing by it would overstate the link.
     """
     entry = entries().get(result.prefill.engine)
     overlaps = bool(entry and entry.capabilities.blocks_while_computing)
@@ -184,14 +187,14 @@ def _rate(amount: float, seconds: float) -> float:
 def _try_pairs(
     client: Client, model: str, registrations: Sequence[WorkerInfo], wait_s: float
 ) -> tuple[list[Trial], list[Finding], list[str]]:
-    """Rounds of jobs, until every pair was met; also the ids of the jobs that were sent."""
+    """Send rounds of jobs until every pair has had one. Also returns the ids of the jobs."""
     prefills, decodes = (_live(registrations, model, stage) for stage in ("prefill", "decode"))
     unmet_pairs = {(prefill.worker_id, decode.worker_id) for prefill, decode in product(prefills, decodes)}
     jobs_left = JOBS_PER_PAIR * len(unmet_pairs)
     trials: list[Trial] = []
     job_ids: list[str] = []
     late: list[Finding] = []
-    # A job that failed without having met a decode worker would do so again.
+    # A job that failed before it reached a decode worker would fail again, so no more are sent.
     while unmet_pairs and jobs_left and not late and not any(t.level == "error" and not t.decode for t in trials):
         size = min(jobs_left, max(len(prefills), len(decodes)))
         batch = f"doctor-{secrets.token_hex(8)}"
@@ -204,7 +207,8 @@ def _try_pairs(
                 answered += 1
                 trial = judge(result, registrations)
                 pair = (trial.prefill, trial.decode)
-                # A pair's first job is its line; a later one only if it went wrong, or met nobody that was expected.
+                # A pair's first job is reported. A later one is reported only if it failed or reached an unexpected
+                # pair.
                 if trial.level == "error" or pair not in {(earlier.prefill, earlier.decode) for earlier in trials}:
                     trials.append(trial)
                 unmet_pairs.discard(pair)
@@ -218,7 +222,7 @@ def _try_pairs(
     not_met = [
         warn(
             model,
-            f"no job went from {prefill} to {decode}: others were quicker to take them",
+            f"no job went from {prefill} to {decode}: other workers took them first",
             "try again, or kvasir pause one of the others meanwhile",
         )
         for prefill, decode in sorted(unmet_pairs)
@@ -227,7 +231,7 @@ def _try_pairs(
 
 
 def _results(client: Client, jobs: Sequence[PrefillJob], wait_s: float) -> Iterator[JobResult]:
-    """Send the jobs side by side; results as they come."""
+    """Send the jobs at once, and yield their results as they come."""
     client.submit(jobs)
     yield from client.gather(jobs[0].batch_id, [job.job_id for job in jobs], wait_s + _LATE_S)
 
@@ -243,14 +247,17 @@ def _job(client: Client, batch: str, name: str, model: str, workers: Sequence[Wo
 
 
 def _leave(client: Client, batch: str) -> None:
-    """Whoever still holds one of these jobs drops it, and no queue stays."""
+    """Cancel the batch, so that workers drop its jobs, and delete its queue."""
     with suppress(BrokerUnavailable):
         client.cancel(batch)
         client.broker.delete_queue(topology.reply_queue(batch, client.broker.is_clustered))
 
 
 def made_up_text(characters: int) -> str:
-    """A text of about so many characters, code and prose, that no store has seen: its first line differs each time."""
+    """Return made-up code and prose of about this length.
+
+    The first line is always new, so no store has seen the text.
+    """
     dice = random.Random(secrets.token_bytes(16))
     text = f"Text {secrets.token_hex(8)}, made up. Say in a few sentences what the code in it does.\n"
     while len(text) < characters:
@@ -261,7 +268,7 @@ def made_up_text(characters: int) -> str:
 
 
 def _registrations(client: Client, model: str, within_s: float) -> list[WorkerInfo]:
-    """All registrations, once both stages of the model have one, or after `within_s`."""
+    """Return all registrations, as soon as both stages of the model have one, or after `within_s`."""
     deadline = time.monotonic() + within_s
     registrations = client.workers()
     while time.monotonic() < deadline and {"prefill", "decode"} - {c.role for c in registrations if c.model == model}:

@@ -1,13 +1,13 @@
-"""A lower bound of the makespan: no order of the same jobs on the same machines ends sooner, whatever is known.
+"""A lower bound of the makespan: no schedule of the same jobs on the same machines ends sooner.
 
-It is the larger of
+This holds even for a schedule that knows all lengths in advance. The bound is the larger of
 
-- the linear programme: each machine divides its time between what its workers can do (prefill a model, decode a model
-  in all slots), each at its best rate, and all tokens of each kind must be done; a second that a machine spends on one
-  thing is none for another;
-- the longest single way: a job's own prefill and decode where each is fastest.
+- a linear programme: each machine divides its time between what its workers can do (prefill a model, or decode a model
+  in all slots), each at its best rate, until all tokens of each kind are done. A second spent on one kind of work is
+  not available for another.
+- the longest single job: its prefill and decode, each on the fastest worker.
 
-Workers that join or die cut time into intervals, in each of which the machines divide their time again.
+Workers that join or die divide time into intervals. In each interval the machines divide their time again.
 """
 
 import itertools
@@ -19,14 +19,15 @@ from dataclasses import dataclass
 from kvasir.plan.fleet import Fleet, PlannedJob, computed_tokens, models_of
 from messages.errors import ConfigError
 
-Kind = tuple[str, str]  # of work: stage, model
+Kind = tuple[str, str]  # kind of work: stage, model
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Something that a machine can spend its time on in one interval, at so many tokens a second.
+    """Work that a machine can do in one interval, at a rate in tokens per second.
 
-    `part`: of the machine that it takes. Workers whose slots keep their rates whoever sits beside them share a machine.
+    `part` is the share of the machine that it takes. If slots keep their rates regardless of others, workers share a
+    machine.
     """
 
     interval: int
@@ -37,9 +38,9 @@ class Activity:
 
 
 def lower_bound(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
-    """Seconds from time 0 that no schedule can beat; inf if a model has no worker, 0 if there are no jobs.
+    """Return the time in seconds from 0 that no schedule can beat.
 
-    Raises ConfigError where SciPy is not installed.
+    It is inf if a model has no worker, and 0 if there are no jobs. Raises ConfigError if SciPy is not installed.
     """
     if not jobs:
         return 0.0
@@ -48,7 +49,7 @@ def lower_bound(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
 
 
 def linear_bound(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
-    """The linear programme's part of `lower_bound`."""
+    """Return the linear programme's part of `lower_bound`."""
     work: dict[Kind, float] = {}
     for model in models_of(jobs):
         of_model = [job for job in jobs if job.model == model]
@@ -77,14 +78,16 @@ def _activities(fleet: Fleet, starts: Sequence[float]) -> Iterator[Activity]:
 
 
 def _last_interval_s(starts: Sequence[float], activities: Sequence[Activity], work: Mapping[Kind, float]) -> float:
-    """How long the last interval must be for all work to be done, inf if that never is; the others' lengths are given.
+    """Return how long the last interval must be to finish all work, or inf. The other intervals have fixed lengths.
 
-    The variables are the seconds of each activity, and last the interval's length, which is to be least.
+    The variables are the seconds of each activity and the length of the last interval, which is minimised.
     """
     try:
         from scipy.optimize import linprog
     except ImportError:
-        raise ConfigError("the lower bound needs SciPy: pip install 'kvasir-inference[plan]'") from None
+        raise ConfigError(
+            "SciPy is missing, which the lower bound needs: pip install 'kvasir-inference[plan]'"
+        ) from None
     lengths_s = [after - before for before, after in itertools.pairwise(starts)]
     limits: dict[tuple[int, str], list[float]] = defaultdict(lambda: [0.0] * (len(activities) + 1))
     totals: dict[Kind, list[float]] = {kind: [0.0] * (len(activities) + 1) for kind, tokens in work.items() if tokens}
@@ -106,12 +109,15 @@ def _last_interval_s(starts: Sequence[float], activities: Sequence[Activity], wo
 
 
 def _prefill_s(fleet: Fleet, job: PlannedJob) -> float:
-    """At least: another job may have left the prefix behind, but some job computed it, and before."""
+    """Return the least time until the job is prefilled.
+
+    If its prefix was reused, another job had to compute it before.
+    """
     rates = [worker.rate(job.prompt_tokens) for worker in fleet.prefillers if worker.model == job.model]
     return job.prompt_tokens / max(rates) if rates else math.inf
 
 
 def _decode_s(fleet: Fleet, job: PlannedJob) -> float:
-    """In the slot of a worker that decodes nothing else."""
+    """Return the time in a slot of the fastest worker, if that worker decodes nothing else."""
     rates = [worker.paces({job.model: 1})[job.model] for worker in fleet.decoders if job.model in worker.tokens_per_s]
     return job.answer_tokens / max(rates) if rates else math.inf

@@ -1,4 +1,4 @@
-"""From the machines in kvasir.toml to the fleet that is simulated."""
+"""Makes the fleet to simulate from the machines in kvasir.toml."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,18 +11,21 @@ from kvasir.worker.stealables import SHARE_FOR_WEIGHTS
 from messages.errors import ConfigError
 from messages.workers import RateCurve
 
-# What a job takes of a prefill worker's time, and of a slot's, beyond the engine at its rate: a few milliseconds of
-# engine start and end, and a few of the way between the stages (benchmarks.overhead).
+# Time of a job in addition to the engine's work, for a prefill worker and for a slot: a few milliseconds for the
+# engine's start and end, and for the way between the stages (benchmarks.overhead).
 PREFILL_OVERHEAD_S = 0.01
 DECODE_OVERHEAD_S = 0.01
 
 
 def fleet_of(settings: Settings, models: Sequence[str], steal: bool) -> Fleet:
-    """The workers of these models on the configured machines. Raises ConfigError if a worker or a rate is missing."""
+    """Return the workers for these models on the configured machines.
+
+    Raises ConfigError if a worker or a rate is missing.
+    """
     if not settings.machines:
         raise ConfigError(
-            "no machines are configured: add a table [machines.NAME] with roles and rates for each to kvasir.toml; "
-            "examples/kvasir.toml has four"
+            "no machines are configured: add a table [machines.NAME] with roles and rates for each to "
+            "kvasir.toml (see examples/kvasir.toml)"
         )
     pairs = [
         (machine, replace(role, role=stage))
@@ -65,7 +68,7 @@ def _decoder(settings: Settings, machine: MachineSettings, role: MachineRole, mo
 
 
 def _rate(machine: MachineSettings, role: MachineRole) -> Rate:
-    """What a table of kvasir.toml says. Raises ConfigError if it says nothing."""
+    """Return a rate from kvasir.toml. Raises ConfigError if it is missing."""
     if not (rate := machine.rates.get(role.model, Rates()).of(role.role)):
         raise ConfigError(
             f"the {role.role} rate of {role.model} on {machine.name} is not known: set "
@@ -75,12 +78,12 @@ def _rate(machine: MachineSettings, role: MachineRole) -> Rate:
 
 
 def as_rate(model: str, rate: Points | float) -> Rate:
-    """A rate of kvasir.toml as the simulation has it."""
+    """Convert a rate of kvasir.toml to the simulation's form."""
     return RateCurve(model, *zip(*rate, strict=True)) if isinstance(rate, tuple) else rate
 
 
 def _fits_memory(machine: MachineSettings, home: ModelSettings, guest: ModelSettings) -> bool:
-    """Whether a machine could hold both; an unknown size is taken to fit."""
+    """Whether a machine could hold both models. A model of unknown size is assumed to fit."""
     if not machine.memory_gb:
         return True
     store = sum(role.memory_gb for role in machine.roles)
@@ -88,7 +91,7 @@ def _fits_memory(machine: MachineSettings, home: ModelSettings, guest: ModelSett
 
 
 def _byte_s(settings: Settings) -> float:
-    """Seconds that a byte takes from the store to a decoder, by the slowest link; 0 where that is not known."""
+    """Return the seconds per byte from the store to a decoder over the slowest link, or 0 if unknown."""
     links = [
         machine.link_gbps
         for machine in settings.machines.values()

@@ -1,8 +1,8 @@
-"""When a batch will be done: what is left of it, simulated several times over, in words and with an interval.
+"""Predicts when a batch will be done: simulates what is left of it several times, and gives an interval.
 
-The simulation is that of the plan (`kvasir.plan.simulate`), begun where the cluster is now. Each time the machines are
-a few percent faster or slower than they were measured, and the answers that are still to come are drawn from those that
-have come. What the draws differ by, and what no draw knows (workers that come and go), makes the interval.
+The simulation is that of the plan (`kvasir.plan.simulate`), but begins with the cluster's current state. In each draw
+the machines are a few percent faster or slower than measured, and the remaining answers are drawn from those so far.
+The interval comes from the spread of the draws, and from what no draw knows (workers that come and go).
 """
 
 import math
@@ -17,47 +17,50 @@ from kvasir.plan.fleet import Fleet, PlannedJob
 from kvasir.plan.simulate import Backlog, Stealing, simulate, with_rates
 
 DRAWS = 6
-RATE_SPREAD = 0.03  # spread of a machine's true rates around the measured ones: standard deviation of logarithms
-YOUNG = 1.3  # answers that run are more often young than old: they stand still while their machine prefills
-CLASS_SPREAD = 0.1  # spread of a class's mean answer around earlier classes
-UNKNOWN_SPREAD = 0.07  # spread of the time by what no draw knows, fitted on nights 7000 to 7243 of `benchmarks.finish`
-ENOUGH_ANSWERS = 8  # to draw from: with fewer, lengths are possible_backlog around a mean
-MOST_PROMPTS = 400  # prompts that are simulated: thousands would take as many seconds
-SHARE = 0.9  # share of the intervals that should hold the truth
+RATE_SPREAD = 0.03  # standard deviation of the logarithm of a machine's true rate around the measured rate
+YOUNG = 1.3  # running answers are more often young than old, because they stand still while their machine prefills
+CLASS_SPREAD = 0.1  # spread of a class's mean answer around that of earlier classes
+UNKNOWN_SPREAD = 0.07  # spread of the time due to unknowns, fitted on nights 7000 to 7243 of `benchmarks.finish`
+ENOUGH_ANSWERS = 8  # with fewer answers than this, lengths are drawn around a mean
+MOST_PROMPTS = 400  # no more prompts than this are simulated, because thousands would take thousands of seconds
+SHARE = 0.9  # share of the intervals that should contain the true time
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """When jobs will be done, in seconds from now; the interval holds the truth 9 times in 10 (`benchmarks.finish`)."""
+    """When jobs will be done, in seconds from now.
+
+    The interval contains the true time 9 times in 10 (`benchmarks.finish`).
+    """
 
     left_s: float
-    spread: float  # standard deviation of the time's logarithm
+    spread: float  # standard deviation of the logarithm of the time
 
     @property
     def interval_s(self) -> tuple[float, float]:
-        """Where it begins and ends."""
+        """The beginning and the end of the interval."""
         factor = math.exp(statistics.NormalDist(0, self.spread).inv_cdf((1 + SHARE) / 2))
         return self.left_s / factor, self.left_s * factor
 
     def chance(self, seconds: float) -> float:
-        """That they are done within so many seconds, 0 to 1."""
+        """Return the probability that the jobs are done within this many seconds."""
         return statistics.NormalDist(math.log(self.left_s), self.spread).cdf(math.log(max(seconds, 1e-9)))
 
     def words(self) -> str:
-        """`about 3 h 05 min left (90%: 2 h 51 min to 3 h 22 min)`."""
+        """Describe the prediction: `about 3 h 05 min left (90%: 2 h 51 min to 3 h 22 min)`."""
         low, high = map(duration, self.interval_s)
         return f"about {duration(self.left_s)} left ({SHARE:.0%}: {low} to {high})"
 
 
 @dataclass(frozen=True, slots=True)
 class Remainder:
-    """What is left of a batch, or of all batches, and what is known of it.
+    """What is left of a batch, or of all batches, and what is known about it.
 
     Attributes:
-        backlog: everything that waits or is decoded now. `answer_tokens` are means, around which lengths are drawn
-            where few answers are known; nobody knows how far a running answer is, so its tokens are those of all of it.
+        backlog: all jobs that wait or are decoded now. Their `answer_tokens` are means, used if few answers are known.
+            Nobody knows how far a running answer is, so its tokens are those of the whole answer.
         lengths: tokens of the batch's answers so far, by model.
-        names: of the batch's jobs; the rest of the backlog is others'.
+        names: names of the batch's jobs; the rest of the backlog belongs to others.
     """
 
     fleet: Fleet
@@ -66,7 +69,10 @@ class Remainder:
     names: set[str]
 
     def finish(self, seed: int = 0) -> Finish | None:
-        """When the batch will be done; None if nothing of it is left, or a model of it has no worker with a rate."""
+        """Predict when the batch will be done.
+
+        Returns None if nothing is left, or if a model has no worker with a known rate.
+        """
         source = random.Random(seed)
         ends_s = [self._end_s(random.Random(source.random())) for _ in range(DRAWS)]
         if not all(0 < end_s < math.inf for end_s in ends_s):
@@ -76,7 +82,10 @@ class Remainder:
         return Finish(math.exp(statistics.fmean(logarithms)), spread)
 
     def _end_s(self, source: random.Random) -> float:
-        """In one draw; inf if some job is never answered. Of a long queue two parts are simulated: the rest follows."""
+        """Return the end in one draw; inf if some job is never answered.
+
+        Of a long queue only two lengths are simulated. The time for the rest follows from their difference.
+        """
         factors = {machine: math.exp(source.gauss(0, RATE_SPREAD)) for machine in self.fleet.machines()}
         fleet, possible_backlog = with_rates(self.fleet, factors.__getitem__), self._draw_backlog(source)
         prompt_count, ends_s = len(self.backlog.waiting_jobs), []
@@ -91,10 +100,11 @@ class Remainder:
         return ends_s[0] + max(0, prompt_count - MOST_PROMPTS) * (ends_s[0] - ends_s[-1]) / (MOST_PROMPTS // 2)
 
     def _draw_backlog(self, source: random.Random) -> Backlog:
-        """The same jobs, each with an answer that it might have.
+        """Return the same jobs, each with a random answer length.
 
-        From a class's answers so far others are drawn as often, which says how well their mean is known, and as many
-        more as run: of those that began together the short ones are done first, so without them the mean would be low.
+        Answers are drawn from the class's answers so far: as many as there are, which reflects how well their mean is
+        known, and one more for each running job. Of jobs that began together the short ones end first, so without these
+        extra draws the mean would be too low.
         """
         class_factors: dict[tuple[str, bool], float] = defaultdict(lambda: math.exp(source.gauss(0, CLASS_SPREAD)))
         running_counts = Counter(job.model for _, job in self.backlog.running_jobs if job.name in self.names)
@@ -121,5 +131,5 @@ class Remainder:
 
 
 def _spread_out(jobs: list[PlannedJob], most: int) -> list[PlannedJob]:
-    """So many of them at most, evenly, with the last one."""
+    """Choose at most `most` of the jobs, spread evenly; the last job is always included."""
     return jobs if len(jobs) <= most else [jobs[(place + 1) * len(jobs) // most - 1] for place in range(most)]

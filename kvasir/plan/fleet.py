@@ -1,4 +1,4 @@
-"""What is simulated: jobs, and the workers that serve them. Times in seconds, rates in tokens a second."""
+"""The jobs and workers of a simulation. Times are in seconds, rates in tokens per second."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,37 +12,37 @@ Rate = RateCurve | float
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """One prompt for one model. `answer_tokens` is the truth, which no decision may look at."""
+    """One prompt for one model. `answer_tokens` is the true length, which no scheduling decision may use."""
 
     name: str
     model: str
-    shared_tokens: int  # the class-wide part: computed once for each model
+    shared_tokens: int  # the prompt's part that the class shares; it is computed once for each model
     own_tokens: int
     answer_tokens: int
-    prefix: str = ""  # names the class-wide part, where one model has several
+    prefix: str = ""  # names the shared part, if a model has several
 
     @property
     def prompt_tokens(self) -> int:
-        """All of the prompt."""
+        """The number of tokens of the whole prompt."""
         return self.shared_tokens + self.own_tokens
 
 
 def models_of(jobs: Iterable[PlannedJob]) -> list[str]:
-    """Names, in order of appearance."""
+    """Return the names of the models, in order of appearance."""
     return list(dict.fromkeys(job.model for job in jobs))
 
 
 def computed_tokens(jobs: Sequence[PlannedJob]) -> int:
-    """Prompt tokens that prefill computes: each class-wide part once for each model."""
+    """Return how many prompt tokens prefill computes. Each shared part counts once for each model."""
     shared_tokens = {(job.model, job.prefix): job.shared_tokens for job in jobs}
     return sum(job.own_tokens for job in jobs) + sum(shared_tokens.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Prefiller:
-    """A prefill worker of one model. `tokens_per_s`: of the machine, by the prompt's length.
+    """A prefill worker of one model. `tokens_per_s` is the machine's rate, by the prompt's length.
 
-    The workers of one machine share it: it computes one prompt at a time, and decodes nothing meanwhile.
+    Workers on one machine share it: the machine computes one prompt at a time, and decodes nothing meanwhile.
     """
 
     machine: str
@@ -50,44 +50,45 @@ class Prefiller:
     tokens_per_s: Rate
 
     def rate(self, prompt_tokens: float) -> float:
-        """Tokens a second of a prompt of this length."""
+        """Return tokens per second for a prompt of this length."""
         rate = self.tokens_per_s
         return rate.rate(prompt_tokens) if isinstance(rate, RateCurve) else rate
 
     @property
     def best_rate(self) -> float:
-        """Of the length that it computes fastest."""
+        """The rate for the prompt length that is computed fastest."""
         return max(self.tokens_per_s.tokens_per_s) if isinstance(self.tokens_per_s, RateCurve) else self.tokens_per_s
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """A decode worker. `tokens_per_s`, by model: its home model first, the others it may steal.
+    """A decode worker. `tokens_per_s` has its home model first, then the models that it may steal.
 
-    A number is the rate of each slot, with all slots busy, and is taken to hold whoever sits beside it. A curve gives
-    the rate of all sequences together by their number; sequences of several models take turns, a token each.
+    If the rate is a number, it is that of each slot while all slots are busy, whatever the other slots do. If it is a
+    curve, it is the rate of all sequences together, by their number; sequences of several models take turns, a token
+    each.
     """
 
     machine: str
     model: str
     slots: int
     tokens_per_s: Mapping[str, Rate]
-    load_s: Mapping[str, float] = field(default_factory=dict)  # to load a stolen model; absent: no time
+    load_s: Mapping[str, float] = field(default_factory=dict)  # time to load a stolen model; 0 if missing
     joins_s: float = 0.0
     dies_s: float = math.inf
 
     @property
     def is_curved(self) -> bool:
-        """Whether its sequences are known to slow each other."""
+        """Whether its sequences are known to slow each other down."""
         return any(isinstance(rate, RateCurve) for rate in self.tokens_per_s.values())
 
     def full_rate(self, model: str) -> float:
-        """The most that it decodes of a model, all sequences together; 0 where it does not decode it."""
+        """Return the highest rate for a model, all sequences together; 0 if the worker does not decode it."""
         rate = self.tokens_per_s.get(model, 0.0)
         return _best_total(rate, self.slots) if isinstance(rate, RateCurve) else rate * self.slots
 
     def paces(self, sequences: Mapping[str, int]) -> dict[str, float]:
-        """Tokens a second of each sequence, by model, where so many of each model are decoded at once."""
+        """Return the tokens per second of each sequence, by model, if this many of each model are decoded at once."""
         rates = {model: self.tokens_per_s[model] for model, count in sequences.items() if count}
         steps_s = {
             model: sequences[model] / rate.rate(sequences[model]) if isinstance(rate, RateCurve) else 1 / rate
@@ -104,27 +105,29 @@ def _best_total(curve: RateCurve, slots: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Workers, and what the way between them costs."""
+    """All workers, and the cost of the way between them."""
 
     prefillers: tuple[Prefiller, ...]
     decoders: tuple[Decoder, ...]
-    kv_transfer_s: Mapping[str, float] = field(default_factory=dict)  # per prompt token, store to decoder, by model
-    prefill_overhead_s: float = 0.0  # a job, on the prefill worker
-    decode_overhead_s: float = 0.0  # a job, on its slot
-    kv_state_s: Mapping[str, float] = field(default_factory=dict)  # per prompt: a hybrid model's recurrent state
+    # time per prompt token from store to decoder, by model
+    kv_transfer_s: Mapping[str, float] = field(default_factory=dict)
+    prefill_overhead_s: float = 0.0  # time per job on the prefill worker
+    decode_overhead_s: float = 0.0  # Time per job in its slot.
+    # Time per prompt for a hybrid model's recurrent state.
+    kv_state_s: Mapping[str, float] = field(default_factory=dict)
 
     def kv_s(self, model: str, tokens: float, prompts: int = 1) -> float:
-        """Seconds that the KV caches of so many tokens in all take from the store to a decoder."""
+        """Return the seconds that KV caches with this many tokens in total take from the store to a decoder."""
         return tokens * self.kv_transfer_s.get(model, 0.0) + prompts * self.kv_state_s.get(model, 0.0)
 
     def machines(self) -> list[str]:
-        """Names, in order of appearance; a machine may be home to several workers."""
+        """Return the names of the machines, in order of appearance. A machine may run several workers."""
         names = [worker.machine for worker in self.prefillers] + [worker.machine for worker in self.decoders]
         return list(dict.fromkeys(names))
 
 
 def with_another(fleet: Fleet, machine: str) -> Fleet:
-    """The fleet and one more machine like this one, with the same workers."""
+    """Return the fleet with one more machine like this one, with the same workers."""
     prefillers = tuple(
         replace(worker, machine=f"{machine} 2") for worker in fleet.prefillers if worker.machine == machine
     )

@@ -1,4 +1,4 @@
-"""What the simulation says about a class on a cluster, as plain figures."""
+"""The numbers that the simulation gives for a class on a cluster."""
 
 import statistics
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from messages.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class BusyShare:
-    """How much of the makespan a machine's stage was at work; of decode the mean of its slots."""
+    """The share of the makespan in which a machine's stage was busy. For decode it is the mean of its slots."""
 
     machine: str
     stage: str
@@ -22,7 +22,7 @@ class BusyShare:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """The same class with one more machine like this one."""
+    """The same class with one more machine of this kind."""
 
     machine: str
     stages: str
@@ -32,7 +32,7 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class LoneRequest:
-    """A request of a model by itself on an idle cluster, its class-wide part stored: the median of the class."""
+    """A single request on an idle cluster whose store has the shared part. Lengths are the class's medians."""
 
     model: str
     prefill_s: float
@@ -41,18 +41,18 @@ class LoneRequest:
 
     @property
     def latency_s(self) -> float:
-        """Prompt to last token."""
+        """The time from the prompt to the last token."""
         return self.prefill_s + self.kv_transfer_s + self.decode_s
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The prediction. None where the configuration lacks what it follows from."""
+    """The prediction. A field is None if the configuration lacks what it depends on."""
 
     submissions: int
     jobs: int
     prompt_tokens: int
-    computed_tokens: int  # with the class-wide part once for each model
+    computed_tokens: int  # each shared part counts once for each model
     answer_tokens: int
     makespan_s: float
     without_stealing_s: float
@@ -74,19 +74,19 @@ class Prediction:
 
     @property
     def utilisation(self) -> float:
-        """Mean of the machines' busy shares; of a machine with both stages the sum, at most 1."""
+        """The mean of the machines' busy shares. For a machine with both stages it is their sum, at most 1."""
         machines = dict.fromkeys(busy.machine for busy in self.busy)
         shares = [sum(busy.share for busy in self.busy if busy.machine == name) for name in machines]
         return statistics.fmean(min(1.0, share) for share in shares)
 
     @property
     def one_by_one_s(self) -> float:
-        """How long the class takes if each request waits for the one before, both models in turn."""
+        """The time for the class if each request waits for the one before, with both models in turn."""
         return sum(lone.latency_s for lone in self.lone) * self.jobs / len(self.lone)
 
     @property
     def cost(self) -> float | None:
-        """Electricity, and the machines' share where their prices are known."""
+        """The cost of electricity, plus the machines' share if their prices are known."""
         if self.electricity is None:
             return self.hardware
         return self.electricity + (self.hardware or 0.0)
@@ -122,7 +122,7 @@ def predict(settings: Settings, fleet: Fleet, jobs: Sequence[PlannedJob], submis
 
 
 def _at_home(fleet: Fleet) -> Fleet:
-    """The same workers, each with its home model alone."""
+    """Return the same workers, each with only its home model."""
     decoders = [
         replace(decoder, tokens_per_s={decoder.model: decoder.tokens_per_s[decoder.model]})
         for decoder in fleet.decoders
@@ -138,7 +138,10 @@ def _bound_s(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float | None:
 
 
 def _busy_shares(fleet: Fleet, run: SimulatedRun) -> tuple[BusyShare, ...]:
-    """A machine with several decode workers has the mean of them, and it decodes nothing while it prefills."""
+    """Return the busy shares.
+
+    For several decode workers of a machine it is their mean; it decodes nothing while it prefills.
+    """
     busy_shares = []
     for (stage, machine), seconds in sorted(run.busy_s.items(), key=lambda item: item[0][::-1]):
         count = sum(worker.machine == machine for worker in fleet.decoders) if stage == "decode" else 1
@@ -147,7 +150,7 @@ def _busy_shares(fleet: Fleet, run: SimulatedRun) -> tuple[BusyShare, ...]:
 
 
 def _limit(fleet: Fleet, run: SimulatedRun, jobs: Sequence[PlannedJob]) -> str:
-    """What works the largest share of the time, in a few words: a stage, or the link."""
+    """Return in a few words what is busy for the largest share of the time: a stage, or the link."""
     busy = _busy_shares(fleet, run)
     busiest = max(busy, key=lambda entry: entry.share)
     link_share = _link_s(fleet, jobs) / run.makespan_s
@@ -158,7 +161,7 @@ def _limit(fleet: Fleet, run: SimulatedRun, jobs: Sequence[PlannedJob]) -> str:
 
 
 def _link_s(fleet: Fleet, jobs: Sequence[PlannedJob]) -> float:
-    """Seconds that all KV caches take over one link; decoders keep the class-wide part, so it travels once to each."""
+    """Return the seconds for all KV caches over one link. Decoders keep the shared part, so each gets it only once."""
     own_s = sum(fleet.kv_s(job.model, job.own_tokens) for job in jobs)
     shared_s = {job.model: fleet.kv_s(job.model, job.shared_tokens, prompts=0) for job in jobs}
     return own_s + len(fleet.decoders) * sum(shared_s.values())
@@ -190,13 +193,16 @@ def _what_if(fleet: Fleet, jobs: Sequence[PlannedJob], machine: str, makespan_s:
 
 
 def _energy_kwh(settings: Settings, fleet: Fleet, seconds: float) -> float | None:
-    """Every machine at its full watts all the time: an upper bound. None if a machine's watts are not known."""
+    """Return the energy if every machine draws its full power all the time, which is an upper bound.
+
+    Returns None if the watts of a machine are unknown.
+    """
     watts = [settings.machines[name].watts for name in fleet.machines()]
     return sum(watts) * seconds / 3.6e6 if all(watts) else None
 
 
 def _hardware(settings: Settings, fleet: Fleet, seconds: float) -> float | None:
-    """The machines' prices, spread over the hours in which they are used. None if one is not known."""
+    """Return the machines' prices, spread over the hours of their use; None if some price is unknown."""
     prices = [settings.machines[name].price for name in fleet.machines()]
     hours = settings.costs.years * 52 * settings.costs.hours_per_week
     return sum(prices) / hours * seconds / 3600 if all(prices) else None

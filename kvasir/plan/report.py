@@ -1,4 +1,4 @@
-"""The prediction for people, as JSON, and as a picture."""
+"""The prediction as text, as JSON, and as a chart."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -22,7 +22,7 @@ ASSUMPTIONS = (
 
 
 def as_json(prediction: Prediction, goals: Sequence[Target]) -> dict[str, Any]:
-    """Plain data: seconds, tokens, kWh, and the currency of [costs]."""
+    """Return the prediction as plain data: seconds, tokens, kWh, and the currency of [costs]."""
     derived_figures = {
         "students_per_hour": prediction.students_per_hour,
         "utilisation": prediction.utilisation,
@@ -39,7 +39,7 @@ def as_json(prediction: Prediction, goals: Sequence[Target]) -> dict[str, Any]:
 
 
 def print_prediction(prediction: Prediction, goals: Sequence[Target]) -> None:
-    """Tables and sentences on stdout; the targets last."""
+    """Print tables and sentences on stdout; the targets come last."""
     say(
         f"{plural(prediction.submissions, 'submission')}, {plural(prediction.jobs, 'request')}: "
         f"{duration(prediction.makespan_s)}, "
@@ -85,14 +85,14 @@ def _bound_words(prediction: Prediction) -> str:
 
 
 def write_chart(path: Path, run: SimulatedRun) -> None:
-    """Draw who works when as an SVG file, as a run that has been is drawn, too. Raises UsageError."""
+    """Write an SVG chart of who works when, like that of a real run. Raises UsageError."""
     prefills = [Span(f"{p.machine} · prefill", p.job.model, p.started_s, p.ended_s) for p in run.prefills]
     answers = [Span(f"{t.machine} · decode", t.job.model, t.started_s, t.ended_s) for t in run.timings]
     bars = [*sorted(prefills, key=lambda bar: bar.row), *sorted(answers, key=lambda bar: bar.row)]
     try:
         path.write_text(spans("Who works when, as predicted", bars).file(), "utf-8")
     except OSError as error:
-        raise UsageError(f"can't write {path}: {error.strerror}; name another file with --chart") from None
+        raise UsageError(f"can't write {path}: {error.strerror}; choose another file with --chart") from None
 
 
 def _row(goal: Target) -> list[str]:

@@ -1,4 +1,4 @@
-"""A cluster as it is now, as the plan simulates one: its workers, what waits there, and when that will be done."""
+"""A running cluster in the form that the plan simulates: its workers, its queues, and when they will be done."""
 
 import itertools
 import statistics
@@ -21,15 +21,16 @@ from messages.workers import BOTH_ROLES, WorkerInfo
 from producers.batch.batch import Batch
 from producers.client import Client
 
-FIRST_PROMPT_TOKENS = 4000  # assumed for a prompt, beside the class's shared part, until one was measured
-LIKELY = 0.9  # to make a deadline: below it is said what would help
-LAST_RESULTS = 200  # latest results of a batch, which say how long its answers are
+FIRST_PROMPT_TOKENS = 4000  # assumed tokens of a prompt, without the class's shared part, until one was measured
+LIKELY = 0.9  # below this chance of making the deadline, it is said what would help
+LAST_RESULTS = 200  # number of a batch's latest results that tell how long its answers are
 
 
 def expectation(settings: Settings, client: Client, batch: Batch, deadline: float = 0.0) -> str:
-    """When the batch will be done, in words; "" while nobody can say.
+    """Return when the batch will be done, in words; "" if that is unknown.
 
-    With a `deadline`, in seconds since the epoch, the chance to make it too, and if that is small what would help.
+    With a `deadline` in seconds since the epoch, the text adds the chance of making it, and what would help if that is
+    small.
     """
     try:
         remainder = remainder_of(settings, client, batch)
@@ -50,7 +51,10 @@ def expectation(settings: Settings, client: Client, batch: Batch, deadline: floa
 
 
 def remainder_of(settings: Settings, client: Client, batch: Batch | None = None) -> Remainder:
-    """What is left of the batch, or without one all that waits or is decoded now. Raises BrokerUnavailable."""
+    """Return what is left of the batch; without a batch, everything that waits or is being decoded.
+
+    Raises BrokerUnavailable.
+    """
     job_ids = [job_id for job_id, state in batch.states.items() if state == "succeeded"] if batch else []
     results = [result for job_id in job_ids[-LAST_RESULTS:] if batch and (result := batch.result(job_id))]
     counts = Counter(entry.model for entry in batch.open_jobs.values()) if batch else None
@@ -68,8 +72,9 @@ def remainder_of(settings: Settings, client: Client, batch: Batch | None = None)
         batch_jobs = [
             replace(job, name=f"{model} {number}") for number in range(total if counts is None else counts[model])
         ]
-        # Batches that take turns have a queue each. In one queue it is first in, first out: until a batch has answers
-        # others' jobs are in front of its own, and then behind them. Of those behind as many count as can matter.
+        # Batches that take turns each have a queue. In a single queue, which is first in, first out, other jobs are
+        # ahead of the batch's until it has answers, and behind them from then on. Of those behind, only as many count
+        # as can make a difference.
         foreign_count = min(total, 10 * len(batch_jobs) if lengths else total) - len(batch_jobs)
         others = max(0, _turns_taken(client.broker, model) - 1)
         foreign_jobs = [
@@ -90,15 +95,15 @@ def remainder_of(settings: Settings, client: Client, batch: Batch | None = None)
 
 
 def _turns_taken(broker: Broker, model: str) -> int:
-    """How many batches wait there, as far as each has a turn of its own."""
+    """Return how many batches are waiting, as far as each has a turn."""
     depths = [[broker.depth(name) for name in lane_queues(stage, model, "bulk")] for stage in BOTH_ROLES]
     return max(sum(bool(depth and depth.ready) for depth in stage_depths) for stage_depths in depths)
 
 
 def fleet_of_workers(settings: Settings, workers: Iterable[WorkerInfo]) -> tuple[Fleet, list[WorkerInfo]]:
-    """The workers that take jobs and have a rate, and the registrations of the fleet's decoders, in their order.
+    """Return the workers that take jobs and have a known rate, and the registrations of its decoders in the same order.
 
-    A process with one role is taken to have its machine for itself.
+    A process with only one role is assumed to have its machine to itself.
     """
     rated_workers = [(worker, rates) for worker in workers if not worker.off and (rates := _rates(settings, worker))]
     prefillers = [
@@ -117,7 +122,10 @@ def _machine(worker: WorkerInfo) -> str:
 
 
 def _rates(settings: Settings, worker: WorkerInfo) -> dict[str, Rate]:
-    """By model what it has measured, its curves first, else what the configuration says; {}: not even of its own."""
+    """Return the rates by model: measured curves first, then measured rates, then those of the configuration.
+
+    The result is {} if the rate of the worker's own model is unknown.
+    """
     is_prefill = worker.role == "prefill"
     rates: dict[str, Rate] = {}
     for machine in settings.machines.values():

@@ -1,16 +1,16 @@
-"""The pipeline as a discrete-event simulation: two stages, the policies of the real one, and no waiting for nothing.
+"""Simulates the pipeline by discrete events: two stages, with the policies of the real one.
 
-A prefill worker takes its model's jobs, computes the class-wide part once and then each job's suffix. In both stages
-classes take turns, as batches do in the cluster (`infra.turns`). A decode slot that is free takes a job of the model
-that the policy names; the policy sees what a decode worker sees: how many jobs wait, how long those took that are done,
-and who else is there. A slot fetches the KV cache while the job before it is still running, so a transfer costs time
-only where the job had just arrived.
+A prefill worker takes its model's jobs, and computes the shared part once and then each job's suffix. In both stages
+classes take turns, as batches do in the cluster (`infra.turns`). A free decode slot takes a job of the model that the
+policy chooses. The policy sees what a decode worker sees: how many jobs wait, how long earlier jobs took, and which
+other workers exist. A slot fetches the next KV cache while its current job is still running, so a transfer costs time
+only if the job had just arrived.
 
-A machine has one capacity. It computes one prompt at a time, and decodes nothing meanwhile; else its sequences go on,
-each at the pace that so many of them leave it (`Decoder.paces`). A machine whose workers have both stages chooses
-between them by the watermark (`decode_worker.stealing.watermark`).
+A machine has one capacity. While it computes a prompt, it decodes nothing. Otherwise its sequences continue, each at
+the rate that their number allows (`Decoder.paces`). A machine whose workers have both stages chooses between them by
+the watermark (`decode_worker.stealing.watermark`).
 
-A worker that dies loses what it was doing; those jobs go to the front of their class, whose turn it is, at once.
+A worker that dies loses what it was doing. Its jobs go to the front of their class at once, and that class is next.
 """
 
 import heapq
@@ -33,24 +33,25 @@ from messages.workers import RateCurve
 
 T = TypeVar("T")
 
-RUNS = 15  # odd, so that there is a middle
-LONG_CLASS_RUNS = 5  # for more than LONG_CLASS jobs: luck counts for less, and each run takes longer
+RUNS = 15  # an odd number, so that there is a median
+LONG_CLASS_RUNS = 5  # used for more than LONG_CLASS jobs: chance matters less, and each run takes longer
 LONG_CLASS = 600
-HAIR = 0.01  # no machine keeps its rate more exactly than that
+HAIR = 0.01  # no machine's rate is steadier than this
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Jobs in the order in which they are taken, and how far each of them is when the simulation begins."""
+    """The jobs in the order in which they are taken, and how far each of them is when the simulation begins."""
 
     waiting_jobs: list[PlannedJob]
-    ready_jobs: list[PlannedJob]  # prefilled
-    running_jobs: list[tuple[int, PlannedJob]]  # with the decoder's place in the fleet; the answer is what is left
+    ready_jobs: list[PlannedJob]  # Prefilled.
+    # With the decoder's index in the fleet; the answer is the part that is left.
+    running_jobs: list[tuple[int, PlannedJob]]
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What a worker did for a job: when it took it, and when it was done."""
+    """When a worker took a job, and when it finished it."""
 
     job: PlannedJob
     machine: str
@@ -64,22 +65,23 @@ class SimulatedRun:
     """What was simulated."""
 
     makespan_s: float
-    timings: tuple[Timing, ...]  # in the order of answers
-    busy_s: Mapping[tuple[str, str], float]  # (stage, machine): seconds at work; of decode the mean of its slots
+    timings: tuple[Timing, ...]  # in the order in which answers ended
+    busy_s: Mapping[tuple[str, str], float]  # seconds at work by (stage, machine); for decode the mean of its slots
     prefills: tuple[Timing, ...] = ()  # in the order in which they began
 
     @property
     def steals(self) -> int:
-        """Jobs answered by another model's worker."""
+        """The number of jobs answered by another model's worker."""
         return sum(timing.is_stolen for timing in self.timings)
 
 
 class DecoderState:
-    """A decode worker in the simulation: who it is, and what it does."""
+    """A decode worker in the simulation, and what it is doing."""
 
     def __init__(self, worker: Decoder) -> None:
         self.worker = worker
-        self.full_rates = {model: worker.full_rate(model) for model in worker.tokens_per_s}  # looked at all the time
+        # kept because they are needed very often
+        self.full_rates = {model: worker.full_rate(model) for model in worker.tokens_per_s}
         self.is_curved = worker.is_curved
         self.running_jobs: list[RunningJob] = []
         self.resident = {worker.model}
@@ -87,21 +89,21 @@ class DecoderState:
         self.has_both_roles = False
 
     def is_present(self, now: float) -> bool:
-        """Whether it has joined and lives."""
+        """Whether the worker has joined and is still alive."""
         return self.worker.joins_s <= now < self.worker.dies_s
 
     def is_at_home(self, model: str) -> bool:
-        """Whether it serves the model without stealing: a worker with both roles all of its models."""
+        """Whether it serves the model without stealing. A worker with both roles does so for all of its models."""
         return model == self.worker.model or (self.has_both_roles and model in self.worker.tokens_per_s)
 
     def free_slots(self, now: float) -> int:
-        """Slots that do nothing."""
+        """Return the number of free slots."""
         return self.worker.slots - len(self.running_jobs) if self.is_present(now) else 0
 
 
 @dataclass(eq=False)
 class RunningJob:
-    """A job in a slot. It is decoded from `decodes_s` on, when its model and its KV cache are there."""
+    """A job in a slot. Its decode begins at `decodes_s`, when its model and its KV cache are there."""
 
     job: PlannedJob
     prefilled_s: float
@@ -112,16 +114,16 @@ class RunningJob:
 
 
 class MachineState:
-    """A machine at a moment: it computes a prompt, or decodes its workers' sequences."""
+    """A machine at one moment: it either computes a prompt, or decodes its workers' sequences."""
 
     def __init__(self, decoders: Sequence[DecoderState]) -> None:
         self.decoders = decoders
         self.is_prefilling = False
-        self.forecast_s = math.inf  # when its next sequence ends or begins, as it was last seen
+        self.forecast_s = math.inf  # when its next sequence ends or begins, as last computed
         self._seen_s = 0.0
 
     def advance(self, now: float) -> None:
-        """Decode up to now. Before anything changes."""
+        """Decode up to now. Must be called before anything changes."""
         elapsed_s = now - self._seen_s
         if not self.is_prefilling:
             for running_job, pace in self._paces(self._seen_s):
@@ -131,7 +133,7 @@ class MachineState:
         self._seen_s = now
 
     def next_change_s(self, now: float) -> float:
-        """When a sequence will end, or the next one begin, if nothing else happens."""
+        """Return when the next sequence ends or begins, if nothing else happens."""
         if self.is_prefilling:
             return math.inf
         begins = [job.decodes_s for decoder in self.decoders for job in decoder.running_jobs if job.decodes_s > now]
@@ -139,7 +141,10 @@ class MachineState:
         return min([*begins, *ends], default=math.inf)
 
     def _paces(self, now: float) -> list[tuple[RunningJob, float]]:
-        """The sequences that are decoded, each with its tokens a second. Workers whose rates are curves take turns."""
+        """Return the sequences that are being decoded, each with its tokens per second.
+
+        Workers with curves take turns.
+        """
         active = [
             (decoder, [running_job for running_job in decoder.running_jobs if running_job.decodes_s <= now])
             for decoder in self.decoders
@@ -154,7 +159,7 @@ class MachineState:
 
 
 class TurnQueue(Generic[T]):
-    """What waits for a stage of a model: the classes that have anything, the one whose turn it is first."""
+    """The jobs that wait for one stage of a model, by class. The class whose turn it is comes first."""
 
     def __init__(self) -> None:
         self._classes: dict[str, deque[T]] = {}
@@ -167,7 +172,7 @@ class TurnQueue(Generic[T]):
         return next(iter(self._classes.values()))[0]
 
     def take(self) -> T:
-        """The next one of the class whose turn it is."""
+        """Return and remove the next job of the class whose turn it is."""
         name = next(iter(self._classes))
         line = self._classes.pop(name)
         entry = line.popleft()
@@ -176,7 +181,7 @@ class TurnQueue(Generic[T]):
         return entry
 
     def append(self, name: str, entry: T) -> None:
-        """To the end of its class."""
+        """Add a job at the end of its class."""
         self._classes.setdefault(name, deque()).append(entry)
 
     def put_back(self, name: str, entry: T) -> None:
@@ -187,19 +192,20 @@ class TurnQueue(Generic[T]):
 
 
 class Stealing:
-    """Decides which queue a free slot takes from: home first, unless faster workers end it sooner; then whatever pays.
+    """Decides which queue a free slot takes a job from.
 
-    Workers are taken to know their own and each other's rates, and learn how long answers are from those that they
-    have seen: the mean so far, and before the first one the declared guess.
+    It takes jobs of its home model, unless faster workers would finish them sooner. Otherwise it steals where that
+    saves time. Workers know their own and each other's rates. They learn the length of answers from those they have
+    seen: the mean so far, and before the first answer an assumed length.
     """
 
     def __init__(self, lengths: Mapping[str, Sequence[int]] = MappingProxyType({})) -> None:
-        """`lengths`: of the answers that they have seen before, in tokens, by model."""
+        """`lengths` are the lengths in tokens of answers seen before, by model."""
         self._answers = defaultdict(int, {model: len(tokens) for model, tokens in lengths.items()})
         self._tokens = defaultdict(int, {model: sum(tokens) for model, tokens in lengths.items()})
 
     def choose(self, state: "SimulationState", decoder: DecoderState) -> str | None:
-        """The model to take a waiting job of, or None to stay idle for now."""
+        """Return the model from which to take a waiting job, or None to stay idle for now."""
         decoding = {running_job.job.model for running_job in decoder.running_jobs}
         if decoder.has_both_roles:
             return watermark.next_answer(self._work(state, decoder), decoding)
@@ -218,9 +224,9 @@ class Stealing:
         return None if decision.reason else decision.model
 
     def choose_prompt(self, state: "SimulationState", machine: MachineState, models: Sequence[str]) -> str | None:
-        """The model to prefill a waiting prompt of, or None to decode.
+        """Return the model of which to prefill a waiting prompt, or None to decode.
 
-        Of a model that the machine does not decode its worker only prefills, and never waits.
+        A model that this machine does not decode is always prefilled without waiting.
         """
         work = self._work(state, machine.decoders[0]) if machine.decoders else []
         prompt = watermark.next_prompt([model for model in work if model.queue.model in models])
@@ -255,7 +261,7 @@ class Stealing:
         return Offer(self._queue(state, decoder, model), self._service_s(decoder, model), load_s=load_s)
 
     def _queue(self, state: "SimulationState", asking: DecoderState, model: str) -> Queue:
-        """A queue as `asking` sees it. Where prefill stops at a watermark, prompts that wait are part of it."""
+        """Return a queue as the worker `asking` sees it. If prefill stops at a watermark, waiting prompts count too."""
         home = [decoder for decoder in state.decoders if decoder.is_at_home(model) and decoder.is_present(state.now)]
         peers = [
             Peer(decoder.worker.slots, len(decoder.running_jobs), self._service_s(decoder, model))
@@ -272,7 +278,7 @@ class Stealing:
 
 
 class SimulationState:
-    """What can be seen at a moment, and the machinery that moves it."""
+    """The state of the simulation at a moment, and the events that change it."""
 
     def __init__(self, fleet: Fleet, policy: Stealing) -> None:
         self.now = 0.0
@@ -283,7 +289,8 @@ class SimulationState:
             for name in fleet.machines()
         }
         self._prefillers = {(prefiller.machine, prefiller.model): prefiller for prefiller in fleet.prefillers}
-        self._advantages: dict[tuple[str, str], float] = {}  # tokens that are prefilled in the time of one decoded
+        # how many tokens can be prefilled in the time of decoding one
+        self._advantages: dict[tuple[str, str], float] = {}
         for (name, model), prefiller in self._prefillers.items():
             decoders = self.machines[name].decoders
             for decoder in decoders:
@@ -301,15 +308,15 @@ class SimulationState:
         self._prefills: list[Timing] = []
 
     def backlog(self, model: str) -> int:
-        """Prefilled jobs of a model that no slot has taken."""
+        """Return the number of prefilled jobs of a model that are not in a slot."""
         return len(self._decode_queues[model])
 
     def prompts(self, model: str) -> int:
-        """Jobs of a model that wait for prefill."""
+        """Return the number of jobs of a model that wait for prefill."""
         return len(self._prefill_queues[model])
 
     def prompt_s(self, machine: str, model: str) -> float:
-        """How long the machine would take for the model's next prompt; 0 if there is none, or it can't."""
+        """Return the time the machine would need for the model's next prompt; 0 if there is none, or if it can't."""
         prefiller, queue = self._prefillers.get((machine, model)), self._prefill_queues[model]
         return (tokens := queue.next().prompt_tokens) / prefiller.rate(tokens) if prefiller and queue else 0.0
 
@@ -319,10 +326,10 @@ class SimulationState:
         return max(others, default=0.0) / self._advantages.get((machine, model), math.inf)
 
     def simulate(self, backlog: Backlog) -> SimulatedRun:
-        """To the last answer."""
+        """Run until the last answer."""
         self._begin(backlog)
         for decoder in self.decoders:
-            self._schedule(decoder.worker.joins_s, lambda: None)  # a moment at which slots are filled
+            self._schedule(decoder.worker.joins_s, lambda: None)  # an event at which slots are filled
             if decoder.worker.dies_s < math.inf:
                 self._schedule(decoder.worker.dies_s, self._die, decoder)
         while self._events:
@@ -370,7 +377,7 @@ class SimulationState:
                 self._prefill(machine, workers[model], self._prefill_queues[model].take())
 
     def _prefill(self, machine: MachineState, worker: Prefiller, job: PlannedJob) -> None:
-        """The class-wide part once; a second worker waits until the first one has it."""
+        """Prefill a job. The shared part is computed once; a second worker waits until the first has it."""
         rate = worker.rate(job.prompt_tokens)
         own_s = job.own_tokens / rate + self.fleet.prefill_overhead_s
         prefix = (job.model, job.prefix)
@@ -385,7 +392,7 @@ class SimulationState:
         self._decode_queues[job.model].append(job.prefix, (job, self.now, worker.machine))
 
     def _fill_slots(self) -> None:
-        """Workers ask in turn, each for one job at a time, until nobody takes any."""
+        """Let workers take one job each in turn, until none takes any."""
         asking = [decoder for decoder in self.decoders if decoder.free_slots(self.now)]
         while asking:
             asking = [decoder for decoder in asking if decoder.free_slots(self.now) and self._start_answer(decoder)]
@@ -430,16 +437,16 @@ class SimulationState:
 
 
 def simulate(fleet: Fleet, jobs: Sequence[PlannedJob] | Backlog, policy: Stealing | None = None) -> SimulatedRun:
-    """Run the jobs through the fleet; those of a model without workers are never answered."""
+    """Simulate the jobs on the fleet. Jobs of a model without workers are never answered."""
     backlog = jobs if isinstance(jobs, Backlog) else Backlog(list(jobs), [], [])
     return SimulationState(fleet, policy or Stealing()).simulate(backlog)
 
 
 def typical(fleet: Fleet, jobs: Sequence[PlannedJob]) -> SimulatedRun:
-    """Of several simulations in which each rate is up to HAIR off, the one of median makespan. Always the same one.
+    """Return the run with the median makespan of several, in which each rate is off by up to HAIR. Always the same run.
 
-    Who takes which job hangs on milliseconds, and with it which long job comes last: change the last digit of a rate,
-    and the makespan jumps by several percent. A single simulation is one throw of these dice, and so is the real night.
+    Which worker takes which job depends on milliseconds, and so does which long job comes last. Changing the last digit
+    of a rate can change the makespan by several percent. A single simulation is therefore as random as a real run.
     """
     source = random.Random(0)
     count = RUNS if len(jobs) <= LONG_CLASS else LONG_CLASS_RUNS
@@ -449,7 +456,7 @@ def typical(fleet: Fleet, jobs: Sequence[PlannedJob]) -> SimulatedRun:
 
 
 def with_rates(fleet: Fleet, factor_of: Callable[[str], float]) -> Fleet:
-    """The same fleet with each rate multiplied by a factor of its machine, which is asked for again each time."""
+    """Return the fleet with each rate multiplied by a factor for its machine. `factor_of` is called for each rate."""
 
     def off(rate: Rate, machine: str) -> Rate:
         factor = factor_of(machine)

@@ -1,4 +1,4 @@
-"""The team's targets beside the prediction: each met or missed, and why."""
+"""Compares the prediction with the team's targets: which are met or missed, and why."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ COST = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`met` is None where the configuration lacks what the prediction follows from."""
+    """A target. `met` is None if the configuration lacks what the prediction depends on."""
 
     name: str
     goal: str
@@ -26,7 +26,7 @@ class Target:
 
 
 def targets(prediction: Prediction, fleet: Fleet) -> Iterator[Target]:
-    """All eight, in the team's order."""
+    """Yield all eight targets, in the team's order."""
     slowest = max(prediction.lone, key=lambda lone: lone.latency_s)
     latencies = [
         f"{lone.model}: prefill {lone.prefill_s:.1f} s, KV cache {lone.kv_transfer_s:.1f} s, "
@@ -76,7 +76,7 @@ def targets(prediction: Prediction, fleet: Fleet) -> Iterator[Target]:
 
 
 def beside_goal(goal: float, value: float, digits: int) -> str:
-    """`value` with so many decimals, or as many more as tell it from the goal: "60% > 60%, missed" helps nobody."""
+    """Format `value` with enough decimals to differ from the goal: "60% > 60%, missed" would help nobody."""
     for decimals in range(digits, digits + 4):
         text = f"{value:,.{decimals}f}"
         if text != f"{goal:,.{decimals}f}":
@@ -85,7 +85,7 @@ def beside_goal(goal: float, value: float, digits: int) -> str:
 
 
 def _why_rate(prediction: Prediction, fleet: Fleet) -> str:
-    """The arithmetic: what 10 requests a second need, and what all slots at their best can do."""
+    """Explain the numbers: what 10 requests per second need, and what all slots can do at best."""
     answer_tokens_per_job, computed_tokens = (
         prediction.answer_tokens / prediction.jobs,
         prediction.computed_tokens / prediction.jobs,

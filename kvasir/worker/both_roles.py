@@ -1,7 +1,7 @@
-"""A worker with both roles: a prefill and a decode worker of one model, over one engine, in one process.
+"""A worker with both roles: a prefill and a decode worker of one model, with one engine, in one process.
 
-Neither is changed by it. Each has its loop and its registration, and hands its jobs over through broker and store as
-everywhere; what they share is the engine, the process's memory of KV caches, and a choice of what to take next.
+Both work as usual: each has its loop and its registration, and passes its jobs on through broker and store. They share
+the engine, the process's memory of KV caches, and the decision which kind of job to take next.
 """
 
 import math
@@ -23,13 +23,13 @@ from messages.errors import BrokerUnavailable
 from messages.workers import BOTH_ROLES, WorkerInfo, prefill_id
 from prefill_worker.worker import PrefillWorker
 
-LOOK_S = 0.2  # four passive declares, and registrations
+LOOK_S = 0.2  # each look costs four passive declares and one read of the registrations
 
 
 class TwoRoleWorker:
-    """`make_prefill` and `make_decode` make its halves, and are given an id and the roles.
+    """Combines two workers. `make_prefill` and `make_decode` make them, and get an id and the roles.
 
-    Both are over the same `broker` and engine. `run` blocks until `stop`; everything else may be called from other
+    Both must use the same `broker` and engine. `run` blocks until `stop`; all other methods may be called from other
     threads.
     """
 
@@ -50,12 +50,12 @@ class TwoRoleWorker:
         self.prefill.loop.pair_with(self.decode.loop)
         self.prefill.loop.wants_bulk = lambda: (work := self._work_now()) is None or work.lacks_ready_jobs
         self.decode.loop.wants_bulk = lambda: (work := self._work_now()) is None or not work.holds_ready_jobs
-        self._work: ModelWork | None = None  # None: nobody can say, and both roles take what there is
-        self._prefilled_then = self._prefilling_then = self._answers_then = 0  # here, at that look
+        self._work: ModelWork | None = None  # None: unknown, so both roles take any job
+        self._prefilled_then = self._prefilling_then = self._answers_then = 0  # this worker's counts at the last look
         self._stopping = threading.Event()
 
     def run(self, hours: Hours = ALL_HOURS) -> None:
-        """Serve until stopped. If one role fails, or the look at the queues, all leave. Raises what that one raised."""
+        """Serve until stopped. If a role or the look at the queues fails, all of them stop, and the error is raised."""
         with ThreadPoolExecutor(2, thread_name_prefix="role") as pool:
             threads = [pool.submit(self.prefill.run, hours), pool.submit(self._look_on)]
             for thread in threads:
@@ -68,16 +68,16 @@ class TwoRoleWorker:
             thread.result()
 
     def stop(self, abort: bool = False) -> None:
-        """Leave after what is in hand; with `abort` hand that back too."""
+        """Stop after the jobs in hand. With `abort`, hand these back too."""
         self._stopping.set()
         self.prefill.stop(abort)
         self.decode.stop(abort)
 
     def look(self) -> None:
-        """See what waits where, and who could take it."""
+        """Find out what waits where, and who could take it."""
         try:
             self._work = self._see()
-        except BrokerUnavailable:  # it reconnects by itself
+        except BrokerUnavailable:  # the broker reconnects by itself
             self._work = None
 
     def _see(self) -> ModelWork:
@@ -105,7 +105,7 @@ class TwoRoleWorker:
         )
 
     def _work_now(self) -> ModelWork | None:
-        """By the last look, and what has become of our own jobs since."""
+        """Return the state at the last look, corrected by this worker's jobs since then."""
         work = self._work
         if work is None:
             return None
@@ -129,7 +129,7 @@ class TwoRoleWorker:
 
 
 def prefillers(registrations: Sequence[WorkerInfo], model: str, ours: str) -> list[WorkerInfo]:
-    """All others that prefill this model and take jobs."""
+    """Return all other workers that prefill this model and take jobs."""
     return [
         registration
         for registration in registrations
@@ -139,7 +139,7 @@ def prefillers(registrations: Sequence[WorkerInfo], model: str, ours: str) -> li
 
 
 def has_pure_decoders(registrations: Sequence[WorkerInfo], model: str) -> bool:
-    """Whether any worker that takes jobs decodes this model and prefills nothing."""
+    """Whether any worker takes jobs and decodes this model without prefilling any."""
     that_prefill = {registration.process for registration in registrations if registration.role == "prefill"}
     return any(
         (registration.role, registration.model, registration.off) == ("decode", model, "")
@@ -149,7 +149,7 @@ def has_pure_decoders(registrations: Sequence[WorkerInfo], model: str) -> bool:
 
 
 def advantage(prefiller: WorkerInfo, registrations: Sequence[WorkerInfo]) -> float:
-    """Prefilled tokens in the time of a decoded one; infinite for a worker that does not decode, 0 if not measured."""
+    """Return how many tokens it prefills in the time of decoding one; inf if it does not decode, 0 if not measured."""
     for registration in registrations:
         if registration.role == "decode" and registration.process == prefiller.process:
             rate = registration.tokens_per_s * registration.slots
@@ -158,7 +158,7 @@ def advantage(prefiller: WorkerInfo, registrations: Sequence[WorkerInfo]) -> flo
 
 
 def lead(best: float, own: float) -> float:
-    """How many times the better one the best other worker is; a pure prefiller is that unmeasured, too."""
+    """Return how many times better the best other worker is. A worker that only prefills counts even if unmeasured."""
     if not own:
         return best if math.isinf(best) else 0.0
     return best / own

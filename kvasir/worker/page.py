@@ -1,4 +1,4 @@
-"""A worker process's page: what `/health`, `/ready` and `/status` say, and the figures behind `/metrics`."""
+"""A worker's page: what `/health`, `/ready` and `/status` say, and the numbers behind `/metrics`."""
 
 import logging
 import socket
@@ -24,21 +24,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PageOptions:
-    """Where the page is; `metrics_port` None: nowhere, 0: on a free port, which the log then names."""
+    """Where the page is served. `metrics_port` None: nowhere; 0: on a free port, which the log names."""
 
     metrics_port: int | None = None
     metrics_host: str = LOOPBACK
 
 
 class WorkerPage:
-    """Knows what there is to tell of one worker. `mark_loaded` is called once the worker can take jobs."""
+    """Holds what the page says about one worker. Call `mark_loaded` once the worker can take jobs."""
 
     def __init__(self, stage: WorkerStage, model: str, models: Iterable[str]) -> None:
         self.metrics = Metrics()
-        self.url = ""  # where it is served; "" if nowhere
+        self.url = ""  # "" if it is not served
         self._stage = stage
         self._model = model
-        self._stealable_models = tuple(models)  # whose jobs it may steal
+        self._stealable_models = tuple(models)  # models whose jobs the worker may steal
         self._start_s = time.monotonic()
         self._registration: Callable[[], WorkerInfo] | None = None
         self._prefill: Callable[[], WorkerInfo] | None = None
@@ -53,9 +53,9 @@ class WorkerPage:
         cluster_state: ClusterState,
         prefill: Callable[[], WorkerInfo] | None = None,
     ) -> None:
-        """The model is in memory: from now on the worker's registration is what counts.
+        """Record that the model is loaded. From now on the page shows the worker's registration.
 
-        `prefill`: of a worker with both roles the other one's.
+        `prefill`: the second registration, if the worker has both roles.
         """
         self._registration, self._broker, self._cluster_state = registration, broker, cluster_state
         self._prefill = prefill
@@ -67,7 +67,7 @@ class WorkerPage:
         self.metrics.prepare_steals(self._stealable_models)
 
     def registration(self) -> WorkerInfo | None:
-        """The worker's registration, or None while it is loading."""
+        """Return the worker's registration, or None while it is loading."""
         return self._registration() if self._registration else None
 
     def is_busy(self) -> bool:
@@ -78,7 +78,7 @@ class WorkerPage:
         return [registration() for registration in (self._registration, self._prefill) if registration]
 
     def page(self) -> Page:
-        """What the server asks."""
+        """Return the functions that the page's server calls."""
         return Page(self.metrics.registry, self._health, self._why_not_ready, self._status)
 
     def _health(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _fields(registration: WorkerInfo) -> dict[str, Any]:
 def worker_page(
     settings: Settings, options: PageOptions, stage: WorkerStage, model: str, steal: Sequence[str] = ()
 ) -> Iterator[WorkerPage]:
-    """A page, served while the block lasts; counting goes on without a server too. Raises ConfigError."""
+    """Serve a page while the context is open. Metrics are counted even without a server. Raises ConfigError."""
     page = WorkerPage(stage, model, settings.models if "all" in steal else steal)
     with ExitStack() as stack:
         if options.metrics_port is not None:
@@ -140,7 +140,7 @@ def worker_page(
 
 
 def _declared_watts(settings: Settings) -> float:
-    """Of the machine in the configuration that is this one, by name or by address; 0 if none is."""
+    """Return the configured watts of this machine, found by name or address; 0 if there are none."""
     name = socket.gethostname()
     machines = [machine for machine in settings.machines.values() if machine.watts]
     for machine in machines:
@@ -150,7 +150,7 @@ def _declared_watts(settings: Settings) -> float:
 
 
 def _is_local(host: str) -> bool:
-    """Whether an address is one of this machine's: only those can be bound."""
+    """Whether an address belongs to this machine: only local addresses can be bound."""
     if not host:
         return False
     try:

@@ -1,4 +1,4 @@
-"""A worker as a process: load, prove, serve, leave in good order."""
+"""Runs a worker as a process: loads the model, proves KV transfer, serves, and stops in good order."""
 
 import logging
 import signal
@@ -23,6 +23,7 @@ from infra.config.settings import ModelSettings, Settings
 from infra.quick_jobs import QuickJobs
 from kvasir.connect import is_cluster, open_broker, open_stores
 from kvasir.engine_options import engine_options
+from kvasir.measure import kept_links
 from kvasir.worker.both_roles import TwoRoleWorker
 from kvasir.worker.page import PageOptions, worker_page
 from kvasir.worker.stealables import memory_bytes, stealables, weights_bytes
@@ -43,7 +44,7 @@ Worker = PrefillWorker | DecodeWorker | TwoRoleWorker
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """The engine and its options; "" and 0 mean: as the model is configured."""
+    """The engine and its options. "" and 0 mean as configured for the model."""
 
     engine: str
     weights: str
@@ -52,34 +53,37 @@ class EngineChoice:
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """The further options of a decode worker."""
+    """The additional options of a decode worker."""
 
     slots: int = 0
-    kv_cache_gb: float = 2.0  # shared blocks kept in memory
-    steal: tuple[str, ...] = ()  # models whose jobs it may take besides its own; "all"
-    memory_gb: float = 0.0  # for the weights of all models in memory; 0: most of the machine's
+    kv_cache_gb: float = 2.0  # memory for shared blocks
+    steal: tuple[str, ...] = ()  # models whose jobs it may take besides its own, or "all"
+    memory_gb: float = 0.0  # limit for the weights of all models in memory; 0: most of the machine's memory
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """What one worker process serves, and with which engine."""
+    """What a worker process serves, and with which engine."""
 
     roles: tuple[WorkerStage, ...]
     model: str
     choice: EngineChoice
     page: PageOptions
-    hours: Hours  # in which it takes jobs
+    hours: Hours  # hours in which it takes jobs
     grace_s: float
     decode: DecodeOptions = DecodeOptions()
 
 
 def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event], None]) -> None:
-    """Run a worker until SIGTERM or SIGINT. The first signal lets it finish, the second (or `grace_s`) hands back.
+    """Run a worker until SIGTERM or SIGINT. The first signal lets it finish; the second (or `grace_s`) hands jobs back.
 
     Raises ConfigError, BrokerUnavailable, StoreUnavailable if it can't start.
     """
     if not is_cluster(settings):
-        raise ConfigError("a worker needs the cluster: set KVASIR_BROKER_URL=amqp://… and KVASIR_STORE_URL=redis://…")
+        raise ConfigError(
+            "no cluster is configured, and a worker needs one: set KVASIR_BROKER_URL=amqp://… and "
+            "KVASIR_STORE_URL=redis://…"
+        )
     with ExitStack() as stack:
         stage: WorkerStage = "decode" if "decode" in options.roles else "prefill"
         page = stack.enter_context(worker_page(settings, options.page, stage, options.model, options.decode.steal))
@@ -126,16 +130,16 @@ def serve(settings: Settings, options: WorkerOptions, observe: Callable[[Event],
 
 
 def _load(settings: Settings, options: WorkerOptions) -> tuple[Engine, str]:
-    """The worker's engine, and the weights that it loaded."""
+    """Load the worker's engine, and return it with the name of its weights."""
     choice, model_settings = options.choice, settings.models.get(options.model)
     if model_settings is None and not (choice.engine and choice.weights):
-        settings.model(options.model)  # raises, with what is configured
+        settings.model(options.model)  # raises an error that names the configured models
     name, weights = choice.engine, choice.weights
     if model_settings and not (name and weights):
         name, default = model_settings.weights_for(choice.engine)
         weights = weights or default
     context = choice.context or (model_settings.context if model_settings else 0)
-    slots = prefill_slots = 1  # of the other stage
+    slots = prefill_slots = 1  # the slots of the stage that this worker does not have
     if "prefill" in options.roles:
         prefill_slots = model_settings.prefill_slots if model_settings else 8
     if "decode" in options.roles:
@@ -147,7 +151,7 @@ def _load(settings: Settings, options: WorkerOptions) -> tuple[Engine, str]:
 def _stealables_of(
     settings: Settings, options: WorkerOptions, engine: Engine, cluster_state: ClusterState
 ) -> list[Stealable]:
-    """The other models that this worker may serve, in its number of slots."""
+    """Return the other models that this worker may serve in its slots."""
 
     def load(model: ModelSettings, name: str, weights: str) -> LoadedEngine[Engine]:
         options = engine_options(model, name, weights, model.context, engine.info.slots)
@@ -162,7 +166,10 @@ def _stealables_of(
 
 
 def _check_engine(cluster_state: ClusterState, model: str, engine: Engine) -> LoadedEngine[Engine]:
-    """With its sketch, or why it transfers no KV. Raises ConfigError if it has other weights than its peers."""
+    """Return the engine with its sketch, or with the reason why it transfers no KV.
+
+    Raises ConfigError if it has other weights than the workers that serve the model already.
+    """
     check_family(cluster_state, model, engine.info)
     why_no_kv, sketch = prove(engine, engine), None
     if not why_no_kv:
@@ -173,18 +180,25 @@ def _check_engine(cluster_state: ClusterState, model: str, engine: Engine) -> Lo
     if why_no_kv:
         log.warning("this worker hands nothing of %s over: %s", model, why_no_kv)
     return LoadedEngine(
-        engine, why_no_kv, Sketches(sketch, BestEffortClusterState(cluster_state)), template_name(engine)
+        engine,
+        why_no_kv,
+        Sketches(sketch, BestEffortClusterState(cluster_state)),
+        template_name(engine),
+        kept_links(),
     )
 
 
 def _kv(kv: KVStore, options: WorkerOptions) -> KVStore:
-    """A worker keeps the class's blocks: a rubric crosses the network once to decode, and once to resume from."""
+    """Let the worker keep the class's blocks in memory.
+
+    A shared prefix then crosses the network only once for decode, and once for prefill.
+    """
     size = int(options.decode.kv_cache_gb * 1e9)
     return CachedKVStore(kv, size, keeps_puts=options.roles == BOTH_ROLES) if size else kv
 
 
 def check_family(cluster_state: ClusterState, model: str, info: EngineInfo) -> None:
-    """A queue serves one KV family: refuse to join workers whose caches ours could not read."""
+    """Check that this worker can read the KV caches of the other workers of its model: a queue serves one KV family."""
     own_fingerprint = info.fingerprint
     for registration in cluster_state.registrations():
         if (

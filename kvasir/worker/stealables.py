@@ -1,4 +1,4 @@
-"""What a decode worker may steal: the other models of the configuration, as things that it could load."""
+"""The other configured models whose jobs a decode worker may steal, and how to load them."""
 
 import logging
 import os
@@ -16,20 +16,22 @@ from messages.errors import ConfigError
 log = logging.getLogger(__name__)
 
 ALL_MODELS = "all"
-# Of a machine's memory: what is left is for KV caches in slots, the store if it lives here, and the system.
+# Share of a machine's memory for weights. The rest is for KV caches in slots, the store if it runs there, and the
+# system.
 SHARE_FOR_WEIGHTS = 0.8
 
-# (model, engine, weights) -> the engine, checked against who serves the model already.
+# (model, engine, weights) -> the loaded engine, checked against the workers that serve the model already.
 Load = Callable[[ModelSettings, str, str], LoadedEngine[Engine]]
 
 
 def stealables(
     settings: Settings, home: str, engine: str, requested_models: Sequence[str], load: Load
 ) -> list[Stealable]:
-    """The models in `requested_models` ("all": every configured one) that this worker could load, its own left out.
+    """Return the models in `requested_models` that this worker could load, except its own.
 
-    By the worker's own engine where a model has weights for it, else by the model's default. Raises ConfigError if a
-    model that was named is not configured, or has no weights for a settled engine; "all" leaves such a one out.
+    "all" means every configured model. A model is loaded with the worker's own engine if it has weights for it, else
+    with its default engine. Raises ConfigError if a named model is not configured, or has no weights for a tested
+    engine; with "all", such a model is left out.
     """
     takes_all = ALL_MODELS in requested_models
     stealable_models = []
@@ -49,9 +51,10 @@ def stealables(
 
 
 def weights_bytes(weights: str) -> int:
-    """Size on disk of what an engine loads, which is about what it takes in memory; 0: unknown, or not in this process.
+    """Return the size on disk of an engine's weights, which is about their size in memory.
 
-    Files and folders, `ollama:NAME`, and files after a prefix; a URL's model is in somebody else's memory.
+    It is 0 if unknown, or if they are loaded in another process. Files, folders, `ollama:NAME`, and files after a
+    prefix are measured; the model behind a URL is in another process's memory.
     """
     if weights.startswith("ollama:"):
         try:
@@ -66,7 +69,10 @@ def weights_bytes(weights: str) -> int:
 
 
 def memory_bytes(given_gb: float) -> int:
-    """What the weights of all models together may take: as given, else a share of this machine's memory."""
+    """Return how much memory the weights of all models may take together.
+
+    This is the given value, or else a share of this machine's memory.
+    """
     if given_gb:
         return int(given_gb * 1e9)
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * SHARE_FOR_WEIGHTS)

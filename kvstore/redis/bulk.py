@@ -13,7 +13,7 @@ import struct
 import threading
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,22 +26,22 @@ from kvstore.redis.links import GLANCE_S, Links, greet
 
 LINE_BYTES = 4096
 MAX_VALUE_BYTES = 512 << 20  # Redis's own limit
-# The bytes in flight on a connection are limited. This is enough for 400 MB/s at a round trip of 20 ms, and small
-# enough that a full store is noticed soon. With a limit on the number of values, small blocks would wait for the
-# network.
+# How many bytes may be under way on a connection: enough for 400 MB/s at a round trip of 20 ms, and few enough to
+# notice a full store soon. A fixed number of values would leave the connection idle when the blocks are small.
 IN_FLIGHT_BYTES = 8 << 20
 MAX_AHEAD = 512
-SETS_AHEAD = 4  # at least this many SETs are in flight
-# Values are received into chunks of this size. It is a multiple of any huge page, and small enough that a kept block
-# keeps little else in memory. Fresh memory costs as much time as the transfer, so some chunks are kept for the next
-# `get`, and `prepare` allocates them for the first.
+SETS_AHEAD = 4  # at least this many SETs are under way
+# Values are received into chunks of this size: a multiple of any huge page size, and small enough that a kept block
+# keeps little else in memory. Fresh memory costs as much time as the transfer itself. So some chunks are kept for the
+# next `get`, and `prepare` creates them before the first one.
 CHUNK_BYTES = 16 << 20
 IDLE_CHUNKS = 16
 ALIGNMENT = 64
 RENEWALS_AHEAD = 256
-GETS_AHEAD = 2  # at least this many GETs, so that the server and the network work while a value is checked
+GETS_AHEAD = 2  # at least this many GETs: server and network keep working while a value is checked
 
 Item = tuple[str, bytes, memoryview]  # key, and the two parts of its value
+Node = tuple[str, int]  # host and port of a server in a cluster
 
 _YES, _NO = b":1\r\n", b":0\r\n"
 
@@ -87,49 +87,97 @@ def bulk_target(url: str) -> BulkTarget | None:
 class Bulk:
     """A `redis_store.Transport` over plain sockets. It keeps idle connections, which any thread may use."""
 
+    _client: Any = None  # in a cluster: a client that follows a key to its new node
+
     def __init__(self, links: Links, timeout_s: float) -> None:
-        self._links = links
-        self._timeout_s = links.timeout_s(timeout_s)
-        self._lock = threading.Lock()
-        self._idle: list[BulkConnection] = []
+        self._pool = ConnectionPool(links, timeout_s)
         self._arena = Arena()
 
     def put(self, items: Iterable[Item], ttl_s: int) -> int:
         """Set each key to the joined parts of its value, with a TTL. Returns the bytes stored."""
         total = 0
-        with self.connection() as connection:
-            pipeline = Pipeline(connection)
+        with self._open_pipelines() as pipelines:
             for item in items:
+                pipeline = pipelines[self._node(item[0])]
                 total += pipeline.send_set(item, ttl_s)
                 while pipeline.is_full:
-                    pipeline.end_set()
-            while pipeline.pending_items:
-                pipeline.end_set()
+                    self._end_set(pipeline, ttl_s)
+            for pipeline in pipelines.values():
+                while pipeline.pending_items:
+                    self._end_set(pipeline, ttl_s)
         return total
 
     def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
         """Yield the value of each key, in order, or None. TTLs are renewed."""
-        with self.connection() as connection:
-            pipeline = Pipeline(connection, deque(keys))
-            pipeline.ask(ttl_s)
-            values = Values(self._arena)
-            for index in range(len(keys)):
-                value = pipeline.read_value(values, len(keys) - index)
+        values = Values(self._arena)
+        with self._open_pipelines() as pipelines:
+            by_key = [pipelines[self._node(key)] for key in keys]
+            for key, pipeline in zip(keys, by_key, strict=True):
+                pipeline.keys.append(key)
+            for pipeline in pipelines.values():
+                pipeline.ask(ttl_s)
+            for index, (key, pipeline) in enumerate(zip(keys, by_key, strict=True)):
+                value: bytes | memoryview | None
+                try:
+                    value = pipeline.read_value(values, len(keys) - index)
+                except RedirectError:
+                    if self._client is None:
+                        raise
+                    value = self._client.getex(key, ex=ttl_s)
                 pipeline.ask(ttl_s)
                 yield value
 
     def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
         """Renew the TTL of each key, and return for each whether it exists."""
-        flags: list[bool] = []
-        with self.connection() as connection:
-            pipeline = Pipeline(connection, deque(keys))
-            while pipeline.keys:
-                flags += connection.read_flags(len(pipeline.ask_to_renew(ttl_s)))
-        return flags
+        is_stored: dict[str, bool] = {}
+        with self._open_pipelines() as pipelines:
+            for key in keys:
+                pipelines[self._node(key)].keys.append(key)
+            while any(pipeline.keys for pipeline in pipelines.values()):
+                requests = [(pipeline, pipeline.ask_to_renew(ttl_s)) for pipeline in pipelines.values()]
+                for pipeline, asked_keys in requests:
+                    is_stored.update(zip(asked_keys, pipeline.connection.read_flags(len(asked_keys)), strict=True))
+        return [is_stored[key] for key in keys]
 
     def prepare(self) -> None:
         """Allocate IDLE_CHUNKS chunks of memory for the first `get`, and return when they are ready."""
         self._arena.fill()
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._pool.close()
+
+    def _node(self, key: str) -> Node:
+        """The server that holds `key`. Here there is only one."""
+        return "", 0
+
+    def _pool_of(self, node: Node) -> "ConnectionPool":
+        return self._pool
+
+    @contextlib.contextmanager
+    def _open_pipelines(self) -> "Iterator[Pipelines]":
+        """The pipelines of one call. Each node's pipeline is opened when it is first needed."""
+        with contextlib.ExitStack() as stack:
+            yield Pipelines(lambda node: stack.enter_context(self._pool_of(node).connection()))
+
+    def _end_set(self, pipeline: "Pipeline", ttl_s: int) -> None:
+        key, prefix, payload = pipeline.pending_items[0]
+        try:
+            pipeline.end_set()
+        except RedirectError:
+            if self._client is None:
+                raise
+            self._client.set(key, b"".join((prefix, payload)), ex=ttl_s)
+
+
+class ConnectionPool:
+    """Connections to one Redis. It keeps idle connections, which any thread may use."""
+
+    def __init__(self, links: Links, timeout_s: float) -> None:
+        self._links = links
+        self._timeout_s = links.timeout_s(timeout_s)
+        self._lock = threading.Lock()
+        self._idle: list[BulkConnection] = []
 
     def close(self) -> None:
         """Close idle connections."""
@@ -140,11 +188,11 @@ class Bulk:
 
     @contextlib.contextmanager
     def connection(self) -> "Iterator[BulkConnection]":
-        """Provide a connection that no other thread uses. It is kept afterwards, or closed after a failure."""
+        """A connection for exclusive use. It is closed after a failure, and kept otherwise."""
         connection = self._take_idle() or self._links.first(self._open)
         try:
             yield connection
-        except BaseException:  # a reader that stops early raises GeneratorExit here, while replies are still coming
+        except BaseException:  # a reader that stops early raises GeneratorExit here, while replies are still to come
             connection.close()
             raise
         with self._lock:
@@ -152,7 +200,7 @@ class Bulk:
 
     def _open(self, index: int) -> "BulkConnection":
         target = bulk_target(self._links.urls[index])
-        assert target is not None  # all addresses of a URL have the same options, which were checked before
+        assert target is not None  # __init__ checked this: all addresses of a URL have the same options
         return BulkConnection(target, self._timeout_s, index, self._links.has_choice)
 
     def _take_idle(self) -> "BulkConnection | None":
@@ -234,7 +282,7 @@ class BulkConnection:
     def read_flags(self, count: int) -> list[bool]:
         """Read `count` replies that are :0 or :1, in one system call."""
         replies = bytearray(count * len(_YES))
-        self._fill(memoryview(replies))  # an error reply is longer, so at least this many bytes come
+        self._fill(memoryview(replies))  # an error is longer, so at least this many bytes come
         flags = [bytes(replies[at : at + len(_YES)]) for at in range(0, len(replies), len(_YES))]
         if not {*flags} <= {_YES, _NO}:
             _, error, rest = bytes(replies).partition(b"-")
@@ -253,10 +301,10 @@ class BulkConnection:
         if line[:1] != b"$" or not line[1:].isdigit() or int(line[1:]) > MAX_VALUE_BYTES:
             raise exceptions.InvalidResponse(f"unexpected reply {line[:40]!r}")
         size = int(line[1:])
-        value = values.place(size + 2, values_left)  # with the line end after it
+        value = values.place(size + 2, values_left)  # including the line end
         self._fill(value)
         if bytes(value[size:]) != b"\r\n":
-            raise exceptions.InvalidResponse("a value is longer than announced")
+            raise exceptions.InvalidResponse("a value from the store is longer than announced")
         return value[:size]
 
     def _line(self, beginning: bytes = b"") -> bytes:
@@ -290,10 +338,10 @@ class Pipeline:
     """The values that are in flight on one connection during one call."""
 
     connection: BulkConnection
-    keys: deque[str] = field(default_factory=deque)  # not requested yet
-    pending_items: deque[Item] = field(default_factory=deque)  # sent but not confirmed yet
+    keys: deque[str] = field(default_factory=deque)  # not yet requested
+    pending_items: deque[Item] = field(default_factory=deque)  # sent but not yet confirmed
     _pending_gets: int = 0
-    _largest_bytes: int = 0  # size of the largest value seen
+    _largest_bytes: int = 0  # of the values so far
 
     def send_set(self, item: Item, ttl_s: int) -> int:
         """Send a SET, and return the size of its value in bytes."""
@@ -343,12 +391,24 @@ class Pipeline:
         return max(at_least, min(fitting, MAX_AHEAD))
 
 
+class Pipelines(dict[Node, Pipeline]):
+    """The pipelines of one call, by node. A node's pipeline is opened when it is first needed."""
+
+    def __init__(self, connect: Callable[[Node], BulkConnection]) -> None:
+        super().__init__()
+        self._connect = connect
+
+    def __missing__(self, node: Node) -> Pipeline:
+        self[node] = Pipeline(self._connect(node))
+        return self[node]
+
+
 class Arena:
     """Chunks of memory for values. A chunk is used again, without page faults, as soon as no block in it is alive."""
 
     def __init__(self) -> None:
-        # Finalizers append to this in any thread, between any two instructions. So it must need no lock: a finalizer
-        # might wait for a lock that its own thread holds.
+        # Finalizers append here, from any thread and at any moment. A structure with a lock could deadlock, because the
+        # finalizer may interrupt the lock's holder.
         self._idle: deque[mmap.mmap] = deque(maxlen=IDLE_CHUNKS)
 
     def chunk(self, size: int) -> memoryview:
@@ -359,7 +419,7 @@ class Arena:
             chunk = self._idle.pop()
         except IndexError:
             chunk = _fresh_chunk()
-        array = np.frombuffer(chunk, np.uint8)  # every view of this array, and every array over a view, keeps it alive
+        array = np.frombuffer(chunk, np.uint8)  # every view of it, and every array over a view, keeps it alive
         weakref.finalize(array, self._idle.append, chunk).atexit = False
         return array.data
 
@@ -372,9 +432,8 @@ class Arena:
 
 
 def _fresh_chunk() -> mmap.mmap:
-    # Memory from malloc would not be aligned to huge pages.
-    chunk = mmap.mmap(-1, CHUNK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(AttributeError, OSError):  # the system has no huge pages
+    chunk = mmap.mmap(-1, CHUNK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # malloc would not align it
+    with contextlib.suppress(AttributeError, OSError):  # a system without huge pages
         chunk.madvise(mmap.MADV_HUGEPAGE)
     return chunk
 
@@ -405,9 +464,9 @@ def _connect(target: BulkTarget, timeout_s: float, glance: bool) -> socket.socke
         link = greet(link) if glance else link
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # SO_RCVBUF is not set, since that would stop the kernel's own tuning, which goes beyond what may be set
-    # (net.core.rmem_max, 208 KiB on a stock Linux kernel: a tenth of the rate at a round trip of 20 ms). Timeouts are
-    # the kernel's and not Python's, which would make the socket non-blocking and MSG_WAITALL ineffective.
+    # SO_RCVBUF is not set, because it would end the kernel's own tuning, which goes beyond the most that may be set
+    # (net.core.rmem_max is 208 KiB on a stock Linux kernel, a tenth of the rate at a round trip of 20 ms). The kernel's
+    # time-outs are used instead of Python's, which make the socket non-blocking, so that MSG_WAITALL has no effect.
     link.settimeout(None)
     limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
     link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

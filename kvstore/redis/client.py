@@ -96,9 +96,7 @@ def _open_cluster(url: str, address: str) -> redis.RedisCluster:
         )
     except (exceptions.RedisClusterException, exceptions.RedisError, OSError) as error:
         if "Cluster mode is not enabled" in str(error):
-            raise ConfigError(
-                f"the store at {address} is not a Redis Cluster: begin its URL with redis:// (or rediss://)"
-            ) from None
+            raise ConfigError(f"the store at {address} is not a Redis Cluster: begin its URL with redis://") from None
         raise StoreUnavailable(sentence(error, address)) from error
 
 

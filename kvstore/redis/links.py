@@ -152,7 +152,7 @@ def greet(connection: socket.socket) -> socket.socket:
         while not answer.endswith(b"\r\n"):
             chunk = connection.recv(1024)
             if not chunk:
-                raise ConnectionResetError("the connection was closed before an answer")
+                raise ConnectionResetError("the store closed the connection before it answered")
             answer += chunk
         connection.settimeout(timeout)
     except OSError:

@@ -19,7 +19,7 @@ from kvstore.redis.links import Links
 from messages.errors import KVTransferFailed
 from messages.kv import KVLayout, Record
 
-PIPELINE_BYTES = 16 << 20  # redis-py keeps a pipeline's bytes twice
+PIPELINE_BYTES = 16 << 20  # redis-py holds a pipeline's bytes in memory twice
 GETS_AT_ONCE = 8
 DELETES_AT_ONCE = 256
 
@@ -33,32 +33,32 @@ class RedisKVStore(KVStore):
         first_url = node_urls(url)[0]
         self._links = Links(url)
         self._client = open_client(url, timeout_s, self._links)
-        # These transports raise redis-py's errors or OSError.
-        self._transport: Bulk | ClusterBulk | Pipelines
+        # All transports raise the exceptions that redis-py raises, or OSError.
+        self.transport: Bulk | ClusterBulk | Pipelines
         if not bulk or not bulk_target(first_url):
-            self._transport = Pipelines(self._client)
+            self.transport = Pipelines(self._client)
         elif isinstance(self._client, redis.RedisCluster):
-            self._transport = ClusterBulk(self._client, first_url)
+            self.transport = ClusterBulk(self._client, first_url)
         else:
-            self._transport = Bulk(self._links, timeout_s)
+            self.transport = Bulk(self._links, timeout_s)
 
     @with_errors_mapped
     def find_missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
         """See KVStore."""
-        flags = self._transport.renew([ref.key for ref in refs], TTL_S)
+        flags = self.transport.renew([ref.key for ref in refs], TTL_S)
         return [ref for ref, is_stored in zip(refs, flags, strict=True) if not is_stored]
 
     @with_errors_mapped
     def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
         """See KVStore."""
         items = ((ref.key, *encode(fingerprint, layout, ref, record)) for ref, record in records)
-        return self._transport.put(items, TTL_S)
+        return self.transport.put(items, TTL_S)
 
     @with_errors_mapped
     def read(self, kind: type[R], fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[R]:
         """See KVStore."""
         keys = [ref.key for ref in refs]
-        with closing(self._transport.get(keys, TTL_S)) as values:
+        with closing(self.transport.get(keys, TTL_S)) as values:
             return [
                 DECODERS[kind](_present(value, ref), fingerprint, layout, ref)
                 for ref, value in zip(refs, values, strict=True)
@@ -66,7 +66,7 @@ class RedisKVStore(KVStore):
 
     def prepare(self) -> None:
         """See KVStore."""
-        self._transport.prepare()
+        self.transport.prepare()
 
     @with_errors_mapped
     def delete(self, refs: Sequence[BlockRef]) -> None:
@@ -118,7 +118,7 @@ class RedisKVStore(KVStore):
         if isinstance(client, redis.Redis):
             client.unlink(*keys)
             return
-        # redis-py would split one command with many keys into one per slot, sent one after the other.
+        # For one command with many keys, redis-py would send one command per slot, one after the other.
         with client.pipeline(transaction=False) as pipeline:
             for key in keys:
                 pipeline.unlink(key)
@@ -145,7 +145,7 @@ class RedisKVStore(KVStore):
     def close(self) -> None:
         """See KVStore."""
         self._links.close()
-        self._transport.close()
+        self.transport.close()
         self._client.close()
 
 
@@ -198,11 +198,11 @@ class Pipelines:
 
 
 def _execute(pipeline: Any) -> list[Any]:
-    # With raise_on_error, redis-py would put the command with its payload into the error's text.
+    # With raise_on_error, redis-py would put the whole command, including the payload, into the error's text.
     try:
         replies: list[Any] = pipeline.execute(raise_on_error=False)
-    # Redis-py reads the map of slots again only for a single command, not for a pipeline.
     except exceptions.SlotNotCoveredError:
+        # redis-py renews the map of slots when a single command meets this error, but not for a pipeline.
         pipeline.nodes_manager.initialize()
         raise
     for reply in replies:

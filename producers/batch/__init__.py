@@ -1,1 +1,1 @@
-"""A batch from its plan to its last result."""
+"""Batches, from plan to last result."""

@@ -383,7 +383,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             raise BatchError(f"{path} belongs to another user, so it is not read; copy it if you trust it")
         manifest = from_json(text, _entry_or_dict)
         if not isinstance(manifest, dict):
-            raise ValueError("it is not a JSON object")
+            raise ValueError("it does not hold a JSON object")
         if manifest.get("version") != VERSION:
             raise BatchError(f"{path} was written by another version of kvasir; upgrade this one: {UPGRADE_COMMAND}")
         checked_manifest = parse_as(_SHAPE, dict.fromkeys(_SHAPE) | {"prompt_form": 1} | manifest, "the batch")
@@ -404,7 +404,7 @@ def _entry_or_dict(fields_read: dict[str, Any]) -> Any:
         return fields_read
     asked_keys = parse_as(tuple[str, ...], fields_read.get("asked", []), "asked")
     if any(not _KEY.match(key) for key in asked_keys):
-        raise ValueError("asked contains a key that no question has")
+        raise ValueError("asked holds a key that is not of the form name:answers:digest")
     for name in ("job_id", "item_id"):
         checks.identifier(name, fields_read[name])
     checks.model_name("model", fields_read["model"])

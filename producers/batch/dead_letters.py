@@ -191,13 +191,13 @@ class _Plan:
         self._client.check_model(job.model)
         if self._is_cancelled(job.batch_id):
             raise BatchError(
-                f"batch {job.batch_id} is cancelled, so workers would drop it; use kvasir retry on its folder"
+                f"batch {job.batch_id} is cancelled, so workers would drop the job; use kvasir retry on its folder"
             )
         run = max(self._last_run[_key(letter)], job.run) + 1
         if self._batch:
             journal = self._batch.journal
             if (line := journal.line_of(job.job_id)) and line.state == "succeeded":
-                raise BatchError(f"it has succeeded since then, as run {line.run}; its letter can be dropped")
+                raise BatchError(f"the job has succeeded meanwhile, as run {line.run}; its letter can be dropped")
             run = max(run, self._batch.runs.get(job.job_id, 1))
             run = journal.last_run(job.job_id) + 1 if journal.has(job.job_id, run) else run
         deadline = job.deadline if job.deadline > self._now else 0.0

@@ -113,7 +113,7 @@ def _schema(response_format: Any) -> str:
 def raw_prompt(text: Any) -> tuple[Part, ...]:
     """Return a prompt that is continued as it is. Raises InvalidMessage."""
     if not isinstance(text, str) or not text:
-        raise InvalidMessage("prompt must be one text and not empty; token ids are not supported")
+        raise InvalidMessage("prompt must be a single text and not empty; token ids are not supported")
     return (Part("raw", text),)
 
 

@@ -77,7 +77,9 @@ def check_file(path: Path, name: str) -> None:
     except OSError as error:
         raise UsageError(f"{name} can't be read: {error.strerror}") from None
     if size > MAX_FILE_BYTES or rows > MAX_LINES:
-        raise UsageError(f"{name}: at most {MAX_LINES:,} lines and {MAX_FILE_BYTES >> 20} MiB are read; split the file")
+        raise UsageError(
+            f"{name} is too large: at most {MAX_LINES:,} lines and {MAX_FILE_BYTES >> 20} MiB are read; split it"
+        )
     if not rows:
         raise UsageError(f"{name} contains no prompt")
 
@@ -185,7 +187,7 @@ class _LineReader:
             return conversation(messages_of(body), "class" if self._shares else "own", "own")
         shared_text, own_text = body.get("shared", ""), body.get("prompt", "")
         if not isinstance(shared_text, str) or not isinstance(own_text, str) or not own_text.strip():
-            raise BadLine("its prompt must be text and not empty")
+            raise BadLine("its prompt must be text and must not be empty")
         return user_prompt(shared_text, own_text)
 
 
@@ -209,7 +211,7 @@ def _custom_id(fields: Mapping[str, Any]) -> str:
     if "custom_id" not in fields and type(value) is int:
         value = str(value)
     if value in (None, ""):
-        raise BadLine("it has no custom_id; give each line a different one")
+        raise BadLine("it has no custom_id: give each line a different one")
     if not isinstance(value, str):
         raise BadLine("its custom_id must be text, in quotes")
     if _has_half_characters(value):

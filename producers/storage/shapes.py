@@ -87,4 +87,4 @@ def row_of(line: bytes, place: str, make: Callable[[dict[str, Any]], T], kind: s
     except NewerForm as error:
         raise BatchError(f"{place}: {error}") from None
     except (KvasirError, ValueError) as error:
-        raise BatchError(f"{place}: not a valid {kind}: {error}; remove the line to go on") from None
+        raise BatchError(f"{place} is not a valid {kind}: {error}; remove the line to go on") from None

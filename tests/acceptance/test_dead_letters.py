@@ -102,7 +102,7 @@ def test_dropping_asks_first_and_takes_only_what_was_named(cluster: Cluster, hom
     table = cluster.run("dead", "list", *mine)
 
     assert (unnamed.code, unconfirmed.code) == (2, 1)
-    assert "or say --all" in unnamed.stderr
+    assert "or pass --all" in unnamed.stderr
     assert len(shown.json()) == 6
     assert {letter["error"] for letter in shown.json()} == {"ContextExceeded"}
     assert all([part["scope"] for part in letter["prompt"]] == ["class", "own"] for letter in shown.json())

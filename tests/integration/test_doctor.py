@@ -12,6 +12,7 @@ import redis
 from infra.broker.rabbitmq import RabbitMQBroker
 from kvasir.doctor.members import check_members
 from kvasir.doctor.services import check_link
+from kvasir.doctor.steps import try_service
 from tests.support.processes import ROOT, SIMULATED_MODEL, Cluster, CompletedCommand, config_text, environment, run
 from tests.support.servers import HOST, RabbitMQCluster, RabbitMQServer, RedisServer, free_port
 from tests.support.waiting import wait_until
@@ -45,7 +46,7 @@ def test_a_cluster_that_fits_together_is_well(broker_url: str, tmp_path: Path, m
         assert any(what.startswith("RabbitMQ ") and "with confirms" in what for what in well["ok", "broker"])
         assert sum("each step works" in what for level in ("broker", "store") for what in well["ok", level]) == 2
         assert any(
-            "link from this machine: put" in what for level in ("ok", "warn") for what in well.get((level, "store"), [])
+            "link of this machine to" in what for level in ("ok", "warn") for what in well.get((level, "links"), [])
         )
         assert len(well["ok", "clocks"]) == 2
         assert any("for journals" in what for level in ("ok", "warn") for what in well.get((level, "disk"), []))
@@ -71,7 +72,7 @@ def test_a_password_that_others_may_read_is_a_warning(tmp_path: Path) -> None:
     for mode, warned in ((0o640, True), (0o600, False)):
         password.chmod(mode)
         said = run("--config", str(config), "doctor", "--json", env=environment(tmp_path), cwd=tmp_path).stdout
-        assert (f"others than you may read the password in {password}" in said) == warned
+        assert (f"other users may read the password in {password}" in said) == warned
         assert "hunter2" not in said
 
 
@@ -95,12 +96,14 @@ def test_a_store_that_evicts_and_a_broker_that_is_away_are_errors(tmp_path: Path
 def test_a_full_store_and_a_user_with_few_rights_are_told_apart() -> None:
     few = "user reader on >secret ~* &* +@read +@connection"
     with RedisServer(max_memory="8mb", options=["maxmemory-policy noeviction", few]) as store:
-        assert "is full" in check_link(store.url).what
+        full = check_link(store.url, try_service("store", store.url))
+        assert (full.level, full.cause) == ("error", "store_full")
         with redis.Redis.from_url(store.url) as client:
             assert list(client.scan_iter("doctor:*")) == []
-        found = check_link(f"redis://reader:secret@{HOST}:{store.port}/0")
-    assert found.level == "warn"
-    assert "was not timed" in found.what
+        reader = f"redis://reader:secret@{HOST}:{store.port}/0"
+        found = check_link(reader, try_service("store", store.url))
+    assert (found.level, found.cause) == ("warn", "rights")
+    assert "'set'" in found.what
 
 
 @pytest.mark.system

@@ -6,12 +6,11 @@ import os
 import shutil
 import socket
 import ssl
-import struct
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from infra.broker.rabbitmq import RabbitMQBroker
 from messages.urls import put_hosts
 from tests.support import programs
 from tests.support.certificates import make_certificates
+from tests.support.name_server import NameServer, asking
 from tests.support.network import GIGABIT, HERE, Link, Network, network, reason_against
 from tests.support.processes import SIMULATED_MODEL, command, config_text, environment
 from tests.support.servers import HOST, RabbitMQServer, RedisServer, free_port
@@ -36,7 +36,6 @@ pytestmark = [
 WITHIN_S = 10.0
 NAME = "services.kvasir.test"
 NOBODY = "10.77.0.9"  # in the network, and nobody's: what is sent there vanishes
-NAME_SERVER = "127.77.0.53"
 
 
 class Bench:
@@ -81,44 +80,15 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         yield Bench(net, broker, store, tmp_path_factory.mktemp("doctor"))
 
 
-@contextmanager
-def name_servers(bench: Bench, *addresses: str) -> Iterator[tuple[str, ...]]:
-    """A prefix for a command that asks these name servers."""
-    path = bench.folder / "resolv.conf"
-    path.write_text("".join(f"nameserver {address}\n" for address in addresses))
-    yield "unshare", "--mount", "sh", "-c", f'mount --bind {path} /etc/resolv.conf && exec "$@"', "sh"
-
-
-@contextmanager
-def name_server(address: str) -> Iterator[None]:
-    """Answers each question for an IPv4 address with this one, and others with nothing (RFC 1035, 4.1)."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
-        server.bind((NAME_SERVER, 53))
-
-        def serve() -> None:
-            while len(query := server.recvfrom(512)) and (packet := query[0]):
-                end = packet.index(b"\0", 12) + 5
-                is_ipv4 = packet[end - 4 : end] == b"\0\1\0\1"
-                header = packet[:2] + b"\x81\x80" + struct.pack(">4H", 1, int(is_ipv4), 0, 0)
-                answer = b"\xc0\x0c\0\1\0\1" + struct.pack(">IH", 60, 4) + socket.inet_aton(address)
-                server.sendto(header + packet[12:end] + (answer if is_ipv4 else b""), query[1])
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as goodbye:
-            goodbye.sendto(b"", (NAME_SERVER, 53))
-        thread.join(5)
-
-
 def dns_is_dead(bench: Bench) -> set[str]:
-    with name_servers(bench, NOBODY) as prefix:
-        return bench.examine(bench.named(bench.broker.url), bench.named(bench.store.url), prefix)
+    prefix = asking([NOBODY], bench.folder)
+    return bench.examine(bench.named(bench.broker.url), bench.named(bench.store.url), prefix)
 
 
 def dns_is_slow(bench: Bench) -> set[str]:
     # A dead name server comes first: the resolver waits 5 s for it, each time.
-    with name_server(bench.address), name_servers(bench, NOBODY, NAME_SERVER) as prefix:
+    with NameServer(bench.address) as server:
+        prefix = asking([NOBODY, server.address], bench.folder)
         return bench.examine(bench.named(bench.broker.url), bench.named(bench.store.url), prefix)
 
 

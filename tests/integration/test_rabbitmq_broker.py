@@ -234,7 +234,7 @@ def test_a_queue_with_other_arguments_is_used_as_it_is_and_reported(
         person.channel().queue_declare(work.key, durable=True, arguments={"x-queue-type": "classic"})
         with closing(connect(broker_url)) as broker:
             (remark,) = broker.declare([model_name])
-            assert remark.startswith(f"queue {work.key} exists with other properties than ours")
+            assert remark.startswith(f"queue {work.key} already exists with different properties")
             broker.publish(work, Message(b"job"))
             assert broker.get(work.key) is not None
         for spec in topology.queues([model_name]):
@@ -292,7 +292,7 @@ def test_one_that_hangs_up_at_once_is_told_as_what_it_is(connect: Connect) -> No
     """A proxy, or a port that Docker publishes, in front of a broker that is down."""
     with (
         TcpProxy(free_port()) as proxy,
-        pytest.raises(BrokerUnavailable, match=rf"127\.0\.0\.1:{proxy.port}: it accepts the connection and closes it"),
+        pytest.raises(BrokerUnavailable, match=rf"127\.0\.0\.1:{proxy.port}: it accepts the connection and hangs up"),
     ):
         connect(f"amqp://guest:guest@127.0.0.1:{proxy.port}/", connect_timeout_s=1)
 

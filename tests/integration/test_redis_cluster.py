@@ -218,7 +218,7 @@ def test_a_store_that_was_opened_while_slots_were_nobodys_learns_whose_they_are(
     for node in cluster.nodes:
         cluster.ask(node, "DELSLOTS", slot)
     try:
-        with closing(RedisKVStore(cluster.url, bulk=isinstance(store._transport, ClusterBulk))) as late:
+        with closing(RedisKVStore(cluster.url, bulk=isinstance(store.transport, ClusterBulk))) as late:
             with pytest.raises(StoreUnavailable, match=r"no node of the store at .* serves a slot that is needed"):
                 _put(late, records)
 

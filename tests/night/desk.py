@@ -44,7 +44,7 @@ class Desk:
             for label, path in zip(UPLOADS, (course.work, course.rubric), strict=False):
                 browser.upload(label, path)
                 browser.wait_for(path.name[-6:])
-            browser.click("Ask about each criterion by itself")
+            browser.click("Grade each criterion separately")
             browser.click("Create")
             browser.wait_for("Look before you grade")
             browser.upload("Who is in the class", *course.rosters)

@@ -203,6 +203,20 @@ def test_an_address_opens_only_what_the_desk_knows(browser: Browser, desk: DeskP
     assert "Traceback" not in desk.text()
 
 
+def test_every_page_lists_its_keys(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 2)
+    pages = {desk.url: "the next field or button", desk.at(folder, "Export"): "the next field or button"}
+    pages |= {desk.at(folder, "Results"): "the name in the next row", desk.at(folder, "Bound"): "so many points"}
+    for address, words in pages.items():
+        browser.open(address)
+        browser.wait_for("Keys")
+        assert words not in browser.text()
+        type_key(browser, "?")
+        browser.wait_for(words)
+        type_key(browser, "?")
+        browser.wait_gone(words)
+
+
 # --- several windows
 
 
@@ -382,7 +396,7 @@ def test_of_a_class_the_few_that_need_review_are_shown_and_the_last_decision_mak
     students = sorted(range(45), key=lambda number: f"{number}_")  # as their files are
     folder = graded_assignment(desk, 45, doubtful=range(10, 18))
     browser.open(desk.at(folder, "Results"))
-    browser.wait_for("8 of 45 need you")
+    browser.wait_for("8 of 45 wait for your review")
     browser.click("Review")
     wait_until_shown(browser, students[10])
     wait_until_holds(browser, "Show", "needs review")
@@ -415,6 +429,7 @@ def test_a_class_is_reviewed_by_keyboard_alone(browser: Browser, desk: DeskPage)
     open_review(browser, desk, folder)
     wait_until_shown(browser, 1)
     type_key(browser, "1")
+    browser.key("ArrowDown", 40)
     type_key(browser, "0")
     browser.wait_for("There are unsaved changes")
     type_key(browser, "r")
@@ -528,7 +543,7 @@ def test_of_two_who_reply_to_one_request_the_second_is_shown_the_first_ones_repl
         browser.wait_for("Replied (Ada)")
 
         other.click("Reply")
-        other.wait_for("somebody has replied meanwhile (Ada)")
+        other.wait_for("somebody else has replied in the meantime (Ada)")
         other.wait_for("It runs.")
         wait_until_holds(other, "Reply, which the student gets", "It stands.")
         assert [(request.answer.by, request.answer.reply) for request in read_requests(folder) if request.answer] == [

@@ -36,7 +36,7 @@ def test_an_evening_with_the_demos_class(tmp_path: Path) -> None:
         for label, path in zip(UPLOADS, [work, *(EXAMPLE / name for name in FILES)], strict=True):
             browser.upload(label, path)
             browser.wait_for(path.name[-6:])
-        browser.click("Ask about each criterion by itself")
+        browser.click("Grade each criterion separately")
         browser.click("Create")
         browser.wait_for("Look before you grade")
         browser.click("Dry run")

@@ -10,7 +10,14 @@ import pytest
 from grading.reviews import read_overrides
 from tests.support import lms
 from tests.support.browser import PATIENCE_S, Browser, BrowserFailed
-from tests.support.desk_page import DeskPage, grade_all, new_assignment, quick_model, wait_until_chosen
+from tests.support.desk_page import (
+    DeskPage,
+    grade_all,
+    graded_assignment,
+    new_assignment,
+    quick_model,
+    wait_until_chosen,
+)
 from tests.support.homework import RUBRIC
 from tests.support.waiting import wait_until
 
@@ -101,6 +108,8 @@ def test_canvas_takes_back_the_gradebook_that_the_browser_downloads(
     wait_until_chosen(browser, "means (701)")
     browser.click("Make the file")
     browser.wait_for("This would be the first export of this kind.")
+    browser.wait_for("1 grade in this file: 1 that a person has decided on, 0 on the model's points alone.")
+    browser.wait_for("1 feedback text was written for other points")
     data = made(browser, "canvas-gradebook.csv")
     browser.wait_for("Nothing would differ from the last export of this kind")
 
@@ -109,6 +118,25 @@ def test_canvas_takes_back_the_gradebook_that_the_browser_downloads(
     assert found.points_possible == {"701": 5.0}
     assert lms.formulas(data) == []
     browser.wait_for(f"{broken}: failed")
+
+
+def test_what_is_not_saved_is_said_where_grades_leave(browser: Browser, desk: DeskPage) -> None:
+    folder = graded_assignment(desk, 2)
+    browser.open(desk.at(folder, "Review"))
+    browser.wait_for("Final points")
+    browser.fill("Feedback on works", "Half of it.")
+    browser.wait_for("There are unsaved changes")
+    browser.click("Export")
+    browser.wait_for("In this browser 1 change is not saved and will not go out: open Review first.")
+    browser.click("Review")
+    browser.click("Save and next")
+    browser.wait_for("Saved: student0")
+    wait_until(lambda: len(read_overrides(folder)) == 1, "it is kept", PATIENCE_S)
+    browser.click("Export")
+    browser.wait_for("Make the file")
+    browser.wait_gone("In this browser")
+    browser.click("Make the file")
+    browser.wait_for("2 grades in this file: 1 that a person has decided on, 1 on the model's points alone.")
 
 
 def test_no_column_is_chosen_by_its_place_and_none_that_holds_grades_is_filled_unasked(

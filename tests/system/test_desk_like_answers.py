@@ -73,6 +73,12 @@ def open_all_answers(browser: Browser, desk: DeskPage, folder: Path) -> None:
 def test_a_group_is_decided_on_at_once_and_undone_as_one(browser: Browser, desk: DeskPage, tmp_path: Path) -> None:
     folder = class_with_duplicates(desk, tmp_path)
     open_all_answers(browser, desk, folder)
+    three = "student0_100_1_homework.py, student1_101_1_homework.py, student2_102_1_homework.py"
+    wait_until_chosen(browser, f"6 answers, by {three} and 3 others: “return sum(values) / len(values)”")
+    browser.click("Without names")
+    browser.wait_gone("student0")
+    browser.click("Without names")
+    browser.wait_for("student0_100_1_homework.py: in the same words")
     said = browser.text()
     assert (said.count("in the same words"), said.count("differs where it is highlighted")) == (4, 2)
     assert browser.evaluate("document.title") == "Kvasir grading desk"
@@ -137,9 +143,9 @@ def test_the_start_page_and_the_results_say_how_the_class_stands(
 ) -> None:
     folder = class_with_duplicates(desk, tmp_path)
     browser.open(desk.url)
-    browser.wait_for("none of 7 needs you")
+    browser.wait_for("none of 7 waits for your review")
     browser.open(desk.at(folder, "Results"))
-    browser.wait_for("7 submissions: 7 graded. 0 reviewed; none of 7 needs you.")
+    browser.wait_for("7 submissions: 7 graded. 0 reviewed; none of 7 waits for your review.")
 
 
 def test_differences_are_highlighted_word_by_word_and_nothing_in_them_is_html() -> None:

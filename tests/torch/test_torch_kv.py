@@ -197,7 +197,7 @@ def test_a_cache_with_a_value_that_is_no_number_is_refused(cache: KVCache, spoil
 
 def test_a_value_too_large_for_the_models_dtype_is_refused(cache: KVCache) -> None:
     cache.blocks[0].data[0, 0, 0, 0, 0] = 1e6
-    with pytest.raises(KVTransferFailed, match="inf or nan as f16"):
+    with pytest.raises(KVTransferFailed, match="inf or nan after the cast"):
         restored(cache, replace(LAYOUT, dtype="f16"))
 
 

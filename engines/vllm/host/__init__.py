@@ -1,1 +1,1 @@
-"""A folder that the host process has on its path. Nothing in it is imported here but `kvasir_vllm.wire`."""
+"""A folder that is on the host process's path. Kvasir itself imports only its wire formats."""

@@ -132,8 +132,8 @@ class EmbeddedBroker(Broker):
         self._check_open()
         if not self.server.publish(to, message):
             raise NoQueue(
-                f"message {message.message_id or '(no id)'} to {to.exchange}/{to.key}: no such queue on the broker; "
-                "check that every machine's configuration has the model"
+                f"message {message.message_id or '(no id)'} to {to.exchange}/{to.key}: there is no such "
+                "queue on the broker. Check that the model is in the configuration of every machine."
             )
 
     def publish_many(

@@ -245,7 +245,7 @@ class RabbitMQBroker(Broker):
         except BrokerUnavailable as error:
             if f"{PRECONDITION_FAILED} PRECONDITION_FAILED" not in str(error):
                 raise
-            return f"{subject} exists with other properties than ours and is used as it is: {error}"
+            return f"{subject} already exists with different properties and is used as it is: {error}"
         return None
 
     def _on_consuming_open(self) -> None:

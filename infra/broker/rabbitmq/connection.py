@@ -130,7 +130,7 @@ def _mistake(url: str) -> str:
                 f"there is no password for the broker's user {parts.username!r:.80}: "
                 "set broker_password_file in [services], or KVASIR_BROKER_PASSWORD"
             )
-    return "the broker's URL must look like amqp://user@host:5672/vhost (or amqps://…), with its password in a file"
+    return "the broker's URL must look like amqp://user@host:5672/vhost (or amqps://…), with the password in a file"
 
 
 def _tls(ca_file: str) -> ssl.SSLContext:

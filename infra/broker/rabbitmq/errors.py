@@ -118,7 +118,7 @@ def describe(error: BaseException) -> str:
     if isinstance(root, timeouts | pika_errors.ConnectionOpenAborted):
         return "no answer in time"
     if isinstance(root, pika_errors.IncompatibleProtocolError):  # a proxy in front of a dead broker causes this too
-        return "it accepts the connection and closes it: RabbitMQ is not running behind it, or has not started yet"
+        return "it accepts the connection and hangs up: RabbitMQ is not running behind it, or has not started yet"
     if isinstance(root, ssl.SSLCertVerificationError):
         problem = root.verify_message or str(root)
         return f"its certificate is not trusted ({problem}): set broker_ca_file to the file of the CA that signed it"

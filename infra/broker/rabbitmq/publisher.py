@@ -308,5 +308,6 @@ def _missing_exchange(reason: BaseException) -> str | None:
 
 def _no_queue(outgoing: Outgoing) -> NoQueue:
     return NoQueue(
-        f"{outgoing.describe()}: no such queue on the broker; check that every machine's configuration has the model"
+        f"{outgoing.describe()}: there is no such queue on the broker. "
+        "Check that the model is in the configuration of every machine."
     )

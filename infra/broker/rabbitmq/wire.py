@@ -80,7 +80,9 @@ class Wire:
         if self.transport is None:
             return
         if self._silent_looks >= _LOOKS:
-            self.cut(AMQPHeartbeatTimeout(f"it was silent in {_LOOKS} checks, with a heartbeat of {heartbeat_s} s"))
+            self.cut(
+                AMQPHeartbeatTimeout(f"the broker was silent in {_LOOKS} looks, with a heartbeat of {heartbeat_s} s")
+            )
             return
         self._silent_looks += 1
         self.protocol.data_received(frame.Heartbeat().marshal())

@@ -23,6 +23,7 @@ from tests.acceptance.faults.services import (
     BareRedisClusterServices,
     BothClustersServices,
     BrokerClusterServices,
+    NamedServices,
     NetworkServices,
     RedisClusterServices,
     Services,
@@ -114,6 +115,14 @@ def step_clocks(stage: Stage) -> None:
         for worker in stage.workers["prefill"] + stage.workers["decode"]:
             if worker.alive and stage.random.random() < 0.7:
                 worker.send(signal.SIGUSR1)
+        time.sleep(stage.random.uniform(1, 3))
+        stage.services.to_store.heal()
+
+
+def clocks_apart(stage: Stage) -> None:
+    """All along; recovery can't be told, since the times in the workers' logs go by those clocks."""
+    for _ in stage.moments(3):
+        stage.services.to_store.cut()
         time.sleep(stage.random.uniform(1, 3))
         stage.services.to_store.heal()
 
@@ -478,6 +487,32 @@ def slow(stage: Stage, proxy: TcpProxy) -> None:
         stage.over()
 
 
+def slow_names(stage: Stage) -> None:
+    """Whoever has lost its connections needs the name, and waits for it."""
+    services = stage.services
+    assert isinstance(services, NamedServices)
+    for _ in stage.moments(3, last=0.6):
+        services.name_server.delay_s = stage.random.uniform(2, 4.5)  # the resolver gives up after 5
+        services.to_broker.reset()
+        services.to_store.reset()
+        time.sleep(stage.random.uniform(5, 10))
+        services.name_server.delay_s = 0.0
+        stage.over()
+
+
+def silent_names(stage: Stage) -> None:
+    """Nobody knows where the services are until the name server answers again."""
+    services = stage.services
+    assert isinstance(services, NamedServices)
+    for _ in stage.moments(2, last=0.5):
+        services.name_server.is_silent = True
+        services.to_broker.reset()
+        services.to_store.reset()
+        time.sleep(stage.random.uniform(6, 15))
+        services.name_server.is_silent = False
+        stage.over()
+
+
 # --- the store ---
 
 
@@ -661,6 +696,7 @@ FAULTS = [
     Fault("slow-worker", "a decode worker ten times slower joins", slow_worker),
     Fault("clock-back", "clocks of workers set back an hour while Redis is out of reach, three times", step_clocks),
     Fault("clock-forward", "clocks of workers set an hour ahead while Redis is out of reach, three times", step_clocks),
+    Fault("clocks-apart", "clocks of workers 5 minutes ahead or behind; Redis out of reach, three times", clocks_apart),
     Fault("owner-killed", "SIGKILL of the batch's owner, three times", kill_owner),
     Fault("owner-away", "the owner submits, leaves, and returns when all is done", owner_away, owner_starts=False),
     Fault("reply-queue-deleted", "the reply queue deleted by hand", delete_reply_queue),
@@ -749,6 +785,15 @@ FAULTS = [
         "5% of the packets lost for 3 to 12 s, twice",
         partial(harm_link, links=[("", "", replace(_LINK, loss=0.05))], times=2, longest_s=12),
     ),
+    Fault(
+        "names-slow", "2 to 4.5 s for a name, every connection reset, three times", slow_names, services=NamedServices
+    ),
+    Fault(
+        "names-fail",
+        "no answer to any name for 6 to 15 s, every connection reset, twice",
+        silent_names,
+        services=NamedServices,
+    ),
     Fault("poison", "one job kills every worker that decodes it", poison, failed=1, dead_lettered=1),
     Fault("garbage", "300 unreadable messages in the work queues", garbage, dead_lettered=300),
     Fault("published-ten-times", "100 of the jobs published ten times each", nothing),
@@ -759,6 +804,7 @@ _STORE_NODE_ROWS = [fault.name for fault in FAULTS if fault.services.replicas is
 _PLANS = {
     "clock-back": {"environment": {"KVASIR_CLOCK_STEP_S": "-3600"}, "deadline_s": 600.0},
     "clock-forward": {"environment": {"KVASIR_CLOCK_STEP_S": "3600"}, "deadline_s": 600.0},
+    "clocks-apart": {"clocks_s": (300.0, -300.0), "deadline_s": 600.0},
     **{name: {"questions": 4} for name in ("forked-decode-killed", "forked-prefill-steps", *failpoints.PER_ANSWER)},
     **{name: {"weights": load.HYBRID} for name in ("hybrid-decode-killed", "hybrid-prefill-steps")},
     **{name: {"weights": load.BATCHING} for name in ("batched-prefill-killed", "batched-prefill-steps")},

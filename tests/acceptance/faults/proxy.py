@@ -147,8 +147,10 @@ class TcpProxy:
         try:
             far_reader, far_writer = await asyncio.open_connection(*self._target)
         except OSError:  # nobody there: the client sees a connection that ends at once
+            return writer.transport.abort()
+        except asyncio.CancelledError:  # the proxy ends
             writer.transport.abort()
-            return
+            raise
         link = _Link(writer, far_writer)
         if self._refusing:
             return link.reset()

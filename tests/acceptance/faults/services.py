@@ -1,6 +1,8 @@
 """A broker and a store of the harness's own, each behind a proxy, that rows may kill, fill and cut off."""
 
 from contextlib import ExitStack, closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import pika
@@ -8,6 +10,7 @@ import pika
 from infra.broker import topology
 from kvstore.redis.client import open_client, product
 from tests.acceptance.faults.proxy import TcpProxy
+from tests.support.name_server import NameServer, asking
 from tests.support.network import GIGABIT, HERE, Link, Network
 from tests.support.servers import HOST, LOOPBACK, Machine, RabbitMQCluster, RabbitMQServer, RedisCluster, RedisServer
 
@@ -66,6 +69,8 @@ class Services:
 
     nodes = 1  # of the broker
     replicas: int | None = None  # of each of three primaries of a Redis Cluster; None: one Redis
+    host = HOST  # by which programs know the proxies
+    prefix: tuple[str, ...] = ()  # comes before each program's command
 
     def __init__(self, machine: Machine = LOOPBACK) -> None:
         """`machine`: of the broker and the store where there is one of each."""
@@ -93,7 +98,7 @@ class Services:
     def broker_url(self) -> str:
         """Through the proxy, with heartbeats that suit rows of seconds."""
         address = f"{self.broker.machine.address}:{self.broker.port}"
-        through = self.broker.url.replace(address, f"{HOST}:{self.to_broker.port}")
+        through = self.broker.url.replace(address, f"{self.host}:{self.to_broker.port}")
         return f"{self.cluster.url if self.cluster else through}?heartbeat={HEARTBEAT_S}"
 
     @property
@@ -102,7 +107,7 @@ class Services:
         if self.redis_cluster:
             return self.redis_cluster.url
         address = f"{self.store.machine.address}:{self.store.port}"
-        url = self.store.url.replace(address, f"{HOST}:{self.to_store.port}")
+        url = self.store.url.replace(address, f"{self.host}:{self.to_store.port}")
         return f"{url}?socket_timeout={STORE_TIMEOUT_S}&socket_connect_timeout={STORE_TIMEOUT_S}"
 
     @property
@@ -209,6 +214,22 @@ class NetworkServices(Services):
 
     def fix(self) -> None:
         self.network.set_link(self.link)
+        super().fix()
+
+
+class NamedServices(Services):
+    """One broker and one Redis, which programs know by a name that a name server of the harness's own resolves."""
+
+    host = "services.kvasir.test"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name_server = self._stack.enter_context(NameServer(HOST))
+        folder = self._stack.enter_context(TemporaryDirectory(prefix="kvasir-names-"))
+        self.prefix = asking([self.name_server.address], Path(folder))
+
+    def fix(self) -> None:
+        self.name_server.delay_s, self.name_server.is_silent = 0.0, False
         super().fix()
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from messages.errors import StoreUnavailable
 from tests.acceptance.faults import load
 from tests.acceptance.faults.owner import WAITING
 from tests.acceptance.faults.services import Services, queues_of
+from tests.support import programs
 from tests.support.processes import ModelEntry, config_text, environment
 from tests.support.servers import Process
 from tests.support.waiting import wait_until
@@ -57,16 +59,28 @@ class Plan:
     questions: int = 0  # of each job, two answers to each
     weights: str = load.WEIGHTS
     environment: dict[str, str] = field(default_factory=dict)  # of every worker
+    clocks_s: tuple[float, ...] = ()  # what the workers' clocks are ahead of this machine's, in turn
+
+
+def clock_ahead(seconds: float) -> dict[str, str]:
+    """What a program's environment holds so that its clock is so far ahead; the monotonic one is not.
+
+    Of libfaketime, whose wrapper would be another process than the program. Raises ProgramMissing.
+    """
+    wrapper = [programs.require("faketime"), "--exclude-monotonic", "-m", "-f", f"{seconds:+g}s"]
+    output = subprocess.run([*wrapper, "env", "-0"], check=True, capture_output=True, text=True).stdout
+    variables = dict(line.partition("=")[::2] for line in output.split("\0"))
+    return {name: variables[name] for name in ("LD_PRELOAD", "FAKETIME", "FAKETIME_DONT_FAKE_MONOTONIC")}
 
 
 class Program:
     """A process of ours: a worker, or the owner. What it logs is read as JSON lines."""
 
-    def __init__(self, module: str, arguments: Sequence[str], variables: dict[str, str], folder: Path) -> None:
+    def __init__(self, command: Sequence[str], variables: dict[str, str], folder: Path) -> None:
         folder.mkdir(parents=True)
         self.name = folder.name
         self.log = folder / "log"
-        self._process = Process([sys.executable, "-m", module, *arguments], variables, folder, self.log)
+        self._process = Process(list(command), variables, folder, self.log)
 
     @property
     def pid(self) -> int:
@@ -166,6 +180,9 @@ class Stage:
         variables = self._environment() | self.plan.environment
         if fault_point:
             variables[failpoints.VARIABLE] = fault_point
+        if self.plan.clocks_s:
+            started = sum(map(len, self.workers.values()))
+            variables |= clock_ahead(self.plan.clocks_s[started % len(self.plan.clocks_s)])
         worker = self._start("tests.acceptance.faults.process", [*arguments, *options], variables, role)
         if instead_of:
             self.workers[role].remove(instead_of)
@@ -327,6 +344,7 @@ class Stage:
         return environment(self.folder) | urls
 
     def _start(self, module: str, arguments: list[str], variables: dict[str, str], name: str) -> Program:
-        program = Program(module, arguments, variables, self.folder / f"{next(self._numbers)}-{name}")
+        command = [*self.services.prefix, sys.executable, "-m", module, *arguments]
+        program = Program(command, variables, self.folder / f"{next(self._numbers)}-{name}")
         self.programs.append(program)
         return program

@@ -15,7 +15,17 @@ from desk.decisions import Decisions, GradeChange, ReviewError, make_overrides, 
 from desk.differences import differences
 from desk.estimate import duration, model_rates
 from desk.progress import EXPECTED, Stages
-from desk.rows import QUEUES, Filter, make_rows, open_questions, page_count, page_of, select, standing_words
+from desk.rows import (
+    QUEUES,
+    Filter,
+    make_rows,
+    open_questions,
+    page_count,
+    page_of,
+    select,
+    standing_words,
+    what_goes_out,
+)
 from desk.tail import LineTail
 from desk.text import escape_markdown
 from desk.view import BatchView
@@ -217,10 +227,30 @@ def test_a_link_instead_of_work_waits_for_a_person_on_the_desk(tmp_path: Path) -
     assert (row.state, row.final.points) == ("link only", None)
     assert row.needs_review == ("only a link was handed in: https://example.org/hw",)
     assert [select(found, QUEUES[name]) for name in ("needs review", "without points")] == [[row], [row]]
-    assert (standing_words(found), open_questions(found)) == ("1 of 2 needs you", "the whole work in 1")
+    assert (standing_words(found), open_questions(found)) == ("1 of 2 waits for your review", "the whole work in 1")
     whole = Override(row.final.grade.item_id, None, 3, None, "seen there")
     [*_, settled] = make_rows(BatchView(out, request_of).refresh(), {whole.item_id: {None: whole}})
     assert (settled.final.points, settled.needs_review) == (3, ())
+
+
+def test_an_export_says_who_has_decided_and_which_feedback_was_written_for_other_points(tmp_path: Path) -> None:
+    out, assignment = plan_tiny_class(tmp_path, 4)
+    answer(out, assignment, [0, 1, 2])
+    answer(out, assignment, [3], evidence="nowhere to be found")
+    view, decisions = BatchView(out, request_of).refresh(), Decisions(out)
+    first, second, third, _ = [grade.item_id for grade in view.grades]
+    append_override(out, Override(first, "works", 1, None, "less is there"))
+    append_override(out, Override(second, "works", 1, "Half of it.", "less is there"))
+    append_override(out, Override(third, "works", 3, "All of it.", "regraded in round 1"))
+    standing = decisions.refresh()
+
+    assert what_goes_out([row.final for row in make_rows(view, standing)], standing) == [
+        "3 grades in this file: 2 that a person has decided on, 1 on the model's points alone.",
+        "1 feedback text was written for other points than those given now. Review shows which.",
+    ]
+    assert what_goes_out([], {}) == [
+        "0 grades in this file: 0 that a person has decided on, 0 on the model's points alone."
+    ]
 
 
 def test_how_a_class_stands_is_said_in_words(tmp_path: Path) -> None:
@@ -230,8 +260,11 @@ def test_how_a_class_stands_is_said_in_words(tmp_path: Path) -> None:
     view, decisions = BatchView(out, request_of).refresh(), Decisions(out)
     rows = make_rows(view, {})
 
-    assert standing_words(rows, 200) == "2 of 200 need you; 196 not graded yet"
-    assert standing_words(rows, finish="done by about 23:10") == "2 of 5 need you; 1 being graded, done by about 23:10"
+    assert standing_words(rows, 200) == "2 of 200 wait for your review; 196 not graded yet"
+    assert (
+        standing_words(rows, finish="done by about 23:10")
+        == "2 of 5 wait for your review; 1 being graded, done by about 23:10"
+    )
     assert open_questions(rows) == "works in 2, clear in 2"
 
     append_override(out, Override(view.grades[2].item_id, "clear", 1, None, "r"))
@@ -239,9 +272,9 @@ def test_how_a_class_stands_is_said_in_words(tmp_path: Path) -> None:
     rows = make_rows(view, decisions.refresh())
     assert (open_questions(rows), standing_words(rows)) == (
         "works in 2, clear in 1",
-        "2 of 5 need you; 1 request waits for a reply; 1 not graded yet",
+        "2 of 5 wait for your review; 1 request waits for a reply; 1 not graded yet",
     )
-    assert standing_words(rows[1:2]) == "none of 1 needs you"
+    assert standing_words(rows[1:2]) == "none of 1 waits for your review"
 
 
 def test_rows_are_filtered_sorted_counted_and_cut_into_pages(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_of_two_replies_to_one_request_the_second_is_told_of_the_first(reviewed:
     assert reply(1, "It runs.", None).state == "kept"
     told = reply(1, "No.", None, "other")
     assert told.state == "refused"
-    assert "somebody has replied meanwhile (Ada)" in told.why
+    assert "somebody else has replied in the meantime (Ada)" in told.why
     assert reply(2, "It stands.", "It runs.", "other").state == "kept"
     assert [each.answer.reply for each in read_requests(reviewed.folder) if each.answer] == ["It stands."]
 

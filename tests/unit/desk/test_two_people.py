@@ -48,7 +48,7 @@ def test_a_decision_made_on_what_no_longer_stands_is_not_written(tmp_path: Path)
     seen_by_both = standing(tmp_path)
     append_override(tmp_path, decision(1, seen_by_both))
 
-    with pytest.raises(BatchError, match="decided on this submission meanwhile"):
+    with pytest.raises(BatchError, match="decided on this submission in the meantime"):
         append_override(tmp_path, decision(2, seen_by_both))
 
     assert [each.points for each in read_overrides(tmp_path)] == [1]
@@ -87,7 +87,7 @@ def test_an_undo_lets_stand_what_stood_before_unless_somebody_has_decided_since(
     assert len((tmp_path / "reviews.jsonl").read_text("utf-8").splitlines()) == 4, "nothing is rewritten"
 
     append_override(tmp_path, decision(3))
-    with pytest.raises(BatchError, match="decided on this submission meanwhile"):
+    with pytest.raises(BatchError, match="decided on this submission in the meantime"):
         undo_override(tmp_path, ITEM, seen, [], NAME)
     assert [each.points for each in current_decisions(read_overrides(tmp_path), ITEM).values()] == [3]
 
@@ -178,7 +178,7 @@ def test_a_table_shows_what_waits_for_a_person_and_a_decision_ends_it(tmp_path: 
     _, view, decisions = graded(tmp_path, doubtful=2)
     found = make_rows(view, decisions.refresh())
     assert [bool(row.needs_review) for row in found] == [True, True, False]
-    assert standing_words(found) == "2 of 3 need you"
+    assert standing_words(found) == "2 of 3 wait for your review"
 
     append_override(view.folder, *make_overrides(view.grades[0], {}, {"works": GradeChange("I ran it", 1)}))
     assert make_rows(view, decisions.refresh())[0].needs_review == ("clear: evidence not found",)

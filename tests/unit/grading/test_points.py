@@ -148,7 +148,7 @@ def test_an_answer_is_read_with_its_points_on_the_grid() -> None:
         ("```json\n{}\n```", "not JSON at character 0"),
         (answer()[:-5], "not JSON at character"),
         (answer() + " Done.", "not JSON at character"),
-        ("[" * 100_000, "not JSON that can be read"),
+        ("[" * 100_000, "JSON that can't be read"),
         ("[]", "JSON, but a list instead of an object"),
         (json.dumps({"loops": entry(1)}), "the answer lacks 'runs'"),
         (answer(extra=entry(1)), "has 'extra', which was not asked for"),
@@ -166,9 +166,9 @@ def test_an_answer_is_read_with_its_points_on_the_grid() -> None:
         (answer(loops=entry(1, evidence=None)), "evidence of 'loops' is null instead of text"),
         (answer(loops=entry(1, feedback=["x"])), "feedback of 'loops' is a list instead of text"),
         (answer(loops=entry(1, feedback="\ud800")), "feedback of 'loops' holds half a character"),
-        (answer()[:-1] + ', "runs": {}}', "the answer has 'runs' twice"),
+        (answer()[:-1] + ', "runs": {}}', "the answer has the key 'runs' twice"),
         (answer().replace("1.5", "1e999"), "points of 'loops' are inf"),
-        (answer().replace("1.5", "9" * 5000), "not JSON that can be read"),
+        (answer().replace("1.5", "9" * 5000), "JSON that can't be read"),
     ],
 )
 def test_anything_else_is_refused_with_its_place(text: str, expected: str) -> None:

@@ -175,7 +175,7 @@ def test_an_unconfigured_model_is_refused_with_the_nearest_one(load: Load) -> No
     settings = load(here='[models."qwen3-coder:30b"]\n')
     with pytest.raises(ConfigError, match="did you mean 'qwen3-coder:30b'"):
         settings.model("qwen3-code:30b")
-    with pytest.raises(ConfigError, match="none is: add a table"):
+    with pytest.raises(ConfigError, match="no model is: add a table"):
         load_settings(environ={}, cwd=Path("/"), user_dir=Path("/nowhere")).model("m")
 
 

@@ -502,7 +502,7 @@ def test_a_job_that_three_workers_fell_with_runs_alone(site: Site, crashes: int,
 
 def test_a_suspect_in_its_own_queue_is_run_and_given_up_after_two_more_crashes(site: Site) -> None:
     assert _why_not_begun(site, SUSPECTS, 4) == ""
-    with pytest.raises(Poison, match="5 workers died while holding it"):
+    with pytest.raises(Poison, match="5 workers died with the job in hand"):
         _why_not_begun(site, SUSPECTS, 5)
 
 
@@ -549,7 +549,7 @@ def test_a_job_that_the_broker_gives_up_is_answered_and_buried() -> None:
         result = pipeline.result(job)
         assert result.error is not None
         assert (result.state, result.error.stage, result.error.kind) == ("failed", "prefill", "Poison")
-        assert result.error.message == "the broker gave it up: it came back more than 20 times"
+        assert result.error.message == "the broker gave the job up, because it came back more than 20 times"
         assert [letter.message_id for letter in pipeline.dead_letters()] == [job.job_id]
         pipeline.nothing_is_left()
         assert pipeline.steps(job) == [Step.SUBMITTED, Step.FAILED]

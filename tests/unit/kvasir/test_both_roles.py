@@ -248,4 +248,4 @@ def test_a_worker_has_both_roles_unless_one_is_named(
 
 def test_a_role_that_is_none_is_named_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["worker", "--model", MODEL, "--roles", "prefill,grade"]) == 2
-    assert "'grade' is no role; known: prefill, decode" in capsys.readouterr().err
+    assert "'grade' is not a role; the roles are prefill, decode" in capsys.readouterr().err

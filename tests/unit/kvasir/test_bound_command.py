@@ -149,7 +149,7 @@ def test_looks_that_were_planned_cost_and_others_are_refused(capsys: pytest.Capt
     assert rows()[29]["works (0 to 3)"] == ""
     capsys.readouterr()
     assert bound("--more") == 2
-    assert "must be planned before the first one" in " ".join(capsys.readouterr().err.split())
+    assert "must be planned before the first:" in " ".join(capsys.readouterr().err.split())
 
 
 def spoil(what: str) -> None:
@@ -171,11 +171,11 @@ def spoil(what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [
-        ("half", "is half filled in: no points for clear"),
+        ("half", "is half filled in: add points for clear"),
         ("too much", "points go from 0 to 3, not 9"),
         ("no number", "'good' is not a number of points"),
         ("twice", "has two rows; keep one"),
-        ("gone", "rows were taken out"),
+        ("gone", "rows are missing"),
         ("stranger", "nobody in this class is called 'mallory.py'"),
         ("column", "the columns were changed"),
     ],
@@ -210,7 +210,7 @@ def test_a_record_that_was_changed_is_refused() -> None:
     made = draw_sample(OUT, SamplePlan((15,)), "Ada")
     path = OUT / "bound.json"
     path.write_text(path.read_text("utf-8").replace(made.seed, "0" * 16), "utf-8")
-    with pytest.raises(BoundError, match="not the one that its seed draws"):
+    with pytest.raises(BoundError, match="does not match its seed"):
         load_draw(OUT)
 
 

@@ -373,8 +373,8 @@ def _names(ended: Ended) -> list[str]:
     [
         (["grade", "x"], "--rubric"),
         (["grade", "x", "--rubric", "y", "--deadline", "soon"], "such as 07:30, not 'soon'"),
-        (["decode-worker", "--model", "m", "--kv-cache-gb", "nan"], "'nan' is no finite number"),
-        (["decode-worker", "--model", "m", "--grace", "inf"], "'inf' is no finite number"),
+        (["decode-worker", "--model", "m", "--kv-cache-gb", "nan"], "'nan' is not a finite number"),
+        (["decode-worker", "--model", "m", "--grace", "inf"], "'inf' is not a finite number"),
         (["decode-worker", "--model", "m", "--slots", "99999"], "not in the range"),
         (["grade", "x", "--rubric", "y", "--limit", "0"], "0 would grade nobody"),
         (["grade", "x", "--rubric", "y", "--only", ""], "it names nobody"),

@@ -10,14 +10,10 @@ from kvasir.doctor.services import (
     check_broker_itself,
     check_clock,
     check_journal_disk,
-    check_link,
     check_other_clocks,
     clock_difference_s,
     disk_finding,
-    link_finding,
 )
-from messages.errors import StoreUnavailable
-from tests.support.servers import HOST, free_port
 
 CAPABLE = dict.fromkeys(("publisher_confirms", "consumer_cancel_notify", "connection.blocked"), True)
 RABBITMQ = {"product": "RabbitMQ", "version": "3.10.8", "cluster_name": "rabbit@mac1", "capabilities": CAPABLE}
@@ -55,20 +51,6 @@ def test_a_clock_is_compared_with_the_middle_of_the_call() -> None:
 def test_what_can_not_be_known_of_clocks_is_said() -> None:
     assert "workers' machines can't be read from here" in check_other_clocks().what
     assert "timedatectl" in check_other_clocks().todo
-
-
-@pytest.mark.parametrize(
-    ("put", "get", "level", "words"), [(900e6, 1100e6, "ok", "put 900 MB/s, get 1,100"), (900e6, 11e6, "warn", "182 s")]
-)
-def test_a_link_is_judged_by_its_slower_way(put: float, get: float, level: str, words: str) -> None:
-    finding = link_finding(put, get)
-    assert finding.level == level
-    assert words in finding.what
-
-
-def test_a_store_that_is_away_has_no_link() -> None:
-    with pytest.raises(StoreUnavailable):
-        check_link(f"redis://{HOST}:{free_port()}/0")
 
 
 @pytest.mark.parametrize(("free", "level"), [(5e9, "ok"), (0.5e9, "warn"), (0.05e9, "error")])

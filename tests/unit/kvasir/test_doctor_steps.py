@@ -110,7 +110,7 @@ def test_looks_run_side_by_side_and_one_that_hangs_is_named() -> None:
     release.set()
     assert time.monotonic() - start < 30
     assert [(finding.level, finding.subject) for finding in found] == [("warn", "a"), ("ok", "b")]
-    assert "not all was looked at" in found[0].what
+    assert "the checks did not finish" in found[0].what
 
 
 def test_the_steps_are_a_line_for_each_service(capsys: pytest.CaptureFixture[str]) -> None:

@@ -234,10 +234,10 @@ def test_an_export_to_a_name_of_300_characters_is_one_sentence(capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("to", "why"),
     [
-        ("out/results.jsonl", "is a file of the batch's own"),
-        ("out/grades.json", "is a file of the batch's own"),
-        ("gradebook.csv", "is what this is made of"),
-        ("notes.txt", "something else is in notes.txt"),
+        ("out/results.jsonl", "belongs to the batch"),
+        ("out/grades.json", "belongs to the batch"),
+        ("gradebook.csv", "is a source of this export"),
+        ("notes.txt", "notes.txt holds something else"),
     ],
 )
 def test_an_export_replaces_no_file_that_is_none_of_its_own(

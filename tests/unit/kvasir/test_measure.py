@@ -3,6 +3,7 @@
 import json
 import time
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from engines.registry import EngineOptions, open_engine
 from kvasir import measure
 from kvasir.cli import run_command
 from messages.errors import UsageError
+from messages.workers import Link
 
 WEIGHTS = "sim:prefill=20000,decode=2000,scale=1,layers=1,kv_heads=1,head_dim=8,answer=200,spread=1,context=4096"
 
@@ -52,13 +54,37 @@ def test_the_block_is_read_by_the_plan_and_the_file_keeps_what_was_measured(
 
 def test_other_models_measured_earlier_are_kept_and_a_damaged_file_is_said(tmp_path: Path) -> None:
     file = tmp_path / "rates.json"
-    measure.keep(file, {"one": {"decode_curve": [[1, 5.0]]}})
-    measure.keep(file, {"two": {}})
+    measure.keep(file, "models", {"one": {"decode_curve": [[1, 5.0]]}})
+    measure.keep(file, "models", {"two": {}})
 
     assert set(json.loads(file.read_text("utf-8"))["models"]) == {"one", "two"}
     file.write_text("[", "utf-8")
     with pytest.raises(UsageError, match=r"can't be kept in .*rates\.json"):
-        measure.keep(file, {})
+        measure.keep(file, "models", {})
+
+
+def test_models_and_links_keep_each_other_and_links_that_can_not_be_read_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    file, link = tmp_path / "kvasir" / measure.FILE_NAME, Link("spark", 0.3, mb_per_s=110.0, rmem_max=212_992)
+    assert measure.kept_links() == ()
+
+    measure.keep(file, "links", {"spark": asdict(link)})
+    measure.keep(file, "models", {"one": {}})
+
+    assert measure.kept_links() == (link,)
+    assert set(json.loads(file.read_text("utf-8"))["models"]) == {"one"}
+    for damaged in (
+        "[",
+        "[]",
+        "{}",
+        '{"links": []}',
+        '{"links": {"a": {"later": 1}}}',
+        '{"links": {"a": {"peer": 1}}}',
+    ):
+        file.write_text(damaged, "utf-8")
+        assert measure.kept_links() == ()
 
 
 def test_without_a_model_the_command_says_what_to_configure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,10 +204,10 @@ def test_a_hybrid_models_smaller_kv_cache_spares_the_link(capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "a FOLDER of submissions, or --submissions N"),
-        (["here", "--submissions", "3"], "and not both"),
-        (["--submissions", "3", "--solution", "s.R"], "--solution shapes the prompts of a FOLDER"),
-        (["--submissions", "3", "--template", "t.R"], "--template shapes"),
+        ([], "either a FOLDER of submissions or --submissions N"),
+        (["here", "--submissions", "3"], "either a FOLDER"),
+        (["--submissions", "3", "--solution", "s.R"], "--solution can't be used with --submissions N"),
+        (["--submissions", "3", "--template", "t.R"], "--template can't be used"),
         (["--submissions", "3", "--rubric", str(HOMEWORK / "rubric.yaml")], "--rubric shapes"),
         (["--submissions", "0"], "--submissions"),
         (["--submissions", "many"], "--submissions"),

@@ -17,6 +17,7 @@ from kvstore.redis.bulk import (
     MAX_AHEAD,
     Arena,
     Bulk,
+    ConnectionPool,
     Values,
     bulk_target,
 )
@@ -183,11 +184,11 @@ def test_as_many_values_are_asked_for_as_fit_into_what_may_be_under_way(size: in
 
 def test_the_kernel_tunes_the_receive_buffer() -> None:
     with SlowRedis() as server:
-        bulk = Bulk(Links(server.url), 5)
-        with bulk.connection() as connection:
+        pool = ConnectionPool(Links(server.url), 5)
+        with pool.connection() as connection:
             size = connection._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
         server.accept()
-        bulk.close()
+        pool.close()
     with SlowRedis() as server, socket.create_connection(server.address) as untouched:
         server.accept()
         expected = untouched.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)

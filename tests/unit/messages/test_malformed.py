@@ -122,7 +122,7 @@ def test_a_class_that_is_no_zip_is_one_sentence(folder: Path, data: bytes, capsy
     (folder / "class.zip").write_bytes(data)
 
     assert cli.run_command(["grade", "class.zip", "--rubric", "rubric.yaml", "--out", "out"]) == cli.EXIT_USAGE
-    assert "not a zip that can be read" in capsys.readouterr().err
+    assert "not a readable zip" in capsys.readouterr().err
 
 
 def test_a_rubric_that_does_not_add_up_is_refused_before_anything_runs(

@@ -69,8 +69,8 @@ def a_result(**changes: object) -> JobResult:
         ({"prompt": ("x",)}, "prompt must be at most"),
         ({"prompt": (user("a"), user("b", "class"))}, "order of their scopes: class, conversation, own"),
         ({"prompt": (user("a"), user("b", "conversation"))}, "order of their scopes"),
-        ({"prompt": (user("a"), Part("assistant", "{}", function="f"))}, "nothing to answer"),
-        ({"prompt": (Part("raw", "a"), Part("raw", "b"))}, "a raw prompt is one text"),
+        ({"prompt": (user("a"), Part("assistant", "{}", function="f"))}, "ends with a function call"),
+        ({"prompt": (Part("raw", "a"), Part("raw", "b"))}, "a raw prompt must be a single text"),
         ({"questions": [Question((user("x"),), Sampling(5))]}, "questions must be at most"),
         ({"questions": ("x",)}, "questions must be at most"),
         ({"questions": (Question((user("x"),) * (MAX_PARTS // 2), Sampling(5)),) * 2}, "at most 256 parts"),
@@ -158,7 +158,7 @@ def test_a_result_with_bad_answers_says_so(answers, complaint):
 
 
 def test_a_kv_transfer_leaves_the_last_prompt_token_to_the_decoder():
-    with pytest.raises(InvalidMessage, match="last token must be left"):
+    with pytest.raises(InvalidMessage, match="must evaluate the last token"):
         DecodeJob(a_job().tokenized((1, 2), 0), StoredKV("f", LAYOUT, 2, 0))
 
 
@@ -307,7 +307,7 @@ def test_a_damaged_job_of_the_version_before_is_refused(change):
         ({"questions": [{"suffix": []}]}, "sampling"),
         ({"questions": [{"suffix": "x", "sampling": {"max_tokens": 5}}]}, "suffix must be a list"),
         ({"shared": "x", "own": "y"}, "no field 'own'"),
-        ({"kind": "result"}, "'result' message where a 'prefill' belongs"),
+        ({"kind": "result"}, "'result' message came where a 'prefill' is expected"),
     ],
 )
 def test_a_body_with_a_bad_field_is_refused_with_its_name(change, complaint):

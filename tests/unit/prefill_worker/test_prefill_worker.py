@@ -57,7 +57,7 @@ def test_a_store_that_takes_nothing_costs_the_kv_transfer_and_not_the_job(pipeli
     result = pipeline.run(job)
 
     assert (result.state, result.attempts, result.decode.kv_transfer) == ("succeeded", 1, "none")
-    assert "the store did not take it" in result.decode.why_none
+    assert "the store did not accept it" in result.decode.why_none
     assert result.text == pipeline.undisturbed_text(job)
     assert Step.KV_STORED not in pipeline.steps(job)
 
@@ -121,7 +121,7 @@ def test_a_layout_that_is_not_supported_yet_is_not_stored_and_the_result_says_wh
     result = pipeline.run(job)
 
     assert (result.state, result.decode.kv_transfer) == ("succeeded", "none")
-    assert result.decode.why_none == "the model has layers with a recurrent state of an unknown size"
+    assert result.decode.why_none == "the size of the model's recurrent states is unknown"
     assert result.text == pipeline.undisturbed_text(job)
     assert started.engine.prefill_calls == []
     assert prove(started.engine, started.engine) == result.decode.why_none
@@ -313,10 +313,10 @@ def test_a_worker_renews_its_leases_with_its_heartbeat(monkeypatch: pytest.Monke
 def test_an_urgent_job_rings_at_each_stage_and_waits_for_no_look(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given workers that look for urgent jobs when they are rung, and hardly ever else
-    monkeypatch.setattr("infra.worker_loop._LOOK_AT_NOW_S", 60.0)
+    # Given workers that listen already, and look for urgent jobs when they are rung and hardly ever else
     pipeline.start()
-    pipeline.run(pipeline.job("the first finds them before their first look", lane="now"))
+    pipeline.run(pipeline.job("the first may come before they listen", lane="now"))
+    monkeypatch.setattr("infra.worker_loop._LOOK_AT_NOW_S", 60.0)
 
     # When more come, then they are answered soon
     for text in ("the second", "the third"):

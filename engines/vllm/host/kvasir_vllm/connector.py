@@ -33,21 +33,21 @@ from .shared_folder import open_file, open_folder, send
 
 SAMPLER = f"{__package__}.sampling:KvasirSampler"
 _SHARED_MEMORY = "/dev/shm"
-_WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")  # a path component that can't lead elsewhere
+_WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")  # a path component that can't lead out of the folder
 _SIZES = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _NUMPY_TYPES = {"f32": "<f4", "f16": "<f2", "bf16": "<u2"}
-_PATIENCE_S = 10.0  # for a host that is slow to read; one that is gone is noticed at once
+_PATIENCE_S = 10.0  # how long to wait for a slow reader; one that is gone is noticed at once
 
 
 @dataclass
 class TransferRequest:
-    """One request, beside the scheduler."""
+    """One request, as seen beside the scheduler."""
 
     key: str
     folder: str
     length: int  # of its prompt
     block: int
-    emitted_until: int | None  # up to where blocks were given out; None: none are wanted
+    emitted_until: int | None  # end of the blocks given out so far; None: no blocks are wanted
     inject: tuple[str, int] | None
     evaluated_tokens: int = 0  # tokens of the prompt that were scheduled
     loading: bool = False
@@ -107,7 +107,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # Beside the scheduler
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
-        """How many tokens the request's file adds; the prompt's last one is always computed."""
+        """How many tokens the request's file adds. The prompt's last token is always computed."""
         transfer = self._transfer_of(request)
         if transfer is None or transfer.inject is None or self._would_stay(request):
             return 0, False
@@ -115,13 +115,13 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return max(0, usable - num_computed_tokens), False
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Load in the step that comes."""
+        """Load the request's file in the next step."""
         transfer = self._transfer_of(request)
         if transfer is not None and num_external_tokens > 0:
             transfer.loading = True
 
     def build_connector_meta(self, scheduler_output: Any) -> TransferPlan:
-        """What the worker is to do, and count what is scheduled."""
+        """The worker's tasks for this step. Also counts the scheduled tokens."""
         step = TransferPlan()
         cached = scheduler_output.scheduled_cached_reqs
         computed_tokens = {
@@ -132,7 +132,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             transfer = self._transfer_requests.get(request_id)
             if (
                 transfer is not None and computed_tokens[request_id] < transfer.length
-            ):  # else each step of an answer would copy lists
+            ):  # otherwise each step of an answer would copy lists
                 blocks = scheduler_output.kv_connector_block_state.get_block_ids(request_id)
                 self._plan(
                     step, transfer, computed_tokens[request_id], num_scheduled, tuple(list(group) for group in blocks)
@@ -151,7 +151,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self.request_finished(request, [])
 
     def _transfer_of(self, request: Any) -> TransferRequest | None:
-        """The transfer of a request; None if the request is not one of Kvasir's."""
+        """The transfer of a request; None if the request is not Kvasir's."""
         if request.request_id not in self._transfer_requests:
             transfer = _parse_request(_transfer_params(request), request.num_prompt_tokens)
             if transfer is None:
@@ -190,7 +190,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         position = min(start + num_scheduled, transfer.length)
         transfer.evaluated_tokens += position - start
         self._notify(transfer, op="evaluated", tokens=transfer.evaluated_tokens, instance=self._instance)
-        # Whole blocks only, but for the prompt's last one.
+        # Only whole blocks are given out, except for the prompt's last one.
         end = position if position == transfer.length else position // transfer.block * transfer.block
         last = position == transfer.length
         if transfer.emitted_until is not None and (end > transfer.emitted_until or last):
@@ -202,23 +202,23 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # In the worker
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Where the pages are. What lies where in them is learnt later: on a CPU it is not settled yet."""
+        """Note where the pages are. Their inner layout is learnt later, because on a CPU it is not settled yet."""
         self._caches = kv_caches
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Put what was transferred into the pages, all of it before the step begins."""
+        """Load the transferred caches into the pages, all of them before the step begins."""
         for load in self._step.loads:
             try:
                 self._load(load)
-            except Exception as error:  # noqa: BLE001  whatever it is, vLLM goes on
+            except Exception as error:  # noqa: BLE001  vLLM must go on whatever the error is
                 self._fail_load(load)
                 self._notify(load, op="failed", kind="kv", why=f"the KV cache could not be put in: {error}")
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """All layers are there when a step begins."""
+        """Nothing to wait for, because all layers are loaded when a step begins."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """All layers leave together, when a step ends."""
+        """Nothing to do, because all layers leave together when a step ends."""
 
     def wait_for_save(self) -> None:
         """Give out the blocks that this step completed."""
@@ -253,7 +253,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         full = (len(pages.full_layers), 2, load.tokens, pages.heads, pages.dim)
         windows = (len(pages.window_layers), 2, rows, pages.heads, pages.dim)
         with self._folder(load) as folder, open(open_file(folder, load.name, os.O_RDONLY), "rb") as file:
-            # Copied on write, so that PyTorch may have it; nothing is written.
+            # Mapped copy-on-write, so that PyTorch accepts it. Nothing is written to it.
             data = np.memmap(file, _NUMPY_TYPES[pages.dtype], "c")
         full_data, window_data = np.split(data, [math.prod(full)])
         pages.write(pages.full_layers, load.blocks, 0, full_data.reshape(full)[:, :, : load.prefix_length])
@@ -285,11 +285,12 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 for array in arrays:
                     file.write(np.ascontiguousarray(array).data)
             if not self._notify(save, **message, file=name, shape=self._known_pages().shape):
-                os.unlink(name, dir_fd=folder)  # nobody will fetch it
+                os.unlink(name, dir_fd=folder)  # nobody will read it
 
     @contextmanager
     def _folder(self, transfer: TransferRequest | Load | Save) -> Iterator[int]:
-        """A handle of a request's folder: we may be root, and others write to shared memory."""
+        """A handle of a request's folder. It is needed because this process may be root, and others can write to shared
+        memory."""
         folder = open_folder(self._root / transfer.folder)
         try:
             yield folder
@@ -297,12 +298,12 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             os.close(folder)
 
     def _notify(self, recipient: TransferRequest | Load | Save, **message: Any) -> bool:
-        """Whether it was heard."""
+        """Send a message. Returns whether it was received."""
         datagram = events.pack_datagram(message | {"id": recipient.key})
         try:
             with self._folder(recipient) as folder:
                 send(self._events, datagram, folder, events.SOCKET)
-        except OSError:  # nobody asks any more
+        except OSError:  # the requester is gone
             return False
         return True
 

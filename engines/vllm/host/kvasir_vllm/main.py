@@ -26,11 +26,11 @@ from .shared_folder import bind, open_folder
 
 _PROBE = "probe"
 _PROBE_TOKENS = 4
-_INTERVALS = hasattr(SamplingParams, "stream_interval")  # 0.32 has it; without it tokens come one by one
+_INTERVALS = hasattr(SamplingParams, "stream_interval")  # vLLM 0.32 has it; without it tokens arrive one by one
 
 
 class Host:
-    """One engine, and the requests that it is at work on."""
+    """One engine, and the requests that it is working on."""
 
     def __init__(self, path: Path, writer: asyncio.StreamWriter) -> None:
         self._folder = path.parent
@@ -50,7 +50,7 @@ class Host:
         self._block = 1
 
     async def load(self, request: wire.Message) -> None:
-        """Load the model, and see how it keeps its KV cache. Raises RuntimeError in a sentence."""
+        """Load the model, and learn how it keeps its KV cache. Raises RuntimeError with one sentence."""
         if request.get("version") != wire.VERSION:
             raise RuntimeError(f"Kvasir speaks version {request.get('version')} of this protocol, not {wire.VERSION}")
         connector = KVTransferConfig(
@@ -62,7 +62,7 @@ class Host:
         )
         self._block = request["block"]
         arguments = AsyncEngineArgs(**request["arguments"], kv_transfer_config=connector, logits_processors=[SAMPLER])
-        require_one_rank(arguments)  # here, too: what the connector says there is not what vLLM gives as its reason
+        require_one_rank(arguments)  # checked here too, because vLLM does not pass on the connector's reason
         self._engine = AsyncLLM.from_engine_args(arguments)
         asyncio.get_running_loop().add_reader(self._events, self._drain)
         await self._probe()
@@ -70,7 +70,7 @@ class Host:
         self._queue_message(op="loaded", version=wire.VERSION, vllm=vllm.__version__, device=device, shape=self._shape)
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Until Kvasir closes the connection."""
+        """Serve requests until Kvasir closes the connection."""
         while (message := await _next(reader)) is not None:
             if message["op"] == "generate":
                 self._tasks[message["id"]] = asyncio.create_task(self._generate(message))
@@ -82,7 +82,7 @@ class Host:
         self._engine.shutdown()
 
     async def _probe(self) -> None:
-        """A prompt of a few tokens, so that the connector looks at the pages."""
+        """Compute a prompt of a few tokens, so that the connector can examine the pages."""
         transfer = self._transfer(key=_PROBE, emit=0, inject=None, sampling=None)
         parameters = SamplingParams(max_tokens=1, detokenize=False, extra_args=transfer)
         prompt = {"prompt_token_ids": list(range(_PROBE_TOKENS))}
@@ -99,7 +99,7 @@ class Host:
         except EngineDeadError:
             self._queue_message(op="failed", id=key, kind="engine", why="vLLM's engine died")
             self._send()
-            self._writer.close()  # ends this process; Kvasir starts another
+            self._writer.close()  # this ends the process, and Kvasir starts another one
         except ValueError as error:  # vLLM refused the request
             self._queue_message(
                 op="failed", id=key, kind="schema" if request["constraint"] else "engine", why=f"{error}"[:500]
@@ -114,9 +114,10 @@ class Host:
     async def _answer(self, key: str, request: wire.Message) -> None:
         prompt = {"prompt_token_ids": request["tokens"]}
         async for output in self._engine.generate(prompt, self._parameters(request), key):
-            self._drain()  # drop what the connector sent before this
+            self._drain()  # drop older messages of the connector
             if key in self._failed_keys:
-                await self._engine.abort(key)  # a model of several groups it would answer from what is not there
+                # Otherwise a model with several groups of layers would answer from missing values.
+                await self._engine.abort(key)
                 return
             (completion,) = output.outputs
             if completion.finish_reason == "error":
@@ -150,7 +151,7 @@ class Host:
         return {"kv_transfer_params": {events.NAME: transfer}}
 
     def _drain(self) -> None:
-        """Take what the connector said."""
+        """Receive the connector's waiting messages."""
         with suppress(BlockingIOError):
             while True:
                 message = events.unpack_datagram(self._events.recv(events.LARGEST))
@@ -168,7 +169,7 @@ class Host:
                     self._queue_message(**message)
 
     def _queue_message(self, **message: Any) -> None:
-        """Together with what else one step of vLLM's brings: each write wakes Kvasir."""
+        """Queue a message, to be sent with the others of the same vLLM step, because each write wakes Kvasir."""
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._send)
         self._outbox.append(wire.pack_message(message))
@@ -199,7 +200,7 @@ async def _run(path: Path) -> int:
     host = Host(path, writer)
     try:
         await host.load(request)
-    except Exception as error:  # noqa: BLE001  vLLM raises what it likes
+    except Exception as error:  # noqa: BLE001  vLLM may raise any error
         writer.write(wire.pack_message({"op": "refused", "why": " ".join(str(error).split())[:1000] or repr(error)}))
         await writer.drain()
         return 1
@@ -213,4 +214,4 @@ async def _run(path: Path) -> int:
 if __name__ == "__main__":
     code = asyncio.run(_run(Path(sys.argv[1])))
     sys.stdout.flush()
-    os._exit(code)  # vLLM's threads would keep it
+    os._exit(code)  # vLLM's threads would keep the process alive

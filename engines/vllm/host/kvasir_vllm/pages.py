@@ -1,4 +1,4 @@
-"""Where a vLLM attention back end keeps keys and values in its pages, learnt by looking.
+"""Finds out where a vLLM attention back end keeps keys and values in its pages.
 
 vLLM hands out each layer's cache as (blocks, heads, tokens, width): what lies where in a page is the back end's own
 affair (on a CPU keys lie transposed). So known numbers are stored through the back end's own function, once, and where
@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
-_DIGIT = 64  # whole numbers below it are exact in every dtype
+_DIGIT = 64  # whole numbers below this are exact in every dtype
 
 
 class UnknownPages(Exception):
-    """Keys and values are kept in a way that is not known here."""
+    """Keys and values are stored in a form that is not known here."""
 
 
 class Pages:
@@ -51,7 +51,7 @@ class Pages:
 
     @property
     def shape(self) -> dict[str, Any]:
-        """The sizes, by KVLayout's names."""
+        """The sizes, under KVLayout's field names."""
         sizes = {"num_layers": len(self._caches), "kv_heads": self.heads, "head_dim": self.dim, "dtype": self.dtype}
         return sizes | {"window": self.window, "window_layers": self.window_layers}
 
@@ -91,7 +91,7 @@ class Pages:
             cache[ids] = contents
 
     def clear(self, blocks: Sequence[Sequence[int]]) -> None:
-        """Leave nothing of whoever had these blocks before."""
+        """Leave nothing of the blocks' previous owner."""
         for group, cache in zip(self._groups, self._caches, strict=True):
             cache[torch.tensor(blocks[group], device=cache.device)] = 0
 
@@ -100,7 +100,7 @@ class Pages:
         return flat.reshape(-1, 2, self.heads, self.dim)
 
     def _probe(self, cache: torch.Tensor, layer: Any) -> torch.Tensor:
-        """For each number of a page's tokens, in the order (token, K or V, head, dim), where in the page it lies."""
+        """For each number of a page's tokens, in the order (token, K or V, head, dim), its place in the page."""
         count = cache[0].numel()
         page = torch.empty_strided((1, *cache.shape[1:]), cache.stride(), dtype=cache.dtype, device=cache.device)
         slots = torch.arange(self.tokens, device=cache.device)
@@ -125,7 +125,7 @@ class Pages:
 
 
 def _number(name: str) -> int:
-    """Of a layer, such as "model.layers.7.self_attn.attn"."""
+    """The number of a layer, from a name such as "model.layers.7.self_attn.attn"."""
     numbers = [int(part) for part in name.split(".") if part.isdigit()]
     if len(numbers) != 1:
         raise UnknownPages(f"which layer {name!r} is, is not known here")

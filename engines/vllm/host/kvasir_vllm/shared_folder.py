@@ -1,4 +1,4 @@
-"""A folder where others may write beside it, as in /dev/shm: reached by a handle, which nobody can point elsewhere.
+"""A folder beside which others may write, as in /dev/shm. It is reached by a handle, which nobody can redirect.
 
 A path is looked up again each time it is used, and what it leads to may have been exchanged in between. No link is
 followed, and nothing is opened that is not what it should be. Both ends import this module, and it nothing of ours.
@@ -12,18 +12,19 @@ from pathlib import Path
 
 
 def open_folder(path: Path) -> int:
-    """A handle. Raises OSError: it is a link, or no folder."""
+    """A handle of the folder. Raises OSError if it is a link, or not a folder."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
 def open_file(folder: int, name: str, flags: int) -> int:
-    """A file's descriptor; what is made belongs to the folder's owner. Raises OSError: it is a link, or no file."""
+    """A file's descriptor. A new file gets the folder's owner. Raises OSError if it is a link, or not an ordinary
+    file."""
     descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=folder)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe would keep us waiting
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # opening a pipe could block
             raise FileNotFoundError(f"{name} is not a file")
         owner = os.fstat(folder)
-        if flags & os.O_CREAT and owner.st_uid != os.geteuid():  # root in a container
+        if flags & os.O_CREAT and owner.st_uid != os.geteuid():  # this process may be root in a container
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
     except OSError:
         os.close(descriptor)
@@ -32,13 +33,14 @@ def open_file(folder: int, name: str, flags: int) -> int:
 
 
 def bind(listener: socket.socket, folder: int, path: Path) -> None:
-    """Bind a socket in the folder; only its owner may speak to it. `path`: of the socket, where there is no Linux."""
+    """Bind a socket in the folder, to which only its owner may send. `path` is the socket's path, for systems other
+    than Linux."""
     listener.bind(f"/proc/self/fd/{folder}/{path.name}" if sys.platform == "linux" else str(path))
     os.chmod(path.name, 0o600, dir_fd=folder)
 
 
 def send(sender: socket.socket, datagram: bytes, folder: int, name: str) -> None:
-    """A datagram to the socket that the folder's owner has bound there. Raises OSError: there is none."""
+    """Send a datagram to the socket that the folder's owner has bound there. Raises OSError if there is none."""
     place = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
     try:
         found = os.fstat(place)

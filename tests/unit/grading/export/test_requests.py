@@ -80,10 +80,10 @@ def test_a_criterion_may_be_named_by_its_title(out: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"submission\nx\n", "the table of requests needs request, and submission"),
-        (b"request\nwhy?\n", "the table of requests needs request, and submission"),
-        (b"submission,request\nnobody.py,why?\n", "requests, row 2: no submission of this class is 'nobody.py'"),
-        (b"submission,request\n,why?\n", "requests, row 2: no submission of this class is 'nobody'"),
+        (b"submission\nx\n", "the table of requests lacks columns: it needs request, and submission"),
+        (b"request\nwhy?\n", "the table of requests lacks columns: it needs request, and submission"),
+        (b"submission,request\nnobody.py,why?\n", "requests, row 2: this class has no submission 'nobody.py'"),
+        (b"submission,request\n,why?\n", "requests, row 2: this class has no submission 'nobody'"),
         (b"ID,request\n100,Why, though? It runs.\n", "requests, row 2: it has more fields than the header; put a text"),
         (
             b"ID;request\n100;why?\n101;Why; though?\n",
@@ -110,7 +110,7 @@ def test_rows_without_a_request_are_said_and_empty_lines_are_not(out: Path) -> N
 def test_a_criterion_that_is_none_and_a_text_without_end_are_refused(out: Path) -> None:
     with pytest.raises(ExportError, match="requests, row 2: 'style' is not a criterion; there are "):
         requests_from(table(out, ("0", "style", "why?")), grades(out))
-    with pytest.raises(ExportError, match="a request may have 20,000 characters; this one has 20,001"):
+    with pytest.raises(ExportError, match=r"the request is too long: at most 20,000 characters.* has 20,001"):
         Request.about(grades(out)[0], None, "x" * 20_001)
     assert read_requests(out) == []
 
@@ -120,12 +120,12 @@ def test_an_answer_keeps_the_points_then_and_now_and_the_last_one_counts(out: Pa
     asked = Request.about(final, final.criteria[0].id, "I did label the axes.", "Ann")
     add_requests(out, [asked])
     before = (out / FILE).read_bytes()
-    with pytest.raises(ExportError, match="write a reply"):
+    with pytest.raises(ExportError, match="write what the student will read"):
         save_reply(out, asked, " ", 2)
 
     append_override(out, Override(final.grade.item_id, final.criteria[0].id, 3, "You did.", "asked"))
     save_reply(out, asked, "You did; sorry.", points_of(grades(out)[0], asked.criterion_id), "Bob")
-    with pytest.raises(ExportError, match=r"somebody has replied meanwhile \(Bob\); read that reply first"):
+    with pytest.raises(ExportError, match=r"somebody else has replied in the meantime \(Bob\); read that reply first"):
         save_reply(out, asked, "No.", 2, "Ann")
     save_reply(out, read_requests(out)[0], "You did. Thank you for asking.", 3, "Bob")
 

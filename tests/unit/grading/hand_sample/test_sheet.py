@@ -88,7 +88,7 @@ def test_of_many_who_write_at_once_none_loses_anything(folder: Path) -> None:
     [
         ("works", "4", "points go from 0 to 3"),
         ("works", "two", "not a number of points"),
-        ("gone", "1", "the rubric is another one"),
+        ("gone", "1", "the rubric has changed"),
     ],
 )
 def test_what_cannot_be_entered_leaves_the_sheet_as_it_was(

@@ -198,7 +198,7 @@ def test_a_mistake_in_the_whole_is_named(tmp_path: Path, data: Any, expected: st
             "line 1, column 8: not YAML: could not determine",
         ),
         ("title: a\ntitle: b", "line 1: the key 'title' is there twice"),
-        ("title: !!timestamp never", "not YAML that can be read"),
+        ("title: !!timestamp never", "this is YAML that can't be read"),
         ("? [a]\n: b", "line 1, column 3: not YAML"),
         ("", "must be keys and values (title, instructions, criteria, total, checks, feedback, late), not nothing"),
         ("a: &a [x]\nb: [" + "*a, " * 11 + "]", "11 YAML aliases (*name); at most 10 are read"),
@@ -209,7 +209,7 @@ def test_yaml_that_is_broken_or_dangerous_is_refused(tmp_path: Path, text: str, 
 
 
 def test_a_file_that_is_missing_or_of_another_kind_is_named(tmp_path: Path) -> None:
-    assert "ends in .yaml, .yml, .json or .csv" in refusal(tmp_path, "x", "rubric.txt")
+    assert "must end in .yaml, .yml, .json or .csv" in refusal(tmp_path, "x", "rubric.txt")
     with pytest.raises(RubricError, match=r"none\.yaml: the rubric can't be read: No such file"):
         load_rubric(tmp_path / "none.yaml")
 

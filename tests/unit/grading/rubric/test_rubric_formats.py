@@ -101,9 +101,9 @@ def test_canvass_rubric_is_read_with_its_ratings(tmp_path: Path) -> None:
     [
         ({**EARLIER, "assignment_info": {"total_points": 40}}, "r.json", "'total' is 40, but the criteria add up to"),
         ({"rubric_elements": {}}, "r.json", "one for each criterion"),
-        ({"rubric_elements": {"code": {"description": "x"}}}, "r.json", "says no points"),
+        ({"rubric_elements": {"code": {"description": "x"}}}, "r.json", "has no points"),
         ({"rubric_elements": {"code": 3}}, "r.json", "must be keys and values"),
-        (CANVAS.replace("Criteria Name,", "Name,"), "r.csv", "has the column 'Criteria Name'"),
+        (CANVAS.replace("Criteria Name,", "Name,"), "r.csv", "needs the column 'Criteria Name'"),
         (CANVAS.replace("Homework 4,Inter", "Homework 5,Inter"), "r.csv", "2 rubrics in one file"),
         (CANVAS.replace(",4,Half", ",four,Half"), "r.csv", "'four' is not a number of points"),
         (CANVAS + "Homework 4,Nothing,,false\n", "r.csv", "has no ratings"),
@@ -129,14 +129,14 @@ def test_checks_are_part_of_the_rubrics_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("check", "why"),
     [
-        ("{variables: [x], functions: [y]}", "must have one of"),
-        ("{variable: [x]}", "must have one of"),
+        ("{variables: [x], functions: [y]}", "must have exactly one of"),
+        ("{variable: [x]}", "must have exactly one of"),
         ("{criterion: b, variables: [x]}", "is not the id of a criterion"),
         ("{variables: []}", "1 to 50 names"),
-        ("{variables: ['a b']}", "is not a name"),
-        ("{functions: ['f(']}", "is not a name"),
+        ("{variables: ['a b']}", "is not a valid name"),
+        ("{functions: ['f(']}", "is not a valid name"),
         ("{output: perfect}", "'present' or 'as solution'"),
-        ("variables", "must have one of"),
+        ("variables", "must have exactly one of"),
     ],
 )
 def test_a_check_that_is_none_is_refused(tmp_path: Path, check: str, why: str) -> None:

@@ -337,10 +337,10 @@ def test_a_limit_takes_the_first_by_name(tmp_path):
 def test_a_path_with_nothing_to_read_is_an_error_that_names_it(tmp_path):
     with pytest.raises(SubmissionError, match="nowhere: there is no such file or folder"):
         read_submissions(tmp_path / "nowhere")
-    with pytest.raises(SubmissionError, match=f"{tmp_path.name} holds no submission that can be read"):
+    with pytest.raises(SubmissionError, match=f"{tmp_path.name} holds no submission of a readable kind"):
         read_submissions(tmp_path)
     put(tmp_path, a__odt="x", b0c__png="x")
-    with pytest.raises(SubmissionError, match=f"{tmp_path.name} holds no submission that can be read"):
+    with pytest.raises(SubmissionError, match=f"{tmp_path.name} holds no submission of a readable kind"):
         read_submissions(tmp_path)
 
 

@@ -127,7 +127,7 @@ def test_a_conversation_is_asked_like_a_prompt_and_its_class_wide_part_is_stored
         assert result.text == alone.decode(alone.tokenize(talk, 0.0).ids, None, SAMPLING).text
         assert (result.decode.kv_transfer, result.decode.evaluated_tokens) == ("verified", 1)
     assert second.prefill.restored_tokens > prefill.engine.count_tokens(SHARED_TEXT) - MAX_BLOCK_TOKENS
-    with pytest.raises(InvalidMessage, match="nothing to answer"):
+    with pytest.raises(InvalidMessage, match="ends with a function call"):
         pipeline.client.ask(MODEL, (*before, Part("assistant", "{}", function="look")), SAMPLING)
 
 
