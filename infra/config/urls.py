@@ -63,7 +63,7 @@ def _problem(url: str, schemes: Sequence[str]) -> str:
     if "@" in url.replace(netloc(url), "", 1) or "#" in url:
         return _ENCODING_RULE
     if 0 in ports:
-        return "its port must not be 0"
+        return "port 0 is not a valid port"
     if "%3a" in (parts.username or "").lower():
         return "the ':' between name and password must not be percent-encoded"
     if _SECRET_OPTION.search(unquote(parts.query)):
