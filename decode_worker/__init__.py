@@ -1,1 +1,1 @@
-"""The decode stage: from a KV cache to an answer. It generates, claims jobs, and steals other models' work."""
+"""Decode: from the KV cache to the answer. Generates answers, claims jobs, and steals other models' work."""

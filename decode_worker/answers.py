@@ -1,7 +1,7 @@
-"""Several answers to one job, generated in parallel if slots are idle, and noted one by one.
+"""The answers of a job with several: decoded in parallel where slots are idle, and stored one by one.
 
-Each answer is noted in the cluster state as soon as it is complete. After a crash, the next worker takes over the noted
-answers and generates the rest.
+Each answer is noted in the cluster state as soon as it is complete. After a crash, the next worker reuses the noted
+answers and decodes only the rest.
 """
 
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Answers:
-    """The `total` answers to a job. `give(n)` generates the n-th answer; several threads may call it at once."""
+    """The `total` answers of a job. `give(n)` decodes the n-th; it is called from several threads at once."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class Answers:
         self._errors: list[BaseException] = []
 
     def collect(self) -> list[Answer]:
-        """All answers, in order. The calling thread generates at least one of the missing answers itself, in the job's
-        own slot.
+        """Return all answers, in order.
 
-        Raises the first error, after all answers that had begun have ended. Answers that were noted stay noted.
+        The calling thread decodes in its own slot; the others use idle slots. If an answer fails, the first error is
+        raised once the answers that had begun are complete. What they noted stays.
         """
         if self._answers:
             log.info(
@@ -52,14 +52,14 @@ class Answers:
             )
         while self._next():
             pass
-        for helper in self._helpers:  # the list may grow until the last helper has ended
+        for helper in self._helpers:  # a helper may start more helpers until the last one has ended
             helper.join()
         if self._errors:
             raise self._errors[0]
         return [answer for _, answer in sorted(self._answers.items())]
 
     def _next(self) -> bool:
-        """Generate one more answer. Returns whether one was missing."""
+        """Decode the next answer. Returns False if there is none left."""
         try:
             number = self._open_numbers.popleft()
         except IndexError:
@@ -71,7 +71,7 @@ class Answers:
             self._cluster_state.note_answer(self._job.job_id, self._job.run, number, _encode(self._job, answer))
             log.debug("job %s: answer %d is noted", self._job.job_id, number)
             failpoint("decode.answered", self._job.job_id)
-        except BaseException as error:  # noqa: BLE001  raised again in the job's own thread
+        except BaseException as error:  # noqa: BLE001  `collect` raises it in the job's own thread
             self._errors.append(error)
             self._open_numbers.clear()
         return True
@@ -83,13 +83,13 @@ class Answers:
             try:
                 if number < total:
                     answers[number] = _decode(body)
-            except (InvalidMessage, NewerMessage) as error:  # it is generated again
+            except (InvalidMessage, NewerMessage) as error:  # it is decoded again
                 log.info("job %s: a noted answer can't be read: %s", self._job.job_id, error)
         return answers
 
 
 def _encode(job: PrefillJob, answer: Answer) -> bytes:
-    """A result that holds only this answer."""
+    """Return a result that contains only this answer."""
     report = DecodeReport(
         evaluated_tokens=answer.evaluated_tokens,
         completion_tokens=answer.completion_tokens,

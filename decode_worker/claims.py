@@ -1,4 +1,4 @@
-"""Claims on jobs, in the cluster state. A dead worker no longer renews its claims, so they expire."""
+"""Claims on jobs, in the cluster state. A dead worker doesn't renew its claims, so they expire."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from infra.broker.envelope import run_of
 from kvstore.base import ClusterState, Run
 from kvstore.heartbeat import CLAIM_TTL_S
 
-# A job's stored result, if it has one, and whether this worker holds the claim.
+# A result, if one is stored, and whether the claim is ours.
 _Standing = tuple[bytes | None, bool]
 
 
@@ -21,21 +21,23 @@ class Claims:
         self._looked_up: dict[Run, _Standing] = {}
 
     def take_up(self, key: Run) -> _Standing:
-        """The job's result, if it has one, and whether this worker now holds the claim."""
+        """Return the job's result, if it has one, and whether the job is ours."""
         return self._looked_up.pop(key, None) or self.renew([key])[0]
 
     def renew(self, keys: Sequence[Run]) -> list[_Standing]:
-        """Renew all claims in one round trip. Jobs that already have results need no claim any more."""
+        """Renew these claims in one round trip. Jobs that have their results need no claim any more."""
         return self._cluster_state.take_up(self._worker_id, keys, CLAIM_TTL_S)
 
     def release(self, key: Run) -> None:
-        """Give up the claim, so that other workers can take the job."""
+        """Give up a claim, so that other workers can take the job."""
         self._cluster_state.release(*key, self._worker_id)
 
     @contextmanager
     def looked_up(self, deliveries: list[Delivery]) -> Iterator[None]:
-        """Take up the jobs of all these deliveries, which are handled within the block. Claims that were not used are
-        released at its end."""
+        """Claim the jobs of these deliveries, which are handled within the block.
+
+        Unused claims are released at its end.
+        """
         keys = [run_of(delivery) for delivery in deliveries]
         self._looked_up |= zip(keys, self.renew(keys), strict=True)
         try:

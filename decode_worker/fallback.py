@@ -1,7 +1,7 @@
-"""While no prefill worker serves a model, its decode workers compute the prompts themselves.
+"""While no prefill worker serves a model, its decode workers take the prompts and compute them themselves.
 
-This is slower, but a night with one dead machine still ends with results. Jobs are passed on a few at a time, so that
-most of them still wait when a prefill worker comes back.
+This is slower, but a night with a dead machine still ends with results. Jobs are passed on a few at a time, so that a
+prefill worker that comes back finds the rest.
 """
 
 import logging
@@ -21,13 +21,13 @@ from messages.workers import ENGINE_AWAY, SELF_PAUSED
 
 log = logging.getLogger(__name__)
 
-# How long a model must be without a prefill worker. A prefill worker that restarts or is redeployed is back sooner.
+# A prefill worker that is restarted or redeployed is back within this time.
 ALONE_FOR_SURE_S = 10.0
 REASON = "no prefill worker serves this model"
 
 
 class Fallback:
-    """Passes jobs on without prefill. Call `look` about twice a second, from one thread."""
+    """Takes over prefill jobs while no prefill worker is there. Call `look` about twice a second, from one thread."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class Fallback:
         self._worker_id = worker_id
         self._model = model
         self._slots = slots
-        self._alone_since = 0.0  # 0: not alone
+        self._alone_since = 0.0  # since when there has been no prefill worker; 0: there is one
         self._others = topology.work_queue("prefill", model, "now"), topology.suspects_queue("prefill", model)
         self._turns = Turns(broker, "prefill", model)
 
     def look(self) -> None:
-        """Pass on the jobs that wait for prefill, if no worker will prefill them. Never raises."""
+        """Pass on jobs that wait for prefill, if no prefill worker will take them. Never raises."""
         if not self._is_needed():
             return
         try:
@@ -57,13 +57,13 @@ class Fallback:
             while capacity > 0 and (delivery := self._pull_job()):
                 self._pass_on(delivery)
                 capacity -= 1
-        except (BrokerUnavailable, NoQueue) as error:  # the broker object reconnects and declares its queues by itself
-            log.info("could not look for jobs without a prefill worker: %s", error)
+        # The broker reconnects by itself, and missing queues are declared again.
+        except (BrokerUnavailable, NoQueue) as error:
+            log.info("could not look for jobs that no prefill worker takes: %s", error)
 
     def _is_needed(self) -> bool:
         registrations = self._cluster_state.registrations()
-        # If our own registration is missing, the cluster state is away, and its answer says nothing about other
-        # workers.
+        # If our own registration is missing, the cluster state is unavailable and says nothing about other workers.
         if not any(registration.worker_id == self._worker_id for registration in registrations):
             return False
         if any(

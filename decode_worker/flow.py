@@ -1,11 +1,9 @@
-"""Where a decode worker's next job comes from when nothing urgent waits: its own model's `bulk`, then other models'
-queues.
+"""Where a decode worker's next job comes from if no urgent job waits: its own `bulk` queue, then other models' queues.
 
-The broker pushes short jobs, one for each slot. Long jobs are pulled, one for each free slot, because a pushed job
-can't be left to a faster worker. While all slots are busy, no job arrives. When a slot is free, a `get` fetches the
-next job, and the worker subscribes to the queue only if there is none. When a slot is about to become free, the worker
-also fetches one job ahead, so that its KV cache arrives while the slot is still busy. It holds this job only for a
-short time.
+Short jobs are pushed by the broker, one for each slot. Long jobs are pulled when a slot is free, because a pushed job
+can't be left to a faster worker: while all slots are busy no jobs flow, and when one is free, a `get` finds the next
+job. A worker listens only if it finds none. At most one more job is held, and only shortly before a slot frees, so that
+its KV cache is fetched while the slot is still busy.
 """
 
 import time
@@ -23,16 +21,15 @@ from infra.worker_loop import OneByOne
 from kvstore.base import KVStore
 from messages.errors import BrokerUnavailable, NoQueue
 
-# A slot counts as about to become free if its job will end within this time, or within twice the time that fetching a
-# KV cache takes.
+# A slot is about to free if its job needs only this much longer, or twice the time that fetching a KV cache takes.
 _SOON_S = 0.5
-# A job that was fetched ahead goes back after this time or a quarter of a job's mean time, whichever is longer: the
-# estimate was wrong.
+# A job that was fetched ahead is handed back after this time, or a quarter of a job's mean time, since the estimate was
+# wrong.
 _HOLD_S = 2.0
 
 
 class DecodeFlow:
-    """See infra.worker_loop.Flow."""
+    """A decode worker's `Flow`; see `infra.worker_loop`."""
 
     def __init__(
         self,
@@ -55,7 +52,7 @@ class DecodeFlow:
         self._kv = kv
         self._hand_back = hand_back
         self._is_pushed = True
-        self._credit = self._slots.count  # how many more jobs may be pushed; for long jobs a lower bound
+        self._credit = self._slots.count  # how many more jobs the broker may push; for long jobs at least this many
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="fetch ahead")
         self._ahead: Delivery | None = None
         self._ahead_since = 0.0
@@ -63,7 +60,7 @@ class DecodeFlow:
         self._fetches: dict[int, Future[FetchedCache | None]] = {}
 
     def next(self, timeout_s: float) -> Delivery | None:
-        """The next job for a free slot."""
+        """Return the next job for a free slot."""
         self._ahead_wanted = True
         ahead, self._ahead = self._ahead, None
         if ahead:
@@ -72,13 +69,13 @@ class DecodeFlow:
         if time.monotonic() < self._tail.next_look:
             time.sleep(timeout_s)
         else:
-            if not self._is_pushed and self._are_short():  # only after the first job is it known that they are short
+            if not self._is_pushed and self._are_short():  # jobs are known to be short only once the first one is done
                 self._start_flow()
             home = self._receive_pushed(timeout_s) if self._is_pushed else self._pull()
         return home or self._thief.steal()
 
     def throttle(self, urgent: Callable[[], Delivery | None]) -> None:
-        """No slot is free. Stop pushed jobs that would only wait here, and fetch the next job's KV cache in time."""
+        """Stop the flow while no slot is free, and fetch the next job's KV cache shortly before one frees."""
         if self._are_short():
             return
         with suppress(BrokerUnavailable, NoQueue):
@@ -86,22 +83,22 @@ class DecodeFlow:
             self._look_ahead(urgent)
 
     def pop_fetch(self, delivery: Delivery) -> Future[FetchedCache | None] | None:
-        """The KV cache that was fetched ahead for a delivery that now starts, or None.
+        """Return the KV cache that was fetched ahead for a delivery that begins now, or None.
 
-        Errors of `fetch_ahead` are raised by the future's `result`, when the job is decoded.
+        Its `result` raises what `fetch_ahead` raises, so problems are reported only when the job is decoded.
         """
         return self._fetches.pop(id(delivery), None)
 
     def pause(self) -> list[Delivery]:
-        """See Flow. Nothing has to be restarted afterwards, because each job decides again what flows and when."""
+        """See `Flow`. Nothing has to be resumed, because the flow is decided with each job."""
         return self._drop_ahead() + self._stop_flow()
 
     def nudge(self) -> None:
-        """See Flow."""
+        """See `Flow`."""
         self._consumer.nudge()
 
     def close(self) -> list[Delivery]:
-        """See Flow."""
+        """See `Flow`."""
         deliveries = self.pause()
         self._pool.shutdown()
         return deliveries
@@ -121,7 +118,7 @@ class DecodeFlow:
 
     def _receive_pushed(self, timeout_s: float) -> Delivery | None:
         if self._slots.free > self._credit and not self._are_short():
-            self._hand_back(self._stop_flow(), keep_turn=True)  # the subscription does not know about the freed slot
+            self._hand_back(self._stop_flow(), keep_turn=True)  # more slots are free than the consumer was opened for
             return self._pull()
         delivery = self._turns.take(lambda: self._consumer.receive(0)) or self._consumer.receive(timeout_s)
         if delivery is None:
@@ -139,7 +136,7 @@ class DecodeFlow:
         self._is_pushed = True
 
     def _stop_flow(self) -> list[Delivery]:
-        """Stop the pushed jobs. Returns those that arrived and were not received."""
+        """Stop the flow, and return the deliveries that arrived and were not received."""
         if not self._is_pushed:
             return []
         self._is_pushed = False
@@ -153,7 +150,7 @@ class DecodeFlow:
         if self._ahead:
             if now - self._ahead_since > max(_HOLD_S, decode_s / 4):
                 self._hand_back(self._drop_ahead(), keep_turn=True)
-                self._ahead_wanted = False  # until a slot becomes free
+                self._ahead_wanted = False  # until a slot has freed
             return
         soon_s = max(_SOON_S, 2 * self._throughput.fetch_s(self._model))
         if not self._ahead_wanted or self._running_jobs.next_end_s(self._throughput.expected_s) > soon_s:
@@ -162,7 +159,7 @@ class DecodeFlow:
             self._keep_ahead(delivery)
 
     def _home_ahead(self, decode_s: float) -> Delivery | None:
-        """A job of the home model, unless it is among the last ones, for which another worker might be free earlier."""
+        """Return a job of the home model, unless it is among the last, which another worker may be free for first."""
         if self._choice.outlook.has_peers:
             queue = self._choice.forecast.queue(self._model)
             in_s = self._running_jobs.next_end_s(self._throughput.expected_s) + decode_s

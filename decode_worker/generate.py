@@ -1,9 +1,8 @@
-"""How a decode worker turns a job into text: it loads the KV cache, checks it, proves that it was reused, and streams
-the answer.
+"""Turns a decode worker's jobs into texts: load the KV cache, check it, prove that it was reused, and stream.
 
-The counter of evaluated tokens shows that a cache was used. Sketches compare two engines once, on a fixed prompt.
-Neither shows what a real prompt's cache does to its answer. So now and then a decoder also prefills a job itself, and
-compares which first tokens the model expects with each cache (`KVChecks`).
+The counter of evaluated tokens shows that a cache was used, and sketches compare engines once, on a fixed prompt.
+Neither shows how a real prompt's cache affects its answer. So a decode worker sometimes also prefills a job itself, and
+compares what the model expects as the answer's first token (`KVChecks`).
 """
 
 import logging
@@ -53,19 +52,19 @@ from messages.lifecycle import Event, Step
 
 log = logging.getLogger(__name__)
 
-_FAILURES = 3  # failed fetches in a row until the worker counts as cut off from the store's KV caches
+_FAILURES = 3  # fetches and probes in a row that the store did not answer
 _PROBE = bytes(1 << 16)  # as large as a small KV cache
 _PROBE_EVERY_S = 30.0
-# Prefilling a prompt this short here is faster than sending the job back and fetching its KV cache again.
+# Up to this length, prefilling here is faster than sending the job back and fetching its KV cache again.
 LOCAL_PREFILL_TOKENS = 256
-# In nats. Rounding causes gaps of up to 0.11 (SmolLM2 as Q4_1, float32 and bfloat16, between llama.cpp and MLX).
-# Another prompt's cache causes 0.6 to 3.4, with tiny models of random weights, whose predictions are almost uniform.
+# In nats. Rounding causes up to 0.11 (SmolLM2 as Q4_1, float32, bfloat16, between llama.cpp and MLX). The cache of
+# another prompt causes 0.6 to 3.4, measured with tiny models of random weights, whose expectations are weak.
 MAX_GAP = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedCache:
-    """A KV cache in memory, and how many seconds it took to fetch."""
+    """A KV cache in memory, and how long it took to fetch."""
 
     cache: KVCache
     seconds: float
@@ -73,34 +72,39 @@ class FetchedCache:
 
 @dataclass(eq=False)
 class DecodeAttempt(Attempt[DecodeJob]):
-    """One job on its way through a decode worker."""
+    """An attempt at a job in a decode worker."""
 
-    loaded_model: LoadedModel = field(init=False)  # the model that decodes the job
-    # The job's KV cache, if it was fetched ahead while another job held the slot.
+    loaded_model: LoadedModel = field(init=False)  # the model that it is decoded with
+    # Its KV cache, if it was fetched while another job was in the slot.
     ahead: Future[FetchedCache | None] | None = None
     began: float = 0.0  # monotonic clock
-    queue_s: float = 0.0  # seconds from submission until the job got a slot
-    before_s: float = 0.0  # seconds from submission until its first answer starts
-    is_rounded: bool = False  # whether the KV cache's producer rounds differently
+    queue_s: float = 0.0  # seconds from submission until it got its slot
+    before_s: float = 0.0  # seconds from submission until its first answer began
+    is_rounded: bool = False  # whether its KV cache was computed with different rounding
     result: JobResult = field(init=False)
-    body: bytes = b""  # the encoded result; b"": there is none yet, and the attempt still needs its slot
+    body: bytes = b""  # the encoded result; b"" while there is none, and the job still needs its slot
 
     @property
     def key(self) -> Run:
-        """The run: claims and results are stored under it."""
+        """The job id and run, which identify claims and results."""
         return self.job.job.job_id, self.job.job.run
 
 
 class RunningJobs:
-    """The attempts that run now. If a running job is delivered again, its attempt adopts the delivery, so that it is
-    not decoded twice."""
+    """The attempts that run now.
+
+    A redelivery of a running job is adopted by its attempt instead of being decoded twice.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._attempts: dict[Run, DecodeAttempt] = {}
 
     def start(self, attempt: DecodeAttempt) -> bool:
-        """Start an attempt. Returns False if its job already runs; that attempt has then taken over the deliveries."""
+        """Register an attempt.
+
+        Returns False if its job already runs; the running attempt then adopts the deliveries.
+        """
         with self._lock:
             running_attempt = self._attempts.get(attempt.key)
             if running_attempt:
@@ -111,11 +115,10 @@ class RunningJobs:
             return True
 
     def end(self, attempt: DecodeAttempt) -> None:
-        """Remove an attempt. If it was settled, deliveries that it adopted since then are acked. If not, they are
-        settled with it.
+        """Remove an attempt.
 
-        Calling this for an attempt that has already ended does no harm, even if its job has come back and runs in
-        another attempt.
+        If it was settled, deliveries that it adopted since then are acked; if not, all are left to settle. Does nothing
+        to other attempts: if this one has ended before, its job may have come back and run in another one.
         """
         with self._lock:
             if self._attempts.get(attempt.key) is attempt:
@@ -125,14 +128,14 @@ class RunningJobs:
             delivery.ack()
 
     def snapshot(self) -> list[DecodeAttempt]:
-        """A snapshot of the running attempts."""
+        """Return the attempts that run now."""
         with self._lock:
             return list(self._attempts.values())
 
     def next_end_s(self, expected_s: Callable[[DecodeJob], float]) -> float:
-        """Seconds until the next slot is expected to become free; 0 if that is overdue, infinite if nothing runs.
+        """Return the seconds until a slot is expected to free; 0 if that is overdue, infinite if nothing runs.
 
-        `expected_s` returns how many seconds a job is expected to take.
+        `expected_s` returns how long a job is expected to take.
         """
         ends = [attempt.began + expected_s(attempt.job) for attempt in self.snapshot() if not attempt.body]
         return max(0.0, min(ends) - time.monotonic()) if ends else math.inf
@@ -172,8 +175,7 @@ class Generator:
         """
         job = attempt.job
         attempt.queue_s = job.job.waited_s(self._cluster_state.now())
-        # Its `queue_s` runs from submission, but the wait here runs from the end of prefill.
-        prefill_report = job.prefill
+        prefill_report = job.prefill  # `queue_s` counts from submission, `waited_s` from the end of prefill
         waited_s = max(0.0, attempt.queue_s - prefill_report.queue_s - prefill_report.prefill_s - prefill_report.put_s)
         self._observe(attempt.envelope.event(Step.DECODE_STARTED, queue_s=attempt.queue_s, waited_s=waited_s))
         try:
@@ -186,8 +188,10 @@ class Generator:
             return self._generate(attempt, None, str(error))
 
     def load_kv(self, attempt: DecodeAttempt) -> tuple[FetchedCache | None, str]:
-        """The job's KV cache, or the reason why none is used; (None, "") if the job never had one. Raises
-        KVTransferFailed."""
+        """Return the job's KV cache, or None and the reason, which is "" if it never had one.
+
+        Raises KVTransferFailed.
+        """
         job, stored_kv, loaded_model = attempt.job, attempt.job.kv, attempt.loaded_model
         if stored_kv is None or loaded_model.why_no_kv:
             return None, loaded_model.why_no_kv or job.why_no_kv
@@ -211,8 +215,10 @@ class Generator:
         return fetched_cache, ""
 
     def why_cut_off(self) -> str:
-        """Why other workers, which can fetch KV caches, should take the jobs, in a sentence; "": this worker can fetch
-        them, or no worker can."""
+        """Return why other workers, which can fetch KV caches, should take the jobs, as a sentence.
+
+        Returns "" if this worker can fetch them too, or if no worker can, because the store is away.
+        """
         return (
             f"the store answers, but {_FAILURES} KV caches in a row did not come from it"
             if self._failed_fetches >= _FAILURES and self._cluster_state.answers
@@ -237,10 +243,10 @@ class Generator:
                 self._failed_fetches += 1
 
     def _generate(self, attempt: DecodeAttempt, fetched_cache: FetchedCache | None, why_none: str) -> JobResult:
-        """All answers that the job asks for, from the same cache; only the first is streamed.
+        """Decode all answers that the job asks for, from the same cache. Only the first is streamed.
 
-        Without a cache the prompts are computed here, and `why_none` goes into the result. A job that no prefill worker
-        has tokenized is tokenized here.
+        Without a cache the prompts are computed here, and `why_none` goes into the result. A job that was not tokenized
+        by a prefill worker is tokenized here.
         """
         job = attempt.job.job if attempt.job.job.tokens else tokenize_job(attempt.loaded_model.engine, attempt.job.job)
         asks, cache = job.asks(), fetched_cache.cache if fetched_cache else None
@@ -271,14 +277,14 @@ class Generator:
         )
 
     def _answer_all(self, attempt: DecodeAttempt, asks: list[Ask], cache: KVCache | None) -> list[Answer]:
-        """All answers, including those that were noted before a crash. They use this job's slot and idle ones."""
+        """Return all answers. They are decoded in this slot and in idle ones, except those noted before a crash."""
         job, engine = attempt.job.job, attempt.loaded_model.engine
 
         def give(number: int) -> Answer:
             ask = asks[number]
             answer = self._answer(attempt, ask, cache, is_first=number == 0)
+            # Not the first answer to its question.
             if not job.questions or (number and ask.prompt is asks[number - 1].prompt):
-                # Not the first answer to its question.
                 return answer
             likelihoods = value_likelihoods(engine, ask, cache, answer.text, answer.tokens, attempt.stop)
             return replace(answer, likelihoods=likelihoods)
@@ -288,11 +294,11 @@ class Generator:
             return answers.collect()
 
     def _answer(self, attempt: DecodeAttempt, ask: Ask, cache: KVCache | None, is_first: bool = True) -> Answer:
-        """The engine's answer. The job's first answer is streamed to the client that reads along."""
+        """Return the engine's answer. The job's first answer is streamed if a client asked for that."""
         engine, job = attempt.loaded_model.engine, attempt.job.job
         stream = _Stream(self._broker, job, attempt.envelope.version) if job.stream_to and is_first else None
         on_text = stream.send if stream else None
-        if hasattr(engine, "decode_text"):  # isinstance with a protocol would check the same, but slowly
+        if hasattr(engine, "decode_text"):  # isinstance checks only this too, but slowly
             answer = cast(DecodesText, engine).decode_text(ask.prompt, ask.sampling, on_text, attempt.stop)
         else:
             answer = engine.decode(ask.tokens, cache, ask.sampling, on_text, attempt.stop)
@@ -310,10 +316,10 @@ class Generator:
         fetched_cache: FetchedCache | None,
         why_none: str,
     ) -> DecodeReport:
-        """The report, with the proof: after a KV transfer, each answer must have evaluated exactly the tokens of its
-        prompt that the cache did not cover.
+        """Return the report, with the proof that the cache was reused.
 
-        The text is correct in any case, but a KV transfer that saved nothing must not be reported as one.
+        After a KV transfer, every answer must have evaluated exactly the tokens of its prompt that were not
+        transferred. If not, the text is still right, but a KV transfer that saved nothing must not be reported as one.
         """
         transferred_tokens = fetched_cache.cache.num_tokens if fetched_cache else 0
         evaluated_tokens = max(answer.evaluated_tokens for answer in answers)
@@ -350,10 +356,10 @@ class Generator:
         )
 
     def _drop_damaged(self, job: DecodeJob) -> None:
-        """Delete the job's records that can't be used.
+        """Delete those of the job's records that can't be used.
 
-        Prefill stores missing records and never overwrites existing ones. So a damaged shared block, if it stayed,
-        would spoil every KV transfer of the class.
+        Prefill stores only missing records and never overwrites one. A damaged shared block that stayed would therefore
+        spoil every KV transfer of the class.
         """
         stored_kv = job.kv
         if stored_kv is None:
@@ -376,7 +382,7 @@ def _question_answer(answer: Answer) -> QuestionAnswer:
 
 
 class _Stream:
-    """Sends TokenEvents to the client that asked for them. Events may be lost, but the result never depends on them."""
+    """Sends TokenEvents to the client that asked for them. They may get lost, and the result never depends on them."""
 
     def __init__(self, broker: Broker, job: PrefillJob, version: int) -> None:
         self._broker = broker
@@ -386,7 +392,7 @@ class _Stream:
         self._index = 0
 
     def send(self, text: str, last: bool = False) -> None:
-        """Send one piece. `last` says that no more will come."""
+        """Send one piece. `last` says that no more pieces follow."""
         event = TokenEvent(self._job.job_id, self._job.run, self._delivery, self._index, text, last)
         self._index += 1
         message = Message(codec.encode(event, self._version), self._job.job_id, self._job.batch_id, persistent=False)
@@ -394,7 +400,7 @@ class _Stream:
 
 
 def stored_refs(job: DecodeJob, kv: StoredKV) -> list[BlockRef]:
-    """References to the blocks of the job's KV cache."""
+    """Return references to the blocks of the job's KV cache."""
     prefill_job = job.job
     return block_refs(
         kv.fingerprint,
@@ -409,8 +415,10 @@ def stored_refs(job: DecodeJob, kv: StoredKV) -> list[BlockRef]:
 
 
 def agreement(stored_kv: StoredKV, loaded_engine: LoadedEngine[DecodeEngine]) -> SketchAgreement:
-    """Whether this engine can use this KV cache, judged by its producer's sketch: how close the two engines'
-    computations were measured to be."""
+    """Return whether an engine can use this KV cache.
+
+    It can if its producer was measured to compute the same values as the engine would.
+    """
     info = loaded_engine.engine.info
     if not info.capabilities.imports_kv or info.layout is None:
         return SketchAgreement(f"engine {info.engine} can't load KV caches")
@@ -433,16 +441,15 @@ def fetch(kv: KVStore, job: DecodeJob, stored_kv: StoredKV) -> FetchedCache:
 
 
 def check_finite(record: Record, layout: KVLayout) -> None:
-    """Raises KVTransferFailed if the record holds inf or nan, whoever computed it. Every answer from it would be
-    nonsense."""
+    """Raise KVTransferFailed if a record contains inf or nan: every answer from it would be nonsense."""
     if not is_finite(record.data, "f32" if isinstance(record, RecurrentState) else layout.dtype):
-        raise KVTransferFailed("the stored KV cache holds inf or nan")
+        raise KVTransferFailed("the stored KV cache contains inf or nan")
 
 
 def fetch_ahead(kv: KVStore, delivery: Delivery, loaded_engine: LoadedEngine[DecodeEngine]) -> FetchedCache | None:
-    """The KV cache of a delivery that has no slot yet; None if the job has none, or none that this engine can use.
+    """Return the KV cache of a delivery that has no slot yet; None if the job has none that this engine can use.
 
-    Raises the errors of `fetch`, and InvalidMessage.
+    Raises what `fetch` raises, and InvalidMessage.
     """
     job = codec.decode(delivery.message.body, DecodeJob)
     if job.kv is None or agreement(job.kv, loaded_engine).problem:
@@ -452,18 +459,18 @@ def fetch_ahead(kv: KVStore, delivery: Delivery, loaded_engine: LoadedEngine[Dec
 
 @dataclass
 class Producer:
-    """The producer of KV caches for one model, and what this worker's checks of its KV caches found."""
+    """What is known of the KV caches of one producer, for one model."""
 
     jobs_since_check: int = 0
     has_passed: bool = False
-    why_ended: str = ""  # why its KV caches are no longer used; "": they are used
+    why_ended: str = ""  # why its KV caches are no longer used; "" if they are used
 
 
 class KVChecks:
-    """The checks of one decode worker. Callable from any thread.
+    """The KV checks of one decode worker. Its methods may be called from any thread.
 
-    `check_every`: the first job of each producer is checked, and then one in this many; 0: no job is checked. Until one
-    check has passed, every job is checked, so that no job uses an unchecked producer's KV cache.
+    `check_every`: the first job of each producer is checked, and then one in this many; 0: none is. Until one has
+    passed, every job is checked, since jobs that arrive together must not be decoded before the first verdict.
     """
 
     def __init__(self, check_every: int = KV_CHECK_EVERY) -> None:
@@ -472,7 +479,7 @@ class KVChecks:
         self._lock = threading.RLock()
 
     def is_due(self, job: DecodeJob) -> bool:
-        """Whether this job's KV cache must be checked before it is used. Each call counts the job."""
+        """Whether this job's KV cache must be checked before it is used. This counts the job."""
         with self._lock:
             producer = self.producer(job)
             producer.jobs_since_check += 1
@@ -481,21 +488,20 @@ class KVChecks:
             )
 
     def producer(self, job: DecodeJob) -> Producer:
-        """The producer that prefilled this job, and what is known about it."""
+        """Return what is known of the producer of this job's KV cache."""
         assert job.kv is not None
         with self._lock:
             return self._producers[job.job.model, job.prefill.engine, job.kv.fingerprint, job.kv.sketch]
 
     def endings(self) -> dict[str, str]:
-        """One sentence for each producer whose KV caches are no longer used, by the name of its sketch."""
+        """Return a sentence for each producer whose KV caches are no longer used, by the name of its sketch."""
         with self._lock:
             return {name[-1]: producer.why_ended for name, producer in self._producers.items() if producer.why_ended}
 
     def check(self, job: DecodeJob, cache: KVCache, engine: DecodeEngine, stop: threading.Event) -> float:
-        """Also prefill the job here, compare, and record the verdict on its producer. Returns the seconds that this
-        took.
+        """Prefill the job here too, and record the verdict on its producer. Returns the seconds it took.
 
-        Raises the errors of `engine.top_logprobs`.
+        Raises what `engine.top_logprobs` raises.
         """
         start = time.monotonic()
         tokens = job.job.asks()[0].tokens
@@ -509,5 +515,5 @@ class KVChecks:
                     f"than with one from {engine.info.engine}: {gap:.2f} nats apart on average, more than "
                     f"the {MAX_GAP} that rounding may cause"
                 )
-                log.error("job %s: %s; none of its KV caches is used any more", job.job.job_id, producer.why_ended)
+                log.error("job %s: %s; its KV caches are no longer used", job.job.job_id, producer.why_ended)
         return time.monotonic() - start

@@ -1,7 +1,7 @@
-"""How likely a model considers each possible value in its answer, given the text that it wrote before.
+"""How likely the model finds each possible value in an answer, given what it wrote before that value.
 
-An answer under a schema holds only the value that was sampled. The likelihood of every other value comes from a forward
-pass over the prompt and the answer up to that place. These are raw probabilities, at temperature 1 and without the
+An answer under a schema contains only the value that was sampled. What the model expected in its place is read from a
+forward pass over the prompt and the answer up to there. These are raw probabilities, at temperature 1 and without the
 schema.
 """
 
@@ -22,28 +22,29 @@ from messages.kv import KVCache
 
 log = logging.getLogger(__name__)
 
-_PASSES = 8  # for one value; a number may take several tokens, and each way to tokenize it needs a pass
-_NEGLIGIBLE = math.log(1e-3)  # less likely tokenizations are not followed
-_MIN_TOTAL = 0.01  # if all values together have less probability than this, the model expected something else
+# Forward passes for one value: a number may be several tokens, and each way of writing it needs its own pass.
+_PASSES = 8
+_NEGLIGIBLE = math.log(1e-3)  # continuations that are less likely than this are not followed
+_MIN_TOTAL = 0.01  # if all values together have less probability than this, the model expected something else there
 _DIGITS = 4
 
 
 def value_likelihoods(
     engine: DecodeEngine, ask: Ask, cache: KVCache | None, answer: str, tokens: Sequence[int], stop: threading.Event
 ) -> tuple[float, ...]:
-    """The share of each value of the schema's first `enum`, in the schema's order. The shares add up to 1.
+    """Return the probability share of each value of the schema's first `enum`, in its order. They add up to 1.
 
     Args:
         cache: as for `decode`.
-        answer: the text, and `tokens` as they were sampled.
+        answer: the text of the answer.
+        tokens: the answer's tokens, as sampled.
 
-    Returns () if there is no enum, if the engine reports no token ids or can't decode them, or if the model expected
-    none of the values. It also returns () after an error of the engine, because the answer itself must not be lost.
-    Raises Cancelled.
+    Returns () if there is no enum, if the engine gives no token ids or can't detokenize them, or if the model expected
+    none of the values. It also returns () after an error of the engine, since an existing answer must not be lost for
+    this. Raises Cancelled.
     """
     enum = _enum(json.loads(ask.sampling.json_schema or "{}"))
-    if enum is None or not tokens or not hasattr(engine, "text_of"):
-        # Isinstance with a protocol would check the same, but slowly.
+    if enum is None or not tokens or not hasattr(engine, "text_of"):  # isinstance checks only this too, but slowly
         return ()
     path, values = enum
     try:
@@ -57,7 +58,7 @@ def value_likelihoods(
 
 
 def _enum(schema: Any) -> tuple[tuple[str, ...], list[str]] | None:
-    """The path of names to the first property with an enum, and the enum's values as JSON text."""
+    """Return the names that lead to the first property with an enum, and the enum's values as JSON texts."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     for name, value in properties.items() if isinstance(properties, dict) else ():
         if isinstance(value, dict) and isinstance(value.get("enum"), list):
@@ -69,29 +70,28 @@ def _enum(schema: Any) -> tuple[tuple[str, ...], list[str]] | None:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The place where a value begins: the token ids before it, and the text of the value that the next token may
-    already overlap with."""
+    """Where a value begins: the ids before it, and the text before it that belongs to the same token."""
 
     preceding_ids: tuple[int, ...]
     lead: str
 
 
 def _place(engine: Detokenizes, path: Sequence[str], answer: str, tokens: Sequence[int]) -> _Place | None:
-    # Within a text, a quotation mark follows a backslash, so this only matches real property names.
+    # The lookbehind skips quotation marks within a text, which have a backslash before them.
     names = [rf"(?<!\\){re.escape(json.dumps(name))}\s*:\s*" for name in path]
     match = re.search("(?s:.*?)".join(names), answer)
     whole = engine.text_of(tokens)
-    if match is None or not whole.endswith(answer):  # the tokens may start with the text of a hidden channel
+    if match is None or not whole.endswith(answer):  # the text of a hidden channel may come before the answer
         return None
     start = len(whole) - len(answer) + match.end()
-    # The longest prefix of the ids whose text ends at or before the value.
+    # The number of leading ids whose text ends at or before the value.
     low = bisect_right(range(1, len(tokens) + 1), start, key=lambda count: len(engine.text_of(tokens[:count])))
     text_before = engine.text_of(tokens[:low])
     return _Place(tuple(tokens[:low]), whole[len(text_before) : start]) if whole.startswith(text_before) else None
 
 
 class _Expected:
-    """What the model expects after a place, followed token by token until the values can be told apart."""
+    """The model's expectations for the tokens after a place, followed until the values can be told apart."""
 
     def __init__(self, engine: Any, ask: Ask, cache: KVCache | None, stop: threading.Event) -> None:
         self._engine = engine
@@ -100,7 +100,7 @@ class _Expected:
         self._stop = stop
 
     def shares(self, place: _Place, values: Sequence[str]) -> tuple[float, ...]:
-        """Each value's share of the total probability."""
+        """Return each value's share of the probability of all values."""
         texts = [place.lead + value for value in values]
         probabilities = dict.fromkeys(texts, 0.0)
         open_ways: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
@@ -121,7 +121,7 @@ class _Expected:
     def _next(
         self, place: _Place, logprob: float, way: tuple[int, ...]
     ) -> Iterator[tuple[float, tuple[int, ...], str]]:
-        """Each likely next token after these: its probability, the tokens including it, and the text written so far."""
+        """Yield each likely token after these tokens: its log probability, the tokens with it, and their text."""
         start = len(self._engine.text_of(place.preceding_ids))
         tokens = [*self._ask.tokens, *place.preceding_ids, *way]
         for id, token_logprob in self._engine.top_logprobs(tokens, self._cache, self._stop).items():
@@ -131,8 +131,7 @@ class _Expected:
 
 
 def _value_of(continuation: str, texts: Sequence[str]) -> str:
-    """The value that has been written completely; "" if none has, or if it might still become another: 1 is also how 10
-    begins."""
+    """Return the value that is written out; "" if none is, or if it may become another one, as 1 may become 10."""
     for text in texts:
         rest = continuation[len(text) :]
         if continuation.startswith(text) and not rest[:1].isdigit() and rest[:1] != ".":

@@ -1,7 +1,8 @@
-"""How a decode delivery is handled, from its arrival to its ack: see `DecodeWorker.handle`.
+"""What happens to a decode delivery. `DecodeWorker.handle` shows it, from the arrival to the ack.
 
-The order makes it safe. The result is stored before it is published, so that a redelivery is answered and not decoded
-again. The result is confirmed before the delivery is acked. Only then are the job's own blocks deleted.
+The order of steps makes it safe. The result is stored before it is published, so a redelivery is answered from the
+store instead of being decoded again. It is confirmed before the delivery is acked. Only then are the job's own blocks
+deleted.
 """
 
 import logging
@@ -44,7 +45,7 @@ from messages.workers import MAX_CURVES, MAX_REFUSALS, WorkerInfo, WorkerStage
 
 log = logging.getLogger(__name__)
 
-# Fields of the report that the event includes.
+# Fields of the report that the event contains.
 _FACTS = (
     *("prompt_tokens", "transferred_tokens", "evaluated_tokens", "completion_tokens"),
     *("get_s", "ttft_s", "decode_s", "total_s"),
@@ -52,11 +53,11 @@ _FACTS = (
 
 
 class DecodeWorker:
-    """Serves the decode queue of one model, the home model of `model_cache`. It decodes as many jobs at once as its
-    engine has slots.
+    """Serves the decode queue of one model, the home model of `model_cache`.
 
-    If it pays (`decode_worker.stealing.policy`), it also takes jobs of other models that it may load, in the same
-    slots. `run` blocks until `stop`; all other methods may be called from other threads.
+    It runs as many jobs at once as its engine has slots. In the same slots it also takes jobs of other models that may
+    be in memory, if that pays (`decode_worker.stealing.policy`). `run` blocks until `stop`; everything else may be
+    called from other threads.
     """
 
     def __init__(
@@ -102,21 +103,21 @@ class DecodeWorker:
         self._jobs = steps(broker, self._settler, self.slots, self.handle, self.commit, group_help)
         self._aborting = False
         self._started_at = self._cluster_state.now()
-        # Jobs that the fallback passes on are settled separately, because this worker does not decode them.
+        # A separate settler, since this worker does not decode the jobs that it passes on.
         passing_on = Settler(broker, model_cache.models, observe)
         self._fallback = Fallback(broker, self._cluster_state, passing_on, self.worker_id, model, self.slots.count)
 
     def handle(self, delivery: Delivery, leave_slot: Callable[[], None]) -> None:
         """Handle one delivery, from its arrival to its ack. Each step ends before the next begins."""
         ahead = self._flow.pop_fetch(delivery) if self._flow else None
-        if self._aborting or self._find_outage() or self._generator.why_cut_off():  # another worker should take it
+        if self._aborting or self._find_outage() or self._generator.why_cut_off():  # another worker should do it
             return self._settler.hand_back_all([delivery])
         attempt = self._settler.begin(DecodeAttempt, delivery)
         attempt.ahead = ahead
         with self._settler.settling_errors(attempt), self._model_cache.job(attempt.envelope.model) as loaded_model:
             attempt.loaded_model = loaded_model
-            # Is the job cancelled or expired? Did too many workers die with it? Then: is it already answered, or
-            # claimed by another worker?
+            # First: is it cancelled or expired, and how many workers died with it? Then: is it answered already, or
+            # does another worker have it?
             with self._checks.passed(attempt), self._claimed(attempt) as is_ours:
                 if is_ours:
                     failpoint("decode.claimed", attempt.envelope.job_id)
@@ -133,14 +134,14 @@ class DecodeWorker:
             self._delete_own_blocks([attempt.job])
 
     def commit(self, answers: list[DecodeAttempt]) -> None:
-        """Store, publish and confirm the results, ack the deliveries, and delete the jobs' own blocks. Never raises.
+        """Store and publish results with confirms, ack the deliveries, and delete the jobs' own blocks. Never raises.
 
-        Each step is done for all ready answers before the next step begins. So one round trip to the store and one to
-        the broker serve many short jobs, while their slots already decode the next ones.
+        This is done for all answers that are ready, each step for all of them before the next step. One round trip to
+        the store and one to the broker then serve many short jobs, while their slots decode the next ones.
         """
         try:
-            # Results are stored first, so that a redelivery is answered and not decoded again. From then on claims are
-            # not needed.
+            # Stored first, so that a redelivery is answered instead of being decoded again. From then on claims are not
+            # needed.
             self._cluster_state.finish(self.worker_id, [(*attempt.key, attempt.body) for attempt in answers])
             ready = []
             for attempt in answers:
@@ -157,7 +158,7 @@ class DecodeWorker:
             self._delete_own_blocks(attempt.job for attempt in answers)
             for attempt in answers:
                 failpoint("decode.deleted", attempt.envelope.job_id)
-        except BrokerUnavailable:  # only if this broker object was closed; the broker delivers the jobs again
+        except BrokerUnavailable:  # only if our broker object was closed; the broker then delivers the jobs again
             log.warning("%d jobs: left unacked, the broker connection is closed", len(answers))
         finally:
             for attempt in answers:
@@ -165,10 +166,10 @@ class DecodeWorker:
 
     @contextmanager
     def _claimed(self, attempt: DecodeAttempt) -> Iterator[bool]:
-        """Whether this attempt may decode the job. If not, the job is answered, adopted by its running attempt, or
-        deferred because another worker has claimed it.
+        """Yield whether this worker should decode the job.
 
-        If the block ends without a result, the attempt is removed from the running jobs.
+        If not, the job was answered from the store, adopted by a running attempt, or deferred because another worker
+        has it. If the block ends without a result, the job no longer runs here.
         """
         body, has_claim = self._claims.take_up(attempt.key)
         if body and (stored_result := _result_in(body)):
@@ -177,31 +178,32 @@ class DecodeWorker:
             yield False
         elif not self._running_jobs.start(attempt):
             yield False
-        elif not (has_claim or body):  # a job with an unreadable result is not being decoded elsewhere
+        elif not (has_claim or body):  # if a result is stored that can't be read, no other worker runs the job
             self._running_jobs.end(attempt)
             self._settler.defer(attempt)
             yield False
         else:
-            if self._aborting:  # the worker was stopped after the delivery arrived, and did not stop this attempt yet
+            # The worker was told to abort after this delivery came, and did not see this attempt then.
+            if self._aborting:
                 attempt.stop_for("not now")
             try:
                 yield True
             finally:
+                # Before the job is settled: a copy that goes back may return here at once, in another attempt.
                 if not attempt.body:
-                    # Before the job is handed back: the copy may come straight back here, as a new attempt.
                     self._running_jobs.end(attempt)
                     self._claims.release(attempt.key)
 
     def run(self, hours: Hours = ALL_HOURS) -> None:
-        """Serve until stopped. Outside `hours` no new jobs are taken, but jobs that have begun are finished."""
+        """Serve until stopped. Outside of `hours` no jobs are taken, but running jobs go on."""
         self._renew()
         with closing(Heartbeat(self._cluster_state, self.registration, self._renew)), closing(self._model_cache):
             self.loop.run(self._jobs, self, hours)
 
     def stop(self, abort: bool = False) -> None:
-        """Stop after the jobs in the slots; with `abort` hand those back too."""
+        """Stop after the jobs in the slots. With `abort`, hand those back too."""
         self.loop.stop()
-        self._aborting = abort or self._aborting  # set first, because a job may be starting right now
+        self._aborting = abort or self._aborting  # set first, since a job may be beginning now
         if abort:
             self._end_all("not now")
 
@@ -211,16 +213,16 @@ class DecodeWorker:
         return self._flow
 
     def _renew(self) -> None:
-        """Renew this worker's sketch, and all claims in one round trip.
+        """Publish our sketch, and renew all claims in one round trip.
 
-        Jobs that already have results need no claim: if this worker can't send such a result, other workers must be
-        able to take the job.
+        Jobs that have their results need no claim any more. If such a result can't be sent, its job must not be kept
+        from other workers.
         """
         self._model_cache.home.loaded_model.sketches.publish()
         self._claims.renew([attempt.key for attempt in self._running_jobs.snapshot() if not attempt.body])
 
     def _delete_own_blocks(self, jobs: Iterable[DecodeJob]) -> None:
-        """Delete the blocks that only these jobs used, because nobody will need them again."""
+        """Delete the blocks that only these jobs used, which are not needed any more."""
         refs: list[BlockRef] = []
         for job in jobs:
             if job.kv and (own_refs := [ref for ref in stored_refs(job, job.kv) if not ref.is_shared]):
@@ -229,7 +231,7 @@ class DecodeWorker:
                 self._cluster_state.forget_answers(job.job.job_id, job.job.run)
         try:
             self._kv.delete(refs)
-        except StoreUnavailable as error:  # they expire by their TTL
+        except StoreUnavailable as error:  # the blocks expire by their TTL
             log.info("%d blocks stay until their TTL: %s", len(refs), error)
 
     def _end_all(self, reason: StopReason, batch_id: str = "") -> None:
@@ -237,20 +239,19 @@ class DecodeWorker:
             if batch_id in ("", attempt.job.job.batch_id):
                 attempt.stop_for(reason)
 
-    # Called by the consumer loop.
+    # What the consumer loop asks
 
     def has_room(self) -> bool:
-        """Always true, because a result takes almost no space."""
+        """Return True, because a result takes next to no room."""
         return True
 
     def on_cancel(self, batch_id: str) -> None:
-        """Stop this batch's running jobs."""
+        """Stop the jobs of this batch that run here."""
         self._tombstones.note_cancel(batch_id)
         self._end_all("cancelled", batch_id)
 
     def tick(self) -> None:
-        """Choose what to pull, stop jobs that ran past their deadlines, and pass on jobs that have no prefill
-        worker."""
+        """Update the outlook, stop jobs that are past their deadline, and take jobs that no prefill worker serves."""
         self.choice.look()
         self._generator.probe_store(self._model_cache.home.model)
         now = self._cluster_state.now()
@@ -261,7 +262,7 @@ class DecodeWorker:
             self._fallback.look()
 
     def registration(self) -> WorkerInfo:
-        """What this worker currently says about itself."""
+        """Return what this worker says about itself now."""
         home, throughput = self._model_cache.home, self.choice.throughput
         job_ids = tuple(attempt.key[0] for attempt in self._running_jobs.snapshot())
         resident = tuple(self._model_cache.resident())
@@ -299,7 +300,7 @@ class DecodeWorker:
 
 
 def _result_in(body: bytes) -> JobResult | None:
-    """The stored result, or None if it can't be read."""
+    """Return the stored result, or None if it can't be read."""
     try:
         return codec.decode(body, JobResult)
     except (InvalidMessage, NewerMessage):

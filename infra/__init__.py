@@ -1,1 +1,1 @@
-"""The broker and its topology, the loop that both workers run, the settings, and deployment. Imports messages only."""
+"""Adapters: the broker, the loop that both workers run, the settings, and deployment. Imports `messages` only."""

@@ -1,6 +1,6 @@
-"""What both workers check before they start work on a delivery: small steps, in a fixed order.
+"""What both workers check about a delivery before they work on it, in this order.
 
-A step that objects raises an error, and `infra.broker.settle` decides how that settles the delivery.
+A check that finds something raises. `infra.broker.settle` says how the delivery is settled then.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,34 +15,34 @@ from messages import codec
 from messages.errors import Poison, Stopped
 from messages.jobs import DecodeJob, PrefillJob
 
-SUSPECT_AFTER_CRASHES = 3  # crashes of workers while they held the job
+SUSPECT_AFTER_CRASHES = 3  # number of workers that died while holding the job
 POISON_AFTER_CRASHES = SUSPECT_AFTER_CRASHES + 2
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Everything known about a job besides its message."""
+    """What is known about a job besides its message."""
 
     job: PrefillJob
-    is_cancelled: bool  # its batch is cancelled
+    is_cancelled: bool  # whether its batch is cancelled
     now: float  # the store's clock
     crashes: int  # how many workers died while holding it
 
 
 def stop_cancelled(attempt: Attempt[Any], standing: Standing) -> None:
-    """Stop if the job's batch was cancelled."""
+    """Stop the attempt if the batch was cancelled."""
     if standing.is_cancelled:
         _stop(attempt, "cancelled")
 
 
 def stop_expired(attempt: Attempt[Any], standing: Standing) -> None:
-    """Stop if the job's deadline has passed."""
+    """Stop the attempt if the job's deadline has passed."""
     if standing.job.deadline and standing.now > standing.job.deadline:
         _stop(attempt, "expired")
 
 
 def bury_poison(_attempt: Attempt[Any], standing: Standing) -> None:
-    """Give up a job that killed its workers even when it ran alone."""
+    """Raise Poison if the job killed workers even when it ran alone."""
     if standing.crashes >= POISON_AFTER_CRASHES:
         raise Poison(
             f"{standing.crashes} workers died with the job in hand, the last while it ran alone: it kills its worker"
@@ -50,7 +50,7 @@ def bury_poison(_attempt: Attempt[Any], standing: Standing) -> None:
 
 
 def isolate_suspect(attempt: Attempt[Any], standing: Standing) -> None:
-    """If too many workers died while holding the job, let it run alone from now on."""
+    """Stop the attempt if too many workers died while holding the job. From then on the job runs alone."""
     if standing.crashes >= SUSPECT_AFTER_CRASHES and not is_suspects_queue(attempt.deliveries[0].queue):
         _stop(attempt, "suspect")
 
@@ -64,11 +64,13 @@ def _stop(attempt: Attempt[Any], reason: StopReason) -> None:
 
 
 class Checks:
-    """Runs the steps, and knows where they get their facts.
+    """The checks, and the sources of their facts.
 
     Args:
-        count_crashes: a context in which a job is worked on; takes stage, job id, run and returns, and yields the
-            earlier crashes.
+        is_cancelled: whether a batch, given by its id, is cancelled.
+        now: the store's clock.
+        count_crashes: returns a context manager for the time in which a job is worked on, by stage, job id, run and
+            returns. It yields the number of earlier crashes, and counts one if the worker dies within the block.
     """
 
     def __init__(
@@ -83,9 +85,9 @@ class Checks:
 
     @contextmanager
     def passed(self, attempt: Attempt[Any]) -> Iterator[Standing]:
-        """Read the message and take all steps. If the worker dies within the block, that counts as a crash.
+        """Read the message and run all checks. If the worker dies within the block, a crash is counted.
 
-        Raises Stopped, Poison, and the errors of reading.
+        Raises Stopped, Poison, and the errors of reading the message.
         """
         envelope = attempt.envelope
         with self._count_crashes(envelope.stage, envelope.job_id, envelope.run, envelope.returns) as crashes:

@@ -1,13 +1,12 @@
-"""Handles jobs of a few milliseconds in larger steps, because a round trip to a real broker takes longer than such a
-job.
+"""Handles jobs that take milliseconds in groups, because a round trip to a real broker takes longer than such a job.
 
-one by one (`OneByOne`)                  here
-one delivery held for each slot          many, by the time that one takes (`adaptive_prefetch`)
-one delivery handled in a slot           a group of those that have arrived (`QuickJobs.accept`)
-each committed in its slot's thread      all that are ready together, in a thread of its own (`GroupCommit`)
+    one by one (`OneByOne`)                  in groups (`QuickJobs`)
+    one delivery is held for each slot       many are held; how many depends on a job's time (`adaptive_prefetch`)
+    one delivery is handled in a slot        a group of deliveries that have arrived is handled (`QuickJobs.accept`)
+    each is committed in its slot's thread   all that are ready are committed together in one thread (`GroupCommit`)
 
-The order of steps within each job stays the same, but after a crash more jobs are delivered again. A worker also works
-without this. It is only used with a real broker, because within one process it would save nothing.
+The order of steps within each job stays the same. After a crash, more jobs are delivered again. A worker also works
+without this module. It is used only with a real broker, because it saves nothing in one process.
 """
 
 import logging
@@ -26,25 +25,25 @@ from infra.worker_loop import NO_HELP, GroupHelp, OneByOne, SlotPool
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# Jobs below QUICK_S are held HELD_IF_QUICK at once; together they take a second or two.
+# Jobs that take less time than this are quick or instant, and this many are held: one to two seconds of work.
 QUICK_S, HELD_IF_QUICK = 0.05, 32
 INSTANT_S, HELD_IF_INSTANT = 0.005, 256
-# Jobs that arrived together form a group if together they take no longer than this.
+# Jobs that arrived together make a group if all of them take no longer than this.
 GROUP_S = 0.02
-# After this time the rest of a group goes back: another worker may be free, and finished jobs are waiting for the
-# group's end.
+# After this time the rest of a group is handed back, so that finished jobs don't wait for it and other workers can take
+# it.
 GROUP_PATIENCE_S = 0.5
-# How long quick jobs may wait here behind one that turned out to be slow.
+# Quick jobs may wait this long behind one that turned out to be slow.
 _FULL_S = 1.0
-_SLOW_S = 2 * QUICK_S  # above this, jobs no longer count as quick
+_SLOW_S = 2 * QUICK_S  # from this time on, jobs don't count as quick
 _LARGE_BYTES = 16 * 1024
 
 
 def adaptive_prefetch(mean_s: float, current: int) -> int:
-    """How many jobs to hold at once if each takes `mean_s` seconds; 1 if they are not quick. `current`: how many are
-    held at once now.
+    """Return how many jobs that take `mean_s` to hold at once; 1 if they are not quick.
 
-    A level is left at twice the time at which it is entered. Otherwise it would change with every job.
+    `current` is the number held now. A level is left only at twice the time at which it is entered, so that it doesn't
+    change with every job.
     """
     for limit_s, count in ((INSTANT_S, HELD_IF_INSTANT), (QUICK_S, HELD_IF_QUICK)):
         if mean_s < limit_s * (2 if current >= count else 1):
@@ -53,7 +52,7 @@ def adaptive_prefetch(mean_s: float, current: int) -> int:
 
 
 class QuickConsumer(Consumer):
-    """A consumer that holds more jobs than asked for while jobs are quick. Used from one thread, except `nudge`."""
+    """A consumer that holds more jobs than asked for while jobs are quick. All but `nudge` are used from one thread."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class QuickConsumer(Consumer):
         hand_back: Callable[[Iterable[Delivery]], None],
     ) -> None:
         self.queue = queue
-        self.at_once = 1  # from `adaptive_prefetch`
+        self.at_once = 1  # number of jobs to hold, from `adaptive_prefetch`
         self._broker = broker
         self._least = self._prefetch = prefetch
         self._mean_s = mean_s
@@ -77,12 +76,11 @@ class QuickConsumer(Consumer):
         return self._consumer.receive(timeout_s)
 
     def receive_more(self) -> Delivery | None:
-        """A delivery that has already arrived, or None."""
+        """Return a delivery that has arrived already, or None."""
         return self._consumer.receive(0)
 
     def hold(self, at_once: int) -> None:
-        """Hold `at_once` deliveries at once from now on. If that is fewer than before, unreceived deliveries go
-        back."""
+        """Hold this many deliveries at once from now on. If that is fewer than now, unreceived ones are handed back."""
         prefetch, narrower = max(self._least, at_once), at_once < self.at_once
         self.at_once = at_once
         if narrower:
@@ -116,7 +114,7 @@ class QuickConsumer(Consumer):
 
 
 class QuickJobs(OneByOne[T]):
-    """See `OneByOne`, whose handler and settler it uses."""
+    """Handles jobs in groups. It replaces `OneByOne`, with the same handler and settler."""
 
     def __init__(
         self,
@@ -131,9 +129,9 @@ class QuickJobs(OneByOne[T]):
         self._help = group_help
         self._measured_s = _SLOW_S
         self._consumer: QuickConsumer | None = None
-        self._full_since = 0.0  # monotonic clock; 0: a slot was free at the last look
+        self._full_since = 0.0  # since when no slot has been free; monotonic clock; 0: one was free at the last check
         self._group_commit = GroupCommit("committing", commit, HELD_IF_INSTANT)
-        self._of_thread = threading.local()  # `.ready`: outcomes so far of the group in this slot's thread
+        self._of_thread = threading.local()  # `.ready`: the outcomes so far of the group in this slot's thread
 
     def consume(self, queue: str, prefetch: int) -> Consumer:
         """See `OneByOne`."""
@@ -141,7 +139,7 @@ class QuickJobs(OneByOne[T]):
         return self._consumer
 
     def wait(self, timeout_s: float) -> bool:
-        """See `OneByOne`. What lies here for long behind a slow job goes back."""
+        """See `OneByOne`. Jobs that have waited long behind a slow one are handed back."""
         is_free = super().wait(timeout_s)
         now = time.monotonic()
         self._full_since = 0.0 if is_free else self._full_since or now
@@ -150,10 +148,10 @@ class QuickJobs(OneByOne[T]):
         return is_free
 
     def accept(self, delivery: Delivery) -> None:
-        """See `OneByOne`. Further deliveries that have already arrived join the group, as long as the whole group takes
-        little time.
+        """See `OneByOne`. Jobs that arrived after this one join it, if all of them can be done in one go.
 
-        A redelivered job is handled without others: if it kills the worker, no other job should count a crash.
+        A redelivered job is handled separately: if it kills the worker, the others must not be counted as crashed with
+        it.
         """
         group, newest = [delivery], delivery
         alone: list[Delivery] = []
@@ -165,7 +163,7 @@ class QuickJobs(OneByOne[T]):
                     break
                 (alone if is_redelivery(more) else group).append(more)
                 newest = more
-            if self._is_large(newest):  # no job should wait behind it that another worker could do
+            if self._is_large(newest):  # hand back the jobs behind it, which other workers can do meanwhile
                 self._measured_s = _SLOW_S
                 self._consumer.hold(1)
         for together in (group, *([single] for single in alone)):
@@ -176,7 +174,7 @@ class QuickJobs(OneByOne[T]):
         self.slots.run_in_slot(partial(self._handle_group, group), len(group))
 
     def commit(self, outcome: T) -> None:
-        """See `OneByOne`. The outcome is committed soon, together with others that are then ready."""
+        """See `OneByOne`. The outcome is committed soon, together with all others that are ready then."""
         self._of_thread.ready.append(outcome)
 
     def uncommitted(self) -> list[T]:
@@ -199,15 +197,15 @@ class QuickJobs(OneByOne[T]):
         start, left = time.monotonic(), group
         try:
             with self._help.looked_up(group) if len(group) > 1 else nullcontext():
-                # The first is handled in any case. The others may turn out to be slower than expected.
+                # The first is always handled. The jobs behind it may take longer than expected.
                 while left and (left is group or time.monotonic() - start <= GROUP_PATIENCE_S):
                     delivery, *left = left
-                    if ready and self._is_large(delivery):  # finished jobs must not wait for this one
+                    if ready and self._is_large(delivery):  # jobs that are ready must not wait for a large one
                         self._group_commit.add(*ready)
                         ready.clear()
                     self._handle(delivery, _stay)
             self._settler.hand_back_all(left)
-        finally:  # however the group ends, finished jobs are committed
+        finally:  # outcomes that are ready are committed even if the group ends with an error
             leave_slot()
             if ready:
                 self._group_commit.add(*ready)
@@ -218,25 +216,23 @@ class QuickJobs(OneByOne[T]):
         return self._help.mean_s() if self._help.mean_s else self._measured_s
 
     def _may_have_neighbours(self, delivery: Delivery) -> bool:
-        """Whether the delivery was pushed, and for the first time."""
+        """Whether the delivery was pushed by the broker, for the first time."""
         return self._consumer is not None and delivery.queue == self._consumer.queue and not is_redelivery(delivery)
 
     def _is_large(self, delivery: Delivery) -> bool:
-        """Whether its prompt is so long that it can't be quick, judged by the speed measured here, whatever earlier
-        jobs took."""
+        """Whether the prompt is too long to be quick. This is used only if the job's time is measured here."""
         return self._help.mean_s is None and len(delivery.message.body) > _LARGE_BYTES
 
 
 def _stay() -> None:
-    """Does nothing, because a group leaves its slot only at its end."""
+    """Do nothing, because the group leaves its slot only at its end."""
 
 
 class GroupCommit(Generic[T]):
-    """Passes items to `work` in a separate thread, in order, as many at a time as there are. Errors of `work` are
-    logged.
+    """Calls `work` in a separate thread with all items that are ready, in order. Errors of `work` are logged.
 
-    While one group is processed, the next one gathers, because settling many at once is cheaper. An occasional single
-    item forms its own group and does not wait. (Databases use the name "group commit" for this.)
+    While one group is being committed, the next one gathers, because settling many jobs at once is cheaper. If items
+    come only now and then, each forms its own group and doesn't wait. The name comes from databases.
 
     `add` waits while `limit` or more items are unfinished. Thread-safe.
     """
@@ -252,7 +248,7 @@ class GroupCommit(Generic[T]):
         self._closed = False
 
     def add(self, *items: T) -> None:
-        """Queue these items. They are processed soon."""
+        """Add items, to be committed soon."""
         with self._condition:
             self._condition.wait_for(lambda: len(self._under_way) + len(self._queue) < self._limit)
             self._queue += items
@@ -262,17 +258,17 @@ class GroupCommit(Generic[T]):
                 self._thread.start()
 
     def snapshot(self) -> list[T]:
-        """A snapshot of the unfinished items."""
+        """Return the items that are not finished now."""
         with self._condition:
             return self._under_way + self._queue
 
     def finish(self) -> None:
-        """Return when everything added so far is done."""
+        """Return when every item that was added so far is finished."""
         with self._condition:
             self._condition.wait_for(lambda: not self._under_way and not self._queue)
 
     def close(self) -> None:
-        """Finish, and end the thread. Nothing may be added after that."""
+        """Finish all items and end the thread. No item may be added after that."""
         self.finish()
         with self._condition:
             self._closed = True
@@ -287,7 +283,7 @@ class GroupCommit(Generic[T]):
                 return
             try:
                 self._work(self._under_way)
-            except Exception:  # a bug must not end this thread, because all callers wait for it
+            except Exception:  # a bug must not end the thread that all slots depend on
                 log.exception("%s: bug", self._name)
             with self._condition:
                 self._under_way = []

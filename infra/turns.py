@@ -1,5 +1,7 @@
-"""A worker's next job of lane `bulk`. Batches take turns, because each has its own queue as long as there are enough
-queues."""
+"""Chooses a worker's next job of lane `bulk`: batches take turns.
+
+Each batch has its own queue while there are enough queues.
+"""
 
 import time
 from collections import deque
@@ -13,11 +15,11 @@ _LOOK_S = 0.25
 
 
 class Turns:
-    """The queues of lane `bulk` of one stage of a model. Used from one thread.
+    """The `bulk` queues of one stage of a model. Used from one thread.
 
-    The flow itself takes jobs from the first queue, and may have them pushed. The other queues are pulled. After an
-    empty one is found, it is not asked again for a while, so these queues cost the broker nothing while a single batch
-    is under way.
+    The flow reads the first queue itself, and may have its jobs pushed by the broker. The other queues are pulled. A
+    queue that was empty is not asked again for a while, so the other queues cost the broker hardly anything while only
+    one batch runs.
     """
 
     def __init__(self, broker: Broker, stage: WorkerStage, model: str) -> None:
@@ -27,9 +29,9 @@ class Turns:
         self.first = self._line[0]
 
     def take(self, take_first: Callable[[], Delivery | None]) -> Delivery | None:
-        """A job from the queue whose turn it is, or from the next queue that has one; None if no job waits.
+        """Return a job of the queue whose turn it is, or of the next queue that has one; None if no job waits.
 
-        `take_first` takes a job from the first queue. Raises BrokerUnavailable, NoQueue.
+        `take_first` takes a job of the first queue. Raises BrokerUnavailable, NoQueue.
         """
         for queue in list(self._line):
             self._line.rotate(-1)
@@ -45,5 +47,5 @@ class Turns:
         return None
 
     def pull(self) -> Delivery | None:
-        """The same as `take`, but the first queue is pulled too."""
+        """Return a job as `take` does, but pull from the first queue too."""
         return self.take(lambda: self._broker.get(self.first))

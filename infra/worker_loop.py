@@ -1,13 +1,12 @@
-"""A worker's consumer loop, the source of its deliveries, and the slots in which they are handled.
+"""A worker's consumer loop: where its deliveries come from, and the slots that they go to.
 
-Each kind of worker consists of such a loop and a handler.
+Each worker consists of such a loop and a handler. The loop takes deliveries while there is capacity, keeps suspects
+apart, and listens for broadcasts. It knows nothing of engines, and the handler knows nothing of queues.
 
-The loop takes deliveries while there is capacity, runs suspects alone, and listens for broadcasts. The loop knows
-nothing about engines, and the handler knows nothing about queues.
-
-Deliveries come from a model's two lanes and from its suspects queue. `now` is pulled first, but only after a wakeup or
-when the last look was a while ago, so that an empty lane costs the broker nothing. A suspect is pulled by a worker that
-holds nothing else, and runs alone. Each stage has its own `Flow`, which decides how `bulk` jobs arrive.
+Deliveries come from a model's two lanes and from its suspects queue. `now` goes before `bulk`. It is pulled only after
+a wakeup, or some time after the last check, so that an empty lane costs the broker little. Suspects are pulled only by
+a worker that holds no other job, and nothing else runs beside them. Each stage decides how `bulk` is read: see its
+`Flow`.
 """
 
 import logging
@@ -39,42 +38,43 @@ T = TypeVar("T")
 
 _IDLE_WAIT_S = 0.2
 _TICK_S = 0.5
-_DEATHS_EVERY_S = 5.0  # between looks for deaths, deleted queues, and jobs that wait but don't arrive
-_FORGOTTEN_S = 10.0  # if jobs wait but none has arrived for this long, the broker has lost the subscription
+# Pause between checks for deaths, for deleted queues, and for jobs that wait but are not delivered.
+_DEATHS_EVERY_S = 5.0
+_FORGOTTEN_S = 10.0  # if jobs wait and none comes for this long, the broker has lost our subscription
 _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
-_LATE_S = 20.0  # the broker's heartbeat interval; a restart or a lost connection is over sooner
-LISTEN_S = 0.02  # how long to listen only for `bulk`; waking up costs the broker nothing
+_LATE_S = 20.0  # the broker's heartbeat interval; a restart or a lost connection takes less time
+LISTEN_S = 0.02  # how long to listen for `bulk` only; waking up costs the broker nothing
 
 
 class Flow(Protocol):
-    """How `bulk` jobs reach a worker. Used from one thread, except `nudge`.
+    """How `bulk` jobs come to a worker. All but `nudge` are used from one thread.
 
-    Jobs that it holds and that have not begun are handed back by the flow itself, or returned by `pause` and `close`
-    for the caller to settle.
+    A flow hands back jobs that it holds and that were not begun, or returns them from `pause` and `close` to be
+    settled.
     """
 
     def next(self, timeout_s: float) -> Delivery | None:
-        """The next job; None after `timeout_s` seconds. After a pause, jobs flow again.
+        """Return the next job; None after `timeout_s`. After a pause, this starts the flow again.
 
         Raises BrokerUnavailable, NoQueue.
         """
 
     def throttle(self, urgent: Callable[[], Delivery | None]) -> None:
-        """Called repeatedly while there is no capacity. `urgent` returns the next job of `now`, if there is one."""
+        """Is called repeatedly while there is no capacity. `urgent` returns the next job of `now`, if there is one."""
 
     def pause(self) -> list[Delivery]:
-        """Stop the flow until `next` is called. Returns the jobs held."""
+        """Hold no jobs until `next` is called. Returns those to be settled."""
 
     def close(self) -> list[Delivery]:
-        """Stop the flow for good. Returns the jobs held."""
+        """Hold no jobs any more. Returns those to be settled."""
 
     def nudge(self) -> None:
         """Make `next` return at once. May be called from any thread."""
 
 
 class JobSource:
-    """One worker's source of deliveries. Used from one thread, except `ring`.
+    """The source of one worker's deliveries. All but `ring` are used from one thread.
 
     `count_in_progress` returns how many deliveries are being worked on.
     """
@@ -86,18 +86,20 @@ class JobSource:
         self._now = topology.work_queue(stage, model, "now")
         self._suspects = topology.suspects_queue(stage, model)
         self._count_in_progress = count_in_progress
-        self._next_looks: dict[str, float] = defaultdict(float)  # by queue; monotonic clock
+        self._next_looks: dict[str, float] = defaultdict(float)  # when to check each queue next; monotonic clock
         self.flow = flow
 
     def ring(self, queue: str) -> None:
-        """Note that a message was published to `queue`."""
+        """Note that a job was published to `queue`."""
         if queue == self._now:
             self._next_looks[queue] = 0.0
             self.flow.nudge()
 
     def next(self, timeout_s: float, wants_bulk: bool = True) -> Delivery | None:
-        """The next delivery for a free slot; without `wants_bulk` only an urgent one. None after `timeout_s` seconds at
-        most."""
+        """Return the next delivery for a free slot; None after `timeout_s` at most.
+
+        Without `wants_bulk` it returns only urgent jobs and suspects.
+        """
         try:
             if delivery := self.urgent() or self._suspect():
                 return delivery
@@ -106,11 +108,11 @@ class JobSource:
             time.sleep(min(timeout_s, LISTEN_S))
             return None
         except BrokerUnavailable:
-            time.sleep(min(timeout_s, 0.2))  # the broker object reconnects by itself
+            time.sleep(min(timeout_s, 0.2))  # the broker reconnects by itself
             return None
 
     def urgent(self) -> Delivery | None:
-        """The next job of `now`, if it is time to look there."""
+        """Return the next job of `now`, if it is time to check that queue."""
         return self._look_at(self._now, _LOOK_AT_NOW_S)
 
     def _suspect(self) -> Delivery | None:
@@ -119,25 +121,25 @@ class JobSource:
     def _look_at(self, queue: str, every_s: float) -> Delivery | None:
         if time.monotonic() < self._next_looks[queue]:
             return None
-        # Set before the look, so that a wakeup during the look is not forgotten.
+        # Set before the check, so that a wakeup during it is not lost.
         self._next_looks[queue] = time.monotonic() + every_s
         delivery = self._broker.get(queue)
         if delivery:
-            self._next_looks[queue] = 0.0  # after one job there may be more
+            self._next_looks[queue] = 0.0  # there may be more jobs in the queue
         return delivery
 
 
 class Handler(Protocol):
-    """What the loop asks a worker, besides handling jobs."""
+    """What the loop needs from a worker, apart from handling jobs."""
 
     def has_room(self) -> bool:
-        """Whether there is room, as far as is known, for the data that one more job leaves in the store."""
+        """Whether there is room for the result of one more job, as far as is known."""
 
     def on_cancel(self, batch_id: str) -> None:
-        """Called when a batch was cancelled."""
+        """Note that the batch was cancelled."""
 
     def tick(self) -> None:
-        """Called about twice a second."""
+        """Is called about twice a second."""
 
 
 class ConsumerLoop:
@@ -150,11 +152,10 @@ class ConsumerLoop:
         stage: WorkerStage,
         model: str,
         name: str,
-        open_flow: Callable[[], Flow],  # called once the queues exist
-        # Why its engine is away; "": it is there. Meanwhile other workers should take the jobs.
+        open_flow: Callable[[], Flow],  # called once the queues are declared
+        # Why the engine is away, or ""; meanwhile other workers should take the jobs.
         find_outage: Callable[[], str] = lambda: "",
-        # Why this worker should take no jobs for another reason, in a sentence.
-        find_trouble: Callable[[], str] = lambda: "",
+        find_trouble: Callable[[], str] = lambda: "",  # another reason to take no jobs, as a sentence, or ""
     ) -> None:
         self._broker = broker
         self._settler = settler
@@ -167,45 +168,46 @@ class ConsumerLoop:
         self._find_outage = find_outage
         self._find_trouble = find_trouble
         self._late_because = ""
-        self._hours = ALL_HOURS  # hours in which to take jobs
+        self._hours = ALL_HOURS  # the hours in which to take jobs
         self._bulk = topology.work_queue(stage, model, "bulk")
-        self._listening_since = math.inf  # nothing has arrived since this time; monotonic clock
+        self._listening_since = math.inf  # since when no job has come; monotonic clock
         self._subscription_lost = False  # whether the broker has jobs but delivers none
         self._pause_reason = ""
         self._jobs: OneByOne[Any] | None = None
         self._may_hold_bulk = True
-        self._is_idle = True  # whether it takes no delivery, whatever arrives
-        # In a process with both roles: the other role's loop, and whether to take jobs from this one's `bulk` now.
+        self._is_idle = True  # whether it takes no jobs now
+        # In a process with both roles: its other loop, and whether to take jobs from this loop's `bulk` now.
         self._partner: ConsumerLoop | None = None
         self.wants_bulk: Callable[[], bool] = lambda: True
         self._alone = threading.Lock()  # held while a suspect runs
 
     @property
     def paused_because(self) -> str:
-        """Why the worker paused itself, in a sentence; other workers do its jobs meanwhile. "": it is not paused."""
+        """Why the worker paused itself, as a sentence, so that others do its jobs; "" if it didn't."""
         return self._late_because or self._find_trouble()
 
     @property
     def idle_reason(self) -> str:
-        """Why the worker takes no jobs now, in a few words; "": it takes jobs."""
+        """Why the worker takes no jobs now, in a few words; "" if it takes jobs."""
         return self._pause_reason or (
             SELF_PAUSED if self.paused_because else ENGINE_AWAY if self._find_outage() else ""
         )
 
     def pair_with(self, partner: "ConsumerLoop") -> None:
-        """Connect the loops of one process, so that no job of one runs beside a suspect of the other. Call this before
-        either runs."""
+        """Connect the two loops of one process, before either runs.
+
+        No job of one then runs beside a suspect of the other.
+        """
         self._partner, partner._partner = partner, self
         partner._alone = self._alone
 
     def count_in_progress(self) -> int:
-        """How many jobs the process works on, including its other role's, because a suspect must run alone."""
+        """Return how many jobs the process works on, in both roles, since a suspect must run beside none of them."""
         own = self._jobs.count_in_progress() if self._jobs else 0
         return own + (self._partner._jobs.count_in_progress() if self._partner and self._partner._jobs else 0)
 
     def run(self, jobs: "OneByOne[Any]", handler: Handler, hours: Hours = ALL_HOURS) -> None:
-        """Pass deliveries to `jobs` in these hours until stopped. Then finish the jobs in hand, hand back the rest, and
-        return."""
+        """Give deliveries to `jobs` in these hours until stopped. Then finish the jobs in hand and hand back others."""
         self._jobs = jobs
         self._hours = hours
         self._update_pause()
@@ -225,12 +227,13 @@ class ConsumerLoop:
             house.join()
 
     def stop(self) -> None:
-        """Take no more deliveries. May be called from any thread, and from a signal handler."""
+        """Take no more jobs. May be called from any thread, and from a signal handler."""
         self._stopping.set()
 
     def _turn(self, source: JobSource, jobs: "OneByOne[Any]", handler: Handler) -> None:
-        """Called when a slot is free: give it the next delivery, if one arrives within a moment."""
-        self._is_idle = False  # set before looking at the lock: its holder then waits for a delivery taken afterwards
+        """Put the next delivery into a free slot, or wait for a moment if none is free or no delivery comes."""
+        # Set before checking the lock: the loop that holds it waits for jobs that are taken after this check.
+        self._is_idle = False
         if self.idle_reason or self._subscription_lost or self._alone.locked() or not handler.has_room():
             self._listening_since, self._subscription_lost = math.inf, False
             self._settler.hand_back_all(source.flow.pause())
@@ -240,7 +243,7 @@ class ConsumerLoop:
         if not jobs.wait(0):
             self._listening_since = math.inf
             source.flow.throttle(source.urgent)
-            self._may_hold_bulk = True  # a job may be fetched ahead
+            self._may_hold_bulk = True  # the flow may have fetched jobs ahead
             if not jobs.wait(_IDLE_WAIT_S):
                 return
         wants_bulk = self.wants_bulk()
@@ -250,7 +253,7 @@ class ConsumerLoop:
         self._may_hold_bulk = wants_bulk
         try:
             delivery = source.next(_IDLE_WAIT_S, wants_bulk)
-        except NoQueue:  # _look_at_queues declares it again
+        except NoQueue:  # housekeeping will declare the queue again
             self._stopping.wait(_IDLE_WAIT_S)
             return
         is_waiting = wants_bulk and delivery is None
@@ -260,13 +263,12 @@ class ConsumerLoop:
         if self._stopping.is_set():
             return self._settler.hand_back_all([delivery])
         if topology.is_suspects_queue(delivery.queue):
-            # So that no other held job could count the suspect's crash.
-            self._settler.hand_back_all(source.flow.pause())
+            self._settler.hand_back_all(source.flow.pause())  # no other job may be held that could crash with it
             return self._run_alone(jobs, delivery)
         jobs.accept(delivery)
 
     def _run_alone(self, jobs: "OneByOne[Any]", suspect: Delivery) -> None:
-        if not self._alone.acquire(blocking=False):  # the other role is running a suspect too
+        if not self._alone.acquire(blocking=False):  # the other role is running a suspect
             return self._settler.hand_back_all([suspect])
         try:
             while self.count_in_progress() or not (self._partner is None or self._partner._is_idle):
@@ -278,21 +280,21 @@ class ConsumerLoop:
             self._alone.release()
 
     def _look_at_queues(self) -> None:
-        """Declare queues that were deleted, and subscribe again if jobs wait but none has arrived for a while.
+        """Declare deleted queues again, and subscribe again if jobs wait but none has come for a while.
 
-        The jobs in a deleted queue are lost, and their batch's owner publishes them again. A quorum queue can lose a
-        subscription when a network partition heals (rabbitmq-server #15473): the channel stays open, but nothing
-        arrives.
+        The jobs in a deleted queue were lost with it; their batch's owner publishes them again. A quorum queue can lose
+        a subscription when a network partition heals (rabbitmq-server #15473): the channel stays open, but nothing is
+        delivered.
         """
         specs = topology.queues([self._model], self._broker.is_clustered)
         names = [spec.name for spec in specs if not (self._broker.is_clustered and spec.is_classic)]
         depths = {name: self._broker.depth(name) for name in names}
         if missing_queues := [name for name, depth in depths.items() if depth is None]:
-            log.error("somebody deleted %s with all it held: declaring it again", ", ".join(missing_queues))
+            log.error("somebody deleted %s and the messages in it: declaring it again", ", ".join(missing_queues))
             self._broker.declare([self._model])
         bulk = depths[self._bulk]
         if bulk and bulk.ready and time.monotonic() - self._listening_since > _FORGOTTEN_S:
-            log.info("jobs wait in %s, and none has come for %.0f s: listening again", self._bulk, _FORGOTTEN_S)
+            log.info("jobs wait in %s, but none has come for %.0f s: subscribing again", self._bulk, _FORGOTTEN_S)
             self._subscription_lost = True
 
     def _pause(self, worker: str, is_paused: bool) -> None:
@@ -303,8 +305,8 @@ class ConsumerLoop:
     def _update_pause(self) -> None:
         outside = not self._hours.include(datetime.now())
         self._pause_reason = "paused" if self._is_paused else "outside its hours" if outside else ""
-        # Late messages are sent again and again, and so is the probe. If the broker is away, that is not this worker's
-        # fault.
+        # Late results and the probe are sent repeatedly, so this ends by itself. If the broker is away, it is not this
+        # worker's fault.
         if self._settler.late_s < _LATE_S:
             self._late_because = ""
         elif self._broker.is_connected and not self._late_because:
@@ -326,25 +328,25 @@ class ConsumerLoop:
                     answer_deaths(self._broker, self._settler, self._model)
                     next_look = time.monotonic() + _DEATHS_EVERY_S
             except (BrokerUnavailable, NoQueue):
-                # The broker object reconnects by itself; deleted queues are declared again at the next look.
+                # The broker reconnects by itself; deleted queues are declared again at the next check.
                 self._stopping.wait(0.5)
-            if time.monotonic() >= next_tick:  # not at every wakeup, because wakeups are as frequent as jobs
+            if time.monotonic() >= next_tick:  # not at every wakeup, since wakeups come as often as jobs
                 self._update_pause()
                 handler.tick()
                 notify("WATCHDOG=1")
                 next_tick = time.monotonic() + _TICK_S
-        notify("STOPPING=1\nWATCHDOG_USEC=0")  # jobs in hand may take longer
+        notify("STOPPING=1\nWATCHDOG_USEC=0")  # jobs in hand may take longer than the watchdog's time
         if control:
             control.close()
 
 
 class SlotPool:
-    """The `count` slots of a worker. Only one thread takes slots; any thread may query them.
+    """The `count` slots of a worker. One thread takes slots; any thread may ask about them.
 
-    A job leaves its slot when the engine has finished it. Storing, publishing and acking its outcome takes
-    milliseconds, in which the next job already starts.
+    A job leaves its slot when the engine is done with it. Storing, publishing and acking its outcome takes
+    milliseconds, and meanwhile the next job can begin.
 
-    `inline`: there is only one slot, and the work is done in the thread that takes it.
+    `inline`: there is only one slot, and its work runs in the thread that takes it.
     """
 
     def __init__(self, count: int, inline: bool = False) -> None:
@@ -354,25 +356,25 @@ class SlotPool:
         self._condition = threading.Condition()
         self._slots_in_use: set[object] = set()
         self._works_inline = False
-        self._lent_slots = 0  # idle slots that a job with several answers uses
+        self._lent_slots = 0  # slots without a delivery that are lent to a job with several answers
         self._threads: set[Future[None]] = set()
         self._pool = ThreadPoolExecutor(2 * count, thread_name_prefix="slot")
 
     @property
     def active_groups(self) -> int:
-        """Groups of jobs whose thread still runs: being checked, being decoded, or finishing."""
+        """The number of groups of jobs whose thread still runs, from their first check until they have left."""
         return len(self._threads) + self._works_inline
 
     @property
     def free(self) -> int:
-        """Slots not taken."""
+        """The number of slots that are not taken."""
         return self.count - len(self._slots_in_use)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait at most `timeout_s` seconds for a free slot (None: without limit). Returns whether one is free.
+        """Wait until a slot is free, and return whether one is. `timeout_s` None: without limit.
 
-        As many jobs as there are slots may be finishing at the same time. If there are more, something delays them, and
-        no new jobs start.
+        Besides the jobs in slots, as many others may be ending. If there are more, their ends are held up, and no slot
+        counts as free.
         """
         with self._condition:
             return self._condition.wait_for(
@@ -380,9 +382,9 @@ class SlotPool:
             )
 
     def run_in_slot(self, work: Callable[[Callable[[], None]], None], jobs: int = 1) -> None:
-        """Do `work`, which handles `jobs` jobs, in a slot. Waits for a slot if none is free.
+        """Do `work`, which handles `jobs` jobs, in a slot. Waits until a slot is free.
 
-        `work` receives a function that leaves the slot. It may call it early, and more than once. The slot is also left
+        `work` gets a function that leaves the slot, which it may call early and more than once. The slot is also left
         when `work` returns. `work` must not raise.
         """
         if self._inline:
@@ -416,10 +418,10 @@ class SlotPool:
         future.add_done_callback(on_done)
 
     def lend(self, work: Callable[[], bool]) -> threading.Thread | None:
-        """Do `work` in an idle slot, and repeat it as long as it returns True and no delivery has taken that slot.
+        """Do `work` in an idle slot, and repeat it while it returns True and no delivery needs the slot.
 
-        Deliveries have priority: they get slots as if none were lent, and a delivery that finds the engine full waits
-        for `work` to end. Returns the thread, or None if no slot is idle. `work` must not raise.
+        Deliveries come first: they get slots as if none were lent, and a job that finds the engine full waits until
+        `work` ends. Returns the thread, or None if no slot is idle. `work` must not raise.
         """
         with self._condition:
             if len(self._slots_in_use) + self._lent_slots >= self.count:
@@ -438,21 +440,23 @@ class SlotPool:
                 self._lent_slots -= not keeps_slot
 
     def finish(self) -> None:
-        """Return when no slot's thread runs any more. Answers may still be waiting to be published."""
+        """Return when no slot's thread runs any more. Results may still be on their way to the broker."""
         wait(list(self._threads))
 
     def close(self) -> None:
-        """Wait for all slots, and take no more work."""
+        """Wait for all threads, and accept no more work."""
         self._pool.shutdown()
 
 
 @dataclass(frozen=True, slots=True)
 class GroupHelp:
-    """What a worker knows that helps to handle several of its jobs in one go. Handling them one by one needs none of
-    it."""
+    """What a worker can provide so that several of its jobs are done in one go.
 
-    mean_s: Callable[[], float] | None = None  # how long a job takes; None: measure it
-    # A context for a group. It looks up at once what each of its jobs would look up separately.
+    A worker that does them singly needs none.
+    """
+
+    mean_s: Callable[[], float] | None = None  # the time that a job takes; None: it is measured
+    # A context manager for a group: it looks up at once what each job would look up for itself.
     looked_up: Callable[[list[Delivery]], AbstractContextManager[None]] = lambda _group: nullcontext()
 
 
@@ -460,14 +464,13 @@ NO_HELP = GroupHelp()
 
 
 class OneByOne(Generic[T]):
-    """Handles a worker's jobs, one in each slot. Each outcome is committed in the slot's own thread.
+    """A worker's jobs, one for each slot. Each is handled and committed in its slot's thread.
 
-    `QuickJobs` does the same in larger steps.
+    `QuickJobs` does the same in groups.
 
     Args:
-        handle: does everything that a delivery needs; receives a function that leaves the slot early. It must not
-            raise.
-        commit: publishes the outcomes of jobs, waits for the confirms, and acks. It must not raise.
+        handle: does everything that a delivery needs; it gets a function that leaves the slot early. It must not raise.
+        commit: publishes outcomes of jobs with confirms, and acks. It must not raise.
     """
 
     def __init__(
@@ -486,31 +489,31 @@ class OneByOne(Generic[T]):
         self._commit = commit
 
     def consume(self, queue: str, prefetch: int) -> Consumer:
-        """A consumer for a flow that feeds these slots."""
+        """Return a consumer for a flow whose jobs come here."""
         return self._broker.consume(queue, prefetch)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` seconds. Returns whether a slot is free."""
+        """Wait for a free slot for at most `timeout_s`, and return whether one is free."""
         return self.slots.wait(timeout_s)
 
     def accept(self, delivery: Delivery) -> None:
-        """Handle a delivery."""
+        """Handle a delivery in a slot."""
         self.slots.run_in_slot(partial(self._handle, delivery))
 
     def commit(self, outcome: T) -> None:
-        """Publish the outcome of a job, and ack."""
+        """Publish a job's outcome, and ack."""
         self._commit([outcome])
 
     def uncommitted(self) -> list[T]:
-        """Outcomes that wait to be committed, or are being committed, outside the slots."""
+        """Return the outcomes that wait to be committed, or are being committed, outside of the slots."""
         return []
 
     def count_in_progress(self) -> int:
-        """Groups of jobs in slots, plus jobs that are not committed yet."""
+        """Return the number of groups of jobs in slots, plus the number of jobs that are not committed yet."""
         return self.slots.active_groups + len(self.uncommitted())
 
     def finish(self) -> None:
-        """Return when everything that was accepted is settled."""
+        """Return when all accepted jobs are settled."""
         self.slots.finish()
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""Stores KV caches as records in Redis, and the small facts that workers share. Imports messages only."""
+"""Stores canonical blocks as records in Redis, and the small facts that workers share. Imports `messages` only."""

@@ -1,7 +1,7 @@
 """The two contracts of the store: KVStore (blocks) and ClusterState (small facts that workers share).
 
-Losing everything here costs time, but never a job, because RabbitMQ holds the truth about work. Both raise
-StoreUnavailable when the store can't be reached. Both may be called from any thread.
+Everything here is a cache or saves work. Losing all of it costs time, never a job, because RabbitMQ knows what work is
+left. Both raise StoreUnavailable if the store can't be reached, and may be called from any thread.
 """
 
 from abc import ABC, abstractmethod
@@ -16,20 +16,20 @@ from messages.errors import InvalidMessage, NewerMessage
 from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
 from messages.workers import NO_DETAILS, WorkerDetails, WorkerInfo
 
-# Guards against leaked records. It is longer than any deadline or queue, and every put and every use renews it.
+# Guards against leaks, so it is longer than any deadline or queue. Every put and every use renews it.
 TTL_S = 24 * 3600
 
-# For how long the store remembers workers whose registrations ran out without a goodbye.
+# For this long it is known which workers stopped registering without unregistering.
 LOST_FOR_S = 3600
 
 R = TypeVar("R", Block, Window, RecurrentState)
 Run = tuple[str, int]  # job_id, run
-EncodedRegistration = tuple[bytes, bytes]  # a WorkerInfo and its WorkerDetails (b"": none)
+EncodedRegistration = tuple[bytes, bytes]  # an encoded WorkerInfo and its WorkerDetails; b"" if there are no details
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
-    """Bytes in use and bytes allowed (0: no known limit)."""
+    """The bytes in use and the bytes allowed (0: no limit is known)."""
 
     used_bytes: int
     max_bytes: int
@@ -40,38 +40,37 @@ class KVStore(ABC):
 
     @abstractmethod
     def find_missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
-        """The members of `refs` that are not stored, found in one pipeline. The TTLs of all others are renewed."""
+        """Return those of `refs` that are not stored, in one pipeline. The TTL of all others is renewed."""
 
     @abstractmethod
     def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
         """Store records, each as one atomic value with a TTL. Returns the bytes stored.
 
-        Raises StoreUnavailable, also when the store is full. Records stored before the error stay.
+        Raises StoreUnavailable, also when the store is full. Records that were stored before the error stay.
         """
 
     @abstractmethod
     def read(self, kind: type[R], fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[R]:
-        """The records of `refs`, in order, with their TTLs renewed. All refs must be of this kind.
+        """Return the records of `refs`, which are all of this kind, in order. Their TTLs are renewed.
 
-        Raises KVTransferFailed, and returns nothing, if a record is missing, damaged, or does not belong to this
-        fingerprint, layout and chain. The error says which record and why.
+        Raises KVTransferFailed, with the record and the reason, if one is missing, damaged, or not of this fingerprint,
+        layout and chain. No records are returned then.
         """
 
     def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
-        """The blocks of `refs`, in order. Raises KVTransferFailed under the same conditions as `read`."""
+        """Return the blocks of `refs`, in order. Raises KVTransferFailed as `read` does."""
         return self.read(Block, fingerprint, layout, refs)
 
     def get_window(self, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
-        """The window record of `ref`. Raises KVTransferFailed under the same conditions as `read`."""
+        """Return the window record of `ref`. Raises KVTransferFailed as `read` does."""
         return self.read(Window, fingerprint, layout, [ref])[0]
 
     def get_states(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[RecurrentState]:
-        """The recurrent states of `refs`, in order. Raises KVTransferFailed under the same conditions as `read`."""
+        """Return the recurrent states of `refs`, in order. Raises KVTransferFailed as `read` does."""
         return self.read(RecurrentState, fingerprint, layout, refs)
 
     def get_cache(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> KVCache:
-        """The KV cache made of the blocks of `refs` and the snapshots at their end. Raises KVTransferFailed under the
-        same conditions as `read`."""
+        """Return the KV cache made of the blocks of `refs` and the snapshot at their end. Raises as `read` does."""
         blocks = self.get(fingerprint, layout, refs)
         ends = snapshot_refs(layout, refs[-1]) if layout.snapshots else []
         window = self.get_window(fingerprint, layout, ends.pop(0)) if layout.window_layers else None
@@ -80,7 +79,7 @@ class KVStore(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Prepare memory for the first `get`, where that helps. Call it once, early, in a process that will read."""
+        """Allocate memory for the first `get`, if that helps. A process that will read calls this once, early."""
 
     @abstractmethod
     def delete(self, refs: Sequence[BlockRef]) -> None:
@@ -88,15 +87,14 @@ class KVStore(ABC):
 
     @abstractmethod
     def free_shared(self, size_bytes: int) -> int:
-        """Delete shared records, least recently used first, until `size_bytes` are free. Returns the bytes freed.
+        """Delete shared records, least recently used first, until `size_bytes` are freed. Returns the bytes freed.
 
-        Records that belong to single jobs are kept. A job that needs a deleted record finds it missing, and it is
-        computed again.
+        Jobs' own records are kept. If a job needs a deleted record, it finds it missing and computes it again.
         """
 
     @abstractmethod
     def usage(self) -> StoreUsage:
-        """How full the store is."""
+        """Return how full the store is."""
 
     @abstractmethod
     def close(self) -> None:
@@ -108,7 +106,7 @@ class ClusterState(ABC):
 
     @abstractmethod
     def now(self) -> float:
-        """The store's clock, in seconds since the epoch. It is the one clock that all machines share."""
+        """Return the store's clock in seconds since the epoch. It is the one clock that all machines share."""
 
     @abstractmethod
     def register(self, registration: WorkerInfo, ttl_s: float) -> None:
@@ -116,52 +114,48 @@ class ClusterState(ABC):
 
     @abstractmethod
     def encoded_registrations(self) -> dict[str, EncodedRegistration]:
-        """The registrations of all live workers, encoded and of any version, by worker_id."""
+        """Return the registrations of all live workers, of any version, as they were written, by worker_id."""
 
     def registrations(self) -> list[WorkerInfo]:
-        """The registrations of all live workers, by worker_id. Unreadable ones are left out."""
+        """Return the registrations of all live workers, sorted by worker_id. Unreadable ones are left out."""
         return readable_registrations(self.encoded_registrations().values())
 
     def lost_registrations(self) -> list[tuple[float, WorkerInfo]]:
-        """The last registration of each worker whose registration ran out within LOST_FOR_S, with the time at which it
-        did.
+        """Return the workers whose registrations expired within LOST_FOR_S: when each did, and its last registration.
 
-        Details are not included. The store in memory returns none, because all workers of one process end together.
+        They have no details. In one process the list is empty, because its workers end together.
         """
         return []
 
     @abstractmethod
     def unregister(self, worker_id: str) -> None:
-        """Remove a worker's registration, because it is shutting down."""
+        """Remove a worker's registration, because the worker leaves."""
 
     @abstractmethod
     def take_up(self, worker_id: str, runs: Sequence[Run], ttl_s: float) -> list[tuple[bytes | None, bool]]:
-        """For each (job_id, run): its stored result, and whether this worker now holds its claim. A run that has a
-        result is not claimed.
+        """Return for each (job_id, run) its result, and whether this worker holds its claim.
 
-        Takes one round trip if the store allows it.
+        A run is claimed only if it has no result. This takes one round trip if the store allows it.
         """
 
     @abstractmethod
     def finish(self, worker_id: str, results: Sequence[tuple[str, int, bytes]], ttl_s: float = TTL_S) -> None:
-        """Store each encoded JobResult, then `release` its claim. A job that is delivered again is then answered and
-        not decoded.
+        """Store each encoded JobResult, then release its claim.
 
-        Takes one round trip if the store allows it.
+        If the job is delivered again, it is answered from there. This takes one round trip if the store allows it.
         """
 
     @abstractmethod
     def note_answer(self, job_id: str, run: int, number: int, body: bytes, ttl_s: float = TTL_S) -> None:
-        """Keep one of several answers of a run that has not ended, so that it need not be generated again after a
-        crash."""
+        """Store one of several answers of a run that has not ended, so that it is not decoded again after a crash."""
 
     @abstractmethod
     def noted_answers(self, job_id: str, run: int) -> dict[int, bytes]:
-        """The answers kept for this run, by their numbers."""
+        """Return the answers that are stored for this run, by their numbers."""
 
     @abstractmethod
     def forget_answers(self, job_id: str, run: int) -> None:
-        """Delete the kept answers of a run that has ended. It is fine if there are none."""
+        """Delete the answers stored for a run that has ended, if there are any."""
 
     @abstractmethod
     def cancel(self, batch_id: str, ttl_s: float = TTL_S) -> None:
@@ -173,29 +167,33 @@ class ClusterState(ABC):
 
     @abstractmethod
     def claim(self, job_id: str, run: int, worker_id: str, ttl_s: float) -> bool:
-        """Claim the decode of this run, best effort: True if this worker now holds the claim (or renewed it), False if
-        another worker holds it."""
+        """Claim a run for decode.
+
+        Returns True if this worker now holds the claim, False if another does. Best effort.
+        """
 
     @abstractmethod
     def release(self, job_id: str, run: int, worker_id: str) -> None:
-        """Give up this worker's claim. Other workers' claims are left as they are."""
+        """Give up a claim that this worker holds. Claims of other workers are kept."""
 
     @abstractmethod
     def count_crashes(self, stage: str, job_id: str, run: int, change: int, ttl_s: float = TTL_S) -> int:
-        """Change the count of workers that hold this run at this stage or died while holding it, and return it. It
-        never falls below 0."""
+        """Change the count of workers that hold this run at this stage, or died while holding it.
+
+        It is never below 0.
+        """
 
     @abstractmethod
     def put_sketch(self, name: str, body: bytes, ttl_s: float = TTL_S) -> None:
-        """Store an engine's sketch (`engines.sketch`) under its hash, or renew it if it is already stored."""
+        """Store what an engine computes (`engines.sketch`) under the hash that names it, or renew it."""
 
     @abstractmethod
     def get_sketch(self, name: str) -> bytes | None:
-        """The sketch under this name, or None. The caller must check that the bytes match the name."""
+        """Return the bytes under this name, or None. The reader checks that they match the name."""
 
     @abstractmethod
     def reserve(self, name: str, size_bytes: int, capacity_bytes: int, ttl_s: float) -> bool:
-        """Reserve space in the store, atomically: False if all live reservations would exceed `capacity_bytes`.
+        """Reserve space in the store, atomically. Returns False if all live reservations would exceed `capacity_bytes`.
 
         A second call with the same name replaces the first reservation.
         """
@@ -206,7 +204,7 @@ class ClusterState(ABC):
 
     @abstractmethod
     def reserved_bytes(self) -> int:
-        """Sum of all live reservations."""
+        """Return the sum of all live reservations."""
 
     @abstractmethod
     def close(self) -> None:
@@ -214,17 +212,17 @@ class ClusterState(ABC):
 
 
 def encoded(registration: WorkerInfo) -> EncodedRegistration:
-    """A registration as it is written. What the previous release would refuse goes into the second body."""
+    """Return a registration as it is written. Fields that the previous release would refuse are in a separate body."""
     details = registration.details
     card = codec.encode(replace(registration, details=NO_DETAILS))
     return card, b"" if details == NO_DETAILS else codec.encode(details)
 
 
 def readable_registrations(bodies: Iterable[EncodedRegistration]) -> list[WorkerInfo]:
-    """The registrations that this program can read, by worker_id. Details that it can't read are left out."""
+    """Return the registrations that this program can read, sorted by worker_id. Unreadable details are left out."""
     registrations = []
     for card, details in bodies:
-        with suppress(InvalidMessage, NewerMessage):  # a worker of another version, in the middle of an upgrade
+        with suppress(InvalidMessage, NewerMessage):  # a worker may have another version during an upgrade
             registrations.append(codec.decode(card, WorkerInfo))
             if details:
                 registrations[-1] = replace(registrations[-1], details=codec.decode(details, WorkerDetails))
@@ -232,7 +230,7 @@ def readable_registrations(bodies: Iterable[EncodedRegistration]) -> list[Worker
 
 
 def other_versions(bodies: Mapping[str, EncodedRegistration]) -> tuple[list[str], list[str]]:
-    """The ids of the registered workers of older versions, and of those of newer versions.
+    """Return the worker_ids of registered workers with older versions, and those with newer ones.
 
     An older worker can't read messages of this version. A newer worker's registration can't be read by this program.
     """

@@ -1,15 +1,15 @@
-"""Block keys: which record holds which tokens of which model.
+"""Block keys: which record contains which tokens of which model.
 
-A block's chain hash covers every token from the start of the sequence to the block's end, and also the fingerprint and
-the producer's sketch. So equal hashes mean equal KV. Blocks within the class-wide part are shared, and their keys hold
-only the hash. Keys of a conversation's blocks also hold its tag, so that its next turns find them. Keys of all other
-blocks hold the job id; they belong to that job, and are deleted after it.
+A block's chain hash covers the fingerprint, the producer's sketch, and every token from the start of the sequence to
+the block's end. So equal hashes mean equal KV. Blocks within the class-wide part are keyed by content and shared.
+Blocks of a conversation are keyed by its tag and content, for its next turns. Later blocks carry the job id and have
+one owner, who deletes them.
 
-kv:<fingerprint>:<chain hash>            shared, dies by TTL or pressure only
-kv:<fingerprint>:<tag>.<chain hash>      the same, for those with this tag alone
-kv:<fingerprint>:<job id>:<chain hash>   one job's own, deleted after its ack
-kvw:...                                  window records, keyed the same way
-kvw:...<chain hash>.<layer>              a recurrent layer's state, keyed the same way
+    kv:<fingerprint>:<chain hash>            shared; removed only by TTL or eviction
+    kv:<fingerprint>:<tag>.<chain hash>      the same, but only for conversations with this tag
+    kv:<fingerprint>:<job id>:<chain hash>   one job's own; deleted after its ack
+    kvw:...                                  window records, keyed the same way
+    kvw:...<chain hash>.<layer>              a recurrent layer's state, keyed the same way
 """
 
 import hashlib
@@ -26,15 +26,15 @@ _hash = partial(hashlib.blake2b, digest_size=16, key=b"kvasir.chain")
 
 @dataclass(frozen=True, slots=True)
 class BlockRef:
-    """One stored block, window record or state: its key and the token positions [start, end) that it covers."""
+    """One stored block, window record or state: its key, and the token positions [start, end) that it covers."""
 
     key: str
     chain: str  # 32 hex digits
     start: int
     end: int
     is_shared: bool
-    layer: int | None = None  # set for a recurrent state only
-    is_tagged: bool = False  # shared by the turns of the conversations with one tag
+    layer: int | None = None  # the layer of a recurrent state
+    is_tagged: bool = False  # shared among the turns of the conversations with its tag
 
 
 def block_refs(
@@ -47,16 +47,16 @@ def block_refs(
     sketch: str = "",
     tag: str = "",
 ) -> list[BlockRef]:
-    """References to the blocks of the first `num_tokens` of `tokens`, in order.
+    """Return references to the blocks of the first `num_tokens` of `tokens`, in order.
 
-    Blocks that lie wholly within the first `shared_tokens` are shared by all producers with this `sketch`. If there is
-    a `tag`, all other whole blocks are stored under it.
+    Blocks that are wholly within the first `shared_tokens` are shared by all producers with this `sketch`. With a
+    `tag`, all other whole blocks are stored under it.
     """
     ids = tuple(tokens[:num_tokens])
     return list(_block_refs(fingerprint, layout, ids, shared_tokens, job_id, sketch, tag))
 
 
-@lru_cache(maxsize=16)  # a job's refs are needed to store, to fetch and to delete its blocks
+@lru_cache(maxsize=16)  # a job's references are needed when it is stored, fetched and deleted
 def _block_refs(
     fingerprint: str, layout: KVLayout, tokens: tuple[int, ...], shared_tokens: int, job_id: str, sketch: str, tag: str
 ) -> list[BlockRef]:
@@ -77,7 +77,7 @@ def _block_refs(
 
 
 def window_ref(last_block: BlockRef) -> BlockRef:
-    """The window record at the end of a block."""
+    """Return the reference to the window record at the end of a block."""
     return BlockRef(
         "kvw" + last_block.key.removeprefix("kv"),
         last_block.chain,
@@ -88,7 +88,7 @@ def window_ref(last_block: BlockRef) -> BlockRef:
 
 
 def snapshot_refs(layout: KVLayout, last_block: BlockRef) -> list[BlockRef]:
-    """References to the snapshots at the end of a block: the window record, if the model has one, then the states."""
+    """Return the snapshot at the end of a block: the window record, if the layout has one, then the states."""
     window = window_ref(last_block)
     states = [
         BlockRef(f"{window.key}.{layer}", f"{window.chain}.{layer}", window.start, window.end, window.is_shared, layer)
@@ -98,10 +98,10 @@ def snapshot_refs(layout: KVLayout, last_block: BlockRef) -> list[BlockRef]:
 
 
 def is_shared(key: str) -> bool:
-    """Whether a key belongs to a shared record. Its shape tells, because fingerprints and job ids contain no colon."""
+    """Whether a key is of a shared record. It has exactly two colons, since fingerprints and job ids contain none."""
     return key.startswith(("kv:", "kvw:")) and key.count(":") == 2
 
 
 def shared_boundary(layout: KVLayout, shared_tokens: int) -> int:
-    """The length of the class-wide part, rounded down to whole blocks."""
+    """Return the length of the class-wide part, rounded down to whole blocks."""
     return shared_tokens - shared_tokens % layout.block_tokens

@@ -1,6 +1,7 @@
-"""A KV store that keeps the class's shared blocks in memory, so that they cross the network once per decode worker.
+"""A KV store that keeps the class's shared blocks in memory, so that each decode worker fetches them only once.
 
-In a process with both roles it also keeps the blocks that the process prefills. Decoding them there needs no network.
+In a process with both roles it also keeps the blocks that the process prefills, so that decoding them here needs no
+network.
 """
 
 import contextlib
@@ -13,17 +14,15 @@ from kvstore.blocks import BlockRef
 from messages.errors import StoreUnavailable
 from messages.kv import Block, KVLayout, Record
 
-# Everything that a record is checked against. A request that differs in any of these goes to the store, which does the
-# check.
+# Everything that a record is checked against. A request that differs in any of it goes to the store, which checks it.
 _Identity = tuple[str, KVLayout, BlockRef]
 
 
 class CachedKVStore(KVStore):
-    """Wraps a store. Shared blocks that were read stay in memory, up to `max_bytes`; the least recently used are
-    dropped first.
+    """Wraps a store. Shared blocks that were read stay in memory, up to `max_bytes`; the least recently used go first.
 
-    `keeps_puts`: blocks that were put also stay in memory once the store has them. A single job's blocks stay until
-    they are deleted.
+    `keeps_puts`: blocks that were put also stay, once the store has them. A single job's own blocks stay until they are
+    deleted.
 
     `held_bytes` may be read at any time.
     """
@@ -34,27 +33,26 @@ class CachedKVStore(KVStore):
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._blocks: OrderedDict[_Identity, Block] = OrderedDict()
-        self._kinds: set[tuple[str, KVLayout]] = set()  # fingerprints and layouts seen so far: one pair for each model
+        self._kinds: set[tuple[str, KVLayout]] = set()  # fingerprints and layouts seen so far; one for each model
         self.held_bytes = 0
 
     def get(self, fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[Block]:
-        """See KVStore. A block held in memory is served even if the store has lost it."""
+        """See `KVStore`. A block in memory is returned even if the store has lost it."""
         cached_blocks = self._cached(fingerprint, layout, refs)
         absent = [ref for ref in refs if ref not in cached_blocks]
         stored_blocks = iter(self._store.get(fingerprint, layout, absent) if absent else [])
         if shared_refs := [ref for ref in cached_blocks if ref.is_shared]:
-            # These blocks are in memory. If the store can't renew their TTLs, only the next reader is affected.
+            # The blocks are here already. Whether the store can renew them matters only to other readers.
             with contextlib.suppress(StoreUnavailable):
                 self._store.find_missing(shared_refs)
         blocks = [cached_blocks[ref] if ref in cached_blocks else next(stored_blocks) for ref in refs]
-        # Tagged blocks are not kept: only the next turn needs them, and only once, as does the worker that decodes this
-        # job.
+        # Tagged blocks are not kept: each is needed only once, by the decode of its job or by the next turn.
         pairs = zip(refs, blocks, strict=True)
         self._keep(fingerprint, layout, [(ref, block) for ref, block in pairs if ref.is_shared and not ref.is_tagged])
         return blocks
 
     def find_missing(self, refs: Sequence[BlockRef]) -> list[BlockRef]:
-        """See KVStore. Asks the store, not this cache, because other workers read these records too."""
+        """See `KVStore`. This asks the store and not the cache, since other workers read from the store."""
         return self._store.find_missing(refs)
 
     def put(self, fingerprint: str, layout: KVLayout, records: Iterable[tuple[BlockRef, Record]]) -> int:
@@ -62,12 +60,13 @@ class CachedKVStore(KVStore):
         if not self._keeps_puts:
             return self._store.put(fingerprint, layout, records)
         kept_records = list(records)
-        stored_bytes = self._store.put(fingerprint, layout, kept_records)  # first, because it may refuse them
+        # First, since records that the store refuses are not decoded.
+        stored_bytes = self._store.put(fingerprint, layout, kept_records)
         self._keep(fingerprint, layout, [(ref, block) for ref, block in kept_records if isinstance(block, Block)])
         return stored_bytes
 
     def read(self, kind: type[R], fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[R]:
-        """See KVStore. Reads from the store, even for blocks."""
+        """See `KVStore`. This reads from the store, blocks included."""
         return self._store.read(kind, fingerprint, layout, refs)
 
     def prepare(self) -> None:
@@ -84,11 +83,11 @@ class CachedKVStore(KVStore):
         self._store.delete(refs)
 
     def free_shared(self, size_bytes: int) -> int:
-        """See KVStore. Frees space in the store; blocks in this cache stay usable."""
+        """See `KVStore`. This frees blocks in the store; those in memory stay useful."""
         return self._store.free_shared(size_bytes)
 
     def usage(self) -> StoreUsage:
-        """See KVStore. Reports the store's usage, not this cache's."""
+        """See `KVStore`. This is the usage of the store, not of the cache."""
         return self._store.usage()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The cluster state as workers see it: it answers even while the store is away.
+"""The cluster state for workers, which answers even while the store is away.
 
-The cluster state never decides whether a job is done. So while the store is away, a worker makes the harmless
-assumption (not cancelled, no stored result, claim granted), which is better than failing the job.
+Nothing in the cluster state decides whether a job is done. So a worker continues with the harmless assumption (not
+cancelled, no stored result, claim granted) instead of failing a job.
 """
 
 import logging
@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# How often the store's clock is read. Between readings it is extrapolated, because clocks drift far less in that time
-# than a message takes.
+# The store's clock is read this often and extrapolated in between. Meanwhile clocks drift by far less than a message
+# takes.
 _CLOCK_EVERY_S = 1.0
 _BEYOND_BOUNDS = 1 << 30
 
@@ -25,7 +25,7 @@ _BEYOND_BOUNDS = 1 << 30
 def _best_effort(
     method: Callable[Concatenate[ClusterState, P], T], assumption: T
 ) -> "Callable[Concatenate[BestEffortClusterState, P], T]":
-    """A method that returns the answer of the cluster state underneath, or `assumption` if that fails."""
+    """Return a method that returns the answer of the cluster state underneath, or `assumption` if the store is away."""
 
     def call(self: "BestEffortClusterState", /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._try(lambda: getattr(self._cluster_state, method.__name__)(*args, **kwargs), assumption)
@@ -34,20 +34,22 @@ def _best_effort(
 
 
 class BestEffortClusterState(ClusterState):
-    """A cluster state that answers with the harmless assumption when it fails, and logs each outage once."""
+    """A cluster state that answers with the harmless assumption if the store fails. Each outage is logged once."""
 
     def __init__(self, cluster_state: ClusterState) -> None:
         self._cluster_state = cluster_state
         self._is_away = False
         self.answers = True  # whether the store answered when it was last asked for the time
-        # The difference between the store's clock and this process's monotonic clock, as last seen. The wall clock
-        # would not do, because it may be set while the store is away.
+        # The last known offset of the store's clock from our monotonic one. Our wall clock is not used, since it may be
+        # set while the store is away.
         self._offset_s = time.time() - time.monotonic()
         self._next_look = 0.0
 
     def now(self) -> float:
-        """The store's time, or an estimate of it while the store is away. Before the store was first reached, this
-        machine's time."""
+        """Return the store's clock, extrapolated while the store is away.
+
+        Before it was first read, return our own clock.
+        """
         if time.monotonic() >= self._next_look:
             now = self._try(self._cluster_state.now, 0.0)
             self.answers = bool(now)
@@ -57,12 +59,11 @@ class BestEffortClusterState(ClusterState):
         return time.monotonic() + self._offset_s
 
     def take_up(self, worker_id: str, runs: Sequence[Run], ttl_s: float) -> list[tuple[bytes | None, bool]]:
-        """Stored results, or claims. While the store is away: no results, and all claims granted."""
+        """Return stored results or claims. While the store is away, return no results and granted claims."""
         nobody_can_say: tuple[bytes | None, bool] = (None, True)
         return self._try(lambda: self._cluster_state.take_up(worker_id, runs, ttl_s), [nobody_can_say] * len(runs))
 
-    # If these fail, nothing is lost: registrations, claims and notes that are not renewed or given up run out by
-    # themselves.
+    # Entries that can't be renewed, stored or removed expire by themselves.
     register = _best_effort(ClusterState.register, None)
     unregister = _best_effort(ClusterState.unregister, None)
     finish = _best_effort(ClusterState.finish, None)
@@ -77,9 +78,10 @@ class BestEffortClusterState(ClusterState):
     noted_answers = _best_effort(ClusterState.noted_answers, {})
     is_cancelled = _best_effort(ClusterState.is_cancelled, False)
     claim = _best_effort(ClusterState.claim, True)
-    count_crashes = _best_effort(ClusterState.count_crashes, _BEYOND_BOUNDS)  # the broker's count then decides
+    # The broker's count of returns then decides.
+    count_crashes = _best_effort(ClusterState.count_crashes, _BEYOND_BOUNDS)
     get_sketch = _best_effort(ClusterState.get_sketch, None)
-    reserve = _best_effort(ClusterState.reserve, True)  # the put will fail if there is no room
+    reserve = _best_effort(ClusterState.reserve, True)  # a full store then refuses the records themselves
     reserved_bytes = _best_effort(ClusterState.reserved_bytes, 0)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Opens the store and the cluster state that a URL names."""
+"""Opens a store and a cluster state from a URL."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ OLDEST_REDIS = 7  # the first version with script flags
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """The two connections that a worker has besides the broker."""
+    """Everything that a worker keeps outside the broker."""
 
     kv: KVStore
     cluster_state: ClusterState
@@ -28,14 +28,14 @@ class Stores:
 
 
 def connect(url: str) -> Stores:
-    """The store and cluster state at a URL: `memory://` (new, and for this process only), a Redis, or a Redis Cluster.
+    """Open the store and the cluster state at a URL.
 
-    The schemes are redis://, rediss:// and unix:// for a Redis, redis+cluster:// and rediss+cluster:// for a cluster.
+    It is `memory://` (new, for this process only), a Redis (redis://, rediss://, unix://), or a Redis Cluster
+    (redis+cluster://, rediss+cluster://).
 
     Raises:
-        ConfigError: the URL can't be used, the server is too old, or it is a cluster node and the URL's scheme is for a
-            single Redis.
-        StoreUnavailable: the store can't be reached, or refuses the login.
+        ConfigError: the URL can't be used, the server is too old, or it is a cluster's node and the URL doesn't say so.
+        StoreUnavailable: the server can't be reached, or it refuses the login.
     """
     if url.startswith(MEMORY):
         return Stores(MemoryKVStore(), MemoryClusterState())
@@ -49,7 +49,7 @@ def _check_server(url: str) -> None:
     try:
         with errors_mapped(address):
             server: Any = client.info("server")
-    except TypeError:  # redis-py passes unknown options of the URL on as keyword arguments
+    except TypeError:  # redis-py passes unknown options of the URL on to code that doesn't accept them
         raise ConfigError(f"the store URL for {address} has an option that redis-py does not know: remove it") from None
     finally:
         client.close()

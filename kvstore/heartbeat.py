@@ -1,4 +1,4 @@
-"""Keeps a worker's registration and its claims alive from a separate thread."""
+"""Keeps a worker's registration and its claims alive, in a separate thread."""
 
 import os
 import secrets
@@ -10,19 +10,20 @@ from kvstore.base import ClusterState
 from messages.workers import WorkerInfo
 
 BEAT_S = 1.0
-# How long a dead worker's jobs stay claimed. It spans three beats, so that one late beat does not free them.
+# A dead worker's jobs can be claimed again after this time. It is three beats, so that one late beat doesn't count as a
+# death.
 CLAIM_TTL_S = 3.0
 REGISTRATION_TTL_S = 5.0
 
 
 def new_worker_id() -> str:
-    """host.pid.random: unique for one process's life, and readable in a log."""
+    """Return an id of the form host.pid.random, which is unique to this process and readable in a log."""
     host = "".join(c if c.isalnum() else "-" for c in socket.gethostname().split(".")[0])[:40] or "host"
     return f"{host}.{os.getpid()}.{secrets.token_hex(3)}"
 
 
 class Heartbeat:
-    """Once a second, publishes `registration()` and calls `renew()` to renew claims, until it is closed.
+    """Publishes `registration()` and calls `renew()`, which renews claims, once a second until it is closed.
 
     Closing removes the registration.
     """
@@ -40,7 +41,7 @@ class Heartbeat:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop beating and remove the registration. Idempotent."""
+        """Stop, and remove the registration. Idempotent."""
         self._closed.set()
         self._thread.join()
         self._cluster_state.unregister(self._worker_id)

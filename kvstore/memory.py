@@ -1,5 +1,4 @@
-"""Store and cluster state in this process's memory, for the local pipeline and for tests. It keeps the same records,
-and checks them the same way."""
+"""The store and the cluster state in memory, for the local pipeline and for tests, with the same records and checks."""
 
 import threading
 import time
@@ -25,9 +24,10 @@ V = TypeVar("V", bound=Sized)
 
 
 class Expiring(Generic[V]):
-    """Values by key, each with a TTL, bounded in bytes. Readers never see expired values; these are swept now and then.
+    """Values by key, each with a TTL, limited in bytes.
 
-    `max_bytes` 0: no bound. `clock` gives seconds and never goes back. Thread-safe.
+    Expired values can't be read, and are removed from time to time. `max_bytes` 0: no limit. `clock` returns seconds
+    and never goes back. Thread-safe.
     """
 
     def __init__(self, max_bytes: int = 0, clock: Clock = time.monotonic) -> None:
@@ -40,17 +40,17 @@ class Expiring(Generic[V]):
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all values that have not expired."""
+        """Bytes of all live values."""
         with self._lock:
             self._sweep()
             return self._total_bytes
 
     def put(self, key: str, value: V, ttl_s: float) -> None:
-        """Store a value. Raises StoreUnavailable if it doesn't fit; the old value under `key` then stays."""
+        """Store a value. Raises StoreUnavailable if it doesn't fit; the old value of `key` then stays."""
         with self._lock:
             if len(self._entries) >= self._sweep_at or self._overfull(key, value):
                 self._sweep()
-                self._sweep_at = 2 * len(self._entries) + 64  # so that sweeping costs constant time per put, on average
+                self._sweep_at = 2 * len(self._entries) + 64  # so that sweeping takes a constant time per put
             if self._overfull(key, value):
                 raise StoreUnavailable(
                     f"the store in memory is full ({self._total_bytes:,} of {self.max_bytes:,} bytes)"
@@ -60,13 +60,13 @@ class Expiring(Generic[V]):
             self._total_bytes += len(value)
 
     def get(self, key: str) -> V | None:
-        """The value, or None."""
+        """Return the value, or None."""
         with self._lock:
             entry = self._entries.get(key)
             return entry[0] if entry and self._clock() < entry[1] else None
 
     def renew(self, keys: Iterable[str], ttl_s: float) -> list[V | None]:
-        """Set the TTL of each key again. Returns the value of each, or None."""
+        """Return the live value of each key, or None, and renew its TTL."""
         with self._lock:
             now = self._clock()
             values: list[V | None] = []
@@ -85,13 +85,13 @@ class Expiring(Generic[V]):
                     self._total_bytes -= len(entry[0])
 
     def items(self) -> dict[str, V]:
-        """All values that have not expired, by key."""
+        """Return all live values, by key."""
         now = self._clock()
         with self._lock:
             return {key: value for key, (value, expires) in self._entries.items() if now < expires}
 
     def oldest_first(self, matches: Callable[[str], bool]) -> list[tuple[str, int]]:
-        """(key, bytes) of the matching keys; those that expire first come first."""
+        """Return (key, bytes) of the matching keys, the next to expire first."""
         with self._lock:
             entries = [(expires, key, len(value)) for key, (value, expires) in self._entries.items() if matches(key)]
         return [(key, size) for _, key, size in sorted(entries)]
@@ -109,7 +109,7 @@ class Expiring(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A record without encoding, because no other process reads it, together with the arguments it was put with."""
+    """A record as it is, since it is read only here, and the identity under which it was put."""
 
     fingerprint: str
     layout: KVLayout
@@ -122,7 +122,7 @@ class _Held:
 
 
 class MemoryKVStore(KVStore):
-    """Records in memory. Raises StoreUnavailable once `max_bytes` are in use."""
+    """Stores records in memory. Raises StoreUnavailable once `max_bytes` are in use."""
 
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES, clock: Clock = time.monotonic) -> None:
         self._held: Expiring[_Held] = Expiring(max_bytes, clock)
@@ -140,7 +140,7 @@ class MemoryKVStore(KVStore):
             data = record.data
             is_whole = data.base is None or getattr(data.base, "nbytes", 0) == data.nbytes
             if not (is_whole and data.flags.c_contiguous):
-                data = data.copy()  # a view would keep the whole array behind it in memory
+                data = data.copy()  # otherwise the whole array that it is a view of would stay in memory
                 record = replace_fields(record, data=data)
             data.flags.writeable = False
             self._held.put(ref.key, _Held(fingerprint, layout, ref, record, xxhash.xxh3_64_intdigest(data.data)), TTL_S)
@@ -148,7 +148,7 @@ class MemoryKVStore(KVStore):
         return total
 
     def prepare(self) -> None:
-        """See KVStore. There is nothing to prepare, because blocks are already in memory."""
+        """See `KVStore`. Nothing to do, since the blocks are in memory."""
 
     def delete(self, refs: Sequence[BlockRef]) -> None:
         """See KVStore."""
@@ -172,8 +172,10 @@ class MemoryKVStore(KVStore):
         """See KVStore."""
 
     def read(self, kind: type[R], fingerprint: str, layout: KVLayout, refs: Sequence[BlockRef]) -> list[R]:
-        """See KVStore. A record that was put with the same arguments is returned as it is; otherwise it is encoded and
-        checked like a stored value."""
+        """See `KVStore`.
+
+        A record with another identity than requested is encoded and then decoded, so that the usual checks apply.
+        """
         records = []
         for ref, held in zip(refs, self._held.renew([ref.key for ref in refs], TTL_S), strict=True):
             if held is None:
@@ -195,7 +197,7 @@ class MemoryClusterState(ClusterState):
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._values: Expiring[bytes] = Expiring(clock=clock)
-        # Kept apart from the other entries, because registrations are read often and all at once.
+        # These are often read as a whole, so they are kept apart from results.
         self._workers: Expiring[bytes] = Expiring(clock=clock)
         self._details: Expiring[bytes] = Expiring(clock=clock)
         self._reservations: Expiring[bytes] = Expiring(clock=clock)

@@ -1,15 +1,15 @@
-"""One record: a block, a window or a state as one atomic value, a msgpack document of two elements.
+"""A record: a block, a window or a state as one atomic value. It is a msgpack document of two elements.
 
-[ {v, kind, fingerprint, chain, position, rows, layers, kv_heads, head_dim, dtype, bytes, xxh3, pad},  payload ]
+    [ {v, kind, fingerprint, chain, position, rows, layers, kv_heads, head_dim, dtype, bytes, xxh3, pad},  payload ]
 
-`position` is a block's first token, or the token after a window's last row. `rows` counts tokens. A state is one row of
+`position` is a block's first token, or the token after a window's last row; `rows` counts tokens. A state is one row of
 `head_dim` numbers, and its `chain` ends with a dot and its layer. `payload` (bin 32) is the array's memory,
 C-contiguous and little-endian, and `xxh3` is its XXH3-64 hash. `pad` makes the payload begin at a multiple of 16 bytes,
-so that an array over it is aligned.
+so that the array made from it is aligned.
 
-A reader knows what every field must say, because the ref, the fingerprint and the layout determine everything except a
-window's rows. So a record is good only if its header equals, byte for byte, the one that this program would write for
-its payload. Every other value raises KVTransferFailed.
+A reader knows the value of every header field: the ref, the fingerprint and the layout determine all but a window's
+rows. So a record is valid exactly if its header is, byte for byte, the one that would be written for its payload. Any
+other value raises KVTransferFailed.
 """
 
 import math
@@ -26,10 +26,10 @@ from messages.kv import NUMPY_TYPES, STATE_TYPE, Array, Block, DType, KVLayout, 
 
 VERSION = 1
 ALIGNMENT = 16
-MAX_HEADER_BYTES = 1024  # Kvasir's headers take about 350
+MAX_HEADER_BYTES = 1024  # ours have about 350
 _ARRAY_OF_TWO = b"\x92"
 _BIN_32 = b"\xc6"
-_BIN_BYTES = 5  # the marker and the length before a payload
+_BIN_BYTES = 5  # the marker and the length
 
 Kind = Literal["block", "window", "state"]
 Shape = tuple[int, int, int, int, int]
@@ -38,8 +38,7 @@ _STATE_DTYPE: DType = "f32"
 
 
 def check_record(layout: KVLayout, ref: BlockRef, record: Record) -> tuple[Kind, DType, Shape]:
-    """The record's kind, dtype and shape, as they are stored. Raises ValueError if the record does not match `layout`
-    and `ref`."""
+    """Return the record's kind, dtype and shape as stored. Raises ValueError if they don't match `layout` and `ref`."""
     kind: Kind
     dtype, layer = layout.dtype, None
     if isinstance(record, Block):
@@ -53,14 +52,17 @@ def check_record(layout: KVLayout, ref: BlockRef, record: Record) -> tuple[Kind,
     data_shape = record.data.shape if kind != "state" else (1, 1, 1, 1, *record.data.shape)
     expected = ((ref.start, ref.end), ref.layer, shape, NUMPY_TYPES[dtype])
     if (span, layer, data_shape, record.data.dtype) != expected:
-        raise ValueError(f"{kind} over {span} of {record.data.dtype} {data_shape} under {ref.key}, {dtype} {shape}")
+        raise ValueError(
+            f"the record is a {kind} over {span} of {record.data.dtype} {data_shape}, "
+            f"not what is under {ref.key}: {dtype} {shape}"
+        )
     return kind, dtype, shape
 
 
 def encode(fingerprint: str, layout: KVLayout, ref: BlockRef, record: Record) -> tuple[bytes, memoryview]:
-    """The value in two parts, to be written in this order: the header, and the payload (a view of the record's array).
+    """Return the value in two parts, to be written one after the other: the header, and a view of the record's array.
 
-    Raises ValueError if the record does not match `ref` and `layout`.
+    Raises ValueError if the record doesn't match `ref` and `layout`.
     """
     kind, dtype, shape = check_record(layout, ref, record)
     payload = np.ascontiguousarray(record.data).reshape(-1).view(np.uint8).data
@@ -68,8 +70,10 @@ def encode(fingerprint: str, layout: KVLayout, ref: BlockRef, record: Record) ->
 
 
 def decode_block(value: bytes | memoryview, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Block:
-    """The block of `ref`; its data is a read-only view of `value`. Raises KVTransferFailed, which says what is
-    wrong."""
+    """Return the block of `ref`, whose data is a read-only view of `value`.
+
+    Raises KVTransferFailed that says what is wrong.
+    """
     header, payload = _split(value, ref)
     shape = layout.block_shape(ref.end - ref.start)
     _check(header, _header("block", fingerprint, layout.dtype, ref, shape, payload), value, payload, ref)
@@ -77,7 +81,7 @@ def decode_block(value: bytes | memoryview, fingerprint: str, layout: KVLayout, 
 
 
 def decode_window(value: bytes | memoryview, fingerprint: str, layout: KVLayout, ref: BlockRef) -> Window:
-    """The window record of `ref`; its data is a read-only view of `value`. Raises KVTransferFailed."""
+    """Return the window record of `ref`, whose data is a read-only view of `value`. Raises KVTransferFailed."""
     header, payload = _split(value, ref)
     rows = header.get("rows")
     min_rows = min(ref.end, layout.window - 1)
@@ -89,7 +93,7 @@ def decode_window(value: bytes | memoryview, fingerprint: str, layout: KVLayout,
 
 
 def decode_state(value: bytes | memoryview, fingerprint: str, layout: KVLayout, ref: BlockRef) -> RecurrentState:
-    """The recurrent state of `ref`; its data is a read-only view of `value`. Raises KVTransferFailed."""
+    """Return the state of `ref`, whose data is a read-only view of `value`. Raises KVTransferFailed."""
     header, payload = _split(value, ref)
     expected = _header("state", fingerprint, _STATE_DTYPE, ref, _state_shape(layout), payload)
     _check(header, expected, value, payload, ref)
@@ -97,7 +101,7 @@ def decode_state(value: bytes | memoryview, fingerprint: str, layout: KVLayout, 
     return RecurrentState(ref.end, ref.layer, np.ndarray((layout.state_size,), STATE_TYPE, buffer=payload))
 
 
-# The function that decodes each kind of record.
+# The function that reads each kind of record.
 DECODERS: Mapping[type, Callable[..., Any]] = {
     Block: decode_block,
     Window: decode_window,
@@ -116,7 +120,7 @@ def _array(payload: memoryview, layout: KVLayout, shape: Shape) -> Array:
 def _header(
     kind: Kind, fingerprint: str, dtype: DType, ref: BlockRef, shape: Shape, payload: memoryview
 ) -> dict[str, Any]:
-    # The order in which differences are reported: a cause comes before its consequences.
+    # The first field that differs is reported, so causes come before their consequences.
     return {
         "v": VERSION,
         "kind": kind,
@@ -134,7 +138,7 @@ def _header(
 
 
 def _pack(header: dict[str, Any]) -> bytes:
-    """Everything before the payload."""
+    """Return all bytes before the payload."""
     bare = len(_ARRAY_OF_TWO) + len(msgpack.packb(header | {"pad": b""})) + _BIN_BYTES
     header_bytes = msgpack.packb(header | {"pad": bytes(-bare % ALIGNMENT)})
     return b"".join((_ARRAY_OF_TWO, header_bytes, _BIN_32, header["bytes"].to_bytes(4, "big")))
@@ -148,21 +152,21 @@ def _split(value: bytes | memoryview, ref: BlockRef) -> tuple[dict[str, Any], me
     try:
         unpacker.feed(view[1:MAX_HEADER_BYTES])
         header = unpacker.unpack()
-    except Exception as error:  # noqa: BLE001  msgpack raises its own exceptions, ValueError and UnicodeDecodeError
+    except Exception as error:  # noqa: BLE001  msgpack raises its own errors, ValueError, and UnicodeDecodeError
         raise _failure(ref, f"has no readable header ({type(error).__name__})") from None
     if not isinstance(header, dict):
         raise _failure(ref, "has no header")
     start = len(_ARRAY_OF_TWO) + unpacker.tell() + _BIN_BYTES
     payload = view[start:]
     if view[start - _BIN_BYTES : start - 4] != _BIN_32 or int.from_bytes(view[start - 4 : start]) != len(payload):
-        raise _failure(ref, "is cut short, or longer than it says")
+        raise _failure(ref, "is shorter or longer than its header says")
     return header, payload
 
 
 def _check(
     header: dict[str, Any], expected: dict[str, Any], value: bytes | memoryview, payload: memoryview, ref: BlockRef
 ) -> None:
-    # Compare bytes, not values: True, 1 and 1.0 are equal as values, and a number has several encodings.
+    # Bytes are compared instead of values, since True, 1 and 1.0 are equal, and a number has several encodings.
     if len(payload) == expected["bytes"] and memoryview(value)[: len(value) - len(payload)] == _pack(expected):
         return
     for name, expected_field in expected.items():
@@ -173,7 +177,7 @@ def _check(
 
 
 def _describe(value: object) -> str:
-    # Nested values are not shown, because the value may come from anybody.
+    # Nested values are not shown, since the record may come from any client.
     return f"{value!r:.80}" if isinstance(value, str | int | None) else f"of type {type(value).__name__}"
 
 

@@ -1,17 +1,16 @@
-"""What the cluster state knows that speaks against running a job: its batch's tombstone, and how many workers crashed
-with it.
+"""What the cluster state knows against running a job: its batch's tombstone, and how many workers crashed with it.
 
-`infra.checks` uses this to decide.
+`infra.checks` makes the decision.
 
-A tombstone that is noticed a second late wastes at most one job's work. The batch's owner writes `cancelled` for all of
-its open jobs, and `cancel` also tells the workers, which then look at once. So not every job needs to ask the store.
+If a tombstone is seen a second late, at most one job's work is wasted: the batch's owner writes `cancelled` for all of
+its open jobs, and cancelling also notifies the workers, which then check at once. So not every job asks the store for
+its batch's tombstone.
 
-Crash counts find poison messages. The broker's own count of returns would not do: it also counts lost connections, and
-counts them for every job that a worker held but had not begun. Five connection resets in a row would make an innocent
-job poison. So a worker adds one to the count in the cluster state when it begins a job that was returned, and subtracts
-one when it is through with it, however that ends. What remains is the number of deliveries whose worker died. (First
-deliveries are not counted, so that most jobs cost nothing. If the job is returned, its first delivery counts as a
-crash.)
+Poison is recognised by the crash count. The broker's count doesn't work for that: it counts every return, also after a
+lost connection, for all jobs that a worker held but had not begun. Five lost connections in a row would make an
+innocent job poison. So a worker adds one to the count in the cluster state when it begins a job that has come back, and
+subtracts one when the job ends in any way. What remains is the number of deliveries whose worker died. (First
+deliveries are not counted, so that most jobs cost nothing. If the job came back, its first delivery counts as a crash.)
 """
 
 import time
@@ -22,19 +21,18 @@ from functools import partial
 from kvstore.base import ClusterState
 
 _KNOWN_FOR_S = 1.0
-_MAX_BATCHES = 1000  # how many batches are remembered
+_MAX_BATCHES = 1000  # the number of batches that are remembered
 
 
 class Tombstones:
-    """One worker's view of the cluster state's tombstones. Only the absence of a tombstone is remembered.
-    Thread-safe."""
+    """One worker's view of the tombstones. Only that a batch has none is remembered. Thread-safe."""
 
     def __init__(self, cluster_state: ClusterState) -> None:
         self._cluster_state = cluster_state
-        self._none_until: dict[str, float] = {}  # by batch; monotonic clock
+        self._none_until: dict[str, float] = {}  # until when a batch is known to have no tombstone; monotonic clock
 
     def has(self, batch_id: str) -> bool:
-        """Whether the batch was cancelled, at most a second out of date. Raises the cluster state's errors."""
+        """Whether the batch was cancelled, as known at most a second ago. Raises as the cluster state does."""
         now = time.monotonic()
         if now < self._none_until.get(batch_id, 0.0):
             return False
@@ -46,14 +44,16 @@ class Tombstones:
         return False
 
     def note_cancel(self, batch_id: str) -> None:
-        """Note that the batch may have been cancelled, so that its next job asks the store again."""
+        """Note that the batch may have been cancelled, so that the store is asked again for its next job."""
         self._none_until.pop(batch_id, None)
 
 
 @contextmanager
 def counting_crashes(cluster_state: ClusterState, stage: str, job_id: str, run: int, returns: int) -> Iterator[int]:
-    """A context for working on a job that was returned `returns` times. Yields how many workers crashed with it, at
-    most."""
+    """Count a crash if the worker dies within the block, for a job that came back `returns` times.
+
+    Yields how many workers crashed with the job before, at most.
+    """
     if not returns:
         yield 0
         return
@@ -61,7 +61,7 @@ def counting_crashes(cluster_state: ClusterState, stage: str, job_id: str, run: 
     through = partial(cluster_state.count_crashes, stage, job_id, run, -1)
     try:
         yield min(returns, earlier + 1)
-    except Exception:  # an Exception is a normal end; any other BaseException ends the worker
+    except Exception:  # an error ends the job too; what is not an Exception ends the worker
         through()
         raise
     through()

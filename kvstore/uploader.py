@@ -9,22 +9,22 @@ from kvstore.base import KVStore
 from kvstore.blocks import BlockRef
 from messages.kv import KVLayout, Record
 
-MAX_PENDING_BLOCKS = 16  # at most 64 MiB; as many again may be under way in the store's pipeline
+MAX_PENDING_BLOCKS = 16  # 64 MiB at most; as many again may be in flight
 
 
 @dataclass(frozen=True, slots=True)
 class UploadReport:
-    """What was stored, and the seconds that the upload took after computing had ended."""
+    """What was stored, and the seconds of storing that computing did not hide."""
 
     bytes: int
-    exposed_s: float  # spent in `finish`
+    exposed_s: float  # time spent in `finish`
 
 
 class Uploader:
-    """The upload of one KV transfer: a thread, and a bounded queue that makes the caller wait when the store is slower.
+    """The upload of one KV transfer: a thread, and a queue that makes the caller wait if the store is slower.
 
-    Without `background` there is no thread, and `finish` stores everything. This suits small caches, which are stored
-    faster than a thread starts. Only one thread may use it.
+    Without `background` there is no thread, and `finish` stores the records. This is for records that are stored faster
+    than a thread starts. Used by one thread.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class Uploader:
         self._max_pending = max_pending_blocks
         self._pending: deque[tuple[BlockRef, Record]] = deque()
         self._condition = threading.Condition()
-        self._ending = False  # no more puts will come
-        self._dropping = False  # abandoned or failed
+        self._ending = False  # whether no more puts will come
+        self._dropping = False  # whether it was abandoned or failed
         self._error: Exception | None = None
         self._bytes = 0
         self._thread = threading.Thread(target=self._run, name="kv-upload", daemon=True) if background else None
@@ -50,8 +50,7 @@ class Uploader:
             self._thread.start()
 
     def put(self, ref: BlockRef, record: Record) -> None:
-        """Queue one record for storing; waits while too many are pending. After an error the record is dropped, and
-        `finish` raises the error."""
+        """Add one record. Waits while too many are pending. After an error the record is dropped; see `finish`."""
         if self._ending:
             raise ValueError("the upload has been finished or abandoned")
         if self._thread is None:
@@ -75,8 +74,10 @@ class Uploader:
         return UploadReport(self._bytes, time.perf_counter() - start)
 
     def abandon(self) -> None:
-        """Drop what is pending and return at once. The thread ends after the record that it is storing now.
-        Idempotent."""
+        """Drop pending records and return at once.
+
+        The thread ends after the records that it is storing now. Idempotent.
+        """
         self._ending = True
         self._drop()
 
@@ -97,7 +98,7 @@ class Uploader:
                 return
             try:
                 stored_bytes = self._store.put(self._fingerprint, self._layout, batch)
-            except Exception as error:  # noqa: BLE001  `finish` raises it in the caller's thread, which can handle it
+            except Exception as error:  # noqa: BLE001  `finish` raises it in the caller's thread
                 self._error = error
                 return self._drop()
             self._bytes += stored_bytes

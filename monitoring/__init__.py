@@ -1,1 +1,1 @@
-"""Turns job events into logs and metrics. Imports messages only."""
+"""Turns lifetime events into logs and metrics. Imports `messages` only."""

@@ -1,9 +1,8 @@
-"""Which requests a server on this machine answers. The gateway (without keys), the desk and the workers' pages share
-this check.
+"""Which requests are answered: the check of the gateway without keys, the desk, and the workers' pages.
 
-Without keys, a client is admitted because it is on this machine. But any web page can make a browser on this machine
-send requests, and can read the answers if the page's own host name resolves to this machine (DNS rebinding). So a
-request's Host header must name this machine, and its Origin header must not name another.
+Where no key is needed, access is limited to this machine. But any web page can make a browser on this machine send
+requests, and read the answers if its own name resolves to this machine (DNS rebinding). So a request must name this
+machine in its Host header, and must not come from a page of another machine.
 """
 
 import functools
@@ -15,21 +14,20 @@ from urllib.parse import urlsplit
 
 LOOPBACK = "127.0.0.1"
 _LOOPBACK_NAMES = ("localhost", LOOPBACK, "::1")
-# Names in these domains can't be made to resolve here from outside.
-_PRIVATE_DOMAINS = ("internal", "lan", "local", "localhost")
+_PRIVATE_DOMAINS = ("internal", "lan", "local", "localhost")  # names in these domains can't be registered from outside
 
 _Message = MutableMapping[str, Any]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on `host`."""
+    """Whether a server that listens on this host can be reached only from this machine."""
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def why_not(listens_on: str, host: str, origin: str | None, names: Collection[str] = ()) -> str:
-    """Why a request with these headers is refused, as a sentence; "" if it is allowed.
+    """Return why a request with these headers is refused, as a sentence; "" if it is answered.
 
-    `names`: other names that resolve only to this machine, such as `host.docker.internal` from a container.
+    `names` are other names that lead only to this machine, such as `host.docker.internal` from a container.
     """
     name = _hostname(f"//{host}")
     if name not in names and not _names_us(name, listens_on):
@@ -40,7 +38,7 @@ def why_not(listens_on: str, host: str, origin: str | None, names: Collection[st
 
 
 class HostGuard:
-    """ASGI middleware that checks HTTP and WebSocket requests of an application that listens on `listens_on`."""
+    """ASGI middleware that checks HTTP requests and WebSockets of an application that listens on `listens_on`."""
 
     def __init__(self, app: Callable[..., Awaitable[None]], listens_on: str) -> None:
         self._app = app
@@ -64,8 +62,7 @@ class HostGuard:
 
 
 def _names_us(name: str | None, listens_on: str) -> bool:
-    """Whether a name can only mean this machine, or, if the server listens on the network, a machine in its own
-    network."""
+    """Whether a name can only mean this machine, or a machine in its own network if the application listens there."""
     if name is None or name in (*_LOOPBACK_NAMES, listens_on):
         return name is not None
     if is_loopback(listens_on):
@@ -82,7 +79,7 @@ def _own_names() -> tuple[str, ...]:
 def _hostname(url: str) -> str | None:
     try:
         return urlsplit(url).hostname
-    except ValueError:  # brackets around something that is not an IPv6 address
+    except ValueError:  # brackets without a valid IPv6 address
         return None
 
 

@@ -1,10 +1,8 @@
-"""Measures a machine's power and its GPUs' load by NVML, if there is an NVIDIA GPU and NVIDIA's library.
+"""A machine's power and its GPUs' load. NVML measures them if there is an NVIDIA GPU and NVML's library.
 
-Without NVML the declared watts are reported.
-
-Declared watts count only while a job is in hand: they say what the machine draws at work, not when it is idle. Measured
-watts are those of all GPUs of the machine. Workers on one machine report the same watts, so take the maximum by host,
-not the sum. A Mac's GPU reports nothing without root.
+Otherwise the declared watts are used. They count while a job is in hand: they say what the machine draws at work, and
+nothing about when it is idle. Measured watts are those of all GPUs of the machine. Workers on one machine report the
+same watts, so take the maximum by host, not the sum. A Mac's GPU reports nothing without root.
 """
 
 import importlib
@@ -25,20 +23,18 @@ SAMPLE_EVERY_S = 1.0
 
 
 def _nvml() -> tuple[Any, list[Any]]:
-    """NVML and the machine's GPUs; no GPUs if there is none, or if its driver or the package nvidia-ml-py is
-    missing."""
+    """Return NVML and the machine's GPUs; no GPUs without a driver or the package nvidia-ml-py."""
     try:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
         return nvml, [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
-    except Exception as error:  # noqa: BLE001  no library, no driver: both mean "not measured"
+    except Exception as error:  # noqa: BLE001  no library and no driver both mean "not measured"
         log.debug("NVML gives no figures: %s", error)
         return None, []
 
 
 def nvml_watts() -> Callable[[], float] | None:
-    """A function that reads the watts of all NVIDIA GPUs; None if there is none, or if one does not report its
-    power."""
+    """Return a function that reads the watts of all NVIDIA GPUs; None if there is none, or one does not report them."""
     nvml, devices = _nvml()
     try:
         _gpu_watts(nvml, devices)
@@ -49,28 +45,30 @@ def nvml_watts() -> Callable[[], float] | None:
 
 
 def _gpu_watts(nvml: Any, devices: list[Any]) -> float:
-    return sum(float(nvml.nvmlDeviceGetPowerUsage(device)) for device in devices) / 1000  # reported in milliwatts
+    return sum(float(nvml.nvmlDeviceGetPowerUsage(device)) for device in devices) / 1000  # NVML reports milliwatts
 
 
 class GpuCollector(Collector):
-    """Reports each GPU's figures at every scrape. Without NVML there are none, and figures that a GPU does not report
-    are left out."""
+    """Collects each GPU's figures at every scrape.
+
+    Without NVML there are none; figures that a GPU doesn't report are left out.
+    """
 
     def __init__(self, host: str) -> None:
         self._host = host
         self._nvml, self._devices = _nvml()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Busy share and memory, by host and GPU number."""
+        """Yield busy share and memory, by host and number of the GPU."""
         labels = ("host", "gpu")
-        busy = GaugeMetricFamily("kvasir_gpu_busy_ratio", "Share of a moment in which a GPU computed.", labels=labels)
+        busy = GaugeMetricFamily("kvasir_gpu_busy_ratio", "Share of time in which a GPU computed.", labels=labels)
         memory_in_use = GaugeMetricFamily("kvasir_gpu_memory_used_bytes", "GPU memory in use.", labels=labels)
         total = GaugeMetricFamily("kvasir_gpu_memory_total_bytes", "GPU memory.", labels=labels)
         for number, device in enumerate(self._devices):
             place = (self._host, str(number))
             with suppress(Exception):
                 busy.add_metric(place, self._nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100)
-            with suppress(Exception):  # a GPU that shares the machine's memory does not report its own
+            with suppress(Exception):  # a GPU that shares the machine's memory reports none
                 memory = self._nvml.nvmlDeviceGetMemoryInfo(device)
                 memory_in_use.add_metric(place, memory.used)
                 total.add_metric(place, memory.total)
@@ -78,7 +76,7 @@ class GpuCollector(Collector):
 
 
 class PowerMeter:
-    """Samples the power once a second and adds up the energy. Use it as a context manager."""
+    """Samples the watts once a second and adds up the energy. Use it as a context manager."""
 
     def __init__(
         self,
@@ -90,7 +88,7 @@ class PowerMeter:
     ) -> None:
         self._read_watts = read_watts or (lambda: declared_watts if is_busy() else 0.0)
         source = "nvml" if read_watts else "declared" if declared_watts else "unknown"
-        watts = Gauge("kvasir_power_watts", "What the machine draws now.", ("host", "source"), registry=registry)
+        watts = Gauge("kvasir_power_watts", "Power that the machine draws now.", ("host", "source"), registry=registry)
         energy = Counter("kvasir_energy_joules", "Energy since the start.", ("host", "source"), registry=registry)
         self._watts, self._energy = watts.labels(host, source), energy.labels(host, source)
         self._closed = threading.Event()

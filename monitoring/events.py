@@ -1,7 +1,7 @@
-"""Hands the events that clients and workers report to observers.
+"""Passes the events that clients and workers report to observers.
 
-A worker is given one `Observer` and calls it in its own threads, right after the step has happened. FIRST_TOKEN is
-reported by the decode worker; TTFT therefore includes both queues and the transfer, but not the way to the client.
+A worker gets one `Observer` and calls it in its own threads, right after each step. FIRST_TOKEN is reported by the
+decode worker. TTFT therefore includes both queues and the KV transfer, but not the way to the client.
 """
 
 import logging
@@ -15,9 +15,9 @@ log = logging.getLogger(__name__)
 
 
 def fan_out(*observers: Observer) -> Observer:
-    """One observer that calls all of these in order. An observer's error is logged, and never reaches a job.
+    """Return one observer that calls all of these, in order. Their errors are logged, and never affect a job.
 
-    Only the first failure of each observer is logged with its traceback, so that a broken observer can't fill the disk.
+    Only the first failure of each observer is logged with its traceback, so that a broken one doesn't fill the disk.
     """
     broken_observers: set[int] = set()
 

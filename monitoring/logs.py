@@ -1,7 +1,7 @@
-"""Logging for people and for programs, with one line for each step of a job.
+"""Logging for people and for machines, with one line for each step of a job.
 
-A job's line holds ids, counts, sizes and seconds. It never holds a prompt, an answer, or a person's name. A fact is
-logged only if it is a number whose field name states a unit, or a known kind of word that can't be a sentence.
+A job's line contains ids, counts, sizes and seconds, but never a prompt, an answer or a name. A fact is logged only if
+it is a number whose name has a unit, or one of a few known words whose form no sentence has.
 """
 
 import json
@@ -21,9 +21,9 @@ from messages.lines import on_one_line
 
 Style = Literal["console", "json"]
 
-TIME_FIRST = '{"time": "'  # the start of each line in the JSON style; the time (UTC) follows
+TIME_FIRST = '{"time": "'  # the beginning of each line of the JSON style; the time follows, in UTC
 
-# Kvasir's packages log at the chosen level; libraries only from WARNING on (pika logs its whole life at INFO).
+# Our packages log at the requested level; libraries log only from WARNING on (pika logs routine steps at INFO).
 ROOMS = (
     *("messages", "engines", "kvstore", "infra", "monitoring"),
     *("producers", "prefill_worker", "decode_worker"),
@@ -37,23 +37,23 @@ _WORD = re.compile(r"[A-Za-z0-9._:/\-]{1,128}\Z")
 _WARNED_OF = (Step.RETRIED, Step.KV_GONE, Step.REDELIVERED, Step.ISOLATED, Step.FAILED)
 _LEVELS = {
     **dict.fromkeys(_WARNED_OF, logging.WARNING),
-    Step.FIRST_TOKEN: logging.DEBUG,  # the line of ANSWERED has this time too
+    Step.FIRST_TOKEN: logging.DEBUG,  # its time is also in the line of ANSWERED
 }
 
 _FIRST_FIELDS = ("time", "level", "logger", "event")
 
-_FLUSH_S = 1.0  # if stderr takes longer, it is stuck
+_FLUSH_S = 1.0  # a stderr that takes longer than this is stuck
 
 _jobs = logging.getLogger("monitoring.jobs")
 _as_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def configure(level: str = "info", style: Style = "console", background: bool = False) -> None:
-    """Log to stderr. This replaces the configuration of an earlier call.
+    """Log to stderr. This replaces what an earlier call configured.
 
-    `background`: a separate thread writes, which workers with many threads and many short jobs need.
+    `background`: a separate thread writes the lines, for workers with many threads and many short jobs.
     """
-    # A line shows no thread, process or caller, and looking them up would take a fifth of its time.
+    # A line's thread, process and caller are not used, and looking them up takes a fifth of its time.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
     root = logging.getLogger()
@@ -69,14 +69,14 @@ def configure(level: str = "info", style: Style = "console", background: bool = 
 
 
 def log_event(event: Event) -> None:
-    """An observer that logs one line for each step: WARNING for steps that cost something, usually INFO for others."""
+    """Log one line for an event, as an observer: at WARNING for steps that cost something, else mostly at INFO."""
     level = _LEVELS.get(event.step, logging.INFO)
     if _jobs.isEnabledFor(level):
         _jobs.log(level, event.step.value, extra={"job": job_fields(event)})
 
 
 def job_fields(event: Event) -> dict[str, Any]:
-    """The fields of an event that may be logged: job, model, and the facts that can't contain anybody's text."""
+    """Return the loggable fields of an event: job, model, and the facts that can't contain anyone's text."""
     facts = {name: value for name, value in event.facts.items() if _may_be_told(name, value)}
     batch = {"batch": facts.pop("batch_id")} if "batch_id" in facts else {}
     return {"job": event.job_id, **batch, "model": event.model, **facts}
@@ -88,7 +88,7 @@ def _may_be_told(name: str, value: object) -> bool:
     return isinstance(value, (int, float)) and _is_figure(name)
 
 
-@lru_cache(maxsize=1024)  # most values are the same for all jobs of a batch
+@lru_cache(maxsize=1024)  # the jobs of a batch share most of them
 def _is_known_word(name: str, value: str) -> bool:
     return name in _WORDS and bool(_WORD.match(value))
 
@@ -99,31 +99,34 @@ def _is_figure(name: str) -> bool:
 
 
 def as_console_line(line: str, left_out: Collection[str] = ()) -> str:
-    """A line of the JSON style in the console style, without some fields, in this machine's time zone.
+    """Return a line of the JSON style in the console style, without some fields, and with this machine's local time.
 
     Any other line is returned as it is.
     """
-    with suppress(ValueError, TypeError, KeyError):  # another program's line, or an unfinished one
+    with suppress(ValueError, TypeError, KeyError):  # the line was written by another program, or is incomplete
         fields = json.loads(line)
         written_at = datetime.fromisoformat(fields["time"]).astimezone()
         line = f"{written_at:%H:%M:%S} {fields['level'].upper():<7} {fields['event']}"
         line += "".join(f" {name}={_short(fields[name])}" for name in fields if name not in (*_FIRST_FIELDS, *left_out))
-    # A terminal might obey control characters.
+    # A terminal might execute control characters.
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in line)
 
 
 class _Stderr(logging.Handler):
-    """Writes to the current sys.stderr, because a progress display replaces it while it is shown.
+    """Writes to the current sys.stderr, which a progress display replaces while it is shown.
 
-    Each line is a single write, so no lock is needed. With one, threads would wait for each other's formatting and
-    system calls.
+    Each line is one write, which needs no lock. With a lock, threads would wait for each other's formatting and system
+    calls.
     """
 
     def createLock(self) -> None:  # noqa: N802  logging's name
         self.lock = None
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """The same as logging's own method, which since Python 3.13 takes the lock even if there is none."""
+        """Handle a record without a lock.
+
+        Since Python 3.13, logging's own method takes the lock without checking that it exists.
+        """
         accepted_record = self.filter(record)
         if accepted_record:
             self.emit(accepted_record if isinstance(accepted_record, logging.LogRecord) else record)
@@ -133,15 +136,16 @@ class _Stderr(logging.Handler):
         try:
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()
-        except Exception:  # noqa: BLE001  a record that can't be written must not stop the program
+        # By logging's contract, a record that can't be written must not stop the program.
+        except Exception:  # noqa: BLE001
             self.handleError(record)
 
 
 class _Background(_Stderr):
     """Leaves writing to a thread, which writes all waiting lines at once.
 
-    Each write releases the interpreter's lock, and with many threads, getting it back costs more than the line itself.
-    If the process is killed, the lines of its last milliseconds are lost.
+    Each write releases the interpreter lock, and among many threads, getting it back takes longer than writing the
+    line. If the process is killed, the lines of its last milliseconds are lost.
     """
 
     def __init__(self) -> None:
@@ -153,17 +157,17 @@ class _Background(_Stderr):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._lines.put(self.format(record) + "\n")
-        except Exception:  # noqa: BLE001  see _Stderr.handle
+        except Exception:  # noqa: BLE001  as above
             self.handleError(record)
 
     def flush(self) -> None:
-        """Return when everything logged so far is written. logging calls it when the process ends."""
+        """Return when all lines logged so far are written. Logging calls this at the end of the process."""
         event = threading.Event()
         self._lines.put(event)
         event.wait(_FLUSH_S)
 
     def close(self) -> None:
-        """Write the rest and end the thread."""
+        """Write the remaining lines, and end the thread."""
         self._closing = True
         self.flush()
         super().close()
@@ -173,11 +177,11 @@ class _Background(_Stderr):
             lines = [self._lines.get()]
             while not self._lines.empty():
                 lines.append(self._lines.get())
-            with suppress(Exception):  # a closed or full stderr must not stop the thread for good
+            with suppress(Exception):  # a closed or full stderr must not end this thread
                 sys.stderr.write("".join(line for line in lines if isinstance(line, str)))
                 sys.stderr.flush()
             for line in lines:
-                if isinstance(line, threading.Event):  # a flush: everything before it has been written
+                if isinstance(line, threading.Event):  # a flush: all lines before it have been written
                     line.set()
 
 

@@ -1,8 +1,8 @@
-"""Turns events into Prometheus metrics. Only this module does so: workers report events and know nothing about metrics.
+"""Turns events into Prometheus metrics. Workers only report events and know nothing of metrics.
 
-Metrics use base units (seconds, bytes, tokens, joules) and Prometheus's naming rules. Labels have few values: model,
-stage, lane, and words from closed lists; never a batch, a job, an item or an error's text. This module decides which
-label values are allowed, whatever a message's headers say. `docs/how-to/runbook.md` explains what each figure tells an
+Units are base units (seconds, bytes, tokens, joules), and names follow Prometheus's conventions. Labels have few
+values: model, stage, lane, and words from fixed lists. A batch, a job, an item or an error's text is never a label.
+Labels are limited here, whatever a message's headers say. `docs/how-to/runbook.md` says what each metric tells an
 operator.
 """
 
@@ -18,23 +18,23 @@ from messages.jobs import LANES, SHORT_PROMPT_TOKENS, STAGES
 from messages.lifecycle import Event, Step
 from messages.workers import WorkerStage
 
-# Histogram buckets: a chat answer takes a tenth of a second, but a class's last job waits most of an hour.
+# A chat answer takes a tenth of a second, and a class's last job waits almost an hour.
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600)
-# Histogram buckets: from 1,000 tokens/s down to one token every two seconds.
+# From 1,000 tokens per second down to one token every two seconds.
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.5, 1, 2)
 
-MAX_MODELS = 64  # label values; further models are counted as OTHER
+MAX_MODELS = 64  # number of label values; further models are counted as OTHER_LABEL
 OTHER_LABEL = "other"
 QUESTIONS = ("code", "feedback", OTHER_LABEL)
-REASONS = ("home_busy", "unserved")  # reasons for a steal
-NEVER_S = 1e9  # the wait that a thief reports if no other worker would have taken the job
+REASONS = ("home_busy", "unserved")  # reasons of a steal
+NEVER_S = 1e9  # stands for "no other worker would have done it" in the event of a steal
 STATES = ("succeeded", "failed", "expired")
 
 Facts = Mapping[str, Any]
 
 
 class Metrics:
-    """An observer that keeps one process's metrics in `registry`. Thread-safe."""
+    """An observer that keeps the metrics of one process in `registry`. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.registry = CollectorRegistry()
@@ -66,14 +66,13 @@ class Metrics:
         }
 
     def __call__(self, event: Event) -> None:
-        """Count one event. Steps without new information are ignored."""
+        """Count one event. Steps without a metric are ignored."""
         handler = self._handlers.get(event.step)
         if handler:
             handler(event, self._model(event.model))
 
     def prepare(self, model: str, stage: WorkerStage) -> None:
-        """Start this model's series at zero, because the rate of a series that begins with its first event misses that
-        event."""
+        """Start this model's series at zero. Otherwise the rate of a series would miss its first event."""
         model = self._model(model)
         for lane in LANES:
             self._queue_wait.labels(model, stage, lane)
@@ -105,7 +104,7 @@ class Metrics:
             metric.labels(model)
 
     def prepare_steals(self, models: Iterable[str]) -> None:
-        """Start the series for steals from other models' queues at zero."""
+        """Start the series at zero for jobs that may be stolen from other models' queues."""
         for model in map(self._model, models):
             self._steal_saved.labels(model)
             for reason in REASONS:
@@ -118,46 +117,56 @@ class Metrics:
         self._jobs = counter("kvasir_jobs", "Runs that ended here, by how they ended.", "model", "stage", "state")
         self._answers = counter("kvasir_answers", "Answers by question, to count submissions.", "model", "question")
         self._prefill_tokens = counter(
-            "kvasir_prefill_tokens", "Prompt tokens that prefill computed, or found stored.", "model", "source"
+            "kvasir_prefill_tokens", "Prompt tokens that prefill computed, or found in the store.", "model", "source"
         )
         self._put_bytes = counter("kvasir_kv_put_bytes", "KV bytes written to the store.", "model")
         self._get_bytes = counter("kvasir_kv_get_bytes", "KV bytes read from the store or a worker's memory.", "model")
         self._prompt_tokens = counter(
-            "kvasir_decode_prompt_tokens", "Prompt tokens at decode: transferred, or evaluated.", "model", "source"
+            "kvasir_decode_prompt_tokens", "Prompt tokens at decode: transferred or evaluated.", "model", "source"
         )
         self._kv_transfers = counter(
             "kvasir_kv_transfers",
-            "Answers from a KV cache (kv), without (none), of short prompts (short).",
+            "Answers: from a transferred KV cache (verified), without one (none), of short prompts (short).",
             "model",
             "outcome",
         )
         self._decode_tokens = counter("kvasir_decode_tokens", "Tokens generated.", "model")
         self._retries = counter("kvasir_retries", "Attempts that met a transient error.", "model", "stage")
-        self._redeliveries = counter("kvasir_redeliveries", "Deliveries that had been somebody's.", "model", "stage")
-        self._suspects = counter("kvasir_suspects", "Jobs set apart because they came back often.", "model", "stage")
+        self._redeliveries = counter(
+            "kvasir_redeliveries", "Deliveries that a worker had held before.", "model", "stage"
+        )
+        self._suspects = counter(
+            "kvasir_suspects", "Jobs isolated because several workers died with them.", "model", "stage"
+        )
         self._dead_letters = counter("kvasir_dead_letters", "Jobs given up.", "model", "stage")
-        self._kv_gone = counter("kvasir_reprefills", "Jobs sent back to prefill: their KV was gone.", "model")
+        self._kv_gone = counter(
+            "kvasir_reprefills", "Jobs sent back to prefill because their KV cache was gone.", "model"
+        )
         self._steals = counter("kvasir_steals", "Jobs taken from another model's queue.", "model", "reason")
-        self._steal_saved = counter("kvasir_steal_saved_seconds", "Waiting that steals saved, as predicted.", "model")
+        self._steal_saved = counter(
+            "kvasir_steal_saved_seconds", "Waiting time that steals saved, as predicted.", "model"
+        )
 
     def _make_histograms(self) -> None:
         def seconds(name: str, description: str, *labels: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
             return Histogram(f"kvasir_{name}_seconds", description, labels, buckets=buckets, registry=self.registry)
 
-        self._queue_wait = seconds("queue_wait", "Waiting before this stage began.", "model", "stage", "lane")
-        self._prefill_seconds = seconds("prefill", "Prefill in the engine.", "model")
-        self._put_seconds = seconds("kv_put", "From the last token computed until all KV was stored.", "model")
-        self._get_seconds = seconds("kv_get", "KV cache from the store to the engine.", "model")
-        self._kv_check_seconds = seconds(
-            "kv_check", "Comparing a KV cache with one computed here; its count says how many.", "model", "outcome"
+        self._queue_wait = seconds("queue_wait", "Waiting time before this stage began.", "model", "stage", "lane")
+        self._prefill_seconds = seconds("prefill", "Time of prefill in the engine.", "model")
+        self._put_seconds = seconds(
+            "kv_put", "Time from the last computed token until the KV cache was stored.", "model"
         )
-        self._ttft = seconds("ttft", "From submission to the first token, queues included.", "model", "lane")
-        self._tpot = seconds("tpot", "Per token after the first.", "model", buckets=TOKEN_SECONDS)
-        self._decode_seconds = seconds("decode", "Decode in the engine.", "model")
-        self._total = seconds("job", "From submission to the finished answer.", "model", "lane")
+        self._get_seconds = seconds("kv_get", "Time of a KV cache from the store to the engine.", "model")
+        self._kv_check_seconds = seconds(
+            "kv_check", "Time of comparing a KV cache with one computed here.", "model", "outcome"
+        )
+        self._ttft = seconds("ttft", "Time from submission to the first token, queues included.", "model", "lane")
+        self._tpot = seconds("tpot", "Time per token after the first.", "model", buckets=TOKEN_SECONDS)
+        self._decode_seconds = seconds("decode", "Time of decode in the engine.", "model")
+        self._total = seconds("job", "Time from submission to the finished answer.", "model", "lane")
         self._newest_taken = Gauge(
             "kvasir_taken_submitted_timestamp_seconds",
-            "When the newest job taken so far was submitted: what still waits in this queue is newer.",
+            "When the newest job taken so far was submitted. Jobs that still wait in this queue are newer.",
             ("model", "stage", "lane"),
             registry=self.registry,
         )
@@ -188,7 +197,7 @@ class Metrics:
         self._at(self._queue_wait, model, "decode", _lane(event)).observe(waited_s)
 
     def _on_stolen(self, event: Event, model: str) -> None:
-        """Count a steal. If the queue had no worker of its own, there is no wait to compare with, and so no saving."""
+        """Count a steal. If the model has no own worker, there is no wait to compare with, so no saving is counted."""
         is_unserved = _number(event.facts, "end_there_s") >= NEVER_S
         self._at(self._steals, model, "unserved" if is_unserved else "home_busy").inc()
         self._at(self._steal_saved, model).inc(0.0 if is_unserved else _number(event.facts, "saving_s"))
@@ -234,7 +243,7 @@ class Metrics:
 
 
 def _number(facts: Facts, name: str) -> float:
-    """A fact as a finite number; 0 for anything else, because a bad figure must never stop an observer."""
+    """Return a fact that is a valid number; 0 for anything else, since a bad figure must never stop an observer."""
     value = facts.get(name, 0.0)
     return float(value) if isinstance(value, (int, float)) and 0 <= value < 1e15 else 0.0
 

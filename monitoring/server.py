@@ -1,13 +1,12 @@
 """A worker's page: /metrics, /health, /ready and /status over HTTP, for Prometheus, supervisors and people.
 
-/metrics   Prometheus text format
-/health    200 as long as the process lives: {"status", "model", "loaded", "backend"}, the keys of the old servers
-/ready     200 if a job could be worked on now, else 503: {"ready", "reasons"}
-/status    the worker's registration and what else is known, as JSON
+    /metrics   Prometheus text format
+    /health    200 as long as the process lives: {"status", "model", "loaded", "backend"}, the keys of the old servers
+    /ready     200 if a job could be worked on now, else 503: {"ready", "reasons"}
+    /status    the worker's registration and other facts, as JSON
 
-There is no login. The server listens on loopback unless configured otherwise, refuses requests from web pages
-(`access`), and never shows a prompt, an answer or a name. It holds at most 32 connections, each for ten seconds;
-`/health` is still answered while all are in use.
+There is no login. The page listens on loopback by default, answers no requests from web pages (`access`), and shows no
+prompt, answer or name. It keeps up to 32 connections, each for up to ten seconds, so `/health` always answers.
 """
 
 import json
@@ -26,22 +25,22 @@ from messages.errors import ConfigError
 from monitoring.access import LOOPBACK, why_not
 
 MAX_CONNECTIONS = 32
-_REQUEST_TIMEOUT_S = 10.0  # for the whole request, from connecting to reading the answer
+_REQUEST_TIMEOUT_S = 10.0  # for the whole request: connecting, sending it, reading the answer
 
 Answer = tuple[int, str, bytes]  # status, content type, body
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The content of the page. Each part is computed for every request, in that request's thread."""
+    """The content of the page. Each part is computed for every request, in the request's thread."""
 
     registry: CollectorRegistry
     health: Callable[[], Mapping[str, Any]]
-    why_not_ready: Callable[[], list[str]]  # reasons as sentences; an empty list: ready
+    why_not_ready: Callable[[], list[str]]  # sentences; empty if it is ready
     status: Callable[[], Mapping[str, Any]]
 
     def answer(self, path: str) -> Answer:
-        """The answer to a GET of this path."""
+        """Return the answer to a GET of this path."""
         match path:
             case "/metrics":
                 return 200, CONTENT_TYPE_LATEST, generate_latest(self.registry)
@@ -56,10 +55,10 @@ class Page:
 
 
 class PageServer(AbstractContextManager["PageServer"]):
-    """Serves a page in separate threads until closed. Use it as a context manager."""
+    """Serves a page in separate threads until it is closed. Use it as a context manager."""
 
     def __init__(self, page: Page, host: str = LOOPBACK, port: int = 0) -> None:
-        """`port` 0 picks a free one. Raises ConfigError if the address can't be used."""
+        """Listen on a port; 0 takes a free one. Raises ConfigError if the address can't be used."""
         try:
             self._server = _Server((host, port), _handler(page, host))
         except OSError as error:
@@ -87,40 +86,41 @@ class PageServer(AbstractContextManager["PageServer"]):
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    block_on_close = False  # a client that stays must not delay a worker's shutdown
+    block_on_close = False  # a client that stays must not delay a worker that stops
     request_queue_size = 64
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._since: dict[Any, float] = {}  # when each open connection was accepted, oldest first
+        self._since: dict[Any, float] = {}  # when each open connection began, oldest first
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """If all places are taken, a new connection is accepted and the oldest one is closed, because ordinary requests
-        take only moments."""
+        """Accept a connection. If there are too many, the oldest is closed, since a request takes only a moment."""
         self._since[request] = time.monotonic()
         for oldest in list(self._since)[:-MAX_CONNECTIONS]:
             self._cut(oldest)
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """Called twice a second: close connections that take too long, whether they are silent or send a byte now and
-        then."""
+        """Close connections that take too long, whether they send nothing or a byte now and then.
+
+        Called twice a second.
+        """
         for request, since in list(self._since.items()):
             if time.monotonic() - since > _REQUEST_TIMEOUT_S:
                 self._cut(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection that was answered or cut off."""
+        """Forget a connection that was answered or closed."""
         self._since.pop(request, None)
         super().shutdown_request(request)
 
     def _cut(self, request: Any) -> None:
         self._since.pop(request, None)
         with suppress(OSError):
-            request.shutdown(socket.SHUT_RDWR)  # its thread then sees the end and stops
+            request.shutdown(socket.SHUT_RDWR)  # its thread sees the end of the connection and ends
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a client that disconnected during a request."""
+        """Ignore a client that disconnected in the middle."""
 
 
 def _handler(page: Page, listens_on: str) -> type[BaseHTTPRequestHandler]:
@@ -129,7 +129,7 @@ def _handler(page: Page, listens_on: str) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             """Answer one request."""
-            # A probe may use HTTP/1.0, without a Host header; no browser does.
+            # A probe may use HTTP/1.0 and send no Host header; no browser does.
             problem = why_not(listens_on, self.headers.get("Host", LOOPBACK), self.headers.get("Origin"))
             path = self.path.partition("?")[0]
             status, kind, body = _json(403, {"error": problem}) if problem else page.answer(path)
@@ -140,7 +140,7 @@ def _handler(page: Page, listens_on: str) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Scrapes are not logged."""
+            """Log nothing, because scrapes are not worth a line."""
 
     return PageHandler
 

@@ -1,9 +1,8 @@
-"""A job's steps as OpenTelemetry spans, if OTEL_EXPORTER_OTLP_ENDPOINT is set; otherwise OpenTelemetry is not imported.
+"""A job's steps as OpenTelemetry spans, if OTEL_EXPORTER_OTLP_ENDPOINT is set. Otherwise OpenTelemetry isn't imported.
 
-The job's `traceparent` names the trace, and its parent id is the span of the job's submission. Each later step is a
-child of that span, and lasts as many seconds as its event says. Names and attributes follow the conventions for
-generative AI (opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans: "{gen_ai.operation.name}
-{gen_ai.request.model}").
+The trace is that of the job's `traceparent`, whose parent id is the span of the submission. Each later step is a child
+of that span, with the duration from its event. Names and attributes follow the conventions for generative AI
+(opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans: "{gen_ai.operation.name} {gen_ai.request.model}").
 """
 
 import logging
@@ -18,7 +17,7 @@ from messages.lifecycle import Event, Step
 
 log = logging.getLogger(__name__)
 
-# The spans of each event, each with the fact that holds its duration. The last span ends at the event's time.
+# The spans of an event, each with the fact that is its duration. The last one ends with the event.
 _SPANS = {
     Step.SUBMITTED: (("submit", ""),),
     Step.KV_STORED: (("prefill", "prefill_s"), ("KV put", "put_s")),
@@ -27,11 +26,11 @@ _SPANS = {
     Step.FAILED: (("reply", ""),),
 }
 _LINKED = (Step.REDELIVERED, Step.STOLEN)
-_MOST_LINKED = 10_000  # jobs that were returned or stolen, and have no later span yet
+_MOST_LINKED = 10_000  # jobs that came back or were stolen, and have no later span yet
 
 
 def trace_observers() -> list[Callable[[Event], None]]:
-    """The observers that make spans of events, if tracing is on."""
+    """Return the observers that make spans of events, if they are wanted."""
     if not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
         return []
     try:
@@ -51,8 +50,7 @@ class SpanMaker:
         from opentelemetry.sdk.trace import RandomIdGenerator, TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        # The span of a submission has the ids that its job carries. All other spans are its children and get random
-        # ids.
+        # A submission's span has the ids that the job's messages carry; all other spans are below one.
         ids, random_ids = RandomIdGenerator(), RandomIdGenerator()
         ids.generate_trace_id = lambda: self._root.trace_id
         ids.generate_span_id = lambda: self._root.span_id if self._root else random_ids.generate_span_id()
@@ -60,7 +58,7 @@ class SpanMaker:
         self.provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self.provider.get_tracer("kvasir")
         self._trace = trace
-        self._root: Any = None  # the context of a submission's span while it is being created
+        self._root: Any = None  # the context of a submission's span while it is made
         self._links: dict[str, list[Any]] = {}
         self._lock = threading.Lock()
 
@@ -93,7 +91,7 @@ class SpanMaker:
 
 
 def _attributes(name: str, event: Event) -> dict[str, Any]:
-    """Only ids, counts and known words: no prompt, no answer, no name."""
+    """Return only ids, counts and known words: no prompt, no answer, no name."""
     attributes = {
         "gen_ai.operation.name": name,
         "gen_ai.provider.name": "kvasir",

@@ -1,4 +1,4 @@
-"""A worker's registration as metrics: slots, identity, and which models are in memory."""
+"""A worker's registration as metrics: its slots, its identity, and whether its model is in memory."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,7 +11,7 @@ _LABELS = ("model", "stage")
 
 
 class RegistrationCollector(Collector):
-    """Reads the registrations at every scrape, so that the figures are always current.
+    """Reads the registrations at every scrape, so that the metrics are always current.
 
     Args:
         registrations: returns the worker's registrations, one for each of its roles; none while it is loading.
@@ -21,7 +21,7 @@ class RegistrationCollector(Collector):
         self._registrations = registrations
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The figures; none before the model is loaded."""
+        """Yield the metrics; none before the model is loaded."""
         workers = self._registrations()
         if not workers:
             return
@@ -32,13 +32,17 @@ class RegistrationCollector(Collector):
             info.add_metric((worker.model, worker.role, worker.engine, worker.device, worker.host), 1)
         yield info
         figures: list[tuple[str, str, Callable[[WorkerInfo], float]]] = [
-            ("kvasir_slots", "Jobs it works on at once, at most.", lambda worker: worker.slots),
+            ("kvasir_slots", "Most jobs that it works on at once.", lambda worker: worker.slots),
             ("kvasir_slots_busy", "Jobs it works on now.", lambda worker: worker.busy),
             ("kvasir_transfers_kv", "1 if the KV transfer was proved at start.", lambda worker: worker.transfers_kv),
-            # The worker's own model, and the models that it has loaded to steal from.
+            # Its own model, and the models that it has loaded to steal their jobs.
             ("kvasir_model_resident", "1 while the model is loaded.", lambda _worker: 1),
             ("kvasir_paused", "1 while it has paused itself.", lambda worker: bool(worker.details.paused_because)),
-            ("kvasir_tokens_per_second", "Of its stage, moving average.", lambda worker: worker.tokens_per_s),
+            (
+                "kvasir_tokens_per_second",
+                "Tokens per second of its stage, as a moving average.",
+                lambda worker: worker.tokens_per_s,
+            ),
         ]
         for name, description, figure in figures:
             gauge = GaugeMetricFamily(name, description, labels=_LABELS)

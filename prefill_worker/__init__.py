@@ -1,1 +1,1 @@
-"""The prefill stage: how a prefill job is handled, from delivery to ack."""
+"""What happens to a prefill delivery."""

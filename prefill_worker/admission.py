@@ -1,9 +1,9 @@
-"""Whether the store has room for one more prompt's KV cache.
+"""Admission: whether the store has room for the KV cache of one more prompt.
 
-Prefill takes no job while there is no room, and reserves the space that a job will need before it starts. So two
-prefills can't each fill a store with half a cache. Decode never waits for admission. While jobs wait for decode,
-prefill waits too, because each of those jobs will free its blocks. If no job waits for decode, the least recently used
-shared blocks are deleted. If even that makes no room, jobs go on without their KV cache.
+Prefill takes no job while there is no room, and reserves what a job needs before the job starts. So two prefills never
+fill the store with half a cache each. Decode never waits for any of this. While jobs wait for decode, prefill waits
+too, since each of those jobs will free its blocks. If none waits there, the least recently used shared blocks are
+evicted. If that doesn't make enough room either, jobs go on without their KV cache.
 """
 
 import logging
@@ -20,45 +20,42 @@ from messages.errors import Stopped, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
-Clock = Callable[[], float]  # seconds; never runs backwards
+Clock = Callable[[], float]  # returns seconds, and never goes back
 
-# Share of the store's maximum that KV caches may fill. The rest is for results, registrations, and anything that
-# reservations did not foresee.
+# Share of the store's maximum. The rest is for results, registrations, and what a reservation did not foresee.
 HIGH_WATER = 0.85
-# How soon a dead worker's reservation ends.
+# A dead worker's reservation expires after this time.
 RESERVATION_TTL_S = 10.0
 RENEW_EVERY_S = 1.0
 _NO_LIMIT = 1 << 62
 _LOOK_EVERY_S = 0.5
-_KNOWN_FOR_S = 1.0  # how long a reading is trusted that says the store is far from full
-# How long the decode queues must look empty. A queue's depth may be read as zero by mistake, so a single reading is not
-# enough to delete a class's prefix.
+_KNOWN_FOR_S = 1.0  # how long a reading that was far from full is trusted
+# A queue's depth may be wrongly read as zero, so one reading is not enough to evict a class's prefix.
 _IDLE_FOR_SURE_S = 1.0
-# If no job waited for decode for this long and there is still no room, whatever fills the store will not go away soon.
+# If no job has waited for decode for this long and there is still no room, the store will not get emptier soon.
 _PATIENCE_S = 10.0
 _HOPELESS_FOR_S = 30.0
-# A job below this share of the mark reserves nothing while the store is far from full. The reservation would cost two
-# round trips and a thread, most of a short prompt's cost, and a hundred such jobs at once take only a tenth of the
+# A job that needs no more than this share of the mark reserves nothing while the store is far from full. The two round
+# trips and the thread would be most of a short prompt's cost, and even a hundred such jobs take only a tenth of the
 # mark.
 _NEGLIGIBLE = 1 / 1024
-# How much more is freed than one job needs, as a share of the mark. Otherwise every job would have to wait for the next
-# look.
+# Share of the mark that is freed beyond what one job needs. Otherwise every job would have to wait for the next check.
 _SPARE = 1 / 16
 
 
 class NoCapacity(Stopped):
-    """The store has no capacity for this job now. Nothing was done, and admission is closed until there may be room."""
+    """The store has no room for this job now. Nothing was done, and admission is closed until there may be room."""
 
 
 def high_water_mark(usage: StoreUsage) -> int:
-    """Bytes up to which prefill fills the store; 0: no limit."""
+    """Return the bytes up to which prefill fills the store; 0: it has no limit."""
     return int(usage.max_bytes * HIGH_WATER)
 
 
 class Admission:
-    """Decides for one prefill worker whether the store has room. Thread-safe.
+    """Decides for one prefill worker whether jobs may start. Thread-safe.
 
-    `decode_waits` says whether any job waits for decode. The blocks of such a job will soon be used and freed.
+    `decode_waits` returns whether any job waits for decode: its blocks will soon be used and freed.
     """
 
     def __init__(
@@ -76,16 +73,19 @@ class Admission:
         self._clock = clock
         self._refused_bytes = 0  # bytes of the last job that found no room; 0: admission is open
         self._next_look = 0.0
-        self._idle_since = 0.0  # since this time, no look has found a job that waits for decode
+        self._idle_since = 0.0  # since then no check found a job that waits for decode
         self._hopeless_until = 0.0
         self._last_usage = StoreUsage(0, 0)
         self._asked_at = -math.inf
-        self._granted_bytes = 0  # bytes granted since the store was asked
+        self._granted_bytes = 0  # bytes granted since then
         self._lock = threading.Lock()
-        self._numbers = count()  # numbers the reservations, because several jobs of a worker may hold one each
+        self._numbers = count()  # numbers of reservations, since several jobs of a worker may have one
 
     def is_open(self) -> bool:
-        """Whether to take a job now. Looks at the store at most twice a second, and frees shared blocks if it may."""
+        """Return whether to take a job now.
+
+        Checks the store at most twice a second, and evicts shared blocks if allowed.
+        """
         with self._lock:
             if not self._refused_bytes:
                 return True
@@ -102,12 +102,12 @@ class Admission:
             return may_try
 
     def reserve(self, measure: Callable[[], int]) -> AbstractContextManager[None]:
-        """Reserve space for a job's records for the length of a `with` block.
+        """Reserve what a job will store, for the length of a `with` block.
 
-        `measure()` returns how many bytes are not stored yet. It is called now, and again during the block.
+        `measure()` returns how many bytes are not stored yet, now and later.
 
-        Raises NoCapacity if there is no room now, and closes admission until there may be. Raises StoreUnavailable if
-        there will never be room, or if the store can't be asked.
+        Raises NoCapacity, and closes admission until there may be room. Raises StoreUnavailable if there will be no
+        room, or if the store doesn't answer.
         """
         size = measure()
         with self._lock:
@@ -133,20 +133,22 @@ class Admission:
     def _refuse(self, size: int) -> NoReturn:
         if self._clock() < self._hopeless_until and not self._decode_waits():
             raise StoreUnavailable(f"no room for {size:,} bytes, and no job waits for decode that would free some")
-        log.info("the store has no room for %s bytes: taking no job until it has", f"{size:,}")
+        log.info("the store has no room for %s bytes: taking no jobs until it has", f"{size:,}")
         self._refused_bytes = size
         self._idle_since = self._clock()
         self._next_look = 0.0
-        raise NoCapacity(f"no room for {size:,} bytes for now")
+        raise NoCapacity(f"no room for {size:,} bytes now")
 
     def _is_near_full(self, size: int) -> bool:
-        """Whether the store would be more than a quarter full with `size` and everything granted since it was asked.
-        The margin is this wide because a few other workers may grant space at the same time."""
+        """Whether the store may be near full with `size` and all that was granted since it was last asked.
+
+        A quarter of the mark counts as near, because a few more workers may have granted as much.
+        """
         usage = self._last_usage
         return bool(usage.max_bytes) and 4 * (usage.used_bytes + self._granted_bytes + size) > high_water_mark(usage)
 
     def _find_capacity(self, size: int) -> bool:
-        """Whether `size` bytes could be granted now, after shared blocks were freed if that is allowed."""
+        """Whether `size` bytes would be granted now. If allowed, shared blocks are evicted for that."""
         usage = self._kv.usage()
         if not usage.max_bytes:
             return True
@@ -161,12 +163,12 @@ class Admission:
     def _is_hopeless(self) -> bool:
         if self._idle_s() < _PATIENCE_S:
             return False
-        log.warning("the store stays full, and nothing waits for decode: going on without KV caches for a while")
+        log.warning("the store stays full, and no job waits for decode: going on without KV caches for a while")
         self._hopeless_until = self._clock() + _HOPELESS_FOR_S
         return True
 
     def _idle_s(self) -> float:
-        """For how many seconds no look has found a job that waits for decode."""
+        """Return for how long no check has found a job that waits for decode."""
         now = self._clock()
         if self._decode_waits():
             self._idle_since = now
@@ -175,9 +177,10 @@ class Admission:
 
 @contextmanager
 def _keep_reserved(cluster_state: ClusterState, name: str, measure: Callable[[], int]) -> Iterator[None]:
-    """Renew a reservation, shrink it as the job's records arrive in the store, and free it at the end.
+    """Renew a reservation within the block, and free it at the end.
 
-    If it did not shrink, stored records would count twice, and other workers would wait.
+    The reservation shrinks as the job's records are stored. Otherwise they would count twice, and other jobs would wait
+    for nothing.
     """
     stop_event = threading.Event()
 
@@ -185,7 +188,7 @@ def _keep_reserved(cluster_state: ClusterState, name: str, measure: Callable[[],
         while not stop_event.wait(RENEW_EVERY_S):
             try:
                 cluster_state.reserve(name, measure(), _NO_LIMIT, RESERVATION_TTL_S)
-            except StoreUnavailable as error:  # the put will fail too, and report it
+            except StoreUnavailable as error:  # the records that are stored already count anyway
                 log.info("the reservation was not renewed: %s", error)
 
     thread = threading.Thread(target=renew, name="reservation", daemon=True)

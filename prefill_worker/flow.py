@@ -1,4 +1,4 @@
-"""How `bulk` jobs reach a prefill worker: see infra.worker_loop.Flow."""
+"""How `bulk` jobs come to a prefill worker. See `infra.worker_loop.Flow`."""
 
 from collections.abc import Callable
 
@@ -7,10 +7,9 @@ from infra.turns import Turns
 
 
 class PrefillFlow:
-    """The flow of a worker that computes one prompt at a time: the broker pushes one job, and the worker holds no
-    other.
+    """The flow of a worker that computes one prompt at a time. One job is pushed, and no other is held.
 
-    `next` is called when the worker has finished its previous job.
+    `next` is called when the worker has finished its last job.
     """
 
     def __init__(self, broker: Broker, consume: Callable[[str, int], Consumer], model: str) -> None:
@@ -21,18 +20,17 @@ class PrefillFlow:
         self.nudge = self._consumer.nudge
 
     def next(self, timeout_s: float) -> Delivery | None:
-        """See Flow."""
+        """See `Flow`."""
         if self._is_paused:
             self._consumer.resume()
             self._is_paused = False
         return self._turns.take(lambda: self._consumer.receive(0)) or self._consumer.receive(timeout_s)
 
     def throttle(self, _urgent: Callable[[], Delivery | None]) -> None:
-        """See Flow. Does nothing: the loop's own thread computes the prompt, so the slot is free whenever the loop
-        looks."""
+        """See `Flow`. The loop's own thread computes the prompt, so its slot is free whenever the loop checks."""
 
     def pause(self) -> list[Delivery]:
-        """See Flow."""
+        """See `Flow`."""
         self._is_paused = True
         return self._consumer.pause()
 
@@ -40,8 +38,8 @@ class PrefillFlow:
 class SlotFlow:
     """The flow of a worker whose engine computes several prompts at once.
 
-    A job is pulled when a slot is free, because a pushed job might wait here while another worker idles. A worker
-    subscribes to the queue only when it finds no job to pull.
+    A job is pulled when a slot is free. A pushed job would wait here while another worker is idle. A worker listens
+    only if it finds no job.
     """
 
     def __init__(self, broker: Broker, model: str, hand_back: Callable[[list[Delivery]], None]) -> None:
@@ -51,7 +49,7 @@ class SlotFlow:
         self._listening: Consumer | None = None
 
     def next(self, timeout_s: float) -> Delivery | None:
-        """See Flow."""
+        """See `Flow`."""
         listening = self._listening
         if listening is None:
             if delivery := self._turns.pull():
@@ -63,19 +61,19 @@ class SlotFlow:
         return delivery
 
     def throttle(self, _urgent: Callable[[], Delivery | None]) -> None:
-        """See Flow. Hands back everything that another worker might take."""
+        """See `Flow`. No job is held that another worker might take."""
         self._hand_back(self.pause())
 
     def pause(self) -> list[Delivery]:
-        """See Flow."""
+        """See `Flow`."""
         listening, self._listening = self._listening, None
         return listening.close() if listening else []
 
     def close(self) -> list[Delivery]:
-        """See Flow."""
+        """See `Flow`."""
         return self.pause()
 
     def nudge(self) -> None:
-        """See Flow."""
+        """See `Flow`."""
         if listening := self._listening:
             listening.nudge()

@@ -1,8 +1,8 @@
-"""Whether the machine has memory for one more prompt's KV cache, for workers that must leave some memory free.
+"""Whether the machine has memory for one more prompt's KV cache, if its worker must leave some free.
 
-If the GPU shares the machine's memory, one prompt too many does not just end a process: the whole machine stops
-responding. So such a prompt is left to another worker, and this worker pauses itself until memory is free again. If no
-other worker takes jobs, this one computes the prompt anyway.
+Where the GPU shares the machine's memory, one prompt too many does not end a process: the whole machine stops
+answering. So such a prompt is left to another worker, and this one pauses itself until enough memory is free. If no
+other worker takes such jobs, they are done here anyway.
 """
 
 import logging
@@ -22,12 +22,12 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 class FreeMemory:
-    """Watches the memory of one prefill worker's machine. Thread-safe.
+    """Watches the machine's memory for one prefill worker. Thread-safe.
 
     Args:
-        least_bytes: must stay available beside all KV caches; 0: memory is not watched.
-        others_serve: whether another worker takes this model's jobs now.
-        available: the machine's available bytes.
+        least_bytes: memory that must stay available beside all KV caches; 0: it is not checked.
+        others_serve: whether another worker takes such jobs now.
+        available: returns the machine's available bytes.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class FreeMemory:
         self._others_serve = others_serve
         self._available = available or available_bytes
         self._refused_bytes = 0  # KV bytes of the last job that did not fit; 0: this worker takes jobs
-        self._reserved_bytes = 0  # KV bytes of prompts under way, whether the engine has allocated them yet or not
+        self._reserved_bytes = 0  # KV bytes of prompts being computed, whether or not the engine has allocated them
         self._lock = threading.Lock()
 
     @contextmanager
     def reserve(self, size: int) -> Iterator[None]:
-        """A prompt of `size` bytes is under way during the block.
+        """Reserve `size` bytes for a prompt, for the length of the block.
 
-        Raises NoCapacity if it would leave too little memory and another worker takes jobs.
+        Raises NoCapacity if the prompt would leave too little memory and another worker takes jobs.
         """
         with self._lock:
             fits = self._fits(size)
@@ -60,7 +60,7 @@ class FreeMemory:
                 self._reserved_bytes -= size
 
     def why_short(self) -> str:
-        """Why this worker takes no prompts for lack of memory, in a sentence; "": it takes them."""
+        """Return why other workers should take prompts, as a sentence; "" if this worker has enough memory."""
         return (
             f"a KV cache of {self._refused_bytes / 1e9:.2f} GB would leave less than {self._least_bytes / 1e9:g} GB of "
             "this machine's memory free"
@@ -69,7 +69,7 @@ class FreeMemory:
         )
 
     def look_again(self) -> None:
-        """After a refusal: take jobs again if such a prompt would fit now, or if no other worker takes it."""
+        """After a refusal, take jobs again if such a prompt would fit now, or if no other worker takes it."""
         if self._refused_bytes and (self._fits(self._refused_bytes) or not self._others_serve()):
             self._refused_bytes = 0
 
@@ -78,10 +78,10 @@ class FreeMemory:
 
 
 def available_bytes() -> float:
-    """Bytes that programs can still allocate without swapping; infinite if the system does not say.
+    """Return what programs can still allocate without swapping; infinite if the system doesn't say.
 
-    Linux: MemAvailable in /proc/meminfo (proc_meminfo(5)). On a machine with unified memory the GPU can use no more
-    than this either. macOS: the free, speculative and inactive pages in vm_stat(1).
+    On Linux it is MemAvailable of /proc/meminfo (proc_meminfo(5)), which on a machine with unified memory is also what
+    the GPU can get. On macOS it is the free, speculative and inactive pages of vm_stat(1).
     """
     if _MEMINFO.exists():
         found = re.search(r"^MemAvailable: +(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
@@ -92,7 +92,7 @@ def available_bytes() -> float:
 
 
 def bytes_of_vm_stat(text: str) -> float:
-    """The available bytes in vm_stat's output; infinite if its output has another form."""
+    """Return the available bytes in the output of vm_stat; infinite if the output has another form."""
     page = re.search(r"page size of (\d+) bytes", text)
     pages = re.findall(r"^Pages (?:free|speculative|inactive): +(\d+)\.$", text, re.MULTILINE)
     return int(page[1]) * sum(map(int, pages)) if page and len(pages) == 3 else math.inf

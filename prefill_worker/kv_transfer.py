@@ -1,5 +1,4 @@
-"""From tokens to stored KV. KV that is already stored is not sent again. It is also not computed again if the engine
-can resume from it."""
+"""From tokens to a stored KV cache. Stored records are not sent again, nor computed again if the engine can resume."""
 
 import logging
 import threading
@@ -23,18 +22,18 @@ from prefill_worker.free_memory import FreeMemory
 
 log = logging.getLogger(__name__)
 
-# Restoring costs a transfer and a write into the slot. Below this many tokens, computing is as fast.
+# Below this many tokens, computing is as fast as restoring, which costs a transfer and a slot write.
 MIN_RESUME_TOKENS = 64
-# How fast a worker is assumed to compute before it has been measured. The guess is low, because waiting for a live
-# worker costs less than computing the same prefix twice.
+# A worker's assumed speed until it is measured. It is low, since waiting for another worker costs less than computing
+# the same prefix twice.
 _FIRST_GUESS_TOKENS_PER_S = 100.0
-# A prefix becomes usable once it is stored, not once it is computed, so the wait is longer by this factor.
+# Factor for waiting, since another worker's prefix can be used only once it is stored.
 _STORING_TOO = 1.5
-# How often to look for another worker's prefix, and for refusals in the decode workers' registrations.
+# Pauses between checks for another worker's prefix, and of the decode workers' registrations.
 _LOOK_EVERY_S = 0.1
 REFUSALS_EVERY_S = 3.0
 
-# Smaller caches are stored faster than a background thread starts.
+# Below this size, storing is faster than starting a thread that stores while the engine computes.
 _BEHIND_BYTES = 1 << 20
 _HEADER_BYTES = 512  # overhead of a record and its key
 
@@ -44,7 +43,7 @@ _Records = list[tuple[type[Record], BlockRef]]
 class KVWriter:
     """Stores the KV caches of one prefill worker's jobs.
 
-    Prompts of up to `short_tokens` times the number of answers are left to decode.
+    Prompts are left to decode if their tokens, times their answers, are below `short_tokens`.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class KVWriter:
     ) -> None:
         self.admission = Admission(kv, cluster_state, worker_id, decode_waits)
         self.leases = PrefixLeases(cluster_state, worker_id)
-        self.tokens_per_s = self.prompt_s = 0.0  # moving averages; 0: nothing computed yet
+        self.tokens_per_s = self.prompt_s = 0.0  # moving averages; 0: no prompt was computed yet
         self.curves = MeasuredCurves()
         self.engine = loaded_engine.engine
         self.store = kv
@@ -72,12 +71,13 @@ class KVWriter:
         self._short_tokens = short_tokens
 
     def compute_and_store(self, job: PrefillJob, stop: threading.Event, queue_s: float = 0.0) -> DecodeJob:
-        """Make sure that the KV cache of `job.kv_tokens` is in the store. Returns the decode job.
+        """Make sure that the KV cache of `job.kv_tokens` is in the store, and return the decode job.
 
-        `queue_s`: how many seconds the job has waited, for the report.
+        `queue_s`: how long the job has waited, for the report.
 
-        If the store is away or too small, or the engine can't export its cache, only the KV transfer is lost, not the
-        job: the decoder then computes the prompt itself. Raises ContextExceeded, NoCapacity, and the engine's errors.
+        If the store is away or too small, or the engine can't export its cache, only the KV transfer is lost and not
+        the job: the decode worker then computes the prompt itself. Raises ContextExceeded, NoCapacity, and the engine's
+        errors.
         """
         layout, reason = self.engine.info.layout, self._why_no_kv(job)
         report = PrefillReport(self._worker_id, self.engine.info.engine, queue_s)
@@ -90,7 +90,7 @@ class KVWriter:
                 transfer.compute_in_parts()
         except NoCapacity:
             raise
-        except Exception as error:  # no decode job will refer to the stored records, so nobody else would delete them
+        except Exception as error:  # no decode job will refer to the stored records, so they must be deleted here
             transfer.drop_own()
             if isinstance(error, StoreUnavailable):
                 reason = f"the store did not accept it: {error}"
@@ -108,8 +108,10 @@ class KVWriter:
         return DecodeJob(job, transfer.kv, transfer.report)
 
     def _why_no_kv(self, job: PrefillJob) -> str:
-        """Why this prompt goes on without a KV cache; "": it gets one. Raises ContextExceeded if prompt and answer are
-        too long."""
+        """Return why this prompt goes on without a KV cache; "" if it gets one.
+
+        Raises ContextExceeded if it is too long.
+        """
         info, asks = self.engine.info, job.asks()
         prompt, answer = max(((len(ask.tokens), ask.sampling.max_tokens) for ask in asks), key=sum)
         if prompt + answer > info.context:
@@ -118,7 +120,7 @@ class KVWriter:
                 f"but {job.model} is loaded with a context of {info.context:,}"
             )
         if not info.capabilities.exports_kv or info.layout is None:
-            return f"engine {info.engine} exports no KV cache"
+            return f"engine {info.engine} can't export a KV cache"
         if job.kv_tokens < 1:
             return "a prompt of one token has no KV cache to transfer"
         if job.kv_tokens * len(asks) < self._short_tokens:
@@ -131,8 +133,7 @@ def _moving_average(mean: float, value: float) -> float:
 
 
 class _Transfer:
-    """The transfer of one prompt's KV cache to the store: where it will be stored, and what the transfer has taken so
-    far."""
+    """The transfer of one prompt's KV cache into the store: where it will be stored, and what that has cost so far."""
 
     def __init__(
         self, owner: KVWriter, layout: KVLayout, job: PrefillJob, report: PrefillReport, stop: threading.Event
@@ -142,29 +143,28 @@ class _Transfer:
         self._store = owner.store
         self._job = job
         self._stop = stop
-        num_tokens = job.kv_tokens  # the decoder computes the remaining tokens
+        num_tokens = job.kv_tokens  # the decode worker computes the rest
         shared_tokens = shared_boundary(layout, min(job.shared_tokens, num_tokens))
         fingerprint = self._engine.info.fingerprint
-        # The sketch is part of the record keys, so a prefill only resumes from records whose engine computes the same
-        # values.
+        # The sketch is part of the records' names, so a prompt is resumed only from records whose engine computes the
+        # same values.
         sketch = owner.sketch
         size = num_tokens * layout.token_bytes + layout.state_bytes
         self.kv = StoredKV(fingerprint, layout, num_tokens, shared_tokens, size, sketch)
         self.report = replace_fields(report, restored_tokens=num_tokens)
         self._refs = block_refs(fingerprint, layout, job.tokens, num_tokens, shared_tokens, job.job_id, sketch, job.tag)
         self._resumes = self._engine.info.capabilities.resumes
-        # The class-wide part is computed as a separate step, because snapshots are taken at the end of a sequence and
-        # can't be cut. A conversation's turn is likewise computed up to its last whole block, where the next turn will
-        # resume.
+        # The class-wide part is computed separately, because snapshots describe the end of a sequence and can't be cut.
+        # In a conversation, the same holds up to the last whole block, where the next turn resumes.
         self._stops_at_boundary = self._resumes and shared_tokens >= MIN_RESUME_TOKENS
         last_boundary = shared_boundary(layout, num_tokens) if job.tag and layout.snapshots and self._resumes else 0
         self._turn_end = last_boundary if last_boundary >= max(MIN_RESUME_TOKENS, shared_tokens + 1) else 0
-        # The records that were absent a moment ago; None once another job may have stored some of them.
+        # The records that were absent a moment ago; None as soon as another worker may have stored some of them.
         self.known_absent: _Records | None = None
-        self._has_repaired = False  # whether a damaged stored prefix was already recomputed; this is done only once
+        self._has_repaired = False  # whether a damaged start was deleted; it is computed again only once
 
     def bytes_to_store(self) -> int:
-        """About how many bytes the absent records will take in the store."""
+        """Return about how many bytes its absent records will take in the store."""
         absent, shared_tokens = self.absent(self.kv.num_tokens), self.kv.shared_tokens
         stops = (shared_tokens if self._stops_at_boundary and self.kv.layout.snapshots else 0, self._turn_end)
         for stop in stops:
@@ -182,22 +182,24 @@ class _Transfer:
             elif type_ is RecurrentState:
                 payload = layout.state_bytes // len(layout.state_layers)
             size = payload + _HEADER_BYTES
-            # Redis's allocator (jemalloc) has four size classes in each doubling, so a record of 4 MiB and its header
-            # takes 5 MiB.
+            # Redis's allocator (jemalloc) has four sizes in each doubling, so a record of 4 MiB plus its header takes 5
+            # MiB.
             step = 1 << max(0, size.bit_length() - 3)
             total += -(-size // step) * step
         return total
 
     def drop_own(self) -> None:
-        """Delete the records that were stored for this job only."""
+        """Delete the records that were stored only for this job."""
         try:
             self._store.delete([ref for _, ref in self._records(self.kv.num_tokens) if not ref.is_shared])
-        except StoreUnavailable as error:  # they expire by their TTL
+        except StoreUnavailable as error:  # the records expire by their TTL
             log.info("job %s: its blocks stay until their TTL: %s", self._job.job_id, error)
 
     def compute_in_parts(self) -> None:
-        """Compute the class-wide part first, as a separate step. One worker does it, while the others wait and then
-        resume from it."""
+        """Compute the prompt, the class-wide part first and separately.
+
+        Only one worker computes that part. The others wait for it and resume from it.
+        """
         if self._stops_at_boundary and self.absent(self.kv.shared_tokens):
             chain = next(ref.chain for ref in self._refs if ref.end == self.kv.shared_tokens)
             patience_s = _STORING_TOO * self.kv.shared_tokens / (self._owner.tokens_per_s or _FIRST_GUESS_TOKENS_PER_S)
@@ -212,7 +214,7 @@ class _Transfer:
         self._compute(self.kv.num_tokens)
 
     def _compute(self, end: int) -> None:
-        """Run the engine up to position `end`, and upload each absent record as it is computed."""
+        """Run the engine up to position `end`, and store each absent record as it is computed."""
         absent = self.absent(end)
         self.known_absent = None
         if not absent:
@@ -234,7 +236,7 @@ class _Transfer:
         except BaseException:
             uploader.abandon()
             with suppress(KvasirError):
-                uploader.finish()  # otherwise its thread might store a block after all blocks were deleted
+                uploader.finish()  # otherwise its thread might store a block after all of them were deleted
             raise
 
     def _upload(self, uploader: Uploader, end: int, absent: _Records, resume: KVCache | None) -> None:
@@ -255,7 +257,7 @@ class _Transfer:
         except KVTransferFailed as error:
             if resume is None:
                 raise
-            log.info("job %s: the engine can't go on from the stored start: %s", self._job.job_id, error)
+            log.info("job %s: the engine can't resume from the stored start: %s", self._job.job_id, error)
             outcome = self._engine.prefill(tokens, emit, first=first, stop=self._stop)
         upload = uploader.finish()
         report, computed_tokens = self.report, self.report.computed_tokens + outcome.computed_tokens
@@ -269,7 +271,7 @@ class _Transfer:
         )
 
     def _records(self, end: int) -> _Records:
-        """All records up to position `end`, including the snapshots at `end`."""
+        """Return all records up to position `end`, including the snapshot of the other layers at `end`."""
         records: _Records = [(Block, ref) for ref in self._refs if ref.end <= end]
         if self.kv.layout.snapshots:
             ends = snapshot_refs(self.kv.layout, records[-1][1])
@@ -277,9 +279,9 @@ class _Transfer:
         return records
 
     def absent(self, end: int) -> _Records:
-        """The records up to `end` that are not stored. Asks the store, unless `known_absent` already tells.
+        """Return the records up to `end` that are not stored. The store is asked unless the answer is still known.
 
-        `known_absent` only covers the snapshots at the very end, so it can't tell about snapshots at an earlier `end`.
+        A known answer does not cover snapshots at positions other than the last.
         """
         if self.known_absent is not None and (end == self.kv.num_tokens or not self.kv.layout.snapshots):
             return [(type_, ref) for type_, ref in self.known_absent if ref.end <= end]
@@ -288,11 +290,12 @@ class _Transfer:
         return [(type_, ref) for type_, ref in records if ref in missing_refs]
 
     def _stored_start(self, end: int) -> KVCache | None:
-        """The stored prefix of the prompt, up to `end` at most, if the engine can resume from it and it is long enough.
+        """Return the stored start of the prompt, at most up to `end`; None if there is none to resume from.
 
-        Sliding-window and recurrent layers keep only the end of a sequence. With such layers the prefix must end where
-        the class-wide part or an earlier turn ended. Raises KVTransferFailed if the prefix is damaged or has just
-        expired. All of it has then been deleted, because prefill never overwrites stored records.
+        It must be long enough to be worth it, and the engine must be able to resume. Sliding and recurrent layers keep
+        only the end of a sequence, so models with such layers can resume only from the end of the class-wide part or of
+        a turn. Raises KVTransferFailed if the start is damaged or has just been evicted. All of it has then been
+        deleted, since existing records are not stored again.
         """
         ends = [self.kv.shared_tokens, *self._turns(end)] if self.kv.layout.snapshots else [r.end for r in self._refs]
         start = max([position for position in ends if position <= end], default=0)
@@ -306,7 +309,7 @@ class _Transfer:
             raise
 
     def _turns(self, end: int) -> list[int]:
-        """The positions up to `end` at which earlier turns of the conversation left a complete snapshot."""
+        """Return the positions up to `end` at which earlier turns of the conversation left a complete snapshot."""
         layout = self.kv.layout
         at = {ref.end: snapshot_refs(layout, ref) for ref in self._refs if ref.is_tagged and ref.end <= end}
         missing_refs = set(self._store.find_missing([ref for refs in at.values() for ref in refs])) if at else set()
@@ -314,11 +317,11 @@ class _Transfer:
 
 
 class PrefixLeases:
-    """The leases of one worker. With a lease, one job computes a class's prefix while other jobs and workers wait.
+    """The leases of one worker: one worker computes a class's prefix while the others, and its own other jobs, wait.
 
-    A lease is a claim in the cluster state, and says who computes. The worker's heartbeat calls `renew`. Waiting ends
-    when the prefix is stored, when the lease is free, or after about the time that computing would have taken. So a
-    lease only saves work, and never blocks a job. Thread-safe.
+    A lease is a claim in the cluster state, and says who computes. Waiting ends when the prefix is stored, when the
+    lease is free, or after about the time that computing would have taken: a lease saves work, but never holds up a
+    job. The worker's heartbeat calls `renew`. Thread-safe.
     """
 
     def __init__(self, cluster_state: ClusterState, worker_id: str) -> None:
@@ -328,11 +331,11 @@ class PrefixLeases:
         self._lock = threading.Lock()
 
     def claims(self) -> list[tuple[str, int]]:
-        """The claims that this worker holds."""
+        """Return the claims that this worker holds."""
         return list(self._claims)
 
     def renew(self) -> None:
-        """Renew all leases that are held."""
+        """Renew the claims that this worker holds."""
         for name in self.claims():
             self._cluster_state.claim(*name, self._worker_id, CLAIM_TTL_S)
 
@@ -340,15 +343,15 @@ class PrefixLeases:
     def turn(
         self, chain: str, is_there: Callable[[], bool], patience_s: float, stop: threading.Event
     ) -> Iterator[bool]:
-        """Whether the caller has to compute the prefix whose last block has this chain hash; False: it is stored.
+        """Yield whether the caller must compute the prefix whose last block has this chain hash; False: it is stored.
 
-        Waits at most `patience_s` seconds for another worker or job that computes the prefix; after that both compute
-        it. Raises Cancelled if `stop` is set meanwhile, and the errors of `is_there`.
+        Waits at most `patience_s` for another worker or job that computes it; after that both compute it. Raises
+        Cancelled if `stop` is set meanwhile, and what `is_there` raises.
         """
         name = (f"prefix-{chain}", 1)
         give_up = time.monotonic() + patience_s
         while True:
-            with self._lock:  # the store distinguishes workers, but not the jobs of one worker
+            with self._lock:  # the store can't tell the jobs of one worker apart
                 holds_lease = name not in self._claims and self._cluster_state.claim(
                     *name, self._worker_id, CLAIM_TTL_S
                 )
@@ -359,7 +362,7 @@ class PrefixLeases:
             if stop.wait(_LOOK_EVERY_S):
                 raise Cancelled("cancelled while another worker computed the prefix")
         try:
-            # The previous holder of the lease may just have finished.
+            # The previous holder of the lease may have just finished.
             yield not is_there()
         finally:
             if holds_lease:
@@ -368,11 +371,10 @@ class PrefixLeases:
 
 
 class Refusals:
-    """Whether the decode workers of one model refuse one sketch, by their registrations. Callable from any thread.
+    """Whether all decode workers of a model refuse a sketch, by their registrations. May be called from any thread.
 
-    If every decoder refuses a KV cache, computing and storing it would only mean that each prompt is computed twice.
-    Such a job goes on without a KV cache, and carries the decoders' reason, until a decoder accepts the cache or
-    another decoder joins.
+    Computing and storing a KV cache that no decode worker will use would waste work. Such a job goes on without one,
+    with the decode workers' own reason, until one of them accepts the sketch or another decode worker comes.
     """
 
     def __init__(
@@ -386,10 +388,9 @@ class Refusals:
         self._reason = ""
 
     def reason(self) -> str:
-        """Why all decode workers refuse the sketch, in the words of one of them; "": there is no decode worker yet, or
-        at least one accepts it.
+        """Return why all of them refuse it, in the words of one; "" if there is no decode worker, or one accepts it.
 
-        The answer is at most REFUSALS_EVERY_S seconds old.
+        The answer is at most REFUSALS_EVERY_S old.
         """
         now = self._clock()
         if self._sketch and now >= self._next_look:

@@ -1,7 +1,7 @@
-"""How a prefill delivery is handled, from its arrival to its ack: see `PrefillWorker.handle`.
+"""What happens to a prefill delivery. `PrefillWorker.handle` shows it, from the arrival to the ack.
 
-The order makes it safe. All KV is stored before the decode job is published, and the decode job is confirmed before the
-delivery is acked. So a crash at any point leads to a redelivery, and at worst to a duplicate.
+The order of steps makes it safe. The whole KV cache is stored before the decode job is published, and the decode job is
+confirmed before the delivery is acked. So a crash at any point causes a redelivery, and at worst a duplicate.
 """
 
 import logging
@@ -38,18 +38,17 @@ from prefill_worker.kv_transfer import KVWriter, Refusals
 
 log = logging.getLogger(__name__)
 
-# Fields of the report that the event includes.
+# Fields of the report that the event contains.
 _FACTS = ("prefill_s", "put_s", "put_bytes", "computed_tokens", "restored_tokens")
 _EARLIER_VERSION = "the job's message version can't name the producer of a KV cache"
 
 
 class PrefillWorker:
-    """Serves one model's prefill queue with one engine. It takes as many jobs at once as the engine can compute prompts
-    in parallel.
+    """Serves one model's prefill queue with one engine, with as many jobs at once as the engine computes prompts.
 
-    Prompts of up to `short_tokens` times the number of answers go on without a KV cache. A prompt that would leave less
-    than `free_bytes` of the machine's memory is left to another worker. `run` blocks until `stop`; all other methods
-    may be called from other threads.
+    Prompts go on without a KV cache if their tokens, times their answers, are below `short_tokens`. A prompt that would
+    leave less than `free_bytes` of the machine's memory is left to another worker. `run` blocks until `stop`;
+    everything else may be called from other threads.
     """
 
     def __init__(
@@ -106,22 +105,23 @@ class PrefillWorker:
 
     def handle(self, delivery: Delivery, _leave_slot: Callable[[], None]) -> None:
         """Handle one delivery, from its arrival to its ack. Each step ends before the next begins."""
-        if self._aborting or outage_of(self._engine) or self._free_memory.why_short():  # another worker should take it
+        if self._aborting or outage_of(self._engine) or self._free_memory.why_short():  # another worker should do it
             return self._settler.hand_back_all([delivery])
         attempt = self._settler.begin(Attempt[PrefillJob], delivery)
         envelope, settlement = attempt.envelope, None
         with (
             self._settler.settling_errors(attempt),
-            self._checks.passed(attempt) as standing,  # cancelled? expired? did too many workers die with it?
+            # Is it cancelled or expired, or did too many workers die with it?
+            self._checks.passed(attempt) as standing,
             self._in_hand_until_done(attempt),
         ):
             waited_s = standing.job.waited_s(standing.now)
             self._observe(envelope.event(Step.PREFILL_STARTED, queue_s=waited_s))
-            # A job is tokenized only once in its life.
+            # A job is tokenized only once.
             job = standing.job if standing.job.tokens else tokenize_job(self._engine, standing.job)
             failpoint("prefill.tokenized", job.job_id)
-            # KV that isn't stored yet is computed and stored, in space that `Admission` has reserved. For a class's
-            # prefix, the worker that holds the lease from `PrefixLeases` does this.
+            # Missing records are computed and stored in the room that `Admission` has reserved. A class's prefix is
+            # computed by the worker that holds its lease (`PrefixLeases`).
             if envelope.version == codec.VERSION:
                 onward = self._kv_writer.compute_and_store(job, attempt.stop, waited_s)
             else:
@@ -135,10 +135,10 @@ class PrefillWorker:
             self._jobs.commit(settlement)  # the decode job is published and confirmed, then the delivery is acked
 
     def commit(self, ready: list[Settlement]) -> None:
-        """Publish decode jobs and wait until they are confirmed, then ack. Never raises."""
+        """Publish decode jobs with confirms, then ack. Never raises."""
         try:
             self._settler.settle(*ready)
-        except BrokerUnavailable:  # only if this broker object was closed; the broker delivers the jobs again
+        except BrokerUnavailable:  # only if our broker object was closed; the broker then delivers the jobs again
             log.warning("%d jobs: left unacked, the broker connection is closed", len(ready))
             return
         for settlement in ready:
@@ -147,21 +147,20 @@ class PrefillWorker:
             ring(self._broker, work_queue("decode", self._model, "now"))
 
     def run(self, hours: Hours = ALL_HOURS) -> None:
-        """Serve until stopped. Outside `hours` no new jobs are taken, but jobs that have begun are finished."""
+        """Serve until stopped. Outside of `hours` no jobs are taken, but running jobs go on."""
         self._renew()
         with closing(Heartbeat(self._cluster_state, self.registration, self._renew)):
             self.loop.run(self._jobs, self, hours)
 
     def _renew(self) -> None:
-        """Renew what this worker keeps in the store: its sketch, so that decoders can compare theirs, and its
-        leases."""
+        """Renew what the store keeps for this worker: its leases, and its sketch, which decode workers check."""
         self._loaded_engine.sketches.publish()
         self._kv_writer.leases.renew()
 
     def stop(self, abort: bool = False) -> None:
-        """Stop after the jobs in hand; with `abort` hand those back too."""
+        """Stop after the jobs in hand. With `abort`, hand those back too."""
         self.loop.stop()
-        self._aborting = abort or self._aborting  # set first, because a job may be starting right now
+        self._aborting = abort or self._aborting  # set first, since a job may be beginning now
         if abort:
             for attempt in self._in_hand():
                 attempt.stop_for("not now")
@@ -171,32 +170,32 @@ class PrefillWorker:
             return SlotFlow(self._broker, self._model, self._settler.hand_back_all)
         return PrefillFlow(self._broker, self._jobs.consume, self._model)
 
-    # Called by the consumer loop.
+    # What the consumer loop asks
 
     def has_room(self) -> bool:
-        """Whether the store has room for a KV cache."""
+        """Whether the store has room for another KV cache."""
         return self._kv_writer.admission.is_open()
 
     def on_cancel(self, batch_id: str) -> None:
-        """Stop this batch's prompts that are being prefilled."""
+        """Stop the jobs of this batch that are being prefilled here."""
         self._tombstones.note_cancel(batch_id)
         for attempt in self._in_hand():
             if attempt.job.batch_id == batch_id:
                 attempt.stop_for("cancelled")
 
     def tick(self) -> None:
-        """If this worker paused itself for lack of memory, check whether there is enough now."""
+        """If the worker paused for lack of memory, check whether there is enough now."""
         self._free_memory.look_again()
 
     def _others_prefill(self) -> bool:
-        """Whether another worker takes this model's prefill jobs, according to the store."""
+        """Whether another worker takes this model's prefill jobs, by its registration."""
         return any(
             (other.role, other.model, other.off) == ("prefill", self._model, "") and other.worker_id != self.worker_id
             for other in self._cluster_state.registrations()
         )
 
     def _decode_waits(self) -> bool:
-        """Whether any job of any model that shares this store waits for decode, according to the broker."""
+        """Whether any job waits for decode, of any model that shares this store, by the broker's counts."""
         models = {registration.model for registration in self._cluster_state.registrations()} | {self._model}
         try:
             return any(jobs_waiting(self._broker, "decode", model) for model in models)
@@ -205,7 +204,7 @@ class PrefillWorker:
 
     @contextmanager
     def _in_hand_until_done(self, attempt: Attempt[PrefillJob]) -> Iterator[None]:
-        """Within the block, other threads can stop the attempt."""
+        """Make the attempt stoppable from other threads, for the length of the block."""
         with self._lock:
             self._prefilling.add(attempt)
         if self._aborting:
@@ -217,17 +216,17 @@ class PrefillWorker:
                 self._prefilling.discard(attempt)
 
     def _in_hand(self) -> list[Attempt[PrefillJob]]:
-        """A snapshot of the attempts that are being prefilled."""
+        """Return the attempts that are being prefilled now."""
         with self._lock:
             return list(self._prefilling)
 
     @property
     def prompt_s(self) -> float:
-        """Mean seconds that the engine takes for a prompt; 0: none computed yet."""
+        """Mean seconds of a prompt in the engine; 0: no prompt was computed yet."""
         return self._kv_writer.prompt_s
 
     def registration(self) -> WorkerInfo:
-        """What this worker currently says about itself."""
+        """Return what this worker says about itself now."""
         engine = engine_registration(
             self.worker_id, "prefill", self._model, self._started_at, self._loaded_engine, self._roles
         )

@@ -1,1 +1,1 @@
-"""Puts work in and takes results out: the client, batches and their journal, prompt files, and dead letters."""
+"""Puts work in and takes results out: the client, batches with their journal, prompt files, dead letters."""

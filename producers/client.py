@@ -1,5 +1,4 @@
-"""The Client puts jobs in and takes results out. It works the same way with the in-process pipeline and with a
-cluster."""
+"""The Client: puts jobs in and takes results out, over the in-process pipeline or over a cluster."""
 
 import logging
 import random
@@ -33,17 +32,17 @@ _PARKED_WAIT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A result and its delivery. Ack the delivery once the result is safe."""
+    """A result and its delivery. Ack the delivery once the result is on disk."""
 
     result: JobResult
     delivery: Delivery
 
 
 class Replies:
-    """The results of one batch, as they arrive. Only one process may listen to a batch at a time."""
+    """The results of one batch, as they arrive. Only one process at a time may listen to a batch."""
 
     def __init__(self, broker: Broker, batch_id: str) -> None:
-        """Raises BatchError if another process listens to this batch."""
+        """Start listening. Raises BatchError if another process listens to this batch."""
         self._broker = broker
         self._batch_id = batch_id
         self._queue = broker.open_reply_queue(batch_id)
@@ -52,7 +51,7 @@ class Replies:
         self._consumer = broker.consume(self._queue, prefetch=500, exclusive=True)
 
     def receive(self, timeout_s: float, at_most: int = 500) -> list[Reply]:
-        """The results that have arrived. Waits at most `timeout_s` seconds for the first."""
+        """Return the results that have arrived, waiting at most `timeout_s` for the first."""
         replies: list[Reply] = []
         while len(replies) < at_most and (delivery := self._consumer.receive(timeout_s)):
             timeout_s = 0
@@ -61,14 +60,14 @@ class Replies:
         return replies
 
     def nudge(self) -> None:
-        """Make a waiting `receive` return at once. May be called from any thread."""
+        """Make the waiting `receive` return at once. May be called from any thread."""
         self._consumer.nudge()
 
     def receive_parked(self) -> Generator[list[Reply]]:
-        """This batch's results that were parked because they found no reply queue, in groups. Other batches' results
-        are put back.
+        """Yield, in groups, this batch's parked results, which had found no reply queue.
 
-        Ack each group before you ask for the next, because the broker delivers at most two unacked groups.
+        Those of other batches are put back. Ack each group before asking for the next: the broker sends no more than
+        two unacked groups.
         """
         _, parked_queue = topology.parking_place(self._queue)
         depth = self._broker.depth(parked_queue)
@@ -97,7 +96,7 @@ class Replies:
             yield own_replies
 
     def _park_again(self, deliveries: list[Delivery]) -> None:
-        """Put other batches' results back, many at once, because 50,000 of them must not delay this process."""
+        """Put results back in groups, so that 50,000 results of another batch don't delay our start."""
         to, _ = topology.parking_place(self._queue)
         self._broker.publish_many((to, delivery.message) for delivery in deliveries)
         for delivery in deliveries:
@@ -105,26 +104,29 @@ class Replies:
         deliveries.clear()
 
     def reopen(self) -> bool:
-        """Declare the queue again if it was deleted, and return whether it was. Results that came in the meantime were
-        parked."""
-        with suppress(BrokerUnavailable):  # the next look will tell
+        """Declare the queue again if it was deleted, and return whether it was.
+
+        Results that came meanwhile were parked.
+        """
+        with suppress(BrokerUnavailable):  # it can't be known then, and the next check is soon enough
             if self._broker.depth(self._queue) is None:
                 self._broker.open_reply_queue(self._batch_id)
                 return True
         return False
 
     def listen_anew(self) -> list[Reply]:
-        """Subscribe again, if results wait but none arrives (see ConsumerLoop). Returns replies that had arrived and
-        were not read."""
+        """Subscribe again, for when results wait but none comes (see `ConsumerLoop`).
+
+        Returns results that had arrived.
+        """
         replies = [reply for delivery in self._consumer.pause() if (reply := read_reply(delivery))]
         self._consumer.resume()
         return replies
 
     def close(self, *, delete: bool = False, unread_replies: Iterable[Reply] = ()) -> None:
-        """Stop listening. With `delete` the queue is deleted too, which is allowed only when every job has its result
-        on disk.
+        """Stop listening. `delete` also deletes the queue, which is allowed only when every job has its result on disk.
 
-        Otherwise `unread_replies`, and replies that were never received, are put back for the next listener.
+        Otherwise `unread_replies`, and results that were never received, are put back for the next listener.
         """
         deliveries = [reply.delivery for reply in unread_replies] + self._consumer.close()
         if delete:
@@ -136,9 +138,9 @@ class Replies:
 
 
 class Client(AbstractContextManager["Client"]):
-    """Submit jobs and receive their results. Methods may be called from any thread.
+    """Submits jobs and receives their results. Methods may be called from any thread.
 
-    Created by `kvasir.connect`. Closing it also closes everything that was started for it.
+    `kvasir.connect` makes it. Closing it also closes what was started for it.
     """
 
     def __init__(
@@ -154,7 +156,8 @@ class Client(AbstractContextManager["Client"]):
         self.cluster_state = cluster_state
         self.models = tuple(models)
         self.observe = observe
-        self.count_tokens = count_tokens  # counts a text's tokens with the model's tokenizer; None: unavailable
+        # Counts a text's tokens with the model's tokenizer; returns None if there is no tokenizer here.
+        self.count_tokens = count_tokens
         self._on_close = on_close
         for remark in broker.declare(self.models):
             log.warning(remark)
@@ -166,24 +169,26 @@ class Client(AbstractContextManager["Client"]):
         self.close()
 
     def close(self) -> None:
-        """Close the client. Jobs already submitted go on if the broker runs outside this process. Idempotent."""
+        """Close the client. Jobs that were submitted go on if the broker is a separate process. Idempotent."""
         self._on_close()
 
     def check_model(self, model: str) -> None:
-        """Raises NoQueue if no queue exists for this model."""
+        """Raise NoQueue if no queue exists for this model."""
         if model not in self.models:
             raise NoQueue(f"model {model!r} has no queue; configured models: {', '.join(self.models) or 'none'}")
 
     def turns(self, models: Iterable[str]) -> dict[str, int]:
-        """The best turn for a new batch, by model: the one with the fewest waiting jobs.
+        """Return, by model, the turn that a new batch should take: the one with the fewest waiting jobs.
 
         Raises BrokerUnavailable.
         """
         return {model: min(range(self.turn_count(model)), key=partial(self._waiting, model)) for model in models}
 
     def turn_count(self, model: str, if_unseen: int = 1) -> int:
-        """How many turns all workers of the model know: 1 while any worker is of a release without turns; `if_unseen`
-        if no worker is visible."""
+        """Return how many turns all workers of the model know. It is 1 while a worker's release has no turns.
+
+        If no worker is seen, return `if_unseen`.
+        """
         counts = [registration.details.turns for registration in self.workers() if registration.model == model]
         return max(1, min([*counts, topology.TURNS])) if counts else if_unseen
 
@@ -191,7 +196,7 @@ class Client(AbstractContextManager["Client"]):
         queues = [topology.work_queue(stage, model, "bulk", turn) for stage in topology.WORK_STAGES]
         try:
             return sum(depth.ready for queue in queues if (depth := self.broker.depth(queue)))
-        except ConfigError:  # RabbitMQ 4.3 and later forbid a producer to look, so any turn will do
+        except ConfigError:  # from RabbitMQ 4.3 on a producer may not see queue lengths, so choose any turn
             return random.randrange(topology.TURNS)
 
     def submit(
@@ -200,18 +205,17 @@ class Client(AbstractContextManager["Client"]):
         on_confirmed: Callable[[PrefillJob], None] = lambda _job: None,
         turns: Mapping[str, int] = MappingProxyType({}),
     ) -> int:
-        """Publish jobs, with a limited number of outstanding confirms. Calls `on_confirmed` for each confirmed job.
-        Returns how many.
+        """Publish jobs with confirms in a window, and call `on_confirmed` for each. Returns how many.
 
-        `turns` gives each model's turn, as the method `turns` returns it; otherwise jobs take the first turn.
+        `turns` says by model which turn to use, as returned by the method `turns`; without it the first is used.
 
-        Raises NoQueue for a model without a queue, BrokerUnavailable if the broker stays away.
+        Raises NoQueue for a model without a queue, and BrokerUnavailable if the broker stays away.
         """
         jobs_by_id: dict[str, PrefillJob] = {}
 
         def note_confirmed(message: Message) -> None:
             job = jobs_by_id.pop(message.message_id, None)
-            if job is None:  # published twice, and already reported
+            if job is None:  # it was published twice, and reported already
                 return
             facts = {"batch_id": job.batch_id, "stage": "prefill", "run": job.run, "lane": job.lane}
             facts[trace.HEADER] = str(message.headers.get(trace.HEADER, ""))
@@ -229,14 +233,14 @@ class Client(AbstractContextManager["Client"]):
         return self.broker.publish_many(sends(), note_confirmed)
 
     def gather(self, batch_id: str, job_ids: Iterable[str], timeout_s: float | None = None) -> Iterator[JobResult]:
-        """Results of these jobs as they arrive, each once; ends after the last, or after `timeout_s` of silence.
+        """Yield the results of these jobs as they arrive, each once, until the last or after `timeout_s` of silence.
 
-        A result is acked when you ask for the next one, so save it before you ask. Leaving early loses nothing: results
+        A result is acked when the next one is requested, so store it before that. Leaving early loses nothing: results
         that were not acked can be gathered again.
         """
         open_ids = set(job_ids)
         replies = Replies(self.broker, batch_id)
-        parked_replies = replies.receive_parked()  # results that arrived before this call
+        parked_replies = replies.receive_parked()  # results that came before this call
         new_replies: deque[Reply] = deque()
         try:
             silent_since = time.monotonic()
@@ -254,17 +258,19 @@ class Client(AbstractContextManager["Client"]):
             replies.close(delete=not open_ids, unread_replies=new_replies)
 
     def ask(self, model: str, prompt: str | tuple[Part, ...], sampling: Sampling, deadline_s: float = 0.0) -> JobResult:
-        """Ask one prompt and wait for its result. It goes ahead of `bulk`. `prompt` is a user's text, or a
-        conversation."""
+        """Return the result of one prompt, which goes ahead of the bulk.
+
+        `prompt` is a user's text or a conversation.
+        """
         return [event for event in self.stream(model, prompt, sampling, deadline_s) if isinstance(event, JobResult)][-1]
 
     def stream(
         self, model: str, prompt: str | tuple[Part, ...], sampling: Sampling, deadline_s: float = 0.0
     ) -> Iterator[TokenEvent | JobResult]:
-        """Ask one prompt. Yields the pieces of the answer as they are generated, and the result last.
+        """Yield the pieces of one prompt's answer as they are generated, and its result last.
 
-        A piece with index 0 and a different `delivery` means that the decode began again. Leaving before the result
-        cancels the job.
+        A piece with index 0 and another `delivery` than before means that decoding began again. Leaving before the
+        result cancels the job.
         """
         self.check_model(model)
         batch_id = f"ask-{secrets.token_hex(8)}"
@@ -286,7 +292,7 @@ class Client(AbstractContextManager["Client"]):
             self.submit([job])
             yield from _until_result(pieces.receive, replies)
         except (GeneratorExit, KeyboardInterrupt):
-            self.cancel(batch_id)  # nobody will read the answer
+            self.cancel(batch_id)  # the answer will not be read
             raise
         finally:
             pieces.close()
@@ -305,7 +311,7 @@ class Client(AbstractContextManager["Client"]):
         stream_to: str = "",
         deadline: float = 0.0,
     ) -> PrefillJob:
-        """A job of this batch, addressed to the batch's reply queue. Its id follows from its content."""
+        """Return a job of this batch with its reply queue, and with the id that follows from its content."""
         return PrefillJob(
             job_id(batch_id, item_id, model, prompt, sampling),
             batch_id,
@@ -322,26 +328,28 @@ class Client(AbstractContextManager["Client"]):
         )
 
     def cancel(self, batch_id: str) -> None:
-        """Stop a batch's jobs wherever they are. Their owner has to write their `cancelled` results."""
+        """Stop a batch's jobs wherever they are. The batch's owner must write their `cancelled` results."""
         self.cluster_state.cancel(batch_id)
         announce_cancel(self.broker, batch_id)
 
     def reopen(self, batch_id: str) -> None:
-        """Remove a batch's tombstone, so that workers accept its next runs."""
-        self.cluster_state.cancel(batch_id, ttl_s=0.001)  # a tombstone can't be deleted, but it can expire
+        """Remove a batch's tombstone, so that workers take its next runs."""
+        self.cluster_state.cancel(batch_id, ttl_s=0.001)  # a tombstone can't be deleted, but it can be made to expire
         time.sleep(0.01)
 
     def workers(self) -> list[WorkerInfo]:
-        """The registrations of all live workers."""
+        """Return the registrations of all live workers."""
         return self.cluster_state.registrations()
 
     def unserved(self, models: Iterable[str]) -> list[str]:
-        """The models among these that no decode worker serves, so that their jobs wait."""
+        """Return those of these models that no decode worker serves, so that their jobs wait."""
         return sorted(set(models) - self._served_models("decode"))
 
     def unprefilled(self, models: Iterable[str]) -> list[str]:
-        """The models among these that have decode workers but no prefill worker, so that decode workers compute the
-        prompts."""
+        """Return those of these models that have decode workers but no prefill worker.
+
+        Decode then computes the prompts.
+        """
         return sorted(self._served_models("decode").intersection(models) - self._served_models("prefill"))
 
     def _served_models(self, stage: str) -> set[str]:
@@ -349,7 +357,7 @@ class Client(AbstractContextManager["Client"]):
 
 
 def version_problems(cluster_state: ClusterState) -> list[tuple[str, str]]:
-    """Version conflicts between this program and workers: each problem, and what to do about it."""
+    """Return conflicts between this program and workers of other versions, each with what to do."""
     older_ids, newer_ids = other_versions(cluster_state.encoded_registrations())
     problems = []
     if older_ids:
@@ -362,8 +370,10 @@ def version_problems(cluster_state: ClusterState) -> list[tuple[str, str]]:
 
 
 def _until_result(receive: Callable[[float], Delivery | None], replies: Replies) -> Iterator[TokenEvent | JobResult]:
-    """Yields pieces as they come, and then the result. Pieces still under way when the result arrives are yielded
-    before it."""
+    """Yield pieces while they come, then the result.
+
+    Pieces that are on their way when the result arrives come before it.
+    """
     while True:
         arrivals = replies.receive(0)
         delivery = receive(0.0 if arrivals else 0.05)
@@ -378,11 +388,15 @@ def _until_result(receive: Callable[[float], Delivery | None], replies: Replies)
 
 
 def read_reply(delivery: Delivery) -> Reply | None:
-    """The result in a delivery. Anything else is acked and logged. A newer version's result is left for the upgrade."""
+    """Return the result in a delivery, or None.
+
+    An unreadable message is acked and logged. A newer version's result stays in the queue until this program is
+    upgraded.
+    """
     try:
         return Reply(codec.decode(delivery.message.body, JobResult), delivery)
     except NewerMessage as error:
-        log.error("left a result in the queue, upgrade to read it (%s): %s", UPGRADE_COMMAND, error)
+        log.error("left a result in the queue; upgrade to read it (%s): %s", UPGRADE_COMMAND, error)
         return None
     except InvalidMessage as error:
         log.error("dropped an unreadable result (job %s): %s", delivery.message.message_id or "unknown", error)
@@ -391,7 +405,7 @@ def read_reply(delivery: Delivery) -> Reply | None:
 
 
 def read_piece(delivery: Delivery) -> TokenEvent | None:
-    """The piece of an answer in a delivery, which is acked; None if there is no piece in it."""
+    """Return the piece of an answer in a delivery, which is acked; None if it contains no piece."""
     delivery.ack()
     try:
         return codec.decode(delivery.message.body, TokenEvent)

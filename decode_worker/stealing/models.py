@@ -1,4 +1,4 @@
-"""The models that a decode worker holds in memory: always its own, and others as long as they pay and memory allows."""
+"""The models that a decode worker holds: always its own, and stolen ones while they pay and the memory allows."""
 
 import logging
 import math
@@ -13,14 +13,14 @@ from messages.errors import KvasirError, Stopped
 
 log = logging.getLogger(__name__)
 
-FIRST_LOAD_BYTES_PER_S = 1e9  # weights, from disk to engine; a guess until a model was loaded
-# For how long a model that could not be loaded is not tried again. Its file, or the other models' weights, may change
-# meanwhile.
+FIRST_LOAD_BYTES_PER_S = 1e9  # speed of loading weights from disk; a guess until a model was loaded
+# A model that could not be loaded is not tried again for this long. By then its file, or its own workers' weights, may
+# have changed.
 _BARRED_S = 600.0
 
 
 class NotLoaded(Stopped):
-    """The job's model is not in memory."""
+    """A job came for a model that is not in memory."""
 
 
 LoadedModel = LoadedEngine[DecodeEngine]
@@ -28,12 +28,11 @@ LoadedModel = LoadedEngine[DecodeEngine]
 
 @dataclass(frozen=True, slots=True)
 class Stealable:
-    """A model that this worker may serve besides its own.
+    """A model that this worker may serve in addition to its own.
 
     Attributes:
-        size_bytes: how much memory it takes; 0: almost none.
-        load: loads the model. Raises KvasirError if it can't be loaded, or if its weights differ from those of its own
-            workers.
+        size_bytes: what it takes in memory; 0: next to nothing.
+        load: loads it. Raises KvasirError if that fails, or if its weights differ from those of its own workers.
     """
 
     model: str
@@ -43,7 +42,7 @@ class Stealable:
 
 @dataclass
 class CachedModel:
-    """A model in memory. `users` counts its jobs in slots; it is not evicted while there are any."""
+    """A model in memory. `users` is the number of its jobs in slots; it is not evicted while there are any."""
 
     model: str
     size_bytes: int
@@ -54,8 +53,7 @@ class CachedModel:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A model in memory, as `victims` sees it: its size, the seconds of work that wait in its queue, and when it was
-    last used."""
+    """A model in memory as `victims` sees it. `waiting_s` is the work that waits in its queue, in seconds."""
 
     model: str
     size_bytes: int
@@ -65,10 +63,10 @@ class Resident:
 
 
 def victims(cached: Sequence[Resident], needed_bytes: int, waiting_s: float) -> list[str] | None:
-    """Which models to evict to free `needed_bytes`; None if the models that may be evicted are not enough.
+    """Return the models to evict so that `needed_bytes` become free; None if not enough can be freed.
 
-    The least useful model goes first: the one with the least work waiting, and among equals the least recently used. A
-    model stays if it is in use, or if more work waits for it than for the new model (`waiting_s`). Pure.
+    The least useful goes first: the one with the least work waiting, then the one that was not used for the longest
+    time. A model that is in use, or has as much work waiting as the new one (`waiting_s`), stays. A pure function.
     """
     models = []
     for resident in sorted(cached, key=lambda resident: (resident.waiting_s, resident.used_at)):
@@ -81,15 +79,15 @@ def victims(cached: Sequence[Resident], needed_bytes: int, waiting_s: float) -> 
 
 
 class ModelCache:
-    """The models in memory. `get`, `load` and `job` may be called from any thread. Loading runs in a separate thread.
+    """The models in memory. `get`, `load` and `job` may be called from any thread; loading has its own thread.
 
-    `memory_bytes` limits the weights of all models together, including the home model's; 0: no limit.
+    `memory_bytes` limits the weights of all models together, the home model's included; 0: no limit.
     """
 
     def __init__(self, home: CachedModel, stealable_models: Sequence[Stealable] = (), memory_bytes: int = 0) -> None:
         self.home = home
         self._stealable = {stealable.model: stealable for stealable in stealable_models}
-        self.models = (home.model, *self._stealable)  # all models that may be loaded at some time
+        self.models = (home.model, *self._stealable)  # all models that may be in memory at some time
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
         self._cached = {home.model: home}
@@ -98,19 +96,19 @@ class ModelCache:
         self._loader: threading.Thread | None = None
 
     def resident(self) -> list[str]:
-        """The models in memory, home model first."""
+        """Return the models in memory, the home model first."""
         with self._lock:
             return list(self._cached)
 
     def get(self, model: str) -> LoadedModel | None:
-        """The model, if it is in memory."""
+        """Return the model if it is in memory, or None."""
         with self._lock:
             cached = self._cached.get(model)
             return cached.loaded_model if cached else None
 
     @contextmanager
     def job(self, model: str) -> Iterator[LoadedModel]:
-        """A model that is in memory, kept there for the length of the block. Raises NotLoaded."""
+        """Keep a model in memory for the length of the block. Raises NotLoaded."""
         with self._lock:
             cached = self._cached.get(model)
             if cached is None:
@@ -124,7 +122,7 @@ class ModelCache:
                 cached.used_at = time.monotonic()
 
     def candidates(self) -> list[str]:
-        """The models besides home that may be stolen from now: those in memory, and those that could be loaded."""
+        """Return the other models that may be stolen from now: those in memory, and those that could be loaded."""
         with self._lock:
             now = time.monotonic()
             most_bytes = self._memory_bytes - self.home.size_bytes if self._memory_bytes else math.inf
@@ -136,17 +134,16 @@ class ModelCache:
             ]
 
     def load_s(self, model: str) -> float:
-        """How many seconds loading will take; 0 if the model is in memory. Measured, otherwise guessed from its
-        size."""
+        """Return how long loading will take, as measured, or estimated from its size; 0 if it is in memory."""
         with self._lock:
             if model in self._cached:
                 return 0.0
             return self._load_s.get(model, self._stealable[model].size_bytes / FIRST_LOAD_BYTES_PER_S)
 
     def load(self, model: str, waiting_s: Mapping[str, float]) -> bool:
-        """Start to load a model in the background, after making room for it. Returns False if that is not possible now.
+        """Make room for a model and begin to load it in the background. Returns False if that can't be done now.
 
-        `waiting_s`: seconds of waiting work by model, including this one.
+        `waiting_s`: seconds of work that wait, by model, including this one.
         """
         with self._lock:
             if model in self._cached or (self._loader and self._loader.is_alive()):
@@ -165,7 +162,7 @@ class ModelCache:
         return True
 
     def close(self) -> None:
-        """Unload all models except the home model, which its owner unloads. Waits for a load in progress."""
+        """Wait for a load in progress, and unload all models but the home model, which its owner unloads."""
         if self._loader:
             self._loader.join()
         with self._lock:

@@ -1,12 +1,11 @@
-"""Who decodes the next job: the rule for stealing, and the rule for a queue's tail. Pure functions: figures go in, a
-decision comes out.
+"""Decides who decodes the next job: the rule of stealing, and the rule of the tail. All functions are pure.
 
-Times are in seconds, and counts are jobs. Nothing here reads a clock, a queue or the store, so a simulation can call
-the same functions as a worker. `docs/explanation/stealing.md` derives the rules.
+Times are in seconds, and counts are of jobs. Nothing here reads a clock, a queue or the store, so a simulation can call
+the same functions that a worker calls. `docs/explanation/stealing.md` derives the rules.
 
-Both rules rest on one figure, the *plan*. Suppose that `ready` equal jobs are given out one by one, each to the slot
-that would end it soonest. When does the last job start, and when does it end? For equal jobs, no other order ends
-sooner. Real jobs are not equal, but before decoding only their means are known.
+Both rules use one calculation, the *plan*: if `ready` equal jobs are given one by one to whichever slot of some workers
+finishes the next one first, when does the last of them start, and when does it end? For equal jobs no other order ends
+sooner. Jobs are not equal, but their means are all that is known before decoding.
 """
 
 import heapq
@@ -15,16 +14,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-# How much more than its cost a steal must gain, because estimates are inexact.
+# A steal must gain this much more than it costs, because estimates are inexact.
 MARGIN_S = 0.1
 MARGIN_OF_COST = 0.5
-# A worker leaves jobs only to workers that are faster by this factor. Without it, two equal workers would each leave
-# the jobs to the other.
+# A worker leaves jobs only to workers that are faster by this factor. Otherwise two similar workers would each leave
+# them to the other.
 FASTER = 1.2
-# The waiting time assumed for a job whose model has no worker.
+# The waiting time that is assumed for a job whose model has no worker.
 NOBODY_S = 3600.0
 
-# A longer queue is first drained at the workers' joint rate, and from here on planned job by job.
+# A longer queue is first drained at the workers' joint rate, and the last jobs are planned one by one.
 _EXACT_JOBS_A_SLOT = 8
 
 Reason = Literal["", "nothing waits", "short wait", "sooner at home"]
@@ -32,13 +31,12 @@ Reason = Literal["", "nothing waits", "short wait", "sooner at home"]
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A worker that serves a queue, as another worker sees it.
+    """Another worker that serves a queue.
 
     Attributes:
-        slots: jobs that it decodes at once.
+        slots: the number of jobs that it decodes at once.
         busy: slots in use; more than `slots` counts as `slots`.
-        service_s: mean time that a job of this queue takes in one of the worker's slots, including its KV transfer;
-            above 0.
+        service_s: mean time that a job of this queue takes in one of its slots, including the KV transfer; above 0.
     """
 
     slots: int
@@ -46,7 +44,7 @@ class Peer:
     service_s: float
 
     def is_faster(self, decode_s: float) -> bool:
-        """Whether this peer is so much faster that a worker that takes `decode_s` for a job might leave some to it."""
+        """Whether a worker that takes `decode_s` for such a job might leave some to this one."""
         return self.service_s * FASTER <= decode_s
 
 
@@ -55,7 +53,7 @@ class Queue:
     """A model's decode queue.
 
     Attributes:
-        ready: waiting jobs as the broker counts them, without those that workers hold. A zero may be wrong.
+        ready: jobs that wait, without those held by workers, as the broker counts them. A zero may be wrong.
         peers: the workers whose home model this is, without the asking worker.
     """
 
@@ -69,10 +67,9 @@ class Offer:
     """A queue, and what one of its jobs would cost the asking worker.
 
     Attributes:
-        decode_s: mean time that a job takes in one of the asking worker's slots, after its KV cache has arrived; above
-            0.
-        fetch_s: until a job's KV cache has arrived.
-        load_s: until the model is loaded; 0 if it is in memory.
+        decode_s: mean time that a job takes in one of the asking worker's slots, once its KV cache is there; above 0.
+        fetch_s: time until a job's KV cache is there.
+        load_s: time until the model is loaded; 0 if it is in memory.
     """
 
     queue: Queue
@@ -88,16 +85,15 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Without a `reason`: take one job of `model`, or load the model first if it is not in memory, and then ask again.
-    With a `reason`: take nothing.
+    """With no reason: take one job of `model`, or load the model first and then ask again. With a reason: take nothing.
 
     Attributes:
-        model: "" if no queue has waiting jobs.
-        wait_s: expected wait of the last job in the model's queue.
+        model: "" if no job waits anywhere.
+        wait_s: expected wait of the last job in its queue.
         cost_s: KV transfer and model load.
         end_here_s, end_there_s: from now until the job would end here, and until the queue would end without help.
         saving_s: how much sooner the queue ends. Savings of successive steals add up.
-        reason: why stealing from this queue does not pay.
+        reason: why a steal from this queue does not pay.
     """
 
     model: str = ""
@@ -110,25 +106,26 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """One sentence with the figures."""
+        """A sentence with the figures."""
         return (
-            f"{self.model}: {self.wait_s:.1f} s of waiting for {self.cost_s:.1f} s of cost; "
+            f"{self.model}: it would wait {self.wait_s:.1f} s, stealing costs {self.cost_s:.1f} s; "
             f"done here in {self.end_here_s:.1f} s, there in {self.end_there_s:.1f} s"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class DrainTimes:
-    """When the last of some jobs starts, and when it ends, in seconds from now; infinite if there are no workers."""
+    """When the last of some jobs starts, and when it ends, in seconds from now; infinite without workers."""
 
     start_s: float
     end_s: float
 
 
 def plan(ready: int, peers: Iterable[Peer]) -> DrainTimes:
-    """Plan `ready` equal jobs on these workers' slots, each on the slot that ends it soonest.
+    """Return when the last of `ready` equal jobs starts and ends if each goes to the slot that ends it soonest.
 
-    Busy slots are assumed to become free at evenly spread times: the j-th of k after `service_s * j / (k + 1)`.
+    A busy slot frees as if its worker's running jobs had begun at evenly spread times: the j-th of k after `service_s *
+    j / (k + 1)`.
     """
     slots = [slot for peer in peers for slot in _slots(peer)]
     if ready <= 0:
@@ -146,11 +143,11 @@ def plan(ready: int, peers: Iterable[Peer]) -> DrainTimes:
 
 
 def decide(offers: Sequence[Offer]) -> Verdict:
-    """Which other model's job to take, if any, for a worker with a free slot and empty home queues.
+    """Return which other model's job a worker with a free slot and empty home queues takes, if any.
 
-    Queues are tried in the order of their last job's wait, longest first, and the first that pays is chosen. A steal
-    pays if the wait there exceeds transfer, load and a margin, and if the job would end here before the queue would end
-    without help. If no steal pays, the reason is that of the queue with the longest wait.
+    Queues are tried in the order of their last job's wait, the longest first, and the first steal that pays is taken.
+    It pays if the wait there exceeds transfer, load and a margin, and if the job ends here before the queue would end
+    without help. If none pays, the verdict is that of the queue with the longest wait.
     """
     verdicts = [_judge(offer) for offer in offers if offer.queue.ready > 0]
     verdicts.sort(key=lambda verdict: verdict.wait_s, reverse=True)
@@ -159,11 +156,10 @@ def decide(offers: Sequence[Offer]) -> Verdict:
 
 
 def leave_to_faster(queue: Queue, decode_s: float, fetch_s: float = 0.0) -> float | None:
-    """Whether a free slot should leave a queue's next job to faster workers: the seconds until these have ended the
-    queue, or None if the slot should take the job.
+    """Return the seconds until faster workers end a queue whose next job is left to them; None: take the job.
 
-    `queue.ready` includes that job. The job is left if the faster workers will have ended everything that waits,
-    including this job, before it would end here. Taking it could then only make the queue end later.
+    `queue.ready` counts that job. It is left if the faster workers will have ended everything that waits, including
+    this job, before it would end here: taking it could then only make the queue end later.
     """
     faster = [peer for peer in queue.peers if peer.is_faster(decode_s)]
     end_there_s = plan(max(1, queue.ready), faster).end_s
@@ -171,7 +167,7 @@ def leave_to_faster(queue: Queue, decode_s: float, fetch_s: float = 0.0) -> floa
 
 
 def margin_s(cost_s: float) -> float:
-    """How much more than this cost a steal must gain."""
+    """Return how much more than this cost a steal must gain."""
     return MARGIN_S + MARGIN_OF_COST * cost_s
 
 
@@ -194,7 +190,7 @@ def _saving_s(queue: Queue, drain: DrainTimes, here_s: float) -> float:
 
 
 def _slots(peer: Peer) -> list[tuple[float, float]]:
-    """(seconds until it is free, mean time of a job) for each slot."""
+    """Return (seconds until it is free, service time) of each slot."""
     busy = min(peer.busy, peer.slots)
     free = [(0.0, peer.service_s)] * (peer.slots - busy)
     return free + [(peer.service_s * number / (busy + 1), peer.service_s) for number in range(1, busy + 1)]

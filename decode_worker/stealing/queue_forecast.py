@@ -1,7 +1,6 @@
-"""What a decode worker knows, as figures for `policy`: its own measurements, and what the other workers' registrations
-say.
+"""What a decode worker knows, as figures for `policy`: its own measurements, and what it sees of the other workers.
 
-At the end of the worker's own queue, these figures decide whether to leave the last jobs to faster workers (`Tail`).
+At the end of its own queue, these say whether to leave the last jobs to faster workers (`Tail`).
 """
 
 import math
@@ -18,27 +17,29 @@ from kvstore.base import ClusterState
 from messages.jobs import DecodeJob, DecodeReport, answer_tokens
 from messages.workers import BOTH_ROLES, WorkerInfo
 
-# First guesses, used until a worker has measured the real values.
-FIRST_ANSWER_TOKENS = 400.0  # a mean answer
-FIRST_TOKENS_PER_S = 40.0  # one sequence, on typical hardware
-FIRST_FETCH_S = 0.5  # to fetch a KV cache from the store
+# First guesses, used until a worker has measured.
+FIRST_ANSWER_TOKENS = 400.0  # tokens of an average answer
+FIRST_TOKENS_PER_S = 40.0  # one sequence, on a machine of the kind that this was written for
+FIRST_FETCH_S = 0.5  # time of a KV cache from the store to the engine
 
-# Jobs that take less time are pushed. They are neither fetched ahead nor left to other workers, because deciding would
+# Jobs that take less time are pushed. They are neither fetched ahead nor left to other workers, since deciding would
 # cost as much as it saves.
 LONG_S = 0.5
-REGISTRATIONS_FOR_S = 0.5  # registrations are renewed once a second; reading them more often tells little more
-# Weight of a new value in the moving average. What a batch is like now counts more than what last night's was like.
+REGISTRATIONS_FOR_S = 0.5  # registrations are renewed once a second, so reading them more often tells little more
+# The weight of a moving average, which forgets: the current batch counts more than last night's.
 _WEIGHT = 0.1
 
 
 @dataclass(slots=True)
 class Averages:
-    """What this worker has measured of one model; 0: nothing yet. The mean of the first ten jobs, then a moving average
-    over about ten."""
+    """Averages of one model on this worker; 0: not measured.
 
-    tokens_per_s: float = 0.0  # of one sequence
-    answer_tokens: float = 0.0  # of a whole job
-    fetch_s: float = 0.0  # to fetch a KV cache from the store
+    A plain mean of ten jobs, then a moving average of about ten.
+    """
+
+    tokens_per_s: float = 0.0  # rate of one sequence
+    answer_tokens: float = 0.0  # tokens of all answers of a job
+    fetch_s: float = 0.0  # time of a KV cache from the store to the engine
     jobs: int = 0
     fetches: int = 0
 
@@ -52,7 +53,7 @@ class Throughput:
         self.curves = MeasuredCurves()
 
     def note(self, model: str, report: DecodeReport, sequences: int = 1) -> None:
-        """Add a decoded job's report to the averages. `sequences` ran in parallel when it ended."""
+        """Add a decoded job to the averages. `sequences` ran at once at its end."""
         if not report.completion_tokens or report.decode_s <= 0:
             return
         self.curves.note(model, sequences, sequences * report.completion_tokens / report.decode_s)
@@ -67,26 +68,24 @@ class Throughput:
                 averages.fetch_s += max(_WEIGHT, 1 / averages.fetches) * (report.get_s - averages.fetch_s)
 
     def of(self, model: str) -> Averages:
-        """The averages of a model."""
+        """Return the averages of a model."""
         with self._lock:
             return replace(self._models.get(model, Averages()))
 
     def fetch_s(self, model: str) -> float:
-        """Expected seconds to fetch a KV cache: measured for this model, otherwise for any model, otherwise a first
-        guess."""
+        """Return the expected time to fetch a KV cache: as measured for this model, for any model, or a first guess."""
         with self._lock:
             model_averages = [self._models[model]] if model in self._models else []
             values = [averages.fetch_s for averages in [*model_averages, *self._models.values()]]
         return next((value for value in values if value > 0), FIRST_FETCH_S)
 
     def decode_s(self, model: str) -> float:
-        """Mean seconds that a job of this model takes without fetching its KV cache; infinite until one was decoded
-        here."""
+        """Return the mean time of a job of this model, without its KV cache; infinite until one was decoded here."""
         averages = self.of(model)
         return averages.answer_tokens / averages.tokens_per_s if averages.tokens_per_s else math.inf
 
     def expected_s(self, job: DecodeJob) -> float:
-        """Expected seconds of a job in a slot, from what is known before it is decoded."""
+        """Return the expected time of a job in a slot, from what is known before it is decoded."""
         averages = self.of(job.job.model)
         max_tokens = answer_tokens(job.job)
         tokens = min(max_tokens, averages.answer_tokens or max_tokens)
@@ -94,16 +93,20 @@ class Throughput:
 
 
 def expected_service_s(answer_tokens: float, tokens_per_s: float, fetch_s: float = 0.0) -> float:
-    """Mean seconds of a job in a slot: fetching its KV cache, then generating its tokens. First guesses replace values
-    of 0 or less."""
+    """Return the mean time of a job in a slot: its KV cache, then its tokens.
+
+    Values up to 0 are replaced by first guesses.
+    """
     tokens = answer_tokens if answer_tokens > 0 else FIRST_ANSWER_TOKENS
     rate = tokens_per_s if tokens_per_s > 0 else FIRST_TOKENS_PER_S
     return fetch_s + tokens / rate
 
 
 class QueueForecast:
-    """One worker's view of queues and workers. It reads registrations at most twice a second, and queues whenever
-    asked. Thread-safe."""
+    """One worker's view of queues and workers. Thread-safe.
+
+    It reads registrations at most twice a second, and queues whenever it is asked.
+    """
 
     def __init__(self, broker: Broker, cluster_state: ClusterState, throughput: Throughput, worker_id: str) -> None:
         self._broker = broker
@@ -113,12 +116,12 @@ class QueueForecast:
         self._lock = threading.Lock()
         self._registrations: list[WorkerInfo] = []
         self._sees_everybody = False
-        self._active: set[str] = set()  # models that another worker works on, at either stage
-        self._waiting_models: set[str] = set()  # models with waiting jobs at the last look
+        self._active: set[str] = set()  # models that another worker is busy with, at either stage
+        self._waiting_models: set[str] = set()  # models that had waiting jobs at the last check
         self._read_at = -math.inf
 
     def other_workers(self, model: str = "") -> list[WorkerInfo]:
-        """The registrations of all other decode workers, or only of those that serve this model's queue."""
+        """Return the registrations of all other decode workers, or of those that serve this model's queue."""
         with self._lock:
             if time.monotonic() - self._read_at > REGISTRATIONS_FOR_S:
                 registrations = self._cluster_state.registrations()
@@ -137,28 +140,27 @@ class QueueForecast:
             return [registration for registration in self._registrations if model in ("", registration.model)]
 
     def read_anew(self) -> None:
-        """Read the registrations again at the next call."""
+        """Read the registrations again the next time they are needed."""
         with self._lock:
             self._read_at = -math.inf
 
     def sees_everybody(self) -> bool:
-        """Whether the list of registrations is complete, which it is if it includes our own. While the store is away it
-        is not."""
+        """Whether the registrations are complete: ours is among them, which is not so while the store is away."""
         self.other_workers()
         with self._lock:
             return self._sees_everybody
 
     def is_active(self, models: Iterable[str]) -> bool:
-        """Whether any other worker works on one of these models, so that jobs may start to wait."""
+        """Whether another worker is busy with one of these models, so that jobs may soon wait."""
         self.other_workers()
         with self._lock:
             return not self._active.isdisjoint(models)
 
     def queue(self, model: str, in_hand: int = 0) -> Queue:
-        """A model's decode queue, both lanes, as the broker counts it now, plus the jobs `in_hand` that could go back.
+        """Return a model's decode queue, both lanes, as the broker counts it now.
 
-        Workers with both roles deliberately keep few jobs ready, so prompts that wait for prefill also count if such
-        workers serve the model. Raises BrokerUnavailable.
+        `in_hand` jobs that could go back are added. Workers with both roles keep few jobs ready on purpose, so where
+        they serve the model, waiting prompts count as jobs. Raises BrokerUnavailable.
         """
         ready = jobs_waiting(self._broker, "decode", model) + in_hand
         if ready and any(registration.details.roles == BOTH_ROLES for registration in self.other_workers(model)):
@@ -166,10 +168,10 @@ class QueueForecast:
         return Queue(model, ready, self.peers(model))
 
     def waiting_queue(self, model: str) -> Queue:
-        """The `queue` of another model, where this worker might help. Raises BrokerUnavailable.
+        """Return what `queue` does, for a worker of another model that might help there. Raises BrokerUnavailable.
 
-        If jobs wait at two calls in a row, no worker there is free, whatever the registrations say. Registrations may
-        be a second old, while a free worker takes a job within milliseconds.
+        If jobs wait at two calls in a row, no worker is free there, whatever the registrations say: they may be a
+        second old, and a free worker takes a job within milliseconds.
         """
         queue = self.queue(model)
         if queue.ready and model in self._waiting_models:
@@ -178,15 +180,15 @@ class QueueForecast:
         return queue
 
     def offer(self, model: str, load_s: float) -> Offer:
-        """A model's `waiting_queue`, and what one of its jobs would cost this worker. Raises BrokerUnavailable."""
+        """Return a model's `waiting_queue`, and what one of its jobs would cost here. Raises BrokerUnavailable."""
         queue = self.waiting_queue(model)
         return Offer(queue, self.decode_s(model), self._throughput.fetch_s(model), load_s)
 
     def decode_s(self, model: str) -> float:
-        """Mean seconds of a job of this model in one of this worker's slots, after its KV cache has arrived.
+        """Return the mean time of a job of this model in one of this worker's slots, once its KV cache is there.
 
-        If this worker has not measured it yet, it is assumed to be as fast as the model's own workers, or else as it is
-        with other models.
+        Until it is measured here, this worker is assumed to be as fast as the model's own workers, or else as the first
+        guess.
         """
         rate = self._throughput.of(model).tokens_per_s or _mean(
             registration.figures_for(model)[0] for registration in self.other_workers(model)
@@ -194,15 +196,17 @@ class QueueForecast:
         return expected_service_s(self._answer_tokens(model), rate)
 
     def _answer_tokens(self, model: str) -> float:
-        """Mean answer length in tokens, over all workers that have measured it, including this one; 0: none has."""
+        """Return the mean length of an answer over all workers that have measured it; 0: none has."""
         lengths = [registration.figures_for(model)[1] for registration in self.other_workers()] + [
             self._throughput.of(model).answer_tokens
         ]
         return _mean(lengths)
 
     def peers(self, model: str) -> tuple[Peer, ...]:
-        """The model's own workers that take jobs now. Fetching a KV cache is assumed to take them as long as this
-        worker."""
+        """Return the workers whose home model this is and that take jobs.
+
+        Fetching is assumed to take them as long as us.
+        """
         tokens, fetch_s = self._answer_tokens(model), self._throughput.fetch_s(model)
         peers = []
         for registration in self.other_workers(model):
@@ -215,22 +219,25 @@ class QueueForecast:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The forecast of the worker's own queue at the last look. Jobs use it without any queries."""
+    """The forecast of the worker's own queue at the last check.
+
+    Jobs use it instead of asking the broker and the store.
+    """
 
     decode_s: float  # mean time of a job
     is_measured: bool  # whether any job was decoded here
-    has_peers: bool  # whether other workers serve the same model
-    may_leave: bool  # whether one of them is fast enough to leave the last jobs to it
+    has_peers: bool  # whether other workers have this home model
+    may_leave: bool  # whether one of them is fast enough that the last jobs may be left to it
     at: float  # monotonic clock
 
     @property
     def are_short(self) -> bool:
-        """Whether its jobs are short enough to be pushed."""
+        """Whether jobs are so short that they are pushed."""
         return self.decode_s < LONG_S
 
 
 def look_at_home(forecast: QueueForecast, throughput: Throughput, model: str) -> Outlook:
-    """The outlook now. This reads registrations but no queue."""
+    """Return the outlook now. This reads registrations, but asks no queue."""
     forecast.read_anew()
     decode_s, is_measured = forecast.decode_s(model), throughput.of(model).jobs > 0
     peers = forecast.peers(model)
@@ -239,23 +246,23 @@ def look_at_home(forecast: QueueForecast, throughput: Throughput, model: str) ->
 
 
 class Tail:
-    """Whether to leave the next job of our own queue to faster workers. Used from one thread.
+    """Decides whether to leave the next job of our own queue to faster workers. Used from one thread.
 
-    Faster workers may be stuck. If they have not taken the jobs after twice the expected time, this worker takes them.
+    Faster workers may be stuck. If jobs wait for more than twice the time in which they should have ended, they are
+    taken here.
     """
 
     def __init__(self, forecast: QueueForecast, throughput: Throughput, model: str) -> None:
         self._forecast = forecast
         self._throughput = throughput
         self._model = model
-        self.next_look = 0.0  # monotonic clock; until then the decision to leave jobs stands
-        self._since = 0.0  # when the queue last shrank, or when leaving began; 0: not leaving
+        self.next_look = 0.0  # until this time the queue is left to others; monotonic clock
+        self._since = 0.0  # when the queue last shrank, or leaving began; 0: not leaving
         self._ready = 0
         self.jobs_left = 0
 
     def should_leave(self, outlook: Outlook, in_hand: int = 0) -> bool:
-        """Whether to leave the next job (one that waits, or one `in_hand`) to faster workers. Raises
-        BrokerUnavailable."""
+        """Whether to leave the next job, counting those that wait and those `in_hand`. Raises BrokerUnavailable."""
         end_there_s = None
         if outlook.may_leave:
             queue = self._forecast.queue(self._model, in_hand)

@@ -1,4 +1,4 @@
-"""Takes other models' jobs for a free slot, if `policy` says that it pays."""
+"""Takes jobs of other models for a free slot, if `policy` says that it pays."""
 
 import logging
 import random
@@ -28,16 +28,15 @@ log = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S = 0.1
 _SLOWER_EACH_TIME = 1.6
-# How often to look. A look is two passive declares for each other model, a negligible load for a broker at these
-# intervals.
-_AT_MOST_S = 0.2  # while another worker works on one of these models
+# A check is two passive declares for each other model, whose cost a broker does not notice at these intervals.
+_AT_MOST_S = 0.2  # while another worker is busy with one of these models
 _AT_MOST_IDLE_S = 0.5
 
 
 class Thief:
-    """One worker's looks at other models' queues. Used from one thread; the counts may be read from any.
+    """Checks other models' queues for one worker. Used from one thread; the counts may be read from any thread.
 
-    `stolen_jobs` counts the jobs taken. `refusals` counts, by reason, the looks that found waiting jobs but took none.
+    `stolen_jobs` counts stolen jobs. `refusals` counts, by reason, checks that found waiting jobs but took none.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Thief:
         self.refusals: Counter[str] = Counter()
 
     def steal(self) -> Delivery | None:
-        """A job of another model, if it is time to look and a steal pays; otherwise None. Raises BrokerUnavailable."""
+        """Return a job of another model, if it is time to check and a steal pays. Raises BrokerUnavailable."""
         if time.monotonic() < self._next_look:
             return None
         delivery = self._look()
@@ -62,7 +61,7 @@ class Thief:
             return delivery
         most_s = _AT_MOST_S if self._forecast.is_active(self._model_cache.candidates()) else _AT_MOST_IDLE_S
         self._pause_s = min(most_s, max(_LOOK_AGAIN_S, self._pause_s * _SLOWER_EACH_TIME))
-        # So that two thieves don't look in step.
+        # Random, so that two workers don't check at the same times.
         self._next_look = time.monotonic() + self._pause_s * random.uniform(0.8, 1.2)
         return None
 
@@ -85,14 +84,14 @@ class Thief:
     def _load(self, steal: Verdict, offers: list[Offer]) -> None:
         waiting_s = {offer.queue.model: offer.queue.ready * offer.decode_s for offer in offers}
         if self._model_cache.load(steal.model, waiting_s):
-            log.info("loading a model to steal from: %s", steal.summary)
+            log.info("loading a model to steal its jobs: %s", steal.summary)
         else:
             self.refusals["no room"] += 1
 
     def _fetch_job(self, steal: Verdict) -> Delivery | None:
         now, *bulk = work_queues("decode", steal.model)
+        # In random order, so that on average each batch gets its turn.
         for queue in (now, *random.sample(bulk, len(bulk))):
-            # In random order, so that on average each batch gets its turn.
             try:
                 delivery = self._broker.get(queue)
             except NoQueue:
@@ -118,9 +117,9 @@ class Thief:
 
 
 class QueueChoice:
-    """How a decode worker chooses between queues: its measurements, its view of other workers, and the two rules.
+    """What a decode worker chooses between queues with: its measurements, its view of others, and the two rules.
 
-    `look` is called about twice a second, independently of the jobs, and updates `outlook`.
+    `look` is called about twice a second, independently of jobs, and stores its result in `outlook`.
     """
 
     def __init__(
@@ -139,18 +138,23 @@ class QueueChoice:
         self.look()
 
     def look(self) -> None:
-        """Update `outlook` for the worker's own queue. May be called from any thread."""
+        """Update the outlook of the worker's own queue. May be called from any thread."""
         self.outlook = look_at_home(self.forecast, self.throughput, self.model_cache.home.model)
 
     def outlook_for_long(self) -> Outlook:
-        """The outlook, at most as old as the registrations. For long jobs, for which the cost of a look is
-        negligible."""
+        """Return the outlook.
+
+        For long jobs, where a check costs relatively little, it is at most as old as registrations.
+        """
         if not self.outlook.are_short and time.monotonic() - self.outlook.at > REGISTRATIONS_FOR_S:
             self.look()
         return self.outlook
 
     def note(self, model: str, report: DecodeReport, sequences: int = 1) -> None:
-        """Note a decoded job; `sequences` ran in parallel. After the first job it is known whether jobs are short."""
+        """Note a decoded job, one of `sequences` that ran at once.
+
+        After the first, it is known whether jobs are short.
+        """
         self.throughput.note(model, report, sequences)
         if not self.outlook.is_measured:
             self.look()

@@ -1,10 +1,9 @@
-"""What a worker with both roles does next: which prompt to prefill, or which answer to start. Pure functions, as in
-`policy`.
+"""Decides what a worker with both roles does next: which prompt to prefill, or which answer to begin.
 
-Prefill runs ahead of decode only up to a watermark, and not by the whole class, because prefilled jobs take space in
-the store. Ready jobs up to the watermark are for the workers that only decode. A worker that could prefill the next
-prompt itself takes none of them. Workers and the plan's simulation use these same functions;
-`docs/explanation/stealing.md` explains the rules.
+Prefill runs ahead of decode by a watermark instead of the whole class, since jobs that are ready take up the store.
+Ready jobs up to the watermark are for the workers that only decode: a worker that could prefill the next prompt itself
+takes none of them. Workers and the simulation of `kvasir plan` use the same functions, which are pure.
+`docs/explanation/stealing.md` has the rules.
 """
 
 import math
@@ -13,27 +12,27 @@ from dataclasses import dataclass
 
 from decode_worker.stealing.policy import FASTER, Peer, Queue, leave_to_faster
 
-# One prefilled job waits for this many slots that decode a model, and never fewer than MIN_AHEAD.
+# One prefilled job waits for each of this many slots that decode a model, but at least MIN_AHEAD wait.
 SLOTS_A_JOB_AHEAD = 6
 MIN_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """A model that the worker serves in both roles, from this worker's view. Times are in seconds, and counts are jobs.
+    """A model that the worker serves in both roles, as the worker sees it. Times are in seconds, counts are of jobs.
 
     Attributes:
-        queue: all waiting jobs of the model, including those that wait for prefill, and the model's other workers.
-        ready: the waiting jobs that are prefilled.
-        prompts: the jobs that wait for prefill.
+        queue: all jobs that wait, including those for prefill, and the other workers of this home model.
+        ready: waiting jobs that are prefilled.
+        prompts: waiting jobs that need prefill.
         own: this worker's slots.
         has_pure_decoders: whether any of the other workers only decodes.
-        prefilling: prompts that are computed now, by anybody, as far as the worker counts them.
-        share: this worker's part of what all of them together decode of it in a second, 0 to 1.
+        prefilling: prompts that any worker computes now, as far as this worker counts them.
+        share: this worker's part of what all workers together decode of it in a second, 0 to 1.
         prefill_s: mean time of a prompt here.
-        lead_elsewhere: prefilled tokens in the time of a decoded one, at the best other worker that prefills it, as a
-            multiple of this worker's; infinite if that one decodes nothing, 0 if there is none or it is not measured.
-        look_s: until the worker looks again; 0: it sees everything at once.
+        lead_elsewhere: the best other prefill worker's ratio of prefill speed to decode speed, divided by this
+            worker's ratio. It is infinite if that worker decodes nothing, and 0 if there is none or it is not measured.
+        look_s: time until the worker's next check; 0: it always sees the current state.
     """
 
     queue: Queue
@@ -49,17 +48,16 @@ class ModelWork:
 
     @property
     def is_better_elsewhere(self) -> bool:
-        """Whether another worker is better suited to prefill this model."""
+        """Whether another worker should prefill instead."""
         return self.lead_elsewhere >= FASTER
 
     @property
     def ahead(self) -> int:
         """The watermark: how many prefilled jobs should wait.
 
-        Short jobs free many slots between two looks, and each slot must then find a job ready. If another worker is
-        better suited to prefill, the watermark is only the number of slots that are free now. It is 0 if even that does
-        not pay: while this worker prefills, everything that it decodes stands still, which must cost less than the job
-        that it gains.
+        Short jobs free many slots between two checks, and those slots must find jobs ready. If another worker is better
+        at prefill, only the slots that are free now count. They count only if that pays: all that this worker decodes
+        stops during a prefill, which must cost less than the job that it gains.
         """
         workers = (self.own, *self.queue.peers)
         if self.is_better_elsewhere:
@@ -75,24 +73,26 @@ class ModelWork:
 
     @property
     def holds_ready_jobs(self) -> bool:
-        """Whether the ready jobs are reserved for the workers that only decode, because this worker should prefill
-        prompts."""
+        """Whether the ready jobs are left to the workers that only decode, because this one should prefill prompts."""
         is_to_prefill = self.prompts > 0 and not self.is_better_elsewhere and self.lacks_ready_jobs
         return self.has_pure_decoders and is_to_prefill
 
 
 def next_prompt(work: Sequence[ModelWork]) -> str | None:
-    """The model whose prompt to prefill next: the one with the fewest ready jobs, and among equals the one with the
-    most prompts. None: decode instead."""
+    """Return the model to prefill a prompt of, or None to decode.
+
+    The model with the fewest ready jobs comes first, then the one with the most prompts.
+    """
     behind = [model for model in work if model.prompts and model.lacks_ready_jobs]
     return min(behind, key=lambda model: (model.ready, -model.prompts)).queue.model if behind else None
 
 
 def next_answer(work: Sequence[ModelWork], decoding: Collection[str]) -> str | None:
-    """The model whose ready job to take, or None to leave the slot free for now. `work` has the preferred model first.
+    """Return the model to take a ready job of, or None to leave the slot free for now.
 
-    The worker decodes the model of whose decoding it does the largest share. It turns to another model only when no job
-    of that model is left and it decodes nothing else, because two models in one engine slow each other down.
+    `work`: the preferred model first. The worker decodes the model of which it does the largest share of all decoding.
+    It turns to another model only when no job of that one is left and it decodes nothing else, because two models in
+    one engine slow each other down.
     """
     for model in sorted(work, key=lambda model: -model.share * (FASTER if model is work[0] else 1.0)):
         if not model.ready + model.prompts:

@@ -1,11 +1,11 @@
-"""The Broker contract. Two implementations keep it: `rabbitmq` and `embedded` (in-process).
+"""The Broker contract. It has two implementations: `rabbitmq` and `embedded` (in-process).
 
-Messages are delivered at least once. After `publish` has returned, the broker is responsible for the message. A
-delivery belongs to a worker until it acks. If the worker's channel closes first, the broker delivers the message again,
-to any worker. All methods may be called from any thread.
+Delivery is at least once. The broker owns a message once `publish` has returned. A worker owns a delivery until it
+acks; if the worker's channel closes before that, the broker delivers the message again, to any worker. All methods may
+be called from any thread.
 
-Kvasir settles a delivery by an ack, or by a confirmed publish followed by an ack (`infra.broker.settle`). It never uses
-nack, reject or requeue, because their effect on the broker's delivery count differs between RabbitMQ 3.10 and 4.3.
+Our code settles a delivery by an ack, or by a confirmed publish followed by an ack (`infra.broker.settle`). It never
+uses nack, reject or requeue, because their effect on the broker's delivery count differs between RabbitMQ 3.10 and 4.3.
 """
 
 import threading
@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 Header = str | int | float
-# Prefixes of header names that only RabbitMQ may add to a message.
+# RabbitMQ adds headers whose names begin with one of these. A publisher must not set them.
 BROKERS_OWN = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count")
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Bytes with an identity: even if the body can't be read, the properties say whose message it is."""
+    """A body with its identity. Even if the body can't be read, the properties say which job it belongs to."""
 
     body: bytes
     message_id: str = ""  # job_id
@@ -34,7 +34,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An exchange and a routing key. For Kvasir's direct exchanges the key is the queue's name."""
+    """An exchange and a routing key. For our direct exchanges the key is the queue's name."""
 
     exchange: str
     key: str
@@ -42,8 +42,10 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """A queue's ready messages and consumers. A zero from a quorum queue may be wrong, because a slow queue answers
-    0."""
+    """The number of ready messages and of consumers of a queue.
+
+    A zero from a quorum queue may be wrong: RabbitMQ answers 0 when the queue is slow to reply.
+    """
 
     ready: int
     consumers: int
@@ -58,24 +60,27 @@ class Delivery(Protocol):
 
     @property
     def message(self) -> Message:
-        """The message as it was published."""
+        """The published message."""
 
     @property
     def returns(self) -> int:
-        """How often the broker took this copy back from a consumer, whether or not work on it had begun. Crashes are
-        counted elsewhere."""
+        """How often the broker took this copy back from a consumer, whether or not work on it had begun.
+
+        This is not the crash count, which is kept in the cluster state.
+        """
 
     @property
     def is_lost(self) -> bool:
-        """True once the delivery's channel is gone: an ack then has no effect, and the broker delivers the message
-        again."""
+        """Whether the delivery's channel is gone.
+
+        An ack then has no effect, and the message will be delivered again.
+        """
 
     def ack(self) -> bool:
-        """Ack the delivery. False if it was lost: the caller then knows that the message will be delivered again. Never
-        raises.
+        """Ack the delivery. Returns False if it was lost, so that a copy will come back. Never raises.
 
-        True means that the ack was handed to the connection, not that the broker has received it; AMQP does not confirm
-        acks.
+        True means that the ack was handed to the connection. It doesn't mean that the broker has it: AMQP has no answer
+        to an ack.
         """
 
 
@@ -83,15 +88,18 @@ D = TypeVar("D", bound=Delivery)
 
 
 class Consumer(ABC):
-    """A stream of deliveries from one queue. It holds at most `prefetch` unacked deliveries, received or not."""
+    """A stream of deliveries from one queue. At most `prefetch` of them are unacked at a time, received or not."""
 
     @abstractmethod
     def receive(self, timeout_s: float) -> Delivery | None:
-        """The next delivery, or None after `timeout_s` (0: don't wait) or a nudge. Reconnects happen inside."""
+        """Return the next delivery, or None after `timeout_s` (0: don't wait) or a nudge. Reconnects on its own."""
 
     @abstractmethod
     def nudge(self) -> None:
-        """Make the waiting `receive`, or else the next one, return None at once. May be called from any thread."""
+        """Make the waiting `receive`, or the next one that would wait, return None at once.
+
+        May be called from any thread.
+        """
 
     @abstractmethod
     def widen(self, prefetch: int) -> None:
@@ -99,21 +107,25 @@ class Consumer(ABC):
 
     @abstractmethod
     def pause(self) -> list[Delivery]:
-        """Stop deliveries. Returns those that had arrived and were not received, for the caller to settle.
-        Idempotent."""
+        """Stop the flow, and return the deliveries that arrived and were not received, for the caller to settle.
+
+        Idempotent.
+        """
 
     @abstractmethod
     def resume(self) -> None:
-        """Let deliveries flow again after `pause`. Idempotent."""
+        """Start the flow again after `pause`. Idempotent."""
 
     @abstractmethod
     def close(self) -> list[Delivery]:
-        """Stop for good, and return unreceived deliveries as `pause` does. They can be acked until the broker object is
-        closed."""
+        """Stop for good, and return unreceived deliveries as `pause` does.
+
+        They can be acked until the broker is closed.
+        """
 
 
 class BufferedConsumer(Consumer, Generic[D]):
-    """A consumer with a buffer: the broker's client adds arriving deliveries, and `receive` takes them out.
+    """A consumer with a buffer. The broker's client fills the buffer, and `receive` empties it.
 
     `condition` guards the buffer and the flags.
     """
@@ -131,7 +143,7 @@ class BufferedConsumer(Consumer, Generic[D]):
 
     @abstractmethod
     def _is_over(self) -> bool:
-        """Whether nothing can arrive any more."""
+        """Whether no more deliveries can come."""
 
     def receive(self, timeout_s: float) -> Delivery | None:
         """See `Consumer`."""
@@ -152,23 +164,25 @@ class BufferedConsumer(Consumer, Generic[D]):
 class Broker(ABC):
     """Publishing, consuming, and the topology."""
 
-    is_clustered = False  # True with several nodes: reply queues are then quorum queues (`topology.reply_queue`)
+    # True if the broker has several nodes; its reply queues are then quorum queues (`topology.reply_queue`)
+    is_clustered = False
 
     @abstractmethod
     def declare(self, models: Sequence[str]) -> list[str]:
-        """Declare every exchange and queue of `infra.broker.topology` for these models; safe to repeat.
+        """Declare every exchange and queue of `infra.broker.topology` for these models. It is safe to repeat.
 
-        Returns one sentence for each queue that exists with different arguments. Such queues are used as they are.
+        Returns a sentence for each queue that exists with other arguments than ours. Such queues are used as they are.
         """
 
     @abstractmethod
     def publish(self, to: Address, message: Message, timeout_s: float | None = 30.0) -> None:
-        """Publish a message, mandatory and confirmed: on return the broker has it (on disk, if it is persistent).
+        """Publish a message as mandatory and wait for its confirm.
 
-        A message whose confirm was lost with its connection is published again: duplicates are normal.
+        On return the broker has it (on disk, if persistent). A message whose confirm was lost with its connection is
+        published again, so duplicates are normal.
 
         Args:
-            timeout_s: how long to wait for broker and confirm, reconnects included; None: as long as it takes.
+            timeout_s: how long to wait for the broker and the confirm, reconnects included; None: without limit.
 
         Raises:
             NoQueue: no queue is bound for this address.
@@ -183,21 +197,23 @@ class Broker(ABC):
         window: int = 1000,
         timeout_s: float | None = 30.0,
     ) -> int:
-        """Publish many messages, of which at most `window` are unconfirmed at any time. Returns how many were
-        confirmed.
+        """Publish a stream of messages, at most `window` of them unconfirmed. Returns how many were confirmed.
 
         `on_confirmed` is called once for each message, in the caller's thread, not necessarily in order. `timeout_s`
-        limits the time without any progress. Raises the errors of `publish`; messages confirmed before stay confirmed.
+        bounds the time without progress. Raises as `publish` does; messages that were confirmed before the error stay
+        published.
         """
 
     @abstractmethod
     def publish_lossy(self, to: Address, message: Message) -> None:
-        """Publish without waiting for a confirm, and without errors: for token events and wakeups. The message is
-        dropped if the broker is away."""
+        """Publish without a confirm, a wait or an error, for token events and wakeups.
+
+        The message is lost if the broker is away.
+        """
 
     @abstractmethod
     def consume(self, queue: str, prefetch: int, exclusive: bool = False) -> Consumer:
-        """Start consuming. Raises NoQueue, and BatchError if `exclusive` is set and another process consumes."""
+        """Start consuming. Raises NoQueue; raises BatchError if `exclusive` and another consumer reads the queue."""
 
     @abstractmethod
     def get(self, queue: str) -> Delivery | None:
@@ -205,25 +221,25 @@ class Broker(ABC):
 
     @abstractmethod
     def depth(self, queue: str) -> Depth | None:
-        """How full a queue is, or None if it doesn't exist. Raises BrokerUnavailable."""
+        """Return how full a queue is, or None if it doesn't exist. Raises BrokerUnavailable."""
 
     @abstractmethod
     def open_reply_queue(self, batch_id: str) -> str:
-        """Declare the durable reply queue of a batch and return its name; safe to repeat."""
+        """Declare the durable reply queue of a batch and return its name. It is safe to repeat."""
 
     @abstractmethod
     def open_private_queue(self, name: str, exchange: str) -> str:
-        """Declare a transient queue that only this process reads. It is bound to `exchange` under its own name."""
+        """Declare a transient queue that only this process reads, bound to `exchange` with its own name as the key."""
 
     @abstractmethod
     def delete_queue(self, queue: str) -> None:
-        """Delete a reply queue or private queue with everything in it. Raises ValueError for a work queue."""
+        """Delete a reply queue or a private queue with its messages. Raises ValueError for a work queue."""
 
     @property
     @abstractmethod
     def is_connected(self) -> bool:
-        """Whether the connections for publishing and for consuming are both open now (always True in-process)."""
+        """Whether both connections, for publishing and for consuming, are open now (always True in-process)."""
 
     @abstractmethod
     def close(self) -> None:
-        """Send outstanding acks, then disconnect. Unacked deliveries go back to their queues. Idempotent."""
+        """Send the pending acks, then disconnect. Unacked deliveries go back to their queues. Idempotent."""

@@ -1,5 +1,7 @@
-"""The control exchange, for best-effort broadcasts to every worker. A lost broadcast costs time, and changes nothing
-else."""
+"""The control exchange: best-effort broadcasts to every worker.
+
+A lost broadcast costs time, but no result depends on it.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,26 +15,29 @@ from messages.errors import InvalidMessage
 
 
 def ring(broker: Broker, queue: str) -> None:
-    """Tell idle workers that `queue` has a message, so that they need not poll it often."""
+    """Tell the workers that `queue` has a message, so that they need not poll it often."""
     _send(broker, {"wakeup": queue})
 
 
 def announce_cancel(broker: Broker, batch_id: str) -> None:
-    """Ask every worker to stop the jobs of this batch that it runs."""
+    """Ask every worker to stop the jobs of this batch."""
     _send(broker, {"cancel": batch_id})
 
 
 def announce_pause(broker: Broker, worker: str, should_pause: bool) -> None:
-    """Ask a worker to pause, or to resume. `worker` is its id, or its host, which is the id's beginning up to a dot."""
+    """Ask a worker to take no more jobs, or to take jobs again.
+
+    `worker` is a worker's id, or the part of ids before a dot, which is the host: then all workers of that host are
+    asked.
+    """
     _send(broker, {"pause" if should_pause else "resume": worker})
 
 
 class ControlListener:
-    """Receives broadcasts on a private queue. `poll` passes each to its handler, in the caller's thread."""
+    """Receives broadcasts on a private queue. `poll` calls the handler of each one, in the caller's thread."""
 
     def __init__(self, broker: Broker, name: str, handlers: Mapping[str, Callable[[str], None]]) -> None:
-        """`handlers` by the kind of broadcast: "wakeup" (with a queue), "cancel" (a batch), "pause" and "resume" (a
-        worker)."""
+        """`handlers` has keys "wakeup" (called with a queue), "cancel" (a batch), "pause" and "resume" (a worker)."""
         queue = broker.open_private_queue(f"control.{name}", topology.CONTROL)
         self._consumer = broker.consume(queue, prefetch=100)
         self._handlers = handlers
@@ -60,6 +65,6 @@ def _send(broker: Broker, content: dict[str, str]) -> None:
 def _read(body: bytes) -> dict[str, Any]:
     try:
         content = unpack(body[:MAX_MESSAGE_BYTES])
-    except InvalidMessage:  # anybody may publish here, so unreadable messages are ignored
+    except InvalidMessage:  # any client may publish here, so a message that can't be read is ignored
         return {}
     return content if isinstance(content, dict) else {}

@@ -1,5 +1,4 @@
-"""Messages that the broker gave up at a queue's delivery limit. Every worker answers them with a failed result, so that
-no job ends silently."""
+"""Answers the messages that the broker gave up after too many returns, so that each of their jobs gets a result."""
 
 from typing import Any
 
@@ -13,9 +12,9 @@ from messages.workers import WorkerStage
 
 
 def answer_deaths(broker: Broker, settler: Settler, model: str) -> None:
-    """For at most 100 messages in `deaths`: publish a failed result, then the dead letter, then ack.
+    """Settle up to 100 messages of the queue `deaths`: publish a failed result and a dead letter for each, then ack it.
 
-    `model` is used for a message that doesn't name its model. Raises BrokerUnavailable.
+    `model` is the model of a message that doesn't name its own. Raises BrokerUnavailable.
     """
     for _ in range(100):
         delivery = broker.get(topology.DEATHS)

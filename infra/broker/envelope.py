@@ -1,7 +1,7 @@
-"""A job's identity and its counters, in AMQP properties and headers; and a worker's attempt at a job.
+"""A job's identity and counters in AMQP properties and headers, and a worker's attempt at a job.
 
-They are kept outside the body for two reasons: even a message with an unreadable body can be answered with a failed
-result, and counters survive republishing. The counters start again at each change of stage.
+They are kept outside the body for two reasons: a job whose body can't be read still gets its failed result, and the
+counters survive when a message is published again. Most counters start again at 0 when a job changes its stage.
 """
 
 import threading
@@ -25,7 +25,7 @@ _NOT_GIVEN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """The identity of a message's job, and what has happened to it so far."""
+    """Which job a message belongs to, and what has happened to the job so far."""
 
     job_id: str
     batch_id: str
@@ -35,18 +35,18 @@ class Envelope:
     run: int = 1
     lane: Lane = "bulk"
     reply_to: str = ""
-    attempts: int = 0  # transient errors so far, at this stage
+    attempts: int = 0  # transient errors at this stage so far
     kv_transfers: int = 0  # KV transfers that failed so far
-    returns: int = 0  # how often the broker took it back at this stage, over all copies of this run
-    traceparent: str = ""  # passed on unchanged; "": none
-    version: int = codec.VERSION  # version of the received message, and so of its answer
-    turn: int = 0  # which of the lane's queues its batch uses
+    returns: int = 0  # times the broker took it back at this stage, over all copies of this run
+    traceparent: str = ""  # passed on unchanged; "" if there is none
+    version: int = codec.VERSION  # version of the message that it came in; its answer has the same version
+    turn: int = 0  # the number of its batch's queue among the queues of its lane
 
     def seal(self, body: bytes) -> Message:
-        """A message with this identity.
+        """Return a message with this identity.
 
-        Counters of 0 and the default lane are left out, because each header costs the broker about 2 µs. Readers fill
-        them in.
+        Counters at 0 and the lane `bulk` are left out, because each header costs the broker about 2 µs. A reader takes
+        them as 0 and `bulk`.
         """
         headers: dict[str, Header] = {
             "kvasir-item": self.item_id,
@@ -69,18 +69,21 @@ class Envelope:
         return Message(body, self.job_id, self.batch_id, self.reply_to, headers)
 
     def event(self, step: Step, **facts: Any) -> Event:
-        """The event of a step of this job, with what is known about it."""
+        """Return an event of this job, with the job's identity and these facts."""
         identity = {"batch_id": self.batch_id, "stage": self.stage, "run": self.run, "lane": self.lane}
         context = {trace.HEADER: self.traceparent} if self.traceparent else {}
         return Event(step, self.job_id, self.model, {**identity, **context, "item_id": self.item_id, **facts})
 
     def for_stage(self, stage: WorkerStage) -> "Envelope":
-        """The same job at another stage: all counters start again, except the count of failed KV transfers."""
+        """Return the envelope of the same job at another stage.
+
+        Its counters start again, except that of failed KV transfers.
+        """
         return replace_fields(self, stage=stage, attempts=0, returns=0)
 
 
 def submit_message(job: PrefillJob, turn: int = 0) -> tuple[Address, Message]:
-    """The address and the message for a new job."""
+    """Return the address and the message that submit a new job."""
     envelope = Envelope(
         job.job_id,
         job.batch_id,
@@ -97,10 +100,10 @@ def submit_message(job: PrefillJob, turn: int = 0) -> tuple[Address, Message]:
 
 
 def open_envelope(delivery: Delivery, stage: WorkerStage, model: str) -> Envelope:
-    """The envelope of a delivery. Never raises: missing or invalid values are replaced by `stage`, `model` or a
-    default.
+    """Return the envelope of a delivery.
 
-    The broker's own count of returns is added to the count in the headers.
+    Never raises: missing or invalid values are replaced by `stage`, `model` or a default. The broker's own count of
+    returns is added to ours.
     """
     message = delivery.message
     headers = message.headers
@@ -124,19 +127,20 @@ def open_envelope(delivery: Delivery, stage: WorkerStage, model: str) -> Envelop
 
 @dataclass(eq=False)
 class Attempt(Generic[J]):
-    """One try at a job, from its delivery to the ack. Its fields are filled in along the way.
+    """One try at a job, from its delivery to the ack. Its fields are filled in as the job goes on.
 
-    A worker may hold several deliveries of one job, because an attempt adopts redeliveries of its job. They are settled
-    together, and the list is then empty.
+    A worker may hold several deliveries of one job, because it adopts a redelivery of a job that it is running. They
+    are settled together, and `deliveries` is empty after that.
     """
 
     deliveries: list[Delivery]  # unacked
     envelope: Envelope
-    job: J = field(init=False)  # set when its message has been read
+    job: J = field(init=False)  # set once its message has been read
     stop: threading.Event = field(default_factory=threading.Event)
     why_stopped: StopReason = ""
-    is_outcome_confirmed: bool = False  # the outcome is confirmed, so a delivery that joins later can be acked
-    has_ended_unanswered: bool = False  # the job ended without an answer, so nobody will need its own blocks again
+    is_outcome_confirmed: bool = False  # a delivery that joins after this can be acked at once
+    # The job ended without an answer, so the blocks of its own are not needed any more.
+    has_ended_unanswered: bool = False
 
     @property
     def is_read(self) -> bool:
@@ -144,19 +148,19 @@ class Attempt(Generic[J]):
         return hasattr(self, "job")
 
     def stop_for(self, reason: StopReason) -> None:
-        """Stop the attempt. If this is called several times, the first reason counts."""
+        """Stop the attempt. If it is stopped several times, the first reason counts."""
         self.why_stopped = self.why_stopped or reason
         self.stop.set()
 
 
 def run_of(delivery: Delivery) -> tuple[str, int]:
-    """The job and run of a delivery, as `open_envelope` has them."""
+    """Return the job id and the run of a delivery, read in the same way as by `open_envelope`."""
     message = delivery.message
     return _identifier(message.message_id), _count(message.headers.get("kvasir-run"), 1)
 
 
 def is_redelivery(delivery: Delivery) -> bool:
-    """Whether the broker has taken this run back from a worker, in this copy or an earlier one."""
+    """Whether the broker took any copy of this run back from a worker."""
     return bool(delivery.returns or delivery.message.headers.get("kvasir-returns"))
 
 

@@ -1,10 +1,10 @@
-"""Named places between two steps of a handler, where a fault test can kill this process or make a job fail.
+"""Named places between two steps of a handler, where a fault test can kill this process or fail a job.
 
-Without KVASIR_FAILPOINT at the start of the process, `failpoint` does nothing. Its forms are:
+They are off unless KVASIR_FAILPOINT is set when the process starts; `failpoint` then does nothing. Its forms are:
 
-kill:decode.stored:7        SIGKILL this process when the seventh job gets there
-kill:decode.loaded:JOB_ID   whenever this job gets there: a job that takes its worker along
-fail:prefill.taken:-500     the first 500 jobs that get there meet a transient error
+    kill:decode.stored:7        SIGKILL this process when the seventh job gets there
+    kill:decode.loaded:JOB_ID   SIGKILL it whenever this job gets there: a job that kills its worker
+    fail:prefill.taken:-500     the first 500 jobs that get there meet a transient error
 """
 
 import itertools
@@ -17,7 +17,7 @@ from messages.errors import EngineUnavailable
 
 VARIABLE = "KVASIR_FAILPOINT"
 
-# Both lists are in the order in which a job reaches the places.
+# The places of each stage, in the order in which a job passes them.
 PREFILL = ("prefill.taken", "prefill.tokenized", "prefill.storing", "prefill.stored", "prefill.passed", "prefill.acked")
 DECODE = (
     *("decode.taken", "decode.claimed", "decode.loaded", "decode.generated", "decode.stored", "decode.replied"),
@@ -27,16 +27,16 @@ GATEWAY = (
     *("gateway.copied", "gateway.described", "gateway.created", "gateway.planned", "gateway.advanced"),
     *("gateway.written", "gateway.over"),
 )
-CHANGE = ("bulk.held",)  # in a worker with both roles, when it takes jobs only from the other role's queue
+CHANGE = ("bulk.held",)  # in a worker with both roles, when it begins to take only from the other role's queue
 PER_ANSWER = ("decode.answered",)  # once for each answer of a job with several answers, between loaded and generated
 
 
 def _no_fault(_name: str, _job_id: str) -> None:
-    """Do nothing, because no fault is configured."""
+    """Do nothing: no fault is configured."""
 
 
 def parse(setting: str) -> Callable[[str, str], None]:
-    """The function `failpoint` for this setting. Raises ValueError if the setting can't be read."""
+    """Return the function `failpoint` for this setting. Raises ValueError if the setting can't be read."""
     if not setting:
         return _no_fault
     action, name, target = [*setting.split(":"), "", ""][:3]
@@ -59,7 +59,8 @@ def _is_meant(target: str, number: int, job_id: str) -> bool:
 
 
 def _kill(_place: str) -> None:
-    for handler in logging.getLogger().handlers:  # everything logged before must be on disk or screen
+    # The log lines before this place must be written before the process dies.
+    for handler in logging.getLogger().handlers:
         handler.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,8 +1,8 @@
-"""How a worker's deliveries are settled. Deliveries are acked here; only one that is adopted too late is acked in
-`RunningJobs.end`.
+"""How a worker's deliveries are settled. All acks are here, except for one in `RunningJobs.end` (late adoptions).
 
-Each settlement is a confirmed publish followed by an ack. With this order a crash between the two makes a duplicate;
-the other order would lose a job. Publishing waits as long as the broker is away, and never drops a job.
+Each way is a confirmed publish followed by an ack, in that order. A crash between the two makes a duplicate; with the
+other order it would lose a job. While the broker is away, publishing waits without limit, so no job is dropped for
+that.
 """
 
 import logging
@@ -37,23 +37,23 @@ log = logging.getLogger(__name__)
 A = TypeVar("A", bound=Attempt[Any])
 
 MAX_ATTEMPTS = 6
-MAX_KV_TRANSFERS = 2  # failed transfers after which the decoder computes the prompt itself
+MAX_KV_TRANSFERS = 2  # after this many failed KV transfers the decode worker computes the prompt itself
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """A message that settles an attempt once it is confirmed, with the event and failpoint that follow."""
+    """A message whose confirm settles an attempt, and the event and the failpoint that follow."""
 
     attempt: Attempt[Any]
-    to: Address | None  # None: there is nobody to tell
+    to: Address | None  # None: there is no message to publish
     message: Message
-    step: Step | None = None  # None: the job goes back to its queue, which is not an event
+    step: Step | None = None  # None: the job goes back to its queue, which makes no event
     place: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
 
 
 def passing_on(attempt: Attempt[Any], job: DecodeJob) -> Settlement:
-    """The settlement after prefill: publish the decode job."""
+    """Return the settlement of a finished prefill, which publishes the decode job."""
     envelope = attempt.envelope
     message = envelope.for_stage("decode").seal(codec.encode(job, envelope.version))
     to = topology.work("decode", envelope.model, envelope.lane, envelope.turn)
@@ -61,7 +61,7 @@ def passing_on(attempt: Attempt[Any], job: DecodeJob) -> Settlement:
 
 
 def replying(attempt: Attempt[Any], result: JobResult, body: bytes = b"") -> Settlement:
-    """The settlement of a job that has its result. `body` is the encoded result, if it is encoded already."""
+    """Return the settlement that publishes a job's result. `body` is the result if it is encoded already."""
     envelope = attempt.envelope
     to = topology.reply(envelope.reply_to) if envelope.reply_to else None
     message = envelope.seal(body or codec.encode(result, envelope.version))
@@ -72,8 +72,10 @@ def replying(attempt: Attempt[Any], result: JobResult, body: bytes = b"") -> Set
 
 
 class Settler:
-    """Settles a worker's attempts. Each method settles all deliveries of one attempt, including any adopted
-    meanwhile."""
+    """Settles a worker's attempts.
+
+    Each method settles all deliveries of an attempt, including one that is adopted meanwhile.
+    """
 
     def __init__(self, broker: Broker, models: Sequence[str], observe: Callable[[Event], None]) -> None:
         self._broker = broker
@@ -81,16 +83,15 @@ class Settler:
         self.observe = observe
         self._settling_since: list[float] = []  # start of each call of `settle` that has not returned; monotonic clock
         self._lock = threading.Lock()
-        self.jobs_finished = 0  # jobs finished at this stage; those handed back, or sent back to prefill, don't count
+        self.jobs_finished = 0  # jobs finished at this stage; jobs that go back to a queue or to prefill don't count
 
     @property
     def late_s(self) -> float:
-        """For how many seconds the oldest outcome has been on its way to the broker; about 0 if there is none."""
+        """For how many seconds the oldest outcome has waited for the broker; about 0 if none is waiting."""
         return time.monotonic() - min(self._settling_since, default=time.monotonic())
 
     def begin(self, kind: type[A], delivery: Delivery) -> A:
-        """Begin an attempt of this kind at a job that has just arrived. The event says whether it was returned from
-        another worker."""
+        """Begin an attempt at a job that has just come. If the job came back from another worker, an event says so."""
         attempt = kind([delivery], open_envelope(delivery, *topology.stage_and_model(delivery.queue)))
         if delivery.returns:
             self.observe(attempt.envelope.event(Step.REDELIVERED, returns=delivery.returns))
@@ -98,7 +99,7 @@ class Settler:
 
     @contextmanager
     def settling_errors(self, attempt: Attempt[Any]) -> Iterator[None]:
-        """Turns every error of a job into the end of its attempt. After that end, an error changes nothing."""
+        """Settle the attempt if the block raises. Errors after the attempt was settled change nothing."""
         try:
             try:
                 yield
@@ -106,13 +107,13 @@ class Settler:
                 raise
             except Stopped:
                 self.settle_stop(attempt)
-            except Exception as error:  # noqa: BLE001  settle_error sorts errors by kind
+            except Exception as error:  # noqa: BLE001  `settle_error` distinguishes the errors
                 self.settle_error(attempt, error)
-        except BrokerUnavailable:  # only if this broker object was closed; the broker delivers the job again
+        except BrokerUnavailable:  # only if our broker object was closed; the broker then delivers the job again
             log.warning("job %s: left unacked, the broker connection is closed", attempt.envelope.job_id)
 
     def settle(self, *ready: Settlement) -> None:
-        """Publish these in a window, and ack the deliveries of each as soon as it is confirmed."""
+        """Publish these settlements in a window, and ack the deliveries of each one as soon as it is confirmed."""
         start = time.monotonic()
         self._settling_since.append(start)
         pending = {id(settlement.message): settlement for settlement in ready}
@@ -123,7 +124,7 @@ class Settler:
                 if settlement.step:
                     self._note_finish(settlement.attempt.envelope.event(settlement.step, **settlement.facts))
                     failpoint(settlement.place, settlement.attempt.envelope.job_id)
-            except Exception as error:  # noqa: BLE001  one job's error must not affect the others
+            except Exception as error:  # noqa: BLE001  an error of one job must not affect the others
                 return self.settle_error(settlement.attempt, error)
             self._ack(settlement.attempt)
 
@@ -141,23 +142,22 @@ class Settler:
             self._settling_since.remove(start)
 
     def settle_stop(self, attempt: Attempt[Any]) -> None:
-        """Settle an attempt that a person or a limit stopped, by its reason. Without a reason the job goes back to its
-        queue."""
+        """Settle an attempt that was stopped, by its reason. Without a reason, the job goes back to its queue."""
         envelope, reason = attempt.envelope, attempt.why_stopped
-        if reason == "cancelled":  # silently, because the batch's owner has written the result itself
+        if reason == "cancelled":  # without a result, since the batch's owner has written one itself
             self._ack(attempt)
         elif reason == "expired":
             self.settle(replying(attempt, _result(envelope, "expired", None)))
-        elif reason == "suspect":  # too many workers died while holding it, so it will run alone
+        elif reason == "suspect":  # too many workers died while holding it; from the suspects queue it runs alone
             self._move(attempt, topology.suspects(envelope.stage, envelope.model), Step.ISOLATED)
-        else:  # not now, and no error: publish a copy for the next free worker, which unlike a requeue is not counted
+        else:  # not now, for no fault of the job: another worker gets a copy, and unlike a requeue this counts nowhere
             self._move(attempt, topology.ahead_of_bulk(attempt.deliveries[-1].queue), Step.REDELIVERED)
         attempt.has_ended_unanswered = reason in ("cancelled", "expired")
 
     def settle_error(self, attempt: Attempt[Any], error: BaseException) -> None:
-        """Settle a job that met an error: let it wait for an upgrade, prefill it again, retry it, or fail it.
+        """Settle an attempt that met an error: wait for an upgrade, prefill again, retry, or fail.
 
-        Does nothing if the attempt has already ended.
+        Does nothing if the attempt was settled before.
         """
         if not attempt.deliveries:
             return
@@ -172,12 +172,13 @@ class Settler:
         elif isinstance(error, Retry):
             self.fail(attempt, AttemptsExhausted(f"{attempts} attempts; the last: {error}"))
         else:
-            if not isinstance(error, KvasirError):  # a bug in Kvasir: log the traceback, and don't run the job again
+            # A bug of ours: log it with its traceback, and don't run the job again.
+            if not isinstance(error, KvasirError):
                 log.error("job %s: bug in %s", envelope.job_id, envelope.stage, exc_info=error)
             self.fail(attempt, error)
 
     def fail(self, attempt: Attempt[Any], error: BaseException) -> None:
-        """The job can't succeed: publish its failed result, then its dead letter, then ack."""
+        """Settle a job that can't succeed: publish a failed result and a dead letter, then ack."""
         envelope = attempt.envelope
         problem = JobError(envelope.stage, type(error).__name__, _sentence(error))
         reply = replying(attempt, _result(envelope, "failed", problem))
@@ -190,12 +191,11 @@ class Settler:
         attempt.has_ended_unanswered = True
 
     def hand_back_all(self, deliveries: Iterable[Delivery], keep_turn: bool = False) -> None:
-        """Hand back deliveries on which no work has begun. If the broker is away, it still has them and will deliver
-        them again.
+        """Publish deliveries to their queues again that were not begun.
 
-        Each goes to the end of its queue. With `keep_turn` it goes ahead of `bulk`, and so does a job with which a
-        worker died. Such a job has already waited its turn, and at the end of the queue it might wait for another
-        class's whole batch.
+        If the broker is gone, it delivers them again anyway. Each goes to the end of its queue. With `keep_turn` it
+        goes ahead of the bulk instead, because it has waited its turn already, and at the end the whole batch of
+        another class might be before it. A job with which a worker died always keeps its turn.
         """
         settlements = []
         for delivery in deliveries:
@@ -209,15 +209,17 @@ class Settler:
                 self.settle(*settlements)
 
     def defer(self, attempt: Attempt[Any]) -> None:
-        """Another worker holds the job, or died while holding it, so look again in a second. This is not counted.
+        """Let the job come back in a second, because another worker runs it or has died with it. This counts nowhere.
 
-        It comes back in the `now` lane, because it has already waited its turn, and a dead worker's job must not wait
-        again.
+        It comes back in the lane `now`: it has waited its turn, and a dead worker's job must not wait again.
         """
         self._later(attempt, attempt.envelope, topology.RETRY_LEVELS_S[0], lane="now")
 
     def _prefill_again(self, attempt: Attempt[DecodeJob]) -> None:
-        """The KV cache is gone: send the job back to prefill, ahead of `bulk`, and count the failed KV transfer."""
+        """Send the job back to prefill, ahead of the bulk, because its KV cache is gone.
+
+        The failed KV transfer is counted.
+        """
         envelope = attempt.envelope
         prefill_envelope = replace(envelope.for_stage("prefill"), kv_transfers=envelope.kv_transfers + 1)
         message = prefill_envelope.seal(codec.encode(attempt.job.job, envelope.version))
@@ -230,7 +232,7 @@ class Settler:
         envelope = attempt.envelope
         attempts = envelope.attempts + 1
         level = _retry_level(attempts)
-        log.warning("job %s: attempt %d failed, again in %d s: %s", envelope.job_id, attempts, level, error)
+        log.warning("job %s: attempt %d failed, next in %d s: %s", envelope.job_id, attempts, level, error)
         self._later(attempt, replace(envelope, attempts=attempts), level)
         self.observe(envelope.event(Step.RETRIED, error=type(error).__name__))
 
@@ -248,7 +250,7 @@ class Settler:
         while True:
             try:
                 return self._broker.publish(to, message, timeout_s=None)
-            except NoQueue:  # a queue was deleted
+            except NoQueue:  # one of our queues was deleted
                 log.warning("no queue for %s: declaring the topology again", to.key)
                 self._broker.declare(self._models)
                 _pause()
@@ -270,7 +272,7 @@ class Settler:
 
 
 def prefill_helps(envelope: Envelope) -> bool:
-    """Whether a decode job without a KV cache goes back to prefill, judged by its failed KV transfers so far."""
+    """Whether a decode job without a KV cache goes back to prefill, considering how many of its KV transfers failed."""
     return envelope.stage == "decode" and envelope.kv_transfers + 1 < MAX_KV_TRANSFERS
 
 
@@ -296,11 +298,11 @@ def _result(envelope: Envelope, state: State, error: JobError | None) -> JobResu
 
 
 def _retry_level(attempts: int) -> int:
-    """Seconds until the next attempt. The first retry comes soon, because most faults are short.
+    """Return the seconds until the next attempt. The first retry comes soon, since most faults are short.
 
     From the second retry on, half of the jobs wait one level longer, so that jobs that failed together don't all come
-    back together. (A spread within a level would need a TTL for each message, and a quorum queue expires only its
-    head.)
+    back together. (Varying the wait within a level would need a TTL for each message, and a quorum queue expires only
+    its first message.)
     """
     levels = topology.RETRY_LEVELS_S
     at = min(attempts, len(levels)) - 1
@@ -320,7 +322,7 @@ def _dead_letter(delivery: Delivery, envelope: Envelope, problem: JobError) -> M
 
 def _sentence(error: BaseException) -> str:
     text = str(error) if isinstance(error, KvasirError) else f"bug: {type(error).__name__}: {error}"
-    # A library's error text may hold a lone surrogate, which can't be encoded in a message.
+    # A library's text may contain a lone surrogate, which can't be encoded in a message.
     return text.encode(errors="replace")[: MAX_ERROR_BYTES - 8].decode(errors="ignore") or type(error).__name__
 
 

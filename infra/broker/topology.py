@@ -1,7 +1,7 @@
-"""Defines every exchange and queue, with arguments that are the same for RabbitMQ 3.10 and 4.x.
+"""Every exchange and queue, defined once, with arguments that are the same on RabbitMQ 3.10 and 4.x.
 
-All their names are made here. The `arguments` of a queue must never change, because RabbitMQ refuses to declare it
-again with others (406). A change here needs a new queue name.
+All names are made here. The `arguments` of a queue never change: RabbitMQ refuses to declare an existing queue with
+other arguments (406), so a change needs a new queue name.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,60 +15,60 @@ from messages.workers import WorkerStage
 
 WORK = "kvasir.work"
 REPLY = "kvasir.reply"
-REPLY_ALTERNATE = "kvasir.parked"  # alternate exchange of REPLY; receives results without a reply queue
-# The same two on a cluster, where results outlive the loss of a node. They have other names, because a queue's
-# arguments can't change.
+REPLY_ALTERNATE = "kvasir.parked"  # alternate exchange of REPLY: takes results whose reply queue doesn't exist
+# The same two on a cluster, where results survive the loss of a node. They have other names, since a queue's arguments
+# can't change.
 REPLY_QUORUM = "kvasir.reply.quorum"
 REPLY_ALTERNATE_QUORUM = "kvasir.parked.quorum"
 DEAD = "kvasir.dead"
 CONTROL = "kvasir.control"
 STREAM = "kvasir.stream"
 
-# Queues whose messages are never dropped, however often they are delivered.
+# With this limit, messages are never dropped for coming back often.
 _QUORUM_ARGUMENTS: dict[str, str | int] = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
 
-DEATHS = "deaths"  # messages that the broker gave up, not yet answered with a failed result
-DEAD_LETTERS = "dead-letters"  # dead letters, kept without a TTL for people to read
+DEATHS = "deaths"  # messages that the broker gave up, and that have no failed result yet
+DEAD_LETTERS = "dead-letters"  # jobs that can't succeed, kept without a TTL for a person
 RESULTS_PARKED = "results.parked"
 RESULTS_PARKED_QUORUM = "results.parked.quorum"
 
 _REPLY_QUORUM_PREFIX = "reply.quorum."
 
 RETRY_LEVELS_S = (1, 5, 30, 60, 300, 600)
-# Workers decide at 3 + 2 crashes; the broker's limit is the backstop. It is set explicitly, because the default is 20
-# in 4.x and none in 3.10.
+# Workers give a job up after 3 + 2 crashes; this limit is the last resort. It is explicit, since the default is 20 on
+# 4.x and none on 3.10.
 BROKER_DELIVERY_LIMIT = 20
 
 WORK_STAGES: tuple[WorkerStage, ...] = ("prefill", "decode")
 
-# How many `bulk` queues each stage of a model has. This many batches take turns, and further batches share queues. The
-# first queue is also the one of releases without turns.
+# The number of `bulk` queues for each stage of a model. That many batches take turns; further batches share queues. The
+# first queue is the one that releases without turns use.
 TURNS = 4
 
 
 def work_queue(stage: WorkerStage, model: str, lane: Lane, turn: int = 0) -> str:
-    """`prefill.qwen3-coder:30b.bulk`, or with a turn `….bulk-1`; lane `now` has no turns."""
+    """Return `prefill.qwen3-coder:30b.bulk`, or `….bulk-1` with a turn. The lane `now` has no turns."""
     return f"{stage}.{model}.{lane}{f'-{turn}' if turn and lane == 'bulk' else ''}"
 
 
 def lane_queues(stage: WorkerStage, model: str, lane: Lane) -> list[str]:
-    """All queues of the lane, in the order of turns."""
+    """Return every queue of the lane, in the order of turns."""
     return [work_queue(stage, model, lane, turn) for turn in range(TURNS if lane == "bulk" else 1)]
 
 
 def work_queues(stage: WorkerStage, model: str) -> list[str]:
-    """The queues of both lanes, `now` first."""
+    """Return the queues of both lanes, `now` first."""
     return [name for lane in LANES for name in lane_queues(stage, model, lane)]
 
 
 def suspects_queue(stage: WorkerStage, model: str) -> str:
-    """The queue in which jobs wait to run alone after too many workers died with them."""
+    """Return the queue of suspects: jobs that killed too many workers, and that now run alone."""
     return f"suspects.{stage}.{model}"
 
 
 @lru_cache(maxsize=256)
 def stage_and_model(queue: str) -> tuple[WorkerStage, str]:
-    """The stage and model of a work or suspects queue. Raises ValueError for any other queue's name."""
+    """Return the stage and the model of a work or suspects queue. Raises ValueError for another queue's name."""
     for stage in WORK_STAGES:
         for suffix in work_queues(stage, ""):
             suffix = suffix.removeprefix(f"{stage}.")
@@ -80,55 +80,59 @@ def stage_and_model(queue: str) -> tuple[WorkerStage, str]:
 
 
 def is_suspects_queue(queue: str) -> bool:
-    """Whether the queue is a suspects queue."""
+    """Whether it is a queue for suspects."""
     return queue.startswith("suspects.")
 
 
 def jobs_waiting(broker: Broker, stage: WorkerStage, model: str) -> int:
-    """Jobs in both lanes, as the broker counts them now. Raises BrokerUnavailable."""
+    """Return the number of jobs in both lanes, as the broker counts them now. Raises BrokerUnavailable."""
     depths = [broker.depth(name) for name in work_queues(stage, model)]
     return sum(depth.ready for depth in depths if depth)
 
 
 def reply_queue(batch_id: str, quorum: bool = False) -> str:
-    """The batch's reply queue; on a cluster it is a quorum queue with another name."""
+    """Return the queue for a batch's results. On a cluster it is a quorum queue with another name."""
     return f"{_REPLY_QUORUM_PREFIX if quorum else 'reply.'}{batch_id}"
 
 
 def retry_level(seconds: int) -> str:
-    """Name of a retry queue: `retry.1s`, `retry.10m`."""
+    """Return the name of a retry queue: `retry.1s`, `retry.10m`."""
     return f"retry.{seconds}s" if seconds < 60 else f"retry.{seconds // 60}m"
 
 
 def work(stage: WorkerStage, model: str, lane: Lane, turn: int = 0) -> Address:
-    """Where a job of this stage is published."""
+    """Return the address where a job of this stage is published."""
     return Address(WORK, work_queue(stage, model, lane, turn))
 
 
 def suspects(stage: WorkerStage, model: str) -> Address:
-    """Where a suspect is published."""
+    """Return the address where a suspect is published."""
     return Address(WORK, suspects_queue(stage, model))
 
 
 def ahead_of_bulk(queue: str) -> Address:
-    """Where to publish a job that has already waited its turn in a queue of its model: ahead of `bulk`. A suspect stays
-    a suspect."""
+    """Return the address ahead of the bulk, for a job that has waited its turn.
+
+    A suspect stays in its suspects queue.
+    """
     return Address(WORK, queue if is_suspects_queue(queue) else work_queue(*stage_and_model(queue), "now"))
 
 
 def retry(seconds: int, queue: str) -> Address:
-    """A retry level: after its TTL the message goes to `queue`, through WORK."""
+    """Return the address of a retry level. After its TTL the message goes to `queue`, through the exchange WORK."""
     return Address(f"kvasir.{retry_level(seconds)}", queue)
 
 
 def reply(queue: str) -> Address:
-    """The address of a batch's reply queue. Unroutable results are parked, so publishing here never fails for lack of a
-    queue."""
+    """Return the address of a batch's reply queue.
+
+    If the queue doesn't exist, results are parked, so publishing succeeds.
+    """
     return Address(REPLY_QUORUM if _is_quorum(queue) else REPLY, queue)
 
 
 def parking_place(queue: str) -> tuple[Address, str]:
-    """Where results are parked if their reply queue does not exist: the address to publish to, and the queue."""
+    """Return where results for a missing reply queue are parked: the address to publish to, and the queue."""
     if _is_quorum(queue):
         return Address(REPLY_ALTERNATE_QUORUM, ""), RESULTS_PARKED_QUORUM
     return Address(REPLY_ALTERNATE, ""), RESULTS_PARKED
@@ -140,7 +144,7 @@ def _is_quorum(queue: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeSpec:
-    """An exchange to declare; all are durable."""
+    """An exchange to declare. All exchanges are durable."""
 
     name: str
     kind: Literal["direct", "fanout"]
@@ -149,7 +153,7 @@ class ExchangeSpec:
 
 @dataclass(frozen=True, slots=True)
 class QueueSpec:
-    """A durable queue to declare, and its binding."""
+    """A durable queue to declare, with its binding."""
 
     name: str
     exchange: str
@@ -158,12 +162,12 @@ class QueueSpec:
 
     @property
     def is_classic(self) -> bool:
-        """Whether it is a classic queue, which exists on one node only and is away while that node is."""
+        """Whether it is a classic queue, which lives on one node only and can't be used while that node is away."""
         return self.arguments["x-queue-type"] == "classic"
 
 
 def exchanges(cluster: bool = False) -> Iterator[ExchangeSpec]:
-    """All exchanges, in an order in which they can be declared."""
+    """Yield all exchanges, in an order in which they can be declared."""
     if cluster:
         yield ExchangeSpec(REPLY_ALTERNATE_QUORUM, "fanout")
         yield ExchangeSpec(REPLY_QUORUM, "direct", {"alternate-exchange": REPLY_ALTERNATE_QUORUM})
@@ -174,13 +178,13 @@ def exchanges(cluster: bool = False) -> Iterator[ExchangeSpec]:
     yield ExchangeSpec(CONTROL, "fanout")
     yield ExchangeSpec(STREAM, "direct")
     for seconds in RETRY_LEVELS_S:
-        # Each level has its own fanout exchange, so that the routing key stays the work queue's name during
-        # dead-lettering.
+        # Each level has a fanout exchange, so that the routing key is still the work queue's name when the message is
+        # dead-lettered.
         yield ExchangeSpec(f"kvasir.{retry_level(seconds)}", "fanout")
 
 
 def queues(models: Sequence[str], cluster: bool = False) -> Iterator[QueueSpec]:
-    """All durable queues for these models, except reply queues."""
+    """Yield all durable queues for these models, except reply queues."""
     if cluster:
         yield QueueSpec(RESULTS_PARKED_QUORUM, REPLY_ALTERNATE_QUORUM, "", _QUORUM_ARGUMENTS)
     for name in (DEATHS, DEAD_LETTERS):
@@ -197,11 +201,11 @@ def queues(models: Sequence[str], cluster: bool = False) -> Iterator[QueueSpec]:
 
 
 def reply_spec(queue: str) -> QueueSpec:
-    """A batch's reply queue.
+    """Return a batch's reply queue, to declare it.
 
-    On a single node it is a classic queue, because each quorum queue's name takes one of five million Erlang atoms
-    until the node restarts. On a cluster it is a quorum queue, because a classic one can't be read while its node is
-    away. There is no x-expires, which would delete confirmed results.
+    On a single node it is classic, because each name of a quorum queue takes one of five million Erlang atoms until the
+    node restarts. On a cluster it is a quorum queue, because a classic queue can't be read while its node is away. It
+    has no x-expires, which would delete confirmed results.
     """
     return QueueSpec(
         queue, reply(queue).exchange, queue, _QUORUM_ARGUMENTS if _is_quorum(queue) else {"x-queue-type": "classic"}
@@ -209,8 +213,10 @@ def reply_spec(queue: str) -> QueueSpec:
 
 
 def _quorum(dead_letter_to: str) -> dict[str, str | int]:
-    """Arguments of a quorum queue that dead-letters at least once, which requires reject-publish. It has no
-    x-max-length, so that it never counts as full."""
+    """Return arguments of a quorum queue that dead-letters at least once, which requires reject-publish.
+
+    There is no x-max-length: a queue of ours must never be full.
+    """
     return {
         "x-queue-type": "quorum",
         "x-dead-letter-exchange": dead_letter_to,

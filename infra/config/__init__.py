@@ -1,1 +1,1 @@
-"""Settings: their schema, their sources, and their reference."""
+"""The settings: their schema, their sources, and their reference."""

@@ -11,18 +11,20 @@ _SPAN = re.compile(r"\s*(\d\d?):(\d\d)\s*-\s*(\d\d?):(\d\d)\s*\Z")
 
 @dataclass(frozen=True, slots=True)
 class Hours:
-    """Spans of a day. Each includes its first minute and excludes its last. One that ends before it begins spans
-    midnight."""
+    """Spans of a day.
+
+    Each includes its first minute and excludes its last; if it ends before it begins, it spans midnight.
+    """
 
     spans: tuple[tuple[time, time], ...] = ()
 
     @classmethod
     def parse(cls, name: str, text: str) -> "Hours":
-        """Raises InvalidMessage, which says what was expected. "" means always."""
+        """Read the text of a setting. "" means always. Raises InvalidMessage that says what is expected."""
         return cls(tuple(_span(name, part) for part in text.split(",")) if text.strip() else ())
 
     def include(self, moment: datetime) -> bool:
-        """Whether a job may be started at that time."""
+        """Whether jobs may be taken at this moment."""
         now = moment.time()
         return not self.spans or any(_within(now, start, end) for start, end in self.spans)
 

@@ -1,19 +1,18 @@
-"""Commands that people are told to type next. They include the --config that the person gave, and are quoted for a
-shell."""
+"""Commands that people are told to type next, with the configuration that they gave, and quoted for a shell."""
 
 import shlex
 from pathlib import Path
 
-UPGRADE_COMMAND = "python -m pip install --upgrade kvasir-inference"  # upgrades the program that prints this command
+UPGRADE_COMMAND = "python -m pip install --upgrade kvasir-inference"  # upgrades the program that prints it
 
-_config_option: list[str] = []  # options that come before a command's name
+_config_option: list[str] = []  # the options that stand before the command's name
 
 
 def keep(config: Path | None) -> None:
-    """Remember the --config that this process was given, or that it was given none."""
+    """Remember the file that this process was given with --config, or None."""
     _config_option[:] = ["--config", str(config)] if config else []
 
 
 def next_command(*words: object) -> str:
-    """`kvasir --config mine.toml watch results/homework4`."""
+    """Return a command such as `kvasir --config mine.toml watch results/homework4`."""
     return shlex.join(["kvasir", *_config_option, *map(str, words)])

@@ -1,4 +1,4 @@
-"""Who can have written a file. This is checked before anything in the file decides what runs, loads or is deleted."""
+"""Who may have written a file. This is checked before its content decides what is run, loaded or deleted."""
 
 import os
 import stat
@@ -6,16 +6,14 @@ from pathlib import Path
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether a file or folder belongs neither to this user nor to root. For a link this covers the link and its
-    target."""
+    """Whether a path, or the target of a link, belongs to another user than this one and root."""
     return any(status.st_uid not in (os.getuid(), 0) for status in (path.lstat(), path.stat()))
 
 
 def why_not_ours(path: Path) -> str:
-    """Why somebody besides this user and root may have written a file or a folder, and how to fix that; "": nobody can
-    have.
+    """Return why another user may have written a file or folder, with the remedy.
 
-    Raises OSError if it does not exist.
+    Returns "" if only this user and root can have written it. Raises OSError if the path doesn't exist.
     """
     if is_foreign(path):
         return f"{path} belongs to another user"

@@ -1,8 +1,8 @@
-"""Every table of kvasir.toml as a frozen dataclass: each key's type, its allowed values, and its default.
+"""Every table of kvasir.toml as a frozen dataclass, with each key's type, limits and default.
 
-pydantic checks each source by these annotations (`infra.config.sources`), and the checked values are put into these
-classes. The marks in the annotations are Kvasir's own, because pydantic's would have to be imported by every command,
-even by one that reads no settings.
+pydantic checks each source by these annotations (`infra.config.sources`), and the values are stored in these classes.
+The classes used in the annotations are ours: with pydantic's own, every command would have to import pydantic, even one
+that reads no settings.
 """
 
 import difflib
@@ -30,13 +30,12 @@ SAMPLING = ("max_tokens", "temperature", "top_p")
 
 Points = tuple[tuple[float, float], ...]
 
-# Characters that could begin a new line, or do worse, in a unit file.
+# Characters that would begin a new line in a unit file, or do worse there.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class Must:
-    """A constraint on a value, as pairs of words for people and a schema for pydantic-core, checked one after the
-    other."""
+    """What a value must be: pairs of a description for people and a schema for pydantic-core, applied in order."""
 
     def __init__(self, *steps: tuple[str, Mapping[str, object]]) -> None:
         self._steps = steps
@@ -51,7 +50,7 @@ class Must:
 
 @dataclass(frozen=True, slots=True)
 class TextCheck:
-    """A text that must pass a check. The check is called with "" as the name, and raises InvalidMessage."""
+    """A text that must pass one of our checks. The check is called with "" as the name, and raises InvalidMessage."""
 
     check: Callable[[str, str], None]
 
@@ -66,7 +65,7 @@ class TextCheck:
         try:
             self.check("", value)
         except InvalidMessage as error:
-            raise ValueError(error) from None  # pydantic collects only ValueError
+            raise ValueError(error) from None  # ValueError is the only error that pydantic collects
         return value
 
 
@@ -89,7 +88,7 @@ def _one_of(*words: str) -> Must:
 
 @dataclass(frozen=True, slots=True)
 class InstalledEngine:
-    """The name of an installed engine, or one of `others`. Engines are looked up when settings are read."""
+    """The name of an installed engine, or one of `others`. The engines are looked up when settings are read."""
 
     others: tuple[str, ...] = ()
 
@@ -99,7 +98,7 @@ class InstalledEngine:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoints:
-    """Pairs of two numbers, the first one ascending: sequences or prompt tokens, and tokens a second."""
+    """Pairs of numbers: sequences or prompt tokens, in ascending order, and tokens a second."""
 
     def __get_pydantic_core_schema__(self, source: object, handler: object) -> dict[str, Any]:
         return {"type": "function-plain", "function": {"type": "no-info", "function": self._read}}
@@ -118,7 +117,7 @@ class CurvePoints:
 
 
 def _text(name: str, value: str) -> None:
-    """The text must not be so long that it can only be a mistake."""
+    """Check that a text is not longer than anyone would write on purpose."""
     checks.text(name, value, 4096)
 
 
@@ -129,8 +128,7 @@ def _line(name: str, value: str) -> None:
 
 
 def _place(name: str, value: str) -> None:
-    """A file, or the place of weights: one line. It is shown, logged and quoted in errors, so it must not contain a
-    secret."""
+    """Check a file, or the place of weights. It must be one line without a password, since it is shown and logged."""
     if urls.may_hold_password(value) and not value.startswith(("ollama:", "llama-server:")):
         raise InvalidMessage(f"{name} must not hold a password, because it would be shown and logged")
     _line(name, value)
@@ -154,14 +152,13 @@ BrokerUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value,
 StoreUrl = Annotated[str, TextCheck(lambda name, value: urls.check(name, value, STORE_SCHEMES))]
 Engine = Annotated[str, InstalledEngine()]
 EngineOrNone = Annotated[str, InstalledEngine(("",))]
-# No leading dash and no blanks, because a host and a user end up on the command line of ssh, and a folder in shell
-# commands.
+# No leading dash and no spaces: a host and a user end up on the command line of ssh, a folder in shell commands.
 Host = Annotated[str, _form("a host name or an address", r"[A-Za-z0-9][A-Za-z0-9.:_\-]{0,252}")]
 User = Annotated[str, _form("a user's login name", r"|[A-Za-z_][A-Za-z0-9._\-]{0,63}")]
 _HOST = r"(?:[A-Za-z0-9][A-Za-z0-9._\-]{0,252}|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
 Hosts = Annotated[str, _form("hosts with commas between them, such as fast:5672,slow:5672", rf"|{_HOST}(?:,{_HOST})*")]
 Folder = Annotated[
-    str, _form("a folder, absolute or from the user's home on", r"/?[A-Za-z0-9_.][A-Za-z0-9_./\-]{0,200}")
+    str, _form("a folder, absolute or relative to the user's home", r"/?[A-Za-z0-9_.][A-Za-z0-9_./\-]{0,200}")
 ]
 Tokens = Annotated[int, _whole(1, MAX_TOKENS)]
 TokensOrNone = Annotated[int, _whole(0, MAX_TOKENS)]
@@ -175,82 +172,79 @@ Curve = Annotated[Points, CurvePoints()]
 
 @dataclass(frozen=True, slots=True)
 class ServiceTable:
-    """Where broker and store are. "" and `local` mean in this process."""
+    """Where the broker and the store are; "" and `local` mean in this process."""
 
     broker: BrokerUrl = ""
     store: StoreUrl = ""
     broker_password_file: Place = ""
     store_password_file: Place = ""
-    # PEM file of the CA that signed the broker's certificate; "": CAs that the system trusts.
-    broker_ca_file: Place = ""
+    broker_ca_file: Place = ""  # PEM file of the CA that signed the broker's certificate; "": the system's CAs
     store_ca_file: Place = ""
     broker_nodes: Slots = 1  # number of nodes of RabbitMQ's cluster
 
 
 @dataclass(frozen=True, slots=True)
 class Grading:
-    """Which models grade, and how they sample unless a model's own table says otherwise."""
+    """Which models grade, and how they sample unless their own table says otherwise."""
 
     code_model: ModelOrNone = ""
     feedback_model: ModelOrNone = ""
     notice: Annotated[str, TextCheck(_text)] = (
-        ""  # a sentence across the top of every report; the demo's says that its grades are not real
+        ""  # a sentence at the top of every report, such as the demo's, which says that the grades are not real
     )
-    max_tokens: Tokens = 3000  # the team's earlier grader used these three values
+    max_tokens: Tokens = 3000  # the defaults of these three are those of the grader that came before Kvasir
     temperature: Temperature = 0.2
     top_p: Share = 0.9
-    max_submission_tokens: TokensOrNone = 0  # tokens of a student's work in a prompt; 0: as many as fit the model
+    max_submission_tokens: TokensOrNone = 0  # most tokens of a submission in a prompt; 0: as many as fit the model
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What electricity costs, and how machines' prices are spread over their use; in any one currency."""
+    """What electricity costs, and over how much use the machines' prices are spread. The currency doesn't matter."""
 
     price_per_kwh: Amount = 0.0  # 0: unknown
-    years: Annotated[float, _number(0.1, 100)] = 4.0  # how long a machine is used
-    hours_per_week: Annotated[float, _number(0.1, 168)] = 40.0  # hours a week that the machine is used
+    years: Annotated[float, _number(0.1, 100)] = 4.0  # years of use of a machine
+    hours_per_week: Annotated[float, _number(0.1, 168)] = 40.0  # hours of use of a machine per week
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTable:
-    """A model that has queues. `weights` maps an engine to a file, a folder, or anything else that the engine can
-    load."""
+    """A model that has queues. `weights` maps an engine to a file, a folder, or another name that it can load."""
 
     context: TokensOrNone = 0  # 0: as much as the model was trained for
     max_tokens: Tokens = 3000
     temperature: Temperature = 0.2
     top_p: Share = 0.9
-    engine: EngineOrNone = ""  # for the local pipeline; "": the only one with weights
+    engine: EngineOrNone = ""  # for the local pipeline; "": the only engine with weights
     slots: Slots = 4
     prefill_slots: Slots = 8
-    threads: Annotated[int, _whole(0, 1024)] = 0  # CPU threads; 0: the engine's choice
-    # Prompts of up to this many go to decode without a KV cache.
-    short_prompt_tokens: TokensOrNone = SHORT_PROMPT_TOKENS
-    kv_check_every: Annotated[int, _whole(0, 1_000_000)] = KV_CHECK_EVERY  # jobs prefilled at decode too; 0: none is
+    threads: Annotated[int, _whole(0, 1024)] = 0  # CPU threads; 0: the engine chooses
+    short_prompt_tokens: TokensOrNone = SHORT_PROMPT_TOKENS  # prompts up to this length go to decode without a KV cache
+    # One job in this many is also prefilled at decode; 0: no job is.
+    kv_check_every: Annotated[int, _whole(0, 1_000_000)] = KV_CHECK_EVERY
     free_memory_gb: Amount = 0.0  # memory that a prefill leaves free on its machine; 0: not checked
-    copies: Annotated[int, _whole(1, 2)] = 1  # in the local pipeline; 2: prefill and decode never share a batch
+    copies: Annotated[int, _whole(1, 2)] = 1  # local pipeline: with 2, prefill and decode never share a batch
     tokenizer: Annotated[str, TextCheck(_line)] = ""
-    # Engines whose weights were converted from the same model, so they may share KV caches.
-    same_weights: tuple[Engine, ...] = ()
+    same_weights: tuple[Engine, ...] = ()  # engines with conversions of the same weights, which may share KV caches
     kv_bytes_per_token: Annotated[int, _whole(0, 1 << 40)] = 0  # size of its KV cache, for planning; 0: unknown
     kv_state_bytes: Annotated[int, _whole(0, 1 << 40)] = 0  # size of its recurrent layers' state, for planning
     memory_gb: Amount = 0.0  # size of its weights, for planning; 0: unknown
     allow_external: bool = False  # whether a server outside private networks may get its prompts
-    api_key_file: Place = ""  # for the server behind the openai or vllm engine; "": none, or in KVASIR_API_KEY
+    api_key_file: Place = ""  # key for the server of the openai or vllm engine; "": none, or KVASIR_API_KEY
     weights: Mapping[Engine, Place] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class MachineRole:
-    """One worker or service that runs on a machine."""
+    """One thing that runs on a machine: a worker, or a service."""
 
     role: Annotated[str, _one_of(*ROLES)]
     model: ModelOrNone = ""
     engine: EngineOrNone = ""
-    weights: Place = ""  # path on that machine; "": the model's own for this engine
-    slots: Slots = 0  # 0: the model's
+    weights: Place = ""  # path on that machine; "": as set for the model and this engine
+    slots: Slots = 0  # 0: as set for the model
     memory_gb: Amount = 0.0  # memory that a store may use; 0: Kvasir sets no limit
-    port: Annotated[int, _whole(1, 65535)] = 8000  # of a gateway
+    port: Annotated[int, _whole(1, 65535)] = 8000  # port of a gateway
 
     def __post_init__(self) -> None:
         for key in ("model", "engine") if self.role in WORKER_ROLES else ():
@@ -259,21 +253,20 @@ class MachineRole:
 
     @property
     def stages(self) -> tuple[WorkerStage, ...]:
-        """The stages of a worker; () for a service."""
+        """The stages of a worker; empty for a service."""
         if self.role == "worker":
             return BOTH_ROLES
         return tuple(stage for stage in BOTH_ROLES if stage == self.role)
 
     @property
     def kind(self) -> str:
-        """`prefill worker`, `worker with both roles`."""
+        """A description for people: `prefill worker`, `worker with both roles`."""
         return "worker with both roles" if self.role == "worker" else f"{self.role} worker"
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Tokens a second of one model on one machine, for planning; 0: unknown. A curve takes precedence over a single
-    rate."""
+    """Tokens a second of one model on one machine, for planning; 0: unknown. A curve is preferred to a single rate."""
 
     prefill: Rate = 0.0
     decode: Rate = 0.0  # rate of one sequence while all other slots are busy
@@ -281,7 +274,7 @@ class Rates:
     decode_curve: Curve = ()
 
     def of(self, stage: str) -> Points | float:
-        """The curve of `prefill` or `decode` if there is one, otherwise the single rate."""
+        """Return the curve of `prefill` or `decode`, or the single rate if there is no curve."""
         prefill, decode = self.prefill_curve or self.prefill, self.decode_curve or self.decode
         return prefill if stage == "prefill" else decode
 
@@ -291,27 +284,29 @@ class MachineTable:
     """A machine: how to reach it, what it can do, and what runs there. 0 means unknown."""
 
     host: Host = ""
-    user: User = ""  # "": whoever deploys
+    user: User = ""  # "": the user who deploys
     platform: Annotated[str, _one_of(*PLATFORMS)] = "linux"
     folder: Folder = "kvasir"  # where `kvasir deploy` puts everything: absolute, or relative to the user's home
-    supervisor: Annotated[str, _one_of("", *SUPERVISORS)] = ""  # "": the platform's own
-    metrics_port: Annotated[int, _whole(1, 65535)] = 9101  # port of its first worker's page; the others follow
+    supervisor: Annotated[str, _one_of("", *SUPERVISORS)] = ""  # "": the platform's default
+    # Port of the first worker's page; the other workers get the next ports.
+    metrics_port: Annotated[int, _whole(1, 65535)] = 9101
     broker_hosts: Hosts = ""  # in order of preference; they replace the hosts in the broker's URL
     store_hosts: Hosts = ""
     hours: Annotated[str, TextCheck(_hours)] = ""  # when its workers take jobs, such as 18:00-08:00; "": always
     memory_gb: Amount = 0.0
-    link_gbps: Annotated[float, _number(0, 1e5)] = 0.0  # to the store's machine, gigabits a second
+    link_gbps: Annotated[float, _number(0, 1e5)] = 0.0  # speed of the link to the store's machine, Gbit/s
     watts: Annotated[float, _number(0, 1e5)] = 0.0  # under load
-    price: Annotated[float, _number(0, 1e9)] = 0.0  # paid for it, in the currency of [costs]
+    price: Annotated[float, _number(0, 1e9)] = 0.0  # what it cost, in the currency of [costs]
     roles: tuple[MachineRole, ...] = ()
     rates: Mapping[ModelName, Rates] = field(default_factory=dict)  # by model
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """All of kvasir.toml, or of another source."""
+    """The tables of kvasir.toml, or the same tables from another source."""
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  pydantic's name; also applies to the tables within
+    # Pydantic reads this name, for this table and the tables in it.
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
     services: ServiceTable = field(default_factory=ServiceTable)
     grading: Grading = field(default_factory=Grading)
@@ -320,7 +315,7 @@ class File:
     machines: Mapping[Annotated[str, TextCheck(checks.identifier)], MachineTable] = field(default_factory=dict)
 
 
-# Keyed by the path of the table, without the names of models and machines.
+# The tables by their path, without the names of models and machines.
 TABLES: Mapping[str, type] = {
     "": File,
     "services": ServiceTable,
@@ -334,17 +329,17 @@ TABLES: Mapping[str, type] = {
 
 
 def keys_of(table: str) -> list[str]:
-    """The keys of a table, in the order of the documentation."""
+    """Return the keys of a table, in the order of the documentation."""
     return list(engine_names()) if table == "models.weights" else [each.name for each in fields(TABLES[table])]
 
 
 def nearest(name: str, names: Collection[str]) -> str:
-    """The known name that this one may be meant to be; "" if none is similar."""
+    """Return the known name that this name may be a misspelling of; "" if none is similar."""
     return next(iter(difflib.get_close_matches(name, sorted(names), 1, 0.6)), "")
 
 
 def did_you_mean(name: str, names: Collection[str]) -> str:
-    """The end of a sentence about an unknown name: it suggests the nearest known one, or lists all of them."""
+    """Return the end of a sentence about an unknown name: the most similar known name, or all of them."""
     if close := nearest(name, names):
         return f"did you mean {close!r}?"
     return f"known: {', '.join(sorted(names))}" if names else "none is known"

@@ -1,11 +1,11 @@
 """The settings of every command and worker: one file, kvasir.toml, and the sources that may override it.
 
-For each value separately, the first of these sources that has it wins: flag, `KVASIR_*` variable, the file given with
---config (or KVASIR_CONFIG), ./kvasir.toml, kvasir.toml in the user's configuration folder, default. Every value records
-its source.
+Precedence is decided for each value separately: flag, `KVASIR_*` variable, the file given with --config (or
+KVASIR_CONFIG), ./kvasir.toml, kvasir.toml in the user's configuration folder, default. Every value has its origin
+recorded.
 
-Passwords come from the environment or from files. They are kept apart from the URLs, so that neither printed settings
-nor errors show a password.
+Passwords come from the environment or from files. They are kept apart from the URLs, so that settings and errors about
+them can be shown without passwords.
 """
 
 import os
@@ -46,7 +46,7 @@ __all__ = [
 
 Row = tuple[str, str, str]
 
-_VARIABLES = 1  # rank of variables, after flags
+_VARIABLES = 1  # the rank of variables; flags have rank 0
 
 _ZERO_OF_A_MODEL = {
     "context": "(as trained)",
@@ -72,13 +72,13 @@ def load_settings(
     Args:
         flags: by the name of a key in [services] or [grading] (`{"code_model": "m"}`), or nested like the file
             (`{"models": {"m": {"engine": "llamacpp", "weights": {"llamacpp": "m.gguf"}}}}`). None: not given.
-        config: the file of --config.
-        environ: in place of the process's environment.
-        cwd: in place of the current folder; relative paths in flags and variables start here.
-        user_dir: in place of the user's configuration folder.
+        config: the file given with --config.
+        environ: replaces the process's environment.
+        cwd: replaces the current folder; relative paths in flags and variables start here.
+        user_dir: replaces the user's configuration folder.
 
-    Raises ConfigError that names the flag, variable, or file and line. Password files are not read here, so that
-    commands that connect to nothing work without them.
+    Raises ConfigError that names the flag, the variable, or the file and line. Password files are not read here, so
+    that commands that connect to nothing work without them.
     """
     environ = os.environ if environ is None else environ
     cwd = (cwd or Path()).absolute()
@@ -99,12 +99,12 @@ def load_settings(
 
 
 def _values_below(entries: Mapping[Keys, SourcedValue], *table: str) -> dict[str, Any]:
-    """The values directly below a table, or the names there, in order of precedence and appearance."""
+    """Return the values directly below a table, or the names there, in order of precedence and appearance."""
     return {keys[-1]: entry.value for keys, entry in entries.items() if keys[:-1] == table}
 
 
 def _services(entries: dict[Keys, SourcedValue], environ: Mapping[str, str]) -> Services:
-    """Broker and store. Their URLs no longer hold passwords."""
+    """Return the broker and the store. Passwords are taken out of their URLs."""
     values = _values_below(entries, "services")
     for name in PASSWORDS:
         values[name], secret = _service(entries, name, environ.get(PASSWORDS[name], ""))
@@ -115,8 +115,10 @@ def _services(entries: dict[Keys, SourcedValue], environ: Mapping[str, str]) -> 
 
 
 def _service(entries: Mapping[Keys, SourcedValue], name: str, variable: str) -> tuple[str, Secret | None]:
-    """URL and password. The nearest source of a password wins; at equal rank, the password's own variable or file wins
-    over the URL."""
+    """Return the URL and the password.
+
+    The nearest source of a password wins; at equal rank its variable or file wins over the URL.
+    """
     entry = entries.get(("services", name))
     if entry is None or entry.value in ("", urls.LOCAL):
         return "", None
@@ -134,8 +136,7 @@ def _service(entries: Mapping[Keys, SourcedValue], name: str, variable: str) -> 
 def _model(entries: dict[Keys, SourcedValue], name: str, variable: str) -> ModelSettings:
     for key in SAMPLING:
         own, general = ("models", name, key), ("grading", key)
-        # A value in [grading] applies to the model, unless the model has its own value from a source of the same or a
-        # nearer rank.
+        # A value of [grading] applies to the model, unless the model has a value from an equally near or nearer source.
         if general in entries and (own not in entries or entries[general].rank < entries[own].rank):
             entries[own] = entries[general]
     places = _values_below(entries, "models", name, "weights")
@@ -164,7 +165,7 @@ def _machine(entries: Mapping[Keys, SourcedValue], name: str, models: Mapping[st
 
 
 def describe(settings: Settings) -> list[Row]:
-    """(name, value as shown, origin) of every setting, for `kvasir config`; passwords are `***`."""
+    """Return (name, value as shown, origin) of every setting, for `kvasir config`. Passwords are shown as `***`."""
     rows = list(_rows("services", settings, settings.services, ("broker", "store")))
     for number, name in enumerate(("broker", "store")):
         if secret := getattr(settings.services, f"{name}_secret"):
@@ -197,7 +198,7 @@ def _value_rows(prefix: str, settings: Settings, values: Mapping[str, object]) -
 
 
 def _absent(name: str, value: object) -> str:
-    """What an empty value means, or a zero that stands for nothing; "" if there is a value."""
+    """Return what an empty value means, or a zero that stands for something else; "" for any other value."""
     if value in ("", ()):
         if name.endswith("_ca_file"):
             return "(the system's)"

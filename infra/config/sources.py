@@ -1,7 +1,6 @@
-"""Where settings come from: flags, variables and files. Each source becomes a `Layer`, and for each value `merge` takes
-the nearest one.
+"""The sources of settings: flags, variables, files. Each becomes a `Layer`, and in `merge` the nearest one wins.
 
-Precedence is decided for each value separately, so one file may set what a nearer file leaves open.
+Precedence is decided for each value separately, so a farther source may supply a value that a nearer one lacks.
 """
 
 import difflib
@@ -44,22 +43,22 @@ VARIABLES: Mapping[Keys, str] = {
     ("grading", "temperature"): "KVASIR_TEMPERATURE",
     ("grading", "top_p"): "KVASIR_TOP_P",
 }
-# Passwords come only from the environment: there is no key in the file for one, and no flag.
+# Passwords come only from the environment: the file has no key for one, and there is no flag.
 PASSWORDS = {"broker": "KVASIR_BROKER_PASSWORD", "store": "KVASIR_STORE_PASSWORD"}
-API_KEY = "KVASIR_API_KEY"  # key for the server behind the openai engine
+API_KEY = "KVASIR_API_KEY"  # key for the server of the openai engine
 VLLM_PYTHON = "KVASIR_VLLM_PYTHON"  # read by the vllm engine
 _SHORT: Mapping[str, Keys] = {key: (table, key) for table in ("services", "grading") for key in keys_of(table)}
-# Variables for other purposes: those of the tests' services, and those that container platforms set for a service named
+# Variables that are set for other purposes: for the tests' services, and by container platforms for a service named
 # kvasir-….
 _FOREIGN = re.compile(r"KVASIR_TEST_|.*_SERVICE_(HOST|PORT)|.*_PORT(_|$)")
 _LISTS = {"same_weights": "engines", "roles": "tables such as { role = 'prefill', model = 'qwen3-coder:30b' }"}
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")  # two letters or more
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*(?:\?|\Z)")  # OWNER/NAME, perhaps with options
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+:")  # at least two letters
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*(?:\?|\Z)")  # OWNER/NAME, possibly with options
 
 
 @dataclass(frozen=True, slots=True)
 class SourcedValue:
-    """A value, its source, and the source's rank (0: nearest)."""
+    """A value, its origin, and the rank of its source (0: nearest)."""
 
     value: Any
     origin: str
@@ -68,16 +67,16 @@ class SourcedValue:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One source: a tree shaped like the file, and the folder where its relative paths start."""
+    """One source: a tree of values like the file's, and the folder that relative paths start from."""
 
     tree: Mapping[str, Any]
     folder: Path
     origin: Callable[[Keys], str]
-    is_text: bool = False  # numbers are given as text, as in environment variables
+    is_text: bool = False  # numbers are given as texts, as in environment variables
 
 
 def merge(layers: Sequence[Layer]) -> dict[Keys, SourcedValue]:
-    """Every value that any layer has, checked. If several layers have a value, the first one wins. Raises ConfigError.
+    """Check every value given anywhere, and keep the one from the nearest layer. Raises ConfigError.
 
     The result also contains tables, as {}, so that an empty `models.NAME` is not lost.
     """
@@ -91,7 +90,7 @@ def merge(layers: Sequence[Layer]) -> dict[Keys, SourcedValue]:
 
 
 def _values(tree: Mapping[str, Any], table: Any, path: Keys) -> Iterator[tuple[Keys, Any]]:
-    """The tree's values, as pydantic returned them."""
+    """Yield the tree's values, as converted by pydantic."""
     for name, node in tree.items():
         keys, value = (*path, name), table[name] if isinstance(table, Mapping) else getattr(table, name)
         yield keys, {} if isinstance(node, Mapping) else value
@@ -100,7 +99,7 @@ def _values(tree: Mapping[str, Any], table: Any, path: Keys) -> Iterator[tuple[K
 
 
 def _is_path(keys: Keys) -> bool:
-    """Whether the setting may hold a path. For weights, the engine's entry decides."""
+    """Whether the setting may be a path. For weights, the engine's entry says so."""
     if keys[2:3] == ("weights",):
         return bool(engine_entry(keys[3]).weights_type != "text")
     return keys[-1].endswith("_file") or keys[2:3] == ("tokenizer",)
@@ -111,8 +110,10 @@ def _takes_hub_name(keys: Keys) -> bool:
 
 
 def _resolve_path(place: str, folder: Path, takes_hub_name: bool) -> str:
-    """A value that may be a path, made relative to its source's folder; unchanged if it has a scheme, or if it is a hub
-    name and not a file."""
+    """Resolve a value that may be a path against its source's folder.
+
+    A value with a scheme is kept as it is, and so is a hub name for which no file exists.
+    """
     path = Path(place)
     resolved_path = folder / (path.expanduser() if path.parts[:1] == ("~",) else path)
     is_hub_name = takes_hub_name and _HUB_NAME.match(place) and not os.path.exists(str(resolved_path).partition("?")[0])
@@ -121,7 +122,10 @@ def _resolve_path(place: str, folder: Path, takes_hub_name: bool) -> str:
 
 @cache
 def _adapter() -> "TypeAdapter[File]":
-    """pydantic is imported here because it takes longer than `--help` and completion, which read no settings."""
+    """Return pydantic's checker.
+
+    It is imported here, because `--help` and completion don't need it and it imports slowly.
+    """
     from pydantic import TypeAdapter
 
     return TypeAdapter(File)
@@ -138,7 +142,7 @@ def _validate(layer: Layer) -> File:
 
 
 def _refusal(layer: Layer, error: "ErrorDetails") -> ConfigError:
-    """The error about a value or a name. A value that may hold a password is not shown."""
+    """Return the error about a value or a name. A value that may be a password is not shown."""
     of_key = error["loc"][-1] == "[key]"
     loc = error["loc"][:-1] if of_key else error["loc"]
     keys: Keys = tuple(takewhile(lambda part: isinstance(part, str), loc))  # type: ignore[arg-type]
@@ -146,26 +150,26 @@ def _refusal(layer: Layer, error: "ErrorDetails") -> ConfigError:
         if of_key or error["type"] == "unexpected_keyword_argument":
             problem, quoted_value = _of_name(loc, error), loc[-1]
         else:
-            # Errors in [services] never repeat a value, so the problem with a URL can be described.
+            # Errors about [services] never repeat a value, so what is wrong with a URL can be said.
             problem = _spell_path(loc) + _of_value(loc[-1], error)
             quoted_value = "" if keys[0] == "services" else error["input"]
         secret = urls.may_hold_password(quoted_value)
     except ValueError:
-        problem, secret = f"{_spell_path(loc)} must not be a number of thousands of digits", False
+        problem, secret = f"{_spell_path(loc)} must not be a number with thousands of digits", False
     if secret:
         problem = "a URL with a password, or a value that looks like one, is not allowed here"
     return ConfigError(f"{layer.origin(keys)}: {problem}")
 
 
 def _spell_path(loc: Sequence[Any]) -> str:
-    """`models.m.context`, `machines.mac1.roles, entry 2, role`"""
+    """Return the path of a value for people: `models.m.context`, `machines.mac1.roles, entry 2, role`."""
     if loc[2:3] != ("roles",) or not loc[3:]:
         return ".".join(part for part in loc if isinstance(part, str))
     return ", ".join([".".join(loc[:3]), f"entry {loc[3] + 1}", *loc[4:]])
 
 
 def _of_name(loc: Sequence[str | int], error: "ErrorDetails") -> str:
-    """What is wrong with a name: a model's or machine's name is invalid, or there is no such key."""
+    """Say what is wrong with a name: an invalid model or machine name, or an unknown key."""
     if error["type"] == "value_error":
         return f"the name in {_spell_path(loc[:-1])}{error['ctx']['error']}"
     table = "models.weights" if error["type"] == "must" else ".".join(map(str, loc[:-1][::2]))
@@ -176,7 +180,7 @@ def _of_name(loc: Sequence[str | int], error: "ErrorDetails") -> str:
 
 
 def _of_value(key: str | int, error: "ErrorDetails") -> str:
-    """The problem with a value, in words that follow its name."""
+    """Say what is wrong with a value, in words that follow its name."""
     value, kind = error["input"], type(error["input"]).__name__
     match error["type"]:
         case "value_error":
@@ -188,7 +192,7 @@ def _of_value(key: str | int, error: "ErrorDetails") -> str:
         case "tuple_type":
             return f" must be a list of {_LISTS[str(key)]}, not {value!r:.40}"
         case "missing":
-            return f" must be one of {', '.join(sorted(ROLES))}"  # the only key without a default
+            return f" must be one of {', '.join(sorted(ROLES))}"  # `role` is the only key without a default
     such_as = " such as { llamacpp = 'FILE.gguf' }" if key == "weights" else ""
     return f" must be a table{such_as}, not {kind}"
 
@@ -197,7 +201,7 @@ def _of_value(key: str | int, error: "ErrorDetails") -> str:
 
 
 def flag_layer(flags: Mapping[str, object], cwd: Path) -> Layer:
-    """Command-line values. None means that the flag was not given."""
+    """Return the layer of command-line values. None means that a flag was not given."""
     tree: dict[str, Any] = {}
     for name, value in _without_none(flags).items():
         section, *rest = _SHORT.get(name, (name,))
@@ -206,12 +210,12 @@ def flag_layer(flags: Mapping[str, object], cwd: Path) -> Layer:
         elif isinstance(value, Mapping):
             tree.setdefault(section, {}).update(value)
         else:
-            tree[section] = value  # an unknown name, which merge reports
+            tree[section] = value  # an unknown name, which `merge` reports
     for service in ("broker", "store"):
         url = tree.get("services", {}).get(service)
         if isinstance(url, str) and url != urls.mask(url):
             raise ConfigError(
-                f"--{service}: a password on the command line can be read by everybody on this machine; "
+                f"--{service}: every user of this machine can read a password on the command line; "
                 f"put it into KVASIR_{service.upper()}_PASSWORD or a password file"
             )
     return Layer(tree, cwd, lambda keys: f"--{'weights' if 'weights' in keys else keys[-1].replace('_', '-')}")
@@ -226,7 +230,7 @@ def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def variable_layer(environ: Mapping[str, str], cwd: Path) -> Layer:
-    """The `KVASIR_*` variables except passwords. An empty variable counts as not set."""
+    """Return the layer of the `KVASIR_*` variables, except for passwords. An empty variable counts as not set."""
     _refuse_misspelt(environ)
     tree: dict[str, dict[str, str]] = {}
     for (table, key), variable in VARIABLES.items():
@@ -236,13 +240,12 @@ def variable_layer(environ: Mapping[str, str], cwd: Path) -> Layer:
 
 
 def _refuse_misspelt(environ: Mapping[str, str]) -> None:
-    """Refuse variables that resemble one of Kvasir's, since they are probably misspelt. Other unknown variables belong
-    to other programs."""
+    """Raise ConfigError for a variable that looks like a misspelling of ours. Others may belong to another program."""
     variables = {CONFIG_VARIABLE, API_KEY, VLLM_PYTHON, *VARIABLES.values(), *PASSWORDS.values()}
     for name in environ:
         if not name.startswith("KVASIR_") or name in variables or _FOREIGN.match(name):
             continue
-        # Compare without the common prefix, which would make all names look similar.
+        # Compare without the common prefix, which would make all names look alike.
         close = difflib.get_close_matches(name[7:], sorted(variable[7:] for variable in variables), 1, 0.75)
         if close:
             raise ConfigError(f"{name}: Kvasir has no such variable; did you mean KVASIR_{close[0]}?")
@@ -252,11 +255,9 @@ def _refuse_misspelt(environ: Mapping[str, str]) -> None:
 
 
 def file_layers(config: Path | None, environ: Mapping[str, str], cwd: Path, user_dir: Path | None) -> list[Layer]:
-    """The file of `--config` or KVASIR_CONFIG (which must exist), then ./kvasir.toml, then the user's file; each file
-    only once.
+    """Return `--config` or KVASIR_CONFIG (must exist), then ./kvasir.toml, then the user's file. No file occurs twice.
 
-    A file that is merely found in the current folder must belong to this user, because it decides where students' work
-    is sent.
+    A file that was not named explicitly must belong to this user, because it decides where students' work is sent.
     """
     explicit_path = _explicit_file(config, environ, cwd)
     paths = [explicit_path] if explicit_path else []
@@ -266,17 +267,17 @@ def file_layers(config: Path | None, environ: Mapping[str, str], cwd: Path, user
     unique_paths = [path for path in paths if unique.pop(path.resolve(), None)]
     for path in unique_paths:
         if path != explicit_path and (problem := why_not_ours(path)):
-            raise ConfigError(f"{problem}; or name it, if you trust it: --config {path}")
+            raise ConfigError(f"{problem}; or, if you trust it, name it: --config {path}")
     return [_file_layer(path) for path in unique_paths]
 
 
 def user_config_dir(environ: Mapping[str, str]) -> Path | None:
-    """The user's folder for Kvasir's configuration; None if there is no home."""
+    """Return the user's folder for Kvasir's configuration; None if there is no home."""
     return _user_dir(environ, "XDG_CONFIG_HOME", ".config")
 
 
 def user_data_dir(environ: Mapping[str, str]) -> Path | None:
-    """The user's folder for Kvasir's data; None if there is no home."""
+    """Return the user's folder for data that Kvasir keeps; None if there is no home."""
     return _user_dir(environ, "XDG_DATA_HOME", ".local/share")
 
 
@@ -298,14 +299,14 @@ def _explicit_file(config: Path | None, environ: Mapping[str, str], cwd: Path) -
     path = cwd / Path(name).expanduser()
     if not path.is_file():
         source = "--config" if config else CONFIG_VARIABLE
-        label = "of that name, which looks like a URL with a password" if urls.may_hold_password(path) else path
+        label = "with that name, which looks like a URL with a password" if urls.may_hold_password(path) else path
         raise ConfigError(f"{source}: there is no file {label}")
     return path
 
 
 def _file_layer(path: Path) -> Layer:
-    if not path.is_file():  # reading a pipe could block
-        raise ConfigError(f"{path}: is not an ordinary file")
+    if not path.is_file():  # reading a pipe would block
+        raise ConfigError(f"{path}: is not a regular file")
     try:
         text = path.read_text("utf-8-sig")
         tree = tomllib.loads(text)
@@ -313,7 +314,7 @@ def _file_layer(path: Path) -> Layer:
         raise ConfigError(f"{path}: can't be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8 text") from None
-    except (ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError: a number with thousands of digits
         problem = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
         problem = "a name in it looks like a URL with a password" if urls.may_hold_password(problem) else problem
         raise ConfigError(f"{path}: is not valid TOML: {problem}") from None
@@ -322,7 +323,7 @@ def _file_layer(path: Path) -> Layer:
 
 
 def _place(path: Path, lines: Mapping[Keys, int], keys: Keys) -> str:
-    """The file and line of a value, or of the table around it."""
+    """Return the file and line of a value, or of the table around it."""
     for length in range(len(keys), 0, -1):
         if keys[:length] in lines:
             return f"{path} line {lines[keys[:length]]}"
@@ -330,8 +331,10 @@ def _place(path: Path, lines: Mapping[Keys, int], keys: Keys) -> str:
 
 
 def key_lines(text: str) -> dict[Keys, int]:
-    """The line of each header and of each `key =` in a valid TOML text. This is best effort, because tomllib keeps no
-    positions."""
+    """Return the line of each header and each `key =` of a valid TOML text.
+
+    This is best effort, since tomllib keeps no positions.
+    """
     lines: dict[Keys, int] = {}
     table: Keys = ()
     for number, line in enumerate(text.split("\n"), 1):
@@ -345,7 +348,7 @@ def key_lines(text: str) -> dict[Keys, int]:
 
 
 def _path(line: str) -> Keys:
-    """The keys that one line of TOML names; () if the line is not a whole statement."""
+    """Return the keys that one line of TOML names; () if it is not a complete statement."""
     try:
         node: Any = tomllib.loads(line)
     except (ValueError, RecursionError):

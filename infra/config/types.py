@@ -1,6 +1,6 @@
-"""The settings as all other code uses them: the tables of `infra.config.schema`, with names and passwords.
+"""The settings as the program uses them: the tables of `infra.config.schema` with their names and passwords.
 
-`infra.config.settings` creates them. Nothing here reads a file or a variable, except password and CA files.
+`infra.config.settings` makes them. Nothing here reads a file or a variable.
 """
 
 import os
@@ -14,7 +14,7 @@ from messages.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services(ServiceTable):
-    """Broker and store; "" means in this process, and the URLs carry no password."""
+    """The broker and the store. "" means in this process. The URLs contain no password."""
 
     broker_secret: Secret | None = None
     store_secret: Secret | None = None
@@ -28,8 +28,10 @@ class ModelSettings(ModelTable):
     api_key: Secret | None = field(default=None, repr=False)
 
     def weights_for(self, engine: str = "") -> tuple[str, str]:
-        """(engine, weights) for `engine`, or for the model's default engine. Raises ConfigError if the choice is
-        unclear."""
+        """Return (engine, weights) for `engine` or the model's default engine.
+
+        Raises ConfigError if either can't be determined.
+        """
         engine_name = engine or self.engine or (next(iter(self.weights)) if len(self.weights) == 1 else "")
         table = f"[models.{self.name!r}]".replace("'", '"')
         if not engine_name:
@@ -51,18 +53,18 @@ class MachineSettings(MachineTable):
     name: str
 
     def is_called(self, host: str) -> bool:
-        """Whether a machine that reports this host name is this one, judged by its name here or its address."""
+        """Whether a host that reports this name is the machine, by the machine's name or its address."""
         return _short_name(host) in (_short_name(self.name), _short_name(self.host))
 
 
 def _short_name(host: str) -> str:
-    """`spark1` for `Spark1.local`; an address stays unchanged."""
+    """Return `Spark1.local` as `spark1`. An IP address stays as it is."""
     return host.lower() if host.replace(".", "").isdigit() else host.lower().partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All settings, checked. Read-only."""
+    """All settings, checked and read-only."""
 
     services: Services
     grading: Grading
@@ -72,21 +74,24 @@ class Settings:
     costs: Costs = field(default_factory=Costs)
 
     def origin(self, name: str) -> str:
-        """Where the value of e.g. `services.broker` came from: a flag, a variable, `FILE line N`, or `default`."""
+        """Return where a value such as `services.broker` came from: a flag, a variable, `FILE line N`, or `default`."""
         return self.origins.get(name, "default")
 
     def model(self, name: str) -> ModelSettings:
-        """The settings of a configured model. Raises ConfigError, which lists the configured models."""
+        """Return the settings of a configured model. Raises ConfigError that says what is configured."""
         if name not in self.models:
             raise ConfigError(f"model {name!r} is not configured; {models_hint(name, self.models)}")
         return self.models[name]
 
     def code_model(self) -> ModelSettings:
-        """The model that grades code. Raises ConfigError if none is named, or if the named model is not configured."""
+        """Return the model that grades code.
+
+        Raises ConfigError if no model is named, or the named one is not configured.
+        """
         return self._grading_model("code_model", self.grading.code_model)
 
     def feedback_model(self) -> ModelSettings:
-        """The model that writes feedback. Raises the same errors as `code_model`."""
+        """Return the model that writes feedback. Raises as `code_model` does."""
         return self._grading_model("feedback_model", self.grading.feedback_model)
 
     def _grading_model(self, key: str, name: str) -> ModelSettings:
@@ -99,21 +104,29 @@ class Settings:
         return self.models[name]
 
     def broker_url_with_secret(self) -> str:
-        """The broker's URL to connect with; "" if there is none. Raises ConfigError on an unreadable password file."""
+        """Return the broker's URL with its password; "" if there is no broker.
+
+        Raises ConfigError if the password file can't be read.
+        """
         if self.services.broker_secret and "@" not in self.services.broker:
             origin = self.origin("services.broker")
             raise ConfigError(f"{origin}: a password is set for the broker, but its URL names no user (amqp://USER@…)")
         return _with_secret(self.services.broker, self.services.broker_secret)
 
     def store_url_with_secret(self) -> str:
-        """The store's URL to connect with; "" if there is none. Raises ConfigError on an unreadable password file."""
+        """Return the store's URL with its password; "" if there is no store.
+
+        Raises ConfigError if the password file can't be read.
+        """
         url = _with_secret(self.services.store, self.services.store_secret)
         ca_file = self._ca_file("store", "rediss", "rediss+cluster")
         return put_option(url, "ssl_ca_certs", ca_file) if ca_file else url
 
     def broker_ca_file(self) -> str:
-        """The file to check the broker's certificate with; "" for the system's CAs. Raises ConfigError if the file
-        can't be used."""
+        """Return the CA file for the broker's certificate; "": the system's CAs.
+
+        Raises ConfigError if it can't be used.
+        """
         return self._ca_file("broker", "amqps")
 
     def _ca_file(self, service: str, *schemes: str) -> str:
@@ -127,7 +140,7 @@ class Settings:
 
 
 def models_hint(name: str, models: Mapping[str, ModelSettings]) -> str:
-    """The end of a sentence about a model that is not configured."""
+    """Return the end of a sentence about a model that is not configured."""
     if not models:
         return f'no model is: add a table [models."{name}"] to kvasir.toml'
     all_of_them = f" (configured: {', '.join(sorted(models))})" if nearest(name, models) else ""

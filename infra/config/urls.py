@@ -1,4 +1,4 @@
-"""Service URLs and the passwords in them. No function here, and none of its errors, ever shows a password."""
+"""Service URLs and the passwords in them. No function here, nor any of its errors, ever shows a password."""
 
 import os
 import re
@@ -12,31 +12,31 @@ from messages.urls import STORE_SCHEMES, addresses, netloc, with_netloc
 
 BROKER_SCHEMES = ("amqp", "amqps")
 _ENCODING_RULE = "a '/', '#', '?' or '@' in a name or password must be percent-encoded"
-LOCAL = "local"  # in place of a URL: run it in this process, even if a source of lower rank has a URL
+LOCAL = "local"  # used in place of a URL: run the service in this process, whatever sources of lower rank say
 
 # Greedy on purpose: an unescaped '/', '@' or '#' in a password must not end the mask too early.
 _IN_USERINFO = re.compile(r"(://[^:@/?#]*:).*@", re.DOTALL)
 _CREDENTIALS = re.compile(r":.*@", re.DOTALL)
-_CREDENTIALS_WITHIN = re.compile(r":[^\s'\"]*@")  # in the text that Python prints for a list or table
+_CREDENTIALS_WITHIN = re.compile(r":[^\s'\"]*@")  # inside a list or table, as Python prints it
 _IN_QUERY = re.compile(r"([?&;]pass[^=&;]*=)[^&;#]*", re.IGNORECASE)
 _SECRET_OPTION = re.compile(r"pass|auth|secret", re.IGNORECASE)
 
 
 def mask(url: str) -> str:
-    """The URL with `***` in place of a password; works on malformed URLs too."""
+    """Return the URL with `***` in place of a password. It works on malformed URLs too."""
     return _IN_QUERY.sub(r"\1***", _IN_USERINFO.sub(r"\1***@", url))
 
 
 def may_hold_password(value: object) -> bool:
-    """Whether a value looks like `user:password@…`, with or without the rest of a URL, or contains such a value."""
+    """Whether a value contains text of the form `user:password@…`, with or without the rest of a URL."""
     return bool((_CREDENTIALS_WITHIN if isinstance(value, list | dict) else _CREDENTIALS).search(str(value)))
 
 
 def check(name: str, value: str, schemes: Sequence[str]) -> None:
-    """Raises InvalidMessage unless the value is a URL of one of `schemes` with hosts (or, for unix, a path) and valid
-    ports, or `local`, or empty.
+    """Raise InvalidMessage unless the value is a URL of one of `schemes`, `local` or empty.
 
-    The error never repeats the value, because in a malformed URL any part may be the password.
+    A URL needs hosts (for unix: a path) and valid ports. The error never repeats the value: if it is not a URL, any
+    part of it may be the password.
     """
     if value in ("", LOCAL):
         return
@@ -47,12 +47,12 @@ def check(name: str, value: str, schemes: Sequence[str]) -> None:
 
 
 def _problem(url: str, schemes: Sequence[str]) -> str:
-    """The problem with a URL, without quoting the URL; "" if there is none."""
+    """Say what is wrong with a URL, without quoting it; "" if nothing is."""
     if re.search(r"\s", url) or not url.isprintable():
-        return "it has a blank, or a character that can't be seen, in it"
+        return "it contains a space or an invisible character"
     try:
         places = [urlsplit(address) for address in addresses(url)]
-        ports = [place.port for place in places]  # raises ValueError, whose text may quote a password
+        ports = [place.port for place in places]  # raises a ValueError whose text may quote a password
     except ValueError:
         return f"its host or port can't be read ({_ENCODING_RULE})"
     if "://" not in url:
@@ -63,11 +63,11 @@ def _problem(url: str, schemes: Sequence[str]) -> str:
     if "@" in url.replace(netloc(url), "", 1) or "#" in url:
         return _ENCODING_RULE
     if 0 in ports:
-        return "its port must not be 0"
+        return "port 0 is not a valid port"
     if "%3a" in (parts.username or "").lower():
         return "the ':' between name and password must not be percent-encoded"
     if _SECRET_OPTION.search(unquote(parts.query)):
-        return "a password belongs before the '@' or into a password file"
+        return "a password belongs before the '@' or in a password file"
     if not all(place.hostname for place in places) and parts.scheme != "unix":
         return "it names no host"
     return _problem_of_path(parts.scheme, parts.path)
@@ -76,37 +76,37 @@ def _problem(url: str, schemes: Sequence[str]) -> str:
 def _problem_of_path(scheme: str, path: str) -> str:
     if scheme == "unix":
         return "" if path not in ("", "/") else "it names no socket"
-    is_store = scheme in STORE_SCHEMES  # redis-py would read any other text as database 0
+    is_store = scheme in STORE_SCHEMES  # redis-py would take any other word as database 0
     return "its database, after the '/', must be a number" if is_store and not re.fullmatch(r"/?[0-9]*/?", path) else ""
 
 
 def take_password(url: str) -> tuple[str, str]:
-    """(URL without its password, the password or "")."""
+    """Return (URL without its password, the password or "")."""
     userinfo, _, place = netloc(url).rpartition("@")
     user, _, password = userinfo.partition(":")
     return with_netloc(url, f"{user}@{place}" if user else place), unquote(password)
 
 
 def put_password(url: str, password: str) -> str:
-    """The URL with a password, percent-encoded. The URL must have none yet."""
+    """Return the URL with a password, percent-encoded. The URL must have none yet."""
     user, _, place = netloc(url).rpartition("@")
     return with_netloc(url, f"{user}:{quote(password, safe='')}@{place}")
 
 
 def put_user(url: str, user: str) -> str:
-    """The URL with another user. The URL must have no password."""
+    """Return the URL with another user. The URL must have no password."""
     return with_netloc(url, f"{quote(user, safe='')}@{netloc(url).rpartition('@')[2]}")
 
 
 def put_option(url: str, name: str, value: str) -> str:
-    """The URL with one more option in its query."""
+    """Return the URL with one more option in its query."""
     return f"{url}{'&' if '?' in url else '?'}{name}={quote(value, safe='/')}"
 
 
 class Secret:
-    """A password, or the file that holds it. It prints as `***`.
+    """A password, or the file that contains it. It is printed as `***`.
 
-    It is not a dataclass, because `dataclasses.asdict` of the settings would expose it.
+    It is not a dataclass, because `dataclasses.asdict` of the settings would show it.
     """
 
     def __init__(self, origin: str, value: str = "", file: Path | None = None) -> None:
@@ -118,7 +118,10 @@ class Secret:
         return "***"
 
     def make(self) -> Path | None:
-        """Write a random password into its file, readable only by its owner, unless the file exists."""
+        """Write a random password into its file, with mode 0o600, if the file doesn't exist yet.
+
+        Returns the file if it was written.
+        """
         if self.file is None or self.file.exists():
             return None
         try:
@@ -130,8 +133,10 @@ class Secret:
         return self.file
 
     def reveal(self) -> str:
-        """The password. A file is read again each time, without its last line break. Raises ConfigError if it can't be
-        read."""
+        """Return the password. A file is read again each time; its last line break is removed.
+
+        Raises ConfigError if the file can't be read or is empty.
+        """
         if self.file is None:
             return self._value
         try:

@@ -1,8 +1,8 @@
-"""The users of the broker and the store: the operator from the configuration, and one user for each other role.
+"""The users that log in to the broker and the store: the operator, as configured, and one user for each other role.
 
-A role's password is in the file `NAME.ROLE` beside the operator's. If these files don't exist (because somebody else,
-or an older Kvasir, set up the services), workers log in as the operator. Only `accounts` reads passwords, and nothing
-shows one.
+A role's password is in a file beside the operator's, `NAME.ROLE`. If these files don't exist (the services were set up
+by somebody else, or by an older Kvasir), workers log in as the operator. Only `accounts` reads passwords, and nothing
+shows them.
 """
 
 import tomllib
@@ -35,7 +35,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """How a worker logs in at a service. `name` is the name of the password's file on its machine."""
+    """How a worker logs in to a service. `name` is the name of the password's file on its machine."""
 
     url: str
     name: str
@@ -43,26 +43,28 @@ class Login:
 
 
 def user_of(role: AccountRole) -> str:
-    """The name of a role's user, the same at both services. The operator's name is in the configuration."""
+    """Return the name of a role's user, which is the same at both services. The operator's is in the configuration."""
     return f"kvasir-{role}"
 
 
 def passwords(settings: Settings, service: Service) -> Mapping[AccountRole, Secret]:
-    """The passwords of all roles at a service, whether they exist yet or not. Raises UsageError if the operator's is
-    not in a file."""
+    """Return the passwords of all users of a service, whether or not they exist yet.
+
+    Raises UsageError if the operator's password is not in a file.
+    """
     operator_secret = _operators(settings, service)
     if operator_secret is None or operator_secret.file is None:
         raise UsageError(
-            f"the {service} has no password file: set {service}_password_file in [services] (deploy makes it, and "
-            "one for each role beside it)"
+            f"the {service} has no password file: set {service}_password_file in [services] (deploy creates the file, "
+            "and one for each role beside it)"
         )
     return {"operator": operator_secret, **{role: _role_secret(operator_secret, role) for role in _RESTRICTED_ROLES}}
 
 
 def accounts(settings: Settings, service: Service, for_show: bool = False) -> list[Account]:
-    """All users of a service. `for_show` leaves out their passwords, which need not exist yet.
+    """Return all users of a service. With `for_show` they have no passwords, which then need not exist yet.
 
-    Raises UsageError if the URL names no user, or the user of a role.
+    Raises UsageError if the URL names no user, or the user of another role.
     """
     operator = _operator_of(settings, service)
     return [
@@ -72,10 +74,10 @@ def accounts(settings: Settings, service: Service, for_show: bool = False) -> li
 
 
 def has_roles(settings: Settings, service: Service) -> bool:
-    """Whether each worker role has its own user at a service."""
+    """Whether workers have their own users at a service."""
     operator_secret = _operators(settings, service)
     files = (
-        # Services that were deployed before the role "worker" existed have no user for it yet.
+        # Services that were deployed before workers could have both roles have no user for that yet.
         [_role_secret(operator_secret, role).file for role in _RESTRICTED_ROLES if role != "worker"]
         if operator_secret and operator_secret.file
         else []
@@ -84,7 +86,7 @@ def has_roles(settings: Settings, service: Service) -> bool:
 
 
 def login(settings: Settings, service: Service, role: UnitRole) -> Login | None:
-    """A worker's login; None if the service requires no password."""
+    """Return a worker's login; None if the service needs no password."""
     url, operator_secret = getattr(settings.services, service), _operators(settings, service)
     if operator_secret is None:
         return None
@@ -95,7 +97,7 @@ def login(settings: Settings, service: Service, role: UnitRole) -> Login | None:
 
 
 def with_logins(unit: Unit, settings: Settings) -> Unit:
-    """The worker, with settings for its user and for the place of the password on its machine."""
+    """Return the unit with variables that say which users it logs in as, and where their passwords are."""
     variables = dict(unit.environment)
     for service, service_login in _logins(unit, settings).items():
         variables[f"KVASIR_{service.upper()}_PASSWORD_FILE"] = f"{{folder}}/secrets/{service_login.name}"
@@ -105,8 +107,7 @@ def with_logins(unit: Unit, settings: Settings) -> Unit:
 
 
 def with_hosts(unit: Unit, settings: Settings, machine: MachineSettings) -> Unit:
-    """The worker, with settings for the addresses at which its machine reaches broker and store, if the machine has its
-    own."""
+    """Return the unit with URLs that use the machine's own addresses of the broker and the store, if it has any."""
     variables = dict(unit.environment)
     for service in SERVICES:
         hosts: str = machine.broker_hosts if service == "broker" else machine.store_hosts
@@ -117,15 +118,17 @@ def with_hosts(unit: Unit, settings: Settings, machine: MachineSettings) -> Unit
 
 
 def secrets_of(units: Sequence[Unit], settings: Settings) -> dict[str, Secret]:
-    """The passwords that these workers' machine needs, by the names of their files there."""
+    """Return the passwords that a machine needs for these workers, by the names of their files there."""
     return {
         service_login.name: service_login.secret for unit in units for service_login in _logins(unit, settings).values()
     }
 
 
 def without_passwords(config: str) -> str:
-    """The text of kvasir.toml for machines. A password in a service's URL is removed, because on the machine it is in a
-    separate file."""
+    """Return the text of kvasir.toml for machines.
+
+    A password in a service's URL is removed; there it is in a separate file.
+    """
     for service in SERVICES:
         url = tomllib.loads(config).get("services", {}).get(service, "")
         if isinstance(url, str) and take_password(url)[1]:

@@ -1,4 +1,4 @@
-"""A machine to deploy to: what it reports about itself, and where Kvasir is installed on it."""
+"""A machine to deploy to: what it reports about itself, and where Kvasir is on it."""
 
 import getpass
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from infra.deploy.remote import DeployFailed, Remote
 from infra.deploy.units import Place
 from infra.deploy.wheelhouse import WheelTarget, system_of
 
-# Added to PATH, because neither systemd nor launchd reads a login shell's profile.
+# systemd and launchd don't read a login shell's profile, so PATH is set explicitly.
 _PATHS = {
     "macos": "/opt/homebrew/bin:/opt/homebrew/sbin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
     "linux-cuda": "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
@@ -40,7 +40,7 @@ class Facts:
 
 
 def probe(remote: Remote) -> Facts:
-    """Ask the machine. Raises DeployFailed if it can't be reached, or has no suitable Python."""
+    """Ask the machine for its facts. Raises DeployFailed if it can't be reached, or has no suitable Python."""
     lines = remote.run_script(_PROBE, timeout_s=60).splitlines()
     home, user, system, processor, version, python = (*lines, "", "", "", "", "", "")[:6]
     if not version:
@@ -52,7 +52,7 @@ def probe(remote: Remote) -> Facts:
 
 
 def default_facts(machine: MachineSettings) -> Facts:
-    """What a dry run assumes about a machine."""
+    """Return the facts that a dry run assumes about a machine."""
     user = machine.user or getpass.getuser()
     mac = machine.platform == "macos"
     home = f"/{'Users' if mac else 'home'}/{user}"
@@ -61,6 +61,6 @@ def default_facts(machine: MachineSettings) -> Facts:
 
 
 def place_of(machine: MachineSettings, facts: Facts) -> Place:
-    """Kvasir's place on the machine."""
+    """Return Kvasir's place on the machine."""
     folder = machine.folder if machine.folder.startswith("/") else f"{facts.home}/{machine.folder}"
     return Place(facts.home, facts.user, folder, {"PATH": _PATHS[machine.platform]})

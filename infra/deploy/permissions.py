@@ -1,18 +1,19 @@
-"""The minimal rights of each role at the broker and at the store.
+"""What each role may do at the broker and at the store.
 
-At the broker, RabbitMQ's configure, write and read patterns.
+At the broker, these are RabbitMQ's configure, write and read patterns.
 
-`python -m infra.deploy.permissions` prints the commands that give a user its role's rights, at both:
+`python -m infra.deploy.permissions` prints the commands that give a user the rights of its role at both:
 
-rabbitmqctl set_permissions -p / kvasir-decode '^control\\..*$' '^(…)$' '^(…)$'
-redis-cli ACL SETUSER kvasir-decode -@all +@connection … '(~kv:*' … '+unlink)' …
+    rabbitmqctl set_permissions -p / kvasir-decode '^control\\..*$' '^(…)$' '^(…)$'
+    redis-cli ACL SETUSER kvasir-decode -@all +@connection … '(~kv:*' … '+unlink)' …
 
-Patterns are over the names of exchanges and queues (`infra.broker.topology`). Publishing needs write on the exchange,
-consuming and getting read on the queue, declaring and deleting configure; binding needs write on the queue and read
-on the exchange (www.rabbitmq.com/docs/access-control). Only the operator declares the topology; the others find it.
+The patterns match names of exchanges and queues (`infra.broker.topology`). Publishing needs write on the exchange;
+consuming and getting need read on the queue; declaring and deleting need configure; binding needs write on the queue
+and read on the exchange (www.rabbitmq.com/docs/access-control). Only the operator declares the topology; the other
+roles find it there.
 
-At the store, the rules of Redis 7's ACL: commands, and the patterns of keys they may touch, in brackets where they
-belong together (redis.io/docs/latest/operate/oss_and_stack/management/security/acl).
+At the store, these are rules of Redis 7's ACL: commands, and patterns of the keys that they may touch. Commands and
+keys that belong together are in brackets (redis.io/docs/latest/operate/oss_and_stack/management/security/acl).
 """
 
 import shlex
@@ -29,7 +30,7 @@ _NO_NAMES = "^$"
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """Three regular expressions, each of which must match a whole name."""
+    """Three regular expressions. Each must match a whole name."""
 
     configure: str
     write: str
@@ -46,7 +47,7 @@ _WORKER_READS = (r"kvasir\.control", _OWN_CONTROL, "deaths")
 _PREFILL_QUEUES = (r"prefill\..*", r"suspects\.prefill\..*")
 _DECODE_QUEUES = (r"decode\..*", r"suspects\.decode\..*")
 
-# Includes prefill's queues, because without a prefill worker the decode workers compute the prompts.
+# Decode workers also read prefill's queues: without a prefill worker they compute the prompts.
 _DECODE = Permission(
     _names(_OWN_CONTROL),
     _names(*_WORKER_WRITES, r"kvasir\.stream"),
@@ -55,7 +56,7 @@ _DECODE = Permission(
 
 PERMISSIONS: Mapping[AccountRole, Permission] = MappingProxyType(
     {
-        # Declares the topology and handles dead letters.
+        # The operator declares the topology and handles dead letters.
         "operator": Permission(".*", ".*", ".*"),
         "producer": Permission(
             _names(r"reply\..*", r"stream\..*"),
@@ -64,13 +65,13 @@ PERMISSIONS: Mapping[AccountRole, Permission] = MappingProxyType(
         ),
         "prefill": Permission(_names(_OWN_CONTROL), _names(*_WORKER_WRITES), _names(*_WORKER_READS, *_PREFILL_QUEUES)),
         "decode": _DECODE,
-        "worker": _DECODE,  # with both roles
-        # Sees how full queues are, but never a message. RabbitMQ 4.3 requires configure rights even for that.
+        "worker": _DECODE,  # a worker with both roles
+        # A monitor sees how full queues are, but no messages. On RabbitMQ 4.3 even that needs configure.
         "monitor": Permission(_NO_NAMES, _NO_NAMES, _NO_NAMES),
     }
 )
 
-# A user that may call one script may call any; Redis checks each command in the script against the same rules.
+# A user who may call a script may call any script. Redis checks each command in it against the same rules.
 _LOG_IN = "-@all +@connection +@transaction -@admin -@dangerous +info +time +script|load +cluster|slots"
 _SEES = "(%R~card:* %R~cards +zrange +mget) (~reservations +evalsha +hvals) (%R~cancelled:* +exists) (%R~sketch:* +get)"
 # EVALSHA requires read and write rights for every key that it is given.
@@ -80,7 +81,7 @@ _OWN_REGISTRATION = (
     "(~sketch:* +evalsha +set +pexpire)"
 )
 
-# SCAN is needed to find shared blocks to delete. It shows only the names of keys, no values.
+# SCAN finds the shared blocks that can be evicted. It shows names of keys, but no values.
 _PREFILLS = (
     "(~kv:* ~kvw:* +set +getex +expire +pttl +strlen +unlink) (~claim:{prefix-* +evalsha +get +set +del) "
     "(~reservations +evalsha +hgetall +hset +hdel +pexpireat)"
@@ -92,7 +93,7 @@ STORE_RULES: Mapping[AccountRole, str] = MappingProxyType(
         "operator": "~* &* +@all -@admin -@dangerous +info +config|get",
         "producer": f"{_LOG_IN} {_SEES} (~cancelled:* +evalsha +set)",
         "prefill": f"{_LOG_IN} +scan {_OWN_REGISTRATION} {_CRASH_COUNTS} {_SEES} {_PREFILLS}",
-        # Decode renews the TTL of blocks and deletes them, but never writes any.
+        # A decode worker renews a block's TTL and deletes blocks. It writes none.
         "decode": (
             f"{_LOG_IN} {_OWN_REGISTRATION} {_CRASH_COUNTS} {_SEES} (~kv:* ~kvw:* +getex +expire +unlink) {_DECODES}"
         ),
@@ -103,13 +104,13 @@ STORE_RULES: Mapping[AccountRole, str] = MappingProxyType(
 
 
 def set_permissions(role: AccountRole, user: str, vhost: str = "/") -> list[str]:
-    """Arguments for rabbitmqctl that give `user` exactly the rights of `role` in `vhost`."""
+    """Return rabbitmqctl's arguments that give `user` exactly the rights of `role` in `vhost`."""
     permission = PERMISSIONS[role]
     return ["set_permissions", "-p", vhost, user, permission.configure, permission.write, permission.read]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print two commands for each role. The vhost is an optional argument."""
+    """Print the commands for each role. The first argument, if any, is the vhost."""
     vhost = arguments[0] if arguments else "/"
     commands = [["rabbitmqctl", *set_permissions(role, f"kvasir-{role}", vhost)] for role in PERMISSIONS]
     for role, rules in STORE_RULES.items():

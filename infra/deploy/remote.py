@@ -17,12 +17,12 @@ _CONNECT_S = 10
 _COMMAND_S = 900.0
 _WEIGHTS_S = 6 * 3600.0  # for reading or sending one file: 120 GB at 50 Mbit/s
 _NO_SSH = "there is no ssh command on this machine; install OpenSSH"
-# GNU's and macOS's programs print the same format. A file that can't be read counts as missing.
+# GNU's and macOS's programs print lines of the same form. A file that can't be read counts as missing.
 _DIGESTS = "if command -v sha256sum >/dev/null; then sha256sum -- *; else shasum -a 256 -- *; fi 2>/dev/null || true"
 
 
 class DeployFailed(UsageError):
-    """A machine can't be reached, or a command on it failed."""
+    """A machine can't be reached, or a command failed on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class RemoteFile:
 
 
 class Remote:
-    """One machine. Every method raises DeployFailed, with the machine's name and its last line of output."""
+    """A machine. Every method may raise DeployFailed, with the machine's name and the last line of its output."""
 
     def __init__(self, machine: MachineSettings, ssh_config: Path | None = None) -> None:
         self.name = machine.name
@@ -48,7 +48,7 @@ class Remote:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def run_script(self, script: str, stdin: "bytes | BinaryIO" = b"", timeout_s: float = _COMMAND_S) -> str:
-        """The output of a shell script, which stops at its first error."""
+        """Run a shell script, which stops at its first error, and return its output."""
         given: dict[str, Any] = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
         command = [*self._ssh, f"sh -c {shlex.quote('set -eu; ' + script)}"]
         try:
@@ -65,12 +65,12 @@ class Remote:
         return completed_process.stdout.decode("utf-8", "replace")
 
     def lines(self, script: str) -> Iterator[str]:
-        """The output of a shell script, line by line, until it ends or `hang_up` ends it."""
+        """Run a shell script and yield its output line by line, until it ends or `hang_up` is called."""
         command = [*self._ssh, f"sh -c {shlex.quote(script)}"]
         pipe = subprocess.PIPE
         try:
-            # A new session, so that only this process handles Ctrl-C; and the script's input stays open until this
-            # process ends.
+            # A new session, so that Ctrl-C reaches only this process. The script's stdin stays open until this process
+            # ends.
             process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
         except FileNotFoundError:
             raise DeployFailed(_NO_SSH) from None
@@ -83,19 +83,21 @@ class Remote:
             raise DeployFailed(f"{self.name}: {_reason(process.stderr.read(), b'')} (status {process.returncode})")
 
     def hang_up(self) -> None:
-        """Stop the script that `lines` is still reading."""
+        """End the scripts that `lines` still reads."""
         for process in self._processes:
             process.terminate()
 
     def put(self, files: Mapping[str, RemoteFile], root: bool = False) -> None:
-        """Write files by absolute path, each replaced as a whole. `root`: use sudo, and make root the owner."""
+        """Write files, by absolute path. Existing files are replaced as a whole. `root`: with sudo, owned by root."""
         if files:
             sudo = "sudo -n " if root else ""
             self.run_script(f"{sudo}tar -xf - -C /", _tar(files))
 
     def put_folder(self, local: Path, folder: str) -> Sequence[str]:
-        """Copy a file, or the files of a folder, unless files with the same names and SHA-256 are already there.
-        Returns what was copied."""
+        """Copy a file, or the files of a folder, unless the same name with the same SHA-256 is there.
+
+        Returns the names copied.
+        """
         quoted_folder = shlex.quote(folder)
         listing = self.run_script(f"mkdir -p {quoted_folder}; cd {quoted_folder}; {_DIGESTS}", timeout_s=_WEIGHTS_S)
         digests = {name: digest for digest, name in (line.split(None, 1) for line in listing.splitlines())}

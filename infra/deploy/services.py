@@ -1,9 +1,8 @@
-"""The broker and the store as units of a machine: their configuration, their users, and how to start them. Pure
-functions.
+"""The broker and the store as units of a machine: configuration, users, and how they are started.
 
-The machine's own package manager installs RabbitMQ and Redis; this module configures them for Kvasir. Passwords never
-appear in arguments or variables: RabbitMQ reads salted hashes from its definitions, and Redis reads hashes from its ACL
-file.
+RabbitMQ and Redis are installed by the machine's own package manager; this module configures them for Kvasir. Passwords
+are in no argument and no variable: RabbitMQ reads salted hashes from its definitions, and Redis reads hashes from its
+ACL file. Nothing here has side effects.
 """
 
 import base64
@@ -25,14 +24,14 @@ from messages.urls import CLUSTER, addresses
 
 _SECRET = 0o600
 _GB = 1_000_000_000
-# RabbitMQ's own ports, as offsets from its AMQP port: 15672, 15692 and 25672 for 5672.
+# Offsets of RabbitMQ's other ports from the AMQP port: 15672, 15692 and 25672 for 5672.
 _PAGE, _METRICS, _ERLANG = 10_000, 10_020, 20_000
-_NET_TICKTIME_S = 20  # a silent node is noticed after 15 to 25 s
+_NET_TICKTIME_S = 20  # a silent node is detected after 15 to 25 s
 _PLUGINS = "[rabbitmq_management,rabbitmq_prometheus].\n"
 
 
 def service_units(machine: MachineSettings, settings: Settings) -> list[Unit]:
-    """The units of the machine's roles `broker` and `store`. Raises ConfigError if their URL is not configured."""
+    """Return the units of the machine's roles `broker` and `store`. Raises ConfigError if their URL is not set."""
     roles = {role.role for role in machine.roles}
     return [
         *([_broker_unit(settings)] if "broker" in roles else []),
@@ -43,9 +42,9 @@ def service_units(machine: MachineSettings, settings: Settings) -> list[Unit]:
 def service_files(
     machine: MachineSettings, settings: Settings, place: Place, broker: Sequence[Account], store: Sequence[Account]
 ) -> Mapping[str, RemoteFile]:
-    """The files that a machine's services read, by path. Only the owner can read files with hashes.
+    """Return the files of a machine's services, by path. Files with hashes are readable only by their owner.
 
-    `broker`, `store`: the users that may log in there; nobody else can.
+    `broker` and `store` are the users of each service. There are no other users.
     """
     roles = {role.role: role for role in machine.roles}
     folder, files = f"{place.folder}/services", {}
@@ -63,7 +62,7 @@ def service_files(
 
 
 def definitions(accounts: Sequence[Account]) -> str:
-    """RabbitMQ's definitions: one vhost, and these users with their rights. There are no other users (no guest)."""
+    """Return RabbitMQ's definitions: one vhost, these users and their rights, and no other users (no guest)."""
     users: list[dict[str, Any]] = [
         {
             "name": account.user,
@@ -78,7 +77,7 @@ def definitions(accounts: Sequence[Account]) -> str:
 
 
 def store_users(accounts: Sequence[Account]) -> str:
-    """Redis's ACL file: these users with their rights. There are no other users (no default)."""
+    """Return Redis's ACL file: these users and their rights, and no other users (no default)."""
     lines = ["user default off resetpass -@all"]
     for account in accounts:
         digest = hashlib.sha256(account.password.encode()).hexdigest()
@@ -90,10 +89,10 @@ def _broker_unit(settings: Settings) -> Unit:
     (host, *_), port = _addresses(settings.services.broker, "broker", 5672)
     folder = "{folder}/services"
     variables = {
-        "HOME": folder,  # for the Erlang cookie
+        "HOME": folder,  # the folder of Erlang's cookie
         "RABBITMQ_NODENAME": f"kvasir-{port}@localhost",
         "RABBITMQ_DIST_PORT": str(_offset_port(port, _ERLANG)),
-        # Erlang's own listeners have no users, and run any code for anybody who has the cookie. A single node needs
+        # Erlang's own listeners have no users, and run any code for a client that has the cookie. A single node needs
         # none of them from outside.
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
         "ERL_EPMD_ADDRESS": LOOPBACK,
@@ -102,7 +101,7 @@ def _broker_unit(settings: Settings) -> Unit:
         "RABBITMQ_MNESIA_BASE": f"{folder}/rabbitmq",
         "RABBITMQ_LOG_BASE": "{folder}/log",
     }
-    # The wrapper in Debian's PATH refuses to run for an ordinary user; the program itself does not.
+    # The wrapper in Debian's PATH refuses to run as an ordinary user. The program itself does not.
     start = "[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] && exec /usr/lib/rabbitmq/bin/rabbitmq-server"
     words = ("/bin/sh", "-c", f"{start}; exec rabbitmq-server")
     return Unit("kvasir-broker", "RabbitMQ", words, port, host, tuple(variables.items()))
@@ -119,7 +118,7 @@ def _offset_port(port: int, offset: int) -> int:
 
 
 def _addresses(url: str, name: str, default: int) -> tuple[list[str], int]:
-    """The service's hosts, and the one port at which it listens on all of them."""
+    """Return the service's hosts, and the single port that it listens on at all of them."""
     places = [urlsplit(address) for address in addresses(url)]
     hosts = [place.hostname for place in places if place.hostname]
     if not hosts:
@@ -127,7 +126,7 @@ def _addresses(url: str, name: str, default: int) -> tuple[list[str], int]:
     ports = {place.port or default for place in places}
     if len(ports) > 1:
         raise ConfigError(
-            f"services.{name} names several ports, and the machine with the role {name!r} has one service"
+            f"services.{name} names several ports, but the role {name!r} runs one service: set a single port"
         )
     return hosts, ports.pop()
 
@@ -135,8 +134,8 @@ def _addresses(url: str, name: str, default: int) -> tuple[list[str], int]:
 def _store_addresses(settings: Settings) -> tuple[list[str], int]:
     if f"{CLUSTER}://" in settings.services.store:
         raise ConfigError(
-            "services.store names a Redis Cluster, and deploy sets up one Redis: see 'A Redis Cluster' in "
-            "docs/how-to/clusters.md, and take the role 'store' from the machines"
+            "services.store names a Redis Cluster, but deploy sets up only one Redis: remove the role 'store' from the "
+            "machines, and see 'A Redis Cluster' in docs/how-to/clusters.md"
         )
     return _addresses(settings.services.store, "store", 6379)
 
@@ -148,8 +147,8 @@ def _rabbitmq_conf(hosts: Sequence[str], port: int, place: Place) -> str:
         [
             *lines,
             "loopback_users = none",
-            # In case it becomes a cluster's node later: nodes that can't see the majority stop, and notice soon that
-            # they can't.
+            # This matters once it becomes a node of a cluster: nodes that can't see the majority stop, and notice it in
+            # time.
             "cluster_partition_handling = pause_minority",
             f"net_ticktime = {_NET_TICKTIME_S}",
             f"load_definitions = {place.folder}/services/definitions.json",
@@ -163,14 +162,14 @@ def _rabbitmq_conf(hosts: Sequence[str], port: int, place: Place) -> str:
 
 
 def _rabbitmq_hash(password: str) -> str:
-    """Salted SHA-256, as rabbitmq.com/passwords describes it: base64 of salt (4 bytes) and digest."""
+    """Return the salted SHA-256 that rabbitmq.com/passwords describes: base64 of the salt (4 bytes) and the digest."""
     salt = secrets.token_bytes(4)
     return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
 
 
 def _redis_conf(hosts: Sequence[str], port: int, limit: int, place: Place) -> str:
-    # No persistence, because this is a cache and jobs live in RabbitMQ. noeviction, because Kvasir decides what to
-    # delete.
+    # No persistence, since this is a cache and jobs are kept in RabbitMQ. noeviction, since Kvasir decides what is
+    # evicted.
     return "\n".join(
         [
             f"bind {' '.join(dict.fromkeys([*hosts, LOOPBACK]))}",

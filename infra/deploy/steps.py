@@ -1,5 +1,7 @@
-"""The steps of a deployment on one machine, as data: --dry-run shows them, otherwise they are carried out. Pure
-functions."""
+"""The steps of a deployment on one machine, as data: --dry-run prints them, otherwise they are carried out.
+
+Nothing here has side effects.
+"""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -21,17 +23,19 @@ _FOLDERS = ("releases", "wheelhouse", "secrets", "services", "env", "log", "run"
 
 @dataclass(frozen=True, slots=True)
 class DeployStep:
-    """A shell script, or files to write, or both. Files are written first."""
+    """Files to write, a shell script, or both. The files are written first."""
 
     says: str
     script: str = ""
     files: Mapping[str, RemoteFile] = field(default_factory=dict)
-    as_root: bool = False  # whether to write the files with sudo
+    as_root: bool = False  # whether the files are written with sudo
 
 
 def prepare(place: Place) -> list[DeployStep]:
-    """Create the folders. Only their owner can read secrets. A unit may write to .cache in the home folder, but can't
-    create it."""
+    """Return the step that makes the folders. Only their owner can read secrets.
+
+    It also makes the home's .cache, which a unit may write to but can't create.
+    """
     cache = f"{place.home}/.cache"
     folders = " ".join(shlex.quote(path) for path in (*(f"{place.folder}/{name}" for name in _FOLDERS), cache))
     secrets = shlex.quote(f"{place.folder}/secrets")
@@ -39,11 +43,11 @@ def prepare(place: Place) -> list[DeployStep]:
 
 
 def install(place: Place, python: str, release: str, requirements: Sequence[str]) -> list[DeployStep]:
-    """Install a release beside the one in use, only from the wheelhouse. Does nothing if it is already installed."""
+    """Return the step that installs a release beside the one in use, from the wheelhouse only, unless it is there."""
     final = shlex.quote(f"{place.folder}/releases/{release}")
     arguments = " ".join(shlex.quote(_wheel_on_machine(place, requirement)) for requirement in requirements)
-    # It is created in place, because a virtual environment can't be moved. It counts as complete only after the mark is
-    # set.
+    # The release is made in its final place, because a virtual environment can't be moved. It counts as complete once
+    # it is marked.
     script = (
         f"[ -e {final}/complete ] || {{ rm -rf {final}; {shlex.quote(python)} -m venv {final}; "
         f"{final}/bin/python -m pip install --quiet --disable-pip-version-check --no-index "
@@ -53,14 +57,16 @@ def install(place: Place, python: str, release: str, requirements: Sequence[str]
 
 
 def _wheel_on_machine(place: Place, requirement: str) -> str:
-    """The requirement, with the wheel's path on the machine."""
+    """Return the requirement with the path that the wheel has on the machine."""
     path, bracket, extras = requirement.partition("[")
     return f"{place.folder}/wheelhouse/{Path(path).name}{bracket}{extras}" if path.endswith(".whl") else requirement
 
 
 def use(place: Place, release: str) -> list[DeployStep]:
-    """Make this release the current one, which each worker uses from its next start. The three newest releases are
-    kept."""
+    """Return the step that makes a release the one in use, from each worker's next start on.
+
+    The three newest releases are kept.
+    """
     folder = shlex.quote(place.folder)
     keep = f'ls -1t {folder}/releases | tail -n +4 | while read -r old; do rm -rf {folder}/releases/"$old"; done'
     return [
@@ -71,8 +77,10 @@ def use(place: Place, release: str) -> list[DeployStep]:
 
 
 def write(says: str, place: Place, config: str, secrets: Mapping[str, bytes]) -> DeployStep:
-    """Write the configuration, and secrets that only their owner can read. A configuration whose comments hold a
-    password is protected too."""
+    """Return the step that writes the configuration and the secrets.
+
+    Only their owner can read the secrets, and the configuration if a comment in it contains a password.
+    """
     private = any(mask(line) != line for line in config.splitlines())
     files = {f"{place.folder}/kvasir.toml": RemoteFile(config.encode(), SECRET if private else 0o644)}
     files |= {f"{place.folder}/secrets/{name}": RemoteFile(content, SECRET) for name, content in secrets.items()}
@@ -80,7 +88,10 @@ def write(says: str, place: Place, config: str, secrets: Mapping[str, bytes]) ->
 
 
 def key_files(place: Place, units: Sequence[Unit]) -> list[DeployStep]:
-    """Create a file of API keys for each gateway. It is empty at first, and admits nobody until a key is added."""
+    """Return steps that make an empty file of API keys for each gateway.
+
+    Until a key is added, the gateway admits nobody.
+    """
     steps = []
     for unit in units:
         if unit.role == "producer":
@@ -88,18 +99,18 @@ def key_files(place: Place, units: Sequence[Unit]) -> list[DeployStep]:
             folder = shlex.quote(state)
             script = f"umask 077; mkdir -p {folder}; [ -e {folder}/keys.json ] || echo '[]' > {folder}/keys.json"
             add = f"{place.folder}/current/bin/kvasir keys add NAME --state {state}"
-            steps.append(DeployStep(f"keep the gateway's API keys in {state}; there, {add} makes one", script))
+            steps.append(DeployStep(f"keep the gateway's API keys in {state}; {add} adds one there", script))
     return steps
 
 
 def forget(place: Place, names: Sequence[str]) -> list[DeployStep]:
-    """Delete passwords that nothing on the machine needs any more."""
+    """Return the step that deletes passwords that the machine no longer needs."""
     paths = " ".join(shlex.quote(f"{place.folder}/secrets/{name}") for name in names)
-    return [DeployStep(f"delete what is left of secrets/{', secrets/'.join(names)}", f"rm -f {paths}")] if names else []
+    return [DeployStep(f"delete secrets/{', secrets/'.join(names)}", f"rm -f {paths}")] if names else []
 
 
 def register(place: Place, supervisor: Supervisor, units: Sequence[Unit]) -> list[DeployStep]:
-    """Write the supervisor's files, and register them."""
+    """Return the step that writes the supervisor's files and makes the supervisor read them."""
     unit_files = dict(unit_file(supervisor, unit, place) for unit in units)
     files = {path: RemoteFile(text.encode()) for path, text in unit_files.items()}
     enable = "; ".join(control(supervisor, "enable", unit, place) for unit in units)
@@ -107,11 +118,11 @@ def register(place: Place, supervisor: Supervisor, units: Sequence[Unit]) -> lis
 
 
 def switch(place: Place, supervisor: Supervisor, units: Sequence[Unit], verb: Switch) -> list[DeployStep]:
-    """Start or stop workers one after the other, waiting for each."""
+    """Return steps that start or stop workers one after the other, and wait for each."""
     steps = []
     for unit in units:
         if verb in ("stop", "restart"):
-            says = f"stop {unit.name}, when it has finished what it holds"
+            says = f"stop {unit.name} when it has finished its jobs"
             steps.append(DeployStep(says, control(supervisor, "stop", unit, place)))
         if verb in ("start", "restart"):
             steps.append(DeployStep(f"start {unit.name}", control(supervisor, "start", unit, place)))
@@ -120,7 +131,7 @@ def switch(place: Place, supervisor: Supervisor, units: Sequence[Unit], verb: Sw
 
 
 def wait_ready(place: Place, unit: Unit, timeout_s: int = READY_S) -> str:
-    """A script that ends when the unit is ready (see Unit), or fails with the unit's answer."""
+    """Return a script that ends when the unit is ready (see Unit), or fails with the unit's last answer."""
     path = "health" if unit.role == "producer" else "ready"
     host = f"[{unit.host}]" if ":" in unit.host else unit.host
     attempt = f"urllib.request.urlopen('http://{host}:{unit.port}/{path}',timeout=5)"
@@ -140,6 +151,6 @@ def wait_ready(place: Place, unit: Unit, timeout_s: int = READY_S) -> str:
 
 
 def status(place: Place, units: Sequence[Unit]) -> str:
-    """A script that prints each unit's name and whether it is ready now."""
+    """Return a script that prints each unit's name and whether it is ready now."""
     checks = [f"({wait_ready(place, unit, 0)}) >/dev/null 2>&1 && r=ready || r='not ready'" for unit in units]
     return "; ".join(f'{check}; echo "{unit.name} $r"' for check, unit in zip(checks, units, strict=True)) or "true"

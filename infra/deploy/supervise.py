@@ -1,7 +1,7 @@
-"""Keeps one command running on machines without systemd or launchd: `start | stop | status RUN LOG -- COMMAND…`.
+"""Keeps one command running without systemd or launchd: `start | stop | status RUN LOG -- COMMAND…`.
 
-RUN is a path without suffix. RUN.pid holds the supervisor's process id, and is locked while the supervisor lives, so
-that another process with a reused id is never mistaken for it. When the command ends, it is started again after 1 to 30
+RUN is a path without a suffix. RUN.pid holds the supervisor's process id and is locked while the supervisor lives, so a
+process id that the system has reused is not mistaken for it. When the command ends, it is started again after 1 to 30
 seconds; the pause grows each time the command ends soon. SIGTERM is passed on to the command, and the supervisor ends
 after it.
 """
@@ -23,7 +23,7 @@ _POLL_S = 0.1
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what is asked. Returns 0 on success, or if the command runs; 3 if it does not run; 2 for wrong usage."""
+    """Do what the arguments say. Returns 0 if it was done or the command runs, 3 if it doesn't run, 2 on bad usage."""
     if len(arguments) < 5 or arguments[3] != "--" or arguments[0] not in ("start", "stop", "status"):
         print("usage: supervise start|stop|status RUN LOG -- COMMAND…", file=sys.stderr)  # noqa: T201
         return 2
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def supervisor_pid(lock: Path) -> int:
-    """The supervisor's process id; 0 if there is none."""
+    """Return the supervisor's process id; 0 if no supervisor runs."""
     try:
         with lock.open() as file:
             try:
@@ -56,7 +56,7 @@ def stop(lock: Path) -> int:
 
 
 def start(lock: Path, log: Path, command: list[str]) -> int:
-    """Supervise the command in the background. Does nothing if the supervisor already runs."""
+    """Start a supervisor in the background, unless one runs already."""
     if supervisor_pid(lock):
         return 0
     for folder in (lock.parent, log.parent):
@@ -72,7 +72,7 @@ def start(lock: Path, log: Path, command: list[str]) -> int:
 
 
 def _wait_until(condition: Callable[[], object], within_s: float) -> int:
-    """0 once the condition is true; 1 if it is not true in time."""
+    """Return 0 once the condition holds, or 1 if it doesn't hold in time."""
     deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
@@ -82,14 +82,14 @@ def _wait_until(condition: Callable[[], object], within_s: float) -> int:
 
 
 def _detach(log: Path) -> None:
-    """Close everything that belongs to the caller's terminal, because ssh would wait for it."""
+    """Redirect the standard streams to the log, because ssh waits until the caller's terminal is closed."""
     with open(os.devnull, "rb") as null_device, log.open("ab") as file:
         for number, target in ((0, null_device), (1, file), (2, file)):
             os.dup2(target.fileno(), number)
 
 
 class SupervisedCommand:
-    """The supervised command, and the lock that is held while it is supervised."""
+    """The command, and the lock that shows that it is supervised."""
 
     def __init__(self, lock: Path, command: list[str]) -> None:
         self._lock = lock

@@ -1,7 +1,8 @@
-"""What is kept running on a machine, and the files for systemd, launchd or Kvasir's own supervisor. Pure functions.
+"""The processes that a machine keeps running, and the files for systemd, launchd or our own supervisor.
 
-A unit is one process: a worker, or a service. Everything lies in one folder of one user: `current` (a link to the
-release in use), `releases`, `wheelhouse`, `kvasir.toml`, `secrets`, `services`, `env`, `log`, `run`.
+A unit is one process: a worker or a service. Everything is in one folder of one user: `current` (a link to the release
+in use), `releases`, `wheelhouse`, `kvasir.toml`, `secrets`, `services`, `env`, `log`, `run`. Nothing here has side
+effects.
 """
 
 import plistlib
@@ -16,17 +17,17 @@ from infra.config.schema import CONTROL, WORKER_ROLES, Supervisor
 from infra.config.settings import MachineRole, MachineSettings
 from messages.errors import ConfigError
 
-UnitRole = Literal["prefill", "decode", "worker", "producer"]  # the account that it logs in with
+UnitRole = Literal["prefill", "decode", "worker", "producer"]  # the role whose user it logs in as
 
 LOOPBACK = "127.0.0.1"
 GRACE_S = 600.0  # a long answer takes minutes; jobs that are not finished by then are handed back
 _STOP_MARGIN_S = 30.0
 _KVASIR = ("{folder}/current/bin/kvasir", "--config", "kvasir.toml", "--log-style", "json", "--log-level", "info")
 _UNSAFE = re.compile(r"[^a-z0-9]+")
-# Some options are left out because GPUs would disappear, or CUDA and PyTorch would fail: PrivateDevices, DevicePolicy
-# and DeviceAllow, also ProtectClock, which implies one of them (/dev/nvidia*, /dev/dri, /dev/kfd); and
-# MemoryDenyWriteExecute (kernels are compiled at run time). ProtectHome is only partial, because weights, vLLM's
-# environment and often Python itself are in the home folder.
+# Left out, because GPUs would disappear, or CUDA and PyTorch would fail: PrivateDevices, DevicePolicy and DeviceAllow;
+# ProtectClock, which implies DeviceAllow (/dev/nvidia*, /dev/dri, /dev/kfd); MemoryDenyWriteExecute, since kernels are
+# compiled at run time. ProtectHome is only read-only, since weights, vLLM's environment and often Python itself are in
+# the home.
 _SANDBOX = """\
 NoNewPrivileges=true
 CapabilityBoundingSet=
@@ -48,48 +49,49 @@ SystemCallArchitectures=native
 SystemCallFilter=@system-service
 SystemCallErrorNumber=EPERM
 UMask=0077
-# What leaks memory ends alone, and is started again, before the machine has none.
+# A unit that leaks memory is ended and started again before the machine runs out of it.
 MemoryMax=90%
 """
-# Besides Kvasir's folder, only .cache in the home folder is writable (hub models, and what vLLM compiles). Programs
-# that would write elsewhere in the home folder get a place in Kvasir's folder.
+# Units may write to only one other folder of the home, .cache (models of a hub, and what vLLM compiles). These
+# variables move what would be written elsewhere in the home to Kvasir's folder.
 _CACHES = {"CUDA_CACHE_PATH": "cache/cuda", "TRITON_CACHE_DIR": "cache/triton", "VLLM_CONFIG_ROOT": "cache/vllm"}
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One process that a machine keeps running. In `words`, {folder} stands for Kvasir's folder on the machine.
+    """A process that a machine keeps running. In `words`, {folder} stands for the machine's folder.
 
     A worker is ready when `http://HOST:PORT/ready` answers 200. A gateway is ready when `/health` does, since it may
     start before its workers. A service is ready when PORT accepts connections.
     """
 
     name: str
-    says: str  # what it is, for people
+    says: str  # a description for people
     words: tuple[str, ...]
     port: int
     host: str = LOOPBACK
-    environment: tuple[tuple[str, str], ...] = ()  # in addition to the machine's variables
-    role: UnitRole | None = None  # None: a service, which has no page
+    environment: tuple[tuple[str, str], ...] = ()  # added to the machine's environment
+    role: UnitRole | None = None  # None for a service, which has no page
 
     def command(self, place: "Place") -> list[str]:
-        """The command line on the machine."""
+        """Return the command as it is run on the machine."""
         return [word.replace("{folder}", place.folder) for word in self.words]
 
     def variables(self, place: "Place") -> dict[str, str]:
-        """The unit's environment on the machine. It holds no secrets, because everybody can read unit files."""
+        """Return its environment on the machine. It contains no secrets, because every user can read unit files."""
         variables = {name: value.replace("{folder}", place.folder) for name, value in self.environment}
         return {"PYTHONUNBUFFERED": "1", **place.environment, **variables}
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where Kvasir is on a machine, as absolute paths there."""
+    """Where Kvasir is on a machine, in absolute paths of that machine."""
 
     home: str
     user: str
     folder: str
-    environment: Mapping[str, str] = field(default_factory=dict)  # variables of every unit; no secrets
+    # The environment of every unit; it contains no secrets.
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def python(self) -> str:
@@ -98,7 +100,7 @@ class Place:
 
 
 def units_of(machine: MachineSettings) -> list[Unit]:
-    """A machine's workers, in the order of its roles, and then its gateways."""
+    """Return the workers of a machine, in the order of its roles, and then its gateways."""
     roles = [role for role in machine.roles if role.role in WORKER_ROLES]
     gateways = [role for role in machine.roles if role.role == "gateway"]
     name_counts: dict[str, int] = {}
@@ -131,8 +133,7 @@ def _worker(name: str, role: MachineRole, port: int, host: str, hours: str) -> U
 
 
 def _page_host(machine: MachineSettings) -> str:
-    """The address at which Prometheus reaches the machine's worker pages. It is the configured one, so that the pages
-    don't listen on all addresses."""
+    """Return the address of its workers' pages: the configured one, or the loopback address if that is a name."""
     try:
         return str(ip_address(machine.host))
     except ValueError:
@@ -140,14 +141,14 @@ def _page_host(machine: MachineSettings) -> str:
 
 
 def supervisor_of(machine: MachineSettings) -> Supervisor:
-    """What keeps the machine's workers running, unless the configuration says otherwise."""
+    """Return the configured supervisor, or the platform's default."""
     return cast(Supervisor, machine.supervisor) or ("launchd" if machine.platform == "macos" else "systemd")
 
 
 def unit_file(supervisor: Supervisor, unit: Unit, place: Place) -> tuple[str, str]:
-    """(path on the machine, text) of the file that makes the supervisor keep a unit running.
+    """Return (path on the machine, text) of the file that makes the supervisor keep a unit running.
 
-    Raises ConfigError for a value that could act as more than a value in that file.
+    Raises ConfigError for a value with control characters, which could add lines to the file.
     """
     words = (place.user, place.home, place.folder, unit.says, *unit.command(place), *unit.variables(place).values())
     for value in words:
@@ -163,13 +164,15 @@ def unit_file(supervisor: Supervisor, unit: Unit, place: Place) -> tuple[str, st
 
 
 def label(unit: Unit) -> str:
-    """launchd's name for a unit."""
+    """Return launchd's name for a unit."""
     return f"org.kvasir.{unit.name.removeprefix('kvasir-')}"
 
 
 def control(supervisor: Supervisor, verb: Literal["start", "stop", "enable"], unit: Unit, place: Place) -> str:
-    """A shell command for the supervisor. `enable` registers a new or changed unit file. `stop` waits until the unit
-    has ended."""
+    """Return a shell command that starts, stops or enables a unit.
+
+    `enable` makes the supervisor read a new or changed unit file. Stopping waits until the worker has ended.
+    """
     path = shlex.quote(unit_file(supervisor, unit, place)[0])
     if supervisor == "systemd":
         if verb == "enable":
@@ -181,14 +184,14 @@ def control(supervisor: Supervisor, verb: Literal["start", "stop", "enable"], un
         return {
             "enable": f"sudo -n launchctl enable {target}",
             "start": f"{is_loaded} || sudo -n launchctl bootstrap system {path}",
-            # bootout returns before the process has ended, so wait for that.
+            # bootout returns before the process has ended.
             "stop": f"! {is_loaded} || {{ sudo -n launchctl bootout {target}; while {is_loaded}; do sleep 1; done; }}",
         }[verb]
     return "true" if verb == "enable" else f"sh {path} {verb}"
 
 
 def _systemd(unit: Unit, place: Place) -> str:
-    # systemd replaces variables only in commands, so only there a dollar sign must be doubled.
+    # systemd expands variables only in commands, so $ is escaped only here.
     command = " ".join(_quoted_for_systemd(word).replace("$", "$$") for word in unit.command(place))
     variables = {name: f"{place.folder}/{path}" for name, path in _CACHES.items()} | unit.variables(place)
     environment = "".join(f"Environment={_quoted_for_systemd(f'{k}={v}')}\n" for k, v in variables.items())
@@ -197,12 +200,12 @@ def _systemd(unit: Unit, place: Place) -> str:
     return (
         f"[Unit]\nDescription=Kvasir {_percent(unit.says)}\n"
         "Wants=network-online.target\nAfter=network-online.target\n"
-        "# Start again for ever: a broker may be away for longer than any limit.\nStartLimitIntervalSec=0\n\n"
+        "# No limit on restarts: the broker may be away for longer than any limit.\nStartLimitIntervalSec=0\n\n"
         f"[Service]\nUser={place.user}\nWorkingDirectory={_percent(place.folder)}\n{environment}"
         f"ExecStart={command}\n"
         "Restart=always\nRestartSec=2\n"
-        "# A worker that gives no sign of life any more is started again: it asks for that itself.\nNotifyAccess=main\n"
-        "# SIGTERM: it finishes what it has, and hands back what takes longer.\n"
+        "# The worker asks for systemd's watchdog itself, which restarts it when it hangs.\nNotifyAccess=main\n"
+        "# On SIGTERM it finishes its jobs, and hands back those that take longer.\n"
         f"KillSignal=SIGTERM\nTimeoutStopSec={GRACE_S + _STOP_MARGIN_S:.0f}\n"
         f"{_SANDBOX}ReadWritePaths={written}\nInaccessiblePaths={hidden}\n\n"
         "[Install]\nWantedBy=multi-user.target\n"
@@ -210,7 +213,7 @@ def _systemd(unit: Unit, place: Place) -> str:
 
 
 def _launchd(unit: Unit, place: Place) -> str:
-    # A daemon and not an agent, because macOS silently keeps an agent from the local network until its user agrees.
+    # A daemon and not an agent: before an agent may reach the local network, macOS asks the user, and logs nothing.
     log = f"{place.folder}/log/{unit.name}.log"
     entries = {
         "Label": label(unit),

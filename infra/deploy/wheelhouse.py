@@ -1,5 +1,4 @@
-"""A folder with all wheels that a machine needs. It is filled on this machine, because the other may have no internet
-access."""
+"""A folder with all the wheels that a machine needs. It is filled here, because the machine may have no internet."""
 
 import hashlib
 import platform
@@ -16,7 +15,7 @@ from infra.config.settings import MachineSettings
 from infra.deploy.remote import DeployFailed
 from messages.installed import engine_entry, engine_requirement
 
-# Platform tags to ask for if the target platform differs from this machine's, oldest last.
+# Platform tags to ask pip for if the target's platform differs from this one, oldest last.
 _TAGS = {
     ("linux", "aarch64"): ["manylinux_2_39_aarch64", "manylinux_2_34_aarch64", "manylinux_2_31_aarch64",
                            "manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64"],
@@ -25,12 +24,12 @@ _TAGS = {
     ("macos", "arm64"): ["macosx_15_0_arm64", "macosx_14_0_arm64", "macosx_13_0_arm64", "macosx_12_0_arm64",
                          "macosx_11_0_arm64", "macosx_11_0_universal2", "macosx_10_9_universal2"],
 }  # fmt: skip
-_NO_SOURCES = shutil.ignore_patterns(".*", "tests", "docs", "examples", "build")  # not needed in a wheel
+_NO_SOURCES = shutil.ignore_patterns(".*", "tests", "docs", "examples", "build")  # these are not part of a wheel
 
 
 @dataclass(frozen=True, slots=True)
 class WheelTarget:
-    """What a machine runs: "linux" or "macos", "x86_64", "aarch64" or "arm64", and Python's "3.11.7"."""
+    """A machine's platform: "linux" or "macos"; "x86_64", "aarch64" or "arm64"; and Python's version, "3.11.7"."""
 
     system: str
     processor: str
@@ -38,15 +37,14 @@ class WheelTarget:
 
     @property
     def is_here(self) -> bool:
-        """Whether pip on this machine chooses the same wheels as on the target."""
+        """Whether pip on this machine chooses the same wheels by itself."""
         return self == WheelTarget(system_of(platform.system()), platform.machine(), platform.python_version())
 
 
 def extras_of(machine: MachineSettings) -> list[str]:
-    """The extras that the machine's gateway and engines need, and on NVIDIA machines the one for GPU metrics.
+    """Return the extras that its gateway and its workers' engines need, and on NVIDIA machines the GPU metrics.
 
-    On NVIDIA machines the llamacpp engine uses `llama-server` from PATH, because the wheel that pip chooses computes on
-    the CPU.
+    On those machines llama.cpp is `llama-server` from PATH, because the wheel that pip chooses computes on the CPU.
     """
     extras = {engine_entry(role.engine).extra for role in machine.roles if role.engine} - {""}
     extras |= {role.role for role in machine.roles if role.role == "gateway"}
@@ -56,7 +54,7 @@ def extras_of(machine: MachineSettings) -> list[str]:
 
 
 def requirements_of(machine: MachineSettings, wheel: Path) -> list[str]:
-    """The requirements for pip, the same on the machine and here."""
+    """Return the requirements for pip, both there and here."""
     extras = extras_of(machine)
     requirements = [f"{wheel}[{','.join(extras)}]" if extras else str(wheel)]
     if machine.platform == "linux-cuda" and "mlx" in extras:
@@ -66,23 +64,24 @@ def requirements_of(machine: MachineSettings, wheel: Path) -> list[str]:
 
 
 def build_wheel(checkout: Path, into: Path) -> Path:
-    """Build this project's own wheel. Raises DeployFailed if Kvasir does not run from a checkout."""
+    """Build this project's own wheel. Raises DeployFailed if the project does not run from a checkout."""
     if not (checkout / "pyproject.toml").is_file():
-        raise DeployFailed(f"{checkout} is not a checkout of Kvasir to build a wheel from: give --wheel FILE")
+        raise DeployFailed(
+            f"{checkout} is not a checkout of Kvasir, so no wheel can be built from it: give --wheel FILE"
+        )
     into.mkdir(parents=True, exist_ok=True)
+    # Building leaves files beside the sources, so a copy is used.
     with tempfile.TemporaryDirectory(prefix="kvasir-wheel-") as folder:
-        # A build leaves files beside its sources, so build a copy.
         copy = shutil.copytree(checkout, Path(folder) / "kvasir", ignore=_NO_SOURCES)
         _pip("wheel", "--no-deps", "--wheel-dir", str(into), str(copy))
     return max(into.glob("kvasir_inference-*.whl"), key=lambda path: path.stat().st_mtime)
 
 
 def fill(folder: Path, requirements: Sequence[str], target: WheelTarget, wheel: Path) -> None:
-    """Download what the requirements probably need on the target. Wheels that turn out to be missing there are
-    downloaded by `fetch`.
+    """Download what the requirements probably need on the target. `fetch` adds what turns out to be missing there.
 
-    This is only probable, because pip evaluates conditions ("; sys_platform == …") for the machine that it runs on, not
-    for the target. So for another system, only Kvasir's own wheel is put there at first.
+    pip evaluates conditions ("; sys_platform == …") for the machine that it runs on, not for the one that it downloads
+    for. So for another system only our own wheel is put there at first.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(wheel, folder)
@@ -96,7 +95,7 @@ def fetch(folder: Path, requirement: str, target: WheelTarget) -> None:
 
 
 def missing_in(error: str) -> str:
-    """The requirement that pip did not find, from its error message; "" if the message says something else."""
+    """Return the requirement that pip did not find, from its error message; "" for another error."""
     match = re.search(r"No matching distribution found for ([^;()]+)", error)
     return match[1].strip() if match else ""
 
@@ -114,7 +113,7 @@ def _options(folder: Path, target: WheelTarget) -> list[str]:
 
 
 def release_name(wheel: Path, requirements: Sequence[str]) -> str:
-    """A name for what is installed, derived from the wheel's bytes and the other requirements."""
+    """Return a release's name, made from the wheel's content and the other requirements."""
     digest = hashlib.sha256(wheel.read_bytes())
     digest.update("\n".join(Path(requirement).name for requirement in requirements).encode())
     return f"{wheel.name.split('-')[1]}-{digest.hexdigest()[:12]}"
@@ -129,5 +128,5 @@ def _pip(*arguments: str) -> None:
 
 
 def system_of(name: str) -> str:
-    """The name that `uname -s` prints for a system of a WheelTarget."""
+    """Return the name in WheelTarget of a system that `uname -s` calls `name`."""
     return {"Darwin": "macos", "Linux": "linux"}.get(name, name.lower())

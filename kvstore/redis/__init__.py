@@ -1,1 +1,1 @@
-"""The store and the cluster's state in Redis."""
+"""The store and the cluster state in Redis."""

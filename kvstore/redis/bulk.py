@@ -1,8 +1,8 @@
-"""Values to and from Redis without copies: one plain socket, pipelined.
+"""Transfers values to and from Redis without copies, over one plain socket with pipelining.
 
-redis-py copies each value into a command, and each reply out of its parser. This module sends a payload directly from
-its array and receives it into its final place, which is several times faster (RESP2 protocol:
-redis.io/docs/latest/develop/reference/protocol-spec). After any error, or when a reply was not read to its end, the
+redis-py copies each value into a command, and each reply out of its parser. Here a payload is sent from its own memory
+and received into its final place, which is several times faster (RESP2 protocol:
+redis.io/docs/latest/develop/reference/protocol-spec). After any error, or if it was left in the middle of a reply, a
 connection is closed and never reused.
 """
 
@@ -47,7 +47,7 @@ _YES, _NO = b":1\r\n", b":0\r\n"
 
 
 class RedirectError(exceptions.ResponseError):
-    """A cluster node's reply that a key is, or will be, on another node."""
+    """A node of a cluster says that a key is on another node, or will be."""
 
 
 _ERRORS: dict[str, type[exceptions.RedisError]] = {
@@ -65,7 +65,7 @@ _ERRORS: dict[str, type[exceptions.RedisError]] = {
 
 @dataclass(frozen=True, slots=True)
 class BulkTarget:
-    """The address of a Redis: TCP, or a Unix socket if `path` is set."""
+    """A Redis that is reached over TCP, or over a Unix socket if `path` is set."""
 
     host: str = "localhost"
     port: int = 6379
@@ -76,7 +76,7 @@ class BulkTarget:
 
 
 def bulk_target(url: str) -> BulkTarget | None:
-    """The target that `url` names; None for TLS and URLs with options, which only redis-py supports."""
+    """Return the target that `url` names, or None if only redis-py can reach it: for TLS, and for URLs with options."""
     options: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
     options.pop("connection_class", None)
     if url.startswith("rediss:") or not set(options) <= {"host", "port", "path", "username", "password", "db"}:
@@ -85,7 +85,7 @@ def bulk_target(url: str) -> BulkTarget | None:
 
 
 class Bulk:
-    """A `kvstore.redis.store.Transport` over plain sockets to one Redis. ClusterBulk adapts it to a cluster."""
+    """A `redis_store.Transport` over plain sockets. It keeps idle connections, which any thread may use."""
 
     _client: Any = None  # in a cluster: a client that follows a key to its new node
 
@@ -94,7 +94,7 @@ class Bulk:
         self._arena = Arena()
 
     def put(self, items: Iterable[Item], ttl_s: int) -> int:
-        """Set each key to the two parts of its value joined, with a TTL; returns the bytes stored."""
+        """Set each key to the joined parts of its value, with a TTL. Returns the bytes stored."""
         total = 0
         with self._open_pipelines() as pipelines:
             for item in items:
@@ -108,7 +108,7 @@ class Bulk:
         return total
 
     def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
-        """The value of each key, in order, or None; TTLs are renewed."""
+        """Yield the value of each key, in order, or None. TTLs are renewed."""
         values = Values(self._arena)
         with self._open_pipelines() as pipelines:
             by_key = [pipelines[self._node(key)] for key in keys]
@@ -128,7 +128,7 @@ class Bulk:
                 yield value
 
     def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
-        """Give each key its TTL again; whether it was there."""
+        """Renew the TTL of each key, and return for each whether it exists."""
         is_stored: dict[str, bool] = {}
         with self._open_pipelines() as pipelines:
             for key in keys:
@@ -140,7 +140,7 @@ class Bulk:
         return [is_stored[key] for key in keys]
 
     def prepare(self) -> None:
-        """Prepare IDLE_CHUNKS chunks of memory for the first `get`. Returns when they are ready."""
+        """Allocate IDLE_CHUNKS chunks of memory for the first `get`, and return when they are ready."""
         self._arena.fill()
 
     def close(self) -> None:
@@ -215,14 +215,16 @@ class ConnectionPool:
 
 
 def command(*words: str) -> bytes:
-    """A command in Redis's wire format."""
+    """Return a command in Redis's protocol."""
     arguments = [word.encode() for word in words]
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in arguments)
 
 
 class BulkConnection:
-    """One authenticated socket. Methods raise the exceptions that redis-py raises, or OSError. Only after RedirectError
-    is the connection still usable."""
+    """One socket, logged in.
+
+    Methods raise redis-py's errors or OSError. Only after RedirectError can it still be used.
+    """
 
     def __init__(self, target: BulkTarget, timeout_s: float, index: int, glance: bool) -> None:
         self.index = index
@@ -239,8 +241,10 @@ class BulkConnection:
             raise
 
     def is_quiet(self) -> bool:
-        """Whether nothing arrived since the last reply. If the server closed the connection, there is an end of stream
-        to read."""
+        """Whether nothing has arrived since the last reply.
+
+        On a closed connection, the end of the stream has arrived.
+        """
         try:
             self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -250,13 +254,13 @@ class BulkConnection:
         return False
 
     def send(self, *commands: bytes) -> None:
-        """Send commands without reading a reply."""
+        """Send commands, without reading replies."""
         self._socket.sendall(b"".join(commands))
 
     def send_set(self, key: str, prefix: bytes, payload: memoryview, ttl_s: int) -> None:
         """Send a SET whose value is `prefix` and `payload` joined.
 
-        This usually takes one system call. With several threads, each call waits for the interpreter's lock.
+        This is usually a single system call: with several threads, each call costs a wait for the interpreter lock.
         """
         name, ttl = key.encode(), b"%d" % ttl_s
         size = len(prefix) + len(payload)
@@ -276,7 +280,7 @@ class BulkConnection:
             raise exceptions.InvalidResponse(f"unexpected reply {line[:40]!r}")
 
     def read_flags(self, count: int) -> list[bool]:
-        """Read `count` replies that must be :0 or :1, in one system call."""
+        """Read `count` replies that are :0 or :1, in one system call."""
         replies = bytearray(count * len(_YES))
         self._fill(memoryview(replies))  # an error is longer, so at least this many bytes come
         flags = [bytes(replies[at : at + len(_YES)]) for at in range(0, len(replies), len(_YES))]
@@ -287,7 +291,10 @@ class BulkConnection:
         return [flag == _YES for flag in flags]
 
     def read_value(self, values: "Values", values_left: int) -> memoryview | None:
-        """Read a value, or None if the key does not exist. `values_left` counts this value and those to come."""
+        """Read a reply that is a value, or None if the key doesn't exist.
+
+        `values_left` counts this value and those to come.
+        """
         line = self._line()
         if line == b"$-1":
             return None
@@ -301,8 +308,7 @@ class BulkConnection:
         return value[:size]
 
     def _line(self, beginning: bytes = b"") -> bytes:
-        """The next line of a reply and not one byte more, because the value that follows must be received into its
-        aligned place."""
+        """Read one line of a reply and no byte beyond it: the value after it goes directly into aligned memory."""
         line = beginning
         while not line.endswith(b"\r\n"):
             peeked_bytes = self._socket.recv(LINE_BYTES, socket.MSG_PEEK)
@@ -329,7 +335,7 @@ class BulkConnection:
 
 @dataclass(slots=True)
 class Pipeline:
-    """The values that are under way on one connection during one call."""
+    """The values that are in flight on one connection during one call."""
 
     connection: BulkConnection
     keys: deque[str] = field(default_factory=deque)  # not yet requested
@@ -338,7 +344,7 @@ class Pipeline:
     _largest_bytes: int = 0  # of the values so far
 
     def send_set(self, item: Item, ttl_s: int) -> int:
-        """Send a SET; returns the bytes of its value."""
+        """Send a SET, and return the size of its value in bytes."""
         key, prefix, payload = item
         self.connection.send_set(key, prefix, payload, ttl_s)
         self.pending_items.append(item)
@@ -348,17 +354,19 @@ class Pipeline:
 
     @property
     def is_full(self) -> bool:
-        """Whether a confirmation has to be read before the next SET."""
+        """Whether a confirmation must be read before the next SET."""
         return len(self.pending_items) > self._values_ahead(SETS_AHEAD)
 
     def end_set(self) -> None:
-        """Wait until the oldest item is confirmed. After RedirectError the item is no longer pending and was not
-        stored."""
+        """Wait until the oldest item is confirmed. After RedirectError it is no longer pending, but was not stored."""
         self.pending_items.popleft()
         self.connection.read_ok()
 
     def ask(self, ttl_s: int) -> None:
-        """Request more values once half of those that may be under way have arrived. This keeps system calls few."""
+        """Request more values once half of the allowed number has arrived.
+
+        Requesting many at once saves system calls.
+        """
         ahead = self._values_ahead(GETS_AHEAD)
         if self._pending_gets <= ahead // 2 and self.keys:
             keys = [self.keys.popleft() for _ in range(min(len(self.keys), ahead - self._pending_gets))]
@@ -366,14 +374,14 @@ class Pipeline:
             self._pending_gets += len(keys)
 
     def read_value(self, values: "Values", values_left: int) -> memoryview | None:
-        """See BulkConnection.read_value."""
+        """See `BulkConnection`."""
         self._pending_gets -= 1
         value = self.connection.read_value(values, values_left)
         self._largest_bytes = max(self._largest_bytes, len(value or b""))
         return value
 
     def ask_to_renew(self, ttl_s: int) -> list[str]:
-        """Send the renewal of some of the remaining keys. Returns these keys."""
+        """Send EXPIRE for some of the remaining keys, and return those keys."""
         keys = [self.keys.popleft() for _ in range(min(len(self.keys), RENEWALS_AHEAD))]
         self.connection.send(*(command("EXPIRE", key, str(ttl_s)) for key in keys))
         return keys
@@ -396,7 +404,7 @@ class Pipelines(dict[Node, Pipeline]):
 
 
 class Arena:
-    """Chunks of memory for values. A chunk is reused, without new page faults, once no block in it is alive."""
+    """Chunks of memory for values. A chunk is used again, without page faults, as soon as no block in it is alive."""
 
     def __init__(self) -> None:
         # Finalizers append here, from any thread and at any moment. A structure with a lock could deadlock, because the
@@ -404,7 +412,7 @@ class Arena:
         self._idle: deque[mmap.mmap] = deque(maxlen=IDLE_CHUNKS)
 
     def chunk(self, size: int) -> memoryview:
-        """At least `size` bytes."""
+        """Return at least `size` bytes."""
         if not CHUNK_BYTES // 2 <= size <= CHUNK_BYTES:
             return np.empty(size, np.uint8).data  # not zeroed, unlike a bytearray
         try:
@@ -416,7 +424,7 @@ class Arena:
         return array.data
 
     def fill(self) -> None:
-        """Create chunks until IDLE_CHUNKS are ready, and touch their pages."""
+        """Allocate as many chunks as are kept, and touch their pages."""
         for _ in range(IDLE_CHUNKS - len(self._idle)):
             chunk = _fresh_chunk()
             np.frombuffer(chunk, np.uint8)[:: mmap.PAGESIZE] = 0
@@ -431,14 +439,14 @@ def _fresh_chunk() -> mmap.mmap:
 
 
 class Values:
-    """Memory for the values of one `get`."""
+    """Provides memory for the values of one `get`."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._free = memoryview(b"")
 
     def place(self, size: int, values_left: int) -> memoryview:
-        """`size` bytes, aligned. `values_left` (including this value) limits how much memory is set aside."""
+        """Return `size` aligned bytes. `values_left`, which counts this value too, limits how much is allocated."""
         step = -(-size // ALIGNMENT) * ALIGNMENT
         if step > len(self._free):
             self._free = self._arena.chunk(max(step, min(CHUNK_BYTES, step * values_left)))
@@ -447,7 +455,7 @@ class Values:
 
 
 def _connect(target: BulkTarget, timeout_s: float, glance: bool) -> socket.socket:
-    """A connected socket. `glance`: the target is one of several addresses, and must answer at once."""
+    """Return a socket. With `glance`, which is for one of several addresses, the server must answer at once."""
     if target.path:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         link.connect(target.path)

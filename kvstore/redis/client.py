@@ -1,4 +1,4 @@
-"""What the store and the cluster state share: opening a Redis client, and turning its errors into Kvasir's."""
+"""What the store and the cluster state share for Redis: how a client is opened, and how its errors are translated."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ Client = redis.Redis | redis.RedisCluster
 
 CONNECT_TIMEOUT_S = 5.0
 NODE_TIMEOUT_S = 1.0  # for a node of a cluster
-TIMEOUT_S = 15.0  # without any progress; a single request takes well under a second
+TIMEOUT_S = 15.0  # without any progress; each request takes well under a second
 
 _REFUSED_LOGIN = (
     exceptions.AuthenticationError,
@@ -33,17 +33,17 @@ _REFUSED_LOGIN = (
 
 
 def open_client(url: str, timeout_s: float = TIMEOUT_S, links: Links | None = None) -> Client:
-    """A client for `url`. Raises ConfigError if the URL can't be used.
+    """Return a client for `url`. Raises ConfigError if the URL can't be used.
 
-    Nothing is sent yet, except to a cluster, which is asked for its map of slots; this may raise StoreUnavailable.
-    `links`: the links of this URL, if the caller has them and will close them. They then look for a better address.
+    Nothing is sent yet, except to a cluster, which is asked for its map of slots; this may raise StoreUnavailable. If
+    the caller passes this URL's `links`, and closes them later, a better address is looked for.
     """
     address = place(url)
     try:
         if is_cluster(url):
             return _open_cluster(url, address)
         return _open_single(url, timeout_s, links)
-    except (ValueError, TypeError):  # the error's text may hold a piece of the password
+    except (ValueError, TypeError):  # the error's text may contain a part of the password
         raise ConfigError("the store URL can't be read; it looks like redis://:password@host:6379/0") from None
 
 
@@ -56,8 +56,8 @@ def _open_single(url: str, timeout_s: float, links: Links | None) -> redis.Redis
         active_links.urls[0],
         socket_timeout=active_links.timeout_s(timeout_s),
         socket_connect_timeout=GLANCE_S if active_links.has_choice else CONNECT_TIMEOUT_S,
-        protocol=2,  # redis-py fails on an unexpected answer to RESP3's HELLO
-        # One retry, because a pooled connection may have died with its server. All commands used here are idempotent.
+        protocol=2,  # redis-py fails on an unusual answer to RESP3's HELLO
+        # One retry, since a pooled connection may have died with its server. All commands used here are idempotent.
         retry=Retry(ConstantBackoff(0.1), 1),
         **connection_options,
     )
@@ -72,7 +72,7 @@ def is_cluster(url: str) -> bool:
 
 
 def node_urls(url: str) -> list[str]:
-    """A plain URL for each node that a cluster URL names."""
+    """Return a plain URL for each node that a cluster's URL names."""
     scheme, _, rest = url.partition("://")
     return addresses(f"{scheme.removesuffix(CLUSTER)}://{rest}")
 
@@ -85,13 +85,13 @@ def _open_cluster(url: str, address: str) -> redis.RedisCluster:
         return redis.RedisCluster.from_url(
             urls[0],
             startup_nodes=[node(host.hostname or "localhost", host.port or 6379) for host in hosts],
-            # A frozen node is given up within the time that the others take to replace it.
+            # A frozen node is given up within the time that the other nodes take to replace it.
             socket_timeout=NODE_TIMEOUT_S,
             socket_connect_timeout=GLANCE_S,
             protocol=2,
-            # redis-py asks for the map of slots again before it retries.
+            # The map of slots is read again before the retry.
             retry=Retry(ConstantBackoff(0.1), 1),
-            # If a node is lost without a replica, only its slots are unavailable. The other slots remain usable.
+            # If a node without a replica is lost, its slots are not served, but all other slots still are.
             require_full_coverage=False,
         )
     except (exceptions.RedisClusterException, exceptions.RedisError, OSError) as error:
@@ -101,12 +101,15 @@ def _open_cluster(url: str, address: str) -> redis.RedisCluster:
 
 
 def place(url: str) -> str:
-    """Where a store is, for people: its hosts and ports or a socket's path, never the password. Raises ConfigError."""
+    """Return where a store is, for people: hosts and ports or a socket's path, never the password.
+
+    Raises ConfigError.
+    """
     try:
         places = [urlsplit(address_url) for address_url in addresses(url)]
         parts = places[0]
         hosts = [f"{parsed_url.hostname or 'localhost'}:{parsed_url.port or 6379}" for parsed_url in places]
-    except ValueError:  # the error's text may hold a piece of the password
+    except ValueError:  # the error's text may contain a part of the password
         raise ConfigError(
             "the store URL can't be read: escape '/', '#', '?' and '@' in the password (%2F, %23, %3F, %40)"
         ) from None
@@ -121,21 +124,20 @@ def place(url: str) -> str:
 
 
 def product(server: Mapping[str, Any]) -> str:
-    """Name and version from a reply to INFO. Valkey reports its own version, and also the version of Redis that it is
-    compatible with."""
+    """Return name and version from a reply to INFO. Besides its own version, Valkey also states a Redis version."""
     if valkey := server.get("valkey_version"):
         return f"Valkey {valkey}"
     return f"Redis {server['redis_version']}" if "redis_version" in server else "no Redis"
 
 
 def is_node(server: Mapping[str, Any]) -> bool:
-    """Whether a server is a node of a cluster, by its reply to INFO."""
-    return "cluster" in (server.get("redis_mode"), server.get("server_mode"))  # Valkey's name for it is server_mode
+    """Whether the server that gave this reply to INFO is a node of a cluster."""
+    return "cluster" in (server.get("redis_mode"), server.get("server_mode"))  # the second is Valkey's name for it
 
 
 @contextmanager
 def errors_mapped(address: str) -> Iterator[None]:
-    """Turns every error of Redis, or of the network to it, into StoreUnavailable, with `address` in its text."""
+    """Turn every failure of Redis or of the network to it into StoreUnavailable, with `address` in its text."""
     try:
         yield
     # RedisClusterException is not a subclass of RedisError.
@@ -144,7 +146,7 @@ def errors_mapped(address: str) -> Iterator[None]:
 
 
 def with_errors_mapped(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Wraps a method in `errors_mapped`. The method's object has the address in `_place`."""
+    """Wrap a method in `errors_mapped`. Its object has the address in `_place`."""
 
     @wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -155,11 +157,11 @@ def with_errors_mapped(method: Callable[Concatenate[Any, P], T]) -> Callable[Con
 
 
 def sentence(error: Exception, address: str) -> str:
-    """What happened and what to do about it, in one sentence."""
+    """Return a sentence that says what happened, and what to do about it."""
     if isinstance(error, exceptions.RedisClusterException):
-        if isinstance(error.__cause__, Exception):  # the reason why no node gave the map of slots
+        if isinstance(error.__cause__, Exception):  # the reason why no node returned the map of slots
             return sentence(error.__cause__, address)
-        # The error's own text is left out, because it may hold the command.
+        # The error's text may contain the command.
         return f"no node of the store at {address} serves a slot that is needed"
     if str(error).startswith("CLUSTERDOWN"):
         return f"the store at {address} lacks a primary, and no replica has taken over"

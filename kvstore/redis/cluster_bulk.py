@@ -1,8 +1,8 @@
-"""Values to and from all nodes of a Redis Cluster at once: one plain socket to each, pipelined.
+"""Transfers values to and from all nodes of a Redis Cluster at once, over one plain socket to each, with pipelining.
 
-redis-py's map of slots tells which node has a key. If a key has moved since, or is being moved (MOVED and ASK of
-redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec), its request goes through redis-py, which follows the
-redirection and updates the map. A `renew` that meets a redirection goes through redis-py as a whole.
+redis-py's map of slots says which node has a key. A key that has moved since the map was read, or that is being moved
+(MOVED and ASK of redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec), goes through redis-py, which
+follows the redirection and updates its map. If a `renew` meets such a key, all of it goes through redis-py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,14 +24,14 @@ class ClusterBulk(Bulk):
     """A `kvstore.redis.store.Transport` over plain sockets to every primary."""
 
     def __init__(self, client: redis.RedisCluster, url: str) -> None:
-        """`url`: plain, of any node."""
+        """`url` is a plain URL of any node."""
         self._client = client
         self._url = url
         self._pools: dict[Node, ConnectionPool] = {}
         self._arena = Arena()
 
     def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
-        """See Bulk."""
+        """Renew the TTL of each key, and return for each whether it exists."""
         try:
             return super().renew(keys, ttl_s)
         except RedirectError:

@@ -1,20 +1,20 @@
-"""The cluster state over Redis 7 or newer.
+"""The cluster state in Redis 7 or newer.
 
-card:{cards}:<worker id>   an encoded WorkerInfo   cards    index of the live ones (sorted set: expiry in ms)
-card:{cards}:<worker id>:details    an encoded WorkerDetails, if it has any
-card:{cards}:<worker id>:last    the WorkerInfo, kept for LOST_FOR_S longer; its worker id stays in the index, too
-result:{<job>:<run>}  an encoded JobResult         cancelled:<batch>    tombstone
-claim:{<job>:<run>}   worker id                reservations   hash: name -> "bytes expiry in ms"
-takes:<stage>:<job>:<run>    a count           sketch:<hash>        what an engine computes (engines.sketch)
-answers:<job>:<run>   hash: number -> one answer of several, while the others are not complete
+    card:{cards}:<worker id>   an encoded WorkerInfo   cards    index of the live ones (sorted set: expiry in ms)
+    card:{cards}:<worker id>:details    an encoded WorkerDetails, if it has any
+    card:{cards}:<worker id>:last    the WorkerInfo, kept for LOST_FOR_S longer; its worker id also stays in the index
+    result:{<job>:<run>}  an encoded JobResult         cancelled:<batch>    tombstone
+    claim:{<job>:<run>}   worker id                reservations   hash: name -> "bytes expiry in ms"
+    takes:<stage>:<job>:<run>    a count           sketch:<hash>        what an engine computes (engines.sketch)
+    answers:<job>:<run>   hash: number -> one answer of several, while the others are not complete
 
-A cluster keeps keys with equal text in braces in one slot, so that one script may use them together. The slot of
-`cards` holds the registrations, and the clock of its primary is the store's clock. If that primary is lost without a
-replica, workers register again within a second after the slot is served again. Lost reservations may let workers put
-more than there is room for; the put then fails.
+A cluster keeps keys with the same text in braces in one slot, so that one script may use them. The slot of `cards` has
+the registrations, and its primary's clock is the store's clock. If that primary is lost without a replica, workers
+register again within a second after the slot is served again. Lost reservations allow more records to be put than there
+is room for; the store then refuses them.
 
-All writes are scripts with `allow-oom`. They take only a few bytes, and a store full of KV caches must not prevent a
-worker from renewing its registration or storing a result.
+All writes are scripts with `allow-oom`. A store full of KV caches must not keep a worker from renewing its registration
+or storing a result, which take only a few bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,8 +37,8 @@ _LUA = "#!lua flags=allow-oom\n"
 
 _SET = "redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])"
 
-# The index expires with its last worker, whether alive or lost. Numbers are formatted explicitly, because Lua would
-# write a round one as 1.7e+12.
+# The index expires with the last worker in it, live or lost. Numbers are formatted explicitly, since Lua would write a
+# round one as 1.7e+12.
 _PUT_REGISTRATION = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -58,8 +58,8 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1
 """
 
-# Here and below, KEYS alternates between results and claims. For each pair the script returns the result; or 1 if the
-# claim is now ours, else 0.
+# KEYS alternates between results and claims, here and below. The answer for each pair is the result, or 1 if the claim
+# is now ours, or 0.
 _TAKE_UP = """
 local answers = {}
 for i = 1, #KEYS, 2 do
@@ -74,7 +74,7 @@ end
 return answers
 """
 
-# A claim that another worker holds by now is left as it is.
+# A claim that another worker has taken meanwhile is kept.
 _FINISH = """
 for i, body in ipairs({unpack(ARGV, 3)}) do
   redis.call('SET', KEYS[2 * i - 1], body, 'PX', ARGV[2])
@@ -84,7 +84,7 @@ end
 
 _NOTE_ANSWER = "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) redis.call('PEXPIRE', KEYS[1], ARGV[3])"
 
-# Expired entries are dropped along the way. The hash expires with its last entry.
+# Expired entries are dropped here. The hash expires with the last entry.
 _RESERVE = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -130,7 +130,7 @@ return count
 
 
 class RedisClusterState(ClusterState):
-    """Stores the small facts as Redis keys, each with a TTL."""
+    """Small facts as Redis keys, each with a TTL."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         self._place = place(url)
@@ -144,7 +144,7 @@ class RedisClusterState(ClusterState):
         )
 
     def _script(self, text: str) -> Callable[[Sequence[str], Sequence[Any]], Any]:
-        """A function that calls a script with keys and arguments."""
+        """Return a function that calls a script with keys and arguments."""
         client: Any = self._client
         script: Script = client.register_script(_LUA + text)
         if isinstance(client, redis.Redis):
@@ -226,8 +226,7 @@ class RedisClusterState(ClusterState):
             self._finish(keys, [worker_id, _milliseconds(ttl_s), *(body for _, _, body in chunk)])
 
     def _chunks(self, runs: Sequence[R]) -> list[Sequence[R]]:
-        """The runs grouped so that one script may use each group's keys: all together, or on a cluster each run
-        separately."""
+        """Return groups of runs whose keys one script may use: all of them, or on a cluster each run separately."""
         return [runs] if isinstance(self._client, redis.Redis) else [[run] for run in runs]
 
     @with_errors_mapped
@@ -273,8 +272,10 @@ class RedisClusterState(ClusterState):
 
     @with_errors_mapped
     def put_sketch(self, name: str, body: bytes, ttl_s: float = TTL_S) -> None:
-        """See ClusterState. Workers renew their sketches every second, so the bytes are sent only if they are
-        missing."""
+        """See `ClusterState`.
+
+        The bytes are sent only if they are missing, since workers renew their sketch every second.
+        """
         if not self._client.pexpire(f"sketch:{name}", _milliseconds(ttl_s)):
             self._set([f"sketch:{name}"], [body, _milliseconds(ttl_s)])
 
@@ -314,7 +315,7 @@ def _run_key(kind: str, job_id: str, run: int) -> str:
 
 
 def _details(worker_id: str) -> str:
-    return f"{_card(worker_id)}:details"  # under `card:`, which users of the previous release may read and write
+    return f"{_card(worker_id)}:details"  # under `card:`, which the users of the previous release may read and write
 
 
 def _card(worker_id: str) -> str:

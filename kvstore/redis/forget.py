@@ -1,7 +1,6 @@
-"""Deletes what the store keeps of some jobs: their own blocks, stored results and answers, claims and crash counts.
+"""Deletes what the store keeps about some jobs: their own blocks, stored results and answers, claims and crash counts.
 
-It also deletes the blocks of conversations, by their tag. A class's shared blocks contain no student's work, and expire
-by their TTL.
+It also deletes conversations, by their tag. A class's shared blocks contain no student's work, and expire by their TTL.
 """
 
 from collections.abc import Collection
@@ -15,11 +14,10 @@ _AT_ONCE = 500
 
 
 def forget_named(url: str, names: Collection[str]) -> int:
-    """Delete the records of these jobs and tags from the store at `url`. Returns how many.
+    """Delete the records of these jobs and tags from the store at redis://…, and return how many were deleted.
 
-    Raises StoreUnavailable.
-
-    It walks over all keys, so its time grows with the store's size. It blocks no other client.
+    Raises StoreUnavailable. This scans all keys, so its time depends on how full the store is, but it blocks no other
+    client.
     """
     name_set = set(names)
     client: Any = open_client(url)
@@ -33,7 +31,7 @@ def forget_named(url: str, names: Collection[str]) -> int:
 
 
 def _names_in(key: bytes | str) -> set[str]:
-    """The parts of a key that may be a job's id or a tag."""
+    """Return the parts of a key that may be a job's id or a tag."""
     text = key.decode("ascii", "replace") if isinstance(key, bytes) else key
     parts = text.replace("{", "").replace("}", "").split(":")[1:]
     return {*parts, parts[-1].partition(".")[0]}

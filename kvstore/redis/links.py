@@ -1,8 +1,7 @@
-"""Several addresses of one Redis, in order of preference: a fast link first, and a slow one for when the fast one
-fails.
+"""Several addresses of one Redis, in order of preference: a fast link first, and a slow one for when it fails.
 
-A connection is opened to the first address that answers. While that is not the best address, a thread checks whether
-the best one answers again. Idle connections are then closed, and new ones go there.
+A connection goes to the first address that answers. While that is not the preferred one, a thread checks whether the
+preferred one answers again. Idle connections are then closed, and new ones go there.
 """
 
 import logging
@@ -23,8 +22,7 @@ from messages.urls import addresses
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-# Time-outs for a Redis with several addresses: 1 s without progress, and half a second for a look, so that a failed
-# address is left within 2 s.
+# With several addresses, 1 s without progress plus half a second for a check means that a dead one is left within 2 s.
 TIMEOUT_S = 1.0
 GLANCE_S = 0.5
 RETURN_S = 5.0
@@ -32,12 +30,12 @@ _CONNECTION_ERRORS = (exceptions.ConnectionError, exceptions.TimeoutError, OSErr
 
 
 class Links:
-    """Keeps track of which address is in use. Thread-safe."""
+    """Which of several addresses is in use. May be used from any thread."""
 
     def __init__(self, url: str) -> None:
         self.urls = addresses(url)
         self.current = 0
-        # Called from the thread that looks for a better address. Without callbacks there is no such thread.
+        # Called in a separate thread; if empty, no better address is looked for.
         self.on_change: list[Callable[[], object]] = []
         self._lock = threading.Lock()
         self._close_event = threading.Event()
@@ -45,16 +43,18 @@ class Links:
 
     @property
     def has_choice(self) -> bool:
-        """Whether there is more than one address."""
+        """Whether there are several addresses."""
         return len(self.urls) > 1
 
     def timeout_s(self, wanted_s: float) -> float:
-        """How long to wait for progress on a connection, in seconds."""
+        """Return how long to wait for progress on a connection."""
         return min(wanted_s, TIMEOUT_S) if self.has_choice else wanted_s
 
     def first(self, attempt: Callable[[int], T]) -> T:
-        """Call `attempt` with the index of each address, and return the first result that comes without an error. If
-        all fail, raises the first failure."""
+        """Return what `attempt` (index of an address) returns for the first address that works.
+
+        Raises the first failure.
+        """
         failures: list[Exception] = []
         order = [self.current, *(index for index in range(len(self.urls)) if index != self.current)]
         for index in order:
@@ -83,7 +83,10 @@ class Links:
         threading.Thread(target=self._look, name="links of the store", daemon=True).start()
 
     def _look(self) -> None:
-        """Until the best address is in use, look for a better one, and have idle connections to others closed."""
+        """Have idle connections to other addresses closed, and look for a better address.
+
+        Ends when the preferred address is in use.
+        """
         announced_index = 0
         while True:
             with self._lock:
@@ -118,7 +121,7 @@ class Links:
 
 
 def connection_class(links: Links) -> type[Connection]:
-    """A redis-py connection class that connects to the first address that answers."""
+    """Return redis-py's connection class, changed to connect to the first address that answers."""
     base: Any = SSLConnection if links.urls[0].startswith("rediss:") else Connection
 
     class FailoverConnection(base):  # type: ignore[misc]
@@ -140,7 +143,7 @@ def connection_class(links: Links) -> type[Connection]:
 
 
 def greet(connection: socket.socket) -> socket.socket:
-    """The socket, if a Redis answers on it, even if it only asks for a password. Raises OSError."""
+    """Return the socket if a server answers on it, even if only to ask for a password. Raises OSError."""
     timeout = connection.gettimeout()
     try:
         connection.settimeout(GLANCE_S)

@@ -1,4 +1,4 @@
-"""The KV store in Redis. Each record is one key with one value, always with a TTL."""
+"""The KV store in Redis. Each record is one value under one key, always with a TTL."""
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -25,11 +25,10 @@ DELETES_AT_ONCE = 256
 
 
 class RedisKVStore(KVStore):
-    """Stores blocks as Redis strings. Payloads use Kvasir's own sockets where that is possible, and redis-py
-    otherwise."""
+    """Stores blocks as Redis strings. Payloads go over our own socket where possible, otherwise through redis-py."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S, bulk: bool = True) -> None:
-        """Asks a cluster for its map of slots, which may raise StoreUnavailable."""
+        """Open the store. A cluster is asked for its map of slots, which may raise StoreUnavailable."""
         self._place = place(url)
         first_url = node_urls(url)[0]
         self._links = Links(url)
@@ -77,9 +76,9 @@ class RedisKVStore(KVStore):
 
     @with_errors_mapped
     def free_shared(self, size_bytes: int) -> int:
-        """See KVStore. A record's remaining TTL tells how recently it was used, because every use renews it.
+        """See `KVStore`. The remaining TTL shows how recently a record was used, since every use renews it.
 
-        On a cluster each primary frees an equal share, because each fills separately.
+        On a cluster, each primary frees an equal share, because each can fill up separately.
         """
         primaries = self._primaries()
         return sum(self._free_shared(target_options, -(-size_bytes // len(primaries))) for target_options in primaries)
@@ -114,7 +113,7 @@ class RedisKVStore(KVStore):
         return int(sums[count - 1])
 
     def _unlink(self, keys: Sequence[str | bytes]) -> None:
-        """Delete keys. Redis frees their memory outside its main thread."""
+        """Delete keys. Their memory is freed outside of the server's main thread."""
         client: Any = self._client
         if isinstance(client, redis.Redis):
             client.unlink(*keys)
@@ -127,9 +126,9 @@ class RedisKVStore(KVStore):
 
     @with_errors_mapped
     def usage(self) -> StoreUsage:
-        """See KVStore. For a cluster: the usage of the fullest primary, times the number of primaries.
+        """See `KVStore`. For a cluster, it is the usage of the fullest primary times the number of primaries.
 
-        Records spread evenly over slots, and the primary that fills first is the first to refuse writes.
+        Records are spread evenly over slots, and the primary that fills up first is the first to refuse records.
         """
         memory_infos: list[Any] = [
             self._client.info("memory", **target_options) for target_options in self._primaries()
@@ -139,7 +138,7 @@ class RedisKVStore(KVStore):
         return StoreUsage(len(usages) * fullest.used_bytes, len(usages) * fullest.max_bytes)
 
     def _primaries(self) -> list[dict[str, Any]]:
-        """The arguments with which redis-py asks each primary in turn."""
+        """Return the options that make redis-py ask each primary, one after the other."""
         client: Any = self._client
         return [{}] if isinstance(client, redis.Redis) else [{"target_nodes": node} for node in client.get_primaries()]
 
@@ -157,13 +156,13 @@ def _present(value: bytes | memoryview | None, ref: BlockRef) -> bytes | memoryv
 
 
 class Pipelines:
-    """Values through redis-py. This works with every URL that redis-py supports, including TLS."""
+    """Transfers values through redis-py. It works with every URL that redis-py accepts, including TLS."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     def put(self, items: Iterable[Item], ttl_s: int) -> int:
-        """See Bulk."""
+        """See `Bulk`."""
         total = pending_bytes = 0
         with self._client.pipeline(transaction=False) as pipeline:
             for key, prefix, payload in items:
@@ -176,7 +175,7 @@ class Pipelines:
         return total + pending_bytes
 
     def get(self, keys: Sequence[str], ttl_s: int) -> Generator[bytes | memoryview | None]:
-        """See Bulk."""
+        """See `Bulk`."""
         rest = iter(keys)
         while batch := list(islice(rest, GETS_AT_ONCE)):
             with self._client.pipeline(transaction=False) as pipeline:
@@ -185,17 +184,17 @@ class Pipelines:
                 yield from _execute(pipeline)
 
     def renew(self, keys: Sequence[str], ttl_s: int) -> list[bool]:
-        """See Bulk."""
+        """See `Bulk`."""
         with self._client.pipeline(transaction=False) as pipeline:
             for key in keys:
                 pipeline.expire(key, ttl_s)
             return [bool(reply) for reply in _execute(pipeline)]
 
     def prepare(self) -> None:
-        """Nothing to prepare, because redis-py allocates each value's memory."""
+        """Do nothing, because redis-py allocates each value's memory."""
 
     def close(self) -> None:
-        """Nothing to close, because the client belongs to the store."""
+        """Do nothing, because the client belongs to the store."""
 
 
 def _execute(pipeline: Any) -> list[Any]:

@@ -1,6 +1,6 @@
-"""Writes the panels as the JSON with which Grafana is provisioned.
+"""The panels as the JSON that Grafana is provisioned with.
 
-`python -m monitoring.dashboards.grafana` rewrites the file, and a test checks that it is up to date.
+`python -m monitoring.dashboards.grafana` writes the file. A test compares the file with this module.
 """
 
 import json
@@ -12,7 +12,7 @@ from monitoring.dashboards.panels import ROWS, Panel, PanelRow
 
 FILE = Path(__file__).with_name("queue-depth.json")
 TITLE = "Kvasir: queue depth and flow"
-# infra/deploy/compose/grafana/datasources uses the same uid, because a provisioned dashboard can't ask for its data
+# infra/deploy/compose/grafana/datasources has the same uid, since a provisioned dashboard can't ask for its data
 # source.
 DATASOURCE = {"type": "prometheus", "uid": "kvasir-prometheus"}
 
@@ -36,7 +36,7 @@ _MODEL = {
     "type": "query",
     "datasource": DATASOURCE,
     "query": "label_values(kvasir:queue_ready, model)",
-    "refresh": 2,  # whenever the time range changes
+    "refresh": 2,  # refreshed whenever the time range changes
     "multi": True,
     "includeAll": True,
     "allValue": ".*",
@@ -45,17 +45,17 @@ _MODEL = {
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard."""
+    """Return the dashboard."""
     return {
         "uid": "kvasir-queue-depth",
         "title": TITLE,
-        "description": "A job's way, row by row. docs/how-to/runbook.md says how to read it and what to do.",
+        "description": "A job's path, row by row. docs/how-to/runbook.md says how to read it and what to do.",
         "tags": ["kvasir"],
         "timezone": "browser",
         "schemaVersion": 39,
         "version": 2,
         "editable": False,
-        "graphTooltip": 1,  # 1: a shared crosshair in all panels
+        "graphTooltip": 1,  # one crosshair across all panels
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
         "annotations": {"list": [_ALERTS]},
@@ -65,7 +65,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def text() -> str:
-    """The content of the dashboard's file."""
+    """Return the file's content."""
     return json.dumps(dashboard(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -82,7 +82,7 @@ def _panels() -> Iterator[dict[str, Any]]:
 
 
 def _panels_of_row(row: PanelRow, top: int) -> Iterator[tuple[Panel, dict[str, int]]]:
-    """A row's panels side by side. The last one gets the width that is left over."""
+    """Yield a row's panels side by side. The last one gets the columns that don't divide evenly."""
     width = _COLUMNS // len(row.panels)
     for index, panel in enumerate(row.panels):
         last = index == len(row.panels) - 1

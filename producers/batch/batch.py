@@ -1,8 +1,8 @@
-"""A batch's life on disk: `batch.json`, `submitted.jsonl`, `results.jsonl`, and one owner at a time.
+"""A batch on disk: `batch.json`, `submitted.jsonl`, `results.jsonl`, and one owner at a time.
 
-`batch.json` holds every job id before the first job is published. So whatever happens afterwards, a rerun knows what
-was planned. A job gets a line in `submitted.jsonl` after the broker has confirmed it, and a line in `results.jsonl`
-when its result arrives.
+Every job id is in `batch.json` before the first job is published, so a rerun knows what was planned, whatever happens
+meanwhile. A job's line is written to `submitted.jsonl` after the broker has confirmed the job, and its result to
+`results.jsonl`.
 """
 
 import json
@@ -36,10 +36,10 @@ _SECRET_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class BatchEntry:
-    """One job of the manifest. `name` is the name of the submission, and never leaves this folder.
+    """A job in the manifest. `name` is the submission's own name, which never leaves this folder.
 
-    `asked` has a key for each of the job's questions. The key joins with colons: the question's name, how many answers
-    it wants, and a digest of the prompt, the question and its sampling.
+    `asked` has a key for each of the job's questions: its name, the number of answers, and a digest of the prompt, the
+    question and its sampling, separated by colons.
     """
 
     job_id: str
@@ -53,10 +53,10 @@ class BatchEntry:
 _ENTRY_FIELDS = {field.name for field in fields(BatchEntry)}
 _KEY = re.compile(r"\.?[A-Za-z][A-Za-z0-9_-]{0,39}:[1-9]\d?:[0-9a-f]{12}\Z")
 _SETTINGS = {"name": str, "context": int, "temperature": float, "top_p": float, "letters_per_token": float}
-_REQUEST = {  # `kvasir grade` stores its options here, `kvasir run` only `prompts`
+_REQUEST = {  # `kvasir grade` keeps its options there, and `kvasir run` only `prompts`
     **dict.fromkeys(("folder", "rubric", "solution", "template", "examples", "prompts", "title", "out"), str),
     "models": Mapping[str, str],
-    # Digests: of the copies that the folder keeps, by kind; and of the original submissions, by name.
+    # Digests: by kind, of the copies that the folder keeps; by name, of the submissions as they were.
     **dict.fromkeys(("inputs", "submissions"), Mapping[str, str]),
     "settings": {"code": _SETTINGS, "feedback": _SETTINGS},
     "only": tuple[str, ...],
@@ -64,9 +64,10 @@ _REQUEST = {  # `kvasir grade` stores its options here, `kvasir run` only `promp
     "max_submission_tokens": int,
     "samples": int,
     "ask": str,
-    "objects": Literal["closed", "open"],  # how to treat objects in the lines' schemas: see messages.strict_schema
+    "objects": Literal["closed", "open"],  # how the schemas of lines are read; see messages.strict_schema
 }
-# The shape of batch.json, except its version. A missing key reads as null, so a new key needs a type like `int | None`.
+# The keys of batch.json besides the version. A missing key is read as null, so a new key needs a type such as `int |
+# None`.
 _SHAPE: dict[str, Any] = {
     "batch_id": str,
     "created_at": float,
@@ -80,7 +81,7 @@ _SHAPE: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many jobs of a batch are in each state; they sum to `total`."""
+    """How many jobs of a batch are in each state. The numbers add up to `total`."""
 
     total: int
     succeeded: int
@@ -91,27 +92,26 @@ class Counts:
 
     @property
     def finished_jobs(self) -> int:
-        """Jobs with a result."""
+        """The number of jobs with a result."""
         return self.succeeded + self.failed + self.cancelled + self.expired
 
     @property
     def open(self) -> int:
-        """Jobs without a result."""
+        """The number of jobs without a result."""
         return self.total - self.finished_jobs
 
 
 class Batch(AbstractContextManager["Batch"]):
-    """A batch folder, held by its owner. Use it as a context manager: leaving it gives up the ownership."""
+    """A batch folder, held by its owner. It is a context manager: leaving it releases the ownership."""
 
     def __init__(self, folder: Path, is_owner: bool = True) -> None:
         """Open or create a batch. Raises BatchError if another process owns it or the folder can't be used.
 
-        A process that is not the owner sees the batch's current state, even while the owner is writing, and changes
-        nothing.
+        Without ownership, the batch is read as it is now, while its owner may be writing, and nothing is changed.
         """
         self.folder = folder
         self._is_owner = is_owner
-        with suppress(OSError):  # files may vanish while the owner works
+        with suppress(OSError):  # while its owner works, files may appear and disappear
             tighten(folder)
         self._lock = _lock(folder) if is_owner else -1
         try:
@@ -129,7 +129,7 @@ class Batch(AbstractContextManager["Batch"]):
         self.request: dict[str, Any] = manifest["request"]
         self.entries: list[BatchEntry] = manifest["jobs"]
         self.runs: dict[str, int] = manifest["runs"]  # job id -> the wanted run, if it is not the first
-        # Whether jobs made now would equal the planned ones.
+        # Whether jobs made now would have the ids that were planned.
         self.may_publish: bool = self.prompt_form == form_of(self.request)
         self._submitted_lines = Lines(folder / "submitted.jsonl", self._is_owner)
         self.confirmed_runs: dict[str, int] = {}  # job id -> its last confirmed run
@@ -147,7 +147,7 @@ class Batch(AbstractContextManager["Batch"]):
         self.close()
 
     def close(self) -> None:
-        """Give up the ownership. Idempotent."""
+        """Release the ownership. Idempotent."""
         os.close(self._lock) if self._lock >= 0 else None
         self._lock = -1
 
@@ -157,10 +157,10 @@ class Batch(AbstractContextManager["Batch"]):
         request: dict[str, Any],
         passive_entries: Iterable[BatchEntry] = (),
     ) -> None:
-        """Set the jobs of this batch; they are on disk on return. Jobs that it already had keep their results.
+        """Set the jobs of this batch, and write them to disk. Jobs that are known already keep their results.
 
-        `passive_entries` belong to the batch too, but this process does not wait for them: they are neither open nor
-        counted. Raises BatchError if an older form planned other jobs, because a person should first see what changes.
+        `passive_entries` belong to the batch too, but this process does not wait for them, so they are neither open nor
+        counted. Raises BatchError if other jobs were planned in an older form: a person should first see what changes.
         """
         passives = list(passive_entries)
         planned_entries = [*passives, *entries]
@@ -174,47 +174,50 @@ class Batch(AbstractContextManager["Batch"]):
         self._save()
 
     def check_may_publish(self) -> None:
-        """Raises BatchError, which says what to do instead, if nothing may be published from this folder."""
+        """Raise BatchError, with what to do instead, if the batch may not publish."""
         if not self.may_publish:
             raise BatchError(other_form(self.folder, self.prompt_form))
 
     @property
     def may_plan(self) -> bool:
-        """Whether jobs may be planned now: in the current form, or in an older one as long as no job has been sent."""
+        """Whether its jobs may be planned now.
+
+        They may if the batch has our form, or an older one and none of its jobs has been sent.
+        """
         if self.may_publish or self.prompt_form > NEWEST_FORM:
             return self.may_publish
         is_answered = any(self.states[entry.job_id] for entry in self.entries if entry.role != "intake")
         return not (is_answered or self.confirmed_runs)
 
     def drop_plan(self) -> None:
-        """Forget the planned jobs, none of which has been sent. The change is on disk on return."""
+        """Forget the planned jobs, none of which has been sent, and write that to disk."""
         self.may_publish = True
         self.plan([], self.request)
 
     def run_again(self, job_ids: Iterable[str]) -> None:
-        """Request one more run of these jobs. The change is on disk on return."""
+        """Request one more run of these jobs, and write that to disk."""
         self.want_runs({job_id: self.runs.get(job_id, 1) + 1 for job_id in job_ids})
 
     def want_runs(self, runs: Mapping[str, int]) -> None:
-        """Request these runs of these jobs. The change is on disk on return."""
+        """Request these runs of these jobs, and write that to disk."""
         self.runs.update(runs)
         self._save()
 
     def result(self, job_id: str) -> JobResult | None:
-        """The result that counts for a job now; None while its wanted run has none."""
+        """Return the result that counts for a job now; None while the wanted run has none."""
         return self.journal.result_of(job_id, self.runs.get(job_id, 1))
 
     @property
     def succeeded_ids(self) -> set[str]:
-        """The jobs that have succeeded."""
+        """The ids of the jobs that have succeeded."""
         return {job_id for job_id, state in self.states.items() if state == "succeeded"}
 
     def __contains__(self, job_id: str) -> bool:
-        """Whether a job is or was part of this batch: planned now, or confirmed under an earlier plan."""
+        """Whether a job is planned now, or was confirmed under an earlier plan."""
         return job_id in self.states or job_id in self.confirmed_runs
 
     def every_job(self) -> set[str]:
-        """Ids of all jobs that the batch has or had, including earlier plans."""
+        """Return the ids of all jobs that it has now or had under earlier plans."""
         return {*self.states, *self.confirmed_runs, *self.journal.job_ids()}
 
     def is_confirmed(self, job_id: str) -> bool:
@@ -222,8 +225,7 @@ class Batch(AbstractContextManager["Batch"]):
         return self.confirmed_runs.get(job_id, 0) >= self.runs.get(job_id, 1)
 
     def copy(self, place: Path) -> None:
-        """Create a batch with the same identity in the folder `place`. It gets the jobs that ask questions, and their
-        answers.
+        """Create a batch with the same id in the folder `place`, with the jobs that ask questions, and their answers.
 
         Jobs without an answer get another run.
         """
@@ -235,14 +237,14 @@ class Batch(AbstractContextManager["Batch"]):
             copied_batch.run_again(job_id for job_id in copied_batch.open_jobs if self.states[job_id])
 
     def note_confirmed(self, jobs: Iterable[PrefillJob]) -> None:
-        """Note that the broker has confirmed these jobs."""
+        """Note that the broker has these jobs."""
         runs = [(job.job_id, job.run) for job in jobs]
         self._submitted_lines.append({"job_id": job_id, "run": run} for job_id, run in runs)
         for job_id, run in runs:
             self.confirmed_runs[sys.intern(job_id)] = max(run, self.confirmed_runs.get(job_id, 0))
 
     def counts(self) -> Counts:
-        """How many jobs are in each state."""
+        """Return how many jobs are in each state."""
         unreadable = sum(self.states[job_id] == "failed" for job_id in self._intake)
         by_state = {state: self._tally[state] for state in STATES}
         return Counts(self._tally.total(), **by_state, unreadable=unreadable)
@@ -250,7 +252,7 @@ class Batch(AbstractContextManager["Batch"]):
     def _look_at_all(self) -> None:
         counted_entries = [entry for entry in self.entries if entry.job_id not in self._passive_ids]
         self._intake = [entry.job_id for entry in counted_entries if entry.role == "intake"]
-        # How each planned job ended; None if it has not. Only jobs that this process waits for count as open.
+        # How every planned job ended; None: not yet. `open_jobs` contains only jobs that this process waits for.
         self.states: dict[str, State | None] = {entry.job_id: None for entry in self.entries}
         self.open_jobs = {entry.job_id: entry for entry in counted_entries}
         self._tally: Counter[State | None] = Counter({None: len(self.open_jobs)})
@@ -258,7 +260,7 @@ class Batch(AbstractContextManager["Batch"]):
             self._look_at(job_id)
 
     def _look_at(self, job_id: str) -> None:
-        """Update the states for one new line, because recounting 50,000 jobs for each line would be too slow."""
+        """Update the counts after a line was added. A batch of 50,000 jobs can't be counted again for each line."""
         line = self.journal.line_of(job_id, self.runs.get(job_id, 1))
         if line is None or job_id not in self.states:
             return
@@ -273,7 +275,7 @@ class Batch(AbstractContextManager["Batch"]):
         self._look_at_all()
 
     def _manifest(self, request: Mapping[str, Any], entries: Sequence[BatchEntry], form: int) -> Iterator[str]:
-        """The manifest as text, in pieces, because a large batch's has many megabytes."""
+        """Yield the manifest in pieces, because that of a large batch has many megabytes."""
         head = {
             "version": VERSION,
             "batch_id": self.batch_id,
@@ -293,7 +295,7 @@ class Batch(AbstractContextManager["Batch"]):
 
 
 def _entry_json(entry: BatchEntry) -> dict[str, Any]:
-    """The entry as JSON, without the fields that only jobs with questions have."""
+    """Return an entry as JSON fields, without `asked` if the job asks no questions."""
     entry_fields = asdict(entry)
     return entry_fields if entry.asked else {name: value for name, value in entry_fields.items() if name != "asked"}
 
@@ -307,44 +309,45 @@ def exists(folder: Path) -> bool:
 
 
 def batch_id(folder: Path) -> str:
-    """The id of the batch in this folder, whoever owns it. Raises BatchError if there is no readable batch."""
+    """Return the id of the batch in this folder, whether or not it is owned. Raises BatchError if it can't be read."""
     return str(manifest_of(folder)["batch_id"])
 
 
 def id_or_folder(text: str) -> str:
-    """The id of the batch that `text` names, by its folder or by its id. Raises BatchError."""
+    """Return the id of a batch that is given by its folder or by its id. Raises BatchError."""
     return batch_id(Path(text)) if text and exists(Path(text)) else text
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    """The current content of `batch.json`, whoever owns the batch. "jobs" holds BatchEntry objects, and "secret" is
-    bytes.
+    """Return the content of `batch.json`, whether or not the batch is owned. "jobs" are BatchEntry, "secret" is bytes.
 
-    Raises BatchError if there is no readable batch.
+    Raises BatchError if there is no manifest that can be read.
     """
     if not exists(folder):
-        raise BatchError(f"{folder} holds no batch; name the folder given to --out")
+        raise BatchError(f"{folder} contains no batch; name the folder given to --out")
     return _read_manifest(folder)
 
 
 def _work_of(entries: Iterable[BatchEntry]) -> set[tuple[str, str, str]]:
-    """The work that these jobs describe, independent of how their ids are made."""
+    """Return what these jobs are about, independently of their ids."""
     return {(entry.item_id, entry.model, entry.role) for entry in entries}
 
 
 def other_form(folder: Path, form: int) -> str:
-    """Why nothing more is published from this folder, whose prompts are in this form, and what to do."""
+    """Return why no more jobs are published from a folder whose prompts have this form, and what to do."""
     if form > NEWEST_FORM:
-        return f"a newer kvasir made the prompts of {folder}, so nothing is sent from it here: {UPGRADE_COMMAND}"
+        return (
+            f"a newer kvasir made the prompts of {folder}, so nothing is sent from it here; upgrade: {UPGRADE_COMMAND}"
+        )
     return (
         f"the prompts of {folder} are of an older form, so nothing new is sent from it: kvasir watch, kvasir results "
-        "and kvasir run still gather and show what it has; to send it again, name a new folder with --out"
+        "and kvasir run still gather and show what it has; to send the work again, name a new folder with --out"
     )
 
 
 @contextmanager
 def report_lock(folder: Path) -> Iterator[None]:
-    """Held while grades are read and written down, so that a later writer has also read later data."""
+    """Hold a lock while the grades are read and written, so that a later writer has also read the later state."""
     descriptor = cast(int, take_lock(folder / "report.lock", wait=True))
     try:
         yield
@@ -376,8 +379,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "batch.json"
     try:
         text = read_ordinary(path)
-        if is_foreign(path):  # the manifest names files to read and to delete
-            raise BatchError(f"{path} belongs to another user and is refused; copy it if you trust it")
+        if is_foreign(path):  # it decides which files are read and deleted
+            raise BatchError(f"{path} belongs to another user, so it is not read; copy it if you trust it")
         manifest = from_json(text, _entry_or_dict)
         if not isinstance(manifest, dict):
             raise ValueError("it does not hold a JSON object")
@@ -393,7 +396,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _entry_or_dict(fields_read: dict[str, Any]) -> Any:
-    """Turns entries into BatchEntry while reading, because 50,000 dicts would take several times the memory."""
+    """Return an object that is an entry as a BatchEntry, while it is read.
+
+    50,000 dicts would take several times the memory.
+    """
     if fields_read.keys() | {"asked"} != _ENTRY_FIELDS:
         return fields_read
     asked_keys = parse_as(tuple[str, ...], fields_read.get("asked", []), "asked")
@@ -411,7 +417,7 @@ def _entry_or_dict(fields_read: dict[str, Any]) -> Any:
 
 
 def _check(manifest: Mapping[str, Any]) -> None:
-    """Checks what the types don't express. Raises ValueError or InvalidMessage."""
+    """Check what the types don't express. Raises ValueError, InvalidMessage."""
     checks.identifier("batch_id", manifest["batch_id"])
     checks.number("created_at", manifest["created_at"], 0, 1e11)
     if len(bytes.fromhex(manifest["secret"])) != _SECRET_BYTES:
@@ -420,7 +426,7 @@ def _check(manifest: Mapping[str, Any]) -> None:
         checks.whole("a run", run, 1, MAX_RUN - 1)
     request = manifest["request"]
     if "\0" in "".join(value for value in request.values() if isinstance(value, str)):
-        raise ValueError("request holds a path with a null character")
+        raise ValueError("request contains a path with a null character")
     checks.whole("request.limit", request.get("limit", 0), 0, 1_000_000)
     checks.whole("request.max_submission_tokens", request.get("max_submission_tokens", 0), 0, 1_000_000_000)
     checks.whole("request.samples", request.get("samples", 1), 1, MAX_ANSWERS)
@@ -430,7 +436,7 @@ def _check(manifest: Mapping[str, Any]) -> None:
 
 def _new_manifest() -> dict[str, Any]:
     return {
-        # Not made from the folder's name, which often names a student, because the id leaves this machine.
+        # Not made from the folder's name, which is often a student's name, because the id leaves this machine.
         "batch_id": f"batch-{time.strftime('%Y%m%d')}-{secrets.token_hex(4)}",
         "created_at": time.time(),
         "secret": secrets.token_bytes(_SECRET_BYTES),

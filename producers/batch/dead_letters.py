@@ -1,11 +1,11 @@
-"""Looks at dead letters, runs their jobs again, or drops them.
+"""Dead letters: look at them, run their jobs again, or drop them.
 
-A letter is read without an ack, so looking removes nothing. Letters that are neither replayed nor dropped return to
-their place in the queue when the broker client is closed. Only one process at a time can look.
+A letter is read without being acked, so looking removes nothing: letters that are neither replayed nor dropped go back
+to their places in the queue when the broker client is closed. Only one process can look at a time.
 
-A replay is the next run of the same job, made from the message's text. Tokens, KV cache, counters and the broker's
-headers are left out. The run's number depends only on the letters, and on the batch's folder if it is given. So a crash
-between confirm and ack makes a second copy of the same run, but never another run.
+A replay is the next run of the same job, made from the text of its message. Tokens, KV cache, counters and the broker's
+own headers are left out. The number of the run follows from the letters (and from the batch's folder, if it is given),
+so a crash between the confirm and the ack makes a second copy of that run, never another run.
 """
 
 from collections import defaultdict
@@ -25,35 +25,35 @@ from messages.workers import WorkerStage
 from producers.batch.batch import Batch
 from producers.client import Client
 
-MAX_LETTERS = 65_535  # held at once; the largest prefetch of the protocol
+MAX_LETTERS = 65_535  # number of letters held at once: the protocol's largest prefetch
 _FIRST_WAIT_S = 2.0
 _SILENCE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One dead letter: which job and batch it belongs to, and why it failed."""
+    """A dead letter: which job it is about, and why the job died."""
 
     envelope: Envelope
-    error: str  # the name of the error's class
-    message: str  # the error in one sentence
-    queue: str  # the queue that it last came from
-    failed_at: int  # seconds since the epoch, by the clock of the worker that gave the job up; 0: unknown
+    error: str  # the name of our error class
+    message: str  # the error, as a sentence
+    queue: str  # the queue that the job was taken from last
+    failed_at: int  # seconds since the epoch, by the clock of the worker that wrote the letter; 0: not known
     delivery: Delivery = field(repr=False)
 
     @property
     def body(self) -> bytes:
-        """The message as it was published."""
+        """The body of the message as it was published."""
         return self.delivery.message.body
 
     def job(self) -> PrefillJob:
-        """The job in the letter. Raises InvalidMessage or NewerMessage if it can't be read."""
+        """Return the job in it. Raises InvalidMessage or NewerMessage if it can't be read."""
         if self.envelope.stage == "decode":
             return codec.decode(self.body, DecodeJob).job
         return codec.decode(self.body, PrefillJob)
 
     def facts(self) -> dict[str, Any]:
-        """Everything except the body, for people and programs."""
+        """Return everything but the body, for people and programs."""
         envelope = self.envelope
         return {
             "job": envelope.job_id,
@@ -75,7 +75,7 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """Selects letters; an empty field matches all."""
+    """Which letters to take. An empty field matches every letter."""
 
     batch: str = ""
     model: str = ""
@@ -83,7 +83,7 @@ class LetterFilter:
     jobs: Collection[str] = ()
 
     def matches(self, letter: Letter) -> bool:
-        """Whether a letter is selected. The start of a job's id is enough to name it."""
+        """Whether a letter matches. A job may be given by the start of its id."""
         envelope = letter.envelope
         criteria = ((self.batch, envelope.batch_id), (self.model, envelope.model), (self.error, letter.error))
         is_named = not self.jobs or any(envelope.job_id.startswith(job) for job in self.jobs)
@@ -95,13 +95,13 @@ class ReplayOutcome:
     """The outcome of a replay."""
 
     jobs: list[PrefillJob]
-    refusals: list[tuple[Letter, str]]  # letters that stay in the queue, each with the reason
+    refusals: list[tuple[Letter, str]]  # letters that stay, each with the reason
 
 
 class DeadLetters(AbstractContextManager["DeadLetters"]):
-    """All letters that are in the queue now. Raises BatchError if another process is looking, and BrokerUnavailable.
+    """All dead letters in the queue now. Raises BatchError if another process looks at them, BrokerUnavailable.
 
-    Leaving the context stops reading. The letters go back when the broker client is closed.
+    Leaving the context stops the reading. The letters go back when the broker client is closed.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -121,19 +121,21 @@ class DeadLetters(AbstractContextManager["DeadLetters"]):
         self._consumer.close()
 
     def matching(self, letter_filter: LetterFilter) -> list[Letter]:
-        """The selected letters, oldest first."""
+        """Return the letters that match the filter, oldest first."""
         return [letter for letter in self.letters if letter_filter.matches(letter)]
 
     def drop(self, letters: Iterable[Letter]) -> int:
-        """Delete these letters for good. Returns how many were deleted; fewer than asked if the connection was lost
-        meanwhile."""
+        """Delete these letters for good, and return how many were deleted.
+
+        If that is fewer than given, the connection was lost meanwhile.
+        """
         return sum(letter.delivery.ack() for letter in letters)
 
     def replay(self, letters: Sequence[Letter], client: Client, batch: Batch | None = None) -> ReplayOutcome:
-        """Publish each letter's job as its next run, confirmed, and then ack the letters of that job.
+        """Publish each letter's job as its next run with a confirm, and then ack the letters of that job.
 
-        If the owning `batch` is given, its folder requests the new runs before they are published. Raises the errors of
-        `Client.submit`. Jobs confirmed before an error are replayed; the other letters stay.
+        If the `batch` that owns the jobs is given, its folder requests the new runs before they are published. Raises
+        as `Client.submit` does; jobs that were confirmed before the error are replayed, and the other letters stay.
         """
         plan = _Plan(self.letters, client, batch)
         letters_by_job: dict[str, list[Letter]] = defaultdict(list)
@@ -159,8 +161,10 @@ class DeadLetters(AbstractContextManager["DeadLetters"]):
         return ReplayOutcome(list(jobs.values()), refusals)
 
     def _read(self, expected: int) -> Iterator[Letter]:
-        """Read until the expected number of letters has come, or until none comes for a while, because a busy quorum
-        queue may report 0."""
+        """Yield letters until as many as expected have come, or none comes any more.
+
+        The expected number may be wrong: a quorum queue answers 0 when it is slow to reply.
+        """
         wait_s, count = _FIRST_WAIT_S, 0
         while (not expected or count < expected) and (delivery := self._consumer.receive(wait_s)):
             yield _letter(delivery)
@@ -179,8 +183,10 @@ class _Plan:
         self._last_run = {_key(letter): letter.envelope.run for letter in by_run}
 
     def next_run(self, letter: Letter) -> PrefillJob:
-        """The job to publish, as the run after the highest one among the letters and results. Raises KvasirError, which
-        says why not."""
+        """Return the job to publish.
+
+        Its run is higher than that of any letter or result. Raises KvasirError with a reason.
+        """
         job = letter.job()
         self._client.check_model(job.model)
         if self._is_cancelled(job.batch_id):
@@ -199,7 +205,7 @@ class _Plan:
 
 
 def readable(letter: Letter) -> dict[str, Any]:
-    """A letter and its job as a dict; if the job can't be read, the first bytes of the message."""
+    """Return a letter with its job, or with the first bytes of the body if it can't be read."""
     try:
         job = letter.job()
     except (InvalidMessage, KvasirError) as error:
@@ -225,7 +231,7 @@ def _letter(delivery: Delivery) -> Letter:
     envelope = open_envelope(delivery, stage, str(headers.get("kvasir-model", "")) or "unknown")
     failed_at = headers.get("kvasir-failed-at", 0)
     return Letter(
-        # Returns of the letter to this queue after somebody looked at it are not returns of the job.
+        # Deliveries of the letter from this queue don't count as returns of the job.
         replace(envelope, returns=max(0, envelope.returns - delivery.returns)),
         str(headers.get("kvasir-error", "")) or "unknown",
         str(headers.get("kvasir-error-message", "")),

@@ -1,4 +1,4 @@
-"""How unreadable input is recorded: as an entry of the batch and a failed result, without a job."""
+"""Input that can't be read becomes an entry of the batch and a failed result, without a job."""
 
 from messages.jobs import JobError, JobResult, Sampling, job_id, user_prompt
 from producers.batch.batch import Batch, BatchEntry
@@ -7,7 +7,7 @@ from producers.batch.batch import Batch, BatchEntry
 def failed_intake(
     batch: Batch, item_id: str, model: str, name: str, error: str, reason: str
 ) -> tuple[BatchEntry, JobResult]:
-    """An entry and a failed result for input that can't be read. No job is made of it, but it must not vanish."""
+    """Return the entry and the failed result of input that can't be read, so that it does not get lost."""
     entry = BatchEntry(
         job_id(batch.batch_id, item_id, model, user_prompt("", reason[:2000]), Sampling(1)),
         item_id,

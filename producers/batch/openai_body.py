@@ -1,4 +1,4 @@
-"""The body of a request to OpenAI's API, and of its answer. Prompt files and the gateway both use this."""
+"""The body of a request to OpenAI's API, and its answer. Used for the lines of a file and for the gateway."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -10,12 +10,13 @@ from messages.jobs import JobResult, Message, Part, Sampling
 from messages.strict_schema import Objects, strict_schema
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_LEFT_TO_SERVER = -1  # some clients send this to let the server choose the value; llama.cpp accepts it too
+# Some clients send this for a value that the server should choose; llama.cpp reads it in the same way.
+_LEFT_TO_SERVER = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Default values for fields that a request leaves out."""
+    """The values for a request that gives none."""
 
     model: str
     max_tokens: int
@@ -24,7 +25,10 @@ class Defaults:
 
 
 def messages_of(body: Mapping[str, Any]) -> list[Message]:
-    """The messages that have text; each function call of the assistant becomes a message. Raises InvalidMessage."""
+    """Return the messages that have content.
+
+    Each function call of the assistant is one message. Raises InvalidMessage.
+    """
     messages = body["messages"]
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages) or not messages:
         raise InvalidMessage("messages must be a list of objects")
@@ -38,7 +42,7 @@ def messages_of(body: Mapping[str, Any]) -> list[Message]:
         if role == "tool":
             name = message.get("tool_name") or function_by_call.get(str(message.get("tool_call_id")))
             if name is None:
-                raise InvalidMessage("messages of a tool must name a call before them in tool_call_id")
+                raise InvalidMessage("messages of a tool must name an earlier call in tool_call_id")
             conversation_messages.append((role, content or " ", name))
         elif content or role == "user":
             conversation_messages.append((role, content))
@@ -51,8 +55,7 @@ def messages_of(body: Mapping[str, Any]) -> list[Message]:
 
 
 def _name_and_arguments(call: Any) -> tuple[str, str]:
-    """A function's name and its arguments as a JSON object. Ollama's clients send the arguments as an object, not as
-    text."""
+    """Return a function's name, and its arguments as a JSON object. Ollama's clients send that object itself."""
     try:
         name, arguments = call["function"]["name"], call["function"].get("arguments") or {}
         text = json.dumps(arguments) if isinstance(arguments, dict) else arguments
@@ -64,7 +67,7 @@ def _name_and_arguments(call: Any) -> tuple[str, str]:
 
 
 def _content(message: Mapping[str, Any]) -> str:
-    """The text of a message; "" if it has none, which is an error for the user's messages."""
+    """Return the text of a message, or "" if it has none, which only a user's message may not."""
     content = message.get("content")
     may_be_empty = message["role"] != "user"
     if content is None and may_be_empty:
@@ -77,7 +80,7 @@ def _content(message: Mapping[str, Any]) -> str:
 
 
 def sampling_of(body: Mapping[str, Any], defaults: Defaults, seed: int, objects: Objects = "closed") -> Sampling:
-    """The sampling of a request, with `seed` if it names none. Raises InvalidMessage, InvalidSchema."""
+    """Return the sampling of a request, with `seed` if it names none. Raises InvalidMessage, InvalidSchema."""
     stop = body.get("stop") or ()
     schema = _schema(body.get("response_format"))
     return Sampling(
@@ -108,14 +111,14 @@ def _schema(response_format: Any) -> str:
 
 
 def raw_prompt(text: Any) -> tuple[Part, ...]:
-    """A prompt that the model continues without a chat template. Raises InvalidMessage."""
+    """Return a prompt that is continued as it is. Raises InvalidMessage."""
     if not isinstance(text, str) or not text:
         raise InvalidMessage("prompt must be a single text and not empty; token ids are not supported")
     return (Part("raw", text),)
 
 
 def texts_of(result: JobResult, first: int = 0) -> list[dict[str, Any]]:
-    """The answers in the form of a text_completion; the first has the index `first`."""
+    """Return the answers in the form of a text_completion. The first has the index `first`."""
     return [
         {"index": first + choice.pop("index"), "text": choice.pop("message")["content"], **choice}
         for choice in choices_of(result)
@@ -123,7 +126,7 @@ def texts_of(result: JobResult, first: int = 0) -> list[dict[str, Any]]:
 
 
 def choices_of(result: JobResult) -> list[dict[str, Any]]:
-    """The answers in the form of a chat.completion."""
+    """Return the answers in the form of a chat.completion."""
     return [
         {
             "index": index,
@@ -136,7 +139,7 @@ def choices_of(result: JobResult) -> list[dict[str, Any]]:
 
 
 def usage_of(*results: JobResult) -> dict[str, Any]:
-    """The token counts of all results together, from the engines' counters."""
+    """Return the token counts of all results together, from the engines' counters."""
     prompt_tokens = sum(result.decode.prompt_tokens for result in results)
     completion_tokens = sum(result.decode.completion_tokens for result in results)
     return {
@@ -148,6 +151,6 @@ def usage_of(*results: JobResult) -> dict[str, Any]:
 
 
 def cached_tokens(result: JobResult) -> int:
-    """Prompt tokens that came from the store and were not computed for this job, by the engines' own counters."""
+    """Return the prompt tokens that came from the store instead of being computed, by the engines' counters."""
     computed_tokens = result.prefill.computed_tokens + result.decode.evaluated_tokens
     return max(0, result.decode.prompt_tokens - computed_tokens)

@@ -1,12 +1,13 @@
-"""Prompts in a file with one JSON object per line, for batches other than a class. Input and output have the form of
-OpenAI's Batch API.
+"""Prompts in a file with one JSON object per line, for any batch that is not a class.
 
-{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": […]}}
-{"id": "a", "prompt": "Translate: …", "shared": "You translate …", "model": "m", "max_tokens": 200}
+The form is that of OpenAI's Batch API.
 
-Messages keep their roles, and the model's chat template renders them. The first system message (or `shared`) is the
-part that lines share: if many lines start with the same text, it is computed once. For /v1/completions the model
-continues the line's prompt as it stands. A line that can't be used gets a failed result with the reason; the other
+    {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": […]}}
+    {"id": "a", "prompt": "Translate: …", "shared": "You translate …", "model": "m", "max_tokens": 200}
+
+Messages keep their roles, and each model's chat template renders them. The system message at the start (or `shared`) is
+the part that lines have in common: if many lines begin with the same text, it is computed once. The prompt of a line
+for /v1/completions is continued as it is. A line that can't be used gets a failed result with the reason, and the other
 lines run.
 """
 
@@ -49,28 +50,27 @@ URLS = (CHAT, COMPLETIONS)
 
 
 class BadLine(KvasirError):
-    """One line can't be used; the message says why, and what to write instead."""
+    """A line can't be used. The message says why, and what to write instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """One line: what its job is made from, or why it can't be used."""
+    """A line: its job, or the problem with it."""
 
     custom_id: str
     item_id: str
     job: PrefillJob | None
     problem: str = ""
-    model: str = ""  # as the line names it
-    is_raw: bool = False  # for /v1/completions
+    model: str = ""  # as given in the line
+    is_raw: bool = False  # whether it is for /v1/completions
 
 
-# Resolves the model's name in a line to a configured model and its defaults. Raises ConfigError.
+# Returns the defaults of the configured model that a line names. Raises ConfigError.
 Resolve = Callable[[str], Defaults]
 
 
 def check_file(path: Path, name: str) -> None:
-    """Raises UsageError if the file can't be read, is too large or holds no prompt. `name` is the file's name in the
-    error."""
+    """Raise UsageError, with this name for the file, if it can't be read, is too large or contains no prompt."""
     try:
         size = path.stat().st_size
         rows = sum(1 for row in _rows(path) if row.strip()) if size <= MAX_FILE_BYTES else 0
@@ -81,18 +81,20 @@ def check_file(path: Path, name: str) -> None:
             f"{name} is too large: at most {MAX_LINES:,} lines and {MAX_FILE_BYTES >> 20} MiB are read; split it"
         )
     if not rows:
-        raise UsageError(f"{name} holds no prompt")
+        raise UsageError(f"{name} contains no prompt")
 
 
 def _rows(path: Path) -> Iterator[bytes]:
-    """The file's lines, one at a time. A line is freed before the next is read, because lines may be long and many
-    files may be open."""
+    """Yield lines.
+
+    No line is kept while the next is not requested, since many files may be open and lines may be long.
+    """
     with path.open("rb") as file:
         yield from iter(lambda: _row(file), b"")
 
 
 def _row(file: BinaryIO) -> bytes:
-    """The next line, or only its beginning if it is too long, since a whole file may be one line. At the end b""."""
+    """Return the next line; b"" at the end. Of a line that is too long, return only the beginning."""
     row = rest = file.readline(MAX_LINE_BYTES + 1)
     while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
         rest = file.readline(MAX_LINE_BYTES + 1)
@@ -109,20 +111,20 @@ def read_lines(
     check: Callable[[dict[str, Any], str], None] = lambda _body, _url: None,
     objects: Objects = "closed",
 ) -> Iterator[PromptLine]:
-    """The lines of a file that passed `check_file`, one by one, so that a large file need not fit into memory.
+    """Yield the lines of a file that `check_file` accepted, as they are read: a large file need not fit into memory.
 
     Args:
-        default_model: for lines that name no model.
-        shares: whether the lines' common part is stored under its content, where other batches also find it.
-        check: of a request's body, for a URL; raises BadLine.
-        objects: see `strict_schema`; of a batch that is planned, `objects_of`.
+        default_model: the model of lines that name none.
+        shares: whether the parts that lines share are stored under their content, where any other batch finds them.
+        check: checks a request's body for a URL; raises BadLine.
+        objects: see `strict_schema`; for a batch that is already planned, `objects_of`.
     """
     reader = _LineReader(batch_id, secret, resolve, default_model, shares, check, objects)
     return filter(None, map(reader.line, count(1), _rows(path)))
 
 
 class _LineReader:
-    """Turns rows into PromptLines, and remembers which ids are taken."""
+    """Turns rows into lines, and remembers which ids are taken."""
 
     def __init__(
         self,
@@ -144,7 +146,7 @@ class _LineReader:
         self._id_counts: Counter[str] = Counter()
 
     def line(self, number: int, row: bytes) -> PromptLine | None:
-        """One row of the file as a PromptLine; None if it is blank."""
+        """Read one row of the file. Returns None if it is blank."""
         if not row.strip():
             return None
         name = custom_id = f"line {number}"
@@ -154,10 +156,10 @@ class _LineReader:
             custom_id = _custom_id(fields)
             self._id_counts[custom_id] += 1
             if self._id_counts[custom_id] > 1:
-                raise BadLine(f"its custom_id {custom_id!r:.60} is taken by an earlier line")
+                raise BadLine(f"an earlier line has the same custom_id {custom_id!r:.60}; give it another one")
             name = custom_id
             if _has_half_characters(fields):
-                raise BadLine("it holds half a character (a lone surrogate)")
+                raise BadLine("it contains half a character (a lone surrogate)")
             url, body = _body(fields)
             if body is not fields:
                 self._check(body, url)
@@ -204,7 +206,7 @@ def _object(row: bytes) -> dict[str, Any]:
 
 
 def _custom_id(fields: Mapping[str, Any]) -> str:
-    """The line's custom_id. A short line has `id` instead, which may be a number. Raises BadLine."""
+    """Return the line's custom_id, or a short line's `id`, which may be a number. Raises BadLine."""
     value = fields.get("custom_id", fields.get("id"))
     if "custom_id" not in fields and type(value) is int:
         value = str(value)
@@ -213,12 +215,12 @@ def _custom_id(fields: Mapping[str, Any]) -> str:
     if not isinstance(value, str):
         raise BadLine("its custom_id must be text, in quotes")
     if _has_half_characters(value):
-        raise BadLine("its custom_id holds half a character (a lone surrogate)")
+        raise BadLine("its custom_id contains half a character (a lone surrogate)")
     return value[:512]
 
 
 def _has_half_characters(value: Any) -> bool:
-    """Whether a text holds a lone surrogate. It can't be sent, and replacing it would change the prompt."""
+    """Whether a value contains lone surrogates. They can't be sent, and replacing them would change the prompt."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -227,10 +229,10 @@ def _has_half_characters(value: Any) -> bool:
 
 
 def _body(fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The request's URL and body. A short line is itself the body."""
+    """Return the request's URL and body. A short line is its own body."""
     if "body" not in fields:
         if "prompt" not in fields:
-            raise BadLine("it has neither 'body' (as the Batch API has it) nor 'prompt'")
+            raise BadLine("it has neither 'body' (as in the Batch API) nor 'prompt'")
         return CHAT, dict(fields)
     url, method = fields.get("url", CHAT), fields.get("method", "POST")
     if url not in URLS:
@@ -246,19 +248,19 @@ def _body(fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def objects_of(batch: Batch, new: Objects = "closed") -> Objects:
-    """How to treat objects in the lines' schemas: as when the batch was planned, or `new` if it was not planned yet."""
+    """Return how objects in the schemas of its lines are read: as when it was planned, or `new` if it is new."""
     return cast(Objects, batch.request.get("objects", "verbatim")) if batch.entries else new
 
 
 def numbers_of_lines(path: Path) -> Iterator[int]:
-    """The numbers of all lines that are not empty, from 1."""
+    """Yield the number of each line that is not empty, counted from 1."""
     return (number for number, row in enumerate(_rows(path), 1) if row.strip())
 
 
 def plan(
     batch: Batch, lines: Iterable[PromptLine], source: Path, fallback_model: str, objects: Objects = "closed"
 ) -> None:
-    """Write the manifest, and failed results for lines that can't be used, before anything is published."""
+    """Write the manifest, and failed results of lines that can't be used, before anything is published."""
     entries, failures = [], []
     request = {"prompts": str(source.resolve())}
     for line in lines:
@@ -276,7 +278,7 @@ def plan(
 
 
 def output_line(entry: BatchEntry, result: JobResult, created_at: float) -> dict[str, Any]:
-    """A result as a line of the Batch API's output or error file."""
+    """Return a result as a line of the Batch API's output or error file."""
     line: dict[str, Any] = {"id": f"batch_req_{result.job_id}", "custom_id": entry.name}
     if result.state != "succeeded":
         message = result.error.message if result.error else result.state

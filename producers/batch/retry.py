@@ -1,4 +1,4 @@
-"""Which jobs of a batch `kvasir retry` and `kvasir run --retry-failed` run again."""
+"""Chooses the jobs of a batch that `kvasir retry` and `kvasir run --retry-failed` run again."""
 
 from collections.abc import Set
 
@@ -6,11 +6,10 @@ from producers.batch.batch import Batch
 
 
 def jobs_to_retry(batch: Batch, names: Set[str] = frozenset(), runnable_ids: Set[str] | None = None) -> list[str]:
-    """The ids of the jobs that did not succeed. With `names`, the ids of all jobs of these submissions that have a
-    result.
+    """Return the ids of jobs that did not succeed; with `names`, of all jobs of these submissions that have a result.
 
-    A submission that could not be read is left out, because it needs another file and not another run. `runnable_ids`
-    are the jobs that the input still yields; None: all of them.
+    Input that could not be read has no job, and needs another file instead of another run. `runnable_ids` are the jobs
+    that can still be made from the input; None: all of them.
     """
     job_ids = []
     for entry in batch.entries:

@@ -1,7 +1,7 @@
-"""Runs a batch to its end: publish what is missing, journal what arrives, ack what is journaled.
+"""Runs a batch to its end: publishes missing jobs, journals results, and acks journaled results.
 
-If it is killed at any point and started again, it continues: the manifest says what was planned, `submitted.jsonl` what
-the broker has, and the journal what is done.
+It can be killed at any point and started again. The manifest says what was planned, `submitted.jsonl` what the broker
+has, and the journal what is done.
 """
 
 import logging
@@ -25,25 +25,25 @@ log = logging.getLogger(__name__)
 _LOOK_AROUND_S = 2.0
 _CONFIRMS_A_WRITE = 500
 _RESULTS_A_WRITE = 500
-_STEPS = 20  # the progress bar moves in at least this many steps
+_STEPS = 20  # the progress bar has at least this many steps
 _BACKLOG_WAIT_S = 5.0
-# Looks without a result, until it searches for jobs that the broker lost and for results that are stuck.
+# Checks without a new result before jobs are counted that the broker lost, or whose results don't arrive.
 _QUIET_LOOKS = 3
-_LOOKS_BEFORE_GIVING_UP = 2  # because a result may be under way from its queue to this process
+_LOOKS_BEFORE_GIVING_UP = 2  # a result may be on its way between its queue and us
 
 
 class Progress(Protocol):
-    """Receives progress."""
+    """Is told how a batch goes on."""
 
     def update(self, counts: Counts) -> None:
-        """Receive new figures."""
+        """Take new counts."""
 
     def say(self, sentence: str) -> None:
-        """Receive a sentence that a person should read now. The same sentence may come again."""
+        """Take a sentence that a person should read now. The same sentence may come again."""
 
 
 class ReadAgain:
-    """Jobs that are made again at each iteration, so that many prompts need not be kept in memory."""
+    """Jobs that are made again each time they are iterated, so that many prompts need not be kept in memory."""
 
     def __init__(self, jobs: Callable[[], Iterable[PrefillJob]]) -> None:
         self._jobs = jobs
@@ -53,14 +53,17 @@ class ReadAgain:
 
 
 class Runner:
-    """One owner's work on one batch. It needs the batch's folder lock and its reply queue, so only one can exist."""
+    """Runs one batch for its owner.
+
+    It needs the batch's folder lock and its reply queue, so there is only one at a time.
+    """
 
     def __init__(
         self, batch: Batch, jobs: Iterable[PrefillJob], client: Client, progress: Progress, deadline_s: float = 0.0
     ) -> None:
-        """`jobs` is iterated when they are published, and again if the broker has lost some (see `ReadAgain`).
+        """`jobs` is iterated when jobs are published, and again when the broker has lost some (`ReadAgain`).
 
-        The runner sets each job's run, times and reply queue. Jobs expire after `deadline_s` seconds; 0: never.
+        The runner sets each job's run, times and reply queue. Jobs expire `deadline_s` from now; 0: never.
         """
         self._batch = batch
         self._jobs = jobs
@@ -69,26 +72,26 @@ class Runner:
         self._deadline = client.cluster_state.now() + deadline_s if deadline_s else 0.0
         self._reply_queue = topology.reply_queue(batch.batch_id, client.broker.is_clustered)
         self._quiet_looks = 0
-        self._lost_jobs: set[str] = set()  # jobs that the last look did not find anywhere
-        self._served_models: set[str] = set()  # models that had a decode worker at the last look
-        # Small classes use small groups, so that progress is visible.
+        self._lost_jobs: set[str] = set()  # jobs that the last check found nowhere
+        self._served_models: set[str] = set()  # models that had a decode worker at the last check
+        # A small class is handled in small groups, so that a person who watches sees progress.
         self._at_a_time = min(_RESULTS_A_WRITE, 1 + len(batch.entries) // _STEPS)
 
     def run(self, max_wait_s: float | None = None, stop: threading.Event | None = None) -> Counts:
-        """Publish, and wait until every job has its result, `max_wait_s` has passed, or `stop` is set.
+        """Publish and wait until every job has its result, `max_wait_s` is over, or `stop` is set.
 
-        Raises the errors of `Client.submit`. If the batch may not publish, this waits only for jobs under way.
+        Raises as `Client.submit` does. If the batch may not publish, this only waits for jobs that are under way.
         """
         batch, client = self._batch, self._client
         client.broker.declare(client.models)
         replies = Replies(client.broker, batch.batch_id)
         try:
             self._progress.update(batch.counts())
-            if batch.confirmed_runs or replies.backlog:  # the batch was started before
+            if batch.confirmed_runs or replies.backlog:  # this is not the first start
                 self._catch_up(replies)
             self.submit()
             ends = time.monotonic() + max_wait_s if max_wait_s is not None else math.inf
-            next_look, nothing_came = 0.0, 0  # consecutive looks that found no result
+            next_look, nothing_came = 0.0, 0  # checks in a row that found no job under way
             while batch.open_jobs and nothing_came < _LOOKS_BEFORE_GIVING_UP:
                 if new_replies := replies.receive(0.3, self._at_a_time):
                     self._record(new_replies)
@@ -104,7 +107,7 @@ class Runner:
         return batch.counts()
 
     def submit(self) -> int:
-        """Publish the jobs that the broker never confirmed, or has lost since. Returns how many."""
+        """Publish the jobs that the broker never confirmed, or has lost since then. Returns how many."""
         batch = self._batch
         job_ids: Collection[str] = self._jobs_to_publish() if batch.confirmed_runs or batch.runs else batch.open_jobs
         if not job_ids or not batch.may_publish:
@@ -124,7 +127,7 @@ class Runner:
             batch.note_confirmed(confirmed_jobs)
 
     def _addressed(self, job: PrefillJob) -> PrefillJob:
-        """The job as it is published."""
+        """Return the job as it is published."""
         return replace_fields(
             job,
             run=self._batch.runs.get(job.job_id, 1),
@@ -134,13 +137,13 @@ class Runner:
         )
 
     def _record(self, replies: list[Reply]) -> None:
-        """Journal first, then ack. The other order could lose a result."""
+        """Journal results, then ack them: the other order could lose a result."""
         batch, own_results = self._batch, []
         for result in (reply.result for reply in replies):
             if result.batch_id == batch.batch_id and result.job_id in batch:
                 own_results.append(result)
-            else:  # anybody with publish rights at the broker may send anything
-                log.warning("left out a result of job %s: it is not one of batch %s", result.job_id, batch.batch_id)
+            else:  # any client of the broker may publish anything here
+                log.warning("ignored a result of job %s: it does not belong to batch %s", result.job_id, batch.batch_id)
         new = batch.journal.record(own_results)
         for reply in replies:
             reply.delivery.ack()
@@ -154,10 +157,10 @@ class Runner:
         if results:
             self._progress.update(self._batch.counts())
 
-    # The rest is for batches that were started before, or that take long.
+    # The methods below are for a batch that was run before, or that takes long.
 
     def _catch_up(self, replies: Replies) -> None:
-        """Journal the results that came while nobody listened, because their jobs must not be taken for lost."""
+        """Journal the results that came while no process listened, so that their jobs don't count as lost."""
         self._record_parked(replies)
         backlog = replies.backlog
         while backlog > 0 and (new_replies := replies.receive(_BACKLOG_WAIT_S, self._at_a_time)):
@@ -169,18 +172,20 @@ class Runner:
             self._record(group)
 
     def _jobs_to_publish(self) -> set[str]:
-        """The open jobs that the broker never confirmed, or has lost since."""
+        """Return the open jobs that the broker never confirmed, or has lost since then."""
         batch = self._batch
         new_run = any(batch.runs.get(job, 1) > 1 and not batch.is_confirmed(job) for job in batch.open_jobs)
         if new_run and self._client.cluster_state.is_cancelled(
             batch.batch_id
-        ):  # workers would drop the job because of its tombstone
+        ):  # the tombstone would make workers drop the new run
             self._client.reopen(batch.batch_id)
         return batch.open_jobs.keys() - self._under_way()
 
     def _under_way(self) -> set[str]:
-        """The open jobs that the broker has confirmed and not lost since (by a crash of an in-process broker, or a
-        purged queue)."""
+        """Return the open jobs that the broker confirmed and has not lost.
+
+        It loses jobs when an embedded broker ends, or when a queue is purged.
+        """
         batch, client = self._batch, self._client
         confirmed_jobs = {job for job in batch.open_jobs if batch.is_confirmed(job)}
         models = {batch.open_jobs[job].model for job in confirmed_jobs}
@@ -190,10 +195,10 @@ class Runner:
 
     def _look_around(self, replies: Replies) -> None:
         if replies.reopen():
-            log.error("somebody deleted the reply queue of batch %s: opened it again", self._batch.batch_id)
+            log.error("somebody deleted the reply queue of batch %s: declared it again", self._batch.batch_id)
             self._record_parked(replies)
         if self._quiet_looks >= _QUIET_LOOKS and _ready(self._client, self._reply_queue):
-            log.info("results wait for batch %s, and none has come for a while: listening again", self._batch.batch_id)
+            log.info("results wait for batch %s, but none has come lately: subscribing again", self._batch.batch_id)
             self._record(replies.listen_anew())
             self._quiet_looks = 0
         if self._client.cluster_state.is_cancelled(self._batch.batch_id):
@@ -202,26 +207,25 @@ class Runner:
         self._find_forgotten(replies)
         jobs_of = Counter(entry.model for entry in self._batch.open_jobs.values())
         unserved_models = self._client.unserved(jobs_of)
-        # A store that was just emptied knows no workers for a second, so only a model that had no worker at the
-        # previous look either is reported.
+        # A store that has just come back empty knows no worker for a second. So a worker that was there before is
+        # reported missing only at the next check.
         for model in [model for model in unserved_models if model not in self._served_models]:
             jobs = plural(jobs_of[model], "job", "waits", "wait")
-            self._progress.say(f"nobody serves {model}: {jobs} until a decode worker is up")
+            self._progress.say(f"no decode worker serves {model}: {jobs} until one is started")
         self._served_models = jobs_of.keys() - unserved_models
         for problem, todo in version_problems(self._client.cluster_state):
             self._progress.say(f"{problem}; {todo}")
         for model in self._client.unprefilled(jobs_of):
             self._progress.say(
-                f"no prefill worker serves {model}: its decode workers do the prompts, which takes longer"
+                f"no prefill worker serves {model}: its decode workers compute the prompts, which takes longer"
             )
 
     def _find_forgotten(self, replies: Replies) -> None:
-        """Publish jobs again, under the same run, that the broker confirmed and then lost, so that no queue and no
-        worker has them.
+        """Publish jobs again, under the same run, that the broker confirmed and lost: no queue and no worker has them.
 
-        A job counts as lost if two looks in a row don't find it, after no result has come for a while and every worker
-        is idle. (A busy worker may hold more deliveries than it reports.) If no workers are visible, which is also the
-        case when the store is away or was flushed, nothing counts as lost.
+        Jobs count as lost only if two checks in a row find them nowhere, no results have come for a while, and every
+        worker is idle, since a busy worker may hold more deliveries than it reports. If no worker is seen, nothing is
+        decided, because the store may be away or flushed.
         """
         self._quiet_looks += 1
         if self._quiet_looks < _QUIET_LOOKS or not self._batch.may_publish or not self._all_idle():
@@ -244,8 +248,10 @@ class Runner:
 
 
 def cancelled_results(batch: Batch) -> list[JobResult]:
-    """The results of a cancelled batch's open jobs. The owner writes them, so that they exist even if no worker is
-    up."""
+    """Return the results of a cancelled batch's open jobs.
+
+    The owner writes them, so they exist even if no worker runs.
+    """
     return [
         JobResult(job, batch.runs.get(job, 1), batch.batch_id, entry.item_id, entry.model, "cancelled")
         for job, entry in batch.open_jobs.items()
@@ -253,10 +259,10 @@ def cancelled_results(batch: Batch) -> list[JobResult]:
 
 
 def _all_empty(client: Client, models: Iterable[str]) -> bool:
-    """Whether no queue holds a job of these models. Asks twice, because a busy quorum queue may answer 0.
+    """Whether no queue holds a job of these models. It is asked twice, since a quorum queue answers 0 when it is slow.
 
-    Queues that some worker does not know about are ignored: jobs that stay there while all workers are idle are
-    published again elsewhere.
+    Queues that not every worker knows don't count. Jobs in them, while all workers are idle, are published again to
+    other queues.
     """
     names = [topology.retry_level(seconds) for seconds in topology.RETRY_LEVELS_S]
     for model in models:

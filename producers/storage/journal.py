@@ -1,4 +1,4 @@
-"""Append-only files with one JSON object per line. Lines are on disk before anything relies on them."""
+"""Append-only files with one JSON object per line. A line is on disk before anything relies on it."""
 
 import fcntl
 import io
@@ -24,30 +24,31 @@ T = TypeVar("T")
 
 MAX_RUN = 1_000_000
 _TAIL_BYTES = 64 * 1024
-# Because json.dumps would create an encoder for each row.
+# json.dumps would make a new encoder for each row.
 _as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class Lines:
-    """An append-only file of JSON objects. A last line torn by a crash is cut off when its owner opens the file.
+    """An append-only file of JSON objects.
 
-    Opening it raises BatchError if the file can't be read, or cut off.
+    If a crash left an incomplete last line, it is removed when the owner opens the file. Raises BatchError if the file
+    can't be opened or repaired.
     """
 
     def __init__(self, path: Path, is_owner: bool = False) -> None:
-        """The owner is the only process that may write, because it holds a lock. Other processes ignore an unfinished
-        last line.
+        """`is_owner`: this process holds a lock that lets only it write.
 
-        If a reader cut it off, it could destroy what another process is just writing.
+        Other processes skip a line that is being written. If they removed an incomplete line, they would remove what
+        another process is writing at that moment.
         """
         self.path = path
         if is_owner:
             self._mend()
 
     def append(self, rows: Iterable[dict[str, Any]]) -> list[int]:
-        """Write rows and wait until they are on disk. Returns the position at which each begins.
+        """Write rows, wait until they are on disk, and return where each begins.
 
-        After a BatchError the file is as it was before.
+        Raises BatchError, and then the file is as it was before.
         """
         lines = [(on_one_line(_as_json(row)) + "\n").encode() for row in rows]
         if not lines:
@@ -61,17 +62,17 @@ class Lines:
                         rest = rest[os.write(file.fileno(), rest) :]
                     os.fsync(file.fileno())
                 except OSError:
-                    os.ftruncate(file.fileno(), size)  # so that a full disk does not leave half a line
+                    os.ftruncate(file.fileno(), size)  # after an error such as a full disk, no half line may remain
                     raise
         except OSError as error:
             problem = f"can't write {self.path}: {error.strerror}"
-            raise BatchError(f"{problem}; nothing is lost: fix that, and run again to resume") from error
+            raise BatchError(f"{problem}; nothing is lost: fix that, then run the command again to resume") from error
         return list(accumulate(map(len, lines[:-1]), initial=size))
 
     def read_all(self, make: Callable[[dict[str, Any]], T], kind: str = "line") -> Iterator[tuple[int, T]]:
-        """All rows so far, each read by `make`, with their positions. Error messages call a row `kind`.
+        """Yield each row as `make` reads it, with its position. Errors call a row `kind`.
 
-        Raises BatchError for a line that is not a JSON object, or that `make` rejects.
+        Raises BatchError on a line that is not a JSON object or that `make` rejects.
         """
         start = 0
         with self._open_file("rb") as file:
@@ -81,20 +82,20 @@ class Lines:
                 start += len(line)
 
     def read_at(self, start: int, make: Callable[[dict[str, Any]], T], kind: str) -> T:
-        """The row that begins at `start`, read by `make`. Raises the errors of `read_all`."""
+        """Return the row that begins there, as `make` reads it. Raises as `read_all` does."""
         with self._open_file("rb") as file:
             file.seek(start)
             line = file.readline()
             try:
                 return row_of(line, "", make)
-            except BatchError:  # the line number is counted only now, because a journal may be large
+            except BatchError:  # lines are counted only for an error, since a journal may be large
                 file.seek(0)
                 number = file.read(start).count(b"\n") + 1
                 return row_of(line, f"{self.path}, line {number}", make, kind)
 
     @contextmanager
     def _open_file(self, mode: str) -> Iterator[BinaryIO]:
-        """The file, opened; an empty one if it does not exist yet. Raises BatchError."""
+        """Open the file; yield an empty one if it doesn't exist yet. Raises BatchError."""
         try:
             with open_private(self.path, mode) if "+" in mode else open_ordinary(self.path) as file:
                 yield cast(BinaryIO, file)
@@ -113,23 +114,23 @@ class Lines:
 
 @contextmanager
 def lock_lines(path: Path, kind: str) -> Iterator[None]:
-    """Within the block nobody else can append to the file, in this process or another. Raises BatchError."""
+    """Keep all others from adding to the file within the block, in this process or another. Raises BatchError."""
     try:
         with open_private(path, "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
     except OSError as error:
-        raise BatchError(f"can't write {path}: {error.strerror}; the {kind} is not kept") from None
+        raise BatchError(f"can't write {path}: {error.strerror}; the {kind} is not saved") from None
 
 
 def append_line(path: Path, row: dict[str, Any], kind: str) -> None:
-    """Append one row to a file that several processes write. Raises BatchError."""
+    """Add one row to a file that several processes write. Raises BatchError."""
     with lock_lines(path, kind):
         Lines(path, is_owner=True).append([row])
 
 
 def _end_of_last_line(file: Any, end: int) -> int:
-    """The position after a file's last line break. It is searched from the end, because a journal may be large."""
+    """Return the position after a file's last line break. It is searched from the end, since a journal may be large."""
     while end > 0:
         start = max(0, end - _TAIL_BYTES)
         file.seek(start)
@@ -142,26 +143,28 @@ def _end_of_last_line(file: Any, end: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class JournalLine:
-    """The part of a result that stays in memory. The rest is read from the file when it is needed."""
+    """The part of a result that is kept in memory. The rest is read from the file when it is needed."""
 
     run: int
     state: State
-    start: int  # where its line begins
+    start: int  # where its line begins in the file
 
 
 L = TypeVar("L", JournalLine, JobResult)
 
 
 class Standings(Generic[L]):
-    """The line that counts for each job: that of its highest run that succeeded, else of its highest run. The first
-    line of a run counts."""
+    """The line that counts for each job: that of its highest successful run, else of its highest run.
+
+    If a run has several lines, the first one counts.
+    """
 
     def __init__(self) -> None:
         self._current: dict[str, L] = {}
-        self._other_runs: dict[str, set[int]] = {}  # a job's runs besides the one that counts; most jobs have none
+        self._other_runs: dict[str, set[int]] = {}  # other runs than the one that counts; most jobs have none
 
     def note(self, job_id: str, line: L) -> None:
-        """Take another line of a journal into account."""
+        """Note another line of a journal."""
         if self.has(job_id, line.run):
             return
         current = self._current.get(job_id)
@@ -173,7 +176,10 @@ class Standings(Generic[L]):
             self._current[job_id] = line
 
     def line_of(self, job_id: str, run: int = 1) -> L | None:
-        """The line that counts for this job. None while the wanted run has no line and no later run succeeded."""
+        """Return the line that counts for this job.
+
+        None while the wanted run has no line and no later run succeeded.
+        """
         line = self._current.get(job_id)
         is_replayed = line and line.state == "succeeded" and line.run > run
         return line if is_replayed or self.has(job_id, run) else None
@@ -184,17 +190,17 @@ class Standings(Generic[L]):
         return current is not None and (current.run == run or run in self._other_runs.get(job_id, ()))
 
     def last_run(self, job_id: str) -> int:
-        """The highest run that has a line; 0: none."""
+        """Return the highest run that has a line; 0: none."""
         current = self._current.get(job_id)
         return max(current.run, *self._other_runs.get(job_id, ()), 0) if current else 0
 
     def job_ids(self) -> Iterable[str]:
-        """The jobs that have a line."""
+        """Return the ids of jobs that have a line."""
         return self._current
 
 
 class Journal(Standings[JournalLine]):
-    """A batch's results on disk. `on_new` is called with each job that got a line."""
+    """A batch's results on disk. `on_new` is called for each job that got a line."""
 
     def __init__(self, path: Path, on_new: Callable[[str], None] = lambda _job_id: None, is_owner: bool = True) -> None:
         super().__init__()
@@ -204,7 +210,7 @@ class Journal(Standings[JournalLine]):
             self.note(sys.intern(job_id), JournalLine(run, state, start))
 
     def record(self, results: Iterable[JobResult]) -> list[JobResult]:
-        """Append the results that are new, and return them. They are on disk on return. Duplicates are dropped."""
+        """Append the results that are new, wait until they are on disk, and return them. Duplicates are dropped."""
         new: dict[tuple[str, int], JobResult] = {}
         for result in results:
             if not self.has(result.job_id, result.run):
@@ -217,13 +223,13 @@ class Journal(Standings[JournalLine]):
         return fresh
 
     def result_of(self, job_id: str, run: int = 1) -> JobResult | None:
-        """The result in the line that `line_of` returns. Raises BatchError if it can't be read."""
+        """Return the result of `line_of`, read from the file. Raises BatchError if it can't be read."""
         line = self.line_of(job_id, run)
         return self._lines.read_at(line.start, codec.result_from_dict, "result") if line else None
 
 
 def run_of(row: dict[str, Any]) -> tuple[str, int]:
-    """The job and run of a row. Raises InvalidMessage."""
+    """Return the job and the run of a row. Raises InvalidMessage."""
     job_id, run = row.get("job_id"), row.get("run")
     checks.identifier("job_id", job_id)
     checks.whole("run", run, 1, MAX_RUN)
@@ -231,7 +237,10 @@ def run_of(row: dict[str, Any]) -> tuple[str, int]:
 
 
 def result_line(row: dict[str, Any]) -> tuple[str, int, State]:
-    """A line's job, run and state, which is enough to open a journal. The rest is checked when it is read."""
+    """Return the job, run and state of a line, which is enough to open a journal.
+
+    The rest is checked when it is read.
+    """
     job_id, run = run_of(row)
     checks.one_of("state", cast(str, row.get("state")), STATES)
     return job_id, run, cast(State, row["state"])

@@ -1,7 +1,7 @@
 """Files with names and grades. Only this user can read them, whatever the umask, and they are never half written.
 
-Everything that Kvasir stores about students is written by this module, and `kept_in` lists all of it: for `kvasir
-forget` to delete, and to close files that an older Kvasir left readable by others.
+Everything that Kvasir keeps about students is written through this module. `kept_in` lists all of it, for `kvasir
+forget` to delete, and for closing files that an older Kvasir left readable to others.
 """
 
 import contextlib
@@ -18,9 +18,8 @@ from typing import IO, Any, BinaryIO, cast
 
 from messages.errors import BatchError
 
-# Patterns in the folder of a batch or an assignment. batch.json comes last, so that an interrupted `kvasir forget` can
-# be repeated. The patterns are as specific as possible, because a folder given to --out may contain unrelated files,
-# such as its own `rubrics`.
+# Files in the folder of a batch or an assignment. batch.json comes last, so that forgetting can be repeated. The
+# patterns are as specific as possible, since a folder given to --out may contain a person's own `rubrics`.
 _KEPT_PATTERNS = (
     "runs/grade/*",
     "runs/dry-run/*",
@@ -59,14 +58,14 @@ _KEPT_PATTERNS = (
     "batch.json",
     "batch.lock",
 )
-_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")  # left by a crash during write_atomically
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}")  # left behind by a crash during write_atomically
 _FILE, _FOLDER, _OTHERS_MODE = 0o600, 0o700, 0o077
 
 
 def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:
-    """Replace the file's content by bytes, or by text (UTF-8) that may come in pieces. It is on disk on return.
+    """Replace the file `path` by bytes or text (UTF-8), whole or in pieces. On return it is on disk.
 
-    After a BatchError the old file is intact.
+    Raises BatchError, and then the old file is intact.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     pieces = [content] if isinstance(content, str | bytes) else content
@@ -84,29 +83,29 @@ def write_atomically(path: Path, content: str | bytes | Iterable[str]) -> None:
 
 
 def open_ordinary(path: Path) -> BinaryIO:
-    """An ordinary file, opened for reading. Raises OSError for a pipe or a device, which may block for ever."""
+    """Open a regular file for reading. Raises OSError for a pipe or a device, whose reading may never begin or end."""
     return cast(BinaryIO, open(path, "rb", opener=partial(_open, os.O_NONBLOCK)))
 
 
 def read_ordinary(path: Path) -> str:
-    """The text (UTF-8) of an ordinary file. Raises OSError, UnicodeDecodeError."""
+    """Return the text (UTF-8) of a regular file. Raises OSError, UnicodeDecodeError."""
     with open_ordinary(path) as file:
         return file.read().decode("utf-8")
 
 
 def open_private(path: Path, mode: str, follow: bool = False) -> IO[Any]:
-    """A file opened for writing, which only this user may read from now on. Raises OSError.
+    """Open a file for writing that from now on only this user may read. Raises OSError.
 
-    `follow` allows a link, a pipe or a device, and is only for paths that a person has named. Elsewhere a link could
-    lead to any of the user's files, and a pipe could block Kvasir for ever.
+    With `follow`, which is for paths that a person has named, it may be a link, a pipe or a device. Otherwise these are
+    refused: in a folder, a link may lead to any file of the user's, and a pipe may block forever.
     """
     return open(path, mode, opener=partial(_open, 0 if follow else os.O_NOFOLLOW | os.O_NONBLOCK))
 
 
 def take_lock(path: Path, wait: bool = False) -> int | None:
-    """Hold this file's lock until the descriptor is closed; None if another process holds it. Raises OSError.
+    """Lock this file until the descriptor is closed; None if another process has locked it. Raises OSError.
 
-    With `wait` it waits until the other process gives up the lock.
+    With `wait`, wait until the other process releases it.
     """
     with open_private(path, "ab") as file:
         descriptor = os.dup(file.fileno())
@@ -119,31 +118,29 @@ def take_lock(path: Path, wait: bool = False) -> int | None:
 
 
 def _open(extra_flags: int, name: str, flags: int) -> int:
-    if extra_flags & os.O_NOFOLLOW and os.path.islink(name):
-        # The flag refuses links too, but with a less clear message.
+    if extra_flags & os.O_NOFOLLOW and os.path.islink(name):  # the flag would refuse it too, but with another message
         raise OSError(errno.ELOOP, "it is a link, which may lead anywhere; put the file itself there")
     descriptor = os.open(name, flags | os.O_CLOEXEC | extra_flags, _FILE)
     is_ordinary = stat.S_ISREG(os.fstat(descriptor).st_mode)
     if extra_flags and not is_ordinary:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not an ordinary file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
     if is_ordinary and flags & (os.O_WRONLY | os.O_RDWR):
-        with contextlib.suppress(PermissionError):  # another user's file stays as it is
+        with contextlib.suppress(PermissionError):  # another user's file keeps its mode
             os.fchmod(descriptor, _FILE)
     return descriptor
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents, accessible only to this user. Raises OSError."""
+    """Make a folder and its missing parents, with access for this user only. Raises OSError."""
     for parent in reversed([place for place in (path, *path.parents) if not place.exists()]):
         parent.mkdir(_FOLDER, exist_ok=True)
 
 
 def kept_in(folder: Path) -> list[Path]:
-    """The files that Kvasir keeps in a batch's folder and in its rounds, including files that a crash left half
-    written.
+    """Return the files that Kvasir keeps in a batch's folder and in its rounds, and half-written files left by a crash.
 
-    Links to folders are not followed. A link to a file is listed as the link itself.
+    Files behind a link to a folder are not included. A link to a file is included, but not its target.
     """
     rounds = [place for place in sorted(folder.glob("rounds/*")) if place.name.isdigit()]
     paths = [path for place in rounds if _leads_inside(place, folder) for path in kept_in(place)]
@@ -158,11 +155,10 @@ def _leads_inside(place: Path, folder: Path) -> bool:
 
 
 def tighten(folder: Path) -> None:
-    """Remove other users' access to files that an older Kvasir left open in a batch's folder. Changes only modes, and
-    never follows links.
+    """Remove the access of others that an older Kvasir left in a batch's folder.
 
-    The folder itself is closed only if it is the desk's or holds nothing else, because it may be shared, for example by
-    a whole project.
+    It changes only modes, never through a link. The folder itself is changed only if it is the desk's or contains
+    nothing else, since it may be, say, a whole project's.
     """
     if not _is_open(folder):
         return
@@ -176,13 +172,13 @@ def tighten(folder: Path) -> None:
 
 
 def _is_open(path: Path) -> bool:
-    """Whether the file is this user's, and others have access to it."""
+    """Whether the file is ours and others have access to it."""
     status = path.lstat()
     return not stat.S_ISLNK(status.st_mode) and status.st_uid == os.getuid() and bool(status.st_mode & _OTHERS_MODE)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename durable. Some systems can't sync a folder."""
+    """Make a rename permanent. Not every system can sync a folder."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,7 +1,7 @@
-"""Checks data from a batch's folder before it is used, because it may be damaged or come from anywhere.
+"""Checks data from a batch's folder before it is used: it may be damaged, or come from anywhere.
 
-Unknown fields are ignored, so a later version may add fields. A version that changes existing fields writes "v": 2 into
-the object, and readers that don't know this number refuse it.
+Unknown fields are ignored, so a later version may add some. A later version that changes the meaning of fields writes
+"v": 2 into the object, which older readers refuse.
 """
 
 import json
@@ -16,17 +16,17 @@ from infra.config.next_command import UPGRADE_COMMAND
 from messages.errors import BatchError, KvasirError
 
 T = TypeVar("T")
-_LARGEST = 1e15  # the largest number allowed in these files; larger ones, infinity and NaN break sums
+_LARGEST = 1e15  # largest number in these files; larger numbers, infinity and NaN would break sums
 _KINDS = {str: "text", bool: "true or false", types.NoneType: "null", list: "a list", dict: "an object"}
 _WORDS: dict[Any, str] = {**_KINDS, tuple: "a list", int: "a whole number", float: "a number", typing.Literal: "known"}
 
 
 class NewerForm(ValueError):
-    """A later version wrote this in a form that this program does not know."""
+    """A later version wrote it, in a form that this one doesn't know."""
 
 
 def from_json(data: str | bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """The JSON value in a text. Raises ValueError for any other text."""
+    """Return the JSON value in a text. Raises ValueError for any other text."""
     try:
         return json.loads(data, object_hook=hook)
     except RecursionError:
@@ -34,10 +34,10 @@ def from_json(data: str | bytes, hook: Callable[[dict[str, Any]], Any] | None = 
 
 
 def parse_as(hint: Any, value: Any, place: str) -> Any:
-    """A value read from JSON, converted to a type: objects to dataclasses, lists to tuples. Unknown fields are ignored.
+    """Read a JSON value as a type: objects as dataclasses, lists as tuples. Unknown fields are ignored.
 
-    If the type is a dict of types, the value must be an object whose fields, if present, have these types. Raises
-    NewerForm, or a ValueError that names the place within the value.
+    A dict of types stands for an object whose fields have these types if they are present. Raises NewerForm, and
+    ValueError that names the place within the value.
     """
     kind, inner = typing.get_origin(hint), typing.get_args(hint)
     if kind in (typing.Union, types.UnionType):
@@ -55,7 +55,7 @@ def parse_as(hint: Any, value: Any, place: str) -> Any:
         words = "an object" if isinstance(hint, dict) else _WORDS.get(hint) or _WORDS.get(kind, "an object")
         raise ValueError(f"{place} must be {words}, not {_KINDS.get(type(value), 'another number')}")
     if hint is str:
-        value.encode()  # a lone surrogate can't be shown, written or sent
+        value.encode()  # half a character (a lone surrogate) can't be shown, written or sent
     return value
 
 
@@ -78,7 +78,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def row_of(line: bytes, place: str, make: Callable[[dict[str, Any]], T], kind: str = "line") -> T:
-    """The value of one line of JSON, read by `make`. Raises a BatchError that begins with `place`."""
+    """Return a line of JSON as `make` reads it. Raises a BatchError that begins with `place`."""
     try:
         row = from_json(line)
         if not isinstance(row, dict):

@@ -81,7 +81,7 @@ def test_a_model_nobody_serves_is_waited_for_as_long_as_wanted(
 
     # Then a sentence says so, and that it can go on
     assert done.code == 1, done.stderr
-    assert f"nobody serves {unserved.models[0]}: 6 jobs wait" in done.stderr
+    assert f"no decode worker serves {unserved.models[0]}: 6 jobs wait" in done.stderr
     assert f"6 jobs are still open; go on with: kvasir --config {unserved.config} watch {out}\n" in done.stderr
     assert "Traceback" not in done.stderr
     assert journal(out) == []

@@ -344,5 +344,5 @@ def test_a_job_that_passed_as_text_is_tokenized_by_a_decoder_of_another_engine(e
         # Then its answer is that engine's, which did the prompt
         assert result.text == pipeline.undisturbed_text(job)
         assert (result.decode.kv_transfer, result.decode.engine) == ("none", "simulated")
-        assert result.decode.why_none == "engine ollama exports no KV cache"
+        assert result.decode.why_none == "engine ollama can't export a KV cache"
         assert result.decode.evaluated_tokens == result.decode.prompt_tokens > 10

@@ -1,5 +1,4 @@
-"""The Broker contract within this process. Topology and settlement are the same as with RabbitMQ, but nothing outlives
-the process.
+"""The Broker contract in this process, with RabbitMQ's topology and settlement. Nothing outlives the process.
 
 server = EmbeddedServer()
 producer, worker = EmbeddedBroker(server), EmbeddedBroker(server)
@@ -32,7 +31,7 @@ class EmbeddedDelivery:
         self._is_settled = False
 
     def lose(self) -> None:
-        """Note that the delivery's channel is gone."""
+        """Mark the delivery as lost, because its channel is gone."""
         self.is_lost = not self._is_settled
 
     def ack(self) -> bool:
@@ -56,7 +55,7 @@ class EmbeddedConsumer(BufferedConsumer[EmbeddedDelivery]):
 
     @property
     def has_capacity(self) -> bool:
-        """Whether it can take another message."""
+        """Whether the server may give it another message."""
         return self.flowing and len(self._unacked) < self._prefetch
 
     def widen(self, prefetch: int) -> None:
@@ -88,7 +87,7 @@ class EmbeddedConsumer(BufferedConsumer[EmbeddedDelivery]):
             return self.pause()
 
     def deliver(self, copy: Copy) -> None:
-        """Take a message. Called by the server, under its lock."""
+        """Put a message into the buffer. The server calls this under its lock."""
         server = self._broker.server
 
         def acked() -> None:
@@ -102,7 +101,7 @@ class EmbeddedConsumer(BufferedConsumer[EmbeddedDelivery]):
         self._condition.notify()
 
     def lose(self) -> None:
-        """The channel is gone: return everything that it held to the server."""
+        """Forget all deliveries, because the channel is gone. The server delivers them again."""
         self._unacked.clear()
         self._buffer.clear()
         self._condition.notify_all()
@@ -112,7 +111,7 @@ class EmbeddedConsumer(BufferedConsumer[EmbeddedDelivery]):
 
 
 class EmbeddedBroker(Broker):
-    """A client of an `EmbeddedServer`, which it creates if none is given."""
+    """A client of an `EmbeddedServer`. It creates one if none is given."""
 
     def __init__(self, server: EmbeddedServer | None = None) -> None:
         self.server = server or EmbeddedServer()
@@ -229,7 +228,7 @@ class EmbeddedBroker(Broker):
             self._lose_all()
 
     def forget(self, consumer: EmbeddedConsumer) -> None:
-        """Remove a consumer from its queue. Its unacked deliveries can still be acked."""
+        """Remove a consumer from its queue. Its deliveries can still be acked."""
         consumer.flowing = False
         if consumer in self._consumers:
             self._consumers.remove(consumer)
@@ -244,7 +243,7 @@ class EmbeddedBroker(Broker):
             consumer.lose()
         self.server.give_back((delivery.queue, delivery.copy) for delivery in deliveries)
         for name in self.server.private_queues(self):
-            # With RabbitMQ it would have vanished with the connection, and been declared again empty.
+            # RabbitMQ deletes a private queue with its connection, and it is declared again empty.
             self.server.queue(name).ready.clear()
 
     def _check_readable(self, queue: EmbeddedQueue) -> None:

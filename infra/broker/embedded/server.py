@@ -1,7 +1,6 @@
-"""A broker's queues within this process, with the routing, delivery counts, dead letters and time-outs of
-`infra.broker.topology`.
+"""The queues of a broker in this process: routing, delivery counts, dead letters and TTLs of `infra.broker.topology`.
 
-One lock guards everything. Every change ends by handing ready messages to readers that have capacity.
+One lock guards everything. Every change ends by giving ready messages to readers that have capacity.
 """
 
 import heapq
@@ -23,24 +22,24 @@ class Copy:
     """A message in a queue."""
 
     message: Message
-    key: str  # routing key with which it was published; kept through dead-lettering
-    order: int  # its place in the queue, kept when it is returned
-    expires_at: float = 0.0  # monotonic; 0: never
+    key: str  # the routing key it was published with; kept when it is dead-lettered
+    order: int  # its place in the queue, which it keeps when it comes back
+    expires_at: float = 0.0  # monotonic clock; 0: never
     returns: int = 0
 
 
 @dataclass(eq=False, slots=True)
 class EmbeddedQueue:
-    """A queue and what is ready in it."""
+    """A queue and its ready messages."""
 
     name: str
     arguments: Mapping[str, str | int] = field(default_factory=dict)
-    owner: object = None  # the client that owns a private queue
+    owner: object = None  # the only client that may read it, if it is a private queue
     ready: list[tuple[int, Copy]] = field(default_factory=list)  # a heap by order
 
     @property
     def is_quorum(self) -> bool:
-        """Whether returns are counted. Otherwise it is only known whether there was one."""
+        """Whether returns are counted. A classic queue only knows whether a message came back at all."""
         return self.arguments.get("x-queue-type") == "quorum"
 
 
@@ -49,18 +48,18 @@ class QueueReader(Protocol):
 
     @property
     def flowing(self) -> bool:
-        """Whether it takes messages at all now."""
+        """Whether it takes messages now, apart from its capacity."""
 
     @property
     def has_capacity(self) -> bool:
-        """Whether it takes another message now."""
+        """Whether it can take one more message now."""
 
     @property
     def exclusive(self) -> bool:
         """Whether it wants to be the queue's only reader."""
 
     def deliver(self, copy: Copy) -> None:
-        """Take a message. Called under the server's lock."""
+        """Take a message. It is called under the server's lock."""
 
 
 @dataclass(eq=False, slots=True)
@@ -71,28 +70,28 @@ class _Exchange:
 
 
 class EmbeddedServer:
-    """Exchanges, queues and their clock. Its clients are `EmbeddedBroker`s."""
+    """The exchanges, the queues and the clock that expires messages. Its clients are `EmbeddedBroker`s."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._exchanges: dict[str, _Exchange] = {}
         self._queues: dict[str, EmbeddedQueue] = {}
-        self._readers: dict[str, deque[QueueReader]] = {}  # readers by queue name; they outlive a deleted queue
+        self._readers: dict[str, deque[QueueReader]] = {}  # by queue name; readers stay when their queue is deleted
         self._order = itertools.count()
-        # A heap of (time, tie-break, queue whose head may expire).
+        # A heap of (time, tie-breaker, queue whose first message may expire)
         self._expiries: list[tuple[float, int, EmbeddedQueue]] = []
         self._clock = threading.Condition(self.lock)
         self._clock_thread: threading.Thread | None = None
-        # Dead letters whose queue does not exist yet: copy, exchange, key.
+        # Dead letters that no queue is bound for yet: copy, exchange, key.
         self._unrouted_letters: list[tuple[Copy, str, str]] = []
 
     def declare_exchange(self, spec: topology.ExchangeSpec) -> None:
-        """Safe to repeat."""
+        """Declare an exchange. It is safe to repeat."""
         with self.lock:
             self._exchanges.setdefault(spec.name, _Exchange(spec.kind, spec.arguments.get("alternate-exchange", "")))
 
     def declare_queue(self, spec: topology.QueueSpec, owner: object = None) -> None:
-        """Declare and bind; safe to repeat. Raises NoQueue if there is no such exchange."""
+        """Declare a queue and bind it. It is safe to repeat. Raises NoQueue if the exchange doesn't exist."""
         with self.lock:
             exchange = self._exchanges.get(spec.exchange)
             if exchange is None:
@@ -106,43 +105,42 @@ class EmbeddedServer:
             self.dispatch(spec.name)
 
     def delete_queue(self, name: str) -> None:
-        """Delete a queue with everything in it. A missing one is ignored. Its consumers wait for a new queue of that
-        name."""
+        """Delete a queue with its messages, if it exists. Its consumers wait for a new queue of that name."""
         with self.lock:
             self._queues.pop(name, None)
             for exchange in self._exchanges.values():
                 exchange.bindings = [(key, queue) for key, queue in exchange.bindings if queue != name]
 
     def queue(self, name: str) -> EmbeddedQueue:
-        """The queue. Raises NoQueue."""
+        """Return the queue of this name. Raises NoQueue."""
         queue = self._queues.get(name)
         if queue is None:
             raise NoQueue(f"reading queue {name}: there is no such queue")
         return queue
 
     def readers(self, name: str) -> deque[QueueReader]:
-        """The consumers of this queue, the next in turn first."""
+        """Return the consumers of this queue, in the order of their turns."""
         return self._readers.setdefault(name, deque())
 
     def private_queues(self, owner: object) -> list[str]:
-        """Names of the queues that only `owner` reads."""
+        """Return the names of the queues that only `owner` reads."""
         return [queue.name for queue in self._queues.values() if queue.owner is owner]
 
     def publish(self, to: Address, message: Message) -> bool:
-        """Put a copy into every queue bound for this address; False if there is none."""
+        """Put a copy into every queue bound for this address. Returns False if there is no such queue."""
         headers = {name: value for name, value in message.headers.items() if not name.startswith(BROKERS_OWN)}
         copy = replace(message, body=bytes(message.body), headers=headers)
         with self.lock:
             return self._route(to.exchange, to.key, copy)
 
     def dequeue(self, queue: EmbeddedQueue) -> Copy | None:
-        """The first ready message."""
+        """Take the first ready message, or None."""
         with self.lock:
             self._expire(queue)
             return heapq.heappop(queue.ready)[1] if queue.ready else None
 
     def depth(self, name: str) -> Depth | None:
-        """Ready messages and flowing consumers, or None."""
+        """Return the number of ready messages and flowing consumers, or None if the queue doesn't exist."""
         with self.lock:
             queue = self._queues.get(name)
             if queue is None:
@@ -151,8 +149,10 @@ class EmbeddedServer:
             return Depth(len(queue.ready), sum(consumer.flowing for consumer in self.readers(name)))
 
     def give_back(self, copies: Iterable[tuple[str, Copy]]) -> None:
-        """Take copies back from a lost channel. Each returns to its place in its queue and counts a return, or is
-        dead-lettered if it was returned too often."""
+        """Return the messages of a lost channel to their places in their queues, and count the returns.
+
+        A message that has come back more often than its queue's delivery limit is dead-lettered.
+        """
         with self.lock:
             names = set()
             for name, copy in copies:
@@ -164,7 +164,7 @@ class EmbeddedServer:
                 self.dispatch(name)
 
     def dispatch(self, name: str) -> None:
-        """Hand ready messages to consumers with capacity, in turn."""
+        """Give ready messages to consumers that have capacity, in turn."""
         queue = self._queues.get(name)
         if queue is None:
             return
@@ -209,12 +209,12 @@ class EmbeddedServer:
         self._dead_letter_to(copy, exchange, str(queue.arguments.get("x-dead-letter-routing-key", copy.key)))
 
     def _dead_letter_to(self, copy: Copy, exchange: str, key: str) -> None:
-        """Dead-letter a copy at least once: if its queue is missing, it waits until one is declared."""
+        """Route a dead letter. If no queue is bound for it, keep it until one is declared, so that it is not lost."""
         if not self._route(exchange, key, copy.message):
             self._unrouted_letters.append((copy, exchange, key))
 
     def _expire(self, queue: EmbeddedQueue) -> None:
-        """Expire messages from the head on, since all messages of a queue have the same TTL."""
+        """Dead-letter expired messages. All messages of a queue have the same TTL, so the first one expires first."""
         now = time.monotonic()
         while queue.ready and 0 < queue.ready[0][1].expires_at <= now:
             self._die(queue, heapq.heappop(queue.ready)[1], "expired")

@@ -25,25 +25,24 @@ _PRIVATE_ARGUMENTS = {"x-queue-type": "classic"}
 
 
 class RabbitMQBroker(Broker):
-    """RabbitMQ over two connections, because a broker alarm blocks a publishing connection, and acks must not be
-    blocked with it.
+    """RabbitMQ over two connections: an alarm blocks the connection that publishes, and must not block acks.
 
-    Both reconnect for ever in the background. Afterwards private queues are declared again, and consumers subscribe
-    again.
+    Both connections reconnect in the background without limit. After that, private queues are declared and consumers
+    subscribe again.
 
     Args:
-        url: `amqp://user:password@host:5672/vhost` or `amqps://…`, several hosts with commas, the best first; options
-            in the query as pika reads them.
-        name: what the broker's own tools show for these connections.
-        connect_timeout_s: how long the constructor tries.
-        ca_file: PEM file of who signed the broker's certificate, for amqps; "": whom the system trusts.
-        nodes: of the cluster; with several, reply queues outlive the loss of one.
+        url: `amqp://user:password@host:5672/vhost` or `amqps://…`. Several hosts are separated by commas, the
+            preferred one first. Options in the query are read by pika.
+        name: the name of these connections in the broker's own tools.
+        connect_timeout_s: how long the constructor tries to connect.
+        ca_file: PEM file of the CA that signed the broker's certificate, for amqps; "": the system's CAs.
+        nodes: number of nodes of the cluster. With several, reply queues survive the loss of one.
         command_timeout_s: how long declare, consume, get, depth and delete wait for an answer, reconnects included.
-        make_wire: `FastWire` has the same done faster.
+        make_wire: makes the layer between pika and the socket; `FastWire` is the faster one.
 
     Raises:
-        BrokerUnavailable: nobody answered in time.
-        ConfigError: the URL can't be read, or the broker refused user, password or virtual host.
+        BrokerUnavailable: the broker did not answer in time.
+        ConfigError: the URL can't be read, or the broker refused the user, the password or the virtual host.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class RabbitMQBroker(Broker):
         self._publisher = Publisher(publishing, make_wire)
         self._publishing = self._publisher.connection
         self._consuming = Connection(consuming, self._on_consuming_open, lambda: None, make_wire)
-        # The control queue doesn't pin the connection, because lost commands can be repeated.
+        # Streamed tokens would be lost on the way to a better address. A lost command to a worker can be repeated.
         self._consuming.is_pinned = lambda: topology.STREAM in list(self._private.values())
         self._getter = Getter(self._consuming)
         deadline = time.monotonic() + connect_timeout_s
@@ -141,7 +140,8 @@ class RabbitMQBroker(Broker):
             channel.call("queue_declare", queue=name, exclusive=True, arguments=_PRIVATE_ARGUMENTS)
             channel.call("queue_bind", queue=name, exchange=exchange, routing_key=name)
 
-        # Use the consume connection, because only the connection that declares an exclusive queue may use it.
+        # It is declared on the consuming connection, because only the connection that declares an exclusive queue may
+        # use it.
         converse(self._consuming, f"opening private queue {name}", self._command_timeout_s, talk)
         self._private[name] = exchange
         return name
@@ -151,7 +151,7 @@ class RabbitMQBroker(Broker):
         if queue not in self._private and not queue.startswith(topology.reply_queue("")):
             raise ValueError(f"{queue} is neither a reply queue nor a private queue of this process: not deleted")
         self._private.pop(queue, None)
-        # RabbitMQ gives the same answer if there is no such queue.
+        # RabbitMQ answers in the same way if the queue doesn't exist.
         self._converse(f"deleting queue {queue}", lambda channel: channel.call("queue_delete", queue=queue))
 
     @property
@@ -161,13 +161,15 @@ class RabbitMQBroker(Broker):
 
     @property
     def server(self) -> dict[str, Any]:
-        """What the broker said about itself at connection: product, version, capabilities and so on; {} before that."""
+        """The broker's server properties, such as product, version and capabilities; {} before the first connection."""
         return self._publishing.server
 
     @property
     def alarm(self) -> str:
-        """Why publishers are blocked ("low on memory"), or "". The broker only tells connections that tried to publish
-        since the alarm."""
+        """Why the broker blocks publishers ("low on memory"), or "".
+
+        It tells only connections that tried to publish since then.
+        """
         return self._publishing.alarm
 
     def close(self) -> None:
@@ -176,10 +178,10 @@ class RabbitMQBroker(Broker):
             return
         self._closed = True
         self._publisher.close()
-        self._consuming.close()  # this one first, because under an alarm the other one closes slowly
+        self._consuming.close()  # first, because closing the other one takes long under an alarm
         self._publishing.close()
         for consumer in list(self._consumers):
-            consumer.nudge()  # so that it notices the closed connection
+            consumer.nudge()  # wake `receive`, which then finds the connection closed
 
     def _converse(self, action: str, talk: Callable[[Channel], Any]) -> Any:
         return converse(self._consuming, action, self._command_timeout_s, talk)
@@ -196,7 +198,7 @@ class RabbitMQBroker(Broker):
 
         try:
             return self._unless_different(f"exchange {spec.name}", talk)
-        except ConfigError:  # this user may not create it; publishing will fail if nobody has
+        except ConfigError:  # this user may not create it; if the operator hasn't either, publishing will fail
             return None
 
     def _declare_if_reachable(self, spec: topology.QueueSpec) -> str | None:
@@ -224,10 +226,11 @@ class RabbitMQBroker(Broker):
         return remark
 
     def _must_exist(self, queue: str) -> None:
-        """Raises ConfigError if the queue does not exist: this user may not create it, so another one must have."""
+        """Raise ConfigError if a queue that this user may not create doesn't exist."""
         try:
             exists = self.depth(queue) is not None
-        except ConfigError:  # RabbitMQ 4.3 doesn't let every user ask; a missing queue will show when it is used
+        # RabbitMQ 4.3 may forbid even this question; the first use of the queue will show whether it exists.
+        except ConfigError:
             return
         if not exists:
             raise ConfigError(
@@ -236,7 +239,7 @@ class RabbitMQBroker(Broker):
             )
 
     def _unless_different(self, subject: str, talk: Callable[[Channel], None]) -> str | None:
-        """Declare something. If it already exists with different properties, return a sentence that says so."""
+        """Declare something. If it exists with other properties than ours, return a sentence that says so."""
         try:
             self._converse(f"declaring {subject}", talk)
         except BrokerUnavailable as error:
@@ -252,8 +255,11 @@ class RabbitMQBroker(Broker):
             consumer.on_connected()
 
     def _open_private_again(self, name: str) -> None:
-        """(IO) Declare a private queue again, which vanished with its connection. Until the broker has noticed that, it
-        refuses (405)."""
+        """(IO) Declare a private queue again, since it was deleted with its connection.
+
+        The broker refuses this (405) until it has noticed that the old connection is gone, so a refused attempt is
+        repeated.
+        """
         if name in self._private and self._consuming.is_open:
             self._consuming.raw.channel(on_open_callback=partial(self._redeclare, name))
 

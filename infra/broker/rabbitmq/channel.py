@@ -1,6 +1,6 @@
-"""Synchronous commands from a caller's thread. Each conversation uses a separate channel.
+"""Synchronous commands from a caller's thread. Each conversation has its own channel.
 
-The broker closes the channel when it refuses a command (404, 406), so each channel is used only once.
+The broker refuses a command (404, 406) by closing the channel, so a channel is closed after use anyway.
 """
 
 import time
@@ -17,11 +17,11 @@ from infra.broker.rabbitmq.errors import translate
 from messages.errors import BrokerUnavailable
 
 T = TypeVar("T")
-Answer = Callable[[Any], object]  # receives the broker's answer
+Answer = Callable[[Any], object]  # is called with the broker's answer
 
 
 def settle(future: Future[T], value: T | None = None, error: BaseException | None = None) -> bool:
-    """Set the future's result or error. False if it is already settled, or if its caller has given up."""
+    """Set the future's result or error. Returns False if it was set before, or if its caller gave up."""
     try:
         if error is None:
             future.set_result(value)  # type: ignore[arg-type]
@@ -33,8 +33,7 @@ def settle(future: Future[T], value: T | None = None, error: BaseException | Non
 
 
 def await_result(future: Future[T], deadline: float, action: str) -> T:
-    """The future's result. At `deadline` (monotonic) it raises BrokerUnavailable, and the future can no longer be
-    settled."""
+    """Return the future's result. Raises BrokerUnavailable at `deadline` (monotonic), and cancels the future."""
     try:
         return future.result(max(0.0, deadline - time.monotonic()))
     except TimeoutError:
@@ -44,7 +43,7 @@ def await_result(future: Future[T], deadline: float, action: str) -> T:
 
 
 class Channel:
-    """One conversation with the broker. If it ends early, the translated error is raised."""
+    """One conversation. A method raises the translated error if the channel or the connection closes."""
 
     def __init__(self, connection: Connection, action: str, deadline: float) -> None:
         self._connection = connection
@@ -54,11 +53,11 @@ class Channel:
         self._raw: pika.channel.Channel = self._ask(self._open)
 
     def call(self, command: str, **arguments: Any) -> Any:
-        """Run one of pika's channel commands; returns the broker's answer (a method of `pika.spec`)."""
+        """Run one of pika's channel commands. Returns the broker's answer (a method of `pika.spec`)."""
         return self._ask(lambda answer: getattr(self._raw, command)(callback=answer, **arguments)).method
 
     def close(self) -> None:
-        """Close the channel without waiting."""
+        """Close the channel, without waiting for the broker."""
         self._connection.submit(self._close)
 
     def _ask(self, start: Callable[[Answer], object]) -> Any:
@@ -86,10 +85,10 @@ class Channel:
 
 
 def over_reconnects(connection: Connection, timeout_s: float, attempt: Callable[[float], T]) -> T:
-    """The result of `attempt(deadline)`, which is called again if the connection is lost meanwhile, so it must be
-    repeatable.
+    """Return what `attempt(deadline)` returns.
 
-    Raises the errors of `attempt`, or BrokerUnavailable after `timeout_s`.
+    It must be repeatable: it is tried again if the connection is lost meanwhile. Raises what `attempt` raises, or
+    BrokerUnavailable after `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -104,9 +103,9 @@ def over_reconnects(connection: Connection, timeout_s: float, attempt: Callable[
 
 
 def converse(connection: Connection, action: str, timeout_s: float, talk: Callable[[Channel], T]) -> T:
-    """Run `talk` on a new channel. It must be safe to repeat.
+    """Run `talk`, which must be safe to repeat, on a new channel.
 
-    Raises the error that matches the broker's refusal (NoQueue, BatchError, ConfigError), or BrokerUnavailable after
+    Raises the error that the broker's refusal means (NoQueue, BatchError, ConfigError), or BrokerUnavailable after
     `timeout_s`.
     """
 

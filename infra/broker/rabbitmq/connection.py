@@ -1,10 +1,10 @@
-"""One AMQP connection with its own IO thread. It is reopened whenever it is lost, until `close` is called.
+"""One AMQP connection with its own IO thread. It reconnects without limit until it is closed.
 
-With several addresses (nodes of a cluster, or several links to one broker) it connects to the first that answers. It
-moves back to the best address when that costs nothing: while no delivery is held and no answer is being streamed.
+With several addresses (nodes of a cluster, or links to one node) it uses the first that answers. It returns to the
+preferred address when that costs nothing: while no delivery is held and no answer is being streamed.
 
-pika is not thread-safe, so everything that touches it runs on the IO thread, as a task passed to `submit`. Methods
-marked (IO) may be called only on that thread. It also answers heartbeats while other threads compute.
+pika is not thread-safe, so everything that touches it runs on the IO thread, as a task given to `submit`. Methods
+marked (IO) may be called only there. The IO thread answers heartbeats while the other threads compute.
 """
 
 import logging
@@ -32,63 +32,62 @@ from messages.errors import BrokerUnavailable, ConfigError
 from messages.urls import addresses
 
 log = logging.getLogger(__name__)
-# pika logs each lost connection several times, as an error with a traceback. Kvasir reports it once and raises.
+# pika logs each lost connection several times, as an error with a traceback. We log it once, and raise.
 logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 Task = Callable[[], None]
 
-# A false alarm repeats the decode of every held delivery, so heartbeats are slow. They are only needed if a machine or
-# the network vanishes, because a killed process closes its sockets. The broker notices silence within two to three
-# intervals; this client within one interval and 5 s.
+# A connection that is given up by mistake costs the decode of every held delivery. Heartbeats are needed only for a
+# vanished machine or network, since a killed process closes its sockets. With this interval the broker notices within
+# 40 to 60 s, and we notice within 25 s.
 HEARTBEAT_S = 20
-# A memory or disk alarm blocks publishers. After this many seconds a new connection is tried.
+# A memory or disk alarm blocks publishers. After this long the connection is closed and opened again.
 BLOCKED_S = 300
 CONNECT_S = 5
-# With several addresses, how long each is tried at first. Only after a full round are they tried with patience.
+# With several addresses, the first try of each is this short. Later rounds wait for the usual time.
 GLANCE_S = 0.8
 RETURN_S = 10.0  # pause between two checks for a better address
 _BATCH_TASKS = 200
 CLOSE_S = 5
-SETTLE_S = 0.1  # between the last ack and closing, see `Connection.acked`
+SETTLE_S = 0.1  # pause between the last ack and closing; see `Connection.acked`
 
 _BACKOFF = wait_exponential(multiplier=0.05, max=1.8) + wait_random(0, 0.2)
 
 
 class Backoff:
-    """Growing pauses between attempts, 2 s at most."""
+    """Growing pauses between tries, at most 2 s."""
 
     def __init__(self) -> None:
         self._state = RetryCallState(Retrying(), None, (), {})
 
     def next_s(self) -> float:
-        """The next pause."""
+        """Return the next pause in seconds."""
         pause: float = _BACKOFF(self._state)
         self._state.attempt_number += 1
         return pause
 
     def reset(self) -> None:
-        """After a success: start again with the shortest pause."""
+        """Begin with short pauses again, after a success."""
         self._state.attempt_number = 1
 
 
 class DeliveryHolder(Protocol):
-    """A channel with deliveries."""
+    """A channel that holds deliveries."""
 
     @property
     def unacked(self) -> int:
-        """(IO) How many deliveries would be delivered again if the connection were lost."""
+        """(IO) How many of its deliveries would come again if the connection were lost."""
 
 
 def all_parameters(url: str, name: str, ca_file: str = "") -> list[pika.URLParameters]:
-    """`parameters` for each address in the URL, by preference."""
+    """Return the `parameters` of each address in the URL, in order of preference."""
     return [parameters(address, name, ca_file) for address in addresses(url)]
 
 
 def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
-    """Connection parameters for `amqp://` and `amqps://`; options in the URL's query win. Raises ConfigError.
+    """Return connection parameters for `amqp://` and `amqps://`. Options in the URL's query win. Raises ConfigError.
 
-    Certificates are checked against `ca_file` (PEM), or against the CAs that the system trusts, and against the host's
-    name.
+    Certificates are checked against `ca_file` (PEM) or the system's CAs, and against the host's name.
     """
     settings = _read(url)
     if settings is None:
@@ -104,7 +103,7 @@ def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
         if option not in options:
             setattr(settings, option, value)
     if settings.ssl_options is not None and "ssl_options" not in options:
-        # pika's own default sets no host name, and so fails.
+        # pika's default has no host name, so its certificate check would fail.
         settings.ssl_options = pika.SSLOptions(_tls(ca_file), settings.host)
     settings.connection_attempts = 1
     settings.client_properties = {"connection_name": name}
@@ -112,7 +111,7 @@ def parameters(url: str, name: str, ca_file: str = "") -> pika.URLParameters:
 
 
 def _read(url: str) -> pika.URLParameters | None:
-    """The parameters, or None if the URL can't be read."""
+    """Return pika's parameters, or None if the URL can't be read."""
     try:
         return pika.URLParameters(url) if url.startswith(("amqp://", "amqps://")) else None
     except (ValueError, TypeError, AttributeError, IndexError):
@@ -120,7 +119,7 @@ def _read(url: str) -> pika.URLParameters | None:
 
 
 def _mistake(url: str) -> str:
-    """What is wrong with an unreadable URL, without its values, because one may be a password."""
+    """Say what is wrong with an unreadable URL, without its values, since one may be a password."""
     bare, _, query = url.partition("?")
     if query and _read(bare):
         return f"the broker's URL has an option that can't be used: {' or '.join(parse_qs(query, True)) or query:.80}"
@@ -137,7 +136,7 @@ def _mistake(url: str) -> str:
 def _tls(ca_file: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca_file or None)
-    except OSError as error:  # includes ssl.SSLError
+    except OSError as error:  # ssl.SSLError is a subclass of OSError
         raise ConfigError(f"the broker's CA file {ca_file} can't be used: {error}") from None
 
 
@@ -146,7 +145,10 @@ def _place(settings: pika.connection.Parameters) -> str:
 
 
 class Connection:
-    """See the module. `on_open` and `on_unblocked` run on the IO thread. `on_open` runs after every opening."""
+    """One connection; see the module's description.
+
+    `on_open` runs on the IO thread after every opening. `on_unblocked` runs there when an alarm has ended.
+    """
 
     def __init__(
         self,
@@ -158,8 +160,8 @@ class Connection:
         self._choices = list(settings)
         self._make_wire = make_wire
         self._choice = 0
-        self._rounds = 0  # rounds through all addresses since it was last open
-        # A better address being tried while the connection is open elsewhere.
+        self._rounds = 0  # rounds of tries through all addresses since it was last open
+        # The connection that tries the preferred address while another one is in use.
         self._better: GuardedConnection | None = None
         self._on_open = on_open
         self._on_unblocked = on_unblocked
@@ -171,28 +173,28 @@ class Connection:
         self._open = False
         self._closing = False
         self._has_ended = False
-        # Set only before the first opening; later, any error may be temporary.
+        # Set only before the first opening, since later every failure may pass.
         self._hopeless: BaseException | None = None
         self._failure: BaseException | None = None
         self._backoff = Backoff()
         self._acked_at = -SETTLE_S
-        self._refusals = 0  # refusals in this round
+        self._refusals = 0  # refusals in this round of tries
         self.openings = 0
         self.holders: WeakSet[DeliveryHolder] = WeakSet()  # (IO) channels on which deliveries may be unacked
-        # (IO) whether leaving the connection would cost something besides deliveries.
+        # (IO) whether leaving this address would lose something besides deliveries.
         self.is_pinned: Callable[[], bool] = lambda: False
-        self.alarm = ""  # (IO) why the broker asked publishers to stop, in its words
-        self.server: dict[str, Any] = {}  # the broker's properties, from the last opening
+        self.alarm = ""  # (IO) the broker's reason for blocking publishers, or ""
+        self.server: dict[str, Any] = {}  # server properties, from the latest opening
         name = str(settings[0].client_properties["connection_name"])
         self._thread = threading.Thread(target=self._run, name=f"amqp {name}", daemon=True)
 
     def start(self) -> None:
-        """Start connecting. Call this once, when the receiver of `on_open` is ready."""
+        """Begin to connect. Call it once, when the callbacks are ready to be called."""
         self._thread.start()
 
     @property
     def peer(self) -> str:
-        """`host:port` of the address that it is connected to or tries to reach."""
+        """The `host:port` that it is connected to or tries to reach."""
         return _place(self._settings)
 
     @property
@@ -201,7 +203,7 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection is open, as far as is known."""
+        """Whether the connection is open now, as far as pika knows."""
         raw = self._raw
         return self._open and raw is not None and raw.is_open
 
@@ -218,7 +220,7 @@ class Connection:
         return self._raw
 
     def unavailable(self) -> BrokerUnavailable:
-        """Why it is not open, as an error to raise."""
+        """Return an error that says why the connection is not open."""
         if self._closing:
             return BrokerUnavailable("the connection to the broker was closed by this process")
         reason = f": {describe(self._failure)}" if self._failure else ""
@@ -226,7 +228,7 @@ class Connection:
         return BrokerUnavailable(f"no connection to the broker at {hosts}{reason}")
 
     def wait_open(self, timeout_s: float) -> None:
-        """Wait until it is open. Raises BrokerUnavailable, or ConfigError if waiting can't help."""
+        """Wait until the connection is open. Raises BrokerUnavailable, or ConfigError if waiting can't help."""
         with self._condition:
             self._condition.wait_for(lambda: self._open or self._closing or self._hopeless, timeout_s)
             if self._hopeless:
@@ -235,9 +237,10 @@ class Connection:
                 raise self.unavailable()
 
     def submit(self, task: Task) -> None:
-        """Run `task` on the IO thread, in the order of submission. It must not raise.
+        """Run `task` on the IO thread, in the order of submission. The task must not raise.
 
-        When that thread has ended, here: the task then finds no connection and says so to whoever waits for it.
+        Once that thread has ended, the task runs in the caller's thread. It then finds no connection, and reports that
+        to its own caller.
         """
         self._tasks.append(task)
         if self._has_ended:
@@ -251,10 +254,10 @@ class Connection:
         self._loop.call_later(delay_s, task)
 
     def acked(self) -> None:
-        """(IO) Note that an ack was sent, so that the connection stays open for a moment longer.
+        """(IO) Note that an ack was sent, so that closing waits for a moment.
 
-        RabbitMQ passes acks to a quorum queue through a pipeline of 32. Further acks wait in the channel's process, and
-        are lost with it: when the connection was closed right after the acks, messages came back (seen on 3.10.8).
+        RabbitMQ handles acks to a quorum queue in a pipeline. If more than 32 are in it, the rest waits in the
+        channel's process and is lost when the channel closes: the messages then come again (seen on 3.10.8).
         """
         self._acked_at = time.monotonic()
 
@@ -262,7 +265,7 @@ class Connection:
         """Run the submitted tasks, close the connection properly, and end the thread. Idempotent."""
         self.submit(self._begin_close)
         self._thread.join(CLOSE_S)
-        if self._thread.is_alive():  # a broker under an alarm doesn't read, so it would not answer
+        if self._thread.is_alive():  # a broker under an alarm doesn't read from the connection, so it doesn't answer
             self.submit(lambda: self._cut("no answer to closing"))
             self._thread.join(CLOSE_S)
 
@@ -272,15 +275,16 @@ class Connection:
             try:
                 self._loop.start()
                 break
-            except Exception:  # all threads rely on this one, so a bug in one task must not end it
+            except Exception:  # a bug in one task must not end the thread that all callers use
                 log.exception("broker connection to %s: bug in a task; connecting again", self.peer)
                 self._cut("a bug of ours")
-        self._has_ended = True  # set before the last look: from now on the thread that appends a task runs it itself
+        self._has_ended = True  # set before the last run of tasks: a task that is appended later is run by its caller
         self._run_tasks()
         self._loop.close()
 
     def _run_tasks(self) -> None:
-        self._wake_pending = False  # reset before the loop: a task appended after the last look wakes this thread again
+        # Cleared before the loop, so that a task that is appended after its end wakes the thread again.
+        self._wake_pending = False
         while self._tasks:
             wire = self._raw.wire if self._raw is not None else Wire()
             wire.cork()
@@ -310,7 +314,7 @@ class Connection:
         previous_cluster, now = self.server.get("cluster_name"), dict(raw.server_properties or {})
         if previous_cluster and previous_cluster != now.get("cluster_name"):
             log.error(
-                "the broker at %s is another one than before: what waits in the one is not in the other", self.peer
+                "the broker at %s is not the one used before: messages that wait in one are not in the other", self.peer
             )
         with self._condition:
             self.alarm = ""
@@ -328,7 +332,7 @@ class Connection:
             self._on_unblocked()
 
     def _on_lost(self, raw: GuardedConnection, reason: BaseException) -> None:
-        """Handle a connection that was lost or could not be opened."""
+        """Handle an open connection that was lost, or one that could not be opened."""
         reason = raw.wire.cut_reason or reason
         if self._open and not self._closing and not isinstance(reason, ConnectionClosedByClient):
             log.warning("connection to the broker at %s is lost: %s", self.peer, describe(reason))
@@ -347,8 +351,10 @@ class Connection:
             self.later(self._pause_s(was_open), self._connect)
 
     def _pause_s(self, was_open: bool) -> float:
-        """Choose the next address, in order of preference, and after the last one from the start. Returns how long to
-        wait first."""
+        """Choose the next address: the next by preference, or the first after the last.
+
+        Returns how long to wait before trying.
+        """
         if not was_open and self._choice + 1 < len(self._choices):
             self._choice += 1
             return 0.0
@@ -357,8 +363,7 @@ class Connection:
         return self._backoff.next_s()
 
     def _look_for_better(self, raw: GuardedConnection) -> None:
-        """(IO) Check whether a better address answers. `raw` is the connection that was open when this check was
-        planned."""
+        """(IO) Try the preferred address. `raw` is the connection that was open when this was planned."""
         if raw is not self._raw or not self.is_open or self._closing:
             return
         if self._in_use():
@@ -367,18 +372,21 @@ class Connection:
             self._better = self._try(0, partial(self._return, raw), partial(self._stay, raw), glance=True)
 
     def _return(self, old: GuardedConnection, better: GuardedConnection) -> None:
-        """(IO) The best address answers, so move the connection there, unless something was delivered meanwhile."""
+        """(IO) Close the current connection, so that it is opened again at the preferred address.
+
+        Nothing is done if the connection is in use now.
+        """
         if old is self._raw and not self._closing and not self._in_use():
             log.info("the broker at %s answers again: going back to it", _place(better.params))
             old.close()
         better.close()
 
     def _in_use(self) -> bool:
-        """(IO) Whether leaving the connection would repeat or lose work."""
+        """(IO) Whether leaving this address would have work done twice, or lose something."""
         return self.is_pinned() or any(holder.unacked for holder in self.holders)
 
     def _stay(self, old: GuardedConnection, _better: object, _reason: BaseException) -> None:
-        """(IO) The better address did not answer: stay where we are."""
+        """(IO) Note that the preferred address did not answer, and plan the next try."""
         self._better = None
         self.later(RETURN_S, partial(self._look_for_better, old))
 

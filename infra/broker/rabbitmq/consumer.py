@@ -1,8 +1,8 @@
-"""Consumers, which outlive the subscriptions that they use.
+"""Consumers, which stay while their subscriptions come and go.
 
-Every subscription has a separate channel. So if the broker closes one (consumer time-out, deleted queue), no other
-subscription is affected. Resuming also never registers a consumer again on a channel with unacked deliveries, which
-RabbitMQ 3.10.8 would answer with a channel exception.
+Every subscription has its own channel, for two reasons. When the broker closes a channel (consumer timeout, deleted
+queue), other consumers are not affected. And RabbitMQ 3.10.8 raises a channel exception when a consumer is registered
+again on a channel with unacked deliveries, which `resume` would otherwise do.
 """
 
 import logging
@@ -29,12 +29,11 @@ from messages.errors import BrokerUnavailable, KvasirError, UsageError
 log = logging.getLogger(__name__)
 
 PAUSE_S = 10  # how long to wait for the broker to confirm that the flow has stopped
-LINGER_S = 1.0  # how long a channel stays open after its last ack, see `Connection.acked`
+LINGER_S = 1.0  # how long a channel stays open after its last ack; see `Connection.acked`
 
 
 class Subscription(Holder):
-    """One basic.consume on a separate channel. After its flow has stopped it lives on until all its deliveries are
-    acked."""
+    """One basic.consume on its own channel. After its flow has stopped, it stays until all its deliveries are acked."""
 
     def __init__(self, consumer: "RabbitConsumer", connection: Connection, prefetch: int) -> None:
         super().__init__(connection, self._acked)
@@ -43,35 +42,36 @@ class Subscription(Holder):
         self._stop_wanted = False
         self._tag = ""
         self._is_started = False
-        self.flowing = True  # deliveries may still come
+        self.flowing = True  # whether deliveries may still come
         channel = connection.raw.channel(on_open_callback=self._on_opened)
-        channel.add_on_close_callback(self._closed)  # the connection may be lost before it is open
+        # Set now, since the connection may be lost before the channel is open.
+        channel.add_on_close_callback(self._closed)
 
     @property
     def capacity(self) -> int:
-        """How much of its consumer's prefetch this subscription uses."""
+        """How much of its consumer's prefetch it takes up."""
         return self._prefetch if self.flowing else self.unacked
 
     def stop(self) -> None:
-        """Stop the flow. `subscription_stopped` then tells the consumer."""
+        """Stop the flow. `subscription_stopped` tells the consumer when it has stopped."""
         self._stop_wanted = True
         if self._is_started and self.flowing and self.raw is not None and self.raw.is_open:
             self.raw.basic_cancel(self._tag, callback=lambda _answer: self._flow_ended(None))
             let_through(self.raw, self._tag)
 
     def abandon(self) -> None:
-        """Close a channel that doesn't answer."""
+        """Give up a channel that doesn't answer."""
         self._end(None)
         self.close()
 
     def _on_opened(self, channel: pika.channel.Channel) -> None:
         self.raw = channel
-        # The queue was deleted, its leader is gone, or (RabbitMQ 4.3) the consumer timed out. Held deliveries can still
-        # be acked.
+        # The broker cancels a consumer when its queue is deleted, when the queue's leader is gone, or on a consumer
+        # timeout (RabbitMQ 4.3). Deliveries that are held can still be acked.
         cancelled = BrokerUnavailable("the broker cancelled the consumer")
         channel.add_on_cancel_callback(lambda _frame: self._flow_ended(cancelled))
         channel.basic_qos(prefetch_count=self._prefetch)
-        # Always use a new tag, because with a reused one messages get stuck in quorum queues of older brokers.
+        # The tag is always new: with a tag that was used before, messages get stuck on quorum queues of older brokers.
         self._tag = f"kvasir-{uuid.uuid4().hex}"
         self._connection.raw.wire.takers[channel.channel_number, self._tag.encode()] = self._on_message
         consumer = self._consumer
@@ -101,7 +101,7 @@ class Subscription(Holder):
             self._consumer.fill()
 
     def _flow_ended(self, error: KvasirError | None) -> None:
-        """No more deliveries will come. `error` is given if this process did not ask for that."""
+        """Note that no more deliveries come. `error` is given if we did not stop the flow ourselves."""
         if self.flowing:
             self.flowing = False
             self._close_if_empty()
@@ -109,7 +109,7 @@ class Subscription(Holder):
 
     def _close_if_empty(self) -> None:
         if not self.unacked:
-            self._connection.later(LINGER_S, self.close)  # nothing can arrive any more, so it stays empty
+            self._connection.later(LINGER_S, self.close)  # no deliveries can come any more, so it stays empty
 
     def _closed(self, _channel: pika.channel.Channel, reason: BaseException) -> None:
         if not self.is_lost:
@@ -124,11 +124,11 @@ class Subscription(Holder):
 
 
 class RabbitConsumer(BufferedConsumer[RabbitDelivery]):
-    """A `Consumer` on RabbitMQ, which uses one or more subscriptions.
+    """A `Consumer` on RabbitMQ, whose subscriptions come and go.
 
-    Usually there is one. After `pause` and `resume` with deliveries still held, a first subscription takes the free
-    part of the prefetch, and further ones take what becomes free. An exclusive consumer can have only one subscription,
-    and uses the rest of the prefetch after the next pause.
+    Usually it has one subscription. If deliveries are still held at `pause` and `resume`, a new subscription uses the
+    free part of the prefetch, and further ones follow as deliveries are acked. An exclusive consumer can have only one
+    subscription at a time, so it uses the rest of its prefetch only after the next pause.
     """
 
     def __init__(
@@ -145,8 +145,8 @@ class RabbitConsumer(BufferedConsumer[RabbitDelivery]):
         self._is_paused = False  # also guarded by the condition
         self._subscriptions: set[Subscription] = set()  # IO thread only, like the four below
         self._backoff = Backoff()
-        self._backing_off = False  # the broker refused a moment ago
-        self._quiet: list[Future[None]] = []  # callers that wait until nothing flows
+        self._backing_off = False  # whether the broker refused a subscription a moment ago
+        self._quiet: list[Future[None]] = []  # settled when no subscription flows any more
         self._first: Future[None] = Future()
 
     def start(self, timeout_s: float) -> None:
@@ -183,7 +183,7 @@ class RabbitConsumer(BufferedConsumer[RabbitDelivery]):
 
     def resume(self) -> None:
         """See `Consumer`."""
-        if not self._is_paused:  # called for every delivery, so don't wake the IO thread without need
+        if not self._is_paused:  # this is called for every delivery, so don't wake the IO thread without need
             return
         with self._condition:
             self._is_paused = False
@@ -198,7 +198,7 @@ class RabbitConsumer(BufferedConsumer[RabbitDelivery]):
         return deliveries
 
     def fill(self) -> None:
-        """(IO) Subscribe for the part of the prefetch that no subscription uses."""
+        """(IO) Subscribe for the unused part of the prefetch."""
         if self._is_paused or self._closed or self._backing_off or not self._connection.is_open:
             return
         free = self._prefetch - sum(subscription.capacity for subscription in self._subscriptions)
@@ -207,36 +207,35 @@ class RabbitConsumer(BufferedConsumer[RabbitDelivery]):
             self._subscriptions.add(Subscription(self, self._connection, free))
 
     def on_connected(self) -> None:
-        """(IO) The connection is open, for the first time or again. Refusals on an earlier connection no longer
-        matter."""
+        """(IO) Subscribe after the connection was opened. Refusals on an earlier connection don't count any more."""
         self._backing_off = False
         self.fill()
 
     def deliver(self, delivery: RabbitDelivery) -> None:
-        """(IO) Add a delivery that has arrived."""
+        """(IO) Put a delivery into the buffer."""
         with self._condition:
             self._buffer.append(delivery)
             self._condition.notify()
 
     def subscription_started(self) -> None:
-        """(IO) The broker accepted the subscription."""
+        """(IO) Note that the broker accepted the subscription."""
         self._backoff.reset()
         settle(self._first)
 
     def subscription_stopped(self, error: KvasirError | None) -> None:
-        """(IO) No more deliveries will come. `error` is given if this process did not ask for that."""
+        """(IO) Note that a subscription gets no more deliveries. `error` is given if we did not stop it ourselves."""
         self._tell_if_quiet()
         if error:
             self._resubscribe(error)
 
     def subscription_gone(self, subscription: Subscription, error: KvasirError | None) -> None:
-        """(IO) The subscription's channel is closed. `error` is given if it was still flowing."""
+        """(IO) Note that a subscription's channel is closed. `error` is given if it was flowing."""
         self._subscriptions.discard(subscription)
         with self._condition:
             self._buffer = deque(delivery for delivery in self._buffer if not delivery.is_lost)
         self._tell_if_quiet()
         if isinstance(error, UsageError):
-            settle(self._first, error=error)  # only the first caller waits for this error
+            settle(self._first, error=error)  # only the caller of `start` can be told
         if error:
             self._resubscribe(error)
 

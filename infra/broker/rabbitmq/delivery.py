@@ -38,41 +38,41 @@ class RabbitDelivery:
 
 
 class Holder:
-    """A channel and its unacked deliveries. Acks may come from any thread; everything else happens on the IO thread."""
+    """A channel and its unacked deliveries. Acks may come from any thread; everything else runs on the IO thread."""
 
     def __init__(self, connection: Connection, on_acked: Callable[[], None]) -> None:
         self._connection = connection
         self._on_acked = on_acked
         self._unacked: set[int] = set()  # any thread
-        self._acks: deque[int] = deque()  # any thread appends, the IO thread takes
-        self._are_acks_due = False  # a task will send them
-        self._open_tags: dict[int, None] = {}  # (IO) tags whose ack has not been sent, in order
+        self._acks: deque[int] = deque()  # any thread appends, and the IO thread removes
+        self._are_acks_due = False  # whether a task that sends them is submitted
+        self._open_tags: dict[int, None] = {}  # (IO) tags whose acks have not been sent, in order
         self.raw: pika.channel.Channel | None = None
         self.is_lost = False
         connection.holders.add(self)
 
     @property
     def unacked(self) -> int:
-        """(IO) Deliveries whose ack has not been sent."""
+        """(IO) The number of deliveries whose ack has not been sent."""
         return len(self._open_tags)
 
     def hold(self, queue: str, tag: int, message: Message, returns: int) -> RabbitDelivery:
-        """Note a delivery that arrived on this channel."""
+        """Return a delivery for a message that came on this channel."""
         self._unacked.add(tag)
         self._open_tags[tag] = None
         return RabbitDelivery(queue, message, returns, self, tag)
 
     def hold_raw(self, queue: str, method: Any, properties: spec.BasicProperties, body: bytes) -> RabbitDelivery:
-        """The same for a delivery in pika's form."""
+        """Return a delivery for a message in pika's form."""
         count = returns(properties, method.redelivered)
         return self.hold(queue, method.delivery_tag, to_message(properties, body), count)
 
     def ack(self, tag: int) -> bool:
-        """Hand the ack to the IO thread, once; False if the channel is gone."""
+        """Hand the ack to the IO thread, once. Returns False if the channel is gone."""
         if self.is_lost:
             return False
         try:
-            self._unacked.remove(tag)  # atomic: if two threads ack the same delivery, only one succeeds
+            self._unacked.remove(tag)  # atomic: if two threads ack the same delivery, only one gets past this
         except KeyError:
             return not self.is_lost
         self._acks.append(tag)
@@ -82,18 +82,19 @@ class Holder:
         return True
 
     def lose(self) -> None:
-        """The channel is gone, so its deliveries can no longer be acked."""
+        """Forget all deliveries, because the channel is gone and they can't be acked."""
         self.is_lost = True
         self._open_tags.clear()
         self._unacked.clear()
 
     def close(self) -> None:
-        """Close the channel. The broker takes back the unacked deliveries."""
+        """Close the channel. The broker takes the unacked deliveries back."""
         if self.raw is not None and self.raw.is_open:
             self.raw.close()
 
     def _send_acks(self) -> None:
-        self._are_acks_due = False  # reset before looking: an ack appended later starts another task
+        # Cleared before reading the acks, so that an ack that is appended later gets another task.
+        self._are_acks_due = False
         tags = [self._acks.popleft() for _ in range(len(self._acks))]
         if tags and self.raw is not None and self.raw.is_open:
             for tag, multiple in acks(tags, self._open_tags):
@@ -105,10 +106,10 @@ class Holder:
 
 
 def acks(tags: Iterable[int], unacked: Iterable[int]) -> list[tuple[int, bool]]:
-    """The fewest acks that cover `tags`: for each, its tag, and whether it covers all tags up to it.
+    """Return the fewest acks that cover `tags`: each is a tag, and whether it stands for all tags up to it.
 
-    `unacked`: all unacked tags of that channel, in order. One ack for many mostly saves work for the broker, because
-    each ack to a quorum queue is a log entry.
+    `unacked` are all unacked tags of the channel, in order. One ack for many tags saves the broker more work than us,
+    because each ack to a quorum queue is a log entry.
     """
     acked_tags = set(tags)
     run = list(itertools.takewhile(acked_tags.__contains__, unacked))

@@ -1,4 +1,4 @@
-"""Translates pika's exceptions into Kvasir's, by one table for classes and one for AMQP reply codes."""
+"""Translates pika's exceptions into ours, by class and by AMQP reply code."""
 
 import asyncio
 import socket
@@ -16,10 +16,10 @@ RESOURCE_LOCKED = 405
 PRECONDITION_FAILED = 406
 NOT_ALLOWED = 530
 
-# All classes in `pika.exceptions`. A test compares the list, so that a new class needs a decision.
+# Every class of `pika.exceptions`. A test compares this table with pika, so that a new class gets a decision.
 BY_CLASS: dict[type[Exception], type[KvasirError]] = {
     pika_errors.AMQPError: BrokerUnavailable,
-    # The connection is gone, or never existed. It is opened again.
+    # The connection is gone or could not be opened. It will be opened again.
     pika_errors.AMQPConnectionError: BrokerUnavailable,
     pika_errors.ConnectionOpenAborted: BrokerUnavailable,
     pika_errors.StreamLostError: BrokerUnavailable,
@@ -30,12 +30,12 @@ BY_CLASS: dict[type[Exception], type[KvasirError]] = {
     pika_errors.ConnectionBlockedTimeout: BrokerUnavailable,
     pika_errors.AMQPHeartbeatTimeout: BrokerUnavailable,
     pika_errors.NoFreeChannels: BrokerUnavailable,
-    pika_errors.IncompatibleProtocolError: BrokerUnavailable,  # a broker that is still starting looks the same
-    # A person has to fix the URL.
+    pika_errors.IncompatibleProtocolError: BrokerUnavailable,  # a broker that is still starting causes it too
+    # A person has to correct the URL.
     pika_errors.AuthenticationError: ConfigError,
     pika_errors.ProbableAuthenticationError: ConfigError,
     pika_errors.ProbableAccessDeniedError: ConfigError,
-    # A channel is gone. The reply code says more, see `of_reply`.
+    # A channel is gone. The reply code says why; see `of_reply`.
     pika_errors.AMQPChannelError: BrokerUnavailable,
     pika_errors.ChannelWrongStateError: BrokerUnavailable,
     pika_errors.ChannelClosed: BrokerUnavailable,
@@ -45,17 +45,17 @@ BY_CLASS: dict[type[Exception], type[KvasirError]] = {
     pika_errors.ConsumerCancelled: BrokerUnavailable,
     pika_errors.NackError: BrokerUnavailable,
     pika_errors.UnroutableError: NoQueue,
-    # The peer's bytes made no sense, so a new connection is opened.
+    # The peer sent bytes that can't be read, so the connection is opened again.
     pika_errors.ProtocolSyntaxError: BrokerUnavailable,
     pika_errors.UnexpectedFrameError: BrokerUnavailable,
     pika_errors.ProtocolVersionMismatch: BrokerUnavailable,
     pika_errors.BodyTooLongError: BrokerUnavailable,
     pika_errors.InvalidFrameError: BrokerUnavailable,
     pika_errors.InvalidFieldTypeException: BrokerUnavailable,
-    # The message can't be written as AMQP.
+    # Our message can't be written as AMQP.
     pika_errors.UnsupportedAMQPFieldException: InvalidMessage,
     pika_errors.ShortStringTooLong: InvalidMessage,
-    # Only a bug in Kvasir can cause these.
+    # Only a bug of ours can cause these.
     pika_errors.DuplicateConsumerTag: BrokerUnavailable,
     pika_errors.DuplicateGetOkCallback: BrokerUnavailable,
     pika_errors.InvalidChannelNumber: BrokerUnavailable,
@@ -65,7 +65,7 @@ BY_CLASS: dict[type[Exception], type[KvasirError]] = {
 
 
 def translate(error: BaseException, action: str) -> KvasirError:
-    """Kvasir's error for one of pika's, the socket's or TLS's. `action` begins the sentence ("reading queue x")."""
+    """Return our error for an error of pika, the socket or TLS. `action` begins the sentence ("reading queue x")."""
     if isinstance(error, KvasirError):
         return error
     if isinstance(error, pika_errors.ChannelClosed):
@@ -79,7 +79,7 @@ def translate(error: BaseException, action: str) -> KvasirError:
 
 
 def of_reply(code: int, text: str, action: str) -> KvasirError:
-    """Kvasir's error for a channel that the broker closed with this reply."""
+    """Return our error for a channel that the broker closed with this reply."""
     sentence = f"{action}: the broker answered {code} {text}"
     if code == NOT_FOUND:
         return NoQueue(sentence)
@@ -91,10 +91,10 @@ def of_reply(code: int, text: str, action: str) -> KvasirError:
 
 
 def is_hopeless(error: BaseException) -> bool:
-    """Whether connecting again is pointless, because the broker refused user, password or virtual host, or because its
-    certificate was refused.
+    """Whether trying to connect again can't help: the broker refused our login or virtual host, or we its certificate.
 
-    pika's errors named "probable" don't count: a broker that is killed during login causes them too.
+    pika also raises "probable" access errors when a connection is lost while logging in, which happens when a broker is
+    killed. Those don't count.
     """
     root = _root(error)
     if isinstance(root, ssl.SSLCertVerificationError):
@@ -104,18 +104,20 @@ def is_hopeless(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """The cause in a few words, because pika wraps it several times. It never holds a password, since pika gets no URL
-    to print."""
+    """Describe the innermost cause in a few words.
+
+    It never shows a password, since pika gets no URL that it could print.
+    """
     root = _root(error)
     if isinstance(root, pika_errors.ProbableAuthenticationError | pika_errors.AuthenticationError):
         return "user name or password refused"
     if isinstance(root, pika_errors.ProbableAccessDeniedError):
         return f"no access to the virtual host ({_reply_text(root)})"
     timeouts = workflow.AMQPConnectorStackTimeout | socket.timeout | asyncio.TimeoutError
+    # The last one: the broker accepted the connection, and then did not answer.
     if isinstance(root, timeouts | pika_errors.ConnectionOpenAborted):
-        # The latter if the connection was at least accepted.
         return "no answer in time"
-    if isinstance(root, pika_errors.IncompatibleProtocolError):  # a proxy in front of a dead broker behaves like this
+    if isinstance(root, pika_errors.IncompatibleProtocolError):  # a proxy in front of a dead broker causes this too
         return "it accepts the connection and hangs up: RabbitMQ is not running behind it, or has not started yet"
     if isinstance(root, ssl.SSLCertVerificationError):
         problem = root.verify_message or str(root)
@@ -126,7 +128,7 @@ def describe(error: BaseException) -> str:
 
 
 def _root(error: BaseException) -> BaseException:
-    """The innermost cause."""
+    """Return the innermost cause."""
     for _ in range(10):
         inner: object = getattr(error, "exceptions", None) or getattr(error, "exception", None)
         if not inner and isinstance(error, pika_errors.AMQPConnectionError) and error.args:

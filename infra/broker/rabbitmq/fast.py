@@ -1,13 +1,13 @@
-"""A faster wire: everything that bypasses pika for speed. Nothing here is needed for correctness.
+"""A faster wire. It bypasses pika only for speed; everything works without it.
 
-- Sending. pika writes each frame with a system call of its own, and each lets go of the interpreter lock: that is most
-  of the time that publishing takes. It also makes four objects of each message, and asks each of their fields what it
-  is. Here a message is one piece of bytes, and many go in one write.
-- Receiving. pika reads 4 KiB at a time, makes three frames of each delivery, copies what is left of its buffer after
-  each, and asks a table of callbacks about each. Here deliveries and confirms that lie in the buffer as a whole and
-  look as usual are read straight from the bytes. Everything else is left to pika, from its first frame on.
+- Sending. pika writes each frame with a separate system call, and each call releases the interpreter lock. That is
+  most of the time that publishing takes. It also creates four objects for each message and checks the type of each
+  of their fields. Here a message is one run of bytes, and many messages go out in one write.
+- Receiving. pika reads 4 KiB at a time, makes three frames of each delivery, copies the rest of its buffer after each
+  frame, and looks up callbacks for each. Here deliveries and confirms that are complete in the buffer and have the
+  usual form are read directly from the bytes. Anything else is left to pika, from its first frame on.
 
-The bytes are those of AMQP 0-9-1, sections 2.3.5 and 4.2.
+The bytes follow AMQP 0-9-1, sections 2.3.5 and 4.2.
 """
 
 import struct
@@ -28,9 +28,9 @@ _BATCH_BYTES = 64 * 1024
 _METHOD, _HEADER, _BODY, _END = 1, 2, 3, 0xCE
 _DELIVER, _ACK = b"\x00\x3c\x00\x3c", b"\x00\x3c\x00\x50"
 _BASIC = 60
-_FRAME_START = 7  # bytes before a frame's payload
+_FRAME_START = 7  # bytes of a frame before its payload
 
-# Flags of the properties, in the order in which the properties follow.
+# Flags of the properties that are present, in the order in which their values follow.
 _CONTENT_TYPE, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 13, 1 << 12
 _CORRELATION_ID, _REPLY_TO, _MESSAGE_ID, _TIMESTAMP, _TYPE = 1 << 10, 1 << 9, 1 << 7, 1 << 6, 1 << 5
 _ALWAYS = _CONTENT_TYPE | _HEADERS | _DELIVERY_MODE | _TIMESTAMP
@@ -45,11 +45,11 @@ _I64 = struct.Struct(">q")
 
 
 class _Unusual(Exception):
-    """A frame that this wire does not read itself; pika reads it."""
+    """These bytes don't have the usual form, so pika reads them."""
 
 
 class FastWire(Wire):
-    """See the module."""
+    """A `Wire` that writes and reads the usual frames itself. See the module's description."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,16 +89,17 @@ class FastWire(Wire):
             transport._MAX_RECV_BYTES = _BATCH_BYTES
 
     def read(self, data: bytes) -> int:
-        """Process the usual and complete part at the start of `data`, or pass its first frame to pika."""
+        """Handle the complete, usual frames at the start of `data`; if there are none, give its first frame to pika."""
         at = 0
         try:
             while True:
                 at = self._read_next(data, at)
-        except (_Unusual, struct.error, IndexError, UnicodeDecodeError):  # or incomplete: the rest is still to come
+        # Or the data is incomplete, and the rest is still to come.
+        except (_Unusual, struct.error, IndexError, UnicodeDecodeError):
             return at or super().read(data)
 
     def _read_next(self, data: bytes, at: int) -> int:
-        """Read the frame that begins at `at`. Returns where it ends."""
+        """Read what begins at `at`, and return where it ends."""
         kind, channel, size = _FRAME.unpack_from(data, at)
         start = at + _FRAME_START
         end = _end(data, start, size)
@@ -124,7 +125,7 @@ class FastWire(Wire):
         if flags & ~_USUAL:
             raise _Unusual
         body, body_end = _payload(data, head_end, _BODY, channel) if body_bytes else (head_end, head_end)
-        if body_bytes and body + body_bytes + 1 != body_end:  # the first of several frames
+        if body_bytes and body + body_bytes + 1 != body_end:  # the body continues in further frames
             raise _Unusual
         message, count = _message(data, head + _CONTENT.size, flags, data[body : body + body_bytes])
         taker(tag, message, int(bool(redelivered)) if count is None else count)
@@ -132,10 +133,11 @@ class FastWire(Wire):
 
 
 def publication(channel: int, to: Address, message: Message, tag: str, frame_max: int) -> bytes:
-    """basic.publish of a message on a channel; `tag` as in `Wire.publish`, `frame_max`: most bytes of one frame.
+    """Return the bytes of basic.publish for a message.
 
-    Raises struct.error or ValueError for what AMQP can't say: a name of more than 255 bytes, a number of more than 64
-    bits, half a surrogate pair. An address that it can't say raises what pika does.
+    `tag` is as in `Wire.publish`; `frame_max` is the largest frame in bytes. Raises struct.error or ValueError for
+    values that AMQP can't represent: a name of more than 255 bytes, a number of more than 64 bits, half a surrogate
+    pair. For an address that can't be represented, pika's error is raised.
     """
     parts = [_method(channel, to.exchange, to.key, bool(tag)), _frame(_HEADER, channel, _header(message, tag))]
     max_payload = frame_max - _FRAME_START - 1
@@ -156,7 +158,7 @@ def _frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 def _header(message: Message, tag: str) -> bytes:
-    """The content header. Its properties say whose message it is, so that even an unreadable body can be answered."""
+    """Return the payload of the content header. Its properties identify the job even if the body can't be read."""
     flags = _ALWAYS
     mode = PERSISTENT if message.persistent else TRANSIENT
     fields = [_short(CONTENT_TYPE), _table_bytes(message.headers), bytes([mode])]
@@ -180,13 +182,13 @@ def _table_bytes(headers: Mapping[str, Header]) -> bytes:
     return _U32.pack(len(pairs)) + pairs
 
 
-@lru_cache(maxsize=1024, typed=True)  # a batch's messages share most values; typed, because 1 == 1.0
+@lru_cache(maxsize=1024, typed=True)  # a batch's messages differ in few headers; typed, since 1 == 1.0
 def _pair(name: str, value: Header) -> bytes:
     return b"" if is_brokers(name) else _short(name) + _value_bytes(value)
 
 
 def _value_bytes(value: Header) -> bytes:
-    """A header value. pika reads floats as whole numbers, so a float travels as a small table."""
+    """Return the bytes of a header's value. A float becomes a small table, because pika reads floats as integers."""
     if isinstance(value, str):
         text_bytes = value.encode()
         return b"S" + _U32.pack(len(text_bytes)) + text_bytes
@@ -201,14 +203,14 @@ def _short(text: str) -> bytes:
 
 
 def _end(data: bytes, start: int, size: int) -> int:
-    """Where the frame ends whose payload begins at `start` and has `size` bytes."""
+    """Return where a frame ends whose payload has `size` bytes from `start` on."""
     if data[start + size] != _END:
         raise _Unusual
     return start + size + 1
 
 
 def _payload(data: bytes, at: int, kind: int, channel: int) -> tuple[int, int]:
-    """Where the payload of the frame at `at` begins, and where that frame ends."""
+    """Return where the payload of the frame at `at` begins, and where the frame ends."""
     frame_kind, on, size = _FRAME.unpack_from(data, at)
     if frame_kind != kind or on != channel:
         raise _Unusual
@@ -216,7 +218,10 @@ def _payload(data: bytes, at: int, kind: int, channel: int) -> tuple[int, int]:
 
 
 def _message(data: bytes, at: int, flags: int, body: bytes) -> tuple[Message, int | None]:
-    """The message, and the broker's count of returns if it sent one. Properties follow in the order of their flags."""
+    """Return the message, and the broker's count of returns if it sent one.
+
+    The values follow in the order of their flags.
+    """
     headers: dict[str, Header] = {}
     count, persistent = None, False
     correlation_id = reply_to = message_id = ""
@@ -237,7 +242,7 @@ def _message(data: bytes, at: int, flags: int, body: bytes) -> tuple[Message, in
 
 
 def _table_at(data: bytes, at: int) -> tuple[dict[str, Header], int | None, int]:
-    """The texts and whole numbers that belong to the message, the count of returns, and where the table ends."""
+    """Return our headers (texts and integers), the count of returns, and where the table ends."""
     end = at + 4 + _U32.unpack_from(data, at)[0]
     at += 4
     headers: dict[str, Header] = {}
@@ -256,13 +261,13 @@ def _table_at(data: bytes, at: int) -> tuple[dict[str, Header], int | None, int]
 
 def _value_at(data: bytes, at: int) -> tuple[Header, int]:
     kind = data[at]
-    if kind == 0x53:  # S, a text
+    if kind == 0x53:  # S: text
         start = at + 5
         end = start + _U32.unpack_from(data, at + 1)[0]
         if end > len(data):
             raise _Unusual
         return data[start:end].decode(), end
-    if kind == 0x6C:  # l
+    if kind == 0x6C:  # l: a 64-bit integer
         return _I64.unpack_from(data, at + 1)[0], at + 9
     if kind == 0x49:  # I
         return _I32.unpack_from(data, at + 1)[0], at + 5

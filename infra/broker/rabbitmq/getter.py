@@ -1,5 +1,7 @@
-"""basic_get, with a separate channel for each delivery until it is acked, so that a missing queue closes no other
-delivery's channel."""
+"""basic_get, with a separate channel for each delivery until it is acked.
+
+The broker closes a channel that asks for a missing queue; other deliveries must not be lost with it.
+"""
 
 from concurrent.futures import Future
 from functools import partial
@@ -18,14 +20,14 @@ MAX_IDLE = 4  # channels kept for the next get
 
 
 class Getter:
-    """Gets single messages, and keeps a few idle channels for this."""
+    """Gets single messages. It keeps a few idle channels for the next calls."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._idle: list[_GetChannel] = []  # IO thread only
 
     def get(self, queue: str, timeout_s: float) -> RabbitDelivery | None:
-        """One ready message or None. Raises NoQueue, BrokerUnavailable."""
+        """Return one ready message, or None. Raises NoQueue, BrokerUnavailable."""
 
         def attempt(deadline: float) -> RabbitDelivery | None:
             future: Future[RabbitDelivery | None] = Future()
@@ -35,14 +37,14 @@ class Getter:
         return over_reconnects(self._connection, timeout_s, attempt)
 
     def free(self, channel: "_GetChannel") -> None:
-        """(IO) Note that a channel holds no delivery any more."""
+        """(IO) Take back a channel that holds no delivery."""
         if len(self._idle) < MAX_IDLE:
             self._idle.append(channel)
         else:
             channel.close()
 
     def forget(self, channel: "_GetChannel") -> None:
-        """(IO) Note that a channel is closed."""
+        """(IO) Forget a channel that is closed."""
         if channel in self._idle:
             self._idle.remove(channel)
 
@@ -56,7 +58,7 @@ class Getter:
 
 
 class _GetChannel(Holder):
-    """A channel for one basic_get at a time. Used only on the IO thread, except for acks."""
+    """A channel for one basic_get at a time. Everything but acks runs on the IO thread."""
 
     def __init__(self, getter: Getter, connection: Connection) -> None:
         super().__init__(connection, lambda: getter.free(self))
@@ -64,10 +66,11 @@ class _GetChannel(Holder):
         self._queue = ""
         self._future: Future[RabbitDelivery | None] = Future()
         channel = connection.raw.channel(on_open_callback=self._on_opened)
-        channel.add_on_close_callback(self._closed)  # the connection may be lost before it is open
+        # Set now, since the connection may be lost before the channel is open.
+        channel.add_on_close_callback(self._closed)
 
     def get(self, queue: str, future: Future[RabbitDelivery | None]) -> None:
-        """Send the request now, or once the channel is open."""
+        """Ask for a message, now or once the channel is open."""
         self._queue, self._future = queue, future
         if self.raw is not None:
             self.raw.basic_get(queue, self._on_message)
@@ -79,7 +82,7 @@ class _GetChannel(Holder):
 
     def _on_message(self, _channel: Any, method: Any, properties: spec.BasicProperties, body: bytes) -> None:
         if not settle(self._future, self.hold_raw(self._queue, method, properties, body)):
-            self.close()  # the caller gave up waiting, so let the broker take the message back
+            self.close()  # the caller gave up waiting; closing returns the message to the broker
 
     def _empty(self, _frame: Any) -> None:
         settle(self._future)

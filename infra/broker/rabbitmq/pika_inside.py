@@ -1,14 +1,13 @@
-"""pika's connection, and every private member of pika that Kvasir uses. The rest of this package uses only public
-names.
+"""pika's connection, and every private member of pika that we use. The rest of this package uses public names only.
 
-A pika without these members still works, except for the effect that is listed with each. A test reads this list, checks
-that the installed pika has every member, and searches for private members that are not listed:
+If a private member is missing, deliveries still work, but the effect noted beside it is lost. A test reads this list,
+checks every member in the installed pika, and looks for private members that are not listed:
 
-SelectConnection._on_connection_workflow_done  overridden: pika 1.4 reports the class of an error where a broker
-    accepts and then says nothing, and stumbles over it
-Channel._cancelled  a consumer's tag is taken out: pika would reject what still arrives while it is cancelled, and
-    quorum queues count each return
-_AsyncTransportBase._MAX_RECV_BYTES  for speed, set by `FastWire`: pika's 4 KiB are a message or two
+    SelectConnection._on_connection_workflow_done  overridden: where a broker accepts a connection and then says
+        nothing, pika 1.4 reports the class of an error instead of an error, and fails on it
+    Channel._cancelled  a consumer's tag is removed: pika would otherwise reject deliveries that arrive while it is
+        being cancelled, and quorum queues count each return
+    _AsyncTransportBase._MAX_RECV_BYTES  raised for speed by `FastWire`: pika's 4 KiB hold only a message or two
 """
 
 import logging
@@ -23,11 +22,11 @@ from pika.exceptions import StreamLostError  # type: ignore[import-untyped]
 from infra.broker.rabbitmq.wire import Wire
 
 log = logging.getLogger(__name__)
-REPORT_ONCE = threading.Lock()  # the first caller takes it, reports, and never releases it
+REPORT_ONCE = threading.Lock()  # the thread that acquires it logs the warning, and never releases it
 
 
 class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
-    """pika's connection through a wire. Used only on the IO thread."""
+    """pika's connection over a wire. All of it runs on the IO thread."""
 
     def __init__(
         self, settings: pika.URLParameters, on_opened: Any, on_failed: Any, loop: IOLoop, make_wire: Callable[[], Wire]
@@ -36,8 +35,7 @@ class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
         super().__init__(settings, on_opened, on_failed, on_failed, custom_ioloop=_wired(loop, self.wire))
 
     def opened(self, later: Callable[[float, Callable[[], None]], object]) -> None:
-        """Start to listen. If this pika's streams have an unknown form, the connection works without a wire, by pika
-        alone."""
+        """Start the check for silence. If this pika's streams are not as we expect them, use pika without a wire."""
         if self.wire.transport is None:
             report_no_wire()
             self.wire = Wire()
@@ -45,7 +43,7 @@ class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
             self.wire.listen(self.params.heartbeat, later)
 
     def cut(self, reason: str) -> None:
-        """End the connection without a goodbye to the broker, or with one if only pika can end it."""
+        """Close the connection without telling the broker, or with a proper close where only pika can do it."""
         if self.wire.transport is not None:
             self.wire.cut(StreamLostError(reason))
         elif not self.is_closing:
@@ -56,22 +54,21 @@ class GuardedConnection(pika.SelectConnection):  # type: ignore[misc]
 
 
 def let_through(channel: pika.channel.Channel, tag: str) -> None:
-    """Called right after cancelling a consumer, so that deliveries that still arrive before the broker's answer are not
-    rejected."""
+    """Keep pika from rejecting deliveries that arrive between cancelling a consumer and the broker's answer."""
     getattr(channel, "_cancelled", set()).discard(tag)
 
 
 def report_no_wire() -> None:
-    """Warn once per process, even if two connections find out at the same time."""
+    """Log once per process that pika is used without a wire. Both connections may find this out at the same time."""
     if REPORT_ONCE.acquire(blocking=False):
-        log.warning("pika %s has no streams as we know them: it is used without a wire, slower", pika.__version__)
+        log.warning("the streams of pika %s are not as expected: it is used without a wire, slower", pika.__version__)
 
 
 def _wired(loop: IOLoop, wire: Wire) -> Any:
-    """The loop for pika: services whose streams go through `wire`, or just `loop` if this pika has no such services.
+    """Return what pika gets as its loop: IO services whose streams go through `wire`.
 
-    These services have public names and may be passed to a connection, but pika says that they may change without
-    notice.
+    If this pika has no such services, return `loop` itself. Their names are public, and pika accepts them for a
+    connection, but it says that they may change without notice.
     """
     try:
         from pika.adapters.utils.selector_ioloop_adapter import (  # type: ignore[import-untyped]

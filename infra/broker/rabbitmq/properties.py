@@ -1,4 +1,4 @@
-"""Turns AMQP properties into messages. Headers that the broker adds are removed, and unreadable ones are left out."""
+"""Translates AMQP properties into messages. Headers of the broker and values that can't be read are left out."""
 
 import struct
 import time
@@ -12,15 +12,14 @@ from infra.broker.base import BROKERS_OWN, Header, Message
 CONTENT_TYPE = "application/msgpack"
 PERSISTENT, TRANSIENT = 2, 1
 
-# Up to 4.2 a quorum queue counts in x-delivery-count how often it took a message back. Since 4.3 that header only
-# counts failures, and x-acquired-count counts all returns (rabbitmq.com/docs/quorum-queues, "Poison Message Handling").
+# Up to RabbitMQ 4.2, x-delivery-count is how often a quorum queue took a message back. Since 4.3 it counts only
+# failures, and x-acquired-count counts all returns (rabbitmq.com/docs/quorum-queues, "Poison Message Handling").
 RETURN_COUNTS = ("x-acquired-count", "x-delivery-count")
 _DEATH_SUMMARY = ("x-first-death-reason", "x-first-death-queue")
 
 
 def to_message(properties: spec.BasicProperties, body: bytes) -> Message:
-    """The message as it was published, with the two headers that describe its first dead-lettering, if there was
-    one."""
+    """Return the message that was published. If it was dead-lettered, two headers about its first death are kept."""
     return Message(
         body=body,
         message_id=_text(properties.message_id),
@@ -32,16 +31,16 @@ def to_message(properties: spec.BasicProperties, body: bytes) -> Message:
 
 
 def returns(properties: spec.BasicProperties, redelivered: bool) -> int:
-    """How often the broker took this copy back. Quorum queues count; classic ones only tell whether it happened."""
+    """Return how often the broker took this copy back. A classic queue only knows whether it did: 0 or 1."""
     headers = properties.headers or {}
     counts = [headers[name] for name in RETURN_COUNTS if isinstance(headers.get(name), int)]
     return max(counts, default=int(redelivered))
 
 
 def to_properties(message: Message, kind: str) -> spec.BasicProperties:
-    """The properties of a message. `kind` is the property `type`.
+    """Return the AMQP properties of a message. `kind` becomes the property `type`.
 
-    They say whose message it is, so that even an unreadable body can be answered.
+    The properties identify the job even if the body can't be read.
     """
     return spec.BasicProperties(
         content_type=CONTENT_TYPE,
@@ -56,9 +55,8 @@ def to_properties(message: Message, kind: str) -> spec.BasicProperties:
 
 
 def without_headers(header_frame: bytes) -> bytes:
-    """A content header's frame with an empty headers table, for a table that pika can't decode. Everything else is
-    kept."""
-    at = spec.FRAME_HEADER_SIZE + 12  # the flags come first, then fields in the order of their flags
+    """Return a content header frame with an empty headers table, for a table that pika can't decode."""
+    at = spec.FRAME_HEADER_SIZE + 12  # the flags begin here; the fields follow in the order of their flags
     (flags,) = struct.unpack_from(">H", header_frame, at)
     at += 2
     for flag in (spec.BasicProperties.FLAG_CONTENT_TYPE, spec.BasicProperties.FLAG_CONTENT_ENCODING):
@@ -74,13 +72,14 @@ def without_headers(header_frame: bytes) -> bytes:
 def is_brokers(name: str) -> bool:
     """Whether a header is one that the broker writes.
 
-    If such a header is sent back, RabbitMQ up to 3.13 reads its own x-death and silently drops messages as "cycles".
+    Such headers must not be sent back: RabbitMQ up to 3.13 reads its own x-death and silently drops messages whose path
+    is a cycle.
     """
     return name.startswith(BROKERS_OWN)
 
 
 def is_ours(name: str) -> bool:
-    """Whether a header belongs to the message: one of Kvasir's, or the summary of its first dead-lettering."""
+    """Whether a header belongs to the message: one of ours, or one of the two about its first death."""
     return not is_brokers(name) or name in _DEATH_SUMMARY
 
 
@@ -96,7 +95,7 @@ def _readable(headers: Mapping[Any, Any] | None) -> dict[str, Header]:
 
 
 def _plain(value: Any) -> Header | None:
-    """A header as str, int or float; None if it is something else."""
+    """Return a header as str, int or float; None if it has another type."""
     if isinstance(value, dict) and list(value) == ["float"]:
         try:
             return float(value["float"])
@@ -108,14 +107,14 @@ def _plain(value: Any) -> Header | None:
 
 
 def _writable(value: Header) -> str | int | dict[str, str]:
-    """A value that pika can write: it reads floats as whole numbers, so a float travels as a small table."""
+    """Return a header's value for pika. A float becomes a small table, because pika reads AMQP floats as integers."""
     if isinstance(value, float):
         return {"float": repr(value)}
     return value if isinstance(value, str) else int(value)
 
 
 def _text(value: object) -> str:
-    """A short string. pika returns bytes if it is not UTF-8."""
+    """Return a short string. pika gives bytes if it is not UTF-8."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return value if isinstance(value, str) else ""

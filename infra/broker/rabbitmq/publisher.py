@@ -1,8 +1,7 @@
-"""Publishes messages with a limited number of unconfirmed ones, and continues after reconnects.
+"""Publishing with confirms in a window, across reconnects.
 
-Each message is tracked by its delivery tag, which also travels in the AMQP property `type`. This is needed because
-RabbitMQ returns an unroutable message without saying which confirm belongs to it, and neither message_id nor address is
-unique.
+A message is tracked by its delivery tag, which is also sent in the AMQP property `type`. RabbitMQ returns an unroutable
+message without saying which confirm belongs to it, and neither message_id nor the address is unique.
 """
 
 import itertools
@@ -27,14 +26,14 @@ from messages.errors import BrokerUnavailable, InvalidMessage, NoQueue
 
 log = logging.getLogger(__name__)
 
-# When the broker closes a channel because of one bad message, the other unconfirmed messages are lost with it and
-# published again. After this many closings a message counts as the bad one.
+# When the broker closes the channel for one bad message, all unconfirmed messages on it are published again. A message
+# whose channel was closed this often counts as the bad one.
 MAX_REFUSALS = 3
 MAX_LOSSY_BACKLOG = 10_000
 
 
 class Outgoing:
-    """A message being published, and the stream that waits for its confirm."""
+    """A message that is not confirmed yet, and the stream that waits for it."""
 
     __slots__ = ("is_returned", "message", "refusals", "stream", "to")
 
@@ -46,14 +45,14 @@ class Outgoing:
         self.refusals = 0
 
     def describe(self) -> str:
-        """For error messages."""
+        """Return the message's id and address, for error messages."""
         return f"message {self.message.message_id or '(no id)'} to {self.to.exchange or '(default)'}/{self.to.key}"
 
 
 class Publisher:
-    """The publish connection, with a confirming channel and a second channel for messages that may be lost.
+    """The publishing connection. It has one channel with confirms, and one for messages that may be lost.
 
-    `send`, `send_lossy` and `close` may be called from any thread. Everything else runs on the IO thread.
+    `send`, `send_lossy` and `close` may be called from any thread; everything else runs on the IO thread.
     """
 
     def __init__(self, settings: Sequence[pika.URLParameters], make_wire: Callable[[], Wire]) -> None:
@@ -62,41 +61,44 @@ class Publisher:
         self._channel: pika.channel.Channel | None = None  # set while the channel is in confirm mode
         self._next_tag = 1
         self._in_flight: dict[int, Outgoing] = {}  # by delivery tag, in order
-        self._backlog: deque[Outgoing] = deque()  # any thread appends, the IO thread takes
-        self._is_drain_due = False  # whether a task will publish the backlog
+        self._backlog: deque[Outgoing] = deque()  # any thread appends, and the IO thread removes
+        self._is_drain_due = False  # whether a task that publishes the backlog is submitted
         self._lossy: pika.channel.Channel | None = None
         self._lossy_backlog = 0
         self._backoff = Backoff()
         self._closed = False
-        self.ready = threading.Event()  # set once both channels have been open; the lossy one is opened first
+        self.ready = threading.Event()  # set once both channels have opened: the lossy one is requested first
 
     def send(self, outgoing: Outgoing) -> None:
-        """Publish a message now, or once there is a connection. Its stream learns how it ended."""
+        """Publish a message, now or once there is a connection. The outcome is put into its stream's `outcomes`."""
         self._backlog.append(outgoing)
         if not self._is_drain_due:
             self._is_drain_due = True
             self.connection.submit(self._drain)
 
     def send_lossy(self, to: Address, message: Message) -> None:
-        """Publish a message if that is possible right now."""
+        """Publish a message if that is possible now; otherwise drop it."""
         if self._lossy_backlog < MAX_LOSSY_BACKLOG and self.connection.is_open:
             self._lossy_backlog += 1
             self.connection.submit(partial(self._send_lossy, to, message))
 
     def close(self) -> None:
-        """Fail all unconfirmed messages, including later ones."""
+        """Fail all unconfirmed messages, and every message that is sent later."""
         self.connection.submit(self._close)
 
     def _on_opened(self) -> None:
-        """The connection is up."""
+        """Open both channels, since the connection is new."""
         self._lossy = None
         self._open(self._lossy_opened)
         self._open(self._channel_opened)
 
     def _drain(self) -> None:
-        """Publish the backlog, if that is possible now. This is a separate task, so that many messages go in one
-        write."""
-        self._is_drain_due = False  # reset before looking: a message appended later starts another task
+        """Publish the backlog, if that is possible now.
+
+        It runs as a separate task, so that many messages go in one write.
+        """
+        # Cleared before reading the backlog, so that a message that is appended later gets another task.
+        self._is_drain_due = False
         if self._closed:
             self._close()
         channel = self._usable()
@@ -120,27 +122,30 @@ class Publisher:
         self.connection.submit(self._drain)
 
     def _usable(self) -> pika.channel.Channel | None:
-        """The confirming channel, if it can be used now."""
+        """Return the confirming channel, or None if nothing can be published on it now."""
         channel = self._channel
         usable = channel is not None and channel.is_open and self.connection.is_open and not self.connection.alarm
         return channel if usable else None
 
     def _publish_next(self, channel: pika.channel.Channel) -> None:
-        """Take the next message and publish it, unless that is impossible or no longer wanted. From now on it is
-        unconfirmed."""
+        """Publish the next message of the backlog.
+
+        It fails if it can't be written, and is dropped if its caller is gone.
+        """
         outgoing = self._backlog.popleft()
         if outgoing.stream.is_abandoned:
             return
         try:
             self.connection.raw.wire.publish(channel, outgoing.to, outgoing.message, str(self._next_tag))
-        except Exception as error:  # noqa: BLE001  not writable as AMQP: too long, not UTF-8, or out of range
+        # The message can't be written as AMQP: too long, not UTF-8, out of range.
+        except Exception as error:  # noqa: BLE001
             self._fail(outgoing, InvalidMessage(f"{outgoing.describe()} can't be written as AMQP: {error!r:.200}"))
             return
         self._in_flight[self._next_tag] = outgoing
         self._next_tag += 1
 
     def _on_confirm(self, frame: Any) -> None:
-        """basic.ack or basic.nack."""
+        """Handle basic.ack or basic.nack."""
         answer = frame.method
         self._acked(answer.delivery_tag, answer.multiple, is_refusal=isinstance(answer, spec.Basic.Nack))
 
@@ -157,11 +162,11 @@ class Publisher:
             self._renew()
 
     def _renew(self) -> None:
-        """Continue with a new channel, and publish the unconfirmed messages there again.
+        """Close the channel. A new one is opened, and unconfirmed messages are published again on it.
 
-        A channel keeps using the node that led a queue when it first published to it (seen on 3.10.8). If it was opened
-        before a lost node's queues had new leaders, it is refused as long as that node is away. A new channel finds the
-        new leaders.
+        A channel always uses the node that led a queue when the channel first published to it (seen on 3.10.8). If it
+        was opened before the queues of a lost node had new leaders, publishing on it is refused until that node is
+        back. A new channel finds the new leaders.
         """
         if self._channel is not None and self._channel.is_open:
             self._channel.close()
@@ -173,14 +178,16 @@ class Publisher:
         return [self._in_flight.pop(confirmed_tag) for confirmed_tag in tags if confirmed_tag in self._in_flight]
 
     def _on_return(self, _channel: Any, _method: Any, properties: spec.BasicProperties, _body: bytes) -> None:
-        """Handle an unroutable message. The confirm of the same message follows."""
+        """Note that a message is unroutable. Its confirm follows."""
         outgoing = self._in_flight.get(int(properties.type or 0))
         if outgoing:
             outgoing.is_returned = True
 
     def _channel_closed(self, _channel: pika.channel.Channel, reason: BaseException) -> None:
-        """The channel was closed, by the broker because of a bad message, or with the connection. Publish all
-        unconfirmed messages again."""
+        """Publish unconfirmed messages again.
+
+        The channel was closed with its connection, or by the broker for a bad message.
+        """
         self._channel = None
         retries = [outgoing for outgoing in self._in_flight.values() if not self._is_refused(outgoing, reason)]
         self._in_flight.clear()
@@ -191,7 +198,7 @@ class Publisher:
             self.connection.later(self._backoff.next_s(), partial(self._open, self._channel_opened))
 
     def _is_refused(self, outgoing: Outgoing, reason: BaseException) -> bool:
-        """Whether this message is the reason for the closing. If so, it has been failed."""
+        """Whether the closed channel means that this message failed. If so, it is reported as failed here."""
         exchange = _missing_exchange(reason)
         if outgoing.is_returned or exchange == outgoing.to.exchange:
             self._fail(outgoing, _no_queue(outgoing))
@@ -221,7 +228,7 @@ class Publisher:
             return
         try:
             self.connection.raw.wire.publish(self._lossy, to, message, "")
-        except Exception as error:  # noqa: BLE001  no caller waits for this error
+        except Exception as error:  # noqa: BLE001  no caller waits for the outcome
             log.debug("dropped a message to %s: %r", to, error)
 
     def _close(self) -> None:
@@ -234,7 +241,7 @@ class Publisher:
 
 
 class Stream:
-    """One caller's messages: at most `window` of them unconfirmed."""
+    """The messages of one call. At most `window` of them are unconfirmed."""
 
     def __init__(self, publisher: Publisher, window: int, timeout_s: float | None) -> None:
         self._publisher = publisher
@@ -247,7 +254,10 @@ class Stream:
         self.is_abandoned = False  # the caller is gone, so its messages are not published again
 
     def publish_all(self, sends: Iterable[tuple[Address, Message]], on_confirmed: Callable[[Message], None]) -> int:
-        """Publish all messages. Returns how many were confirmed. Raises the first error once nothing is in flight."""
+        """Publish all messages, and return how many were confirmed.
+
+        Raises the first error once no message is in flight.
+        """
         try:
             for to, message in sends:
                 self._wait_for_window(on_confirmed)
@@ -265,9 +275,9 @@ class Stream:
 
     def _wait_for_window(self, on_confirmed: Callable[[Message], None]) -> None:
         if self._in_flight >= self._window:
-            # Refill the window in steps of a tenth. While the caller makes messages, the IO thread hardly gets to write
-            # them, and the broker must not run dry meanwhile. If messages were added one by one, the two threads would
-            # take turns for each message.
+            # Free a tenth of the window at once. If one confirm freed one place, this thread and the IO thread would
+            # alternate for each message. With more, the broker would run out of messages while the caller makes new
+            # ones, since the IO thread hardly gets to write meanwhile.
             while self._in_flight > self._window - max(1, self._window // 10):
                 self._settle_one(on_confirmed)
         while not self.outcomes.empty():
@@ -289,7 +299,7 @@ class Stream:
 
 
 def _missing_exchange(reason: BaseException) -> str | None:
-    """The name of the missing exchange because of which the broker closed the channel, or None."""
+    """Return the exchange whose absence made the broker close the channel; None if it was closed for another reason."""
     if not isinstance(reason, ChannelClosedByBroker) or reason.reply_code != NOT_FOUND:
         return None
     match = re.search(r"no exchange '(.*)' in vhost", reason.reply_text)

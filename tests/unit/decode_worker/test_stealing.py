@@ -130,7 +130,7 @@ def test_savings_of_successive_steals_add_up_to_what_the_queue_gains():
 def test_a_sentence_says_why():
     steal = decide([offer(4, FOUR_BUSY, fetch=1)])
     assert not steal.reason
-    assert steal.summary == "other: 8.0 s of waiting for 1.0 s of cost; done here in 11.0 s, there in 18.0 s"
+    assert steal.summary == "other: it would wait 8.0 s, stealing costs 1.0 s; done here in 11.0 s, there in 18.0 s"
 
 
 # The tail

@@ -514,7 +514,7 @@ def test_a_file_is_bounded_before_and_after_it_is_read(
         return httpx.post(f"{standing.url}/v1/files", data={"purpose": "batch"}, files={"file": ("p.jsonl", data)})
 
     before = httpx.get(f"{standing.url}/v1/files").json()
-    assert sent(b"\n \n").json()["error"]["message"] == "the file holds no prompt"
+    assert sent(b"\n \n").json()["error"]["message"] == "the file contains no prompt"
     monkeypatch.setattr(prompt_lines, "MAX_LINES", 2)
     assert sent(content(line("a"), line("b"), line("c"))).status_code == 400
     monkeypatch.setattr(prompt_lines, "MAX_FILE_BYTES", 100)

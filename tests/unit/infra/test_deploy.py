@@ -154,7 +154,7 @@ def _settings_with(folder: Path, store: str = "redis://teacher@s:6379/0", more: 
 
 def test_a_node_of_a_redis_cluster_is_not_set_up_as_a_redis_of_its_own(tmp_path: Path) -> None:
     settings = _settings_with(tmp_path, "redis+cluster://teacher@s1:6379,s2:6379", '{role = "store", memory_gb = 1}, ')
-    with pytest.raises(ConfigError, match="names a Redis Cluster, and deploy sets up one Redis"):
+    with pytest.raises(ConfigError, match="names a Redis Cluster, but deploy sets up only one Redis"):
         service_units(_machine(settings, "one"), settings)
     assert [unit.name for unit in units_of(_machine(settings, "one"))]
 

@@ -236,7 +236,7 @@ REFUSED = [
     ("[services]\nbroker_secret = 'pw'\n", "line 2: services.broker_secret is no setting"),
     ("[machines.a]\nroles = [{ model = 'm' }]\n", "line 2: .*roles, entry 1, role must be one of app"),
     ("[machines.a]\nroles = [{ role = 'store' }, 5]\n", "roles, entry 2 must be a table"),
-    (f"[grading]\nnotice = 0x{'f' * 5000}\n", "notice must not be a number of thousands of digits"),
+    (f"[grading]\nnotice = 0x{'f' * 5000}\n", "notice must not be a number with thousands of digits"),
     ("[grading\n", r"is not valid TOML: .*line 1"),
 ]
 

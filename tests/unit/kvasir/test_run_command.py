@@ -135,7 +135,7 @@ def test_bad_lines_are_rows_with_a_reason_and_the_rest_is_answered(folder: Path)
     assert {error["code"] for error in errors.values()} == {"invalid_request"}
     reasons = {name: error["message"] for name, error in errors.items()}
     assert "not JSON" in reasons["line 2"]
-    assert "taken by an earlier line" in reasons["line 3"]
+    assert "an earlier line has the same custom_id" in reasons["line 3"]
     assert "not configured" in reasons["other"]
     assert "no custom_id" in reasons["line 5"]
     assert "ends with a function call" in reasons["chat"]
@@ -191,7 +191,7 @@ def test_system_messages_are_the_shared_part_and_options_become_sampling(folder:
         ({"id": "a", "prompt": "x", "shared": 3}, "must be text"),
         ("[]", "not an object"),
         (openai("a", messages=[]), "list of objects"),
-        (openai("a", messages=[{"role": "tool", "content": "4"}]), "must name a call before"),
+        (openai("a", messages=[{"role": "tool", "content": "4"}]), "must name an earlier call"),
         (openai("a", messages=[{"role": "function", "content": "4"}]), "must have one of these roles"),
         (openai("a", messages=[{"role": "assistant", "tool_calls": 5}]), "tool_calls must have a function"),
         ({**openai("a"), "method": "GET"}, "only POST is served"),
@@ -204,11 +204,11 @@ def test_system_messages_are_the_shared_part_and_options_become_sampling(folder:
         (openai("a", stop=3), "stop"),
         ({**openai("a"), "url": "/v1/embeddings"}, "only /v1/chat/completions"),
         ({**openai("a"), "body": []}, "body is not an object"),
-        (openai("a\ud800"), "custom_id holds half a character"),
-        ({"id": "a\ud800", "prompt": "x"}, "custom_id holds half a character"),
-        ({"id": "a", "prompt": "x\ud800y"}, "it holds half a character"),
-        (openai("a", "d\ud800up"), "it holds half a character"),
-        (openai("a", stop="\ud800"), "it holds half a character"),
+        (openai("a\ud800"), "custom_id contains half a character"),
+        ({"id": "a\ud800", "prompt": "x"}, "custom_id contains half a character"),
+        ({"id": "a", "prompt": "x\ud800y"}, "it contains half a character"),
+        (openai("a", "d\ud800up"), "it contains half a character"),
+        (openai("a", stop="\ud800"), "it contains half a character"),
         ({**openai("a"), "custom_id": 5}, "custom_id must be text"),
         ({**openai("a"), "custom_id": ["a"]}, "custom_id must be text"),
         ({**openai("a"), "custom_id": None}, "no custom_id"),
@@ -252,7 +252,7 @@ def test_a_file_without_prompts_and_a_wrong_model_are_the_commands_mistakes(
 ) -> None:
     write(folder, "")
     assert cli.run_command(["run", "prompts.jsonl", "--out", "out"]) == cli.EXIT_USAGE
-    assert "holds no prompt" in capsys.readouterr().err
+    assert "contains no prompt" in capsys.readouterr().err
     write(folder, openai("a"))
     assert cli.run_command(["run", "prompts.jsonl", "--out", "out", "--model", "nobody"]) == cli.EXIT_USAGE
     assert cli.run_command(["run", "missing.jsonl", "--out", "out"]) == cli.EXIT_USAGE

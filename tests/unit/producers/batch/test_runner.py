@@ -502,13 +502,13 @@ def test_a_person_is_told_of_a_model_that_nobody_serves(pipeline: Pipeline, tmp_
         counts = owner.run(max_wait_s=0.1)
 
     assert counts.open == 2
-    assert f"nobody serves {MODEL}: 2 jobs wait until a decode worker is up" in owner.progress.sentences
+    assert f"no decode worker serves {MODEL}: 2 jobs wait until one is started" in owner.progress.sentences
 
 
 def test_nobody_is_told_of_a_worker_that_a_single_look_misses(pipeline: Pipeline, tmp_path: Path) -> None:
     """A store that has just come back empty knows no worker until each has registered again."""
     worker = WorkerInfo("d1", "decode", MODEL, "simulated", "cpu", "", "", 4096, 1, "h", 1, 0.0)
-    sentence = f"nobody serves {MODEL}: 2 jobs wait until a decode worker is up"
+    sentence = f"no decode worker serves {MODEL}: 2 jobs wait until one is started"
     with Class(tmp_path, 2).own(pipeline) as owner:
         pipeline.cluster_state.register(worker, ttl_s=60)
         owner.run(max_wait_s=0.1)  # one look

@@ -77,7 +77,7 @@ def test_a_full_disk_gives_one_clear_error_and_leaves_no_half_line(tmp_path, mon
 def test_a_line_that_is_not_ours_is_named(tmp_path):
     path = tmp_path / "results.jsonl"
     path.write_text('{"job_id": 5}\n')
-    with pytest.raises(BatchError, match="no result of ours"):
+    with pytest.raises(BatchError, match="not a valid result"):
         Journal(path)
     path.write_text("[]\n")
     with pytest.raises(BatchError, match="line 1"):
