@@ -61,9 +61,7 @@ def read_docx(data: bytes, _suffix: str = "") -> Submission:
     except RecursionError:
         raise Unreadable("it is nested too deeply to be a document; save it again in Word") from None
     except Exception as error:  # noqa: BLE001  a damaged document raises a dozen kinds
-        raise Unreadable(
-            f"it is not a Word document, or it is damaged ({type(error).__name__}); save it again"
-        ) from None
+        raise Unreadable(f"it is no Word document, or damaged ({type(error).__name__}); save it again") from None
     text, images = html_to_text(result.value)
     equations = sum("oMath" in message.message for message in result.messages)
     doubt = f"{plural(equations, 'equation')} in it can't be read" if equations else ""
@@ -94,9 +92,7 @@ def _check_package(data: bytes) -> None:
     except Unreadable:
         raise
     except Exception as error:  # noqa: BLE001  a damaged zip raises a dozen kinds
-        raise Unreadable(
-            f"it is not a Word document, or it is damaged ({type(error).__name__}); save it again"
-        ) from None
+        raise Unreadable(f"it is no Word document, or damaged ({type(error).__name__}); save it again") from None
 
 
 def _check_xml(xml: bytes) -> None:

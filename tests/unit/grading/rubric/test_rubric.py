@@ -180,7 +180,7 @@ def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
         ([1], "the rubric must be keys and values"),
         ('{"title": "a",\n "title": "b"}', "the key 'title' is there twice"),
         ('{"title": "a",\n oops}', "line 2, column 2: not JSON"),
-        ("[" * 100_000, "not JSON"),
+        ("[" * 100_000, "this is JSON that can't be read"),
         (b'{"title": \n "\xff"}', "line 2 is not UTF-8; save the file as UTF-8"),
         (b" " * ((1 << 20) + 1), "larger than 1 MiB"),
     ],
