@@ -46,6 +46,7 @@ import json
 import secrets
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from itertools import product
@@ -97,14 +98,12 @@ class MatrixRun:
         numbers = self._chosen() if any(_name(engine) == "llamacpp" for engine in present) else {}
         handed: dict[str, Any] = {}
         for engine in present:
-            print(f"{engine} prefills", flush=True)
             done = self._child("prefill", engine, numbers=numbers)
             handed[engine] = done["layouts"]
             for model, reason in done["reasons"].items():
                 self._refuse([model], [engine], [one for one in present if model in self._taken(one)], reason)
         choices: dict[str, dict[str, dict[str, list[int]]]] = {}
         for engine in present:
-            print(f"{engine} decodes", flush=True)
             done = self._child("decode", engine, numbers=numbers, handed=self._allowed(handed, engine))
             for key, rows in self.found.items():
                 rows += done[key]
@@ -149,7 +148,6 @@ class MatrixRun:
             self.found["refused"].append(row)
 
     def _chosen(self) -> dict[str, Any]:
-        print("llamacpp chooses prompts", flush=True)
         done = self._child("choose", "llamacpp")
         margins = ", ".join(f"{model} {margin:.3f}" for model, margin in done["margins"].items())
         print(f"least distance of the best two logits in its answers: {margins}")
@@ -160,9 +158,13 @@ class MatrixRun:
         own = {"step": step, "engine": engine, "models": self._taken(engine)}
         task = json.dumps(self._common | own | more)
         packages = str(scratch_env.packages(f"x{engine}")) if engine in LLAMACPP_RELEASES else ""
-        return harness.fresh_process(
+        print(f"{engine}, {step}:", end=" ", flush=True)
+        start = time.monotonic()
+        found = harness.fresh_process(
             "benchmarks.matrix_child", task, store_url=self._url, timeout_s=self._timeout_s, packages=packages
         )
+        print(f"{time.monotonic() - start:.0f} s", flush=True)
+        return found
 
 
 def _name(engine: str) -> str:
@@ -235,11 +237,14 @@ def main() -> int:
     parser.add_argument(
         "--real", action="store_true", help="SmolLM2 and Gemma 3 too (332 MB once, 2 GB unpacked; an hour)"
     )
+    parser.add_argument(
+        "--engines", nargs="+", choices=(*ENGINES, VLLM), default=(*ENGINES, VLLM), help="only pairs of these"
+    )
     parser.add_argument("--texts", type=int, default=20, help="prompts for each real model (default: %(default)s)")
     arguments = parser.parse_args()
     chosen = arguments.models if arguments.models is not None else QUICK_MODELS if arguments.quick else MODELS
     chosen = [model for name in chosen for model in (matrix_models.HYBRID if name == HYBRID else (name,))]
-    engines = (*ENGINES, VLLM)
+    engines = arguments.engines
     if RELEASES in chosen:
         chosen, engines = list(RELEASE_MODELS), LLAMACPP_RELEASES
     chosen = [*dict.fromkeys((*chosen, *(REAL if arguments.real else ())))]

@@ -21,7 +21,7 @@ from benchmarks.matrix_prompts import ANSWER_TOKENS, ANSWERED, BOUNDARY, LENGTHS
 from benchmarks.matrix_real import RealReceiver, cold_margin
 from engines.base import Answer
 from engines.registry import Engine, EngineOptions, open_engine
-from engines.sketch import Sketches
+from engines.sketch import Sketches, read_sketch
 from engines.sketching import fresh_sketch
 from engines.worker_info import MEND_ROPE, different_rope, ignored_window, kv_text
 from kvstore.redis.store import RedisKVStore
@@ -70,10 +70,13 @@ class ChildTask:
         """Where the caches lie that `engine` has prefilled."""
         return CachePlace(self.run, model, engine, tuple(self.family), layout)
 
-    def sketches(self, engine: Engine) -> Sketches:
-        """As a worker with this engine would have them; they lie in the run's folder."""
+    def sketches(self, engine: Engine, model: str) -> Sketches:
+        """As a worker with this engine would have them; they lie in the run's folder, where it is made once."""
         assert engine.info.layout is not None
-        return Sketches(fresh_sketch(engine, engine.info.layout), SketchFolder(Path(self.folder)))
+        folder, made = SketchFolder(Path(self.folder)), self.handed.get(self.engine, {}).get(model)
+        if made is None:
+            return Sketches(fresh_sketch(engine, engine.info.layout), folder)
+        return Sketches(read_sketch(folder.get_sketch(made["sketch"]), made["sketch"]), folder)
 
     def sources(self, model: str) -> list[CachePlace]:
         """Where all caches of a model lie."""
@@ -147,7 +150,7 @@ def _prefill_model(task: ChildTask, store: RedisKVStore, model: str) -> Row:
         if cache.states or model in matrix_models.REAL:
             start = matrix_real.start(prompts) if model in matrix_models.REAL else prompts["long"][: BOUNDARY + 1]
             place.put(store, "start", start, prefilled(engine, start))
-        sketches = task.sketches(engine)
+        sketches = task.sketches(engine, model)
         sketches.publish()
         return {"layout": asdict(cache.layout), "said": kv_text(engine.info), "sketch": sketches.name}
 
@@ -158,7 +161,7 @@ def decode(task: ChildTask, store: RedisKVStore) -> Row:
     for model in task.models:
         try:
             with loaded(task, model) as engine:
-                receiver, sketches = _receiver(task, engine, store, model), task.sketches(engine)
+                receiver, sketches = _receiver(task, engine, store, model), task.sketches(engine, model)
                 if isinstance(receiver, RealReceiver):
                     found["choices"][model] = receiver.choices()
                 for source in task.sources(model):

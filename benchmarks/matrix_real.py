@@ -145,6 +145,7 @@ class RealReceiver:
         self._steps = {
             name: self._forced(tokens, self._cold_start(name), self._said) for name, tokens in prompts.items()
         }
+        self._cold_steps: dict[str, list[Likeliest]] = {}  # along the cold answers
         self._own_shift = spread([each for name in prompts for each in self._alone(name)])
 
     def choices(self) -> dict[str, tuple[int, ...]]:
@@ -229,10 +230,10 @@ class RealReceiver:
         }
 
     def _margin(self, name: str, warm: Answer) -> float:
-        def said_again(said: Sequence[int]) -> list[Likeliest]:
-            return self._forced(self._prompts[name], self._cold_start(name), said)
-
-        return cold_margin(said_again, self._cold[name], warm, self._tokenizer.end_ids)
+        cold = self._cold[name]
+        if name not in self._cold_steps:  # once: llama.cpp computes the prompt again for it
+            self._cold_steps[name] = self._forced(self._prompts[name], self._cold_start(name), cold.tokens)
+        return cold_margin(lambda _said: self._cold_steps[name], cold, warm, self._tokenizer.end_ids)
 
     def _spoiled(self, name: str, wrong: KVCache) -> Row:
         tokens, cold = self._prompts[name], self._cold[name]
@@ -258,7 +259,8 @@ def cold_margin(
 ) -> float:
     """How far a cold answer's first token that another has not lay ahead of what the other has there: `lead`.
 
-    `said_again`: a cold run on the same prompt that is made to say this. `ends`: the ids of which one ends an answer.
+    `said_again`: a cold run on the same prompt that is made to say this, or more. `ends`: the ids of which one ends an
+    answer.
     """
     parted = first_difference(cold.tokens, warm.tokens)
     assert parted is not None

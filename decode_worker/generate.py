@@ -54,7 +54,8 @@ log = logging.getLogger(__name__)
 
 _FAILURES = 3  # fetches in a row that the store did not answer
 _PROBE = bytes(1 << 16)  # as large as a small KV cache
-# Up to this length, prefilling here is faster than sending the job back and fetching its KV cache again.
+_PROBE_EVERY_S = 30.0
+# Prefilling a prompt this short here is faster than sending the job back and fetching its KV cache again.
 LOCAL_PREFILL_TOKENS = 256
 # In nats. Rounding causes up to 0.11 (SmolLM2 as Q4_1, float32, bfloat16, between llama.cpp and MLX). The cache of
 # another prompt causes 0.6 to 3.4, measured with tiny models of random weights, whose expectations are weak.
@@ -164,7 +165,8 @@ class Generator:
         self._worker_id = worker_id
         self._observe = observe
         self.checks = KVChecks(kv_check_every)
-        self._failed_fetches = 0  # failed fetches since the last success
+        self._failed_fetches = 0  # fetches and probes that failed since one succeeded
+        self._next_probe = 0.0  # monotonic clock
 
     def result(self, attempt: DecodeAttempt) -> JobResult:
         """Decode a job from its KV cache. If the cache can't be used, the engine computes the prompt.
@@ -224,19 +226,21 @@ class Generator:
         )
 
     def probe_store(self, model: str) -> None:
-        """After failed fetches, check whether this worker should take jobs again.
+        """Test whether a value as large as a small KV cache comes back: every 30 s, and at every call after a failure.
 
-        It does if as much data as a small KV cache now comes back from the store. It also does if no other worker
-        serves `model`: jobs that all workers would leave to each other are better done without their KV caches.
+        Without another worker for `model`, this worker goes on even if the test fails. It is better to decode without
+        KV caches than not at all.
         """
-        if self.why_cut_off():
-            self._cluster_state.put_sketch(f"probe-{self._worker_id}", _PROBE, ttl_s=60.0)
+        if (self._failed_fetches or time.monotonic() >= self._next_probe) and self._cluster_state.answers:
+            self._cluster_state.put_sketch(f"probe-{self._worker_id}", _PROBE, ttl_s=_PROBE_EVERY_S / 2)
             comes_back = self._cluster_state.get_sketch(f"probe-{self._worker_id}") == _PROBE
             if comes_back or not any(
                 (other.role, other.model, other.off) == ("decode", model, "") and other.worker_id != self._worker_id
                 for other in self._cluster_state.registrations()
             ):
-                self._failed_fetches = 0
+                self._failed_fetches, self._next_probe = 0, time.monotonic() + _PROBE_EVERY_S
+            else:
+                self._failed_fetches += 1
 
     def _generate(self, attempt: DecodeAttempt, fetched_cache: FetchedCache | None, why_none: str) -> JobResult:
         """Decode all answers that the job asks for, from the same cache. Only the first is streamed.

@@ -298,10 +298,15 @@ def _widths(columns: Sequence[str], rows: Sequence[Sequence[Text]], unbroken: Se
 
 
 def _paragraph(columns: Sequence[str], row: Sequence[Text]) -> Text:
-    """Return a row as its first cell, with the other cells and their headings below it."""
-    facts = [f"{column}: {cell.plain}" for column, cell in zip(columns[1:], row[1:], strict=True) if cell.plain]
+    """Return a row as its first cell, with the other cells and their headings below it.
+
+    A heading is never parted from its cell by the end of a line.
+    """
+    facts = [
+        f"{head}:{_WHOLE_BLANK}{cell.plain}" for head, cell in zip(columns[1:], row[1:], strict=True) if cell.plain
+    ]
     lines = [row[0].plain, *wrap(f"  {'; '.join(facts)}", stdout.width)]
-    return Text("\n".join(lines), no_wrap=True, overflow="ignore")
+    return Text("\n".join(lines).replace(_WHOLE_BLANK, " "), no_wrap=True, overflow="ignore")
 
 
 def say_json(value: Any) -> None:

@@ -30,7 +30,8 @@ _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_te
 class HFPrompt(ChatPrompt):
     """Tokenizes prompts with a folder's own tokenizer and chat template. Callable from any thread.
 
-    `end_ids` end an answer; `control_ids` have no text of their own; `tokenizer_json` is the tokenizer as JSON text.
+    `end_ids` end an answer; `control_ids` have no text of their own; `tokenizer_json` is the tokenizer as JSON text,
+    of which `added_tokens` (texts by id) and `decoder_types` are kept: a large one takes a second to parse.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -41,6 +42,8 @@ class HFPrompt(ChatPrompt):
         control = _declare_control_tokens(definition)
         self.tokenizer_json = json.dumps(definition)
         self.control_ids = frozenset(entry["id"] for entry in control)
+        self.added_tokens = {entry["id"]: entry["content"] for entry in definition.get("added_tokens") or ()}
+        self.decoder_types = _decoder_types(definition)
         # Some models declare marks as ordinary tokens (`<turn|>`, `<tool_response>`), but no user's text may become
         # one.
         marks = [entry for entry in definition.get("added_tokens") or [] if entry["content"].strip()]
@@ -182,6 +185,11 @@ def _load(definition: str, folder: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _decoder_types(definition: dict[str, Any]) -> set[str]:
+    decoder = definition.get("decoder") or {}
+    return {part.get("type", "") for part in (decoder, *decoder.get("decoders", ()))}
 
 
 def _is_byte_level(definition: dict[str, Any]) -> bool:

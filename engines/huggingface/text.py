@@ -2,10 +2,8 @@
 preamble. Pure."""
 
 import codecs
-import json
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 from engines.harmony import FinalChannel
 from engines.huggingface.prompt import HFPrompt
@@ -70,18 +68,11 @@ class TextStream:
 
 def token_bytes(prompt: HFPrompt) -> list[bytes]:
     """The bytes that each id stands for; none for control tokens. Byte-level and SentencePiece tokenizers."""
-    definition = json.loads(prompt.tokenizer_json)
-    added_tokens = {entry["id"]: entry["content"] for entry in definition.get("added_tokens") or ()}
-    to_bytes = _from_byte_level if "ByteLevel" in _decoder_types(definition) else _from_sentencepiece
+    to_bytes = _from_byte_level if "ByteLevel" in prompt.decoder_types else _from_sentencepiece
     result = [to_bytes(text) for text in prompt.token_texts()]
-    for number, text in added_tokens.items():
+    for number, text in prompt.added_tokens.items():
         result[number] = b"" if number in prompt.control_ids else text.encode()
     return result
-
-
-def _decoder_types(definition: dict[str, Any]) -> set[str]:
-    decoder = definition.get("decoder") or {}
-    return {part.get("type", "") for part in (decoder, *decoder.get("decoders", ()))}
 
 
 def _from_byte_level(text: str) -> bytes:

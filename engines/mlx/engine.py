@@ -62,7 +62,7 @@ class MLXEngine(FolderEngine):
             ropes=loop.ropes,
             capabilities=Capabilities.local(transfers_kv=transfers_kv, blocks_while_computing=True),
             chars_per_token=prompt.chars_per_token,
-            vocabulary=min(len(prompt.token_texts()), loop.num_logits),
+            vocabulary=min(len(self._token_bytes), loop.num_logits),
             rounding=rounding(folder, loop.layout.dtype) if loop.layout else "q4",
             build=builds("mlx", "mlx-lm"),
         )

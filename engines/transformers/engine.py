@@ -83,7 +83,7 @@ class TransformersEngine(FolderEngine):
             ropes=ropes,
             capabilities=Capabilities.local(transfers_kv=layout is not None, blocks_while_computing=True),
             chars_per_token=prompt.chars_per_token,
-            vocabulary=len(prompt.token_texts()),
+            vocabulary=len(self._token_bytes),
             rounding=rounding(weights.folder, layout.dtype) if layout else "q4",
             build=builds("torch", "transformers"),
         )

@@ -135,7 +135,7 @@ class VLLMEngine(FolderEngine):
             ropes=_ropes(folder),
             capabilities=Capabilities.local(transfers_kv=True, blocks_while_computing=True),
             chars_per_token=prompt.chars_per_token,
-            vocabulary=min(len(prompt.token_texts()), num_logits),
+            vocabulary=min(len(self._token_bytes), num_logits),
             rounding=rounding(folder, layout.dtype),
             # A restarted server may have other weights, so results that were stored for an earlier instance must not be
             # used.

@@ -195,7 +195,8 @@ def lines(title: str, up: str, series: Mapping[str, Sequence[tuple[float, float]
         ]
         for (x, y), (next_x, next_y) in itertools.pairwise(corners):
             body.append(
-                f'<line class="line k{number}" x1="{x:.2f}%" y1="{y:.1f}" x2="{next_x:.2f}%" y2="{next_y:.1f}"/>'
+                f'<line class="line k{number % _SHADES}" x1="{x:.2f}%" y1="{y:.1f}" '
+                f'x2="{next_x:.2f}%" y2="{next_y:.1f}"/>'
             )
     body.append(_time_axis(top + _HEIGHT, length_s, _LEFT))
     words = [f"{name}: at most {max((v for _, v in steps), default=0):g}" for name, steps in series.items()]

@@ -1,6 +1,6 @@
 """Checks a cluster before work starts: configuration, broker, store, disks, and the workers' registrations.
 
-It leaves no traces: some messages and 34 MB of random bytes are sent, 66 MB are fetched, and all of it is removed again.
+It leaves no traces: some messages and 34 MB of random bytes are sent, 66 MB are fetched, and all is removed again.
 Broker and store are checked in parallel. A check that has not finished in time is named instead of waited for.
 """
 

@@ -217,10 +217,11 @@ def check_link(url: str, steps: Finding) -> Finding:
 def measured_link(url: str, steps: Finding, most_mb: int, within_s: float) -> Link:
     """Return what `steps` found about the link to an address. For a store, also measure its rates.
 
-    The rates are measured with up to `most_mb` megabytes, fewer if the "1 MB" step predicts more than `within_s`. A link
-    that is too slow for that gets the rate of the step. Raises StoreUnavailable.
+    The rates are measured with up to `most_mb` megabytes, fewer if the "1 MB" step predicts more than `within_s`. A
+    link that is too slow for that gets the rate of the step. Raises StoreUnavailable.
     """
-    megabyte_s = steps.steps.get("1 MB", math.inf) / 2 if steps.subject == "store" else math.inf  # there and back
+    # seconds for 1 MB one way: the step covers both directions
+    megabyte_s = steps.steps.get("1 MB", math.inf) / 2 if steps.subject == "store" else math.inf
     megabytes = min(most_mb, int(within_s / (2 * len(_RATES)) / max(1e-6, megabyte_s)))
     return Link(
         host_and_port(url)[0],

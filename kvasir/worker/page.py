@@ -93,7 +93,7 @@ class WorkerPage:
 
     def _why_not_ready(self) -> list[str]:
         if self._registration is None or self._broker is None or self._cluster_state is None:
-            return [f"{self._model} is still being loaded"]
+            return [f"{self._model} is still being loaded, or its KV transfer is being tested"]
         reasons = [] if self._broker.is_connected else ["the broker can't be reached"]
         try:
             self._cluster_state.now()

@@ -53,7 +53,7 @@ def test_a_worker_outside_its_hours_waits(cluster: Cluster) -> None:
 def test_nobody_of_that_name_is_one_sentence(cluster: Cluster) -> None:
     done = cluster.run("pause", "nobody")
     assert done.code == 2
-    assert done.stderr.startswith("kvasir: there is no worker 'nobody'; alive now: ")
+    assert done.stderr.startswith("kvasir: there is no worker 'nobody'; live workers: ")
 
 
 def _ready(cluster: Cluster, queue: str) -> int:

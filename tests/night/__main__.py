@@ -13,7 +13,7 @@ work says, so that the grade in each cell is known.
     unequal   counts that differ between journal, terminal, report, logs and Prometheus
 
 All of them must be 0. What it does not show: several machines, power cuts, GPUs. Ends with one JSON object, and 1 if
-anything tore. Writes night.md, night.json and two pictures to --to.
+anything tore. Writes night.md, night.json and three pictures to --to.
 """
 
 import argparse
@@ -33,13 +33,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--short", action="store_true", help="the form that make test-system runs: minutes")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the classes, beside the form's (default: 1)")
     parser.add_argument("--rounds", type=int, help="how often each trouble comes")
+    services = "one of each, or a cluster of three brokers and a Redis Cluster (default: %(default)s)"
+    parser.add_argument("--services", choices=("single", "cluster"), default="single", help=services)
     parser.add_argument("--only", action="append", default=[], metavar="WORD", help="troubles whose name holds this")
     parser.add_argument("--to", type=Path, default=Path("results/night"), help="(default: %(default)s)")
     parser.add_argument("--keep", type=Path, help="keep everything in this folder")
     options = parser.parse_args()
-    size = SHORT if options.short else LONG
-    size = replace(size, rounds=options.rounds or size.rounds)
+    size = (SHORT if options.short else LONG).scaled(options.scale)
+    size = replace(size, rounds=options.rounds or size.rounds, has_clusters=options.services == "cluster")
     with tempfile.TemporaryDirectory(prefix="kvasir-night-") as place:
         record = whole_night(options.keep or Path(place), size, options.seed, options.to, options.only)
     click.echo(record.markdown())

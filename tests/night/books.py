@@ -22,12 +22,19 @@ from tests.support.processes import CompletedCommand, environment, run
 from tests.support.waiting import wait_until
 
 _SETTLED_S = 60.0  # until what was under way at the end is done, seen and counted
+_QUIET_S = 900.0  # for a class in one process, on cores that others use too
 _ANSWERS = re.compile(r"Answers\D{0,40}?([\d,]+), of which")
+
+
+def planned(course: Course) -> list[dict[str, Any]]:
+    """The batch's jobs, as its manifest has them."""
+    jobs: list[dict[str, Any]] = json.loads((course.out / "batch.json").read_text("utf-8"))["jobs"]
+    return jobs
 
 
 def planned_jobs(course: Course) -> list[str]:
     """Ids of the batch's jobs, by its manifest."""
-    return [job["job_id"] for job in json.loads((course.out / "batch.json").read_text("utf-8"))["jobs"]]
+    return [job["job_id"] for job in planned(course)]
 
 
 def every_job(course: Course) -> set[str]:
@@ -158,7 +165,7 @@ def quiet_night(site: Site, course: Course, folder: Path) -> Path:
 
 
 def _alone(folder: Path, config: Path, *words: str) -> CompletedCommand:
-    return run("--config", str(config), *words, env=environment(folder), cwd=folder, timeout_s=200)
+    return run("--config", str(config), *words, env=environment(folder), cwd=folder, timeout_s=_QUIET_S)
 
 
 def count_wrong_answers(record: Record, course: Course, quiet: Path) -> None:

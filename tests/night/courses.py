@@ -12,7 +12,7 @@ from tests.support.homework import EXAMPLE
 from tests.support.processes import ROOT
 
 WRITER, READER, EXAMPLE_MODEL = "writer:8b", "reader:1b", "kvasir-demo"
-REAL = "smollm2:135m"
+SMOLLM2, GEMMA = "smollm2:135m", "gemma3:270m"  # real ones
 ASSIGNMENT = "5502"  # of benchmarks.doors_classes: the column of the gradebook
 DATASET = Path(os.environ.get("DIGIKLAUSUR", ROOT.parent / "shared/datasets/digiklausur"))
 _TRIES = 5_000  # seeds that are looked at for a class of the wanted kind

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import openai
@@ -14,28 +15,43 @@ import openai
 from tests.night.courses import WRITER, Course
 from tests.night.site import Site
 
-ONCE = "the-night"  # the batch's Idempotency-Key
+ONCE = "the-night"  # Idempotency-Key of the first batch, but for its number
 _BACK_S = 120.0  # until a gateway that was killed is back
 
 
 class Endpoint:
     """A course that asks by OpenAI's SDK, and asks again whenever nobody answers."""
 
-    def __init__(self, site: Site, count: int) -> None:
-        self.count = count
+    def __init__(self, site: Site) -> None:
         self._site = site
-        self._lines = [f"line {number}" for number in range(count)]
-        self.batch_id = ""
-        self.completed = 0
+        self._lines: list[str] = []  # of all batches
+        self._completed: dict[str, int] = {}  # lines of each batch, as far as somebody has looked
+        self._outputs: dict[str, str] = {}  # the file of each batch that is over
         self.looks = 0
         self.unanswered = 0  # requests that met no gateway
-        self.status = ""
 
-    def submit(self) -> None:
-        """The file, and the batch of it."""
-        text = "\n".join(json.dumps(_line(name)) for name in self._lines)
+    @property
+    def count(self) -> int:
+        """Lines of all batches."""
+        return len(self._lines)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every batch is."""
+        return len(self._outputs) == len(self._completed)
+
+    def open_lines(self) -> int:
+        """Those without an answer, as far as somebody has looked."""
+        return self.count - sum(list(self._completed.values()))
+
+    def submit(self, count: int) -> None:
+        """The file of so many more lines, and the batch of it."""
+        names = [f"line {number}" for number in range(self.count, self.count + count)]
+        text = "\n".join(json.dumps(_line(name)) for name in names)
         file = self._ask(lambda api: api.files.create(file=("lines.jsonl", text.encode()), purpose="batch"))
-        self.batch_id = self._ask(lambda api: self._create(api, file.id)).id
+        batch_id = self._ask(lambda api: self._create(api, file.id)).id
+        self._lines += names
+        self._completed[batch_id] = 0
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -54,21 +70,21 @@ class Endpoint:
                 over.set()
                 watching.result()
 
-    def look(self) -> Any:
-        """The batch as it is now."""
-        batch = self._ask(lambda api: api.batches.retrieve(self.batch_id))
-        counts = batch.request_counts
-        assert counts is None or counts.completed + counts.failed <= counts.total == self.count, counts
-        self.completed = counts.completed if counts else 0
-        self.status = batch.status
+    def look(self) -> None:
+        """At each batch that is not over, as it is now."""
+        for batch_id in set(self._completed) - set(self._outputs):
+            batch = self._ask(partial(self._retrieve, batch_id))
+            counts = batch.request_counts
+            assert counts is None or counts.completed + counts.failed <= counts.total <= self.count, counts
+            self._completed[batch_id] = counts.completed if counts else 0
+            if batch.status == "completed":
+                self._outputs[batch_id] = batch.output_file_id
         self.looks += 1
-        return batch
 
     def answers(self) -> Counter[str]:
-        """How often each line was answered; the batch is over."""
-        output = self.look().output_file_id
-        text = self._ask(lambda api: api.files.content(output).text)
-        return Counter(json.loads(line)["custom_id"] for line in text.splitlines())
+        """How often each line was answered; all batches are over."""
+        texts = [self._ask(partial(self._content, output)) for output in self._outputs.values()]
+        return Counter(json.loads(line)["custom_id"] for text in texts for line in text.splitlines())
 
     def missing(self) -> list[str]:
         """Lines without exactly one answer."""
@@ -80,8 +96,14 @@ class Endpoint:
             input_file_id=file_id,
             endpoint="/v1/chat/completions",
             completion_window="24h",
-            extra_headers={"Idempotency-Key": ONCE},
+            extra_headers={"Idempotency-Key": f"{ONCE}-{len(self._completed)}"},
         )
+
+    def _retrieve(self, batch_id: str, api: openai.OpenAI) -> Any:
+        return api.batches.retrieve(batch_id)
+
+    def _content(self, file_id: str, api: openai.OpenAI) -> str:
+        return api.files.content(file_id).text
 
     def _ask(self, question: Any) -> Any:
         deadline = time.monotonic() + _BACK_S

@@ -11,15 +11,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
+from infra.deploy.accounts import SERVICES
 from tests.night.courses import WRITER
 from tests.night.site import Hand, Site
 from tests.support.processes import CompletedCommand, config_text, environment, json_lines, run
-from tests.support.servers import HOST, free_port
+from tests.support.servers import free_port
 from tests.support.sshd import Sshd
 from tests.support.waiting import wait_until
 
 _NAME = "far"
-_INSTALL_S = 600.0
+_INSTALL_S = 1800.0
 _SERVES = re.compile(r"worker \S+?\.(\d+)\.\w+ serves")
 
 
@@ -54,16 +55,13 @@ class DeployedMachine:
         self._stack.close()
 
     def _settings(self) -> str:
-        urls = [f'{name} = "{self._url(name)}"' for name in ("broker", "store")]
-        passwords = [f'{name}_password_file = "{name}"' for name in ("broker", "store")]
+        urls = [f'{name} = "{self._site.deployed.plain_url(name)}"' for name in SERVICES]
+        urls += [f"broker_nodes = {len(self._site.services.brokers)}"]
+        passwords = [f'{name}_password_file = "{name}"' for name in SERVICES]
         role = f'{{ role = "worker", model = "{WRITER}", engine = "simulated" }}'
         machine = [f'host = "{_NAME}"', 'platform = "linux"', 'supervisor = "plain"', f"metrics_port = {self.port}"]
         lines = ["[services]", *urls, *passwords, f"[machines.{_NAME}]", *machine, f"roles = [{role}]"]
         return "\n".join(lines) + "\n" + config_text({WRITER: self._site.models()[WRITER]})
-
-    def _url(self, service: str) -> str:
-        port = self._site.proxies[service].port
-        return f"amqp://teacher@{HOST}:{port}/%2F" if service == "broker" else f"redis://teacher@{HOST}:{port}/0"
 
     def _deploy(self, verb: str) -> CompletedCommand:
         words = ("--config", str(self._config), "deploy", verb, "--ssh-config", str(self._ssh_config))

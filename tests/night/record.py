@@ -2,15 +2,19 @@
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 
-from grading.charts.drawing import Span, lines, spans
+from grading.charts.drawing import Picture, Span, lines, spans
 from tests.night.site import BEGINNINGS, ENDINGS, Hand, Site, seconds_of
+
+_WIDTH = 860  # pixels of the picture for a page
+_BETWEEN = 16  # pixels between its parts
+_PARTS = 150  # of a night: what is shorter nobody sees in it
 
 
 @dataclass(slots=True)
@@ -90,6 +94,56 @@ def draw(folder: Path, record: Record, site: Site, ended: float) -> None:
     (folder / "night-work.svg").write_text(spans("Who worked when", [*troubles, *work]).file(), "utf-8")
     depths = depth_steps(site, record.started, ended)
     (folder / "night-queues.svg").write_text(lines("Jobs that waited", "jobs", depths).file(), "utf-8")
+    (folder / "night.svg").write_text(_for_a_page(site, record, troubles, ended), "utf-8")
+
+
+def _for_a_page(site: Site, record: Record, troubles: Sequence[Span], ended: float) -> str:
+    length_s = ended - record.started
+    hands = sorted(site.everyone(), key=lambda hand: seconds_of(hand.lines()[0]) if hand.lines() else ended)
+    work: list[Span] = []
+    for hand in hands:
+        work += at_work(hand.name.replace("worker", "workers", 1), worked(hand, record.started, ended), length_s)
+    return on_one_page([*troubles, *work], depth_steps(site, record.started, ended, "model"), length_s)
+
+
+def on_one_page(work: Iterable[Span], depths: Mapping[str, Sequence[tuple[float, float]]], length_s: float) -> str:
+    """Both pictures in one, without details: one lane for each worker at work, and one line for each model's jobs."""
+    first = spans("Who worked when", work)
+    second = lines("Jobs that waited", "jobs", {name: _thinned(steps, length_s) for name, steps in depths.items()})
+    height = first.height + _BETWEEN + second.height
+    # The lines begin at 8 percent, beside their scale: so both have one axis of time.
+    body = f'<svg x="8%" width="92%">{first.body}</svg><svg y="{first.height + _BETWEEN}">{second.body}</svg>'
+    picture = Picture("A night", f"{first.words}; {second.words}", height, body).file()
+    return picture.replace('width="100%"', f'width="{_WIDTH}" viewBox="0 0 {_WIDTH} {height}"', 1)
+
+
+def at_work(row: str, jobs: Iterable[Span], length_s: float) -> list[Span]:
+    """When a process had any of its jobs in hand, and where a SIGKILL cut it off."""
+    gap_s = length_s / _PARTS
+    shown: list[Span] = []
+    ordered = sorted((job for job in jobs if job.start_s < length_s), key=lambda job: job.start_s)
+    for job in ordered:
+        end_s = min(job.end_s, length_s)
+        if shown and job.start_s - shown[-1].end_s <= gap_s:
+            shown[-1] = Span(row, "at work", shown[-1].start_s, max(shown[-1].end_s, end_s))
+        else:
+            shown.append(Span(row, "at work", job.start_s, end_s))
+    if any(job.kind == "cut off" for job in ordered):
+        shown.append(Span(row, "killed", shown[-1].end_s, shown[-1].end_s + gap_s))
+    return shown
+
+
+def _thinned(steps: Sequence[tuple[float, float]], length_s: float) -> Sequence[tuple[float, float]]:
+    """The largest value of each of `_PARTS` parts, where it changes."""
+    largest: dict[int, float] = {}
+    for at, value in steps:
+        part = int(at / length_s * _PARTS)
+        largest[part] = max(value, largest.get(part, 0.0))
+    thinned: list[tuple[float, float]] = []
+    for part, value in largest.items():
+        if not thinned or value != thinned[-1][1]:
+            thinned.append((part * length_s / _PARTS, value))
+    return [*thinned, (length_s, thinned[-1][1])]
 
 
 def worked(hand: Hand, start: float, end: float) -> Iterable[Span]:
@@ -108,12 +162,13 @@ def worked(hand: Hand, start: float, end: float) -> Iterable[Span]:
         yield Span(row, "cut off", max(0.0, since - start), max(since, last) - start + 0.1)
 
 
-def depth_steps(site: Site, start: float, end: float) -> dict[str, Sequence[tuple[float, float]]]:
-    """How many jobs waited, by model and stage, as Prometheus saw it each second."""
+def depth_steps(
+    site: Site, start: float, end: float, by: str = "model, stage"
+) -> dict[str, Sequence[tuple[float, float]]]:
+    """How many jobs waited, by these labels, as Prometheus saw it each second."""
     series: dict[str, Sequence[tuple[float, float]]] = {}
-    query = "sum by (model, stage) (kvasir:queue_ready)"
-    for labels, values in site.prometheus.values(query, start, end):
+    for labels, values in site.prometheus.values(f"sum by ({by}) (kvasir:queue_ready)", start, end):
         if values and max(value for _, value in values):
-            name = f"{labels.get('model', '?')} for {labels.get('stage', '?')}"
+            name = " for ".join(labels.get(label, "?") for label in by.split(", "))
             series[name] = [(at - start, value) for at, value in values]
     return series or {"none": [(0.0, 0.0), (end - start, 0.0)]}

@@ -5,6 +5,7 @@ was stays known, with its log.
 """
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -15,11 +16,11 @@ from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 from infra.deploy.permissions import AccountRole
-from tests.acceptance.faults.proxy import TcpProxy
 from tests.acceptance.faults.services import HEARTBEAT_S, STORE_TIMEOUT_S
 from tests.night.courses import EXAMPLE_MODEL, READER, WRITER, Course
 from tests.night.reader import Reader
-from tests.support.deployed import RoleCluster, deployed_services
+from tests.night.services import clusters, one_of_each
+from tests.support.deployed import RoleCluster
 from tests.support.monitors import Prometheus, RedisExporter
 from tests.support.processes import (
     DEMO,
@@ -31,7 +32,7 @@ from tests.support.processes import (
     config_text,
     gateway_url,
 )
-from tests.support.servers import HOST, free_port, plain_values
+from tests.support.servers import HOST, RabbitMQServer, free_port, plain_values
 from tests.support.waiting import wait_until
 from tests.upgrade.programs import PREVIOUS
 
@@ -123,9 +124,17 @@ class Hand:
 class Site:
     """See the module. Leaving it ends every process."""
 
-    def __init__(self, folder: Path, pace: Pace, real_models: Mapping[str, ModelEntry] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        pace: Pace,
+        real_models: Mapping[str, ModelEntry] = MappingProxyType({}),
+        has_clusters: bool = False,
+    ) -> None:
+        """`has_clusters`: three brokers and a Redis Cluster in place of one of each."""
         self.folder = folder
         self.real_models = real_models
+        self._has_clusters = has_clusters
         self.pace = pace
         self.hands: list[Hand] = []  # that work now
         self.past_hands: list[Hand] = []
@@ -150,16 +159,19 @@ class Site:
         enter = self._stack.enter_context
         for name in ("services", "cluster"):
             (self.folder / name).mkdir(parents=True)
-        self.deployed = enter(deployed_services(self.folder / "services", ["rabbitmq_prometheus"]))
-        self.broker, self.store = self.deployed.broker, self.deployed.store
-        self.broker.control("eval", "application:set_env(rabbit, quorum_tick_interval, 1000).")
-        self.proxies = {"broker": enter(TcpProxy(self.broker.port)), "store": enter(TcpProxy(self.store.port))}
-        self.deployed.ways = {"broker": self.proxies["broker"].port, "store": self.proxies["store"].port}
-        timeouts = {"socket_timeout": str(STORE_TIMEOUT_S), "socket_connect_timeout": str(STORE_TIMEOUT_S)}
-        self.deployed.options = {"broker": {"heartbeat": str(HEARTBEAT_S)}, "store": timeouts}
-        self.exporter = enter(RedisExporter(self.store.url))
-        targets = {"rabbitmq": self.broker.metrics_url, "redis": self.exporter.url}
-        self.prometheus = enter(Prometheus({name: url.removeprefix("http://") for name, url in targets.items()}))
+        start_services = clusters if self._has_clusters else one_of_each
+        self.services = enter(start_services(self.folder / "services"))
+        self.deployed = self.services.deployed
+        for broker in self.services.brokers:
+            broker.control("eval", "application:set_env(rabbit, quorum_tick_interval, 1000).")
+        self.deployed.options["broker"] = {"heartbeat": str(HEARTBEAT_S)}
+        if not self._has_clusters:  # of a Redis Cluster's nodes they are as short already
+            timeouts = {"socket_timeout": str(STORE_TIMEOUT_S), "socket_connect_timeout": str(STORE_TIMEOUT_S)}
+            self.deployed.options["store"] = timeouts
+        exporters = [enter(RedisExporter(store.url)) for store in self.services.stores]
+        broker_urls = [broker.metrics_url for broker in self.services.brokers]
+        exporter_urls = [exporter.url for exporter in exporters]
+        self.prometheus = enter(Prometheus({"rabbitmq": broker_urls, "redis": exporter_urls}))
         self.reader = enter(Reader(self.pace.reader_s))
         self.cluster = enter(RoleCluster(self.folder / "cluster", self.deployed, self.models()))
         self.cluster.config.write_text(self.config(self.models()), "utf-8")
@@ -174,10 +186,10 @@ class Site:
             **self.real_models,
         }
 
-    @staticmethod
-    def config(models: dict[str, ModelEntry]) -> str:
+    def config(self, models: dict[str, ModelEntry]) -> str:
         """A kvasir.toml in which the reader grades code and the writer the rest."""
-        return config_text(models).replace(f'code_model = "{WRITER}"', f'code_model = "{READER}"')
+        graders = config_text(models).replace(f'code_model = "{WRITER}"', f'code_model = "{READER}"')
+        return f"{graders}[services]\nbroker_nodes = {len(self.services.brokers)}\n"
 
     # Processes, each with its role's rights.
 
@@ -195,13 +207,22 @@ class Site:
         """A worker that may not be ready yet, and that Prometheus will watch; `source`: the program's, if another."""
         port = free_port()
         self.cluster.role = _ACCOUNTS[role]
-        self.cluster.variables = {"PYTHONPATH": str(source)} if source else {}
+        self.cluster.variables = self._python_path(options, source)
         process = self.cluster.launch(role, model, "--metrics-port", str(port), *options)
         self.cluster.variables = {}
         hand = Hand(role, model, options, port, process, source is not None)
         self.hands.append(hand)
         self.watch_pages()
         return hand
+
+    def _python_path(self, options: Sequence[str], source: Path | None) -> dict[str, str]:
+        """Where Python finds the program; for MLX also a quick BLAS: without it its proof takes half an hour."""
+        if "mlx" not in options:
+            return {"PYTHONPATH": str(source)} if source else {}
+        folder = self.folder / "quick-blas"
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text("from tests.support import mlx_blas\n\nmlx_blas.load()\n", "utf-8")
+        return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
 
     def replace(self, hand: Hand) -> Hand:
         """One more like it; the other is no longer expected back."""
@@ -256,7 +277,7 @@ class Site:
 
     def depths(self) -> dict[str, int]:
         """Messages in every queue of the broker, held ones included, as RabbitMQ itself says."""
-        lines = self.broker.control("list_queues", "--no-table-headers", "name", "messages").splitlines()
+        lines = self.services.broker.control("list_queues", "--no-table-headers", "name", "messages").splitlines()
         return {name: int(count) for name, count in (line.split("\t") for line in lines if "\t" in line)}
 
     def store_values(self) -> Iterator[bytes]:
@@ -265,18 +286,21 @@ class Site:
             yield from plain_values(client)
 
     def broker_files(self) -> Iterator[bytes]:
-        """What the broker has on disk: every message that lies in a queue, and many that have gone."""
-        for path in (self.broker.folder / "data").rglob("*"):
-            if path.is_file():
-                yield path.read_bytes()
+        """What the brokers have on disk: every message that lies in a queue, and many that have gone."""
+        for broker in self.services.brokers:
+            for path in (broker.folder / "data").rglob("*"):
+                if path.is_file():
+                    yield path.read_bytes()
 
     def logs(self) -> Iterator[bytes]:
-        """Of every worker, the gateway and both services; an owner's terminal is its instructor's."""
+        """Of every worker, the gateway and all services; an owner's terminal is its instructor's."""
         folders = (self.folder / "cluster" / "processes").iterdir()
         logs = [
             folder / "log" for folder in folders if folder.name.endswith(("-prefill", "-decode", "-both", "-serve"))
         ]
-        for log in (*logs, *self.broker.folder.rglob("*.log"), self.store.log):
+        for server in (*self.services.brokers, *self.services.stores):
+            logs += server.folder.rglob("*.log")
+        for log in logs:
             yield log.read_bytes()
         for hand in self.deployed_hands:
             yield hand.process.text().encode()
@@ -309,9 +333,9 @@ def wait_for_workers(hands: Sequence[Hand]) -> None:
         hand.process.wait_until_registered()
 
 
-def wait_for_disk(site: Site) -> None:
+def wait_for_disk(broker: RabbitMQServer) -> None:
     """Return when no queue is so new that a SIGKILL of the broker would lose its register (see RabbitMQServer)."""
-    queues = [name for name in site.depths() if name.startswith(("prefill", "decode", "reply", "retry"))]
-    quorum = site.broker.control("list_queues", "--no-table-headers", "name", "type").splitlines()
-    wanted = [name for name in queues if f"{name}\trabbit_quorum_queue" in quorum or f"{name}\tquorum" in quorum]
-    wait_until(lambda: site.broker.wait_until_on_disk(*wanted) or True, "every queue is on disk", 60)
+    lines = broker.control("list_queues", "--no-table-headers", "name", "type").splitlines()
+    types = dict(line.split("\t") for line in lines if line.startswith(("prefill", "decode", "reply", "retry")))
+    wanted = [name for name, kind in types.items() if kind in ("quorum", "rabbit_quorum_queue")]
+    wait_until(lambda: broker.wait_until_on_disk(*wanted) or True, "every queue is on disk", 60)

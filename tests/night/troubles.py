@@ -21,7 +21,7 @@ from tests.night.site import Hand, Site, journal_lines, seconds_of, wait_for_dis
 from tests.support.processes import ProcessRole, RunningProcess
 from tests.support.waiting import wait_until
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 _ASLEEP_S = 10.0  # more than two heartbeats
 _AWAY_S = 4.0
 _LOOK_S = 0.5
@@ -73,6 +73,7 @@ class Night:
     random: random.Random
     desk: Desk | None = None
     fixed: float = 0.0  # when what lasts as long as the harness wants was over, since the epoch
+    went_on: float = 0.0  # when work last went on after a wait for it, since the epoch
 
     def results(self) -> int:
         """Lines in all journals."""
@@ -92,6 +93,7 @@ class Night:
     def wait(self, condition: Callable[[], object], description: str) -> None:
         """Until something has gone on."""
         wait_until(condition, description, PATIENCE_S, poll_s=0.1)
+        self.went_on = time.time()
 
     def wait_for_a_result(self) -> None:
         """Until one more is in a journal, or none is open any more."""
@@ -154,19 +156,49 @@ def kill_deployed_worker(night: Night) -> str:
 
 
 def kill_broker(night: Night) -> str:
-    wait_for_disk(night.site)
-    night.site.broker.kill()
+    broker = night.site.services.broker
+    wait_for_disk(broker)
+    broker.kill()
     seen = seen_now(night.site)
-    night.site.broker.start()
+    broker.start()
     night.wait_for_a_result()
     return seen
 
 
 def kill_store(night: Night) -> str:
-    night.site.store.kill()
+    (store,) = night.site.services.stores
+    store.kill()
     seen = seen_now(night.site)
-    night.site.store.start()
+    store.start()
     night.wait_for_a_result()
+    return seen
+
+
+def kill_one_of_three_brokers(night: Night) -> str:
+    """The one that clients prefer. It is back when work has gone on without it."""
+    cluster, broker = night.site.services.broker_cluster, night.site.services.brokers[0]
+    assert cluster
+    wait_for_disk(broker)
+    broker.kill()
+    seen = seen_now(night.site)
+    night.wait_for_a_result()
+    broker.start()
+    cluster.wait_until_whole()
+    cluster.wait_for_quorum_plus_one(broker)
+    return seen
+
+
+def kill_a_primary(night: Night) -> str:
+    """Its replica takes over, and work goes on; then it is back, as a replica."""
+    cluster = night.site.services.store_cluster
+    assert cluster
+    store = night.random.choice(cluster.primaries())
+    store.kill()
+    seen = seen_now(night.site)
+    wait_until(lambda: store not in cluster.primaries(), "a replica takes over", PATIENCE_S)
+    night.wait_for_a_result()
+    store.start()
+    cluster.wait_until_whole()
     return seen
 
 
@@ -216,11 +248,11 @@ def _owner_is_back(night: Night, course: Course, come: Callable[[], object]) -> 
 
 
 def slow_link(night: Night) -> str:
-    for proxy in night.site.proxies.values():
+    for proxy in night.site.services.proxies:
         proxy.delay_s, proxy.bytes_per_s = night.random.uniform(0.03, 0.1), night.random.uniform(2e4, 5e4)
     seen = seen_now(night.site)
     time.sleep(_AWAY_S)
-    for proxy in night.site.proxies.values():
+    for proxy in night.site.services.proxies:
         proxy.heal()
     night.fixed = time.time()
     night.wait_for_a_result()
@@ -229,11 +261,11 @@ def slow_link(night: Night) -> str:
 
 def fill_disk(night: Night) -> str:
     """As RabbitMQ sees it: nobody may publish until there is room again."""
-    on, off = _DISK
-    night.site.broker.control(*on)
+    (on, off), broker = _DISK, night.site.services.broker
+    broker.control(*on)
     seen = seen_now(night.site)
     time.sleep(_AWAY_S)
-    night.site.broker.control(*off)
+    broker.control(*off)
     night.fixed = time.time()
     night.wait_for_a_result()
     return seen
@@ -293,6 +325,15 @@ TROUBLES = (
     Trouble("a worker leaves", leave),
     Trouble("a worker is upgraded", upgrade),
 )
+_OF_CLUSTERS = {
+    kill_broker: Trouble("SIGKILL of one of three brokers", kill_one_of_three_brokers),
+    kill_store: Trouble("SIGKILL of a primary of the Redis Cluster", kill_a_primary),
+}
+
+
+def troubles(has_clusters: bool) -> list[Trouble]:
+    """Those of a night, by the form of its services."""
+    return [_OF_CLUSTERS.get(trouble.act, trouble) if has_clusters else trouble for trouble in TROUBLES]
 
 
 def strike(night: Night, trouble: Trouble) -> None:
@@ -304,7 +345,8 @@ def strike(night: Night, trouble: Trouble) -> None:
     except AssertionError as error:  # the night goes on, and the books will tell
         seen = str(error).splitlines()[0]
         night.record.unequal.append(f"{trouble.event}: {seen}")
-    went_on_s = time.time() - max(start, night.fixed)
+    went_on = night.went_on if night.went_on > start else time.time()
+    went_on_s = max(0.0, went_on - max(start, night.fixed))
     alerts = night.alerts.since(start)
     night.site.miss_nobody()
     night.record.add(trouble.event, "; ".join([seen, *alerts]), start, went_on_s)

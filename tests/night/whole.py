@@ -1,5 +1,6 @@
 """One night from the first upload to the last file that is forgotten, by size and by seed."""
 
+import math
 import random
 import shutil
 import time
@@ -9,14 +10,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.night import books, evening, morning
-from tests.night.courses import EXAMPLE_MODEL, READER, REAL, WRITER, all_names, exam_course, example_course, made_course
+from tests.night.courses import (
+    EXAMPLE_MODEL,
+    GEMMA,
+    READER,
+    SMOLLM2,
+    WRITER,
+    all_names,
+    exam_course,
+    example_course,
+    made_course,
+)
 from tests.night.desk import Desk
 from tests.night.evening import Endpoint
 from tests.night.machine import DeployedMachine
 from tests.night.record import Record, write
-from tests.night.site import Pace, Site, earlier_release, wait_for_workers
-from tests.night.troubles import TROUBLES, Alerts, Night, Trouble, kill_deployed_worker, kill_desk, strike
-from tests.support import smollm2, smollm2_folders
+from tests.night.site import Pace, Site, earlier_release, journal_lines, wait_for_workers
+from tests.night.troubles import Alerts, Night, Trouble, kill_deployed_worker, kill_desk, strike, troubles
+from tests.support import gemma3, smollm2, smollm2_folders
 from tests.support.processes import ModelEntry
 from tests.support.waiting import wait_until
 
@@ -24,6 +35,9 @@ _WRITER_SLOTS, _READER_SLOTS = 6, 4  # of all workers
 _ANSWER_TOKENS = 25  # of the writer, about
 _OTHER = 1000  # added to the seed for another class of the same kind
 _TROUBLE_S = 18.0  # each takes with its recovery, at most as a rule
+_EVENING_S = 600.0  # the reader takes for a question while classes are still submitted
+_READER_S = 120.0  # at most, for a question of the night: events wait for a result
+_FEW_LINES = 60  # of the gateway's batches: when fewer are open, so many more come
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +51,15 @@ class Size:
     lines: int  # of the batch through the gateway
     rounds: int  # of all troubles
     rest_s: float  # between two of them, at most
-    real_exams: int = 0  # graded by SmolLM2, through llama.cpp and MLX
+    real_exams: int = 0  # graded by SmolLM2, through llama.cpp and MLX, and by Gemma, through transformers
     has_machine: bool = False  # one that `kvasir deploy` has reached over ssh
     desk_people: int = 0  # of a class whose instructor sits at the desk, in a browser; 0: nobody does
+    has_clusters: bool = False  # of brokers, and of Redis
+
+    def scaled(self, share: float) -> "Size":
+        """With so large classes, and as many troubles."""
+        names = ("people", "team_people", "exams", "examples", "lines", "real_exams", "desk_people")
+        return replace(self, **{name: math.ceil(getattr(self, name) * share) for name in names})
 
     def pace(self, troubles: int) -> Pace:
         """With which the work lasts as long as `rounds` of so many troubles."""
@@ -68,7 +88,7 @@ LONG = Size(
 def whole_night(folder: Path, size: Size, seed: int, to: Path | None = None, only: Sequence[str] = ()) -> Record:
     """Evening, night and morning. `to`: where table and pictures are written; `only`: of the troubles."""
     record = Record(seed)
-    troubles = [trouble for trouble in TROUBLES if not only or any(word in trouble.event for word in only)]
+    wanted = [each for each in troubles(size.has_clusters) if not only or any(word in each.event for word in only)]
     source = random.Random(f"night {seed}")
     courses = [
         made_course(folder / "canvas", "canvas named", seed, size.people),
@@ -77,15 +97,15 @@ def whole_night(folder: Path, size: Size, seed: int, to: Path | None = None, onl
         exam_course(folder / "exam", size.exams, "--code-model", WRITER, "--deadline", "3s"),
         example_course(folder / "example", size.examples),
     ]
-    if size.real_exams:
-        real = ("--code-model", REAL, "--feedback-model", REAL)
-        courses.append(exam_course(folder / "real", size.real_exams, *real, title=f"exam by {REAL}"))
+    models = _real_models() if size.real_exams else {}
+    for number, model in enumerate(models):
+        options = ("--code-model", model, "--feedback-model", model)
+        courses.append(exam_course(folder / f"real-{number}", size.real_exams, *options, title=f"exam by {model}"))
     if size.desk_people:
         course = made_course(folder / "at-the-desk", "canvas named", seed + _OTHER, size.desk_people)
         courses.append(replace(course, title="desk", out=folder / "desk" / "home" / "riverside"))
-    models = {REAL: ModelEntry("llamacpp", str(smollm2.weights()), context=4096)} if size.real_exams else {}
-    with Site(folder / "site", size.pace(len(troubles)), models) as site:
-        endpoint = Endpoint(site, size.lines)
+    with Site(folder / "site", size.pace(len(wanted)), models, size.has_clusters) as site:
+        endpoint = Endpoint(site)
         _prepare(site)
         record.started = time.time()
         with Alerts(site) as alerts, ExitStack() as at_end:
@@ -94,9 +114,10 @@ def whole_night(folder: Path, size: Size, seed: int, to: Path | None = None, onl
                 record.add("kvasir deploy install, over ssh", f"took {time.time() - record.started:.0f} s")
             desk = at_end.enter_context(Desk(site, folder / "desk")) if size.desk_people else None
             night = Night(site, courses, endpoint, record, alerts, source, desk)
-            _evening(night)
+            site.reader.seconds = _EVENING_S
+            _evening(night, size.lines)
             with endpoint.watched():
-                _night(night, size, troubles)
+                _night(night, size, wanted)
                 _end_of_night(night)
             ended = time.time()
             record.night_s = ended - record.started
@@ -108,20 +129,29 @@ def whole_night(folder: Path, size: Size, seed: int, to: Path | None = None, onl
     return record
 
 
+def _real_models() -> dict[str, ModelEntry]:
+    return {
+        SMOLLM2: ModelEntry("llamacpp", str(smollm2.weights()), context=4096),
+        GEMMA: ModelEntry("transformers", str(gemma3.folder()), context=4096),
+    }
+
+
 def _prepare(site: Site) -> None:
     """Queues by the operator, workers of every role, the gateway."""
     assert site.command("operator", "status").code == 0
     hands = [site.hire("prefill", WRITER, source=earlier_release(site.folder / "earlier"))]
     hands += [site.hire(role, WRITER) for role in ("decode", "decode", "both")]
     hands += [site.hire("both", model) for model in (READER, EXAMPLE_MODEL)]
-    if site.real_models:  # llama.cpp does both, and MLX decodes with another rounding, once its proof is through
-        hands += [site.hire("both", REAL)]
-        site.hire("decode", REAL, "--engine", "mlx", "--weights", str(smollm2_folders.folder("f32")))
+    # Nobody waits for the real ones: each comes once it is loaded and its KV transfer is proved.
+    for model in site.real_models:
+        site.hire("both", model)
+    if SMOLLM2 in site.real_models:  # llama.cpp does both, and MLX decodes with another rounding
+        site.hire("decode", SMOLLM2, "--engine", "mlx", "--weights", str(smollm2_folders.folder("f32")))
     site.serve()
     wait_for_workers(hands)
 
 
-def _evening(night: Night) -> None:
+def _evening(night: Night, lines: int) -> None:
     site, record, (canvas, moodle, exam, example) = night.site, night.record, night.courses[:4]
     evening.look_before(site, canvas)
     by_folder = [canvas, moodle, example, *(course for course in night.courses[4:] if course.title != "desk")]
@@ -133,9 +163,7 @@ def _evening(night: Night) -> None:
         course, start = night.courses[-1], time.time()
         site.owners[course.title] = night.desk.submit(course)
         record.add(f"{course.title}: {len(books.planned_jobs(course))} jobs submitted in a browser", "", start)
-    start = time.time()
-    night.endpoint.submit()
-    record.add(f"a batch of {night.endpoint.count} lines by OpenAI's SDK", "", start)
+    _submit_lines(night, lines)
     start = time.time()
     evening.submit(site, exam)
     record.add(f"{exam.title}: {len(books.planned_jobs(exam))} jobs with a deadline", "", start)
@@ -143,6 +171,12 @@ def _evening(night: Night) -> None:
     seconds = evening.ask(site)
     record.add("a question in between", f"answered in {seconds:.1f} s", start)
     _look_for_names(night, "in the evening")
+
+
+def _submit_lines(night: Night, count: int) -> None:
+    start = time.time()
+    night.endpoint.submit(count)
+    night.record.add(f"a batch of {count} lines by OpenAI's SDK", "", start)
 
 
 def _look_for_names(night: Night, when: str) -> None:
@@ -155,21 +189,32 @@ def _look_for_names(night: Night, when: str) -> None:
     books.count_names(night.record, all_names(night.courses), places)
 
 
-def _night(night: Night, size: Size, troubles: Sequence[Trouble]) -> None:
-    for _ in range(size.rounds):
-        for trouble in night.random.sample(troubles, len(troubles)):
-            time.sleep(night.random.uniform(0, size.rest_s))
-            _expect_work(night, trouble)
-            strike(night, trouble)
-        if night.desk:
-            strike(night, Trouble("SIGKILL of the desk", kill_desk))
-        if night.site.deployed_hands:
-            strike(night, Trouble("SIGKILL of a worker that kvasir deploy started", kill_deployed_worker))
+def _night(night: Night, size: Size, wanted: Sequence[Trouble]) -> None:
+    last = [Trouble("SIGKILL of the desk", kill_desk)] if night.desk else []
+    if night.site.deployed_hands:
+        last.append(Trouble("SIGKILL of a worker that kvasir deploy started", kill_deployed_worker))
+    rounds = [[*night.random.sample(wanted, len(wanted)), *last] for _ in range(size.rounds)]
+    coming = [trouble for each in rounds for trouble in each]
+    start = time.time()
+    for number, trouble in enumerate(coming):
+        time.sleep(night.random.uniform(0, size.rest_s))
+        each_s = (time.time() - start) / number if number else _TROUBLE_S + size.rest_s / 2
+        _keep_busy(night, (len(coming) - number + 1) * each_s)
+        strike(night, trouble)
 
 
-def _expect_work(night: Night, trouble: Trouble) -> None:
-    """Trouble in an idle cluster is none: the pace was wrong then, and the night worth nothing."""
-    assert len(night.open_courses()) >= 1, f"all work was done before: {trouble.event}"
+def _keep_busy(night: Night, left_s: float) -> None:
+    """Trouble in an idle cluster is none: the reader takes as long as the night, and the writer gets more to do.
+
+    On cores that others use too, a trouble takes several times as long as on idle ones.
+    """
+    done = {line["job_id"] for line in journal_lines([course.out for course in night.courses])}
+    jobs = [job for course in night.courses for job in books.planned(course) if job["model"] == READER]
+    to_read = sum(job["job_id"] not in done for job in jobs)
+    assert to_read, "the reader is done, and the night is not over"
+    night.site.reader.seconds = min(_READER_S, left_s * _READER_SLOTS / to_read)
+    if night.endpoint.open_lines() < _FEW_LINES:
+        _submit_lines(night, _FEW_LINES)
 
 
 def _end_of_night(night: Night) -> None:
@@ -184,8 +229,8 @@ def _end_of_night(night: Night) -> None:
         if code not in (0, 1):  # whoever comes in the morning types it again
             night.record.unequal.append(f"{course.title}: its owner ended with {code}: {owner.text()[-300:]}")
             site.own(course).wait(300)
-    wait_until(lambda: night.endpoint.status == "completed", "the gateway's batch is over", 600, poll_s=0.5)
-    wait_until(lambda: not night.alerts.firing(), "all alerts have cleared", 120, poll_s=0.5)
+    wait_until(lambda: night.endpoint.is_over, "the gateway's batches are over", 600, poll_s=0.5)
+    wait_until(lambda: not night.alerts.firing(), "all alerts have cleared", 300, poll_s=0.5)
     night.record.add("all work is done", f"{night.results()} results; no alert fires", start)
 
 

@@ -5,6 +5,7 @@ with deployed_services(folder) as deployed, RoleCluster(folder / "cluster", depl
     cluster.worker("prefill", model)      # as kvasir-prefill, at both services
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from infra.deploy.accounts import SERVICES, Service, accounts, passwords
 from infra.deploy.permissions import AccountRole
 from infra.deploy.services import definitions, service_files
 from infra.deploy.units import Place
+from kvstore.redis.client import open_client
 from tests.support import programs
 from tests.support.processes import Cluster, ModelEntry
 from tests.support.rights import is_refused
@@ -70,27 +72,32 @@ class DeployedBroker(RabbitMQServer):
 class Deployed:
     """Both services, and the URL of each role's user at each."""
 
-    def __init__(self, settings: Settings, broker: DeployedBroker, store: DeployedStore) -> None:
+    def __init__(self, settings: Settings, broker: RabbitMQServer, store: Server) -> None:
         self._settings = settings
-        self.broker, self.store = broker, store
-        self.ways: dict[Service, int] = {"broker": broker.port, "store": store.port}  # a proxy's port, where one is
+        self.broker, self.store = broker, store  # of clusters the first node
+        self.urls: dict[Service, str] = {"broker": broker.url, "store": store.url}  # with every right
+        self.ways: dict[int, int] = {}  # by a server's port that of a proxy, where there is one
         self.options: dict[Service, dict[str, str]] = {"broker": {}, "store": {}}  # of every process's URL
+
+    def plain_url(self, service: Service) -> str:
+        """As the operator writes it in kvasir.toml, with the proxies' ports."""
+        url: str = getattr(self._settings.services, service)
+        return re.sub(r":(\d+)", lambda port: f":{self.ways.get(int(port[1]), port[1])}", url)
 
     def url(self, service: Service, role: AccountRole) -> str:
         """As a process of this role connects."""
-        server = self.broker if service == "broker" else self.store
-        url = getattr(self._settings.services, service).replace(f":{server.port}/", f":{self.ways[service]}/")
         (account,) = (account for account in accounts(self._settings, service) if account.role == role)
-        url = put_password(put_user(url, account.user), account.password)
+        url = put_password(put_user(self.plain_url(service), account.user), account.password)
         for name, value in self.options[service].items():
             url = put_option(url, name, value)
         return url
 
     def redis(self, role: AccountRole) -> Any:
-        return redis.Redis.from_url(self.url("store", role), protocol=2)
+        return open_client(self.url("store", role))
 
     def refused_by_redis(self) -> list[Any]:
         """What Redis has refused since this was last asked, scripts' commands included."""
+        assert isinstance(self.store, DeployedStore)
         auditor: Any = redis.Redis.from_url(self.store.auditor_url)
         entries = auditor.acl_log()
         auditor.acl_log_reset()
@@ -123,7 +130,7 @@ class RoleCluster(Cluster):
     """Each process logs in as its role's user, at both services."""
 
     def __init__(self, folder: Path, deployed: Deployed, models: Mapping[str, ModelEntry]) -> None:
-        super().__init__(folder, deployed.broker.url, deployed.store.url, models)
+        super().__init__(folder, deployed.urls["broker"], deployed.urls["store"], models)
         self.deployed = deployed
         self.role: AccountRole = "operator"
         self.variables: dict[str, str] = {}  # of the next process, besides

@@ -1,6 +1,6 @@
 """A private Prometheus and Redis exporter, with the configuration and the rules that compose ships, made quick.
 
-    with Prometheus({"rabbitmq": …, "redis": …}, workers) as prometheus:
+    with Prometheus({"rabbitmq": [broker.metrics_url], "redis": [exporter.url]}) as prometheus:
         prometheus.values("kvasir:queue_ready", start, end)
 
 The rules are the shipped ones with every duration divided by `QUICKER`, and a scrape each second: ten minutes of an
@@ -67,8 +67,8 @@ class RedisExporter(Server):
 class Prometheus(Server):
     """Debian's Prometheus with our configuration; `watch` says which workers there are."""
 
-    def __init__(self, targets: Mapping[str, str]) -> None:
-        """`targets`: host:port of each static job: rabbitmq, redis."""
+    def __init__(self, targets: Mapping[str, Sequence[str]]) -> None:
+        """`targets`: the URLs of each static job, one for each node: rabbitmq, redis."""
         super().__init__("prometheus")
         for path in RULES.glob("*.yml"):
             (self.folder / path.name).write_text(quicker(path.read_text()))
@@ -114,13 +114,14 @@ class Prometheus(Server):
         assert reply["status"] == "success", f"{parameters}: {reply}"
         return reply["data"]
 
-    def _configuration(self, targets: Mapping[str, str]) -> dict[str, Any]:
+    def _configuration(self, targets: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         config: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
         config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s", "scrape_timeout": "1s"}
         config["rule_files"] = [str(self.folder / path.name) for path in RULES.glob("*.yml")]
         for job in config["scrape_configs"]:
             if "static_configs" in job:
-                job["static_configs"] = [{"targets": [targets[job["job_name"].split("-")[0]]]}]
+                urls = targets[job["job_name"].split("-")[0]]
+                job["static_configs"] = [{"targets": [url.removeprefix("http://") for url in urls]}]
             else:
                 job["file_sd_configs"] = [{"files": [str(self._targets_file)], "refresh_interval": "1s"}]
         return config

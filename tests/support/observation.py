@@ -74,8 +74,7 @@ class ObservedCluster:
         self.broker.control("eval", "application:set_env(rabbit, quorum_tick_interval, 1000).")
         self.store = enter(RedisServer(max_memory=str(STORE_BYTES)))
         self.exporter = enter(RedisExporter(self.store.url))
-        targets = {"rabbitmq": self.broker.metrics_url, "redis": self.exporter.url}
-        self.prometheus = enter(Prometheus({name: url.removeprefix("http://") for name, url in targets.items()}))
+        self.prometheus = enter(Prometheus({"rabbitmq": [self.broker.metrics_url], "redis": [self.exporter.url]}))
         entries = {name: ModelEntry("simulated", "sim:scale=0", context=32768) for name in models}
         self.cluster = enter(Cluster(folder, self.broker.url, self.store.url, entries))
         with self.cluster.config.open("a") as file:

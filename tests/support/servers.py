@@ -514,7 +514,7 @@ class RabbitMQServer(Server):
         """Forget all it had on disk, as a new machine of the same name would have. It must not run."""
         shutil.rmtree(self.folder / "data")
 
-    def control(self, *arguments: str, timeout_s: float = 60.0, program: str = "rabbitmqctl") -> str:
+    def control(self, *arguments: str, timeout_s: float = 180.0, program: str = "rabbitmqctl") -> str:
         """What `rabbitmqctl` prints when given these arguments. Raises ServerFailed if it fails."""
         program_path = Path(programs.require("rabbitmq")).with_name(program)
         command = [*self.machine.prefix, str(program_path), "-n", self.node, "-q", *arguments]

@@ -1,6 +1,6 @@
-"""Five staged incidents: what is asked after an alert, in at most three commands, names the host that is to blame.
+"""Five staged incidents: each fires its alert, at most three commands name the host that is to blame, and it clears.
 
-Two of them wait for their alert, and for its end, in a Prometheus with the shipped rules, a minute being a second here.
+The alerts are those of a Prometheus with the shipped rules, a minute of theirs being a second here.
 """
 
 import json
@@ -34,6 +34,7 @@ pytestmark = [
 
 MODEL = "m:1b"
 PAGES = {"decode": 9101, "prefill": 9102}  # each host has ports of its own
+MISSING_OR_PAUSED = {"KvasirWorkerMissing", "KvasirWorkerPaused"}
 SIMULATED = "sim:scale=1,decode=100,prefill=50000,answer=300,spread=1"
 EXPECTED = f"""
 [machines.{{0}}]
@@ -141,8 +142,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         broker = stack.enter_context(RabbitMQServer(plugins=["rabbitmq_prometheus"], machine=machine))
         store = stack.enter_context(RedisServer(max_memory="256mb", machine=machine))
         exporter = stack.enter_context(RedisExporter(store.url))
-        targets = {"rabbitmq": broker.metrics_url, "redis": exporter.url}
-        prometheus = Prometheus({name: url.removeprefix("http://") for name, url in targets.items()})
+        prometheus = Prometheus({"rabbitmq": [broker.metrics_url], "redis": [exporter.url]})
         site = Site(net, broker, store, stack.enter_context(prometheus), tmp_path)
         stack.enter_context(site.worker("mac1"))
         stack.enter_context(site.worker("mac1", role="prefill"))
@@ -155,13 +155,18 @@ def told(what: Callable[[], str], words: str, within_s: float) -> str:
     return wait_until(lambda: (text := what()) and words in text and text, f"it is told of: {words}", within_s, 1)
 
 
-def test_a_link_that_loses_large_packets(site: Site) -> None:
+@pytest.mark.parametrize("jobs", [60, 0])
+def test_a_link_that_loses_large_packets(site: Site, jobs: int) -> None:
     with site.worker("mac2"):
         wait_until(lambda: site.workers() == ["mac1", "mac2"], "both are up", 60, 1)
-        site.submit(12)
-        wait_until(lambda: all(each["busy"] for each in site.state()["workers"][:1]), "they work", 30, 0.5)
+        site.wait_until_scraped("mac2")
+        site.submit(jobs)
+        page = f"{site.net.address('mac2')}:{PAGES['decode']}"
+        busy = f'kvasir_slots_busy{{instance="{page}"}}'
+        wait_until(lambda: bool(site.prometheus.value(busy)) == bool(jobs), "mac2 works, or is idle", 30, 0.5)
         site.net.set_link(Link(mtu=1000), "mac2", "services")
-        # KvasirWorkerPaused or KvasirWorkerMissing; 1: status names the host
+        site.wait_for_alert(MISSING_OR_PAUSED, "mac2", 180)
+        # 1: status names the host
         text = told(lambda: site.run("status"), "mac2", 5)
         wait_until(lambda: any("mac2" in sentence for sentence in _remarks(site.state())), "status names mac2", 90, 1)
         # 2: doctor on that host names the cause
@@ -169,6 +174,7 @@ def test_a_link_that_loses_large_packets(site: Site) -> None:
         # And when the link is fixed the worker is back by itself
         site.net.set_link(Link(), "mac2", "services")
         wait_until(lambda: not _remarks(site.state()), "all is well again", 120, 1)
+        site.wait_for_quiet(MISSING_OR_PAUSED, "mac2")
 
 
 def test_a_host_without_a_name_server(site: Site) -> None:
@@ -209,19 +215,25 @@ def test_a_store_that_is_full(site: Site) -> None:
 
 
 def test_a_worker_that_grinds(site: Site) -> None:
-    with site.worker("mac2", "--engine", "simulated", "--weights", SIMULATED.replace("decode=100", "decode=12")):
-        wait_until(lambda: site.workers() == ["mac1", "mac2"], "both are up", 60, 1)
-        site.submit(16)
-        # KvasirDecodeSlower; 1: status has each worker's rate
+    site.submit(900, tokens=30)
+    answers = "sum(kvasir_tpot_seconds_count)"
+    wait_until(lambda: (site.prometheus.value(answers) or 0) > 200, "a token's usual time is known", 120, 1)
+    slower = SIMULATED.replace("decode=100", "decode=12")
+    with site.worker("mac2", "--slots", "6", "--engine", "simulated", "--weights", slower):
+        site.wait_for_alert({"KvasirDecodeSlower"}, within_s=120)
+        # 1: status has each worker's rate
         rates = wait_until(lambda: _rates(site.state()), "both have answered", 120, 1)
     assert rates["mac2"] < rates["mac1"] / 3
+    # Without it the rest is done as quickly as ever
+    site.wait_for_quiet({"KvasirDecodeSlower"})
 
 
 def test_a_broker_behind_its_alarm(site: Site) -> None:
     site.submit(12)
     site.broker.control("set_vm_memory_high_watermark", "0.0001")
     try:
-        # KvasirWorkerPaused, of every host at once; 1: status says what they wait for
+        site.wait_for_alert({"KvasirWorkerPaused"}, "mac1", 90)  # of every host at once
+        # 1: status says what they wait for
         text = told(lambda: site.run("status"), "paused itself", 90)
         assert "the broker is connected, and has not confirmed its results" in text
         # 2: doctor names the broker, and why
@@ -230,6 +242,7 @@ def test_a_broker_behind_its_alarm(site: Site) -> None:
     finally:
         site.broker.control("set_vm_memory_high_watermark", "0.6")
     wait_until(lambda: not any(each["paused_because"] for each in site.state()["workers"]), "they go on", 60, 1)
+    site.wait_for_quiet({"KvasirWorkerPaused"})
 
 
 def _without_names(words: list[str], resolver: Path) -> list[str]:

@@ -34,6 +34,11 @@ class SeparableRedisCluster(RedisCluster):
                 config.write(f"bind-source-addr {_address(number)}\ncluster-announce-ip {HOST}\n")
                 config.write(f"cluster-announce-port {port}\ncluster-announce-bus-port {bus}\n")
 
+    @property
+    def proxies(self) -> list[TcpProxy]:
+        """One for each node, between it and its clients."""
+        return [way for way, _ in self._ways]
+
     def separate(self, node: RedisServer) -> None:
         """Nothing passes between this node and anybody else; nobody is told."""
         number = self.nodes.index(node)

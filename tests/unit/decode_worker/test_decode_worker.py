@@ -107,17 +107,20 @@ class LossyClusterState(MemoryClusterState):
         return super().get_sketch(name)
 
 
-def test_a_worker_that_can_fetch_no_kv_cache_leaves_the_jobs_to_others_until_a_probe_comes_through(pipeline):
+def test_a_worker_that_can_fetch_no_kv_cache_leaves_the_jobs_to_others_until_a_probe_comes_through(
+    pipeline, monkeypatch
+):
+    monkeypatch.setattr("decode_worker.generate._PROBE_EVERY_S", 0.0)
     cluster_state = pipeline.cluster_state = LossyClusterState()
     jobs = [pipeline.job(f"{number}") for number in range(3)]
     prefilled(pipeline, *jobs)
     # Given a worker whose fetches fail while the store answers
     cluster_state.loses_large = True
     pipeline.kv.failing_calls = {"get"}
-    register_another(pipeline, off="")
     decode = pipeline.start_decode(WatchedEngine(slots=1))
-    # Then these jobs go on without their caches, and then it takes no more
+    # Then alone it goes on without them, and takes no more once there is another one
     assert all(pipeline.result(job).decode.why_none.startswith("the store is away") for job in jobs)
+    register_another(pipeline, off="")
     wait_until(lambda: decode.worker.registration().off == SELF_PAUSED, "it has paused itself")
     assert "3 KV caches in a row" in decode.worker.registration().details.paused_because
     later = pipeline.job("later")
@@ -134,6 +137,17 @@ def test_a_worker_that_can_fetch_no_kv_cache_leaves_the_jobs_to_others_until_a_p
     # Then it goes on by itself, with KV caches
     wait_until(lambda: decode.worker.registration().off == "", "it takes jobs")
     assert pipeline.run(pipeline.job("last")).decode.kv_transfer == "verified"
+
+
+def test_a_worker_without_jobs_finds_out_that_it_can_fetch_no_kv_cache(pipeline):
+    cluster_state = pipeline.cluster_state = LossyClusterState()
+    pipeline.start_prefill()
+    register_another(pipeline, off="")
+    cluster_state.loses_large = True
+    decode = pipeline.start_decode()
+    wait_until(lambda: decode.worker.registration().off == SELF_PAUSED, "it has paused itself")
+    cluster_state.loses_large = False
+    wait_until(lambda: decode.worker.registration().off == "", "it takes jobs")
 
 
 def register_another(pipeline, off):

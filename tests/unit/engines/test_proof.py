@@ -38,3 +38,12 @@ def test_the_prompt_is_longer_than_the_sliding_window(window: int) -> None:
     engine.info = replace(engine.info, context=300)
     prove(engine, engine)
     assert len(engine.asked) < 300
+
+
+def test_a_text_of_more_tokens_than_expected_makes_the_prompt_no_longer() -> None:
+    engine: Any = Listening(KVLayout(2, 2, 16, "f16", 512, (0,)))
+    prove(engine, engine)
+    as_expected = len(engine.asked)
+    engine.info = replace(engine.info, chars_per_token=4.0)  # and has a token for each character all the same
+    prove(engine, engine)
+    assert len(engine.asked) == as_expected

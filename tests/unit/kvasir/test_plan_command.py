@@ -208,7 +208,7 @@ def test_a_hybrid_models_smaller_kv_cache_spares_the_link(capsys: pytest.Capture
         (["here", "--submissions", "3"], "either a FOLDER"),
         (["--submissions", "3", "--solution", "s.R"], "--solution can't be used with --submissions N"),
         (["--submissions", "3", "--template", "t.R"], "--template can't be used"),
-        (["--submissions", "3", "--rubric", str(HOMEWORK / "rubric.yaml")], "--rubric shapes"),
+        (["--submissions", "3", "--rubric", str(HOMEWORK / "rubric.yaml")], "--rubric can't be used"),
         (["--submissions", "0"], "--submissions"),
         (["--submissions", "many"], "--submissions"),
         ([str(HOMEWORK / "submissions")], "--rubric"),

@@ -126,7 +126,7 @@ def test_what_a_round_has_answered_is_said_and_compared_at_once(
     [
         ("It runs", ["nope"], "the rubric has no criterion 'nope'; it has works and clear"),
         ("It runs", ["clear"], "clear has not changed since it was graded"),
-        ("title: It", ["works"], "also changed: clear"),
+        ("title: It", ["works"], "other criteria have changed too: clear"),
     ],
 )
 def test_what_is_named_must_be_what_changed(

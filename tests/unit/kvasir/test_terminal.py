@@ -37,6 +37,26 @@ def test_a_long_name_moves_the_figures_beside_it(screen: io.StringIO) -> None:
     assert lines[5].split() == ["graded", "17", "/", "20", "3"]
 
 
+def test_no_line_of_a_paragraph_ends_between_a_heading_and_its_text(screen: io.StringIO) -> None:
+    columns = ("worker", "role", "model", "engine", "busy", "done", "tokens/s", "transfers KV")
+    rows = [
+        (
+            "host.41234.9f2c01",
+            "decode",
+            "gemma3:27b-it-q4",
+            "llamacpp on NVIDIA GB10",
+            "4/4 paused",
+            "1234",
+            "123",
+            "KV",
+        )
+    ]
+    terminal.print_table(columns, rows, right=("busy", "done", "tokens/s"))
+    lines = [line.rstrip() for line in screen.getvalue().splitlines()]
+    assert not any(line.endswith(":") for line in lines)
+    assert any("busy: 4/4 paused" in line for line in lines)
+
+
 def test_the_members_of_a_group_are_named_and_none_is_cut(screen: io.StringIO) -> None:
     lines = shown(screen, "Aldertree, Ada", GROUP)
 

@@ -38,7 +38,10 @@ def answer(page: WorkerPage, path: str) -> tuple[int, dict[str, Any]]:
 def test_a_worker_that_loads_lives_and_is_not_ready() -> None:
     page = WorkerPage("decode", MODEL, [])
     assert answer(page, "/health") == (200, {"status": "loading", "model": MODEL, "loaded": False, "backend": ""})
-    assert answer(page, "/ready") == (503, {"ready": False, "reasons": [f"{MODEL} is still being loaded"]})
+    assert answer(page, "/ready") == (
+        503,
+        {"ready": False, "reasons": [f"{MODEL} is still being loaded, or its KV transfer is being tested"]},
+    )
     assert answer(page, "/status")[1]["ready"] is False
     assert page.page().answer("/metrics")[0] == 200
 

@@ -54,6 +54,14 @@ def test_columns_are_as_high_as_their_counts() -> None:
     assert high[f"model, {HOSTILE}: 3"] == max(high.values()) > 100
 
 
+def test_a_sixth_line_has_a_colour_and_the_legend_names_it() -> None:
+    picture = lines("depths", "jobs", {f"queue {number}": [(0, number), (4, 0)] for number in range(6)})
+    styled = set(re.findall(r"\.chart \.(k\d)\{", picture.file()))
+    drawn = {line.get("class", "").removeprefix("line ") for line in elements(picture, "line")} - {"rule"}
+    assert drawn <= styled
+    assert [rect.get("class") for rect in elements(picture, "rect")][5] == "k0"
+
+
 def test_circles_say_where_both_agree_and_where_not() -> None:
     assert EVERY[1].words == "Of 4, 3 the same, 0 above the line, 1 below"
 

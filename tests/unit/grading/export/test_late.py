@@ -164,11 +164,11 @@ def test_the_rule_and_the_times_stay_with_the_batch(tmp_path: Path) -> None:
         (b"student_id,submitted_at\n1,yesterday", "row 2: 'yesterday' is not a time"),
         (
             b"student_id,submitted_at\n1,2026-11-03T23:59Z\n2,2026-11-03T23:59Z\n1,2026-11-04T23:59Z",
-            "times, row 4: '1' has another time in a row above",
+            "times, row 4: '1' has a different time in an earlier row",
         ),
         (
             f"submission,ID,submitted_at\n{ADA},,2026-11-03T23:59Z\n,1,2026-11-04T23:59Z".encode(),
-            "times, row 3: '1' has another time in a row above",
+            "times, row 3: '1' has a different time in an earlier row",
         ),
         (b"student_id,submitted_at\n1,2026-11-03T23:59Z,late, ill", "row 2: it has more fields than the header"),
     ],

@@ -125,7 +125,7 @@ def test_an_answer_keeps_the_points_then_and_now_and_the_last_one_counts(out: Pa
 
     append_override(out, Override(final.grade.item_id, final.criteria[0].id, 3, "You did.", "asked"))
     save_reply(out, asked, "You did; sorry.", points_of(grades(out)[0], asked.criterion_id), "Bob")
-    with pytest.raises(ExportError, match=r"somebody else has replied in the meantime \(Bob\); read that reply first"):
+    with pytest.raises(ExportError, match=r"somebody else has replied in the meantime \(Bob\): read that reply first"):
         save_reply(out, asked, "No.", 2, "Ann")
     save_reply(out, read_requests(out)[0], "You did. Thank you for asking.", 3, "Bob")
 

@@ -104,7 +104,7 @@ def test_canvass_rubric_is_read_with_its_ratings(tmp_path: Path) -> None:
         ({"rubric_elements": {"code": {"description": "x"}}}, "r.json", "has no points"),
         ({"rubric_elements": {"code": 3}}, "r.json", "must be keys and values"),
         (CANVAS.replace("Criteria Name,", "Name,"), "r.csv", "needs the column 'Criteria Name'"),
-        (CANVAS.replace("Homework 4,Inter", "Homework 5,Inter"), "r.csv", "2 rubrics in one file"),
+        (CANVAS.replace("Homework 4,Inter", "Homework 5,Inter"), "r.csv", "it holds 2 rubrics"),
         (CANVAS.replace(",4,Half", ",four,Half"), "r.csv", "'four' is not a number of points"),
         (CANVAS + "Homework 4,Nothing,,false\n", "r.csv", "has no ratings"),
         ("", "r.csv", "has the column 'Rubric Name'"),
