@@ -35,6 +35,7 @@ _WRITER_SLOTS, _READER_SLOTS = 6, 4  # of all workers
 _ANSWER_TOKENS = 25  # of the writer, about
 _OTHER = 1000  # added to the seed for another class of the same kind
 _TROUBLE_S = 18.0  # each takes with its recovery, at most as a rule
+_SLOW = 4  # times as long the first one may take: nobody knows yet how busy the cores are
 _EVENING_S = 600.0  # the reader takes for a question while classes are still submitted
 _READER_S = 120.0  # at most, for a question of the night: events wait for a result
 _FEW_LINES = 60  # of the gateway's batches: when fewer are open, so many more come
@@ -198,7 +199,7 @@ def _night(night: Night, size: Size, wanted: Sequence[Trouble]) -> None:
     start = time.time()
     for number, trouble in enumerate(coming):
         time.sleep(night.random.uniform(0, size.rest_s))
-        each_s = (time.time() - start) / number if number else _TROUBLE_S + size.rest_s / 2
+        each_s = (time.time() - start) / number if number else _SLOW * _TROUBLE_S
         _keep_busy(night, (len(coming) - number + 1) * each_s)
         strike(night, trouble)
 
