@@ -155,10 +155,10 @@ class Bulk:
         return self._pool
 
     @contextlib.contextmanager
-    def _open_pipelines(self) -> "Iterator[Pipelines]":
+    def _open_pipelines(self) -> "Iterator[NodePipelines]":
         """The pipelines of one call. Each node's pipeline is opened when it is first needed."""
         with contextlib.ExitStack() as stack:
-            yield Pipelines(lambda node: stack.enter_context(self._pool_of(node).connection()))
+            yield NodePipelines(lambda node: stack.enter_context(self._pool_of(node).connection()))
 
     def _end_set(self, pipeline: "Pipeline", ttl_s: int) -> None:
         key, prefix, payload = pipeline.pending_items[0]
@@ -391,7 +391,7 @@ class Pipeline:
         return max(at_least, min(fitting, MAX_AHEAD))
 
 
-class Pipelines(dict[Node, Pipeline]):
+class NodePipelines(dict[Node, Pipeline]):
     """The pipelines of one call, by node. A node's pipeline is opened when it is first needed."""
 
     def __init__(self, connect: Callable[[Node], BulkConnection]) -> None:

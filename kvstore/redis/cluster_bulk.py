@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 import redis
 from redis import exceptions
 
-from kvstore.redis.bulk import Arena, Bulk, ConnectionPool, Node, Pipelines, RedirectError
+from kvstore.redis.bulk import Arena, Bulk, ConnectionPool, Node, NodePipelines, RedirectError
 from kvstore.redis.client import NODE_TIMEOUT_S
 from kvstore.redis.links import Links
 from messages.urls import put_hosts
@@ -57,7 +57,7 @@ class ClusterBulk(Bulk):
         return self._pools[node]
 
     @contextmanager
-    def _open_pipelines(self) -> Iterator[Pipelines]:
+    def _open_pipelines(self) -> Iterator[NodePipelines]:
         """See Bulk. After a failure the map of slots is requested again."""
         try:
             with super()._open_pipelines() as pipelines:

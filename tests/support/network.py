@@ -141,9 +141,9 @@ def network(hosts: Sequence[str], link: Link | None = None, seed: int = 0) -> It
 def kernel_setting(name: str, value: str) -> Iterator[None]:
     """A sysctl such as `net/core/rmem_max` for the length of a block; the old value is restored. Root."""
     path = Path("/proc/sys") / name
-    before = path.read_text()
+    value_before = path.read_text()
     path.write_text(value)
     try:
         yield
     finally:
-        path.write_text(before)
+        path.write_text(value_before)

@@ -42,8 +42,8 @@ def write(folder: Path) -> Path:
     """The folder of a tiny llama with random weights and this tokenizer."""
     matrix_models.write(folder, "llama", 0)
     target = matrix_models.weights_for("transformers", folder, "llama")
-    stated = json.loads(definition().read_text("utf-8"))
-    size, random = len(stated["model"]["vocab"]), np.random.default_rng(0)
+    data = json.loads(definition().read_text("utf-8"))
+    size, random = len(data["model"]["vocab"]), np.random.default_rng(0)
     tensors = load_file(target / "model.safetensors")
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         tensors[name] = random.standard_normal((size, matrix_models.HIDDEN)).astype(np.float32)
@@ -51,24 +51,24 @@ def write(folder: Path) -> Path:
     config = json.loads((target / "config.json").read_text("utf-8"))
     ids = {"vocab_size": size, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE, "eos_token": "</s>"}
-    for name, value in (("config", config | ids), ("tokenizer", stated), ("tokenizer_config", settings)):
+    for name, value in (("config", config | ids), ("tokenizer", data), ("tokenizer_config", settings)):
         (target / f"{name}.json").write_text(json.dumps(value), "utf-8")
     return target
 
 
 def write_gguf(source: Path, target: Path) -> Path:
     """The same model for llama.cpp, which knows such a vocabulary as that of "t5"."""
-    stated = json.loads((source / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
-    kinds = [_kind(text) for text, _ in stated]
+    data = json.loads((source / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
+    kinds = [_kind(text) for text, _ in data]
     reader = gguf.GGUFReader(matrix_models.weights_for("llamacpp", source.parent, "llama"))
     writer = gguf.GGUFWriter(target, "llama")
     for field in reader.fields.values():
         if not field.name.startswith(("GGUF.", "tokenizer.", "general.architecture")):
             writer.add_key_value(field.name, field.contents(), field.types[0])
-    writer.add_vocab_size(len(stated))
+    writer.add_vocab_size(len(data))
     writer.add_tokenizer_model("t5")
-    writer.add_token_list([text for text, _ in stated])
-    writer.add_token_scores([score for _, score in stated])
+    writer.add_token_list([text for text, _ in data])
+    writer.add_token_scores([score for _, score in data])
     writer.add_token_types(kinds)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
