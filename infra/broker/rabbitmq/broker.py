@@ -228,15 +228,21 @@ class RabbitMQBroker(Broker):
     def _must_exist(self, queue: str) -> None:
         """Raise ConfigError if a queue that this user may not create doesn't exist."""
         try:
-            exists = self.depth(queue) is not None
+            self._converse(
+                f"looking for {queue}", lambda channel: channel.call("queue_declare", queue=queue, passive=True)
+            )
         # RabbitMQ 4.3 may forbid even this question; the first use of the queue will show whether it exists.
         except ConfigError:
             return
-        if not exists:
+        except NoQueue as error:
+            # RabbitMQ also answers 404 for a classic queue whose node is down, in other words (rabbit_amqqueue.erl,
+            # priv_absent).
+            if f"no queue '{queue}'" not in str(error):
+                raise
             raise ConfigError(
                 f"queue {queue} does not exist, and this user of the broker may not create it: "
                 "run kvasir status once as the operator, which declares all queues"
-            )
+            ) from None
 
     def _unless_different(self, subject: str, talk: Callable[[Channel], None]) -> str | None:
         """Declare something. If it exists with other properties than ours, return a sentence that says so."""
