@@ -36,9 +36,9 @@ class NameServer:
         self._socket.close()
 
     def _serve(self) -> None:
-        while (received := self._socket.recvfrom(512))[0] != _END_OF_TEST:
+        while (query := self._socket.recvfrom(512))[0] != _END_OF_TEST:
             if not self.is_silent:
-                timer = threading.Timer(self.delay_s, self._reply, received)
+                timer = threading.Timer(self.delay_s, self._reply, query)
                 timer.daemon = True
                 timer.start()
 
