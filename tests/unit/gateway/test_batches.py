@@ -247,7 +247,7 @@ def test_a_custom_id_that_is_taken_is_in_one_file_only(client: openai.OpenAI, pi
     assert [row["custom_id"] for row in rows(client, over.output_file_id)] == ["a"]
     [error] = rows(client, over.error_file_id)
     assert error["custom_id"] == "line 2"
-    assert "'a' is taken" in error["error"]["message"]
+    assert "an earlier line has the same custom_id 'a'" in error["error"]["message"]
 
 
 def test_lines_that_are_continued_are_answered_as_requests_are(client: openai.OpenAI, pipeline: Pipeline) -> None:

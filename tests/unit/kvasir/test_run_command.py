@@ -187,7 +187,7 @@ def test_system_messages_are_the_shared_part_and_options_become_sampling(folder:
     ("line", "why"),
     [
         ({"id": "a"}, "neither 'body'"),
-        ({"id": "a", "prompt": " "}, "not empty"),
+        ({"id": "a", "prompt": " "}, "must not be empty"),
         ({"id": "a", "prompt": "x", "shared": 3}, "must be text"),
         ("[]", "not an object"),
         (openai("a", messages=[]), "list of objects"),

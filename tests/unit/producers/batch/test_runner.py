@@ -526,7 +526,7 @@ def test_a_person_is_told_that_the_decode_workers_do_the_prompts(pipeline: Pipel
         owner.run(max_wait_s=0.1)
 
     assert owner.progress.sentences == [
-        f"no prefill worker serves {MODEL}: its decode workers do the prompts, which takes longer"
+        f"no prefill worker serves {MODEL}: its decode workers compute the prompts, which takes longer"
     ]
 
 
