@@ -61,7 +61,7 @@ class GpuCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield busy share and memory, by host and number of the GPU."""
         labels = ("host", "gpu")
-        busy = GaugeMetricFamily("kvasir_gpu_busy_ratio", "Share of time in which a GPU computed.", labels=labels)
+        busy = GaugeMetricFamily("kvasir_gpu_busy_ratio", "Share of a moment in which a GPU computed.", labels=labels)
         memory_in_use = GaugeMetricFamily("kvasir_gpu_memory_used_bytes", "GPU memory in use.", labels=labels)
         total = GaugeMetricFamily("kvasir_gpu_memory_total_bytes", "GPU memory.", labels=labels)
         for number, device in enumerate(self._devices):
@@ -88,7 +88,7 @@ class PowerMeter:
     ) -> None:
         self._read_watts = read_watts or (lambda: declared_watts if is_busy() else 0.0)
         source = "nvml" if read_watts else "declared" if declared_watts else "unknown"
-        watts = Gauge("kvasir_power_watts", "Power that the machine draws now.", ("host", "source"), registry=registry)
+        watts = Gauge("kvasir_power_watts", "What the machine draws now.", ("host", "source"), registry=registry)
         energy = Counter("kvasir_energy_joules", "Energy since the start.", ("host", "source"), registry=registry)
         self._watts, self._energy = watts.labels(host, source), energy.labels(host, source)
         self._closed = threading.Event()

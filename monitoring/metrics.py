@@ -117,56 +117,46 @@ class Metrics:
         self._jobs = counter("kvasir_jobs", "Runs that ended here, by how they ended.", "model", "stage", "state")
         self._answers = counter("kvasir_answers", "Answers by question, to count submissions.", "model", "question")
         self._prefill_tokens = counter(
-            "kvasir_prefill_tokens", "Prompt tokens that prefill computed, or found in the store.", "model", "source"
+            "kvasir_prefill_tokens", "Prompt tokens that prefill computed, or found stored.", "model", "source"
         )
         self._put_bytes = counter("kvasir_kv_put_bytes", "KV bytes written to the store.", "model")
         self._get_bytes = counter("kvasir_kv_get_bytes", "KV bytes read from the store or a worker's memory.", "model")
         self._prompt_tokens = counter(
-            "kvasir_decode_prompt_tokens", "Prompt tokens at decode: transferred or evaluated.", "model", "source"
+            "kvasir_decode_prompt_tokens", "Prompt tokens at decode: transferred, or evaluated.", "model", "source"
         )
         self._kv_transfers = counter(
             "kvasir_kv_transfers",
-            "Answers: from a transferred KV cache (verified), without one (none), of short prompts (short).",
+            "Answers from a KV cache (kv), without (none), of short prompts (short).",
             "model",
             "outcome",
         )
         self._decode_tokens = counter("kvasir_decode_tokens", "Tokens generated.", "model")
         self._retries = counter("kvasir_retries", "Attempts that met a transient error.", "model", "stage")
-        self._redeliveries = counter(
-            "kvasir_redeliveries", "Deliveries that a worker had held before.", "model", "stage"
-        )
-        self._suspects = counter(
-            "kvasir_suspects", "Jobs isolated because several workers died with them.", "model", "stage"
-        )
+        self._redeliveries = counter("kvasir_redeliveries", "Deliveries that had been somebody's.", "model", "stage")
+        self._suspects = counter("kvasir_suspects", "Jobs set apart because they came back often.", "model", "stage")
         self._dead_letters = counter("kvasir_dead_letters", "Jobs given up.", "model", "stage")
-        self._kv_gone = counter(
-            "kvasir_reprefills", "Jobs sent back to prefill because their KV cache was gone.", "model"
-        )
+        self._kv_gone = counter("kvasir_reprefills", "Jobs sent back to prefill: their KV was gone.", "model")
         self._steals = counter("kvasir_steals", "Jobs taken from another model's queue.", "model", "reason")
-        self._steal_saved = counter(
-            "kvasir_steal_saved_seconds", "Waiting time that steals saved, as predicted.", "model"
-        )
+        self._steal_saved = counter("kvasir_steal_saved_seconds", "Waiting that steals saved, as predicted.", "model")
 
     def _make_histograms(self) -> None:
         def seconds(name: str, description: str, *labels: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
             return Histogram(f"kvasir_{name}_seconds", description, labels, buckets=buckets, registry=self.registry)
 
-        self._queue_wait = seconds("queue_wait", "Waiting time before this stage began.", "model", "stage", "lane")
-        self._prefill_seconds = seconds("prefill", "Time of prefill in the engine.", "model")
-        self._put_seconds = seconds(
-            "kv_put", "Time from the last computed token until the KV cache was stored.", "model"
-        )
-        self._get_seconds = seconds("kv_get", "Time of a KV cache from the store to the engine.", "model")
+        self._queue_wait = seconds("queue_wait", "Waiting before this stage began.", "model", "stage", "lane")
+        self._prefill_seconds = seconds("prefill", "Prefill in the engine.", "model")
+        self._put_seconds = seconds("kv_put", "From the last token computed until all KV was stored.", "model")
+        self._get_seconds = seconds("kv_get", "KV cache from the store to the engine.", "model")
         self._kv_check_seconds = seconds(
-            "kv_check", "Time of comparing a KV cache with one computed here.", "model", "outcome"
+            "kv_check", "Comparing a KV cache with one computed here; its count says how many.", "model", "outcome"
         )
-        self._ttft = seconds("ttft", "Time from submission to the first token, queues included.", "model", "lane")
-        self._tpot = seconds("tpot", "Time per token after the first.", "model", buckets=TOKEN_SECONDS)
-        self._decode_seconds = seconds("decode", "Time of decode in the engine.", "model")
-        self._total = seconds("job", "Time from submission to the finished answer.", "model", "lane")
+        self._ttft = seconds("ttft", "From submission to the first token, queues included.", "model", "lane")
+        self._tpot = seconds("tpot", "Per token after the first.", "model", buckets=TOKEN_SECONDS)
+        self._decode_seconds = seconds("decode", "Decode in the engine.", "model")
+        self._total = seconds("job", "From submission to the finished answer.", "model", "lane")
         self._newest_taken = Gauge(
             "kvasir_taken_submitted_timestamp_seconds",
-            "When the newest job taken so far was submitted. Jobs that still wait in this queue are newer.",
+            "When the newest job taken so far was submitted: what still waits in this queue is newer.",
             ("model", "stage", "lane"),
             registry=self.registry,
         )

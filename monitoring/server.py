@@ -51,7 +51,7 @@ class Page:
                 return _json(503 if reasons else 200, {"ready": not reasons, "reasons": reasons})
             case "/status":
                 return _json(200, self.status())
-        return _json(404, {"error": "not found; the paths are /metrics, /health, /ready and /status"})
+        return _json(404, {"error": "there is /metrics, /health, /ready and /status"})
 
 
 class PageServer(AbstractContextManager["PageServer"]):

@@ -32,7 +32,7 @@ class RegistrationCollector(Collector):
             info.add_metric((worker.model, worker.role, worker.engine, worker.device, worker.host), 1)
         yield info
         figures: list[tuple[str, str, Callable[[WorkerInfo], float]]] = [
-            ("kvasir_slots", "Most jobs that it works on at once.", lambda worker: worker.slots),
+            ("kvasir_slots", "Jobs it works on at once, at most.", lambda worker: worker.slots),
             ("kvasir_slots_busy", "Jobs it works on now.", lambda worker: worker.busy),
             ("kvasir_transfers_kv", "1 if the KV transfer was proved at start.", lambda worker: worker.transfers_kv),
             # Its own model, and the models that it has loaded to steal their jobs.
@@ -40,7 +40,7 @@ class RegistrationCollector(Collector):
             ("kvasir_paused", "1 while it has paused itself.", lambda worker: bool(worker.details.paused_because)),
             (
                 "kvasir_tokens_per_second",
-                "Tokens per second of its stage, as a moving average.",
+                "Of its stage, moving average.",
                 lambda worker: worker.tokens_per_s,
             ),
         ]

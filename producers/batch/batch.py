@@ -324,7 +324,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
     Raises BatchError if there is no manifest that can be read.
     """
     if not exists(folder):
-        raise BatchError(f"{folder} contains no batch; name the folder given to --out")
+        raise BatchError(f"{folder} holds no batch; name the folder given to --out")
     return _read_manifest(folder)
 
 
