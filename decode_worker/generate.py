@@ -231,8 +231,8 @@ class Generator:
         Without another worker for `model`, this worker goes on even if the test fails. It is better to decode without
         KV caches than not at all.
         """
-        if (self._failed_fetches or time.monotonic() >= self._next_probe) and self._cluster_state.answers:
-            self._cluster_state.put_sketch(f"probe-{self._worker_id}", _PROBE, ttl_s=_PROBE_EVERY_S / 2)
+        if self._failed_fetches or (time.monotonic() >= self._next_probe and self._cluster_state.answers):
+            self._cluster_state.put_sketch(f"probe-{self._worker_id}", _PROBE, ttl_s=60.0)
             comes_back = self._cluster_state.get_sketch(f"probe-{self._worker_id}") == _PROBE
             if comes_back or not any(
                 (other.role, other.model, other.off) == ("decode", model, "") and other.worker_id != self._worker_id

@@ -52,8 +52,11 @@ def test_it_works_alone_and_beside_others_and_loses_nothing_when_it_is_killed(
         both = cluster.worker("both", model_name)
         jobs = jobs_of(client, [f"def f{number}(): return {number}\n" * 20 for number in range(120)], Sampling(8))
         client.submit(jobs[:40])
+        wait_until(
+            lambda: {one.role for one in client.workers() if one.model == model_name} == {"prefill", "decode"},
+            "both roles are registered",
+        )
         registrations = [one for one in client.workers() if one.model == model_name]
-        assert {one.role for one in registrations} == {"prefill", "decode"}
         assert {(one.process, one.details.roles) for one in registrations} == {(registrations[0].process, BOTH_ROLES)}
         # And its kvasir status, which names both
         rows = [row for row in cluster.run("status", "--json").json()["workers"] if row["model"] == model_name]

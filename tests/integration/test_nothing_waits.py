@@ -86,7 +86,7 @@ def test_an_export_leaves_a_pipe_in_its_place(batch: Path, capsys: pytest.Captur
     assert cli.run_command(["export", str(batch), "--format", "csv", "--include-unreviewed"]) == cli.EXIT_USAGE
 
     assert target.is_fifo()
-    assert "not an ordinary file; name another place with --to" in " ".join(capsys.readouterr().err.split())
+    assert "not a regular file; name another place with --to" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_desk_waits_for_none(batch: Path) -> None:
@@ -102,9 +102,9 @@ def test_the_desk_waits_for_none(batch: Path) -> None:
     pipe(batch / "desk.json")
     assert read_inputs(batch).rubric  # as the batch was made
     pipe(batch / "grades.json")
-    with pytest.raises(KvasirError, match="not an ordinary file"):
+    with pytest.raises(KvasirError, match="not a regular file"):
         load_graded(batch)
-    with pytest.raises(KvasirError, match="not an ordinary file"):
+    with pytest.raises(KvasirError, match="not a regular file"):
         load_rubric(pipe(batch / "rubric.yaml"))
 
 
@@ -116,4 +116,4 @@ def test_a_configuration_that_is_a_pipe_is_refused(
 
     assert cli.run_command(["config"]) == cli.EXIT_USAGE
 
-    assert "kvasir.toml: is not an ordinary file" in capsys.readouterr().err
+    assert "kvasir.toml: is not a regular file" in capsys.readouterr().err

@@ -121,7 +121,7 @@ def test_a_sketch_goes_through_bytes_unchanged_and_is_named_by_them() -> None:
 
 def test_bytes_from_anybody_are_refused_and_nothing_else_happens() -> None:
     good = a_sketch()
-    with pytest.raises(KVTransferFailed, match="is another"):
+    with pytest.raises(KVTransferFailed, match="holds another sketch"):
         read_sketch(good.body, a_sketch(1).name)
     head, _, rest = good.body.partition(b"\n")
     damaged = [
@@ -211,7 +211,7 @@ def test_a_worker_compares_each_sketch_once_and_only_what_it_can_find() -> None:
     assert "different KV caches" in sketches.agreement(other.name).problem
     assert sketches.refusals == {other.name: sketches.agreement(other.name).problem}
     shelf.put_sketch("5e7c40", other.body)
-    assert "is another" in sketches.agreement("5e7c40").problem
+    assert "holds another sketch" in sketches.agreement("5e7c40").problem
 
 
 def test_without_a_sketch_on_one_side_nothing_is_transferred_and_without_both_it_is() -> None:

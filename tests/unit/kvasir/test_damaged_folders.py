@@ -238,7 +238,7 @@ def test_the_line_is_named(
 
     assert cli.run_command(COMMANDS[command]) == cli.EXIT_USAGE
 
-    assert f"{file}, line {lines}:" in capsys.readouterr().err
+    assert f"{file}, line {lines} is not a valid" in capsys.readouterr().err
 
 
 def test_a_class_whose_rubric_needs_another_model_since_is_told_so(

@@ -237,7 +237,7 @@ def test_a_pair_is_judged_by_what_both_compute_and_agreement_is_told_by_layer(tm
         assert found(lost, ours.name).level == "error"
         assert "was not compared" in found(ours.name, lost).what
     cluster_state.put_sketch("5e7c41", b"nonsense")
-    assert "is another" in found("5e7c41", ours.name).what
+    assert "holds another sketch" in found("5e7c41", ours.name).what
 
 
 def test_shapes_are_compared_also_where_same_weights_calls_two_engines_one_family(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_python_compares_before_it_adopts(homework: Path) -> None:
     assert GRADES.read_bytes() == before
     rows = again.adopt().rows
     assert [row["points"] for row in rows] == [one.after for one in again.differences]
-    with pytest.raises(kvasir.KvasirError, match="not done"):
+    with pytest.raises(kvasir.KvasirError, match="not finished"):
         kvasir.regrade("out", quiet=True).adopt()
 
 

@@ -183,7 +183,7 @@ def test_the_file_names_nobody_and_is_forgotten_with_the_batch(tmp_path: Path) -
 def test_a_line_of_somebody_elses_is_said(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"kind": "csv", "points": {"a": "many"}, "at": 1.0}\n', "utf-8")
 
-    with pytest.raises(BatchError, match="line 1: no export of ours"):
+    with pytest.raises(BatchError, match="line 1 is not a valid export"):
         since_last(tmp_path, "csv", finals())
 
 

@@ -275,7 +275,7 @@ def test_a_bad_zip_is_an_error_that_names_it(tmp_path, content):
         content = make_zip(path, {"grün.R": "1"}).read_bytes().replace("ü".encode(), b"\xff\xff")
     path.write_bytes(content)
 
-    with pytest.raises(SubmissionError, match=r"class\.zip is not a zip that can be read"):
+    with pytest.raises(SubmissionError, match=r"class\.zip is not a readable zip"):
         read_submissions(path)
 
 
