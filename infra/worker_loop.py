@@ -83,7 +83,7 @@ class JobSource:
         self, broker: Broker, stage: WorkerStage, model: str, flow: Flow, count_in_progress: Callable[[], int]
     ) -> None:
         self._broker = broker
-        self._now = topology.work_queue(stage, model, "now")
+        self.urgent_queue = topology.work_queue(stage, model, "now")
         self._suspects = topology.suspects_queue(stage, model)
         self._count_in_progress = count_in_progress
         self._next_looks: dict[str, float] = defaultdict(float)  # when to check each queue next; monotonic clock
@@ -91,7 +91,7 @@ class JobSource:
 
     def ring(self, queue: str) -> None:
         """Note that a job was published to `queue`."""
-        if queue == self._now:
+        if queue == self.urgent_queue:
             self._next_looks[queue] = 0.0
             self.flow.nudge()
 
@@ -113,7 +113,7 @@ class JobSource:
 
     def urgent(self) -> Delivery | None:
         """Return the next job of `now`, if it is time to check that queue."""
-        return self._look_at(self._now, _LOOK_AT_NOW_S)
+        return self._look_at(self.urgent_queue, _LOOK_AT_NOW_S)
 
     def _suspect(self) -> Delivery | None:
         return None if self._count_in_progress() else self._look_at(self._suspects, _LOOK_AT_SUSPECTS_S)
@@ -321,7 +321,9 @@ class ConsumerLoop:
         notify(f"READY=1\nWATCHDOG_USEC={WATCHDOG_S * 1_000_000}")
         while not self._stopping.is_set():
             try:
-                control = control or ControlListener(self._broker, self._name, handlers)
+                if control is None:
+                    control = ControlListener(self._broker, self._name, handlers)
+                    source.ring(source.urgent_queue)  # nobody heard the wakeups before this
                 control.poll(_TICK_S)
                 if time.monotonic() > next_look:
                     self._look_at_queues()
