@@ -72,10 +72,11 @@ def measure(
 ) -> int:
     """Measure a model's tokens a second on this machine, and print them as a block for kvasir.toml.
 
-    Decode by the number of sequences, prefill by the prompt's length. Stop this machine's workers first.
+    Decode is measured by the number of sequences, prefill by the prompt's length. Stop this machine's workers first.
 
-    With --links: how far away the broker and the store are, whether large messages pass, and how fast KV caches come
-    and go. Workers that start afterwards register it, and kvasir doctor says how long a class takes at that rate.
+    With --links, measure how far away the broker and the store are, whether large messages pass, and how fast KV caches
+    travel. Workers that start afterwards register the figures, and kvasir doctor says how long a class takes at that
+    rate.
     """
     settings = global_options.settings()
     if only_links:

@@ -101,7 +101,7 @@ def _roles(_context: click.Context, _parameter: click.Parameter, value: str) -> 
     callback=_roles,
     help="Choose the work to do for the model, with one copy of its weights.",
 )
-@_decode_options("KV kept in memory, in GB: what is shared, and what it prefilled itself.")
+@_decode_options("Keep up to this many GB of KV caches in memory: shared ones, and those that it prefilled.")
 @click.pass_obj
 def worker(global_options: Globals, /, roles: tuple[WorkerStage, ...], **options: Any) -> int:
     """Prefill a model's prompts and generate its answers, whichever is needed more. Stops on SIGTERM after its jobs."""
@@ -118,7 +118,7 @@ def prefill_worker(global_options: Globals, /, **options: Any) -> int:
 
 @click.command("decode-worker")
 @_worker_options
-@_decode_options("Shared KV kept in memory, in GB.")
+@_decode_options("Keep up to this many GB of shared KV caches in memory.")
 @click.pass_obj
 def decode_worker(global_options: Globals, /, **options: Any) -> int:
     """Generate a model's answers from KV caches in the store. Stops on SIGTERM after the jobs in its slots."""
