@@ -88,7 +88,7 @@ def test_this_machines_link_is_judged_by_its_slower_way_and_a_store_that_is_away
     # And where nobody answers any more, that is said
     monkeypatch.undo()
     away = check_link(NOBODY, steps(**{"1 MB": 0.001}))
-    assert (away.level, away.subject, away.cause) == ("error", "store", "lost")
+    assert (away.level, away.subject, away.cause) == ("error", "store", "refused")
 
 
 def test_only_as_much_is_sent_as_the_time_allows_and_a_brokers_rates_are_not_measured(
