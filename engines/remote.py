@@ -302,17 +302,17 @@ class TextOnly(Generic[S]):
         stop: threading.Event | None = None,
     ) -> Answer:
         """Always raises KVTransferFailed, because only text can be sent (`decode_text`), no ids and no KV cache."""
-        raise KVTransferFailed(f"{self._server_name} takes no token ids and no KV cache in")
+        raise KVTransferFailed(f"{self._server_name} accepts no token ids and no KV cache")
 
     def pin_cache(self, tokens: Sequence[int], cache: KVCache) -> AbstractContextManager[None]:
         """Always raises KVTransferFailed, like `decode`."""
-        raise KVTransferFailed(f"{self._server_name} takes no token ids and no KV cache in")
+        raise KVTransferFailed(f"{self._server_name} accepts no token ids and no KV cache")
 
     def top_logprobs(
         self, tokens: Sequence[int], cache: KVCache | None, stop: threading.Event | None = None
     ) -> dict[int, float]:
         """Always raises KVTransferFailed, like `decode`."""
-        raise KVTransferFailed(f"{self._server_name} takes no token ids and no KV cache in")
+        raise KVTransferFailed(f"{self._server_name} accepts no token ids and no KV cache")
 
     def _check_capacity(self, sampling: Sampling) -> None:
         if sampling.max_tokens >= self._context:

@@ -304,8 +304,8 @@ class PromptMaker:
         # Rounded down to a step: otherwise one more sentence in the rubric would change where a long submission is cut,
         # and every question about it would be asked again.
         room = self._space - self._space % _ROOM_STEP if self._space > 4 * _ROOM_STEP else self._space
-        # Headings take room in the prompt too. Of thousands of parts most are left out together with their headings, so
-        # at most half of the room is set aside.
+        # Headings take room in the prompt too. If there are thousands of parts, most are left out with their headings,
+        # so at most half of the room is kept for headings.
         space = max(room - _HEADING_TOKENS * len(submission.parts), room // 2)
         total = min(space, cap or space)
         sizes = count_parts(submission, count)

@@ -52,7 +52,9 @@ Points = list[tuple[int, float]]
     show_default=True,
     help="Measure up to this many sequences at once.",
 )
-@click.option("--machine", default="", help="Print the block for this machine of kvasir.toml [default: the host name].")
+@click.option(
+    "--machine", default="", help="Name this machine in the printed block, as in kvasir.toml [default: the host name]."
+)
 @click.option(
     "--minutes", type=Number(0), default=5.0, show_default=True, help="Limit the time for all models together."
 )

@@ -188,7 +188,9 @@ def _keep_reserved(cluster_state: ClusterState, name: str, measure: Callable[[],
         while not stop_event.wait(RENEW_EVERY_S):
             try:
                 cluster_state.reserve(name, measure(), _NO_LIMIT, RESERVATION_TTL_S)
-            except StoreUnavailable as error:  # the records that are stored already count anyway
+            except (
+                StoreUnavailable
+            ) as error:  # not renewed, the reservation still counts by the records that are already stored
                 log.info("the reservation was not renewed: %s", error)
 
     thread = threading.Thread(target=renew, name="reservation", daemon=True)

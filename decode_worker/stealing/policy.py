@@ -23,7 +23,8 @@ FASTER = 1.2
 # The waiting time that is assumed for a job whose model has no worker.
 NOBODY_S = 3600.0
 
-# A longer queue is first drained at the workers' joint rate, and the last jobs are planned one by one.
+# Only this many jobs for each slot are planned one by one. In a longer queue, the jobs before them are assumed to be
+# done at the workers' joint rate.
 _EXACT_JOBS_A_SLOT = 8
 
 Reason = Literal["", "nothing waits", "short wait", "sooner at home"]

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _LOOK_AGAIN_S = 0.1
 _SLOWER_EACH_TIME = 1.6
 # A check is two passive declares for each other model, whose cost a broker does not notice at these intervals.
-_AT_MOST_S = 0.2  # while another worker is busy with one of these models
+_AT_MOST_S = 0.2  # longest pause between two checks while another worker is busy with one of these models
 _AT_MOST_IDLE_S = 0.5
 
 

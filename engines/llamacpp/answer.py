@@ -168,7 +168,8 @@ class Completions:
                 held_back = int(event["tokens_predicted"]) - result.count > 1
                 old_length = len(result.tokens)
                 result.consume_event(event)
-                if held_back and event["content"]:  # tokenizing the same text again is good enough to continue from
+                # The event's ids lack the ones held back before, so its text is tokenized again; that is close enough.
+                if held_back and event["content"]:
                     result.tokens[old_length:] = self._prompt.plain_ids(event["content"])
                 for token in result.tokens[old_length:]:
                     channel.observe(token)

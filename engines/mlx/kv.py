@@ -72,7 +72,7 @@ def fill(caches: Sequence[Any], layout: KVLayout, cache: KVCache) -> None:
             pairs.append(_set(caches[index], ring[row], cache.num_tokens))
     for state in cache.states:
         columns, matrix = (mx.array(part) for part in layout.state_parts(state.data))
-        # Copied: an array that is only seen in another order would keep the record's memory.
+        # These are copies: a transposed view would keep the whole record in memory.
         pair = mx.contiguous(columns.T[None].astype(target)), mx.contiguous(matrix.swapaxes(1, 2)[None])
         caches[state.layer].cache = list(pair)
         pairs.append(pair)

@@ -37,7 +37,7 @@ class Envelope:
     reply_to: str = ""
     attempts: int = 0  # transient errors at this stage so far
     kv_transfers: int = 0  # KV transfers that failed so far
-    returns: int = 0  # times the broker took it back at this stage, over all copies of this run
+    returns: int = 0  # how often the broker took the job back at this stage, counting all copies of this run
     traceparent: str = ""  # passed on unchanged; "" if there is none
     version: int = codec.VERSION  # version of the message that it came in; its answer has the same version
     turn: int = 0  # the number of its batch's queue among the queues of its lane

@@ -88,7 +88,7 @@ class _Drawing:
     "--thresholds",
     type=_Numbers(float),
     metavar="X[,X…]",
-    help="Set the levels of doubt up to which grades may go unseen; at most 5.",
+    help="Try these levels of doubt, at most 5: grades above a level are read by you, grades below it are not.",
 )
 @click.option("--strata", type=path, help="Read a CSV (submission, part) and draw a sample for each part.")
 @click.option("--by", metavar="NAME", help="Record who draws the sample [default: the login name].")

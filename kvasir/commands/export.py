@@ -53,7 +53,9 @@ def _format_options(function: F) -> F:
 @_format_options
 @click.option("--times", type=path, help="Read a CSV with submission and submitted_at, if the rubric has a late rule.")
 @click.option("--include-unreviewed", is_flag=True, help="Include grades that still need review.")
-@click.option("--yes", is_flag=True, help="Don't ask before replacing grades or giving out a doubtful class.")
+@click.option(
+    "--yes", is_flag=True, help="Don't ask before replacing grades, or before exporting a class that looks doubtful."
+)
 @click.option("--dry-run", is_flag=True, help="Only show what changed since the last export; write no file.")
 @click.option("--to", type=path, help="Write to this file or folder [default: in the folder BATCH].")
 @click.pass_obj

@@ -72,7 +72,7 @@ def plan(
     documents = {"--rubric": rubric, "--solution": solution, "--template": template}
     if submissions and (named := [name for name, file in documents.items() if file]):
         raise UsageError(
-            f"{named[0]} can't be used with --submissions N, whose lengths are drawn: it shapes the prompts of a FOLDER"
+            f"{named[0]} can't be used with --submissions N, which draws random prompts: give a FOLDER instead"
         )
     answers = {"code": code_answer, "feedback": feedback_answer}
     tokens = {aspect: answer or _ANSWERS[aspect] for aspect, answer in answers.items()}

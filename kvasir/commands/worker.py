@@ -99,7 +99,7 @@ def _roles(_context: click.Context, _parameter: click.Parameter, value: str) -> 
     show_default=True,
     metavar="ROLE[,ROLE]",
     callback=_roles,
-    help="Choose the work to do for the model, with one copy of its weights.",
+    help="Do this work for the model. Both roles share one copy of its weights.",
 )
 @_decode_options("Keep up to this many GB of KV caches in memory: shared ones, and those that it prefilled.")
 @click.pass_obj
