@@ -38,7 +38,7 @@ def show_export_page(desk: Desk, folder: Path) -> None:
     if not view.grades:
         st.caption("Nothing is graded yet.")
         return
-    include_unreviewed = st.checkbox("Include grades that need a review and have none", key="include unreviewed")
+    include_unreviewed = st.checkbox("Include grades that nobody has reviewed yet", key="include unreviewed")
     st.caption("A submission without points stays blank, never 0, and is listed under the file.")
     formats = {export_format.title: export_format for export_format in export.DESK_FORMATS}
     export_format = formats[str(st.selectbox("As", list(formats), key=f"export kind {folder}"))]

@@ -522,8 +522,8 @@ class Screen {
     const act = this.act("decide", { item_id: this.shown, version: draft.version, seen: draft.seen, changes });
     this.remember(act, before);
     this.setDraft(this.shown, undefined);
-    const left = open.length ? ` Still open there: ${open.map(({ title }) => title).join(", ")}; a on it leaves the rest as it is.` : "";
-    const old = misfits.length ? ` Its feedback on ${misfits.map(({ title }) => title).join(", ")} was written for other points.` : "";
+    const left = open.length ? ` Still to decide there: ${open.map(({ title }) => title).join(", ")}. k goes back, a accepts the rest.` : "";
+    const old = misfits.length ? ` Its feedback on ${misfits.map(({ title }) => title).join(", ")} was written for other points. k goes back, x leaves it out.` : "";
     this.leave(`Saved: ${this.name(act.item_id)}.${left}${old}`);
   }
 
