@@ -164,14 +164,15 @@ def _hear(desk: Desk, folder: Path, key: str) -> None:
         _, rows, overrides_by_item = desk.rows(folder)
         return {row.final.grade.item_id: row for row in rows}, overrides_by_item
 
-    # Set only here: after a restart of the desk, Streamlit may show it an old message without calling this.
-    state["heard"], state["has heard"] = [message.sender, message.number], True
     state["answers"] = desk.acts(folder).apply(rows_of, acts)
     state["me"], state["blind"] = " ".join(message.name.split())[:80], message.blind
     if message.show in QUEUES:
         state["show"] = message.show
     state["submission"] = message.submission
     state.pop("opened", None)
+    # Set only here: after a restart of the desk, Streamlit may show it an old message without calling this. Set last:
+    # each access to the state may end this function, and the screen goes where the desk says once it is heard.
+    state["heard"], state["has heard"] = [message.sender, message.number], True
 
 
 def _work(desk: Desk, view: BatchView, item: Item, row: Row, message: _Message) -> dict[str, Any]:

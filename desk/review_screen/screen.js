@@ -85,13 +85,17 @@ class Screen {
     if (isNew) this.mount(root);
     this.takeAnswers(data.answers);
     // The address leads elsewhere: the browser's Back, or a link. Until the desk knows where we are, it says the old place.
-    const mayFollow = isNew || (this.heard === this.sent && this.timer === undefined);
+    // Streamlit may make the screen anew at any time, also then.
+    const isKnown = this.heard === this.sent && !this.isUntold;
+    const mayFollow = isKnown || (isNew && data.current !== this.toldPlace);
+    this.toldPlace = data.current;
     if (mayFollow && data.show !== this.show) {
       this.show = data.show;
       this.queue = [];
     }
     if (mayFollow && data.current !== this.shown) this.enter(data.current);
     if (isNew) this.showSomething();
+    if (isNew && !isKnown) this.later();
     this.takeSame(...data.same);
     this.extendQueue();
     this.render();
@@ -135,7 +139,7 @@ class Screen {
     this.undoable = JSON.parse(sessionStorage.getItem(this.prefix + "undo") || "[]");
     this.settings = { order: "", share: "", blind: false, ...this.stored("settings")[""] };
     this.show = data.show;
-    this.shown = null;
+    this.shown = this.toldPlace = null;
     this.queue = [];
     this.refusals = [];
     this.same = null;
@@ -260,6 +264,7 @@ class Screen {
   }
 
   later() {
+    this.isUntold = true;
     this.timer ??= setTimeout(() => this.send(), SEND_MS);
   }
 
@@ -269,6 +274,7 @@ class Screen {
     if (!this.setStateValue || !this.root?.isConnected) return;
     this.adoptActs();
     if (this.heard === this.sent) this.waitingSince = performance.now();
+    this.isUntold = false;
     this.sent += 1;
     this.sentAt = performance.now();
     const have = {};

@@ -327,6 +327,32 @@ def test_two_tabs_send_what_is_unanswered_and_it_is_done_once(browser: Browser, 
     assert lines() == [1, 0, "undone"]
 
 
+def test_a_screen_that_is_made_again_stays_where_the_person_has_gone(browser: Browser, desk: DeskPage) -> None:
+    # Given a screen whose last message from the desk is at hand
+    open_review(browser, desk, graded_assignment(desk, 4))
+    browser.evaluate("""
+        (function () {
+          const screen = window.kvasirReview, receive = screen.receive.bind(screen);
+          screen.receive = (...said) => { window.said = said; receive(...said); };
+        })(); 0""")
+    press(browser, "j", "k")
+    wait_until(lambda: browser.evaluate("!!window.said && kvasirReview.heard === kvasirReview.sent"), "all is heard")
+    # When Streamlit makes its element again before the desk has heard where the person has gone
+    before, after = browser.evaluate("""
+        (function () {
+          const screen = window.kvasirReview, [data, setStateValue, parent] = window.said;
+          screen.move(1);
+          const gone = screen.shown;
+          screen.root.replaceWith(screen.root.cloneNode(true));
+          screen.receive(data, setStateValue, parent);
+          return [gone, screen.shown];
+        })()""")
+    # Then it stays there
+    assert before == after
+    wait_until(lambda: browser.evaluate("kvasirReview.heard === kvasirReview.sent"), "the desk has heard it")
+    assert browser.evaluate("kvasirReview.shown") == after
+
+
 def test_a_comment_is_reused_and_changed_wherever_it_is_ones_own(browser: Browser, desk: DeskPage) -> None:
     folder = graded_assignment(desk, 4)
     open_review(browser, desk, folder)

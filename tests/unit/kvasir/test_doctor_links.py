@@ -1,6 +1,7 @@
 """What doctor says of links that were measured, and what they cost a class."""
 
 import math
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,7 +88,9 @@ def test_this_machines_link_is_judged_by_its_slower_way_and_a_store_that_is_away
     assert check_link(NOBODY, steps(**{"1 MB": 0.001})).level == "ok"
     # And where nobody answers any more, that is said
     monkeypatch.undo()
-    away = check_link(NOBODY, steps(**{"1 MB": 0.001}))
+    with socket.socket() as held:  # bound, so that nothing else listens there
+        held.bind((HOST, 0))
+        away = check_link(f"redis://{HOST}:{held.getsockname()[1]}/0", steps(**{"1 MB": 0.001}))
     assert (away.level, away.subject, away.cause) == ("error", "store", "refused")
 
 
