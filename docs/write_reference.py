@@ -298,7 +298,12 @@ Made by `python -m docs.write_reference`; a test compares.
 
 """
 # Headings, and the modules whose docstrings say what the part holds.
-_PARTS = (("All keys", rubric, "yaml"), ("`checks`", checks, "yaml"), ("`late`", late, "yaml"), ("Other forms", formats, ""))
+_PARTS = (
+    ("All keys", rubric, "yaml"),
+    ("`checks`", checks, "yaml"),
+    ("`late`", late, "yaml"),
+    ("Other forms", formats, ""),
+)
 _EXAMPLE = re.compile(r"^(?: {4}.+\n)+", re.MULTILINE)
 
 

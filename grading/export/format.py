@@ -52,8 +52,10 @@ class ExportOption:
 class ExportFormat:
     """An export format.
 
-    `make` is called with the batch's folder, `include_unreviewed`, and the chosen options. Options that were not given
-    are left out. A file is passed as its bytes.
+    `make` is called with the batch's folder, `include_unreviewed`, and the chosen options. A file or a choice that was
+    not given is left out; such a text is "", and such a flag False. A file is passed as its bytes.
+
+    The names in `file_names` must match `producers.storage.private.kept_in`, so that `kvasir forget` finds the files.
     """
 
     name: str  # its name in `kvasir export --format` and in exports.jsonl
