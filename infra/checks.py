@@ -45,7 +45,8 @@ def bury_poison(_attempt: Attempt[Any], standing: Standing) -> None:
     """Raise Poison if the job killed workers even when it ran alone."""
     if standing.crashes >= POISON_AFTER_CRASHES:
         raise Poison(
-            f"{standing.crashes} workers died with the job in hand, the last while it ran alone: it kills its worker"
+            f"{standing.crashes} workers died with the job in hand, the last one while it ran alone: "
+            "the job is taken to kill its worker"
         )
 
 

@@ -15,9 +15,10 @@ from messages.workers import WorkerStage
 
 WORK = "kvasir.work"
 REPLY = "kvasir.reply"
-REPLY_ALTERNATE = "kvasir.parked"  # alternate exchange of REPLY: takes results whose reply queue doesn't exist
-# The same two on a cluster, where results survive the loss of a node. They have other names, since a queue's arguments
-# can't change.
+# The alternate exchange of REPLY. It gets the results whose reply queue doesn't exist.
+REPLY_ALTERNATE = "kvasir.parked"
+# REPLY and REPLY_ALTERNATE on a cluster, where results survive the loss of a node. The names differ, because a queue's
+# arguments can't be changed later.
 REPLY_QUORUM = "kvasir.reply.quorum"
 REPLY_ALTERNATE_QUORUM = "kvasir.parked.quorum"
 DEAD = "kvasir.dead"
@@ -41,8 +42,8 @@ BROKER_DELIVERY_LIMIT = 20
 
 WORK_STAGES: tuple[WorkerStage, ...] = ("prefill", "decode")
 
-# The number of `bulk` queues for each stage of a model. That many batches take turns; further batches share queues. The
-# first queue is the one that releases without turns use.
+# The number of `bulk` queues for each stage of a model. That many batches take turns; further batches share queues.
+# Releases that know no turns use only the first queue.
 TURNS = 4
 
 

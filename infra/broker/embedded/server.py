@@ -82,7 +82,7 @@ class EmbeddedServer:
         self._expiries: list[tuple[float, int, EmbeddedQueue]] = []
         self._clock = threading.Condition(self.lock)
         self._clock_thread: threading.Thread | None = None
-        # Dead letters that no queue is bound for yet: copy, exchange, key.
+        # Dead letters that wait until a queue is bound for them: copy, exchange, key.
         self._unrouted_letters: list[tuple[Copy, str, str]] = []
 
     def declare_exchange(self, spec: topology.ExchangeSpec) -> None:
@@ -235,7 +235,7 @@ class EmbeddedServer:
                     continue
                 heapq.heappop(self._expiries)
                 self._expire(queue)
-            self._clock_thread = None  # the next message with a TTL starts another
+            self._clock_thread = None  # the next message with a TTL starts a new thread
 
 
 def _next_with_capacity(readers: deque[QueueReader]) -> QueueReader | None:
