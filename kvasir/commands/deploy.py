@@ -82,7 +82,7 @@ class Site:
 )
 @click.option("--services", is_flag=True, help="Set up the broker and the store instead of the workers.")
 @click.option("--with-weights", is_flag=True, help="Also copy the workers' weights from beside the configuration.")
-@click.option("--dry-run", is_flag=True, help="Print what would be done and written, and contact nobody.")
+@click.option("--dry-run", is_flag=True, help="Print all steps and files without doing anything; contact no machine.")
 @click.pass_obj
 def deploy(
     global_options: Globals,
@@ -237,7 +237,7 @@ def _hosts(service: Service, machines: Sequence[MachineSettings]) -> bool:
 def _outdated_secrets(order: Order, site: Site) -> list[str]:
     """Return the operator's passwords, which machines held before there was a user for each role."""
     if order.services and units_of(site.machine):
-        return []  # they are removed when this machine's workers are deployed
+        return []  # the deployment of this machine's workers removes them
     return [service for service in SERVICES if has_roles(order.settings, service)]
 
 

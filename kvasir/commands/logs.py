@@ -27,7 +27,7 @@ from monitoring.logs import TIME_FIRST, as_console_line
 from producers.batch.batch import Batch, id_or_folder
 from producers.client import Client
 
-# Its second part is a role's lines, the reason why its log can't be read, or None at its end.
+# A role's name, and one of these: lines of its log, the reason why its log can't be read, None at the log's end.
 LogMessage = tuple[str, list[str] | DeployFailed | None]
 
 _FIELDS_OF_ALL = (
@@ -37,7 +37,7 @@ _FIELDS_OF_ALL = (
     "stage",
     "run",
     "lane",
-)  # fields that are the same on every line of a job, or that its event implies
+)  # left out: a job's lines all have the same value, or the event implies the value
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -114,7 +114,7 @@ def logs(
 @click.command()
 @click.argument("job_id", metavar="ID")
 @click.option(
-    "--batch", "folder", type=path, help="Look for the job in this batch's folder [default: all in results/]."
+    "--batch", "folder", type=path, help="Look for the job in this batch's folder [default: all folders in results/]."
 )
 @ssh_config_option
 @click.pass_obj
@@ -281,8 +281,8 @@ def _script(machine: MachineSettings, unit: Unit, lines: int, follow: bool, look
         show = f"tail -n {'+1' if looks_for else lines} {'-F ' if follow else ''}{path} 2>/dev/null"
     if not follow:
         return f"{check}; {show}{looks_for}"
-    # Without a terminal, the remote process is not told when nobody listens any more. Here, the end of its input tells
-    # it.
+    # Without a terminal, the remote process doesn't notice that this process has ended. So it stops when its input
+    # ends.
     return (
         f"{check}; exec 3<&0; {{ exec {show}; }} & said=$!; {{ read -r _ <&3; kill $said; }} & ear=$!; "
         "wait $said; code=$?; kill $ear; exit $code"
