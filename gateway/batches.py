@@ -63,7 +63,7 @@ class StoredBatch:
     metadata: Mapping[str, str]
     models: Mapping[str, Defaults]
     status: Status = "validating"
-    since: Mapping[str, int] = field(default_factory=dict)  # status -> when it began; the first is left out
+    since: Mapping[str, int] = field(default_factory=dict)  # status -> when it began; the first status is left out
     total: int = 0
     completed: int = 0
     failed: int = 0

@@ -46,7 +46,7 @@ class Gateway:
     dispatch: Dispatcher
     keys: KeyRing
     batches: Batches
-    objects: Objects = "closed"  # what an object schema without `additionalProperties` is
+    objects: Objects = "closed"  # how to treat object schemas without `additionalProperties`
     host_names: Collection[str] = ()  # names of this machine, in addition to localhost
     figures: GatewayMetrics = field(init=False)
     started_at: float = field(default_factory=time.time)

@@ -26,7 +26,7 @@ class Standing:
     job: PrefillJob
     is_cancelled: bool  # whether its batch is cancelled
     now: float  # the store's clock
-    crashes: int  # how many workers died while holding it
+    crashes: int  # how many workers died while they held the job
 
 
 def stop_cancelled(attempt: Attempt[Any], standing: Standing) -> None:
@@ -46,7 +46,7 @@ def bury_poison(_attempt: Attempt[Any], standing: Standing) -> None:
     if standing.crashes >= POISON_AFTER_CRASHES:
         raise Poison(
             f"{standing.crashes} workers died with the job in hand, the last one while it ran alone: "
-            "the job is taken to kill its worker"
+            "no worker gets this job again"
         )
 
 

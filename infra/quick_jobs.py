@@ -25,15 +25,14 @@ from infra.worker_loop import NO_HELP, GroupHelp, OneByOne, SlotPool
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# Below the first time, jobs are quick; below the second, instant. A worker then holds so many: 1 to 2 s of work.
+# Jobs that take less than QUICK_S or INSTANT_S. A worker holds this many of them: one to two seconds of work.
 QUICK_S, HELD_IF_QUICK = 0.05, 32
 INSTANT_S, HELD_IF_INSTANT = 0.005, 256
 # Jobs that arrive together are handled as a group, if the group's jobs take no longer than this in all.
 GROUP_S = 0.02
-# After this time the rest of a group is handed back, so that finished jobs don't wait for it and other workers can take
-# it.
+# After this time the rest of a group is handed back. Other workers can take those jobs, and finished jobs don't wait.
 GROUP_PATIENCE_S = 0.5
-# Quick jobs may wait this long behind one that turned out to be slow.
+# Quick jobs may wait this long behind a job that turns out to be slow.
 _FULL_S = 1.0
 _SLOW_S = 2 * QUICK_S  # from this time on, jobs don't count as quick
 _LARGE_BYTES = 16 * 1024
@@ -197,7 +196,7 @@ class QuickJobs(OneByOne[T]):
         start, left = time.monotonic(), group
         try:
             with self._help.looked_up(group) if len(group) > 1 else nullcontext():
-                # The first is always handled. The jobs behind it may take longer than expected.
+                # The first job is always handled. The jobs behind it may take longer than expected.
                 while left and (left is group or time.monotonic() - start <= GROUP_PATIENCE_S):
                     delivery, *left = left
                     if ready and self._is_large(delivery):  # finished jobs must not wait for a large one

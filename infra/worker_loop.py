@@ -43,8 +43,8 @@ _DEATHS_EVERY_S = 5.0
 _FORGOTTEN_S = 10.0  # if jobs wait and none comes for this long, the broker has lost our subscription
 _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
-_LATE_S = 20.0  # the heartbeat interval: a restart of the broker or a lost connection takes less time
-LISTEN_S = 0.02  # how long to listen only for `bulk` before the next check; the broker has no work with this
+_LATE_S = 20.0  # late after the heartbeat interval: a broker's restart or a lost connection takes less time
+LISTEN_S = 0.02  # how long to listen only for `bulk`; the next check costs the broker nothing
 
 
 class Flow(Protocol):
@@ -265,7 +265,8 @@ class ConsumerLoop:
         if self._stopping.is_set():
             return self._settler.hand_back_all([delivery])
         if topology.is_suspects_queue(delivery.queue):
-            self._settler.hand_back_all(source.flow.pause())  # no other job may be held that could crash with it
+            # Hand back all other jobs: the suspect could crash them too.
+            self._settler.hand_back_all(source.flow.pause())
             return self._run_alone(jobs, delivery)
         jobs.accept(delivery)
 

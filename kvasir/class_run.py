@@ -166,9 +166,7 @@ def request_from_manifest(
             f"the folder holds prompts instead of a class: run kvasir run {stored_request.get('prompts', '')} again"
         )
     if missing_keys := {"rubric", "solution", "template", "models", "only", "limit"} - stored_request.keys():
-        raise BatchError(
-            f"batch.json does not say the {min(missing_keys)}: restore the file, or grade with another --out"
-        )
+        raise BatchError(f"batch.json lacks the {min(missing_keys)}: restore the file, or grade with another --out")
     folder, rubric, solution, template = (
         Path(stored_request[key]) for key in ("folder", "rubric", "solution", "template")
     )
@@ -250,7 +248,9 @@ def open_class(
         if target.replace:
             say(f"{place} is now {_move_aside(place)}")
         elif target.out:
-            raise BatchError(f"{conflict}; name another folder with --out, or move that one aside with --replace")
+            raise BatchError(
+                f"{conflict}; name another folder with --out, or move the existing folder aside with --replace"
+            )
         else:
             number += 1
             place = default.with_name(f"{default.name}-{number}")

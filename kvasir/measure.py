@@ -36,7 +36,7 @@ from messages.workers import MAX_LINKS, Link
 
 CONTEXT_TOKENS = 2048
 ANSWER_TOKENS = 128
-ROUNDS = 3  # the result is the median of the rounds; short of time, at least one round is run
+ROUNDS = 3  # the result is the median of the rounds; if time is short, one round is enough
 FILE_NAME = "rates.json"  # in the user's data folder; holds the last measurement of each model and link
 
 Points = list[tuple[int, float]]
@@ -53,7 +53,9 @@ Points = list[tuple[int, float]]
     help="Measure up to this many sequences at once.",
 )
 @click.option(
-    "--machine", default="", help="Name this machine in the printed block, as in kvasir.toml [default: the host name]."
+    "--machine",
+    default="",
+    help="Set this machine's name in the printed block, as in kvasir.toml [default: the host name].",
 )
 @click.option(
     "--minutes", type=Number(0), default=5.0, show_default=True, help="Limit the total time for all models, in minutes."
@@ -83,9 +85,8 @@ def measure(
     settings = global_options.settings()
     if only_links:
         require_cluster(settings, "measure --links")
-        links = {
-            link.peer: link for link in measured_links(settings)
-        }  # for one machine with both services, the store's
+        # If both services run on one machine, the figures of the store count: they come last.
+        links = {link.peer: link for link in measured_links(settings)}
         say("\n".join(map(link_text, links.values())))
         keep(_file(), "links", {peer: asdict(link) for peer, link in links.items()})
         return 0

@@ -152,10 +152,10 @@ class_options = combine_options(
 examples_option = click.option(
     "--examples",
     type=path,
-    help="Read a CSV of hand grades, as for evaluate; some of that work becomes examples for the models.",
+    help="Read hand grades from a CSV, as for evaluate; the models see some of that work as examples.",
 )
 
-# Options of `grade` and `submit`. `request_from` takes all of them but those of `Models` and `BatchPlace`.
+# Options of `grade` and `submit`. `request_from` takes them all, except those of `Models` and `BatchPlace`.
 grading_options = combine_options(
     click.argument("folder", type=path),
     click.option("--rubric", type=path, required=True, help="Grade by this rubric (YAML or JSON)."),

@@ -33,7 +33,8 @@ _PIPED_WIDTH = 160  # a pipe or file has no width, and the default of 80 would b
 stdout = Console(width=None if sys.stdout and sys.stdout.isatty() else _PIPED_WIDTH)
 stderr = Console(stderr=True, width=None if sys.stderr and sys.stderr.isatty() else _PIPED_WIDTH)
 
-_GAP = 2  # between two columns
+# Blanks between two columns.
+_GAP = 2
 # Replaces the blanks inside a name while lines are wrapped.
 _WHOLE_BLANK = "\N{NO-BREAK SPACE}"
 # Finds a command to type at the end of a line. After `kvasir: ` comes an error, not a command.

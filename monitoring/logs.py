@@ -21,7 +21,7 @@ from messages.lines import on_one_line
 
 Style = Literal["console", "json"]
 
-TIME_FIRST = '{"time": "'  # the beginning of each line of the JSON style; the time follows, in UTC
+TIME_FIRST = '{"time": "'  # each line in the JSON style begins with this; the time follows, in UTC
 
 # Our packages log at the requested level; libraries log only from WARNING on (pika logs routine steps at INFO).
 ROOMS = (
@@ -53,7 +53,7 @@ def configure(level: str = "info", style: Style = "console", background: bool = 
 
     `background`: a separate thread writes the lines, for workers with many threads and many short jobs.
     """
-    # A line's thread, process and caller are not used, and looking them up takes a fifth of its time.
+    # Log lines don't show thread, process and caller. To look them up takes a fifth of a line's time.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
     root = logging.getLogger()

@@ -35,8 +35,10 @@ class Envelope:
     run: int = 1
     lane: Lane = "bulk"
     reply_to: str = ""
-    attempts: int = 0  # transient errors at this stage so far
-    kv_transfers: int = 0  # KV transfers that failed so far
+    # transient errors at this stage so far
+    attempts: int = 0
+    # KV transfers that failed so far
+    kv_transfers: int = 0
     # How often this run's job came back to its queue at this stage, because a connection was lost.
     returns: int = 0
     traceparent: str = ""  # passed on unchanged; "" if there is none

@@ -81,7 +81,8 @@ class Settler:
         self._broker = broker
         self._models = models
         self.observe = observe
-        self._settling_since: list[float] = []  # start of each call of `settle` that has not returned; monotonic clock
+        # Start times of the calls of `settle` that are still running; monotonic clock.
+        self._settling_since: list[float] = []
         self._lock = threading.Lock()
         self.jobs_finished = 0  # jobs finished at this stage; jobs that go back to a queue or to prefill don't count
 
@@ -148,7 +149,8 @@ class Settler:
             self._ack(attempt)
         elif reason == "expired":
             self.settle(replying(attempt, _result(envelope, "expired", None)))
-        elif reason == "suspect":  # too many workers died while holding it; from the suspects queue it runs alone
+        # Too many workers died while they held the job. From the suspects queue it runs alone.
+        elif reason == "suspect":
             self._move(attempt, topology.suspects(envelope.stage, envelope.model), Step.ISOLATED)
         # This worker can't run the job now. Another worker gets a copy, which counts as no retry and no return.
         else:

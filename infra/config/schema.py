@@ -195,7 +195,7 @@ class Grading:
     max_tokens: Tokens = 3000  # this and the next two defaults: as in the grader before Kvasir
     temperature: Temperature = 0.2
     top_p: Share = 0.9
-    max_submission_tokens: TokensOrNone = 0  # limit in a prompt; 0: as many as fit the model
+    max_submission_tokens: TokensOrNone = 0  # limit for a submission's part of a prompt; 0: as many as fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +203,8 @@ class Costs:
     """What electricity costs, and over how much use the machines' prices are spread. The currency doesn't matter."""
 
     price_per_kwh: Amount = 0.0  # 0: unknown
-    years: Annotated[float, _number(0.1, 100)] = 4.0  # years of use of a machine
-    hours_per_week: Annotated[float, _number(0.1, 168)] = 40.0  # hours of use of a machine per week
+    years: Annotated[float, _number(0.1, 100)] = 4.0  # years that a machine is used
+    hours_per_week: Annotated[float, _number(0.1, 168)] = 40.0  # hours a week that a machine is used
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,8 @@ class ModelTable:
     engine: EngineOrNone = ""  # engine of the local pipeline; "": the only one with weights
     slots: Slots = 4
     prefill_slots: Slots = 8
-    threads: Annotated[int, _whole(0, 1024)] = 0  # CPU threads; 0: the engine chooses
+    # CPU threads; 0: the engine chooses
+    threads: Annotated[int, _whole(0, 1024)] = 0
     # Prompts up to this length skip prefill: the decode worker computes them.
     short_prompt_tokens: TokensOrNone = SHORT_PROMPT_TOKENS
     # The decode worker checks the KV cache of one job in this many, by computing the prompt itself; 0: never.
@@ -227,7 +228,7 @@ class ModelTable:
     copies: Annotated[int, _whole(1, 2)] = 1  # local pipeline; 2: prefill and decode never share a batch
     tokenizer: Annotated[str, TextCheck(_line)] = ""
     same_weights: tuple[Engine, ...] = ()  # these engines load the same weights, so they may exchange KV caches
-    kv_bytes_per_token: Annotated[int, _whole(0, 1 << 40)] = 0  # KV cache, for planning; 0: unknown
+    kv_bytes_per_token: Annotated[int, _whole(0, 1 << 40)] = 0  # for planning; 0: unknown
     kv_state_bytes: Annotated[int, _whole(0, 1 << 40)] = 0  # state of recurrent layers, for planning
     memory_gb: Amount = 0.0  # size of its weights, for planning; 0: unknown
     allow_external: bool = False  # whether a server outside private networks may get prompts
@@ -242,7 +243,7 @@ class MachineRole:
     role: Annotated[str, _one_of(*ROLES)]
     model: ModelOrNone = ""
     engine: EngineOrNone = ""
-    weights: Place = ""  # path on that machine; "": as set for the model and this engine
+    weights: Place = ""  # path on the machine; "": the path set for the model and engine
     slots: Slots = 0  # 0: as set for the model
     memory_gb: Amount = 0.0  # memory that a store may use; 0: Kvasir sets no limit
     port: Annotated[int, _whole(1, 65535)] = 8000  # port of a gateway
@@ -287,7 +288,8 @@ class MachineTable:
     host: Host = ""
     user: User = ""  # "": the user who deploys
     platform: Annotated[str, _one_of(*PLATFORMS)] = "linux"
-    folder: Folder = "kvasir"  # where `kvasir deploy` puts everything: absolute, or relative to the user's home
+    # `kvasir deploy` puts everything here: an absolute path, or one relative to the user's home
+    folder: Folder = "kvasir"
     # "": the platform's default
     supervisor: Annotated[str, _one_of("", *SUPERVISORS)] = ""
     # Port of the first worker's page; the other workers get the next ports.
@@ -307,7 +309,7 @@ class MachineTable:
 class File:
     """The tables of kvasir.toml, or the same tables from another source."""
 
-    # Pydantic reads this attribute. It refuses unknown keys, here and in the inner tables.
+    # With this attribute, Pydantic refuses unknown keys, here and in the inner tables.
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
     services: ServiceTable = field(default_factory=ServiceTable)

@@ -52,8 +52,8 @@ UMask=0077
 # A unit that leaks memory is ended and started again before the machine runs out of it.
 MemoryMax=90%
 """
-# Units may write to only one other folder of the home, .cache (models of a hub, and what vLLM compiles). These
-# variables move what would be written elsewhere in the home to Kvasir's folder.
+# Besides Kvasir's folder, units may write only to the home's .cache (models of a hub, and what vLLM compiles). These
+# variables move all other caches into Kvasir's folder.
 _CACHES = {"CUDA_CACHE_PATH": "cache/cuda", "TRITON_CACHE_DIR": "cache/triton", "VLLM_CONFIG_ROOT": "cache/vllm"}
 
 

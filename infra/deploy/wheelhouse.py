@@ -15,7 +15,7 @@ from infra.config.settings import MachineSettings
 from infra.deploy.remote import DeployFailed
 from messages.installed import engine_entry, engine_requirement
 
-# Platform tags for pip, if the target's platform is another than this machine's. The oldest tag comes last.
+# Platform tags for pip, if the target's platform differs from this machine's. The oldest tag comes last.
 _TAGS = {
     ("linux", "aarch64"): ["manylinux_2_39_aarch64", "manylinux_2_34_aarch64", "manylinux_2_31_aarch64",
                            "manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64"],

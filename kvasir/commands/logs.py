@@ -37,7 +37,7 @@ _FIELDS_OF_ALL = (
     "stage",
     "run",
     "lane",
-)  # left out: a job's lines all have the same value, or the event implies the value
+)  # left out: equal in all lines of a job, or implied by the line's event
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -151,7 +151,7 @@ def _whereabouts(settings: Settings, client: Client, batch: Batch | None, job_id
     """Yield sentences on where an unfinished job is, and why it waits there."""
     if batch and not batch.is_confirmed(job_id):
         yield f"It was never sent: {next_command('watch', batch.folder)} does that."
-    # This call claims the job if nobody is decoding it, so the claim is made to expire after a millisecond.
+    # This call claims the job if nobody is decoding it. So that claim expires after a millisecond.
     ((body, _),) = client.cluster_state.take_up(
         "kvasir-job", [(job_id, batch.runs.get(job_id, 1) if batch else 1)], ttl_s=0.001
     )
@@ -270,7 +270,7 @@ def _listen(
 
 def _script(machine: MachineSettings, unit: Unit, lines: int, follow: bool, looks_for: str) -> str:
     if supervisor_of(machine) == "systemd":
-        # Only root sees the full log of a service. Without sudo rights, what the worker itself wrote is shown.
+        # Only root sees the full log of a service. Without sudo rights, the log shows only the worker's own lines.
         check = "j=journalctl; if sudo -n -l journalctl >/dev/null 2>&1; then j='sudo -n journalctl'; fi"
         show = f"$j --quiet --no-pager --output cat --lines {'all' if looks_for else lines} --unit {unit.name}"
         show += " --follow" if follow else ""

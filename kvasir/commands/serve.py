@@ -40,7 +40,7 @@ _state = click.option(
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option(
-    "--model", "models", metavar="M", multiple=True, help="Serve this model [default: all that are configured]."
+    "--model", "models", metavar="M", multiple=True, help="Serve this model [default: all configured models]."
 )
 @click.option("--host-name", "host_names", metavar="NAME", multiple=True, help=_HOST_NAME)
 @click.option("--open-objects", is_flag=True, help=_OPEN_OBJECTS)

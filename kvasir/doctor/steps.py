@@ -21,7 +21,8 @@ from kvasir.doctor.findings import Finding, Level
 from kvstore.redis.client import errors_mapped, is_cluster, node_urls, open_client, place
 from messages.errors import BrokerUnavailable, ConfigError, KvasirError
 
-STEPS = ("resolve", "connect", "TLS", "log in", "8 KB", "1 MB", "confirm")  # the steps that are printed
+# the steps that are printed
+STEPS = ("resolve", "connect", "TLS", "log in", "8 KB", "1 MB", "confirm")
 # Longer than 5 s: after that time a resolver leaves a dead name server and asks the next one.
 WITHIN_S = 5.8
 # Message sizes in bytes: those that fit a tunnel's packet, those that fit an Ethernet frame, and larger ones.

@@ -17,7 +17,8 @@ from kvasir.plan.fleet import Fleet, PlannedJob
 from kvasir.plan.simulate import Backlog, Stealing, simulate, with_rates
 
 DRAWS = 6
-RATE_SPREAD = 0.03  # standard deviation of the logarithm of a machine's true rate around the measured rate
+# Standard deviation of log(true rate / measured rate) of a machine.
+RATE_SPREAD = 0.03
 # Above 1: of the running answers more have just begun than are nearly done, because answers stand still while their
 # machine prefills.
 YOUNG = 1.3

@@ -109,10 +109,11 @@ class Fleet:
 
     prefillers: tuple[Prefiller, ...]
     decoders: tuple[Decoder, ...]
-    # model -> seconds for a prompt token's KV from store to decoder
+    # model -> seconds to move one prompt token's KV from store to decoder
     kv_transfer_s: Mapping[str, float] = field(default_factory=dict)
-    prefill_overhead_s: float = 0.0  # time per job on the prefill worker
-    # time per job in its slot
+    # time per job on the prefill worker, besides the engine's work
+    prefill_overhead_s: float = 0.0
+    # time per job in its decode slot, besides the engine's work
     decode_overhead_s: float = 0.0
     # model -> seconds to fetch a prompt's recurrent state, for hybrid models
     kv_state_s: Mapping[str, float] = field(default_factory=dict)

@@ -23,7 +23,7 @@ class Copy:
 
     message: Message
     key: str  # the routing key it was published with; kept when it is dead-lettered
-    order: int  # its place in the queue, which it keeps when it comes back
+    order: int  # its place in the queue; a returned message keeps its place
     expires_at: float = 0.0  # monotonic clock; 0: never
     returns: int = 0
 
@@ -76,7 +76,8 @@ class EmbeddedServer:
         self.lock = threading.RLock()
         self._exchanges: dict[str, _Exchange] = {}
         self._queues: dict[str, EmbeddedQueue] = {}
-        self._readers: dict[str, deque[QueueReader]] = {}  # by queue name; readers stay when their queue is deleted
+        # Queue name -> its readers. They stay when the queue is deleted.
+        self._readers: dict[str, deque[QueueReader]] = {}
         self._order = itertools.count()
         # A heap of (time, tie-breaker, queue whose first message may expire)
         self._expiries: list[tuple[float, int, EmbeddedQueue]] = []

@@ -285,7 +285,7 @@ class Connection:
         self._loop.close()
 
     def _run_tasks(self) -> None:
-        # Cleared before the loop, so that a task that is appended after its end wakes the thread again.
+        # Cleared before the loop, so that a task that is appended after the loop wakes the thread again.
         self._wake_pending = False
         while self._tasks:
             wire = self._raw.wire if self._raw is not None else Wire()

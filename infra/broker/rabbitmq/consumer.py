@@ -145,7 +145,7 @@ class RabbitConsumer(BufferedConsumer[RabbitDelivery]):
         self._is_paused = False  # also guarded by the condition
         self._subscriptions: set[Subscription] = set()  # this field and the next four: IO thread only
         self._backoff = Backoff()
-        self._backing_off = False  # whether the broker refused a subscription a moment ago
+        self._backing_off = False  # True if the broker has just refused a subscription
         self._quiet: list[Future[None]] = []  # settled once all subscriptions have stopped
         self._first: Future[None] = Future()
 

@@ -27,7 +27,7 @@ from messages.errors import BrokerUnavailable, InvalidMessage, NoQueue
 log = logging.getLogger(__name__)
 
 # When the broker closes the channel for one bad message, all unconfirmed messages on it are published again. If this
-# happens so often with a message, that message counts as the bad one.
+# happens this often with a message, that message counts as the bad one.
 MAX_REFUSALS = 3
 MAX_LOSSY_BACKLOG = 10_000
 
@@ -276,8 +276,8 @@ class Stream:
     def _wait_for_window(self, on_confirmed: Callable[[Message], None]) -> None:
         if self._in_flight >= self._window:
             # Free a tenth of the window at once. If one confirm freed one place, this thread and the IO thread would
-            # alternate for each message. With more, the broker would run out of messages while the caller makes new
-            # ones, since the IO thread hardly gets to write meanwhile.
+            # alternate for each message. If this freed more, the broker would run out of messages, because the IO
+            # thread hardly writes while the caller makes new ones.
             while self._in_flight > self._window - max(1, self._window // 10):
                 self._settle_one(on_confirmed)
         while not self.outcomes.empty():
