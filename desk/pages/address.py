@@ -12,7 +12,7 @@ import streamlit as st
 from desk.rows import ORDERS, QUEUES
 from grading.report.grades import OUTCOMES
 
-SECTIONS = ("Grade", "Results", "Review", "Like answers", "Regrade", "Bound", "Export", "Fleet")
+SECTIONS = ("Grade", "Results", "Review", "Like answers", "Regrade", "Agreement", "Bound", "Export", "Fleet")
 REVIEW_FILTERS = {"any": None, "reviewed": True, "not reviewed": False}
 
 Parser = Callable[[Sequence[str]], Any]

@@ -8,6 +8,7 @@ import streamlit as st
 
 from desk.backend import Backend
 from desk.pages import (
+    agreement_page,
     bound_page,
     export_page,
     fleet_page,
@@ -31,6 +32,7 @@ _PAGES: dict[str, Callable[[Desk, Path], None]] = {
     "Review": review_page.show_review_page,
     "Like answers": likeness_page.show_likeness_page,
     "Regrade": regrade_page.show_regrade_page,
+    "Agreement": agreement_page.show_agreement_page,
     "Bound": bound_page.show_bound_page,
     "Export": export_page.show_export_page,
     "Fleet": fleet_page.show_fleet_page,
@@ -58,7 +60,11 @@ if (!window.kvasirKeys) {
   });
 }
 </script>"""
-_MEANINGS = {"Bound": "how many grades may be wrong", "Fleet": "which machines work on what"}
+_MEANINGS = {
+    "Agreement": "of model and person",
+    "Bound": "how many grades may be wrong",
+    "Fleet": "which machines work on what",
+}
 
 
 # Streamlit's grey has a contrast below 4.5:1, which is too faint for small text.

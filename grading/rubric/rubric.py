@@ -10,13 +10,15 @@
         points: 6
         step: 0.5                                                      # optional, 1
         deduction: 2                                                   # optional, 0: the fewest points are then -2
-        model: code                                                    # code | feedback
+        model: code                                                    # code: reads code, output and short texts;
+                                                                       # feedback: reads everything, texts first
         guidance: A while loop is fine too.                            # optional; students never see it
         rulings: [Half the points where the loop never ends.]          # optional: on edge cases; part of the guidance
-    late: {due: 2026-11-03T23:59:00+01:00, percent: 10}               # optional: see grading/rubric/late.py
-    checks: […]                                                        # optional: see grading/rubric/checks.py
+    late: {due: 2026-11-03T23:59:00+01:00, percent: 10}               # optional: see `late` (late.py)
+    checks: […]                                                        # optional: see `checks` (checks.py)
 
-The file is YAML or JSON, according to its suffix. Other formats can be read too: see grading/rubric/formats.py.
+The file is YAML or JSON, according to its suffix. In YAML, put a text that holds a colon and a space in quotes. Other
+formats can be read too (formats.py).
 """
 
 import difflib

@@ -37,6 +37,7 @@ from kvasir.doctor.services import (
 )
 from kvasir.doctor.steps import try_service
 from kvasir.engine_options import engine_options
+from kvasir.missing import missing_workers
 from kvstore.connect import Stores
 from kvstore.redis.client import is_cluster as is_redis_cluster
 from messages.codec import VERSION
@@ -235,6 +236,8 @@ def _check_stores(settings: Settings, stores: Stores, tries: Mapping[str, Findin
     yield check_clock(clock_difference_s(stores.cluster_state.now))
     if registrations:
         yield check_other_clocks()
+        for sentence in missing_workers(settings, stores.cluster_state):
+            yield warn("workers", sentence, "look at its process and its log on that machine")
     if any(
         registration.host == socket.gethostname() and _has_slot_files(registration.engine)
         for registration in registrations

@@ -31,6 +31,7 @@ SECTIONS = {
     "Review": "Save and next",
     "Like answers": "like no other",
     "Regrade": "Rubric and instructions",
+    "Agreement": "compares the model's points",
     "Bound": "can be drawn",
     "Export": "Make the file",
     "Fleet": "Nothing is running",
