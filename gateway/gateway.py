@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_WAITING = 1000  # with this many jobs in its queue, a model takes no more
+MAX_WAITING = 1000  # with this many jobs in its queue, a model takes no further job
 STOP_S = 10.0  # when the gateway must stop, its streams have this long to end
 DEADLINE_S: Mapping[Lane, float] = {"now": 600.0, "bulk": 3600.0}
-_BEYOND_DEADLINE_S = 5.0  # after a job's deadline, time for its worker to report that it expired
+_BEYOND_DEADLINE_S = 5.0  # after a job's deadline, time for a worker to report the expired job
 _FRESH_S = 1.0
 _CLIENT_LEFT = "the client has left"
 

@@ -25,7 +25,7 @@ from infra.worker_loop import NO_HELP, GroupHelp, OneByOne, SlotPool
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# Jobs that take less than QUICK_S or INSTANT_S. A worker holds this many of them: one to two seconds of work.
+# If a job takes less than QUICK_S or INSTANT_S, a worker holds this many jobs: one to two seconds of work.
 QUICK_S, HELD_IF_QUICK = 0.05, 32
 INSTANT_S, HELD_IF_INSTANT = 0.005, 256
 # Jobs that arrive together are handled as a group, if the group's jobs take no longer than this in all.

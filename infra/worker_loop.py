@@ -43,7 +43,7 @@ _DEATHS_EVERY_S = 5.0
 _FORGOTTEN_S = 10.0  # if jobs wait and none comes for this long, the broker has lost our subscription
 _LOOK_AT_NOW_S = 0.25
 _LOOK_AT_SUSPECTS_S = 2.0
-_LATE_S = 20.0  # late after the heartbeat interval: a broker's restart or a lost connection takes less time
+_LATE_S = 20.0  # results later than this are late; a broker's restart or a lost connection takes less time
 LISTEN_S = 0.02  # how long to listen only for `bulk`; the next check costs the broker nothing
 
 

@@ -53,7 +53,7 @@ def configure(level: str = "info", style: Style = "console", background: bool = 
 
     `background`: a separate thread writes the lines, for workers with many threads and many short jobs.
     """
-    # Log lines don't show thread, process and caller. To look them up takes a fifth of a line's time.
+    # Log lines don't show thread, process and caller. Looking them up would take a fifth of the time for a line.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None
     root = logging.getLogger()

@@ -60,7 +60,7 @@ def _is_meant(target: str, number: int, job_id: str) -> bool:
 
 
 def _kill(_place: str) -> None:
-    # The log lines before this place must be written before the process dies.
+    # Write all log lines so far, because the process dies next.
     for handler in logging.getLogger().handlers:
         handler.flush()
     os.kill(os.getpid(), signal.SIGKILL)

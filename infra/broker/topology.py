@@ -25,7 +25,7 @@ DEAD = "kvasir.dead"
 CONTROL = "kvasir.control"
 STREAM = "kvasir.stream"
 
-# With this limit, messages are never dropped for coming back often.
+# This limit is so high that no message is dropped because it came back often.
 _QUORUM_ARGUMENTS: dict[str, str | int] = {"x-queue-type": "quorum", "x-delivery-limit": 1_000_000}
 
 DEATHS = "deaths"  # messages that the broker gave up, and that have no failed result yet
@@ -36,8 +36,8 @@ RESULTS_PARKED_QUORUM = "results.parked.quorum"
 _REPLY_QUORUM_PREFIX = "reply.quorum."
 
 RETRY_LEVELS_S = (1, 5, 30, 60, 300, 600)
-# Workers give a job up after 3 + 2 crashes; this limit is the last resort. It is explicit, since the default is 20 on
-# 4.x and none on 3.10.
+# Workers give a job up after 3 + 2 crashes; this limit is the last resort. It is explicit, since RabbitMQ 4.x has a
+# default of 20, and RabbitMQ 3.10 has no limit.
 BROKER_DELIVERY_LIMIT = 20
 
 WORK_STAGES: tuple[WorkerStage, ...] = ("prefill", "decode")

@@ -151,7 +151,7 @@ def _whereabouts(settings: Settings, client: Client, batch: Batch | None, job_id
     """Yield sentences on where an unfinished job is, and why it waits there."""
     if batch and not batch.is_confirmed(job_id):
         yield f"It was never sent: {next_command('watch', batch.folder)} does that."
-    # This call claims the job if nobody is decoding it. So that claim expires after a millisecond.
+    # This call claims the job if nobody is decoding it. That claim expires after a millisecond.
     ((body, _),) = client.cluster_state.take_up(
         "kvasir-job", [(job_id, batch.runs.get(job_id, 1) if batch else 1)], ttl_s=0.001
     )

@@ -34,7 +34,7 @@ class EmbeddedQueue:
 
     name: str
     arguments: Mapping[str, str | int] = field(default_factory=dict)
-    owner: object = None  # the only client that may read it, if it is a private queue
+    owner: object = None  # of a private queue: the only client that may read from it
     ready: list[tuple[int, Copy]] = field(default_factory=list)  # a heap by order
 
     @property

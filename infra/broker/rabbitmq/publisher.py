@@ -26,8 +26,8 @@ from messages.errors import BrokerUnavailable, InvalidMessage, NoQueue
 
 log = logging.getLogger(__name__)
 
-# When the broker closes the channel for one bad message, all unconfirmed messages on it are published again. If this
-# happens this often with a message, that message counts as the bad one.
+# When the broker closes the channel for one bad message, all unconfirmed messages on it are published again. A message
+# that was on the channel at this many closings counts as the bad one.
 MAX_REFUSALS = 3
 MAX_LOSSY_BACKLOG = 10_000
 
