@@ -122,10 +122,10 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except KvasirError as error:
         say(f"kvasir: {error}", stderr)
         return _code_of(error)
-    except BrokenPipeError:  # the reader of a pipe has ended, as in `kvasir results … | head`
+    except BrokenPipeError:  # the program that reads our output has ended, as in `kvasir results … | head`
         sys.stderr.close()
         return EXIT_FAILURE
-    except OSError as error:  # an error about a file that no other code has reported
+    except OSError as error:  # a file's error that no other code has reported
         say(f"kvasir: {error.filename or 'a file'} can't be used: {error.strerror or error}", stderr)
         return EXIT_USAGE
     return code if isinstance(code, int) else 0

@@ -138,9 +138,7 @@ def _entry_json(entry: EngineEntry) -> dict[str, Any]:
     is_flag=False,
     flag_value=EVERY_MODEL,
     metavar="[MODEL]",
-    help=(
-        "Send a job of 2,000 tokens through every live pair of workers of this model [default: of every served model]."
-    ),
+    help=("Send a job of 2,000 tokens to each live pair of workers of this model [default: of each served model]."),
 )
 @click.option(
     "--wait",
@@ -149,7 +147,7 @@ def _entry_json(entry: EngineEntry) -> dict[str, Any]:
     default=300.0,
     show_default=True,
     metavar="SECONDS",
-    help="Limit how long --try waits for answers.",
+    help="Stop --try if the answers take longer than this.",
 )
 @json_option
 @click.pass_obj
@@ -184,7 +182,7 @@ def _try(settings: Settings, model: str, wait_s: float, as_json: bool) -> int:
         results = [try_model(client, name, wait_s, 0.0 if cluster else _LOCAL_REGISTRATIONS_S) for name in names]
     _print_trials(results, as_json)
     if cluster:
-        with suppress(StoreUnavailable):  # their results expire by their TTL
+        with suppress(StoreUnavailable):  # the store deletes these jobs' results after the TTL
             forget_named(settings.store_url_with_secret(), [job for result in results for job in result.job_ids])
     return 1 if any(result.has_failed for result in results) else 0
 

@@ -29,7 +29,7 @@ from producers.batch.batch import Batch
 from producers.client import Client
 
 State = dict[str, Any]
-EXPECT_EVERY_S = 30.0  # time between two predictions of a batch's end, each of which takes a second
+EXPECT_EVERY_S = 30.0  # pause between two predictions of a batch's end; a prediction takes a second
 _PLACES = ("now", "bulk", "suspects")
 _NO_CLUSTER = "No broker is configured: each grading runs in its own kvasir process."
 _HEADINGS = ("model", *(f"{stage} {place}" for stage in ("prefill", "decode") for place in _PLACES))
