@@ -118,7 +118,7 @@ def test_a_server_that_is_not_ours_and_hangs_ends_its_jobs_as_transient_errors(
 
 @pytest.mark.parametrize("patience", ["no", "0", "99999"])
 def test_a_patience_that_is_none_is_refused(weights: Path, on_path: Path, patience: str) -> None:
-    with pytest.raises(ConfigError, match="health_s must be seconds"):
+    with pytest.raises(ConfigError, match="health_s must be a number of seconds"):
         load(f"llama-server:{weights}?health_s={patience}")
 
 
