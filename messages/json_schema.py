@@ -10,15 +10,16 @@ from typing import Any
 from messages import limits
 from messages.errors import InvalidMessage
 
-# What each keyword adds to, and the limit for a whole schema.
+# For each keyword: what its values are added up to, and the limit of the sum in a whole schema.
 _COUNTS = {
     **dict.fromkeys(("minItems", "maxItems"), ("items in its arrays", limits.MAX_ITEMS)),
     **dict.fromkeys(("minLength", "maxLength"), ("characters in its texts", limits.MAX_LENGTHS)),
     **dict.fromkeys(("minProperties", "maxProperties", "minContains", "maxContains"), ("entries", limits.MAX_LENGTHS)),
 }
-# LLGuidance also reads the last three, in `x-guidance`, as patterns.
+# LLGuidance also reads the last three as patterns. They stand in `x-guidance`.
 _PATTERNS = ("pattern", "whitespace_pattern", "item_separator", "key_separator")
-_CONDITIONS = {"pattern", "multipleOf", "allOf", "anyOf", "oneOf", "$ref"}  # that can apply to the same value at once
+# Several of these keywords can apply to the same value at once.
+_CONDITIONS = {"pattern", "multipleOf", "allOf", "anyOf", "oneOf", "$ref"}
 _REPETITION = re.compile(r"[{,](\d+)\}")
 
 

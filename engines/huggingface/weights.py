@@ -23,7 +23,7 @@ DTYPES: dict[str, DType] = {"float16": "f16", "bfloat16": "bf16", "float32": "f3
 _RECURRENT = {"bamba", "falcon_h1", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba", "mamba2",
               "nemotron_h", "olmo_hybrid", "recurrent_gemma", "rwkv", "zamba", "zamba2"}  # fmt: skip
 
-# Architectures whose keys PyTorch and MLX rotate in halves. They rotate the whole key, or its first part.
+# Architectures whose keys PyTorch and MLX rotate in halves: the whole key, or only its first part.
 ROTATED_IN_HALVES = {
     *GATED_DELTA,
     "llama",
@@ -200,7 +200,7 @@ def _local_folder(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.jinja", "*.safetensors"]))
     except Exception as error:  # noqa: BLE001  the hub client raises its own errors and those of its HTTP client
         reason = " ".join(str(error).split())
-        raise ConfigError(f"there is no model folder {name}, and the hub refused it: {reason:.200}") from None
+        raise ConfigError(f"there is no model folder {name}, and the hub can't supply it: {reason:.200}") from None
 
 
 def _weight_files(path: Path) -> list[Path]:
@@ -256,7 +256,7 @@ def _gated_delta(config: dict[str, Any], attention: KVLayout) -> KVLayout:
         "full_attention" if (index + 1) % interval == 0 else "linear_attention" for index in range(attention.num_layers)
     ]
     if unsupported_kinds := set(kinds) - {"linear_attention", "full_attention"}:
-        raise KVTransferFailed(f"the model has layers of the unknown kind {sorted(unsupported_kinds)[0]!r:.40}")
+        raise KVTransferFailed(f"the model has layers of the unsupported kind {sorted(unsupported_kinds)[0]!r:.40}")
     keys, values = int(config["linear_num_key_heads"]), int(config["linear_num_value_heads"])
     key_size, value_size = int(config["linear_key_head_dim"]), int(config["linear_value_head_dim"])
     return replace(
@@ -281,5 +281,5 @@ def _window_layers(config: dict[str, Any], kind: str, layers: int) -> tuple[int,
         return ()
     unsupported_kinds = set(kinds[:layers]) - {"sliding_attention", "full_attention"}
     if unsupported_kinds:
-        raise KVTransferFailed(f"the model has layers of the unknown kind {sorted(unsupported_kinds)[0]!r:.40}")
+        raise KVTransferFailed(f"the model has layers of the unsupported kind {sorted(unsupported_kinds)[0]!r:.40}")
     return tuple(index for index, name in enumerate(kinds[:layers]) if name == "sliding_attention")

@@ -217,7 +217,7 @@ class AttachedServer(Conversation):
         try:
             layout = layout_seen(message["shape"])
             with self.open_file(message["file"]) as file:
-                shape = layout.block_shape(len(_GREETING))  # read only this much, whatever the file holds
+                shape = layout.block_shape(len(_GREETING))  # only these bytes are read, however long the file is
                 numbers = cast(np.fromfile(file, layout.numpy_type, int(np.prod(shape))), layout.dtype, "f32")
         except (TypeError, ValueError, OSError, InvalidMessage) as error:
             raise ConfigError(f"{self._server.url} gives its KV cache in an unknown form: {error}") from None
@@ -264,7 +264,7 @@ class AttachedServer(Conversation):
             while True:
                 datagram = self._events.recv(events.LARGEST, socket.MSG_DONTWAIT)
                 with suppress(KeyError, TypeError, ValueError, OSError):
-                    # only the greeting's values are read, however long the file is
+                    # A message that can't be read is not from the connector.
                     self._handle_event(events.unpack_datagram(datagram))
 
     def _handle_event(self, message: Message) -> None:

@@ -65,7 +65,7 @@ class PromptLine:
     is_raw: bool = False  # whether it is for /v1/completions
 
 
-# Returns the defaults of the configured model that a line names. Raises ConfigError.
+# Returns the settings of the model that a line names. Raises ConfigError.
 Resolve = Callable[[str], Defaults]
 
 

@@ -116,7 +116,7 @@ class Host:
         async for output in self._engine.generate(prompt, self._parameters(request), key):
             self._drain()  # drop older messages of the connector
             if key in self._failed_keys:
-                # If it were not aborted, a model with several groups of layers would answer from missing values.
+                # Without the abort, a model with several groups of layers would answer from missing values.
                 await self._engine.abort(key)
                 return
             (completion,) = output.outputs
