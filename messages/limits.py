@@ -11,11 +11,11 @@ MAX_PROMPT_BYTES = 1 * _MIB
 MAX_ANSWER_BYTES = 4 * _MIB
 MAX_PARTS = 256  # parts of a prompt and of the questions after it
 
-# How many strings, lists, objects and commas a JSON text may have. They are counted before it is parsed. A schema of
-# the maximum size has about 60,000.
+# A JSON text. Its strings, lists, objects and commas are counted before it is parsed. A schema of the maximum size has
+# about 60,000.
 MAX_JSON_PIECES = 100_000
 
-# Limits for a job's JSON schema. The libraries that build a grammar from it unroll repetitions, follow references
+# A job's JSON schema. The libraries that build a grammar from it unroll repetitions, follow references
 # recursively on the native stack, and multiply automata. They check their own limits only afterwards.
 MAX_SCHEMA_BYTES = 256 * _KIB
 MAX_SCHEMA_VALUES = 40_000
