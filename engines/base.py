@@ -29,7 +29,7 @@ class Capabilities:
     exports_kv: bool
     imports_kv: bool
     blocks_while_computing: bool = False  # prefill emits its first blocks before it has computed the last token
-    resumes: bool = False  # can start from a stored prefix
+    resumes: bool = False  # prefill can start from a stored prefix
 
     @classmethod
     def local(cls, *, transfers_kv: bool, blocks_while_computing: bool = False) -> "Capabilities":

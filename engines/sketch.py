@@ -38,7 +38,7 @@ WIDTH = 16
 VERSION = 1  # sketches of different versions are never compared
 _MAX_BYTES = 4 << 20  # 1,024 layers take 2.2 MiB
 
-# From fine to coarse: the tolerance for the first layer, and for later layers.
+# For each rounding, from fine to coarse: the tolerance for the first layer, and the tolerance for later layers.
 TOLERANCES = {
     "f32": (1e-4, 1e-3),
     "f16": (2e-3, 7e-3),

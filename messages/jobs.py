@@ -67,7 +67,7 @@ class Sampling:
     seed: int = 0
     stop: tuple[str, ...] = ()
     json_schema: str = ""  # JSON text; "" leaves the answer free
-    answers: int = 1  # how many to generate from one KV cache; each has its own seed: seed, seed + 1, …
+    answers: int = 1  # answers to generate from one KV cache; each has its own seed: seed, seed + 1, …
 
     def __post_init__(self) -> None:
         checks.whole("max_tokens", self.max_tokens, 1, MAX_TOKENS)
@@ -354,7 +354,7 @@ class StoredKV:
     fingerprint: str
     layout: KVLayout
     num_tokens: int  # tokens covered, from the start of the prompt: `PrefillJob.kv_tokens`
-    shared_tokens: int  # a multiple of the layout's block length: blocks below it are keyed by content
+    shared_tokens: int  # a multiple of the layout's block length; blocks before this position are keyed by content
     stored_bytes: int = 0
     sketch: str = ""  # hexadecimal hash of the producer's sketch; "": it stored none
 

@@ -20,7 +20,8 @@ from engines.template import rendered, require_bounded, sandbox
 from messages.errors import ConfigError, InvalidPrompt
 from messages.jobs import user_prompt
 
-# Converters to GGUF turn every token with such a spelling into a control token, whether it was declared special or not.
+# Converters to GGUF turn every token that is spelled like this into a control token, whether it was declared special or
+# not.
 _SPELLED_LIKE_CONTROL = re.compile(r"<[|｜].*[|｜]>\Z", re.DOTALL)
 # Tokens that end an answer in several model families. They count even if a model's configuration doesn't list them.
 _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<|return|>",

@@ -84,7 +84,7 @@ def require_known(gguf: GGUFFile) -> None:
     if gguf.hyperparameter("attention.kv_lora_rank"):
         raise KVTransferFailed(
             f"a {gguf.architecture!r} model keeps its keys compressed (multi-head latent attention), which is not "
-            "transferred"
+            "supported"
         )
     if gguf.architecture not in _GATED_DELTA and any(gguf.hyperparameter(name) for name in _RECURRENT):
         raise KVTransferFailed(f"the recurrent state of a {gguf.architecture!r} model is not transferred")

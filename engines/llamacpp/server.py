@@ -117,7 +117,9 @@ class LlamaServerProcess:
         """Returns once the model is loaded. Raises ConfigError with the server's last output if it can't be loaded."""
         help_text = _output_of(program, "--help")
         if ".sock" not in help_text:  # this release would read the path as a host name
-            raise ConfigError(f"{program} can't listen on a Unix socket, which keeps other users out: update llama.cpp")
+            raise ConfigError(
+                f"{program} can't listen on a Unix socket, which Kvasir needs to keep other users out: update llama.cpp"
+            )
         self._socket = launch.socket
         self.server = LlamaServer(socket_url(self._socket))
         self.device = device_in(_output_of(program, "--list-devices"))

@@ -124,7 +124,7 @@ def _require_unexchangeable(parent: Path) -> None:
         found = folder.stat()
         open_to = found.st_mode & (stat.S_IWOTH if found.st_gid in (0, os.getgid()) else stat.S_IWOTH | stat.S_IWGRP)
         if found.st_uid not in (0, os.getuid()) or (open_to and not found.st_mode & stat.S_ISVTX):
-            raise ConfigError(f"{parent} can't hold KV caches: somebody else may rename what is in {folder}")
+            raise ConfigError(f"{parent} can't hold KV caches: other users may rename what {folder} contains")
 
 
 def _lock(folder: Path) -> int:

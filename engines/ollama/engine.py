@@ -77,7 +77,9 @@ def parse_weights(weights: str) -> tuple[str, str]:
                 f"weights of the ollama engine look like 'http://127.0.0.1:11434/qwen3-coder:30b', not {weights!r:.100}"
             )
     if not model:
-        raise ConfigError(f"{weights!r} names no model: write it after the server, as in {host or 'ollama:'}/MODEL")
+        raise ConfigError(
+            f"{weights!r} names no model: write the model after the server, as in {host or 'ollama:'}/MODEL"
+        )
     return host, model
 
 

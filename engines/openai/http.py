@@ -124,7 +124,7 @@ class OpenAIServer(RemoteServer):
             if response.status != HTTPStatus.OK:
                 self._check(response, await self._read(response))
             if "event-stream" not in response.headers.get("content-type", ""):
-                raise EngineUnavailable(f"the server at {self.host} answered something other than a stream")
+                raise EngineUnavailable(f"the server at {self.host} sent something other than a stream")
             async for line in _lines(bounded(response.content.iter_any(), f"the server at {self.host}", by_lines=True)):
                 kind, _, value = line.partition(b":")
                 if kind != b"data":
@@ -145,7 +145,7 @@ class OpenAIServer(RemoteServer):
         """The session. It belongs to the event loop on which the requests run."""
         if self._session is None:
             secure = ssl.create_default_context(cafile=certifi.where())
-            # Names are resolved again for each request, as `_check_place` does.
+            # Without a cache, a name is resolved for each request, just after `_check_place` has resolved it.
             connector = aiohttp.TCPConnector(limit=0, ssl=secure, keepalive_timeout=IDLE_S, use_dns_cache=False)
             key_header = {"Authorization": f"Bearer {self._key}"} if self._key else {}
             self._session = aiohttp.ClientSession(

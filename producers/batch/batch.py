@@ -386,7 +386,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             raise BatchError(f"{path} belongs to another user, so it is not read; copy it if you trust it")
         manifest = from_json(text, _entry_or_dict)
         if not isinstance(manifest, dict):
-            raise ValueError("it does not hold a JSON object")
+            raise ValueError("the file does not hold a JSON object")
         if manifest.get("version") != VERSION:
             raise BatchError(f"{path} was written by another version of kvasir; upgrade this one: {UPGRADE_COMMAND}")
         checked_manifest = parse_as(_SHAPE, dict.fromkeys(_SHAPE) | {"prompt_form": 1} | manifest, "the batch")

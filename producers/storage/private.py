@@ -121,12 +121,12 @@ def take_lock(path: Path, wait: bool = False) -> int | None:
 def _open(extra_flags: int, name: str, flags: int) -> int:
     # O_NOFOLLOW would refuse a link too, but with a less clear message.
     if extra_flags & os.O_NOFOLLOW and os.path.islink(name):
-        raise OSError(errno.ELOOP, "it is a link, which may lead anywhere; put the file itself there")
+        raise OSError(errno.ELOOP, "the file is a link, which may lead anywhere; put the file itself there")
     descriptor = os.open(name, flags | os.O_CLOEXEC | extra_flags, _FILE)
     is_ordinary = stat.S_ISREG(os.fstat(descriptor).st_mode)
     if extra_flags and not is_ordinary:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file")
+        raise OSError(errno.EINVAL, "the file is not a regular file")
     if is_ordinary and flags & (os.O_WRONLY | os.O_RDWR):
         with contextlib.suppress(PermissionError):  # another user's file keeps its mode
             os.fchmod(descriptor, _FILE)

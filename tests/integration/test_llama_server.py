@@ -58,7 +58,7 @@ def test_a_program_that_takes_no_socket_is_refused(weights: Path, tmp_path: Path
     program = tmp_path / "llama-server"
     program.write_text("#!/bin/sh\necho '--host HOST  ip address to listen (default: 127.0.0.1)'\n")
     program.chmod(0o755)
-    with pytest.raises(ConfigError, match="which keeps other users out"):
+    with pytest.raises(ConfigError, match="needs to keep other users out"):
         LlamaServerProcess(str(program), Launch(weights, 512, 1, tmp_path))
 
 

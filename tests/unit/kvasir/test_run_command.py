@@ -206,7 +206,7 @@ def test_system_messages_are_the_shared_part_and_options_become_sampling(folder:
         ({**openai("a"), "body": []}, "body is not an object"),
         (openai("a\ud800"), "custom_id contains half a character"),
         ({"id": "a\ud800", "prompt": "x"}, "custom_id contains half a character"),
-        ({"id": "a", "prompt": "x\ud800y"}, "it contains half a character"),
+        ({"id": "a", "prompt": "x\ud800y"}, "the line contains half a character"),
         (openai("a", "d\ud800up"), "it contains half a character"),
         (openai("a", stop="\ud800"), "it contains half a character"),
         ({**openai("a"), "custom_id": 5}, "custom_id must be text"),

@@ -26,7 +26,8 @@ from .shared_folder import bind, open_folder
 
 _PROBE = "probe"
 _PROBE_TOKENS = 4
-_INTERVALS = hasattr(SamplingParams, "stream_interval")  # vLLM 0.32 has it; without it tokens arrive one by one
+# vLLM 0.32 has this option; before it, tokens arrived one by one
+_INTERVALS = hasattr(SamplingParams, "stream_interval")
 
 
 class Host:
