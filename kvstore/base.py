@@ -16,7 +16,7 @@ from messages.errors import InvalidMessage, NewerMessage
 from messages.kv import Block, KVCache, KVLayout, Record, RecurrentState, Window
 from messages.workers import NO_DETAILS, WorkerDetails, WorkerInfo
 
-# It only guards against leaks, so it is longer than any deadline and any wait in a queue. Every put and every use
+# The TTL only guards against leaks, so it is longer than any deadline and any wait in a queue. Every put and every use
 # renews it.
 TTL_S = 24 * 3600
 

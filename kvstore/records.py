@@ -120,7 +120,7 @@ def _array(payload: memoryview, layout: KVLayout, shape: Shape) -> Array:
 def _header(
     kind: Kind, fingerprint: str, dtype: DType, ref: BlockRef, shape: Shape, payload: memoryview
 ) -> dict[str, Any]:
-    # The check reports the first field that differs. So a field comes before others that follow from it.
+    # Only the first field that differs is reported. So a field stands before the fields that it determines.
     return {
         "v": VERSION,
         "kind": kind,

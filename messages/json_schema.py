@@ -10,13 +10,13 @@ from typing import Any
 from messages import limits
 from messages.errors import InvalidMessage
 
-# For each keyword: what its values are added up to, and the limit of the sum in a whole schema.
+# For each keyword: the name of the sum to which its values are added, and the limit of that sum in a schema.
 _COUNTS = {
     **dict.fromkeys(("minItems", "maxItems"), ("items in its arrays", limits.MAX_ITEMS)),
     **dict.fromkeys(("minLength", "maxLength"), ("characters in its texts", limits.MAX_LENGTHS)),
     **dict.fromkeys(("minProperties", "maxProperties", "minContains", "maxContains"), ("entries", limits.MAX_LENGTHS)),
 }
-# LLGuidance also reads the last three as patterns. They stand in `x-guidance`.
+# The last three stand in `x-guidance`. LLGuidance reads them as patterns, too.
 _PATTERNS = ("pattern", "whitespace_pattern", "item_separator", "key_separator")
 # Several of these keywords can apply to the same value at once.
 _CONDITIONS = {"pattern", "multipleOf", "allOf", "anyOf", "oneOf", "$ref"}

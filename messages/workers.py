@@ -76,7 +76,7 @@ class RateCurve:
         checks.model_name("model", self.model)
         _check_columns("at and tokens_per_s", (self.at, self.tokens_per_s), MAX_POINTS)
         if not self.at or any(after <= before for before, after in pairwise((0, *self.at))):
-            raise InvalidMessage("at must hold at least one number; the numbers must ascend, from above 0")
+            raise InvalidMessage("at must hold at least one number; the numbers must be above 0, and ascend")
 
     def rate(self, at: float) -> float:
         """Tokens a second at `at`: interpolated linearly between two points, constant before the first and after the
@@ -136,7 +136,7 @@ class WorkerDetails:
             curves = getattr(self, name)
             checks.tuple_of(name, curves, RateCurve, MAX_CURVES)
             if len({curve.model for curve in curves}) < len(curves):
-                raise InvalidMessage(f"{name} must all be for different models")
+                raise InvalidMessage(f"the curves in {name} must be for different models")
         checks.tuple_of("links", self.links, Link, MAX_LINKS)
         checks.whole("turns", self.turns, 0, 1 << 32)
         checks.number("clock_s", self.clock_s, -_MAX_RATE, _MAX_RATE)
@@ -189,7 +189,7 @@ class WorkerInfo:
     resident_tokens_per_s: tuple[float, ...] = ()  # of one sequence
     resident_answer_tokens: tuple[float, ...] = ()  # mean length of an answer
     stolen: int = 0  # jobs that it took from other models since its start
-    not_stolen: int = 0  # how often it took no job of another model, because that would not have paid
+    not_stolen: int = 0  # how often it took no job of another model, because stealing would not have saved time
     left: int = 0  # how often it left a job of its own model to a faster worker
     layout: str = ""  # its KV cache's layout, from `layout_text`; "": no transfer, or an older worker
     sketch: str = ""  # hexadecimal hash of its engine's sketch; "": it has none, or an older worker

@@ -108,7 +108,7 @@ class Replies:
 
         Results that came meanwhile were parked.
         """
-        # While the broker is away this can't be known. The next check is soon enough.
+        # While the broker is away, nobody knows whether the queue exists. The next check is soon enough.
         with suppress(BrokerUnavailable):
             if self._broker.depth(self._queue) is None:
                 self._broker.open_reply_queue(self._batch_id)
@@ -216,7 +216,7 @@ class Client(AbstractContextManager["Client"]):
 
         def note_confirmed(message: Message) -> None:
             job = jobs_by_id.pop(message.message_id, None)
-            if job is None:  # the job was published twice, and is reported already
+            if job is None:  # the job was published twice, and has already been reported
                 return
             facts = {"batch_id": job.batch_id, "stage": "prefill", "run": job.run, "lane": job.lane}
             facts[trace.HEADER] = str(message.headers.get(trace.HEADER, ""))

@@ -466,10 +466,10 @@ def _connect(target: BulkTarget, timeout_s: float, glance: bool) -> socket.socke
         link = greet(link) if glance else link
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # SO_RCVBUF is not set, because it would end the kernel's own tuning. The kernel chooses larger buffers than a
-    # program may set (net.core.rmem_max is 208 KiB on a stock Linux kernel, a tenth of the rate at a round trip of 20
-    # ms). Python's time-outs would make the socket non-blocking, and MSG_WAITALL would have no effect. So the kernel's
-    # time-outs are used.
+    # SO_RCVBUF is not set, because it would end the kernel's own tuning. The kernel's buffers grow beyond what a
+    # program may set. On a stock Linux kernel that is 208 KiB (net.core.rmem_max), which allows a tenth of the rate at
+    # a round trip of 20 ms. Python's time-outs would make the socket non-blocking, and MSG_WAITALL would have no
+    # effect. So the kernel's time-outs are used.
     link.settimeout(None)
     limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
     link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

@@ -57,8 +57,8 @@ _SETTINGS = {"name": str, "context": int, "temperature": float, "top_p": float, 
 _REQUEST = {
     **dict.fromkeys(("folder", "rubric", "solution", "template", "examples", "prompts", "title", "out"), str),
     "models": Mapping[str, str],
-    # Digests. In `inputs` they are of the folder's own copies, by kind. In `submissions` they are of the original
-    # files, by name.
+    # Digests. In `inputs` they are of the folder's own copies, keyed by kind. In `submissions` they are of the original
+    # files, keyed by name.
     **dict.fromkeys(("inputs", "submissions"), Mapping[str, str]),
     "settings": {"code": _SETTINGS, "feedback": _SETTINGS},
     "only": tuple[str, ...],

@@ -35,7 +35,7 @@ class Letter:
     """A dead letter: which job it is about, and why the job died."""
 
     envelope: Envelope
-    error: str  # name of Kvasir's error class for it
+    error: str  # name of the error's class in Kvasir
     message: str  # the error, as a sentence
     queue: str  # the queue that the job was taken from last
     failed_at: int  # seconds since the epoch, by the clock of the worker that wrote the letter; 0: not known
