@@ -53,7 +53,7 @@ RESUMABLE_COMMANDS = ("demo", "grade", "submit", "watch", "retry", "regrade", "r
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog=f"\b\nCompletion in bash (zsh_source and fish_source for those):\n  {COMPLETION}",
+    epilog=f"\b\nCompletion in bash (in zsh write zsh_source, in fish fish_source):\n  {COMPLETION}",
 )
 @click.version_option(package_name="kvasir-inference", prog_name="kvasir")
 @click.option(
