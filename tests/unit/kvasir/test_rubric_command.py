@@ -75,7 +75,7 @@ def test_each_question_of_otter_is_a_criterion(rubric_of: Any) -> None:
     [
         ('{"cells": []}', "gives no points"),
         ("{", "not valid JSON"),
-        (json.dumps({"cells": [cell("raw", "# BEGIN QUESTION\nname: [")]}), "does not hold valid YAML"),
+        (json.dumps({"cells": [cell("raw", "# BEGIN QUESTION\nname: [")]}), "is not valid YAML"),
     ],
 )
 def test_a_notebook_without_points_is_said_in_a_sentence(
