@@ -56,8 +56,8 @@ def prepare(
         classmates = [submission for submission in all_submissions if submission.name not in examples.points]
         safe_works = pseudonymise([*classmates, *examples.works], secret, form, roster)[len(classmates) :]
         examples = replace(examples, works=tuple(safe_works))
-    # Names are searched in all submissions, also in those that this run does not grade, because work may contain the name
-    # of a classmate.
+    # Names are searched in all submissions, also in those that this run does not grade, because work may contain the
+    # name of a classmate.
     submissions = [
         replace(submission, parts=(), problem=submission.problem or UNASSIGNED_QUESTION)
         if submission.name in unassigned_names
