@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 # The most forward passes for one value. A number may have several tokens and several spellings, and each needs a pass.
 _PASSES = 8
-_NEGLIGIBLE = math.log(1e-3)  # less likely continuations are not followed
+# Less likely continuations are not followed.
+_NEGLIGIBLE = math.log(1e-3)
 # If the values have less probability than this together, the model expected something else at this place.
 _MIN_TOTAL = 0.01
 _DIGITS = 4

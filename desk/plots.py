@@ -16,7 +16,8 @@ from grading.submissions.figures import Figure, Place
 
 # Limit for one picture. A picture of 10 by 8 inches at 300 dots per inch has 7 million pixels.
 MAX_PIXELS = 12_000_000
-ALL_PIXELS = 48_000_000  # of one submission's
+# Limit for all pictures of one submission.
+ALL_PIXELS = 48_000_000
 # Longest side of a shown picture, in pixels. Half a page is narrower than this.
 _MAX_SIDE = 900
 # Limit for a progressive JPEG. Each scan covers the whole picture, and an ordinary file has about ten scans.

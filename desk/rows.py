@@ -167,8 +167,8 @@ def select(class_rows: Sequence[Row], row_filter: Filter) -> list[Row]:
     if row_filter.order == "name":
         return selection
     if row_filter.order == "needs review first":
-        # The number of the model's doubts is the sort key, because a decision does not change it. So no row moves while
-        # people review.
+        # The sort key is the number of the model's doubts, because a decision does not change it. Rows therefore stay
+        # in place while people review.
         return sorted(selection, key=lambda row: (not row.needs_review, -len(row.final.grade.doubts)))
     sign = 1 if row_filter.order == "points, lowest first" else -1
     return sorted(

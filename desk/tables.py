@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-MAX_COLUMNS = 12  # more columns can't be read in half a page
-_SEPARATOR = re.compile(r"[|:\- ]*-[|:\- ]*")  # line under the header of a Markdown table
+# More columns can't be read in half a page.
+MAX_COLUMNS = 12
+# Line under the header of a Markdown table.
+_SEPARATOR = re.compile(r"[|:\- ]*-[|:\- ]*")
 # What stands between two tables: an empty line, a heading, or a tibble's comment line.
 _BETWEEN = re.compile(r"\s*(?:#|$)")
 _TYPES = re.compile(r"\s+(?:<[\w .+]+>\s*)+")  # the second line of a printed tibble, with the columns' types

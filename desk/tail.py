@@ -40,8 +40,8 @@ class LineTail:
         whole = data[: data.rfind(b"\n") + 1]  # the last line may be only half written
         lines = whole.split(b"\n")[:-1]
         rows = [self._row(line, number) for number, line in enumerate(lines, self._lines + 1)]
-        # The offset moves only after all lines were parsed. An unreadable line is therefore reported at each read until
-        # it is fixed.
+        # The offset moves only after all lines were parsed, so an unreadable line is reported at each read until it is
+        # fixed.
         self._offset, self._lines = self._offset + len(whole), self._lines + len(lines)
         return [row for row in rows if row is not None], is_replaced
 

@@ -53,12 +53,14 @@ class Record:
     """work.json."""
 
     pid: int
-    started_at: float  # seconds since the epoch
-    process: str = ""  # when the process started, as the system reports it
+    # Seconds since the epoch.
+    started_at: float
+    # When the process started, as the system reports it.
+    process: str = ""
     # Whether a person stopped it. Then it must not be resumed automatically.
     stopped: bool = False
     kind: str = "grade"  # or "retry"
-    limit: int = 0  # most submissions in this run, and their names; 0 and () mean the whole class
+    limit: int = 0  # `limit` and `only` say which submissions this run grades; 0 and () mean the whole class
     only: tuple[str, ...] = ()
     # For people who read the file. Nothing runs this command.
     command: tuple[str, ...] = ()
@@ -94,7 +96,7 @@ class Work:
             except OSError as error:
                 raise BatchError(f"can't work in {self.folder}: {error.strerror}") from None
             if lock is None:
-                raise BatchError("this is running already; wait for it, or stop it first")
+                raise BatchError("this work is running already; wait until it ends, or stop it")
             try:
                 with open_private(self.log, "ab") as log:
                     log.write(json.dumps({"event": RESTART_EVENT, "time": time.time()}).encode() + b"\n")

@@ -21,7 +21,8 @@ from messages.errors import UsageError
 CONFIDENCE = 0.9
 SIZES = (15, 30, 60)
 MAX_THRESHOLDS = 5
-SIGNIFICANCE_LEVEL = 0.01  # two groups count as different if their p-value is below this
+# Two groups count as different if their p-value is below this.
+SIGNIFICANCE_LEVEL = 0.01
 # Two probabilities that differ by less than this may differ only by rounding. The looser bound is then used.
 _ROUNDING = 1e-9
 
@@ -223,8 +224,8 @@ class PointComparison:
     title: str
     compared: int
     same: int
-    # Computed with quadratic weights. None if the person and the model both gave everybody the same points, or if there
-    # are no pairs.
+    # Computed with quadratic weights. None if the person and the model both gave the same points to everybody, or if
+    # there are no pairs.
     kappa: float | None
     # Average of the person's points minus the model's.
     bias: float

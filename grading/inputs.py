@@ -156,7 +156,7 @@ def read_examples(
     if not chosen:
         raise SubmissionError(
             f"no work in {request.examples} can be an example. At least two submissions must have points "
-            "for each criterion, have no doubts, be outside of a bound's sample, and be short enough for "
+            "for each criterion, have no doubts, not be in a bound's sample, and be short enough for "
             "the model"
         )
     fence = fence_for(secret, "\n".join(["graded examples", *(text_of(works[name]) for name in chosen)]))

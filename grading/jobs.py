@@ -94,8 +94,10 @@ class Assignment:
     items: tuple[Item, ...]
     solution: Submission | None = None
     template: Submission | None = None
-    given_passages: tuple[str, ...] = ()  # text that the class was given before it began
-    selected_ids: frozenset[str] = frozenset()  # item ids of the submissions that this run grades
+    # Text that the students were given before they began.
+    given_passages: tuple[str, ...] = ()
+    # Item ids of the submissions that this run grades.
+    selected_ids: frozenset[str] = frozenset()
     # Contents of the files of rubric, solution and template.
     input_data: Mapping[str, bytes] = field(default_factory=dict)
     changed_files: tuple[Path, ...] = ()  # files that the user named and that differ from the batch's copies
@@ -369,7 +371,8 @@ class Cost:
     Token counts are estimates: those of prompts, and of answers at their greatest length.
     """
 
-    # Ids of the criteria, and other topics, that are asked about again. For jobs without questions this is everything.
+    # Ids of the criteria, and names of other topics, about which the regrade asks again. For jobs without questions
+    # this is everything.
     asked: tuple[str, ...]
     removed: tuple[str, ...]  # criteria
     submissions: int

@@ -39,8 +39,10 @@ class CriterionAnswer:
     """The part of a submission that answers one criterion."""
 
     item_id: str
-    points: Points | None  # by the model
-    quote: str  # the evidence found in the work; "" if none was found
+    # The model's points.
+    points: Points | None
+    # The evidence found in the work; "" if none was found.
+    quote: str
     # The cell or file that contains the quote. Without a quote, it is all of the student's own text except outputs.
     text: str
 

@@ -28,7 +28,7 @@ from grading.submissions.visible import MAX_PASSAGES
 from producers.words import plural
 
 GradeState = Literal["graded", "incomplete", "failed", "empty", "link only", "waiting"]
-# The reason as long as an answer is missing.
+# A grade's reason while an answer is missing.
 NO_RESULT_YET = "no result yet"
 # Remarks on a grade that a later run has kept.
 KEPT_REMARK = "as it was graded before: the work, a model or a setting has changed since"
@@ -62,8 +62,10 @@ class Grade:
     summary: str = ""
     remarks: tuple[str, ...] = ()  # full sentences of information that ask for no decision
     cuts: tuple[Cut, ...] = ()
-    reason: str = ""  # why there is no total, or why an empty submission has 0 points
-    item_id: str = ""  # pseudonym of the submission in reviews and in queues
+    # Why there is no total, or why an empty submission has 0 points.
+    reason: str = ""
+    # Pseudonym of the submission in reviews and in queues.
+    item_id: str = ""
     # Reasons for review, which the remarks do not repeat.
     doubts: tuple[Doubt, ...] = ()
     # The versions of the rubric, the solution and other inputs with which it was graded. Empty if they are not known.

@@ -17,7 +17,7 @@ from grading.submissions.visible import HIDDEN, SEEN, visible_text, without_invi
 
 # Nearly every submission would match a shorter quote, so such a quote must match letter for letter.
 SHORT_QUOTE_CHARS = 8
-# A shared run of this length can't be a coincidence. It has about eight words without their white space.
+# A shared run of this length can't be a coincidence. Without white space, it is about eight words long.
 LEAK_CHARS = 40
 OWN = 1  # marks the student's own visible text; HIDDEN is 2
 

@@ -62,7 +62,8 @@ class Owner:
 
     people: tuple[Person, ...] = ()
     group: str = ""
-    display_name: str = ""  # the name that people see; "" if the owner is not known
+    # The name that people see; "" if the owner is not known.
+    display_name: str = ""
     # A question that a person must answer before anybody gets the grade.
     question: str = ""
     is_explained: bool = True  # whether the submission's name follows a known pattern
@@ -88,7 +89,7 @@ class Roster:
 
     product: str = ""  # the LMS that made the roster: canvas, moodle or classroom
     people: tuple[Person, ...] = ()
-    # Whose each submission is, by its name: the number of a person, or the name of a group.
+    # The owner of each submission, by the submission's name: a person's number, or a group's name.
     answers: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property

@@ -258,7 +258,8 @@ class Tail:
         self._forecast = forecast
         self._throughput = throughput
         self._model = model
-        self.next_look = 0.0  # monotonic time until which the queue is left to other workers
+        # Monotonic time until which the queue is left to other workers.
+        self.next_look = 0.0
         # Monotonic time when the queue last shrank, or when leaving began; 0: this worker leaves no jobs.
         self._since = 0.0
         self._ready = 0

@@ -38,7 +38,8 @@ class RubricDraft:
     form: RubricFields
     text: str
     view: View = "Form"
-    problem: str = ""  # why the text can't be shown as a form
+    # Why the text can't be shown as a form.
+    problem: str = ""
     # One key for each criterion. The fields of a criterion keep their key when the criterion is moved.
     keys: list[int] = field(default_factory=list)
     # Part of the keys of all fields. With a new number, the fields forget what was typed before.

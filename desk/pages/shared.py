@@ -36,7 +36,8 @@ from messages.errors import KvasirError
 T = TypeVar("T")
 
 REFRESH_S = 2.0
-CACHE_SIZE = 12  # number of drawn submissions and pictures that are kept
+# Number of drawn submissions and pictures that are kept.
+CACHE_SIZE = 12
 # A submission counts as open for this many seconds after its page was drawn.
 HELD_S = 600.0
 # A criterion with more points than this gets no buttons, because there are only nine digit keys.

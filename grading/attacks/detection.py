@@ -24,7 +24,8 @@ MAX_SENTENCES = 6_000
 MAX_SHOWN = 120
 # Up to this many sentences and characters are scored together, because a phrase may continue in the next line.
 _RUN, _RUN_CHARS = 3, 420
-_LINES, _LINES_CHARS = 6, 120  # the same for short lines, of which more are scored together
+# The same for short lines, of which more are scored together.
+_LINES, _LINES_CHARS = 6, 120
 # A text with more sentences than this causes more false alarms, so its score must be higher.
 _USUAL, _CAUTION = 20, 1.1
 # A decoded text counts only if it has at least this many known words more than the encoded text.

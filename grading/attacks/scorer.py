@@ -110,8 +110,8 @@ def scores(text: str, passages: Sequence[tuple[int, int]], scorer_weights: Score
     for feature in features_in(text, starts, stems):
         sums = np.concatenate(([0.0], np.cumsum(scorer_weights.weights[feature.buckets], dtype=np.float64)))
         low = np.minimum(np.searchsorted(feature.starts, first), len(feature.buckets))
-        # A feature that ends outside the passage is left out. Positions of n-grams count in characters, and those of
-        # pairs in words.
+        # A feature that ends outside the passage is left out. The reach of an n-gram is counted in characters, and that
+        # of a pair in words.
         in_words = feature.counts != 1
         high = np.searchsorted(feature.starts, last) - feature.reach if in_words else last - feature.reach
         high = np.clip(high, low, len(feature.buckets))

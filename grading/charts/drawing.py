@@ -15,10 +15,14 @@ from html import escape
 
 from grading.rubric.rubric import Points, exact, plain
 
-_LEFT, _RIGHT = 8.0, 99.0  # the chart's left and right edge, in percent of the width
-_HEIGHT = 150  # height in pixels of the area that shows columns, points or lines
-_LINE = 18  # pixels from one line of text to the next
-_LANE = 12  # height in pixels of one slot's row
+# The chart's left and right edge, in percent of the width.
+_LEFT, _RIGHT = 8.0, 99.0
+# Height in pixels of the area that shows columns, points or lines.
+_HEIGHT = 150
+# Pixels from one line of text to the next.
+_LINE = 18
+# Height in pixels of one slot's row.
+_LANE = 12
 # If there are more spans than this, spans are joined when nobody could see a gap between them.
 _MANY_SPANS = 2_000
 _SHADES = 5

@@ -204,7 +204,7 @@ def _find_assignment_column(header: Sequence[str], last_fact: int, assignment: s
     columns = {index: header[index] for index in range(last_fact + 1, len(header)) if _takes_grades(header[index])}
     is_ambiguous = not assignment and len(columns) > 1
     matching_names = [] if is_ambiguous else matching_columns(columns.values(), assignment or title)
-    # If one name equals the requested name, names that only contain it do not count.
+    # If one name equals the requested name, the names that only contain it are ignored.
     candidates = [name for name in matching_names if name.strip() == assignment] or matching_names
     indices = [index for index, name in columns.items() if name in candidates]
     if len(indices) == 1:
@@ -267,7 +267,8 @@ def _fields(form: Form, names: Sequence[str]) -> Choices | None:
         return None
     columns = assignment_columns(gradebook)
     matching = matching_columns(columns, *names)
-    # The form starts with the column that has the class's title, or with none. The position of a column says nothing.
+    # The form selects the column with the class's title, or none. The position of a column says nothing about its
+    # content.
     assignment = form.column("Assignment", columns, matching[0] if len(matching) == 1 else None)
     scale = form.flag("Scale the points to Canvas's, where those are others")
     return {"gradebook": gradebook, "assignment": assignment, "scale": scale} if assignment else None

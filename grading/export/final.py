@@ -52,7 +52,8 @@ class FinalGrade:
     points: Points | None  # less the penalty
     why_blank: str
     is_reviewed: bool
-    open_doubts: tuple[str, ...] = ()  # reasons for review that no decision has settled yet
+    # Reasons for review that no decision has settled yet.
+    open_doubts: tuple[str, ...] = ()
     # The people who decided. Only files that stay with the instructor contain them.
     reviewers: tuple[str, ...] = ()
     penalty: Penalty | None = None  # for lateness

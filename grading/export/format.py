@@ -62,7 +62,7 @@ class ExportFormat:
     file_names: tuple[str, ...]
     make: Callable[..., ExportFile]
     options: tuple[ExportOption, ...] = ()
-    # Whether an export is recorded, and compared with the last one of its kind.
+    # Whether an export is recorded and compared with the last one of its kind.
     is_compared: bool = True
     # Shows the format's form on the desk. It gets the names of the class's assignment. It returns the choices, or None
     # as long as one is missing. Without this function, the desk shows a field for each option.

@@ -54,7 +54,8 @@ class RequestReply:
 class Request:
     """A student's request, as somebody entered it."""
 
-    # Hash of submission, criterion and text. If a file is read twice, its requests get the same ids, and none is added.
+    # Hash of submission, criterion and text. If a file is read twice, its requests get the same ids, and no request is
+    # added twice.
     id: str
     item_id: str  # `Grade.item_id`
     criterion_id: str | None  # None: about the whole grade

@@ -72,7 +72,8 @@ class Draw:
     """The contents of bound.json. `looks` is how many of the planned sizes are in use so far."""
 
     by: str
-    at: float  # seconds since the epoch
+    # Seconds since the epoch.
+    at: float
     # Computed from the grades, so a second draw from the same grades gives the same sample.
     seed: str
     plan: SamplePlan
@@ -197,7 +198,7 @@ def _parts(members: Iterable[SampleMember], strata: Mapping[str, str] | None) ->
         parts.setdefault(part, []).append(member)
     if partless_names:
         raise BoundError(
-            f"{plural(len(partless_names), 'submission')} without a part, the first is {partless_names[0]!r}: "
+            f"no part is given for {plural(len(partless_names), 'submission')} (the first is {partless_names[0]!r}): "
             "add a row for each of them"
         )
     return dict(sorted(parts.items()))

@@ -59,7 +59,8 @@ _BEFORE = re.compile(r"(?<![^\W_])([^\W\d_])[\u0300-\u036f]?\.?(?:[ -]?[^\W\d_]\
 _AFTER = re.compile(r"(?:,?[ \u00a0]{1,2}|,)([^\W\d_])[\u0300-\u036f]?\.")
 _OLD_BETWEEN = re.compile(r"[ \t,._'’\-]{0,3}")
 
-_Span = tuple[int, int, str]  # start and end of a name, and the text that replaces it
+# Start and end of a name, and the text that replaces it.
+_Span = tuple[int, int, str]
 # The start and end of each word in a run. A run is a few neighbouring words that may form a name.
 _Run = tuple[tuple[int, int], ...]
 _Kind = Literal["part", "login"]
@@ -121,7 +122,7 @@ class _PartialMeanings:
     """
 
     meanings: list[_Meaning]
-    without_initials: list[_Meaning]  # the same, but for a word without a known initial beside it
+    without_initials: list[_Meaning]  # the meanings of a word without a known initial beside it
     common: bool
 
     def with_initials(self, initials: Collection[str]) -> list[_Meaning]:

@@ -33,9 +33,12 @@ _COLUMN = re.compile(r"[^\n\"'`]{1,80}\Z")
 _FIGURE = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w])")
 _ENOUGH_DIGITS = 3  # numbers with fewer digits occur in every output
 _MOST_FIGURES = 200
-_CLOSE = 1e-3  # relative tolerance, because programs round their outputs differently
-_MATCHING_SHARE = 0.8  # the output must contain at least this share of the solution's numbers
-_CELL = re.compile(r"(?:^|, )cell \d")  # the location of a part that came from a notebook
+# Relative tolerance, because programs round their outputs differently.
+_CLOSE = 1e-3
+# The output must contain at least this share of the solution's numbers.
+_MATCHING_SHARE = 0.8
+# The location of a part that came from a notebook.
+_CELL = re.compile(r"(?:^|, )cell \d")
 # The location of Markdown, plain text, or text typed into the LMS.
 _PROSE = re.compile(r"(?:^|, )text\Z")
 # An SQL query, which may also stand inside a Python string.

@@ -49,7 +49,8 @@ Points = int | float
 MAX_FILE_BYTES = 1 << 20
 # Each alias may double the size of the data. This limit allows shared texts, but no YAML bomb.
 MAX_ALIASES = 10
-MAX_DEPTH = 10  # nesting of lists and keys
+# Nesting of lists and keys.
+MAX_DEPTH = 10
 # Nodes in a YAML file. PyYAML is slow, and large rubrics have about 4,000 nodes.
 MAX_PARTS = 10_000
 MAX_DIGITS = 40  # digits in a number; YAML reads 1:1:1:… as a number too

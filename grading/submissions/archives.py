@@ -26,8 +26,10 @@ MAX_FILE_BYTES = 64 * MIB
 MAX_SUBMISSION_BYTES = 2 * MAX_FILE_BYTES
 # Limit for the uncompressed bytes that are read of a class's zip. It is as much as 32 students' files at their limit.
 MAX_ZIP_BYTES = 4096 * MIB
-MAX_MEMBERS = 2_000  # of one student
-MAX_ZIP_MEMBERS = 20_000  # of a class
+# Limit for the files of one student.
+MAX_MEMBERS = 2_000
+# Limit for the files in a class's zip.
+MAX_ZIP_MEMBERS = 20_000
 # Uncompressed size divided by compressed size. Notebooks reach about 40.
 MAX_RATIO = 200
 # Smaller files may have any ratio: they are harmless, and one repetitive output can have a high ratio.
@@ -99,7 +101,7 @@ class Unreadable(Exception):
 class ArchiveEntry:
     """A file or an empty folder among a class's submissions."""
 
-    # Relative to the folder or zip, with "/" between its parts. It can always be encoded as UTF-8.
+    # The path inside the folder or zip, with "/" between its parts. It can always be encoded as UTF-8.
     path: str
     load: Callable[[], bytes]  # returns at most MAX_FILE_BYTES; raises Unreadable
     problem: str = ""  # known before reading
@@ -245,7 +247,7 @@ def _subfolder_entries(folder: Path, root: Path) -> list[ArchiveEntry]:
     """Return every file below `folder`. If there are none or too many, return one entry that stands for the folder."""
     name = replace_controls(folder.name)
     entries: list[ArchiveEntry] = []
-    # A stack and no recursion, because folders can be nested deeper than Python's call stack allows.
+    # Folders can be nested deeper than Python's call stack allows, so a stack replaces recursion.
     folder_stack = [folder]
     while folder_stack:
         try:

@@ -37,7 +37,7 @@ _HIDDEN_RUN = re.compile(
 # Word on the web names the main part document2.xml.
 _SHOWN_PART = re.compile(r"word/(?:document|footnotes|endnotes)\d*\.xml")
 _RUN_TEXT = re.compile(rb"<w:t(?:\s[^<>]*)?>([^<>]*)</w:t>")
-# Characters on an average page. With fewer, the pages are probably scans or drawings.
+# Average number of characters on a page. If there are fewer, the pages are probably scans or drawings.
 _THIN_CHARS = 80
 # A file whose label has one of these endings may be an export of another file.
 _EXPORTS = ("(.pdf)", "(.docx)")

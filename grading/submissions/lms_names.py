@@ -33,7 +33,8 @@ class Claim:
     """What a submission's name claims, as the LMS wrote it."""
 
     product: Literal["canvas", "moodle"]
-    name: str  # name of the person or group; "" if it is hidden
+    # Name of the person or group; "" if it is hidden.
+    name: str
     # Canvas's user id, or Moodle's participant number or group id. "" means Moodle's default team.
     number: str
     is_late: bool = False

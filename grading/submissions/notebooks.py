@@ -69,8 +69,8 @@ _MAX_STRINGS, _MAX_VALUES, _MAX_NESTS = 600_000, 600_000, 200_000
 # Limits in characters, before cleaning: for all parts of one kind together, and for one part.
 _MAX_SCANNED, _MAX_PART = 4 * MIB, 720_000
 _MAX_MARKUP = MIB // 2
-# Most marks on one letter. Unicode sets the same limit. A longer run would take too long, because the time to sort it
-# grows with the square of its length.
+# Most marks on one letter, which is also Unicode's limit. The time to sort a run of marks grows with the square of its
+# length.
 _MAX_MARKS = 30
 # Possessive quantifiers store no backtracking points. Otherwise a string of 60 MiB would need one for each escape.
 _IN_STRING = rb'[^"\\]*+(?:\\.[^"\\]*+)*+"'
@@ -252,7 +252,8 @@ class _NotebookReader:
     language: str = ""  # the language of the first code cell that states one (nbformat 3)
     markup: int = _MAX_MARKUP  # number of characters of HTML that may still be read
     scanned_chars: Counter[PartKind] = field(default_factory=Counter)
-    hidden_tests: list[str] = field(default_factory=list)  # locations of the hidden tests that were left out
+    # Locations of the hidden tests that were left out.
+    hidden_tests: list[str] = field(default_factory=list)
     # Locations of hidden tests that nbgrader has not marked as hidden.
     doubtful: list[str] = field(default_factory=list)
 

@@ -65,7 +65,7 @@ _MAX_PARTS = 10_000
 _VERY_LONG = "very long"
 # Limit for one file that is not a notebook.
 _MAX_TEXT_BYTES = MIB // 2
-# Limit for all files of a student together. Notebooks count a quarter of their bytes, and documents a sixteenth.
+# Limit for all files of a student together. A notebook counts a quarter of its bytes, and a document a sixteenth.
 MAX_FOLDER_BYTES = 4 * MIB
 _DATA_URI = re.compile(rb"(data:[\w.+-]{1,60}/[\w.+-]{1,60};base64,)[A-Za-z0-9+/=%]*")
 # First lines of a Git LFS pointer, in each version of the specification (git-lfs/git-lfs, docs/spec.md).

@@ -16,7 +16,8 @@ from grading.submissions.submission import PartKind, SubmissionPart
 
 Count = Callable[[str], int]
 
-_KINDS: tuple[PartKind, ...] = ("output", "text", "code")  # outputs are cut first, and code last
+# Outputs are cut first, and code is cut last.
+_KINDS: tuple[PartKind, ...] = ("output", "text", "code")
 # Share of the kept text that comes from the beginning, because the beginning says what the part is.
 _HEAD_SHARE = 0.6
 # A cut that uses this share of the allowance is good enough, and no other cut is tried.
