@@ -174,7 +174,7 @@ def test_ids_that_a_spreadsheet_rewrote_are_what_they_were(tmp_path: Path) -> No
     assert (found["71002"], found["71003"]) == ("7", "9")
 
     lost = GRADEBOOK.replace(b"7.1003E+04", b"7.1E+04")
-    with pytest.raises(ExportError, match="digits are lost"):
+    with pytest.raises(ExportError, match="has cut off digits"):
         export_canvas(tmp_path, lost, "5502")
 
 

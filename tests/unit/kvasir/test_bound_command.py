@@ -176,7 +176,7 @@ def spoil(what: str) -> None:
         ("no number", "'good' is not a number of points"),
         ("twice", "has two rows; keep one"),
         ("gone", "rows are missing"),
-        ("stranger", "nobody in this class is called 'mallory.py'"),
+        ("stranger", "this class has no submission called 'mallory.py'"),
         ("column", "the columns were changed"),
     ],
 )

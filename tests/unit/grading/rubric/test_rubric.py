@@ -173,7 +173,7 @@ def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
         (rubric_data(criteria=[]), "'criteria' is empty"),
         (rubric_data(criteria={"a": 1}), "'criteria' must be a list of criteria"),
         (rubric_data(criteria=["loops"]), "criterion 1 must be keys and values"),
-        (rubric_data(criteria=[LOOPS] * 61), "61 criteria; at most 60"),
+        (rubric_data(criteria=[LOOPS] * 61), "61 criteria, but at most 60"),
         (rubric_data(total=11), "'total' is 11, but the criteria add up to 10; correct one of them"),
         (rubric_data(total="10"), "'total' must be a number"),
         (rubric_data(criterions=[]), "unknown key 'criterions'; did you mean 'criteria'?"),
