@@ -6,7 +6,7 @@ import unicodedata
 from functools import lru_cache
 from urllib.parse import unquote
 
-# Possessive quantifiers are not used: before Python 3.11.5 (as in Debian 12), some of their matches end too early.
+# Possessive quantifiers are not used. Before Python 3.11.5 (as in Debian 12), some of their matches end too early.
 _LETTER = r"[^\W\d_]"
 # Combining accents, vowel signs, soft hyphens and joiners. A word goes on after them.
 _MARKS = (

@@ -355,7 +355,7 @@ class PrefixLeases:
         name = (f"prefix-{chain}", 1)
         give_up = time.monotonic() + patience_s
         while True:
-            # To the store all jobs of one worker look alike, so this list tells them apart.
+            # The store can't tell the jobs of one worker apart, so `_claims` lists the prefixes that they compute.
             with self._lock:
                 holds_lease = name not in self._claims and self._cluster_state.claim(
                     *name, self._worker_id, CLAIM_TTL_S

@@ -117,10 +117,10 @@ class PrefillWorker:
         ):
             waited_s = standing.job.waited_s(standing.now)
             self._observe(envelope.event(Step.PREFILL_STARTED, queue_s=waited_s))
-            # A retried job brings its tokens.
+            # A retried job already has its tokens.
             job = standing.job if standing.job.tokens else tokenize_job(self._engine, standing.job)
             failpoint("prefill.tokenized", job.job_id)
-            # Only the missing records are computed and stored. `Admission` has reserved room for them, and the worker
+            # Only the missing records are computed and stored, in the room that `Admission` has reserved. The worker
             # that holds the lease computes a class's prefix.
             if envelope.version == codec.VERSION:
                 onward = self._kv_writer.compute_and_store(job, attempt.stop, waited_s)

@@ -61,7 +61,7 @@ def _bound(desk: Desk, folder: Path) -> None:
         st.caption("Nothing is graded yet.")
         return
     work = assignments.grading_work(folder)
-    # This also covers grading with another rubric, because its grades will make the sample outdated.
+    # Grading with another rubric counts too, because its grades will make the sample outdated.
     if work.is_alive:
         wait_for(work, _GRADING)
         return

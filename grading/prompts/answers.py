@@ -79,8 +79,8 @@ class ParsedAnswer:
     summary: str = ""
     # Why there is no summary.
     no_summary: str = ""
-    # The quote that addresses the grader, according to the model; and the likelihood of its "yes", or None if it is not
-    # known.
+    # The quote that addresses the grader, according to the model. The number is the likelihood of the answer "yes", or
+    # None if it is not known.
     passage: tuple[str, float | None] | None = None
 
 
