@@ -231,7 +231,7 @@ class ModelTable:
     kv_bytes_per_token: Annotated[int, _whole(0, 1 << 40)] = 0  # for planning; 0: unknown
     kv_state_bytes: Annotated[int, _whole(0, 1 << 40)] = 0  # state of recurrent layers, for planning
     memory_gb: Amount = 0.0  # size of its weights, for planning; 0: unknown
-    allow_external: bool = False  # whether a server outside private networks may get prompts
+    allow_external: bool = False  # whether prompts may go to a server outside private networks
     api_key_file: Place = ""  # key for the server of the openai or vllm engine; "": none, or KVASIR_API_KEY
     weights: Mapping[Engine, Place] = field(default_factory=dict)
 
