@@ -91,7 +91,8 @@ def exactly_scaled(model: Any) -> Any:
             embeddings = self.model.embed_tokens(inputs)
             scale = mx.array(self.args.hidden_size**0.5)
             correction = scale.astype(embeddings.dtype) / scale.astype(mx.bfloat16).astype(embeddings.dtype)
-            return super().__call__(inputs, cache, embeddings * correction)
+            logits: mx.array = super().__call__(inputs, cache, embeddings * correction)
+            return logits
 
     return Scaled
 
