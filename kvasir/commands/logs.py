@@ -63,7 +63,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str) -
     "--job", "of_job", default="", metavar="ID", help="Show only this job's lines, from all machines, in order of time."
 )
 @click.option(
-    "--batch", "of_batch", default="", metavar="ID", help="Show only this batch's lines (its id or its folder)."
+    "--batch", "of_batch", default="", metavar="ID", help="Show only the lines of this batch. ID is its id or folder."
 )
 @click.option(
     "--since",
@@ -71,7 +71,7 @@ def _seconds(_context: click.Context, _parameter: click.Parameter, value: str) -
     default="",
     metavar="TIME",
     callback=_seconds,
-    help="Show only lines of the last 90s, 10m, 2h or 1d.",
+    help="Show only lines that are at most this old, such as 90s, 10m, 2h or 1d.",
 )
 @ssh_config_option
 @click.pass_obj

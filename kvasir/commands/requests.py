@@ -23,7 +23,7 @@ from producers.words import plural
     "--from",
     "request_file",
     type=path,
-    help="Read requests from this CSV: submission (or student_id), request, criterion.",
+    help="Read requests from this CSV with columns submission (or student_id), request, criterion.",
 )
 @click.option("--answer", "request_id", metavar="ID", help="Answer this request with --reply.")
 @click.option("--reply", metavar="TEXT", help="Tell the student this.")

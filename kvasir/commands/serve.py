@@ -36,7 +36,7 @@ _state = click.option(
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Listen on this address; any address but loopback needs an API key (kvasir keys).",
+    help="Listen on this address. Any address except loopback needs an API key (kvasir keys).",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option(
