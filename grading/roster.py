@@ -138,7 +138,7 @@ class Roster:
         ]
         if len(matches) != 1:
             count = "more than one" if matches else "nobody, and no group,"
-            raise UsageError(f"the roster has {count} called {text!r:.60}; use the number, which is unique")
+            raise UsageError(f"the roster has {count} called {text!r:.60}; use the student's number, which is unique")
         return matches[0]
 
     def display_name(self, owner: Owner) -> str:

@@ -53,7 +53,8 @@ RESUMABLE_COMMANDS = ("demo", "grade", "submit", "watch", "retry", "regrade", "r
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog=f"\b\nCompletion in bash (for zsh or fish, replace bash_source by zsh_source or fish_source):\n  {COMPLETION}",
+    epilog="\b\nCompletion in bash (in zsh, replace bash_source by zsh_source; in fish, replace it by fish_source):"
+    f"\n  {COMPLETION}",
 )
 @click.version_option(package_name="kvasir-inference", prog_name="kvasir")
 @click.option(

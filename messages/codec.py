@@ -96,7 +96,7 @@ def decode(body: bytes, expected: type[M]) -> M:
         )
     kind = fields.pop("kind", None)
     if not isinstance(kind, str) or _KINDS.get(kind) is not expected:
-        raise InvalidMessage(f"a {kind!r:.40} message came where a {_NAMES[expected]!r} is expected")
+        raise InvalidMessage(f"a message of kind {_NAMES[expected]!r} is expected here, not {kind!r:.40}")
     return typing.cast(M, _build(expected, fields if version == VERSION else _upgrade(fields)))
 
 

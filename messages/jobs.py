@@ -410,7 +410,7 @@ class DecodeJob:
             return
         checks.instance("kv", self.kv, StoredKV)
         if self.kv.num_tokens > self.job.kv_tokens:
-            raise InvalidMessage("kv covers the whole prompt, but the decoder must evaluate the last token")
+            raise InvalidMessage("kv must leave the prompt's last token to the decoder, but covers the whole prompt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,7 +518,7 @@ class JobResult:
         checks.whole("attempts", self.attempts, 0, 1_000_000)
         if (self.state == "failed") != (self.error is not None):
             raise InvalidMessage(
-                f"a result must be 'failed' if it carries an error, and only then; it is {self.state!r}"
+                f"a failed result must have an error, and no other result has one; the state is {self.state!r}"
             )
 
 

@@ -76,7 +76,7 @@ class RateCurve:
         checks.model_name("model", self.model)
         _check_columns("at and tokens_per_s", (self.at, self.tokens_per_s), MAX_POINTS)
         if not self.at or any(after <= before for before, after in pairwise((0, *self.at))):
-            raise InvalidMessage("at must hold at least one number; the numbers must be above 0, and ascend")
+            raise InvalidMessage("'at' must hold at least one number, and numbers above 0 in ascending order")
 
     def rate(self, at: float) -> float:
         """Tokens a second at `at`: interpolated linearly between two points, constant before the first and after the
@@ -210,7 +210,7 @@ class WorkerInfo:
         for name in ("started_at", "tokens_per_s", "chars_per_token"):
             checks.number(name, getattr(self, name), 0, _MAX_RATE)
         if not isinstance(self.jobs, tuple) or len(self.jobs) > 1024:
-            raise InvalidMessage("jobs must hold at most 1,024 job ids")
+            raise InvalidMessage("'jobs' must hold at most 1,024 job ids")
         for job in self.jobs:
             checks.identifier("jobs", job)
         checks.instance("details", self.details, WorkerDetails)

@@ -81,8 +81,8 @@ def open_folder(weights: str) -> HFFolder:
     config = read_json(path / "config.json")
     if (path / _ADAPTER).exists():
         raise ConfigError(
-            f"{path} holds a LoRA adapter beside the model ({_ADAPTER}), which some engines load and others leave "
-            "out: merge it into the weights, or move it away"
+            f"{path} holds a LoRA adapter beside the model ({_ADAPTER}). Some engines would load the adapter, and "
+            "others would ignore it: merge it into the weights, or move it away"
         )
     files = tuple(_weight_files(path))
     for file in files:
@@ -118,9 +118,9 @@ def layout_of(folder: HFFolder, dtype: DType) -> KVLayout:
         raise KVTransferFailed(f"Kvasir does not know how a {kind!r} model keeps its keys")
     partial = rope_parameters(config).get("partial_rotary_factor", 1) != 1 and kind not in GATED_DELTA
     if partial or config.get("rope_traditional") or "kv_lora_rank" in config:
-        raise KVTransferFailed(f"{folder.path.name} rotates or compresses its keys in a way not known here")
+        raise KVTransferFailed(f"{folder.path.name} rotates or compresses its keys in a way that Kvasir does not know")
     if str(rope_parameters(config)["rope_type"]) in _GROWING_ROPE:
-        raise KVTransferFailed("the model's RoPE grows with the prompt, so its keys depend on the prompt's length")
+        raise KVTransferFailed("the model scales its RoPE with the prompt, so its keys depend on the prompt's length")
     try:
         layers, heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
         kv_heads = int(config.get("num_key_value_heads") or heads)

@@ -68,7 +68,7 @@ def find_gguf(name: str, folders: Sequence[Path] | None = None) -> Path:
     places = ", ".join(str(folder) for folder in search_path)
     raise ConfigError(
         f"Ollama has no model {model_name} on this machine (looked in {places}; found {model_names or 'none'}): "
-        f"run `ollama pull {model_name}`, or set OLLAMA_MODELS to its model folder"
+        f"run `ollama pull {model_name}`, or set OLLAMA_MODELS to Ollama's model folder"
     )
 
 
@@ -101,8 +101,8 @@ def _manifest(folder: Path, name: ModelName) -> dict[str, Any] | None:
         return None
     except PermissionError:
         raise ConfigError(
-            f"Ollama's model folder {folder} may not be read by this user: run the worker as a member of its group, "
-            "or copy the model"
+            f"this user is not allowed to read Ollama's model folder {folder}: run the worker as a member of the "
+            "folder's group, or copy the model"
         ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"Ollama's manifest {path} can't be read: {error}") from None
@@ -114,10 +114,10 @@ def _manifest(folder: Path, name: ModelName) -> dict[str, Any] | None:
 def _blob(folder: Path, name: ModelName, manifest: dict[str, Any]) -> Path:
     layers = [layer for layer in manifest["layers"] if isinstance(layer, dict)]
     if any(layer.get("mediaType") == _ADAPTER_LAYER for layer in layers):
-        raise ConfigError(f"{name} has an adapter, which Kvasir would leave out: merge it into the model first")
+        raise ConfigError(f"{name} has an adapter, which Kvasir would ignore: merge the adapter into the model first")
     models = [layer for layer in layers if layer.get("mediaType") == _MODEL_LAYER]
     if len(models) != 1:
-        raise ConfigError(f"{name} is not kept as one GGUF file (it has {len(models)}): llama.cpp can't load it")
+        raise ConfigError(f"{name} must be one GGUF file, but has {len(models)}: llama.cpp can't load the model")
     digest, size = str(models[0].get("digest")), models[0].get("size")
     path = folder / "blobs" / digest.replace(":", "-")
     if not _is_plain(path.name) or path.parent != folder / "blobs":

@@ -32,7 +32,7 @@ def observed_layout(caches: Sequence[Any]) -> KVLayout:
     for cache in caches:
         is_supported = type(cache) in (PlainCache, RingCache, ArraysCache)
         if not is_supported or (type(cache) is RingCache and cache.keep):
-            raise KVTransferFailed(f"MLX keeps a layer as {type(cache).__name__}, which is not transferred")
+            raise KVTransferFailed(f"MLX keeps a layer as {type(cache).__name__}, which Kvasir can't transfer")
     attending = [cache for cache in caches if type(cache) is not ArraysCache]
     forms = {(cache.keys.shape[1], cache.keys.shape[3], cache.keys.dtype) for cache in attending}
     forms |= {(cache.values.shape[1], cache.values.shape[3], cache.values.dtype) for cache in attending}

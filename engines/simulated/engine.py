@@ -283,7 +283,9 @@ class SimulatedEngine:
             return 0
         cache.require_part_of(len(tokens), min_evaluated=min_evaluated)
         if cache.layout != self._layout:
-            raise KVTransferFailed(f"the KV cache has the layout {cache.layout}, but this model has {self._layout}")
+            raise KVTransferFailed(
+                f"the KV cache has the layout {cache.layout}, but the model has the layout {self._layout}"
+            )
         chain, bits = _chain(tokens), self._pattern.dtype
         for block in cache.blocks:
             expected = self._data(chain[block.start : block.end])

@@ -210,8 +210,8 @@ def _refuse_second(folder: Path, graded_class: GradedClass) -> None:
     if earlier_draw and not changed_submissions(earlier_draw, graded_class) and _is_being_graded(folder):
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(earlier_draw.at))
         raise BoundError(
-            f"{folder} has a sample already: drawn by {earlier_draw.by} on {day}. A second sample of the same "
-            "grades would let you keep the better of the two, and then no bound would hold: grade the first sample"
+            f"{folder} has a sample already, drawn by {earlier_draw.by} on {day}: grade that sample. If you could "
+            "draw a second sample of the same grades and keep the better one, no bound would hold"
         )
 
 
@@ -309,8 +309,8 @@ def draw_more(folder: Path) -> Draw:
         record = load_draw(folder)
         if record.looks == len(record.plan.sizes):
             raise BoundError(
-                f"the draw planned only {record.size} grades. Each look makes the bound looser, so all "
-                "looks must be planned before the first: --draw 30,60"
+                f"the draw planned only {record.size} grades. Larger samples must be planned at the draw (--draw "
+                "30,60), because each further size makes the bound looser"
             )
         extended_record = replace(record, looks=record.looks + 1)
         _extend_sheet(folder, extended_record, _read_rows(folder / SHEET))

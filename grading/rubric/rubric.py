@@ -278,7 +278,7 @@ def _check_values(file: str, data: Any, depth: int = 0) -> None:
     if depth > MAX_DEPTH:
         raise RubricError(f"{file}: {_TOO_DEEP}")
     if isinstance(data, int) and abs(data) >= 10**MAX_DIGITS:
-        raise RubricError(f"{file}: a number has more than {MAX_DIGITS} digits; the most points are {MAX_POINTS:,}")
+        raise RubricError(f"{file}: a number has more than {MAX_DIGITS} digits; points must be at most {MAX_POINTS:,}")
     for key in data if isinstance(data, dict) else ():
         if not isinstance(key, str):
             raise RubricError(f"{file}: the key {_quote(key)} must be text; put it in quotes")

@@ -140,7 +140,9 @@ def _machines_for(settings: Settings, names: Sequence[str], services: bool) -> l
 def _config_file(global_options: Globals) -> Path:
     path = global_options.config or Path("kvasir.toml")
     if not path.is_file():
-        raise UsageError(f"{path}: deploy copies one configuration file to every machine; name that file with --config")
+        raise UsageError(
+            f"{path} is not a file: name with --config the configuration file that deploy copies to every machine"
+        )
     return path
 
 

@@ -197,7 +197,7 @@ def _check_replaceable(target: Path, batch: Path, export_file: ExportFile, sourc
     with open_ordinary(target) as file:
         begins = file.read(_BEGINNING).removeprefix(BOM_UTF8)
     if begins and _first(begins) != _first(export_file.data.removeprefix(BOM_UTF8)):
-        raise out.ExportError(f"{target} holds something else than an export: delete it, or {hint}")
+        raise out.ExportError(f"{target} holds something other than an export: delete the file, or {hint}")
 
 
 def _first(data: bytes) -> bytes:

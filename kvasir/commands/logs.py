@@ -96,7 +96,7 @@ def logs(
     settings, failures = global_options.settings(), set[str]()
     looks_for = lines_with(of_job, id_or_folder(of_batch), since_s=since_s)
     if looks_for and follow:
-        raise UsageError("--follow shows only new lines: leave it out, or leave out --job, --batch and --since")
+        raise UsageError("--follow can't be used with --job, --batch or --since, because it shows only new lines")
     if looks_for:
         for name, line in lines_in_order(settings, looks_for, ssh_config, failures, machines):
             click.echo(f"{name} | {as_console_line(line)}")

@@ -156,7 +156,9 @@ class _LineReader:
             custom_id = _custom_id(fields)
             self._id_counts[custom_id] += 1
             if self._id_counts[custom_id] > 1:
-                raise BadLine(f"an earlier line has the same custom_id {custom_id!r:.60}; give it another one")
+                raise BadLine(
+                    f"an earlier line has the same custom_id {custom_id!r:.60}; give this line a different custom_id"
+                )
             name = custom_id
             if _has_half_characters(fields):
                 raise BadLine("the line contains half a character (a lone surrogate)")

@@ -304,7 +304,7 @@ def test_a_job_crosses_the_prefill_stage_untouched_and_its_result_says_why(serve
     assert {body["seed"] for body in server.requests[-2:]} == {0, 1}
     report = result.decode
     assert (report.engine, report.kv_transfer) == ("openai", "none")
-    assert report.why_none == "the openai engine gives no KV cache out"
+    assert report.why_none == "the openai engine can't give out a KV cache"
     assert report.evaluated_tokens == report.prompt_tokens == 3
 
 
@@ -316,7 +316,7 @@ def test_the_result_and_the_report_of_an_outside_server_name_it(engine: OpenAIEn
     assert why.endswith("prompts go to api.example.com, outside private networks")
     done = JobResult("a", 1, "b", "c", "m", "succeeded", decode=DecodeReport(why_none=why))
     assert ("Outside", "prompts went to api.example.com, outside private networks") in facts([done])
-    inside = replace(done, decode=DecodeReport(why_none="the openai engine gives no KV cache out"))
+    inside = replace(done, decode=DecodeReport(why_none="the openai engine can't give out a KV cache"))
     assert "Outside" not in dict(facts([inside]))
 
 

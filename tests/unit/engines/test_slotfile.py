@@ -144,7 +144,7 @@ def test_more_tokens_than_the_prompt_had_are_refused_before_a_list_is_made_of_th
     ("at", "value", "complaint"),
     [
         (0, b"GGUF", "not a llama.cpp slot file"),
-        (4, b"\x05\0\0\0", "version 5; this program reads versions 2, 3, 4"),
+        (4, b"\x05\0\0\0", "version 5; this program reads only versions 2, 3, 4"),
         (12, b"\0\0\0\0", "token list"),
         (40, b"\0\0\0\0", "streams"),
     ],

@@ -45,10 +45,10 @@ def folder(tmp_path: Path, architecture: str = "qwen3", **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("architecture", "changes", "why"),
     [
-        ("qwen3", {"model_type": "deepseek_v3"}, "how a 'deepseek_v3' model keeps its keys is not known here"),
+        ("qwen3", {"model_type": "deepseek_v3"}, "Kvasir does not know how a 'deepseek_v3' model keeps its keys"),
         ("qwen3", {"model_type": "jamba"}, "the recurrent state of a 'jamba' model is not transferred"),
         ("qwen3", {"architectures": None}, "states no architectures"),
-        ("qwen3", {"dtype": "float8_e4m3fn"}, "states the dtype 'float8_e4m3fn'; add ?dtype=bfloat16"),
+        ("qwen3", {"dtype": "float8_e4m3fn"}, "states the unsupported dtype 'float8_e4m3fn'; add ?dtype=bfloat16"),
     ],
 )
 def test_what_is_not_transferred_is_refused_by_name(
@@ -116,7 +116,7 @@ def test_a_cache_is_written_as_one_array_and_the_rows_of_its_windows(window: int
     assert np.array_equal(found, expected if dtype == "f32" else (expected.view(np.uint32) >> 16).astype(np.uint16))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="vLLM runs on Linux, and only there is a /dev/full")
+@pytest.mark.skipif(sys.platform != "linux", reason="vLLM runs only on Linux, and only there is a /dev/full")
 def test_a_cache_for_which_there_is_no_room_is_an_error_and_no_end_of_the_process() -> None:
     layout = KVLayout(2, 2, 4, "f32")
     cache = KVCache(layout, (Block(0, np.zeros(layout.block_shape(64), np.float32)),))
