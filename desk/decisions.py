@@ -133,5 +133,5 @@ def _override(
 
 def _require_reason(reason: str) -> str:
     if not reason.strip():
-        raise ReviewError("the reason for the change is missing: write a short one beside the model's reason")
+        raise ReviewError("the change has no reason: write a short reason for the change")
     return reason.strip()

@@ -194,7 +194,9 @@ class ChatPrompt(ABC):
         gaps = self._rendered_gaps(speakers, clock, "")
         if speakers[-1].is_continued:
             if not speakers[1:] or self._rendered_gaps(speakers[:-1], clock, "")[-1] != gaps[-2]:
-                raise InvalidPrompt("the model's chat template can't continue an answer: end with a user's message")
+                raise InvalidPrompt(
+                    "the model's chat template can't continue an answer: end the prompt with a user's message"
+                )
             gaps[-1] = ""
         return self._frame(speakers, tuple(gaps))
 

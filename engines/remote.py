@@ -328,7 +328,7 @@ class TextOnly(Generic[S]):
         differently."""
         messages = chat(prompt)
         if messages[-1].is_continued:
-            raise InvalidPrompt(f"{self._server_name} can't be told to continue an answer: end with a user's message")
+            raise InvalidPrompt(f"{self._server_name} can't continue an answer: end the prompt with a user's message")
         return messages
 
     def _check_whole(self, prompt: Sequence[Part], sampling: Sampling, prompt_tokens: int) -> None:

@@ -96,7 +96,7 @@ def open_files(folder: Path) -> "Iterator[Files]":
     except OSError as error:
         raise ConfigError(f"can't keep files and batches in {folder}: {error.strerror or error}") from None
     if descriptor is None:
-        raise ConfigError(f"another gateway uses {folder}: stop it, or name another folder with --state")
+        raise ConfigError(f"another gateway uses {folder}: stop that gateway, or name another folder with --state")
     try:
         yield Files(folder / "files")
     finally:

@@ -155,8 +155,8 @@ def read_examples(
     chosen = _choose(works, {name: points[name] for name in works}, rubric, room)
     if not chosen:
         raise SubmissionError(
-            f"{request.examples} grades fewer than two submissions that can be examples. An example needs points for "
-            "each criterion, has no doubts, fits into the model's context, and is not in the sample of a bound"
+            f"{request.examples} has fewer than two submissions that can be examples. An example has points for each "
+            "criterion and no doubts, fits into the model's context, and is not in the sample of a bound"
         )
     fence = fence_for(secret, "\n".join(["graded examples", *(text_of(works[name]) for name in chosen)]))
     return ExampleSet(

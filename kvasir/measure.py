@@ -44,7 +44,7 @@ Points = list[tuple[int, float]]
 
 @click.command()
 @click.option("--model", "names", multiple=True, help="Measure this model; can be repeated [default: all].")
-@click.option("--engine", default="", help="Use this engine [default: the one set for the model].")
+@click.option("--engine", default="", help="Use this engine [default: the engine set for the model].")
 @click.option(
     "--slots",
     type=click.IntRange(1, 1024),

@@ -124,7 +124,7 @@ page_options = combine_options(
 
 
 def only_option(help_text: str) -> Callable[[F], F]:
-    """Make the option --only, which may be repeated. Its value is all names given."""
+    """Make the option --only, which can be repeated. Its value is all names given."""
 
     def names(_context: click.Context, _parameter: click.Parameter, values: Iterable[str]) -> tuple[str, ...]:
         names = tuple(name for text in values for name in names_in(text))
@@ -139,7 +139,7 @@ def only_option(help_text: str) -> Callable[[F], F]:
 def _not_zero(context: click.Context, parameter: click.Parameter, number: int) -> int:
     """Refuse a 0 that a person typed, because it would mean nobody. The default 0 means all."""
     if number == 0 and context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE:
-        raise click.BadParameter("0 would grade nobody: leave --limit out to grade all")
+        raise click.BadParameter("0 would grade nobody: leave --limit out to grade everybody")
     return number
 
 

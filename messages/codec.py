@@ -237,7 +237,9 @@ def _build(cls: type, fields: Any) -> Any:
     field_names, readers = _readers(cls)
     if not fields.keys() <= field_names:
         unknown = min(fields.keys() - field_names, key=str)
-        raise InvalidMessage(f"{cls.__name__} has no field {unknown!r:.60} in this version; a newer kvasir may read it")
+        raise InvalidMessage(
+            f"{cls.__name__} has no field {unknown!r:.60} in this version; perhaps a newer kvasir wrote the message"
+        )
     values = {name: reader(name, fields[name]) for name, reader in readers if name in fields}
     try:
         return cls(**(fields | values if values else fields))

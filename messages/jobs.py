@@ -284,7 +284,7 @@ def check_prompt(prompt: tuple[Part, ...]) -> None:
     if size > MAX_PROMPT_BYTES // 4:
         checks.text("prompt", prompt_text(prompt), MAX_PROMPT_BYTES)
     if prompt[-1].role == "assistant" and prompt[-1].function:
-        raise InvalidMessage("the prompt ends with a function call; it must end with a part that can be answered")
+        raise InvalidMessage("the prompt ends with a function call; it must end with a part that the model can answer")
     if any(part.role == "raw" for part in prompt) and len(prompt) > 1:
         raise InvalidMessage("a raw prompt must be a single text without other messages")
 

@@ -276,7 +276,9 @@ class KVCache:
     def require_layout(self, model_layout: KVLayout) -> None:
         """Raises KVTransferFailed unless a model with this layout can load the cache, cast to its dtype."""
         if replace(self.layout, dtype=model_layout.dtype) != model_layout:
-            raise KVTransferFailed(f"the KV cache has the layout {self.layout}, but this model has {model_layout}")
+            raise KVTransferFailed(
+                f"the KV cache has the layout {self.layout}, but the model has the layout {model_layout}"
+            )
 
     def require_part_of(self, tokens: int, min_evaluated: int = 1) -> None:
         """Raises KVTransferFailed unless the cache leaves at least `min_evaluated` of a prompt's `tokens` to be

@@ -76,7 +76,7 @@ class RateCurve:
         checks.model_name("model", self.model)
         _check_columns("at and tokens_per_s", (self.at, self.tokens_per_s), MAX_POINTS)
         if not self.at or any(after <= before for before, after in pairwise((0, *self.at))):
-            raise InvalidMessage("'at' must hold at least one number, and numbers above 0 in ascending order")
+            raise InvalidMessage("'at' must hold one or more numbers above 0, in ascending order")
 
     def rate(self, at: float) -> float:
         """Tokens a second at `at`: interpolated linearly between two points, constant before the first and after the
@@ -220,9 +220,9 @@ class WorkerInfo:
     def _check_refuses(self) -> None:
         columns = (self.refuses, self.refuses_because)
         if any(not isinstance(column, tuple) or len(column) != len(self.refuses) for column in columns):
-            raise InvalidMessage("refuses_because must have a reason for each sketch in refuses")
+            raise InvalidMessage("'refuses_because' must have a reason for each sketch in 'refuses'")
         if len(self.refuses) > MAX_REFUSALS:
-            raise InvalidMessage(f"refuses must hold at most {MAX_REFUSALS} sketches")
+            raise InvalidMessage(f"'refuses' must hold at most {MAX_REFUSALS} sketches")
         for sketch, reason in zip(*columns, strict=True):
             checks.text("refuses", sketch, 255)
             checks.text("refuses_because", reason, 1024)
@@ -230,7 +230,7 @@ class WorkerInfo:
     def _check_resident(self) -> None:
         columns = (self.resident_tokens_per_s, self.resident_answer_tokens)
         if not isinstance(self.resident, tuple) or len(self.resident) > 64:
-            raise InvalidMessage("resident must hold at most 64 models")
+            raise InvalidMessage("'resident' must hold at most 64 models")
         if any(not isinstance(column, tuple) or len(column) != len(self.resident) for column in columns):
             raise InvalidMessage("resident_tokens_per_s and resident_answer_tokens must hold a number for each model")
         for model in self.resident:

@@ -87,7 +87,7 @@ def require_known(gguf: GGUFFile) -> None:
             "supported"
         )
     if gguf.architecture not in _GATED_DELTA and any(gguf.hyperparameter(name) for name in _RECURRENT):
-        raise KVTransferFailed(f"the recurrent state of a {gguf.architecture!r} model is not transferred")
+        raise KVTransferFailed(f"Kvasir can't transfer the recurrent state of a {gguf.architecture!r} model")
     if gguf.architecture not in _HALVES | _INTERLEAVED:
         raise KVTransferFailed(f"Kvasir does not know how llama.cpp keeps the keys of a {gguf.architecture!r} model")
     if gguf.architecture == "olmo2" and gguf.hyperparameter("attention.sliding_window"):

@@ -43,7 +43,7 @@ def parse_name(text: str) -> ModelName:
     path, _, tag = text.rpartition(":") if ":" in text.rpartition("/")[2] else (text, "", _TAG)
     parts = path.split("/")
     if len(parts) > 3 or not all(_is_plain(part) for part in (*parts, tag)):
-        raise ConfigError(f"{text!r:.120} is not the name of an Ollama model; one looks like 'qwen3-coder:30b'")
+        raise ConfigError(f"{text!r:.120} is not the name of an Ollama model; a name looks like 'qwen3-coder:30b'")
     registry, namespace, name = [_REGISTRY, _NAMESPACE][: 3 - len(parts)] + parts
     return ModelName(registry, namespace, name, tag)
 
@@ -117,7 +117,7 @@ def _blob(folder: Path, name: ModelName, manifest: dict[str, Any]) -> Path:
         raise ConfigError(f"{name} has an adapter, which Kvasir would ignore: merge the adapter into the model first")
     models = [layer for layer in layers if layer.get("mediaType") == _MODEL_LAYER]
     if len(models) != 1:
-        raise ConfigError(f"{name} must be one GGUF file, but has {len(models)}: llama.cpp can't load the model")
+        raise ConfigError(f"{name} must have exactly one GGUF file, not {len(models)}: llama.cpp can't load it")
     digest, size = str(models[0].get("digest")), models[0].get("size")
     path = folder / "blobs" / digest.replace(":", "-")
     if not _is_plain(path.name) or path.parent != folder / "blobs":

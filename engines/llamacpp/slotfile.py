@@ -158,8 +158,8 @@ def snapshot(file: SlotFile, shape: SlotShape) -> list[Record]:
     for layer, (columns, matrix) in zip(layout.state_layers, file.states, strict=True):
         if (columns.size, matrix.size) != expected:
             raise KVTransferFailed(
-                f"slot file: the columns and the matrix of a recurrent state have ({columns.size:,}, {matrix.size:,}) "
-                f"numbers, not {expected}"
+                f"slot file: the columns and the matrix of a recurrent state must have {expected} numbers, not "
+                f"({columns.size:,}, {matrix.size:,})"
             )
         heads, key_size, value_size = layout.matrix_shape
         columns, matrix = columns.reshape(layout.conv_shape), matrix.reshape(heads, value_size, key_size)

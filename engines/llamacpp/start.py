@@ -148,7 +148,7 @@ def _program(is_requested: bool) -> str:
         return ""
     program = find_program()
     if not program and is_requested:
-        raise ConfigError(f"there is no {PROGRAM} on PATH: install llama.cpp, or leave {_OWN_PROGRAM!r} out of weights")
+        raise ConfigError(f"there is no {PROGRAM} on PATH: install llama.cpp, or remove {_OWN_PROGRAM!r} from weights")
     if not program:
         raise ConfigError(
             "the llamacpp engine needs the package 'xllamacpp' (pip install 'kvasir-inference[llamacpp]'), "

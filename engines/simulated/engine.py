@@ -325,8 +325,8 @@ def _check_model(model: SimulatedModel) -> SimulatedModel:
             raise ConfigError(f"{name} of the simulated engine must be at least {low}, not {getattr(model, name)}")
     if model.recurrent >= model.layers > 0:
         raise ConfigError(
-            f"at least one of the {model.layers} layers of the simulated engine must attend, but {model.recurrent} "
-            "are recurrent"
+            f"at least one of the {model.layers} layers of the simulated engine must be an attention layer, but "
+            f"{model.recurrent} are recurrent"
         )
     try:
         model.layout  # noqa: B018  evaluated only for its checks

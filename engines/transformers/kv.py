@@ -40,7 +40,9 @@ def layout_of(past: DynamicCache) -> KVLayout:
         raise KVTransferFailed("the model's sliding windows differ in length")
     window_layers = tuple(index for index, layer in attending.items() if layer.is_sliding)
     if len(window_layers) == len(attending):
-        raise KVTransferFailed("all attention layers have a sliding window, so blocks would be empty")
+        raise KVTransferFailed(
+            "every attention layer has a sliding window, so Kvasir would have no KV blocks to transfer"
+        )
     kv_heads, head_dim, dtype = shapes.pop()
     columns, matrix = states.pop() if states else ((), ())
     try:

@@ -196,7 +196,7 @@ class AttachedServer(Conversation):
             if description.get("version") != events.VERSION:
                 raise ConfigError(
                     f"the connector in {self._server.url} speaks version {description.get('version')}, but this "
-                    f"release speaks version {events.VERSION}: write the connector again ({COMMAND}), restart vLLM"
+                    f"release speaks version {events.VERSION}: run {COMMAND}, then restart vLLM"
                 )
             with suppress(Empty):
                 return self._learn_layout(description, inbox.get_nowait())

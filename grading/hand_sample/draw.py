@@ -458,7 +458,7 @@ def entered_points(place: Path, draw: Draw, graded_class: GradedClass) -> dict[s
         if not name and not any(cells.values()):
             continue
         if ids.get(name) in cells_by_id:
-            raise BoundError(f"{place}: {name!r} has two rows; keep one")
+            raise BoundError(f"{place}: {name!r} has two rows; keep only one row")
         if name not in ids:
             if any(grade.submission == name for grade in graded_class.grades):
                 raise BoundError(
@@ -470,7 +470,7 @@ def entered_points(place: Path, draw: Draw, graded_class: GradedClass) -> dict[s
     missing_names = [name for name, id in ids.items() if id not in cells_by_id]
     if missing_names:
         raise BoundError(
-            f"{place}: rows are missing ({shorten_names(missing_names)}); each drawn submission must have one"
+            f"{place}: rows are missing ({shorten_names(missing_names)}); each drawn submission must have a row"
         )
     return cells_by_id
 
@@ -494,7 +494,7 @@ def points_in(place: str, text: str, bounds: tuple[Points, Points]) -> Points:
     except InvalidOperation:
         raise BoundError(f"{place}: {text!r} is not a number of points") from None
     if not (value.is_finite() and exact(bounds[0]) <= value <= exact(bounds[1])):
-        raise BoundError(f"{place}: points go from {bounds[0]} to {bounds[1]}, not {text}")
+        raise BoundError(f"{place}: points must be from {bounds[0]} to {bounds[1]}, not {text}")
     return plain(value)
 
 

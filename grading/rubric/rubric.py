@@ -313,7 +313,9 @@ def _parse_criteria(file: str, data: Any) -> tuple[Criterion, ...]:
         # Two ids must not differ only in case, because people would confuse the columns in a spreadsheet.
         first = first_numbers.setdefault(criterion.id.casefold(), number)
         if first != number:
-            raise RubricError(f"{file}: criteria {first} and {number} both have the id {criterion.id!r}; rename one")
+            raise RubricError(
+                f"{file}: criteria {first} and {number} both have the id {criterion.id!r}; change one of the ids"
+            )
     return criteria
 
 

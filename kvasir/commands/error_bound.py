@@ -152,7 +152,9 @@ def _refuse_drawing(drawing: _Drawing) -> None:
         f"--{field.name.replace('_', '-')}" for field in fields(drawing) if getattr(drawing, field.name) is not None
     ]
     if drawing_options:
-        raise BoundError(f"{', '.join(drawing_options)} needs --draw: the promise is fixed before anybody grades")
+        raise BoundError(
+            f"{', '.join(drawing_options)} can be set only with --draw: the promise is fixed before anybody grades"
+        )
 
 
 # --- the draw ---

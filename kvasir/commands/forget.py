@@ -46,7 +46,7 @@ def forget(global_options: Globals, batch: Path, yes: bool) -> int:
     with ExitStack() as stack:
         for folder in (batch, *_rounds(batch, name)):
             if grading_work(folder).is_alive or dry_run_work(folder).is_alive:
-                raise BatchError(f"another process is working on {folder}: stop it first, or wait for it")
+                raise BatchError(f"another process is working on {folder}: stop that process, or wait until it ends")
             # While the batch is open here, no other process can work on it.
             job_ids |= stack.enter_context(Batch(folder)).every_job()
         if is_batch and is_cluster(settings):

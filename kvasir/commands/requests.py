@@ -77,7 +77,9 @@ def requests(
 def _save_reply(batch: Path, request_id: str, reply: str, by_item: dict[str, FinalGrade], account_name: str) -> None:
     request = next((request for request in out.read_requests(batch) if request.id == request_id), None)
     if request is None:
-        raise UsageError(f"there is no request {request_id!r}; list them with {next_command('requests', batch)}")
+        raise UsageError(
+            f"there is no request {request_id!r}; list the requests with {next_command('requests', batch)}"
+        )
     final = by_item.get(request.item_id)
     out.save_reply(batch, request, reply, out.points_of(final, request.criterion_id) if final else None, account_name)
     if request.answer:

@@ -84,7 +84,7 @@ def run(
 def _model_resolver(settings: Settings, default: str, max_tokens: int | None) -> Callable[[str], Defaults]:
     def resolve(name: str) -> Defaults:
         if not name:
-            raise ConfigError("no model is named: add one to the line, or pass --model")
+            raise ConfigError("no model is named: add a model to the line, or pass --model")
         model_settings = settings.model(resolve_model(settings, name))
         return Defaults(
             model_settings.name,

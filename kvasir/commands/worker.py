@@ -24,7 +24,7 @@ def _hours(_context: click.Context, parameter: click.Parameter, value: str) -> H
 
 _worker_options = combine_options(
     click.option("--model", required=True, metavar="M", help="Serve the queue of this model."),
-    click.option("--engine", default="", metavar="E", help="Use this engine [default: the one set for the model]."),
+    click.option("--engine", default="", metavar="E", help="Use this engine [default: the engine set for the model]."),
     click.option("--weights", default="", metavar="W", help="Load these weights: a file, folder or URL."),
     click.option(
         "--context",

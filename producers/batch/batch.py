@@ -385,7 +385,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
         text = read_ordinary(path)
         if is_foreign(path):  # batch.json decides which files are read and deleted
-            raise BatchError(f"{path} belongs to another user, so it is not read; copy it if you trust it")
+            raise BatchError(f"{path} belongs to another user, so it is not read; copy the file if you trust it")
         manifest = from_json(text, _entry_or_dict)
         if not isinstance(manifest, dict):
             raise ValueError("the file does not hold a JSON object")

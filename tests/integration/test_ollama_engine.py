@@ -107,7 +107,7 @@ def test_calls_and_their_results_reach_the_server(engine: OllamaEngine, server: 
 
 
 def test_an_answer_that_was_begun_is_not_continued(engine: OllamaEngine) -> None:
-    with pytest.raises(InvalidPrompt, match="can't be told to continue"):
+    with pytest.raises(InvalidPrompt, match="can't continue an answer"):
         engine.decode_text((*CALLED, Part("assistant", "It is")), SHORT)
 
 

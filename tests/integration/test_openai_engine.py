@@ -86,7 +86,7 @@ def test_calls_and_their_results_reach_the_server(engine: OpenAIEngine, server: 
     _, call, result = server.requests[-1]["messages"]
     assert call["tool_calls"][0]["function"] == {"name": "grade", "arguments": '{"points": 7}'}
     assert result["tool_call_id"] == call["tool_calls"][0]["id"]
-    with pytest.raises(InvalidPrompt, match="can't be told to continue"):
+    with pytest.raises(InvalidPrompt, match="can't continue an answer"):
         engine.decode_text((*called, Part("assistant", "It is")), SHORT)
 
 

@@ -206,7 +206,7 @@ class EmbeddedBroker(Broker):
         self._check_open()
         with self.server.lock:
             if queue not in self.server.private_queues(self) and not queue.startswith(topology.reply_queue("")):
-                raise ValueError(f"{queue} must be a reply queue or a private queue of this process to be deleted")
+                raise ValueError(f"only a reply queue, or a private queue of this process, can be deleted, not {queue}")
             self.server.delete_queue(queue)
 
     @property
@@ -252,4 +252,4 @@ class EmbeddedBroker(Broker):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise BrokerUnavailable("the connection to the broker was closed by this process")
+            raise BrokerUnavailable("this process has closed the connection to the broker")

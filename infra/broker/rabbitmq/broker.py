@@ -150,7 +150,7 @@ class RabbitMQBroker(Broker):
     def delete_queue(self, queue: str) -> None:
         """See `Broker`."""
         if queue not in self._private and not queue.startswith(topology.reply_queue("")):
-            raise ValueError(f"{queue} must be a reply queue or a private queue of this process to be deleted")
+            raise ValueError(f"only a reply queue, or a private queue of this process, can be deleted, not {queue}")
         self._private.pop(queue, None)
         # RabbitMQ confirms the deletion even if the queue doesn't exist.
         self._converse(f"deleting queue {queue}", lambda channel: channel.call("queue_delete", queue=queue))

@@ -106,9 +106,9 @@ def test_recurrent_layers_are_those_that_the_configuration_names_or_all_but_ever
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"model_type": "jamba"}, "the recurrent state of a 'jamba' model is not transferred"),
-        ({"model_type": "nemotron_h"}, "the recurrent state of a 'nemotron_h' model is not transferred"),
-        ({"model_type": "lfm2"}, "the recurrent state of a 'lfm2' model is not transferred"),
+        ({"model_type": "jamba"}, "Kvasir can't transfer the recurrent state of a 'jamba' model"),
+        ({"model_type": "nemotron_h"}, "Kvasir can't transfer the recurrent state of a 'nemotron_h' model"),
+        ({"model_type": "lfm2"}, "Kvasir can't transfer the recurrent state of a 'lfm2' model"),
         ({"model_type": "qwen3_next"}, "linear_num_key_heads"),
         ({"model_type": "qwen3_next", "layer_types": ["sliding_attention"] * 4, **_STATES}, "sliding_attention"),
         ({"model_type": "deepseek_v3"}, "deepseek_v3"),

@@ -219,7 +219,7 @@ def test_a_cache_of_another_shape_is_refused() -> None:
 
 def test_a_cache_that_covers_other_tokens_is_refused() -> None:
     shape = shape_of(2)
-    with pytest.raises(KVTransferFailed, match="covers 3 tokens, not the 2"):
+    with pytest.raises(KVTransferFailed, match="covers 3 tokens, but the prompt has 2"):
         build((1, 2), random_cache(shape.layout, 3), shape, 1)
 
 

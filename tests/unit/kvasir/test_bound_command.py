@@ -174,9 +174,9 @@ def spoil(what: str) -> None:
     ("what", "sentence"),
     [
         ("half", "has empty cells: add points for clear"),
-        ("too much", "points go from 0 to 3, not 9"),
+        ("too much", "points must be from 0 to 3, not 9"),
         ("no number", "'good' is not a number of points"),
-        ("twice", "has two rows; keep one"),
+        ("twice", "has two rows; keep only one row"),
         ("gone", "rows are missing"),
         ("stranger", "this class has no submission called 'mallory.py'"),
         ("column", "the columns were changed"),

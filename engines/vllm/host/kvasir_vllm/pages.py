@@ -141,4 +141,4 @@ def _require_plain(caches: Sequence[torch.Tensor]) -> None:
     if cache.ndim != 4 or cache.shape[3] % 2:
         raise UnknownPages(f"pages of the shape {tuple(cache.shape)} are not supported")
     if cache.dtype not in DTYPES:
-        raise UnknownPages(f"a KV cache of {cache.dtype} is not transferred; only f32, f16 and bf16 are")
+        raise UnknownPages(f"Kvasir can't transfer a KV cache of {cache.dtype}, only of f32, f16 and bf16")
