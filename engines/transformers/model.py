@@ -212,7 +212,7 @@ def _load(weights: Weights) -> Any:
     missing_tensors = sorted(report["missing_keys"])
     if missing_tensors:
         raise ConfigError(
-            f"{len(missing_tensors)} of the model's tensors are missing in {weights.folder.path}, "
+            f"{weights.folder.path} is not complete: it lacks {len(missing_tensors)} of the model's tensors, "
             f"for example {missing_tensors[0]!r}"
         )
     try:

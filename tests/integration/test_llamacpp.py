@@ -373,7 +373,7 @@ def test_a_server_that_went_away_is_an_unavailable_engine(weights: Path) -> None
 
 def test_a_url_where_nobody_answers_and_a_context_too_large_are_configuration_errors(weights: Path) -> None:
     backing = start(EngineOptions(str(weights), context=512, slots=1))
-    with pytest.raises(ConfigError, match="restart it"):
+    with pytest.raises(ConfigError, match="restart llama-server"):
         load(backing.server.url, context=100_000)
     url = backing.server.url
     backing.close()

@@ -157,7 +157,7 @@ def test_a_schema_travels_as_the_format_and_a_server_that_ignores_it_is_found_ou
     assert json.loads(engine.decode_text(user_prompt("", "grade"), sampling).text) == {"points": 3}
     assert server.last_request("/api/chat")["format"] == schema
     server.habits.keeps_schemas = False
-    with pytest.raises(InvalidSchema, match="did not keep"):
+    with pytest.raises(InvalidSchema, match="did not follow the JSON schema"):
         engine.decode_text(user_prompt("", "grade"), sampling)
 
 
