@@ -156,7 +156,7 @@ class_options = combine_options(
 examples_option = click.option(
     "--examples",
     type=path,
-    help="Read hand grades from this CSV (as in evaluate). Some of the work becomes examples in the prompts.",
+    help="Read hand grades from this CSV (as for evaluate). Some of the work becomes examples in the prompts.",
 )
 
 # Options of `grade` and `submit`. `request_from` takes them all, except those of `Models` and `BatchPlace`.
@@ -181,7 +181,9 @@ grading_options = combine_options(
         "--samples",
         type=click.IntRange(1, 15),
         default=1,
-        help=("Ask for this many answers to each prompt, from one prefill. If they disagree, the grade needs review."),
+        help=(
+            "Ask for this many answers to each prompt, from one prefill. If answers disagree, the grade needs review."
+        ),
     ),
     click.option(
         "--ask",

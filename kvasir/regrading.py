@@ -149,7 +149,7 @@ class Regrade:
             return
         if self._request.ask != "criteria":
             raise BatchError(
-                "this batch asks for all criteria in one answer, so a single criterion can't be asked about: "
+                "this batch asks for all criteria in one answer, so Kvasir can't ask about a single criterion: "
                 "regrade without --criterion, or grade the class with --ask criteria"
             )
         ids = [criterion.id for criterion in self._assignment.rubric.criteria]

@@ -352,7 +352,7 @@ def _answer(folder: Path) -> None:
         "Back to the hand grades",
         on_click=st.session_state.update,
         args=({"bound shown": None},),
-        help="You have now seen the agreement, so correct nothing but typing mistakes in the hand grades.",
+        help="You have seen the agreement now, so correct only typing mistakes in the hand grades.",
     )
     if bound and bound.draw.looks < len(bound.draw.plan.sizes):
         action_button("The next look that was planned", lambda: bounds.draw_more(folder))

@@ -55,10 +55,12 @@ class _Filters:
 # Options that select letters.
 filter_options = combine_options(
     click.argument("jobs", nargs=-1, metavar="[JOB]..."),
-    click.option("--batch", default="", metavar="B", help="Select the letters of this batch. B is its id or folder."),
-    click.option("--model", default="", metavar="M", help="Select the letters of this model."),
     click.option(
-        "--error", default="", metavar="CLASS", help="Select the letters with this error class, such as Poison."
+        "--batch", default="", metavar="B", help="Select the dead letters of this batch. B is its id or folder."
+    ),
+    click.option("--model", default="", metavar="M", help="Select the dead letters of this model."),
+    click.option(
+        "--error", default="", metavar="CLASS", help="Select the dead letters with this error class, such as Poison."
     ),
     group_options(filters=_Filters),
 )

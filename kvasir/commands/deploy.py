@@ -82,7 +82,7 @@ class Site:
 )
 @click.option("--services", is_flag=True, help="Set up the broker and the store instead of the workers.")
 @click.option("--with-weights", is_flag=True, help="Also copy the models' weights that lie in kvasir.toml's folder.")
-@click.option("--dry-run", is_flag=True, help="Print all steps and files without doing anything; contact no machine.")
+@click.option("--dry-run", is_flag=True, help="Print all steps and files, and contact no machine.")
 @click.pass_obj
 def deploy(
     global_options: Globals,

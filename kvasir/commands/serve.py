@@ -64,7 +64,7 @@ def serve(
     """
     settings = global_options.settings()
     if not all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "python_multipart")):
-        raise ConfigError("FastAPI is missing, which kvasir serve needs: pip install 'kvasir-inference[gateway]'")
+        raise ConfigError("kvasir serve needs FastAPI, which is missing: pip install 'kvasir-inference[gateway]'")
     from gateway import server
 
     served_models = {name: settings.model(name) for name in models or settings.models}

@@ -40,7 +40,7 @@ def ui(global_options: Globals, folders: tuple[Path, ...], home: Path, port: int
     """
     settings = global_options.settings()  # report configuration errors here, not in the browser
     if importlib.util.find_spec("streamlit") is None:
-        raise ConfigError("Streamlit is missing, which kvasir ui needs: pip install 'kvasir-inference[ui]', or make ui")
+        raise ConfigError("kvasir ui needs Streamlit, which is missing: pip install 'kvasir-inference[ui]', or make ui")
     shown_folders = find_folders(home, folders)
     for folder in folders:
         if folder not in shown_folders:

@@ -24,7 +24,7 @@ def fleet_of(settings: Settings, models: Sequence[str], steal: bool) -> Fleet:
     """
     if not settings.machines:
         raise ConfigError(
-            "no machines are configured: add a table [machines.NAME] with roles and rates for each to "
+            "no machines are configured: for each machine, add a table [machines.NAME] with roles and rates to "
             "kvasir.toml (see examples/kvasir.toml)"
         )
     pairs = [
