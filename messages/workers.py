@@ -76,7 +76,9 @@ class RateCurve:
         checks.model_name("model", self.model)
         _check_columns("at and tokens_per_s", (self.at, self.tokens_per_s), MAX_POINTS)
         if not self.at or any(after <= before for before, after in pairwise((0, *self.at))):
-            raise InvalidMessage("'at' must hold one or more numbers above 0, in ascending order")
+            raise InvalidMessage(
+                "'at' must hold at least one number; all numbers must be above 0 and in ascending order"
+            )
 
     def rate(self, at: float) -> float:
         """Tokens a second at `at`: interpolated linearly between two points, constant before the first and after the
