@@ -116,7 +116,7 @@ def test_a_cache_is_written_as_one_array_and_the_rows_of_its_windows(window: int
     assert np.array_equal(found, expected if dtype == "f32" else (expected.view(np.uint32) >> 16).astype(np.uint16))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="vLLM runs only on Linux, and only there is a /dev/full")
+@pytest.mark.skipif(sys.platform != "linux", reason="vLLM runs on Linux, and only there is a /dev/full")
 def test_a_cache_for_which_there_is_no_room_is_an_error_and_no_end_of_the_process() -> None:
     layout = KVLayout(2, 2, 4, "f32")
     cache = KVCache(layout, (Block(0, np.zeros(layout.block_shape(64), np.float32)),))
