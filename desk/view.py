@@ -25,7 +25,7 @@ from producers.batch.batch import BatchEntry, Counts
 from producers.batch.forms import form_of
 from producers.storage.journal import Standings
 
-_NO_GRADE = Grade("", "waiting", None, 0, ())  # stands here until the grade is made
+_NO_GRADE = Grade("", "waiting", None, 0, ())  # shown for a submission that has no grade yet
 RequestOf = Callable[[Mapping[str, Any]], GradeRequest]
 
 

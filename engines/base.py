@@ -93,8 +93,8 @@ class Answer:
     completion_tokens: int
     finish_reason: str  # "stop" or "length"
     evaluated_tokens: int  # prompt tokens that the engine evaluated, by its own counter
-    first_token_s: float  # from the call to the first token
-    seconds: float  # from the call to the last token, including the wait for a slot inside the engine
+    first_token_s: float  # seconds from the call to the first token
+    seconds: float  # seconds from the call to the last token, including the wait for a slot inside the engine
 
     # Likelihoods of the values that the answer could have (`QuestionAnswer.likelihoods`). The engine leaves them empty,
     # and its caller fills them in.

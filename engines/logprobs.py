@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 TOP = 64  # how many tokens an engine reports
-_NUM_LIKELIEST = 16  # how many of the reference's likeliest tokens are compared; only rounding orders the others
+# Number of the reference's likeliest tokens that are compared; for other tokens the order depends on rounding.
+_NUM_LIKELIEST = 16
 
 
 def top_logprobs(scores: NDArray[np.floating[Any]]) -> dict[int, float]:

@@ -238,7 +238,7 @@ class Roster:
         person = self.by_number.get(claim.number)
         if claim.product != self.product or not (person or self.groups):
             return Owner(claim=claim)
-        # A group's id may happen to equal a participant's number, so only the group's name is compared.
+        # A group's id can equal a participant's number by chance, so only the group's name is compared.
         if claim.product == "moodle" and self.groups:
             matches = [owner for owner in self.groups if moodle_name(owner.group) == claim.name]
         else:

@@ -12,7 +12,7 @@ MAX_ANSWER_BYTES = 4 * _MIB
 MAX_PARTS = 256  # parts of a prompt and of the questions after it
 
 # A JSON text. Its strings, lists, objects and commas are counted before it is parsed. A schema of the maximum size has
-# about 60,000.
+# about 60,000 of them.
 MAX_JSON_PIECES = 100_000
 
 # A job's JSON schema. The libraries that build a grammar from it unroll repetitions, follow references
@@ -54,7 +54,7 @@ MAX_BATCHES_PER_KEY = 32
 MAX_REPLY_BYTES = 4 * _MIB  # for the engines `openai` and `ollama`: a list of models, an error, or one line of a stream
 MAX_STREAM_BYTES = 64 * _MIB  # a whole stream: 200,000 tokens, each in a separate event
 MAX_WAITING_EVENTS = 1_000  # events that were received and not yet read
-MAX_SERVER_REPLY_BYTES = 8 * _MIB  # for llama-server and vLLM, whose replies may list a prompt's tokens
+MAX_SERVER_REPLY_BYTES = 8 * _MIB  # for llama-server and vLLM, whose replies can list a prompt's tokens
 
 # A chat template. It is rendered once in a separate process before it is used.
 TEMPLATE_S = 5  # of computing

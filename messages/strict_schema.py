@@ -30,7 +30,8 @@ _VALUES = {
     "x-guidance",
 }  # fmt: skip
 _FORMATS = {"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
-# Keywords that no engine can enforce. Each has the values that require nothing and may therefore stay.
+# Keywords that no engine can enforce. Each stands with the values that require nothing. A keyword with such a value is
+# allowed.
 _NOT_ENFORCED: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),

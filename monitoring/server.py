@@ -129,7 +129,7 @@ def _handler(page: Page, listens_on: str) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             """Answer one request."""
-            # A probe may use HTTP/1.0 and send no Host header; no browser does.
+            # A probe can use HTTP/1.0 and send no Host header; no browser does.
             problem = why_not(listens_on, self.headers.get("Host", LOOPBACK), self.headers.get("Origin"))
             path = self.path.partition("?")[0]
             status, kind, body = _json(403, {"error": problem}) if problem else page.answer(path)

@@ -51,7 +51,7 @@ class Desk:
 
     backend: Backend
     fleet: FleetWatch
-    # By the browser's id and the path of the version that is edited.
+    # The drafts, by the browser's id and the path of the edited version.
     rubrics: dict[tuple[str, Path], RubricDraft] = field(default_factory=dict)
     _views: dict[Path, BatchView] = field(default_factory=dict)
     _open: dict[tuple[Path, str], tuple[str, float]] = field(default_factory=dict)  # by browser
@@ -60,7 +60,7 @@ class Desk:
     _stages: dict[Path, Stages] = field(default_factory=dict)
     # Each value with the stamp of the files that it was made from.
     _facts: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)
-    # Like `_facts`. The entries used last are at the end.
+    # Like `_facts`. The most recently used entries are at the end.
     _drawn: dict[Hashable, tuple[Any, Any]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -18,7 +18,7 @@ from engines.rope import Rope, plain, yarn
 from messages.errors import InvalidMessage, KVTransferFailed
 from messages.kv import KVLayout
 
-FORMAT = "llamacpp/1"  # changed whenever Kvasir would lay out blocks of the same weights differently
+FORMAT = "llamacpp/1"  # must change whenever Kvasir lays out blocks of the same weights differently than before
 
 # How llama.cpp rotates keys, by general.architecture. These architectures rotate the two halves of a key. For the llama
 # family, converters reorder the rows of Q and K, so that the two numbers of a pair are neighbours.

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 PROGRAM = "llama-server"
 _SOCKET = "server.sock"
-_MAX_SOCKET_BYTES = 100  # longest path of a socket; macOS allows 103 bytes, Linux 107
+_MAX_SOCKET_BYTES = 100  # maximum length of a socket's path; macOS allows 103 bytes, Linux 107
 _ASK_S = 60.0  # a CUDA build takes seconds to list its devices
 
 # The settings of servers that Kvasir starts: command-line words, then the parameter of xllamacpp and its value. The
@@ -67,7 +67,7 @@ class Launch:
     slot_folder: Path  # of mode 0700
     threads: int = 0  # 0: its own choice
     architecture: str = ""  # of the weights, for messages
-    health_s: float = PATIENCE_S  # how long /health may go unanswered before the server is killed
+    health_s: float = PATIENCE_S  # a server that does not answer /health for this long is killed
 
     @property
     def socket(self) -> Path:
@@ -158,7 +158,7 @@ class LlamaServerProcess:
         with self._lock:
             if self._closing.is_set():
                 return False
-            self._socket.unlink(missing_ok=True)  # left by a killed server; a path can be bound only once
+            self._socket.unlink(missing_ok=True)  # a killed server leaves this file, and a path can be bound only once
             self.process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,

@@ -22,17 +22,18 @@ from messages.errors import SubmissionError
 
 MIB = 1 << 20
 MAX_FILE_BYTES = 64 * MIB
-# Limit for the bytes that are read of one student's files.
+# Maximum number of bytes that are read of one student's files.
 MAX_SUBMISSION_BYTES = 2 * MAX_FILE_BYTES
-# Limit for the uncompressed bytes that are read of a class's zip. It is as much as 32 students' files at their limit.
+# Maximum number of uncompressed bytes that are read of a class's zip. It is as much as 32 students' files at their
+# limit.
 MAX_ZIP_BYTES = 4096 * MIB
-# Limit for the files of one student.
+# Maximum number of files of one student.
 MAX_MEMBERS = 2_000
-# Limit for the files in a class's zip.
+# Maximum number of files in a class's zip.
 MAX_ZIP_MEMBERS = 20_000
-# Uncompressed size divided by compressed size. Notebooks reach about 40.
+# Maximum ratio of uncompressed size to compressed size. Notebooks reach about 40.
 MAX_RATIO = 200
-# Smaller files may have any ratio: they are harmless, and one repetitive output can have a high ratio.
+# Smaller files are allowed to have any ratio: they are harmless, and one repetitive output can have a high ratio.
 RATIO_FREE_BYTES = 8 * MIB
 
 # zipfile reads the whole central directory and makes an object for each member. The central directory of 20,000 members
@@ -54,7 +55,7 @@ _UNSAFE_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 # The largest share of control characters in a text. Saved terminal output contains ESC characters, but far fewer than
 # this.
 _BINARY_SHARE = 0.1
-# In UTF-16 text, one byte of each pair is NUL far more often than the other: at least this many times.
+# In UTF-16 text, one byte of each pair is NUL far more often than the other byte: at least this many times as often.
 _ASCII_SHARE = 10
 # Signs that text was wrongly read as Windows-1252: a byte that has no letter there; four letters with marks in a row
 # (from Cyrillic or Chinese text); the characters that umlauts and accents of Mac and DOS turn into; a capital after a

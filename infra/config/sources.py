@@ -150,7 +150,7 @@ def _refusal(layer: Layer, error: "ErrorDetails") -> ConfigError:
         if of_key or error["type"] == "unexpected_keyword_argument":
             problem, quoted_value = _of_name(loc, error), loc[-1]
         else:
-            # Errors about [services] may say what is wrong with a URL, because they never repeat a value.
+            # It is safe to say what is wrong with a URL in [services], because these errors never repeat a value.
             problem = _spell_path(loc) + _of_value(loc[-1], error)
             quoted_value = "" if keys[0] == "services" else error["input"]
         secret = urls.may_hold_password(quoted_value)

@@ -315,7 +315,8 @@ def _run_key(kind: str, job_id: str, run: int) -> str:
 
 
 def _details(worker_id: str) -> str:
-    return f"{_card(worker_id)}:details"  # Redis users of the previous release may read and write under `card:`
+    # Redis users of the previous release have the right to read and write under `card:`.
+    return f"{_card(worker_id)}:details"
 
 
 def _card(worker_id: str) -> str:
